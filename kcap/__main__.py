@@ -1,0 +1,5 @@
+"""`python -m kcap` is `kcap`."""
+
+from kcap.cli import main
+
+main()

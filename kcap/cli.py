@@ -1,0 +1,70 @@
+"""The `kcap` command: each subcommand's module is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kcap import __version__
+from kcap.errors import FAILED, KcapError
+
+# name -> (module, one line of help): help is kept here so that `kcap --help` imports none of them
+COMMANDS = {
+    "record": ("kcap.capture.command", "Record what an inference engine runs."),
+    "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, phase or rank."),
+    "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),
+    "doctor": ("kcap.capture.doctor", "Tell what of this machine kcap can use."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that finds `command` in a subcommand's module at its first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kcap")
+def group() -> None:
+    """Record the operator calls of running inference engines and replay them as benchmarks.
+
+    \b
+    Example:
+      kcap record --model meta-llama/Llama-3.1-8B --framework vLLM -o llama.kcap
+      kcap show llama.kcap
+      kcap replay llama.kcap
+    """
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line; a `KcapError` becomes one line on standard error and its exit code."""
+    try:
+        sys.exit(group.main(args=args, prog_name="kcap", standalone_mode=False) or 0)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("kcap: stopped", err=True)
+        sys.exit(FAILED)
+    except KcapError as error:
+        click.echo(f"kcap: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        click.echo(f"kcap: {error.strerror or error}: {error.filename or 'output'}", err=True)
+        sys.exit(FAILED)

@@ -1,0 +1,33 @@
+"""The one exception that kcap shows to its user, and the exit codes of its commands."""
+
+from __future__ import annotations
+
+DONE = 0
+FAILED = 1
+USAGE = 2
+PARTIAL = 3
+
+
+class KcapError(Exception):
+    """Something the user can mend; the message is one line and names the fix.
+
+    `cli.main` prints it without a traceback and exits with `exit_code`: 1 the work failed,
+    2 the call was wrong.
+    """
+
+    exit_code = FAILED
+
+
+class CallError(KcapError):
+    """The command itself was wrong: an unknown model, an output that exists."""
+
+    exit_code = USAGE
+
+
+class FormatError(KcapError):
+    """A file does not hold what its format says; `place` is `path`, `path:line` or `path:line:column`."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason

@@ -1,0 +1,1 @@
+"""The formats kcap reads and writes, one module each: model, reader, writer."""
