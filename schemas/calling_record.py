@@ -1,0 +1,71 @@
+"""The FlashInfer schema set's kernel calling record: which kernels a model on a framework called, how often.
+
+Its form is `{"model": "meta-llama/Llama-3.1-8B", "framework": "vLLM", "kernels": [{"id": "aten::mm", "count": 4}]}`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from kcap.schemas.jsonfile import read_json, write_json
+from kcap.schemas.recording import Recording
+
+Framework = Literal["SGLang", "vLLM", "MLC-LLM", "TRT-LLM"]
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
+
+
+class KernelCount(BaseModel):
+    """One kernel of the record: its id, and how many times it was invoked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: Annotated[str, Field(min_length=1)]
+    count: Annotated[int, Field(ge=0)]
+
+
+class CallingRecord(BaseModel):
+    """The whole record. `model` is a Hugging Face name or another identifier."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str, Field(strict=True)]
+    framework: Framework
+    kernels: list[KernelCount]
+
+
+_ADAPTER = TypeAdapter(CallingRecord)
+
+
+def read(path: Path) -> CallingRecord:
+    """The record in `path`; FormatError if it has a field too many, too few or of the wrong kind."""
+    return read_json(path, _ADAPTER)
+
+
+def write(path: Path, record: CallingRecord) -> None:
+    """Write `record`, the kernel called most often first, equal counts by id."""
+    kernels = sorted(record.kernels, key=lambda kernel: (-kernel.count, kernel.id))
+    write_json(path, record.model_copy(update={"kernels": kernels}).model_dump())
+
+
+def from_recording(recording: Recording) -> CallingRecord | None:
+    """The record of a Recording, or None for one that names no model or none of the four frameworks.
+
+    Ids are operator names. Only kernels that do work are in it (no regions, views or allocations);
+    counts are sums over phases, ranks, eager and graph.
+    """
+    framework = next((name for name in FRAMEWORKS if name == recording.metadata.framework), None)
+    if framework is None or recording.metadata.model is None:
+        return None
+    counts: Counter[str] = Counter()
+    for call in recording.kernels():
+        counts[call.operator] += call.total
+    kernels = [KernelCount(id=name, count=count) for name, count in sorted(counts.items(), key=_most_called) if count]
+    return CallingRecord(model=recording.metadata.model, framework=framework, kernels=kernels)
+
+
+def _most_called(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
