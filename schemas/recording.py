@@ -22,7 +22,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from kcap.errors import FormatError
-from kcap.schemas.values import TensorSpec, Value, decode, encode, tensors
+from kcap.schemas.values import TensorSpec, decode, encode, tensors
 
 FORMAT = (1, 0)
 Phase = Literal["prefill", "decode", "mixed", "other"]

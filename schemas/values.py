@@ -83,7 +83,7 @@ class Opaque:
 
 
 Value: TypeAlias = (
-    "None | bool | int | float | complex | str | TensorSpec | TorchConstant | Drift | Folded | Opaque | list[Value]"
+    "bool | int | float | complex | str | TensorSpec | TorchConstant | Drift | Folded | Opaque | list[Value] | None"
 )
 CONSTANT_KINDS = ("dtype", "layout", "memory_format", "device")
 
@@ -157,11 +157,10 @@ def _decode_tagged(tag: str, body: Any) -> Value:
         return TorchConstant(tag, body)
     if tag == "float" and body in ("inf", "-inf", "nan"):
         return float(body)
-    kinds = {"drift": Drift, "folded": Folded, "opaque": Opaque}
+    kinds: dict[str, type[Drift | Folded | Opaque]] = {"drift": Drift, "folded": Folded, "opaque": Opaque}
     if tag not in kinds:
         raise ValueError(f"unknown kind of argument: {tag}")
-    made: Value = kinds[tag](body)
-    return made
+    return kinds[tag](body)
 
 
 def _number(data: Any) -> float:
@@ -174,7 +173,7 @@ def _number(data: Any) -> float:
 def _decode_tensor(body: Any) -> TensorSpec:
     if not isinstance(body, dict) or not {"shape", "dtype"} <= set(body):
         raise ValueError("a tensor needs shape and dtype")
-    if body["dtype"] not in BY_NAME:
+    if not isinstance(body["dtype"], str) or body["dtype"] not in BY_NAME:
         raise ValueError(f"unknown dtype: {str(body['dtype'])[:40]}")
     shape = _sizes(body["shape"], "shape")
     strides = None if body.get("strides") is None else _sizes(body["strides"], "strides")

@@ -1,0 +1,64 @@
+"""`kcap show`: what ran, for people as a table and for programs as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import click
+import orjson
+
+from kcap.errors import CallError
+from kcap.schemas.recording import load
+from kcap.schemas.summary import BY, By, Summary, of_recording, of_trace
+
+TOP = 40
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--by", type=click.Choice(BY), default="kernel", show_default=True, help="What a row is.")
+@click.option("--all", "everything", is_flag=True, help="Show regions, views and allocations too.")
+@click.option("--top", type=click.IntRange(min=1), help=f"Rows to show.  [default: {TOP}; with --json all]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(path: Path, by: str, everything: bool, top: int | None, as_json: bool) -> None:
+    """Show what ran, by kernel, operator, phase or rank.
+
+    PATH is a Recording, or a BackendBench trace file. Regions, views and allocations are hidden unless --all.
+
+    \b
+    Example:
+      kcap show llama.kcap --by operator
+    """
+    if not path.exists():
+        raise CallError(f"{path}: no such Recording or trace file (kcap record writes one)")
+    top = top or (None if as_json else TOP)
+    summary = _of_path(path, cast(By, by), everything, top)
+    if as_json:
+        click.echo(orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
+    else:
+        _print(path, summary)
+
+
+def _of_path(path: Path, by: By, everything: bool, top: int | None) -> Summary:
+    if path.is_dir():
+        return of_recording(load(path), by, everything, top)
+    if by in ("phase", "rank"):
+        raise CallError(f"{path}: a trace file tells no phases or ranks: show it --by kernel or operator")
+    from kcap.schemas.backendbench import read
+
+    return of_trace(read(path), by, top)
+
+
+def _print(path: Path, summary: Summary) -> None:
+    from kcap.schemas.tables import console, footer, header, table
+
+    out = console()
+    for line in header(summary.metadata) if summary.metadata else ():
+        out.print(line)
+    out.print()
+    out.print(table(summary))
+    out.print()
+    for line in footer(summary):
+        out.print(line)
+    click.echo(f"Next: kcap replay {path}", err=True)
