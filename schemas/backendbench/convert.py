@@ -1,0 +1,146 @@
+"""Calls of a Recording as lines of a trace file, and what the lines leave out.
+
+Regions are not written: what ran inside them is. Views are. Trailing positional arguments that equal the schema's
+defaults are left out, and so are such keywords; drifting values come from the Call's first Sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kcap.schemas.backendbench.line import TraceLine
+from kcap.schemas.backendbench.loss import Ledger, Loss
+from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS, canonical
+from kcap.schemas.backendbench.text import Unwritable, serialize
+from kcap.schemas.dtypes import BY_NAME
+from kcap.schemas.operators import OperatorError, to_trace
+from kcap.schemas.recording import Argument, Call, Recording, Sample
+from kcap.schemas.signature import signature
+from kcap.schemas.values import Drift, Folded, TensorSpec, TorchConstant, Value
+
+DRIFT = "drifting values: the first Sample's are written"
+FOLDED = "folded strings"
+OFFSET = "storage offsets"
+SHARED = "shared storage"
+INTEGERS = "values of integer tensors"
+HOST = "device: recorded on the CPU, written without a device"
+
+
+def from_recording(recording: Recording) -> tuple[list[TraceLine], Loss]:
+    """The trace lines of a Recording's kernels, in a fixed order, and their loss, for `write`."""
+    return trace_lines(recording.calls, recording.samples)
+
+
+def trace_lines(calls: Iterable[Call], samples: Iterable[Sample] = ()) -> tuple[list[TraceLine], Loss]:
+    """Lines by operator, then the most frequent first. Calls whose lines are the same are one line."""
+    kernels = [call for call in calls if call.kind == "kernel" and call.total]
+    first, ledger = _first_samples(samples), Ledger()
+    on_host = all(spec.device.startswith("cpu") for call in kernels for _, spec in call.tensors())
+    merged: dict[tuple[str, str], TraceLine] = {}
+    for call in kernels:
+        made = _line(call, first.get(call.id), on_host, ledger)
+        if made is not None:
+            text, line = made
+            known = merged.get((line.operator, text))
+            count = line.count + (known.count if known else 0)
+            merged[line.operator, text] = TraceLine(line.operator, count, line.args, line.kwargs)
+    ordered = sorted(merged.items(), key=lambda item: (item[0][0], -item[1].count, item[0][1]))
+    return [line for _, line in ordered], ledger.loss()
+
+
+def _first_samples(samples: Iterable[Sample]) -> dict[int, Sample]:
+    first: dict[int, Sample] = {}
+    for sample in samples:
+        if sample.call not in first or _order(sample) < _order(first[sample.call]):
+            first[sample.call] = sample
+    return first
+
+
+def _order(sample: Sample) -> tuple[int, str, int]:
+    return sample.rank, sample.phase, -1 if sample.step is None else sample.step
+
+
+def _line(call: Call, sample: Sample | None, on_host: bool, ledger: Ledger) -> tuple[str, TraceLine] | None:
+    try:
+        operator = to_trace(call.operator)
+        args, kwargs = _Arguments(sample, on_host).of(call)
+        text = serialize(args, kwargs)
+    except (OperatorError, Unwritable) as error:
+        reason = error.reason if isinstance(error, OperatorError) else str(error)
+        ledger.miss(call.operator, signature(call.args), reason, call.total)
+        return None
+    for reason in _losses(call, on_host):
+        ledger.reduce(call.operator, reason, call.total)
+    return text, TraceLine(operator, call.total, args, kwargs)
+
+
+class _Arguments:
+    """Turns one Call's argument tree into what its line holds."""
+
+    def __init__(self, sample: Sample | None, on_host: bool) -> None:
+        self.scalars: dict[str, Value] = sample.scalars if sample else {}
+        self.on_host = on_host
+        self.storages = 0
+
+    def of(self, call: Call) -> tuple[list[Value], dict[str, Value]]:
+        given = [(str(index), argument) for index, argument in enumerate(call.args)]
+        positional = [(path, argument) for path, argument in given if not argument.keyword]
+        while positional and positional[-1][1].default:
+            positional.pop()
+        args = [self.value(argument.value, path) for path, argument in positional]
+        named = [(path, argument) for path, argument in given if argument.keyword and not argument.default]
+        return args, {_name(argument): self.value(argument.value, path) for path, argument in named}
+
+    def value(self, value: Value, path: str) -> Value:
+        match value:
+            case list():
+                return [self.value(item, f"{path}.{index}") for index, item in enumerate(value)]
+            case TensorSpec():
+                return self.tensor(value)
+            case TorchConstant(kind="device", name=name):
+                return TorchConstant("device", _without_index(name))
+            case Drift() if path in self.scalars:
+                return self.scalars[path]
+            case Folded(pattern=pattern):
+                return self.scalars.get(path, pattern)
+        return value
+
+    def tensor(self, spec: TensorSpec) -> TensorSpec:
+        device = DEVICE_OF_TENSORS if self.on_host else _without_index(spec.device)
+        spec = canonical(spec)
+        self.storages += 1
+        return TensorSpec(spec.shape, spec.dtype, spec.strides, 0, device, self.storages - 1)
+
+
+def _name(argument: Argument) -> str:
+    if argument.name is None:
+        raise Unwritable("a keyword without a name")
+    return argument.name
+
+
+def _without_index(device: str) -> str:
+    """A rank's `cuda:3` is any reader's `cuda`."""
+    return device.split(":")[0] if device.startswith(DEVICE_OF_TENSORS) else device
+
+
+def _losses(call: Call, on_host: bool) -> list[str]:
+    specs = [spec for _, spec in call.tensors()]
+    lost = {
+        DRIFT: _holds(call.args, Drift),
+        FOLDED: _holds(call.args, Folded),
+        OFFSET: any(spec.offset != 0 for spec in specs),
+        SHARED: len({spec.storage for spec in specs}) < len(specs),
+        INTEGERS: any(BY_NAME[spec.dtype].kind == "int" for spec in specs),
+        HOST: on_host and bool(specs),
+    }
+    return [reason for reason, applies in lost.items() if applies]
+
+
+def _holds(args: Sequence[Argument], kind: type[Drift] | type[Folded]) -> bool:
+    return any(_inside(argument.value, kind) for argument in args)
+
+
+def _inside(value: Value, kind: type[Drift] | type[Folded]) -> bool:
+    if isinstance(value, list):
+        return any(_inside(item, kind) for item in value)
+    return isinstance(value, kind)

@@ -1,0 +1,291 @@
+"""The grammar of serialized arguments: `((args…), {'name': value})`, read by recursive descent, never evaluated.
+
+    arguments  = "(" sequence "," "{" [pair {"," pair}] "}" ")"
+    pair       = string ":" value
+    value      = atom [("+" | "-") imaginary]
+    atom       = ["-" | "+"] number | string | word | call | sequence
+    sequence   = "[" [value {"," value}] "]" | "(" [value {"," value}] ")"
+    call       = word "(" [argument {"," argument}] ")"
+    argument   = [word "="] value
+    word       = a name with dots: f16, None, inf, torch.strided
+
+`(x)` is x, as in Python; `(x,)` is a list of one. A comma may follow the last item. Calls are those of `CALLS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from kcap.errors import FormatError
+from kcap.schemas.backendbench.calls import CALLS, Fault
+from kcap.schemas.backendbench.line import MAX_DEPTH, MIN_INT
+from kcap.schemas.backendbench.literals import number, string
+from kcap.schemas.backendbench.words import CONSTANTS, DTYPE_WORDS, LITERALS, QUOTED_DEVICE
+from kcap.schemas.values import TensorSpec, TorchConstant, Value
+
+TENSOR, INTEGERS, NUMBER, WORD, STRING, PUNCTUATION, OTHER, END = range(1, 9)
+TOKEN = re.compile(
+    r"""[ \t]*+(?:
+    (T\([^()'"]{1,128}+(?:\([^()'"]{0,128}+\)[^()'"]{0,32}+)?\))                                # a whole tensor
+    | (\[-?(?:0|[1-9][0-9]{0,17})(?:,[ ]?-?(?:0|[1-9][0-9]{0,17}))*+\])                         # a list of integers
+    | ((?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[jJ]?)
+    | ([A-Za-z_][A-Za-z0-9_]*+(?:\.[A-Za-z_][A-Za-z0-9_]*+)*+)
+    | ('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")
+    | ([()\[\]{},:=+-])
+    | (.)
+    | (\Z))""",
+    re.VERBOSE | re.DOTALL,
+)
+IMAGINARY = {"infj": complex(0, float("inf")), "nanj": complex(0, float("nan"))}
+MAX_CACHED = 16384
+Key = tuple[str, int]
+_tensors: dict[Key, TensorSpec] = {}
+
+
+def parse_arguments(text: str, place: str = "<arguments>") -> tuple[list[Value], dict[str, Value]]:
+    """The positional and keyword arguments that `text` writes; FormatError with line (1) and column."""
+    try:
+        return Parser(text).arguments()
+    except Fault as fault:
+        raise FormatError(f"{place}:1:{fault.offset + 1}", fault.reason) from None
+
+
+class Parser:
+    """Reads one `text`, from `position` on; `kind`, `token` and `start` are of the token ahead."""
+
+    __slots__ = ("kind", "position", "start", "storages", "text", "token")
+
+    def __init__(self, text: str, position: int = 0) -> None:
+        self.text = text
+        self.position = position
+        self.storages = 0
+        self._next()
+
+    def _next(self) -> None:
+        match = TOKEN.match(self.text, self.position)
+        assert match is not None and match.lastindex is not None
+        self.kind = match.lastindex
+        self.token = match[self.kind]
+        self.position = match.end()
+        self.start = self.position - len(self.token)
+
+    def _fault(self, wanted: str) -> Fault:
+        if self.kind == OTHER and self.token in "'\"":
+            return Fault(self.start, "a string without its end")
+        found = repr(self.token[:40]) if self.kind != END else "the end of the line"
+        return Fault(self.start, f"expected {wanted}, found {found}")
+
+    def _expect(self, token: str) -> None:
+        if self.token != token:
+            raise self._fault(f"'{token}'")
+        self._next()
+
+    def arguments(self) -> tuple[list[Value], dict[str, Value]]:
+        self._expect("(")
+        start = self.start
+        args = self.value(1)
+        if not isinstance(args, list):
+            raise Fault(start, "the positional arguments must be a tuple: one argument is written (x,)")
+        self._expect(",")
+        kwargs = self._keywords()
+        if self.token == ",":
+            self._next()
+        self._expect(")")
+        if self.kind != END:
+            raise self._fault("the end of the line")
+        return args, kwargs
+
+    def _keywords(self) -> dict[str, Value]:
+        self._expect("{")
+        made: dict[str, Value] = {}
+        while self.token != "}":
+            name, start = self._keyword()
+            if name in made:
+                raise Fault(start, f"{name[:40]} is given twice")
+            self._expect(":")
+            made[name] = self.value(2)
+            self._separator("}")
+        self._next()
+        return made
+
+    def _keyword(self) -> tuple[str, int]:
+        start, token = self.start, self.token
+        if self.kind != STRING:
+            raise self._fault("a quoted name")
+        name = token[1:-1]
+        if not name.isidentifier() or not name.isascii() or name in DTYPE_WORDS:
+            raise Fault(start, "a keyword must be a name")
+        self._next()
+        return name, start
+
+    def _separator(self, closing: str) -> None:
+        if self.token == ",":
+            self._next()
+        elif self.token != closing:
+            raise self._fault(f"',' or '{closing}'")
+
+    def value(self, depth: int) -> Value:
+        made = _READERS[self.kind](self, depth)
+        if self.kind == PUNCTUATION and self.token in "+-":
+            return self._complex(made)
+        return made
+
+    def _complex(self, real: Value) -> Value:
+        sign, start = -1 if self.token == "-" else 1, self.start
+        self._next()
+        imaginary = self._literal()
+        if isinstance(real, bool) or not isinstance(real, int | float) or not isinstance(imaginary, complex):
+            raise Fault(start, "arithmetic is not read; only complex numbers join two numbers")
+        return complex(real, sign * imaginary.imag)
+
+    def _tensor(self, depth: int) -> Value:
+        key = (self.token, self.storages)
+        known = _tensors.get(key)
+        if known is not None:
+            self.storages += 1
+            self._next()
+            return known
+        self.kind, self.token, self.position = WORD, "T", self.start + 1
+        made = self._word(depth)
+        if isinstance(made, TensorSpec):
+            _remember(key, made)
+        return made
+
+    def _integers(self, depth: int) -> Value:
+        if depth >= MAX_DEPTH:
+            raise self._too_deep()
+        made: list[Value] = [int(item) for item in self.token[1:-1].split(",")]
+        self._next()
+        return made
+
+    def _number(self, depth: int) -> Value:
+        return self._literal()
+
+    def _literal(self) -> int | float | complex:
+        """An unsigned number, or `inf` or `nan`."""
+        named = IMAGINARY.get(self.token) or LITERALS.get(self.token)
+        try:
+            made = number(self.token) if self.kind == NUMBER else named
+        except ValueError as error:
+            raise Fault(self.start, str(error)) from None
+        if made is None or isinstance(made, bool):
+            raise self._fault("a number")
+        self._next()
+        return made
+
+    def _signed(self) -> Value:
+        negative, start = self.token == "-", self.start
+        self._next()
+        made = self._literal()
+        if negative and isinstance(made, int) and -made < MIN_INT:
+            raise Fault(start, "the integer does not fit 64 bits")
+        return -made if negative else made
+
+    def _string(self, depth: int) -> Value:
+        start, token = self.start, self.token
+        try:
+            made = string(token)
+        except ValueError as error:
+            raise Fault(start, str(error)) from None
+        self._next()
+        if device := QUOTED_DEVICE.fullmatch(made):
+            return TorchConstant("device", device[1])
+        return DTYPE_WORDS.get(made, made) if token[0] == "'" else made
+
+    def _word(self, depth: int) -> Value:
+        start, word = self.start, self.token
+        self._next()
+        if self.token == "(":
+            return self._call(word, start, depth)
+        if word in LITERALS:
+            return LITERALS[word]
+        if word not in CONSTANTS:
+            raise Fault(start, f"unknown word {word[:80]!r}")
+        return CONSTANTS[word]
+
+    def _call(self, word: str, start: int, depth: int) -> Value:
+        make = CALLS.get(word)
+        if make is None:
+            raise Fault(start, f"unknown function {word[:80]!r}: nothing in a trace file is run")
+        self._next()
+        positional: list[Value] = []
+        keywords: dict[str, Value] = {}
+        while self.token != ")":
+            self._argument(positional, keywords, depth)
+        source = self.text[start : self.position]
+        self._next()
+        try:
+            made = make(positional, keywords, source, self.storages)
+        except ValueError as error:
+            raise Fault(start, str(error)) from None
+        self.storages += isinstance(made, TensorSpec)
+        return made
+
+    def _argument(self, positional: list[Value], keywords: dict[str, Value], depth: int) -> None:
+        start, word, kind = self.start, self.token, self.kind
+        if kind == WORD and self.text[self.position : self.position + 1] == "=":
+            self._next()
+            self._next()
+            if word in keywords:
+                raise Fault(start, f"{word[:40]} is given twice")
+            keywords[word] = self._deeper(depth)
+        elif keywords:
+            raise self._fault("a keyword")
+        else:
+            positional.append(self._deeper(depth))
+        self._separator(")")
+
+    def _deeper(self, depth: int) -> Value:
+        if depth >= MAX_DEPTH:
+            raise self._too_deep()
+        return self.value(depth + 1)
+
+    def _too_deep(self) -> Fault:
+        return Fault(self.start, f"nested more than {MAX_DEPTH} deep")
+
+    def _punctuation(self, depth: int) -> Value:
+        token = self.token
+        if token in "+-":
+            return self._signed()
+        if token == "{":
+            raise Fault(self.start, "a dictionary holds keyword arguments only")
+        if token not in "([":
+            raise self._fault("a value")
+        return self._sequence(")" if token == "(" else "]", depth)
+
+    def _sequence(self, closing: str, depth: int) -> Value:
+        if depth >= MAX_DEPTH:
+            raise self._too_deep()
+        self._next()
+        made: list[Value] = []
+        while self.token != closing or self.kind != PUNCTUATION:
+            made.append(self.value(depth + 1))
+            if closing == ")" and self.token == ")" and len(made) == 1:
+                self._next()
+                return made[0]
+            self._separator(closing)
+        self._next()
+        return made
+
+    def _unexpected(self, depth: int) -> Value:
+        raise self._fault("a value")
+
+
+def _remember(key: Key, spec: TensorSpec) -> None:
+    if len(_tensors) >= MAX_CACHED:
+        _tensors.clear()
+    _tensors[key] = spec
+
+
+_READERS: tuple[Callable[[Parser, int], Value], ...] = (
+    Parser._unexpected,
+    Parser._tensor,
+    Parser._integers,
+    Parser._number,
+    Parser._word,
+    Parser._string,
+    Parser._punctuation,
+    Parser._unexpected,
+    Parser._unexpected,
+)

@@ -1,0 +1,80 @@
+"""Operator names: their two spellings, and the names that a file may not call.
+
+A Recording has the dispatcher's spelling (`aten::add.Tensor`, `aten::mm`), a trace file PyTorch's Python one
+(`aten.add.Tensor`, `aten.mm.default`). What passes here is only well-formed: whoever calls an operator looks it up
+in the table of registered schemas, never by attributes of `torch.ops`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kcap.errors import KcapError
+
+LONGEST_NAME = 256
+DEFAULT = "default"
+_TRACE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+_DISPATCHER = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
+_PREFIX = re.compile(r"(?:[A-Za-z_]\w*(?:\.(?=[A-Za-z_])|$)){0,3}", re.ASCII)
+
+REFUSED_NAMESPACES = frozenset({"prim", "profiler"})
+REFUSED_NAMES = frozenset(
+    "from_file save save_tensor load load_tensor load_library load_torch_library loaded_libraries import_module "
+    "read_file write_file".split()
+)
+BITWISE = frozenset(
+    f"__{name}__" for name in "and or xor iand ior ixor lshift rshift ilshift irshift".split()
+)  # aten's own names; every other double underscore is an attribute of Python's
+RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
+
+
+class OperatorError(KcapError):
+    """A name that is no operator's or that a file may not call; `offset` is where in it the fault lies."""
+
+    def __init__(self, name: str, reason: str, offset: int = 0) -> None:
+        super().__init__(f"{name[:80]}: {reason}")
+        self.reason = reason
+        self.offset = offset
+
+
+def check_operator_name(name: str) -> None:
+    """Raise OperatorError unless `name` is `namespace.operator.overload` and may be called from a file."""
+    if len(name) > LONGEST_NAME:
+        raise OperatorError(name, f"an operator's name has at most {LONGEST_NAME} characters", LONGEST_NAME)
+    if not _TRACE.fullmatch(name):
+        raise OperatorError(name, "not an operator's name: it must be namespace.operator.overload", _fault(name))
+    _check_parts(name, name.split("."))
+
+
+def _fault(name: str) -> int:
+    good = _PREFIX.match(name)
+    return good.end() if good else 0
+
+
+def _check_parts(name: str, parts: list[str]) -> None:
+    if parts[0] in REFUSED_NAMESPACES:
+        raise OperatorError(name, f"operators of {parts[0]} are not called from files")
+    offset = 0
+    for index, part in enumerate(parts):
+        if part in REFUSED_NAMES:
+            raise OperatorError(name, f"{part} reaches files or libraries: not called from files", offset)
+        if part.startswith("__") and not (index == 1 and part in BITWISE):
+            raise OperatorError(name, f"{part} is no operator's name", offset)
+        offset += len(part) + 1
+
+
+def to_trace(operator: str) -> str:
+    """`aten::mm` -> `aten.mm.default`; OperatorError if it is no torch operator's name or may not be called."""
+    if not _DISPATCHER.fullmatch(operator):
+        raise OperatorError(operator, "not a torch operator (namespace::operator)")
+    name = operator.replace("::", ".")
+    name = name if "." in operator else f"{name}.{DEFAULT}"
+    check_operator_name(name)
+    return name
+
+
+def from_trace(name: str) -> str:
+    """`aten.mm.default` -> `aten::mm`. The older name of a renamed overload becomes today's, as in BackendBench."""
+    check_operator_name(name)
+    namespace, operator, overload = RENAMED.get(name, name).split(".")
+    return f"{namespace}::{operator}" if overload == DEFAULT else f"{namespace}::{operator}.{overload}"
