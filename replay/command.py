@@ -1,0 +1,166 @@
+"""`kcap replay`: rebuild recorded calls and time them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import click
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kcap.errors import DONE, FAILED, PARTIAL, CallError
+from kcap.replay import report
+from kcap.replay.pool import Worker
+from kcap.replay.results import Results, Row
+from kcap.replay.source import Choice, Group, Job, Source, open_source
+from kcap.schemas.dtypes import BY_NAME
+from kcap.schemas.measurement import Measurement
+from kcap.schemas.recording import PHASES, Call, Phase
+from kcap.schemas.signature import call_key
+
+LEAST_SECONDS = 0.01  # of sampling, for each of a Call's Samples
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--device", help="cuda, cuda:N or cpu.  [default: what it was recorded on]")
+@click.option("--op", "globs", multiple=True, metavar="GLOB", help="Only operators that match, as 'aten::*mm*'.")
+@click.option("--phase", type=click.Choice(PHASES), help="Only what ran in this phase.")
+@click.option("--top", type=click.IntRange(min=1), help="Only the N most frequent calls.")
+@click.option("--rows", type=click.IntRange(min=1), default=40, show_default=True, help="Rows of the table.")
+@click.option("--all", "views", is_flag=True, help="Views and allocations too.")
+@click.option("--keep-going", is_flag=True, help="Skip and count the bad lines of a trace file.")
+@click.option("--seconds", type=click.FloatRange(min=0.001), default=0.1, show_default=True, help="Sampling per call.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0.1), default=60, show_default=True, help="Seconds per call at most."
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Write a measurement a line.")
+@click.option("--force", is_flag=True, help="Overwrite the output.")
+def command(
+    path: Path,
+    device: str | None,
+    globs: tuple[str, ...],
+    phase: str | None,
+    top: int | None,
+    rows: int,
+    views: bool,
+    keep_going: bool,
+    seconds: float,
+    timeout: float,
+    threads: int | None,
+    as_json: bool,
+    output: Path | None,
+    force: bool,
+) -> int:
+    """Rebuild the recorded kernels' arguments and time each, on all its Samples.
+
+    PATH is a Recording, or a BackendBench trace file. Each kernel runs in a child process with a time limit.
+    Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
+
+    \b
+    Example:
+      kcap replay llama.kcap --phase decode -o llama.measurements.jsonl
+    """
+    check_options(device, output, force)
+    source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going)
+    namespaces = sorted({job.call.namespace for job in source.jobs})
+    root = str(source.root) if source.root else None
+    session = {"device": device, "home": source.home, "root": root, "namespaces": namespaces, "threads": threads}
+    with opened(output) as file, Worker(session) as worker:
+        results = replay(source, worker, seconds, timeout, file)
+        environment = worker.environment
+    if as_json:
+        summary = {"path": str(path), "environment": environment, "bad_lines": source.bad_lines, **results.as_json()}
+        click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    else:
+        report.show(report.console(), results, environment, rows)
+        say_next(source, output)
+    return exit_code(results, source)
+
+
+def check_options(device: str | None, output: Path | None, force: bool) -> None:
+    if device is not None and device != "cpu" and not (device == "cuda" or device.removeprefix("cuda:").isdecimal()):
+        raise CallError(f"--device {device}: not a device that kcap knows: cuda, cuda:N or cpu")
+    if output is not None and output.exists() and not force:
+        raise CallError(f"{output}: already exists: pass --force")
+
+
+@contextmanager
+def opened(output: Path | None) -> Iterator[BinaryIO | None]:
+    """The output file, written line by line so that an interrupted replay keeps what it measured."""
+    if output is None:
+        yield None
+        return
+    with output.open("wb", buffering=0) as file:
+        yield file
+
+
+def replay(source: Source, worker: Worker, seconds: float, timeout: float, file: BinaryIO | None) -> Results:
+    """Replay every job; a measurement goes to `file` as soon as it is there."""
+    results = Results()
+    with progress() as bar:
+        task = bar.add_task("replay", total=len(source.jobs))
+        for job in source.jobs:
+            bar.update(task, description=job.call.operator[:40])
+            row = Row(job, [measure(job, group, worker, seconds, timeout) for group in job.groups])
+            results.rows.append(row)
+            if file:
+                file.writelines(measurement.line() for measurement in row.measurements)
+            bar.advance(task)
+    return results
+
+
+def progress() -> Progress:
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def measure(job: Job, group: Group, worker: Worker, seconds: float, timeout: float) -> Measurement:
+    """Have the worker replay one Call on one Sample."""
+    share = max(seconds / len(job.groups), LEAST_SECONDS)
+    sample = group.sample.model_dump(mode="json", exclude_defaults=True) if group.sample else None
+    call = job.call.model_dump(mode="json", exclude_defaults=True)
+    answer = worker.run({"call": call, "sample": sample, "seconds": share}, timeout)
+    return Measurement.model_validate({**described(job, group), **worker.environment, **answer})
+
+
+def described(job: Job, group: Group) -> dict[str, Any]:
+    """What a measurement says of its Call."""
+    call = job.call
+    return {
+        "call": call.id,
+        "key": call_key(call),
+        "operator": call.operator,
+        "args": call.args,
+        "sample": group.index,
+        "phases": group.phases,
+        "count": job.count,
+        "dtype": main_dtype(call),
+    }
+
+
+def main_dtype(call: Call) -> str | None:
+    """The dtype of the first tensor of floats, or of the first tensor at all."""
+    dtypes = [spec.dtype for _, spec in call.tensors()]
+    return next((name for name in dtypes if BY_NAME[name].kind == "float"), dtypes[0] if dtypes else None)
+
+
+def say_next(source: Source, output: Path | None) -> None:
+    if source.bad_lines:
+        click.echo(f"{source.bad_lines} bad lines of {source.path} were skipped (--keep-going)")
+    if output is None:
+        click.echo(f"\nkeep the measurements: kcap replay {source.path} -o {source.path.stem}.measurements.jsonl")
+    else:
+        click.echo(f"\nmeasurements: {output}\nwhat ran: kcap show {source.path}")
+
+
+def exit_code(results: Results, source: Source) -> int:
+    if results.of("failed"):
+        return FAILED
+    return PARTIAL if results.of("skipped") or source.bad_lines else DONE

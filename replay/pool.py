@@ -1,0 +1,121 @@
+"""The worker seen from the command: started, fed, given a time limit, and started again after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import orjson
+
+from kcap.errors import CallError, KcapError
+
+START_LIMIT_S = 600.0  # importing torch and an engine's library from a cold disk
+
+
+class Died(Exception):
+    """The worker ended or was too slow; the message says how."""
+
+
+class Worker:
+    """One child process at a time; `environment` is what it says of its device."""
+
+    def __init__(self, session: dict[str, Any]) -> None:
+        self.session = session
+        self.environment: dict[str, Any] = {}
+        self.restarts = -1
+        self.process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
+
+    def __enter__(self) -> Worker:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._log.close()
+
+    def run(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """The worker's answer to one request; a crash or a timeout is an answer too."""
+        if self.process is None or self.process.poll() is not None:
+            self._end()
+            self._start()
+        try:
+            self._send(request)
+            return self._receive(timeout)
+        except TimeoutError:
+            self._end()
+            return {"status": "skipped", "reason": f"took longer than {timeout:g} s (--timeout)"}
+        except Died as death:
+            self._end()
+            return {"status": "failed", "reason": f"crashed: {death}"}
+
+    def _start(self) -> None:
+        self._buffer = b""
+        command = [sys.executable, "-m", "kcap.replay.worker"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, start_new_session=True)
+        self.restarts += 1
+        try:
+            self._send(self.session)
+            self.environment = self._receive(START_LIMIT_S)
+            if "error" in self.environment:
+                raise CallError(self.environment["error"])
+            self._receive(START_LIMIT_S)
+        except (Died, TimeoutError) as death:
+            raise KcapError(f"the replay worker does not start: {death or 'no answer'}") from None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        try:
+            self.process.stdin.write(orjson.dumps(message) + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise Died(self._epitaph()) from None
+
+    def _receive(self, timeout: float) -> dict[str, Any]:
+        assert self.process is not None and self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError
+            if not (part := os.read(self.process.stdout.fileno(), 1 << 20)):
+                raise Died(self._epitaph())
+            self._buffer += part
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        answer: dict[str, Any] = orjson.loads(line)
+        return answer
+
+    def _epitaph(self) -> str:
+        """How the worker died: its signal, or the last line that it wrote."""
+        assert self.process is not None
+        code = self.process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"{name} (killed, perhaps out of memory)" if name == "SIGKILL" else name
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"exit code {code}: {lines[-1][:200] if lines else 'no message'}"
+
+    def _end(self) -> None:
+        """Close the pipes; a worker that does not end by itself is killed."""
+        if self.process is None:
+            return
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None

@@ -1,0 +1,159 @@
+"""Replay one Call on one Sample, inside the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kcap.replay import indices, memory, rules
+from kcap.replay.bind import Bound, bind
+from kcap.replay.inputs import Inputs, Target, build, clone
+from kcap.replay.operators import Operator, resolve
+from kcap.replay.skip import Skip
+from kcap.replay.timing import clocks
+from kcap.replay.timing.cuda import sets_needed, time_cuda
+from kcap.replay.timing.host import time_host
+from kcap.replay.timing.result import Timing
+from kcap.replay.timing.stop import Budget
+from kcap.schemas.measurement import quartiles
+from kcap.schemas.recording import Call, Metadata, Recording, Sample, SampledTensor
+from kcap.schemas.values import TensorSpec
+
+SEED = 20250301
+LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
+RESTORED_BYTES = 64 << 20  # written arguments up to this size are restored before each sample of the clock
+
+
+class Runner:
+    """Replays Calls on one device. `home` is the device type that they were recorded on."""
+
+    def __init__(self, device: str, home: str, root: Path | None) -> None:
+        self.target = Target(device, home)
+        self.recording = Recording(root, Metadata()) if root else None
+
+    def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
+        """The fields of a Measurement that this replay decides."""
+        try:
+            return self._time(call, sample, seconds)
+        except Exception as error:
+            return verdict(error, self.target.device)
+
+    def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
+        operator, rule = resolve(call.operator), rules.find(call.operator)
+        bound = bind(call, sample, operator.schema, self._load)
+        remade = [name for name in rule.remade if isinstance(bound[name], TensorSpec)]
+        for name in remade:
+            bound.set_value(name, None)
+        rule.prepare(bound)
+        indices.fill(bound)
+        sizes = memory.plan(bound, self.target.device, self.target.home)
+        total = memory.check(sizes, rule.extra_bytes(bound), self.target.device)
+        torch.manual_seed(SEED)
+        first = build(bound, self.target)
+        finish(bound, first, rule, remade)
+        timing = self._clock(operator, bound, first, rule, remade, total, Budget(seconds, LIMIT_FACTOR * seconds))
+        return report(timing, total, self.target.device)
+
+    def _load(self, tensor: SampledTensor) -> torch.Tensor | None:
+        return self.recording.value(tensor) if self.recording else None
+
+    def _clock(
+        self,
+        operator: Operator,
+        bound: Bound,
+        first: Inputs,
+        rule: rules.Rule,
+        remade: list[str],
+        total: int,
+        budget: Budget,
+    ) -> Timing:
+        device = self.target.device
+        restored = written(operator, bound, rule, self.target)
+        if not any(key[0].startswith("cuda") for key in first.buffers) and not device.startswith("cuda"):
+            return time_host(operator.call, first, restorer([first], restored), budget)
+        sets = [first]
+        for _ in range(sets_needed(total, memory.free(device), device) - 1):
+            sets.append(clone(bound, self.target, first))
+            finish(bound, sets[-1], rule, remade)
+        return time_cuda(operator.call, sets, total, restorer(sets, restored), budget, device)
+
+
+def finish(bound: Bound, inputs: Inputs, rule: rules.Rule, remade: list[str]) -> None:
+    """Put the arguments that the rule makes in their places."""
+    if not remade:
+        return
+    for name, value in rule.remake(bound, inputs).items():
+        index = bound.index(name)
+        if index is None:
+            continue
+        if bound.args[index].keyword:
+            inputs.kwargs[name] = value
+        else:
+            inputs.args[index] = value
+
+
+def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:
+    """The storages that the operator writes to and that must be restored before it runs again."""
+    writes = {a.name for a in operator.schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    keys: set[memory.Key] = set()
+    for path, spec in bound.tensors():
+        argument = bound.args[int(path.split(".")[0])]
+        if (argument.written or argument.name in writes) and argument.name not in rule.harmless:
+            keys.add((memory.place(spec.device, target.device, target.home), spec.storage))
+    return sorted(keys)
+
+
+def restorer(sets: list[Inputs], keys: list[memory.Key]) -> Callable[[], None]:
+    """What puts the storages `keys` of every set back to the content they have now."""
+    saved = {key: sets[0].buffers[key] for key in keys}
+    if sum(len(buffer) for buffer in saved.values()) > RESTORED_BYTES:
+        return lambda: None
+    saved = {key: buffer.clone() for key, buffer in saved.items()}
+
+    def restore() -> None:
+        for inputs in sets:
+            for key, content in saved.items():
+                inputs.buffers[key].copy_(content)
+
+    return restore
+
+
+def report(timing: Timing, set_bytes: int, device: str) -> dict[str, Any]:
+    q1, median, q3 = quartiles(timing.samples_us)
+    state = clocks.read(device) if device.startswith("cuda") else None
+    return {
+        "status": "ok",
+        "median_us": median,
+        "q1_us": q1,
+        "q3_us": q3,
+        "samples_us": timing.samples_us,
+        "n": timing.n,
+        "stop": timing.stop,
+        "method": timing.method,
+        "cache": timing.cache,
+        "input_sets": timing.input_sets,
+        "bytes": set_bytes,
+        "notes": timing.notes,
+        "clocks": state.model_dump() if state else None,
+    }
+
+
+NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")
+NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+
+
+def verdict(error: Exception, device: str) -> dict[str, Any]:
+    """Skipped, where this device or torch cannot run the Call at all; failed, where it should have run."""
+    text = str(error).strip()
+    line = text.splitlines()[0][:200] if text else type(error).__name__
+    if isinstance(error, Skip):
+        return {"status": "skipped", "reason": line}
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
+        return {"status": "skipped", "reason": f"its results do not fit into the memory of {device}"}
+    if isinstance(error, NotImplementedError) or any(words in line for words in NO_KERNEL):
+        return {"status": "skipped", "reason": f"torch has no kernel for it on {device} ({line[:120]})"}
+    poisoned = "CUDA error" in text or "device-side assert" in text
+    return {"status": "failed", "reason": f"{type(error).__name__}: {line}", "poisoned": poisoned}

@@ -1,0 +1,127 @@
+"""What to replay: the Calls of a Recording or a trace file, chosen, and each with the Samples that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import orjson
+
+from kcap.errors import CallError
+from kcap.replay import trace
+from kcap.schemas.backendbench import Problems
+from kcap.schemas.dtypes import BY_NAME
+from kcap.schemas.recording import Call, Phase, Recording, Sample, load
+from kcap.schemas.values import Drift, Value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which Calls to replay: names that match a glob, one phase, the `top` most frequent, views too or not."""
+
+    globs: tuple[str, ...] = ()
+    phase: Phase | None = None
+    top: int | None = None
+    views: bool = False
+
+
+@dataclass
+class Group:
+    """Samples of one Call that hold the same: replayed once for all of them. `sample` None: it needs none."""
+
+    sample: Sample | None
+    index: int | None
+    phases: list[Phase] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Call to replay, on each of its groups, and how often it ran in the phases asked for."""
+
+    call: Call
+    groups: list[Group]
+    counts: dict[str, int]
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Source:
+    """`home` is the device type that the Calls were recorded on: `cuda`, `cpu`, or None if no tensor tells."""
+
+    path: Path
+    root: Path | None
+    jobs: list[Job]
+    home: str | None
+    bad_lines: int = 0
+
+
+def open_source(path: Path, choice: Choice, keep_going: bool) -> Source:
+    """Read `path`, a Recording or a trace file; CallError or FormatError say what is wrong with it."""
+    if not path.exists():
+        raise CallError(f"{path}: no such Recording or trace file (kcap record writes one)")
+    problems = Problems() if keep_going else None
+    recording = load(path) if path.is_dir() else None
+    calls = recording.calls if recording else trace.calls(path, problems)
+    if not calls:
+        raise CallError(f"{path}: holds no calls")
+    samples = _by_call(recording) if recording else {}
+    jobs = [job for call in calls if wanted(call, choice) and (job := _job(call, samples, choice)).count]
+    if not jobs:
+        raise CallError(f"{path}: none of its {len(calls)} calls matches --op or --phase (kcap show {path} lists them)")
+    jobs.sort(key=lambda job: (-job.count, job.call.id))
+    bad = problems.lines if problems else 0
+    return Source(path, path.resolve() if recording else None, jobs[: choice.top], home_of(calls), bad)
+
+
+def wanted(call: Call, choice: Choice) -> bool:
+    """Regions are never replayed: what runs in them counts on its own."""
+    if call.kind == "region" or not (call.work or choice.views):
+        return False
+    return not choice.globs or any(fnmatchcase(call.operator, glob) for glob in choice.globs)
+
+
+def home_of(calls: Iterable[Call]) -> str | None:
+    devices = {spec.device.split(":")[0] for call in calls for _, spec in call.tensors()}
+    return "cuda" if "cuda" in devices else "cpu" if "cpu" in devices else None
+
+
+def _by_call(recording: Recording) -> dict[int, list[tuple[int, Sample]]]:
+    found: dict[int, list[tuple[int, Sample]]] = {}
+    for index, sample in enumerate(recording.samples):
+        found.setdefault(sample.call, []).append((index, sample))
+    return found
+
+
+def _job(call: Call, samples: dict[int, list[tuple[int, Sample]]], choice: Choice) -> Job:
+    counts: dict[str, int] = {}
+    for count in call.counts:
+        if choice.phase in (None, count.phase):
+            counts[count.phase] = counts.get(count.phase, 0) + count.count
+    matching = [(i, s) for i, s in samples.get(call.id, []) if choice.phase in (None, s.phase)]
+    return Job(call, group(matching) if needs_sample(call) else [Group(None, None)], counts)
+
+
+def group(samples: Iterable[tuple[int, Sample]]) -> list[Group]:
+    """Samples that hold the same join; at least one group."""
+    groups: dict[bytes, Group] = {}
+    for index, sample in samples:
+        held = sample.model_dump(mode="json", include={"scalars", "offsets", "tensors"})
+        one = groups.setdefault(orjson.dumps(held, option=orjson.OPT_SORT_KEYS), Group(sample, index))
+        if sample.phase not in one.phases:
+            one.phases.append(sample.phase)
+    return list(groups.values()) or [Group(None, None)]
+
+
+def needs_sample(call: Call) -> bool:
+    """Whether a scalar or an offset drifts, or integer values matter."""
+    ints = any(BY_NAME[spec.dtype].kind == "int" or spec.offset is None for _, spec in call.tensors())
+    return ints or any(_drifts(argument.value) for argument in call.args)
+
+
+def _drifts(value: Value) -> bool:
+    return isinstance(value, Drift) or (isinstance(value, list) and any(_drifts(item) for item in value))

@@ -1,0 +1,56 @@
+"""The GPU's clocks, power and throttle reasons, read through NVML and never set."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+
+from kcap.schemas.measurement import Clocks
+
+SM, MEMORY = 1, 2  # nvmlClockType_t
+TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t
+
+
+def read(device: str) -> Clocks | None:
+    """The state of the GPU `device` now; None where NVML cannot be asked."""
+    library, handle = _open(device)
+    if library is None:
+        return None
+    power = _ask(library.nvmlDeviceGetPowerUsage, handle)
+    return Clocks(
+        sm_mhz=_ask(library.nvmlDeviceGetClockInfo, handle, SM),
+        memory_mhz=_ask(library.nvmlDeviceGetClockInfo, handle, MEMORY),
+        power_w=None if power is None else power / 1e3,
+        temperature_c=_ask(library.nvmlDeviceGetTemperature, handle, TEMPERATURE_GPU),
+        throttle_reasons=_ask(library.nvmlDeviceGetCurrentClocksThrottleReasons, handle, kind=ctypes.c_ulonglong),
+    )
+
+
+def driver(device: str) -> str | None:
+    """The NVIDIA driver's version."""
+    library, _ = _open(device)
+    text = ctypes.create_string_buffer(96)
+    if library is None or library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)):
+        return None
+    return text.value.decode()
+
+
+@cache
+def _open(device: str) -> tuple[Any, ctypes.c_void_p]:
+    """NVML and its handle of torch's `device`, found by UUID: CUDA_VISIBLE_DEVICES renumbers devices."""
+    handle = ctypes.c_void_p()
+    try:
+        library: Any = ctypes.CDLL("libnvidia-ml.so.1")
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        failed = library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
+    except (OSError, AttributeError, RuntimeError, AssertionError):
+        return None, handle
+    return (None if failed else library), handle
+
+
+def _ask(function: Any, handle: ctypes.c_void_p, *which: int, kind: Any = ctypes.c_uint) -> int | None:
+    answer = kind()
+    return None if function(handle, *which, ctypes.byref(answer)) else int(answer.value)

@@ -1,0 +1,95 @@
+"""The measurement: one JSON line for each Call and Sample that was replayed, skipped or failed.
+
+Times are microseconds of one invocation; every sample of the clock is kept, none is cut.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import orjson
+from pydantic import Field, FiniteFloat, ValidationError
+
+from kcap.errors import FormatError
+from kcap.schemas.recording import Argument, Phase, Record
+
+Status = Literal["ok", "skipped", "failed"]
+Method = Literal["graph", "events", "host"]  # CUDA graph replays, CUDA event pairs, the host's clock
+Cache = Literal["cold", "warm"]  # cold: inputs rotate over at least five times the last-level cache
+StopRule = Literal["converged", "limit"]  # the median's error fell below the bound; the time was up
+Time = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class Clocks(Record):
+    """The GPU's state right after the timed work, read and never set."""
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    power_w: FiniteFloat | None = None
+    temperature_c: int | None = None
+    throttle_reasons: int | None = None  # NVML's bit mask; 0 and 1 (idle) mean none
+
+    def line(self) -> bytes:
+        raise TypeError("Clocks are part of a Measurement's line")
+
+
+class Measurement(Record):
+    """What one Call took on one Sample, where, and how that was measured; `reason` says why not."""
+
+    call: int = Field(ge=0)
+    key: str = ""  # kcap.schemas.signature.call_key: the same in any Recording
+    operator: str = Field(min_length=1)
+    args: list[Argument] = []
+    sample: int | None = None  # line of samples.jsonl, from 0; None where the Call needs no Sample
+    phases: list[Phase] = []  # the phases of the Samples that this one stands for; none: all
+    count: int = Field(default=0, ge=0)  # how often the engine ran the Call in the phases replayed
+    status: Status = "ok"
+    reason: str | None = None
+    median_us: Time | None = None
+    q1_us: Time | None = None
+    q3_us: Time | None = None
+    samples_us: list[Time] = []
+    n: int = Field(default=0, ge=0)  # invocations in one sample of the clock
+    stop: StopRule | None = None
+    method: Method | None = None
+    cache: Cache | None = None
+    input_sets: int | None = None  # distinct sets of inputs that rotated
+    bytes: int | None = None  # of one set
+    notes: list[str] = []
+    dtype: str | None = None
+    device: str = "cpu"
+    device_name: str = ""
+    clocks: Clocks | None = None
+    driver: str | None = None
+    torch: str = ""
+    threads: int | None = None  # of torch's CPU pool; None on a GPU
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile (inclusive method) of at least one number."""
+    if len(samples) == 1:
+        return samples[0], samples[0], samples[0]
+    q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+    return q1, median, q3
+
+
+def write(path: Path, measurements: Iterable[Measurement]) -> None:
+    """Write `measurements` to `path`, one JSON object a line."""
+    with path.open("wb") as file:
+        file.writelines(measurement.line() for measurement in measurements)
+
+
+def read(path: Path) -> Iterator[Measurement]:
+    """The measurements in `path`; FormatError names the line that is none."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Measurement.model_validate(orjson.loads(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                raise FormatError(f"{path}:{number}", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            except orjson.JSONDecodeError as error:
+                raise FormatError(f"{path}:{number}:{error.colno}", error.msg) from None
