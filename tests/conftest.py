@@ -1,0 +1,120 @@
+"""What every test can ask for: the command line as a function, and a small Recording written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kcap.cli import main
+from kcap.schemas.recording import Argument, Call, Count, Metadata, Tap, write_recording
+from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def kcap(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """`kcap("show", path)` runs the command line in this process and gives its exit code and its output."""
+
+    def run(*args: object) -> Ran:
+        with pytest.raises(SystemExit) as stop:
+            main([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return Ran(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def tensor(*shape: int, **more: object) -> Argument:
+    return Argument(value=TensorSpec(shape, "bfloat16", **more))
+
+
+def count(phase: str, n: int, mode: str = "eager", rank: int = 0) -> Count:
+    return Count(phase=phase, count=n, mode=mode, rank=rank)
+
+
+ATTENTION = "vllm::unified_attention_with_output"
+LINEAR = Call(
+    id=0,
+    operator="aten::mm",
+    args=[tensor(64, 4096), tensor(4096, 6144, strides=(1, 4096))],
+    counts=[count("prefill", 2), count("decode", 14, "graph"), count("decode", 1, rank=1)],
+)
+NORM = Call(
+    id=1,
+    operator="_C::rms_norm",
+    args=[tensor(64, 4096), tensor(64, 4096), tensor(4096), Argument(value=1e-5)],
+    counts=[count("prefill", 4), count("decode", 2800)],
+)
+REGION = Call(
+    id=2,
+    operator=ATTENTION,
+    kind="region",
+    args=[tensor(64, 32, 128), Argument(value=Folded("model.layers.*.attn"))],
+    counts=[count("prefill", 2)],
+)
+VIEW = Call(
+    id=3,
+    operator="aten::view",
+    work=False,
+    args=[tensor(64, 4096), Argument(value=[64, 32, 128])],
+    counts=[count("prefill", 6)],
+)
+FORWARD = Call(
+    id=4,
+    operator="_vllm_fa3_C::fwd",
+    parent=ATTENTION,
+    args=[tensor(64, 32, 128), Argument(value=Drift("int")), Argument(value=Opaque("[bold]")), Argument(default=True)],
+    counts=[count("prefill", 2), count("mixed", 1, "graph", 1)],
+)
+CALLS = [LINEAR, NORM, REGION, VIEW, FORWARD]
+METADATA = Metadata(
+    kcap="0.1.0",
+    model="meta-llama/Llama-3.1-8B",
+    framework="vLLM",
+    framework_version="0.32.0",
+    device="NVIDIA H200",
+    layers_recorded=2,
+    layers_model=32,
+    world_size=2,
+    recorder=["dispatcher"],
+    steps={"decode": 7, "prefill": 1},
+)
+TROUBLE = {
+    "complete": False,
+    "taps": [Tap(name="cuda_graphs", rank=1, pid=77, status="failed", detail="no symbol [bold]")],
+    "dropped": {"overflow": 3},
+    "notes": ["graphs were replayed by another way"],
+}
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """Kernels of two ranks, a region and a view, eager and in graphs."""
+    path = tmp_path / "llama.kcap"
+    write_recording(path, METADATA, CALLS)
+    return path
+
+
+@pytest.fixture
+def troubled(tmp_path: Path) -> Path:
+    """The same, partial, with a tap that failed and Calls that were dropped."""
+    path = tmp_path / "troubled.kcap"
+    write_recording(path, METADATA.model_copy(update=TROUBLE), CALLS)
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A Recording of a PyTorch program: no framework, no model."""
+    path = tmp_path / "plain.kcap"
+    write_recording(path, Metadata(), [LINEAR])
+    return path

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kcap.errors import FormatError
+from kcap.schemas.calling_record import CallingRecord, KernelCount, from_recording, read, write
+from kcap.schemas.recording import Metadata, load, write_recording
+
+EXAMPLE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "framework": "SGLang",
+    "kernels": [{"id": "silu_and_mul", "count": 4}, {"id": "rmsnorm", "count": 2}],
+}
+
+
+def test_the_schema_sets_own_example_reads_and_writes_back(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_bytes(orjson.dumps(EXAMPLE))
+    write(tmp_path / "again.json", read(file))
+    assert orjson.loads((tmp_path / "again.json").read_bytes()) == EXAMPLE
+
+
+def test_kernels_are_written_by_falling_count_then_id(tmp_path: Path) -> None:
+    kernels = [KernelCount(id=name, count=count) for name, count in (("b", 1), ("c", 9), ("a", 1))]
+    write(tmp_path / "r.json", CallingRecord(model="m", framework="vLLM", kernels=kernels))
+    assert [kernel.id for kernel in read(tmp_path / "r.json").kernels] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"extra": 1},
+        {"framework": "vllm"},
+        {"kernels": [{"id": "x", "count": -1}]},
+        {"kernels": [{"id": "x", "count": 1.5}]},
+        {"kernels": [{"id": "x", "count": "1"}]},
+        {"kernels": [{"id": "", "count": 1}]},
+        {"kernels": [{"id": "x", "count": 1, "time": 2}]},
+        {"model": 1},
+    ],
+)
+def test_what_the_schema_does_not_have_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    file = tmp_path / "r.json"
+    file.write_bytes(orjson.dumps(EXAMPLE | change))
+    with pytest.raises(FormatError, match=r"r\.json: " + next(iter(change))):
+        read(file)
+
+
+def test_broken_json_is_named_by_line_and_column(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('{\n"model": }')
+    with pytest.raises(FormatError, match=r"r\.json:2:\d+: "):
+        read(tmp_path / "r.json")
+
+
+def test_counts_are_summed_over_phases_ranks_and_graphs_of_kernels_that_work(recording: Path) -> None:
+    record = from_recording(load(recording))
+    assert record is not None
+    assert record.model_dump() == {
+        "model": "meta-llama/Llama-3.1-8B",
+        "framework": "vLLM",
+        "kernels": [
+            {"id": "_C::rms_norm", "count": 2804},
+            {"id": "aten::mm", "count": 17},
+            {"id": "_vllm_fa3_C::fwd", "count": 3},
+        ],
+    }
+
+
+def test_plain_pytorch_has_no_calling_record(plain: Path) -> None:
+    assert from_recording(load(plain)) is None
+
+
+def test_a_framework_that_the_schema_does_not_name_has_none(tmp_path: Path) -> None:
+    write_recording(tmp_path / "r", Metadata(model="m", framework="other"), [])
+    assert from_recording(load(tmp_path / "r")) is None

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from kcap.schemas.recording import Argument, Call, Count
+from kcap.schemas.signature import call_key, signature
+from kcap.schemas.values import Drift, TensorSpec, TorchConstant
+
+MATRIX = Argument(value=TensorSpec((64, 4096), "bfloat16"))
+TRANSPOSED = Argument(value=TensorSpec((4096, 64), "float8_e4m3fn", (1, 4096)))
+
+
+def test_tensors_that_follow_one_another_are_joined_by_x() -> None:
+    assert signature([MATRIX, TRANSPOSED]) == "bf16[64, 4096] x float8_e4m3fn[4096, 64]{1, 4096}"
+
+
+def test_defaults_are_left_out_and_keywords_named() -> None:
+    keyword = Argument(name="dtype", value=TorchConstant("dtype", "float32"), keyword=True)
+    assert signature([MATRIX, Argument(value=1, default=True), keyword]) == "bf16[64, 4096], dtype=f32"
+
+
+def test_long_lists_are_cut_and_drift_is_marked() -> None:
+    args = [Argument(value=list(range(100))), Argument(value=Drift("int"))]
+    assert signature(args) == "[0, 1, 2, 3, 4, 5, … 94 more], ~int"
+
+
+def test_no_arguments_are_an_empty_text() -> None:
+    assert signature([]) == ""
+
+
+def test_key_joins_recordings_whatever_the_counts_and_ids() -> None:
+    here = Call(id=0, operator="aten::mm", args=[MATRIX], counts=[Count(phase="decode", count=1)])
+    there = Call(id=9, operator="aten::mm", args=[MATRIX.model_copy(update={"name": "self"})])
+    assert call_key(here) == call_key(there)
+    assert len(call_key(here)) == 12
+    assert int(call_key(here), 16) >= 0
+
+
+def test_key_tells_operator_parent_and_arguments_apart() -> None:
+    call = Call(id=0, operator="aten::mm", args=[MATRIX])
+    changes = ({"operator": "aten::bmm"}, {"parent": "x::y"}, {"args": [TRANSPOSED]}, {"args": []})
+    others = [call.model_copy(update=change) for change in changes]
+    assert len({call_key(each) for each in [call, *others]}) == 5
+
+
+def test_key_does_not_change_between_versions() -> None:
+    assert call_key(Call(id=0, operator="aten::mm", args=[MATRIX, TRANSPOSED])) == "efcefe3b640d"
