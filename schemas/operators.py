@@ -15,7 +15,7 @@ LONGEST_NAME = 256
 DEFAULT = "default"
 _TRACE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _DISPATCHER = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
-_PREFIX = re.compile(r"(?:[A-Za-z_]\w*(?:\.(?=[A-Za-z_])|$)){0,3}", re.ASCII)
+_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.){0,2}(?:[A-Za-z_]\w*)?", re.ASCII)
 
 REFUSED_NAMESPACES = frozenset({"prim", "profiler"})
 REFUSED_NAMES = frozenset(
@@ -32,7 +32,7 @@ class OperatorError(KcapError):
     """A name that is no operator's or that a file may not call; `offset` is where in it the fault lies."""
 
     def __init__(self, name: str, reason: str, offset: int = 0) -> None:
-        super().__init__(f"{name[:80]}: {reason}")
+        super().__init__(f"{name[:80]!r}: {reason}")
         self.reason = reason
         self.offset = offset
 

@@ -135,4 +135,6 @@ def _unknown(text: str) -> Fault:
 
 def _first_fault(text: str) -> int:
     match = LOOSE_COUNT.match(text)
-    return match.end() if match else 0
+    if match is None:
+        return 0
+    return match.end() if len(match[1]) < len(str(MAX_COUNT)) else match.start(1)

@@ -11,6 +11,7 @@ from kcap.schemas.values import TensorSpec, TorchConstant, Value, contiguous_str
 DEVICE_OF_TENSORS = "cuda"
 NAMES = ("shape", "dtype", "stride", "device")
 MAX_SIZE = 2**63 - 1
+MAX_DIMENSIONS = 64
 
 
 def tensor(positional: list[Value], keywords: dict[str, Value], storage: int) -> TensorSpec:
@@ -31,7 +32,7 @@ def _checked(given: dict[str, Value], storage: int) -> TensorSpec:
     shape = _sizes(given.get("shape"), "shape")
     stride = None if given.get("stride") is None else _sizes(given["stride"], "stride")
     spec = TensorSpec(shape, dtype.name, stride, device=_device(given.get("device")), storage=storage)
-    return check_tensor(canonical(spec))
+    return canonical(check_tensor(spec))
 
 
 def _sizes(value: Value, what: str) -> tuple[int, ...]:
@@ -59,6 +60,8 @@ def canonical(spec: TensorSpec) -> TensorSpec:
 
 def check_tensor(spec: TensorSpec) -> TensorSpec:
     """`spec`, if some device could hold it."""
+    if len(spec.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
     if spec.strides is not None and len(spec.strides) != len(spec.shape):
         raise ValueError("a tensor's shape and stride differ in length")
     if math.prod(spec.shape) > MAX_NUMEL:

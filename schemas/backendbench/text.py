@@ -120,6 +120,6 @@ def tensor_text(spec: TensorSpec) -> str:
 
 def _writable(spec: TensorSpec) -> TensorSpec:
     try:
-        return check_tensor(canonical(spec))
+        return canonical(check_tensor(spec))
     except ValueError as error:
         raise Unwritable(str(error)) from None
