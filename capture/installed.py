@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
+import kcap
 from kcap.capture.machine import Check, pip, version_of
 
 
@@ -41,6 +44,12 @@ def install_command(framework: str) -> str:
     return pip(f"install {'tensorrt-llm' if framework == 'TRT-LLM' else framework.lower()}")
 
 
+def _source() -> Path | None:
+    """The clone that this kcap runs from, or None where it was installed from a wheel."""
+    root = Path(kcap.__file__).parents[1]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
 def check_engine(engine: Engine) -> Check:
     """Whether `engine` is installed; the way to get it is told only where this kcap can record it."""
     version = version_of(*engine.distributions)
@@ -59,7 +68,8 @@ def check_plugin() -> Iterable[Check]:
     """vLLM finds kcap by its entry point, unless VLLM_PLUGINS names other plugins only."""
     name = "kcap in vLLM"
     if not any(point.name == "kcap" for point in metadata.entry_points(group=VLLM_PLUGIN_GROUP)):
-        yield Check(name, "problem", "its plugin is not registered in this environment", pip("install kcap"))
+        fix = pip(f"install -e {shlex.quote(str(_source()))}" if _source() else "install --force-reinstall kcap")
+        yield Check(name, "problem", "its plugin is not registered in this environment", fix)
         return
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "kcap" not in allowed.split(","):
