@@ -68,7 +68,8 @@ def check_plugin() -> Iterable[Check]:
     """vLLM finds kcap by its entry point, unless VLLM_PLUGINS names other plugins only."""
     name = "kcap in vLLM"
     if not any(point.name == "kcap" for point in metadata.entry_points(group=VLLM_PLUGIN_GROUP)):
-        fix = pip(f"install -e {shlex.quote(str(_source()))}" if _source() else "install --force-reinstall kcap")
+        source = _source()
+        fix = pip(f"install -e {shlex.quote(str(source))}" if source else "install --force-reinstall kcap")
         yield Check(name, "problem", "its plugin is not registered in this environment", fix)
         return
     allowed = os.environ.get("VLLM_PLUGINS")
