@@ -21,21 +21,27 @@ from kcap.errors import FormatError
 from kcap.schemas.backendbench.calls import CALLS, Fault
 from kcap.schemas.backendbench.line import MAX_DEPTH, MIN_INT
 from kcap.schemas.backendbench.literals import number, string
+from kcap.schemas.backendbench.tensor import tensor
 from kcap.schemas.backendbench.words import CONSTANTS, DTYPE_WORDS, LITERALS, QUOTED_DEVICE
 from kcap.schemas.values import TensorSpec, TorchConstant, Value
 
-TENSOR, INTEGERS, NUMBER, WORD, STRING, PUNCTUATION, OTHER, END = range(1, 9)
+PUNCTUATION, TENSOR, INTEGERS, NUMBER, WORD, STRING, OPENING, OTHER, END = range(1, 10)
+INTEGER_LIST = r"-?(?:0|[1-9][0-9]{0,17})(?:,[ ]?-?(?:0|[1-9][0-9]{0,17}))*+"
 TOKEN = re.compile(
-    r"""[ \t]*+(?:
-    (T\([^()'"]{1,128}+(?:\([^()'"]{0,128}+\)[^()'"]{0,32}+)?\))                                # a whole tensor
-    | (\[-?(?:0|[1-9][0-9]{0,17})(?:,[ ]?-?(?:0|[1-9][0-9]{0,17}))*+\])                         # a list of integers
+    rf"""[ \t]*+(?:
+    ([,()\]{{}}:=+-])
+    | (T\([^()'"]{{1,128}}+(?:\([^()'"]{{0,128}}+\)[^()'"]{{0,32}}+)?\))  # a whole tensor
+    | (\[{INTEGER_LIST}\])
     | ((?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[jJ]?)
     | ([A-Za-z_][A-Za-z0-9_]*+(?:\.[A-Za-z_][A-Za-z0-9_]*+)*+)
     | ('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")
-    | ([()\[\]{},:=+-])
+    | (\[)
     | (.)
     | (\Z))""",
     re.VERBOSE | re.DOTALL,
+)
+PLAIN_TENSOR = re.compile(
+    rf"T\(\[({INTEGER_LIST})?\], ([a-z0-9]+)(?:, (?:stride=)?[(\[]({INTEGER_LIST}),?[)\]])?\)", re.ASCII
 )
 IMAGINARY = {"infj": complex(0, float("inf")), "nanj": complex(0, float("nan"))}
 MAX_CACHED = 16384
@@ -88,6 +94,8 @@ class Parser:
         if not isinstance(args, list):
             raise Fault(start, "the positional arguments must be a tuple: one argument is written (x,)")
         self._expect(",")
+        if self.text.startswith("{})", self.start) and self.start + 3 == len(self.text):
+            return args, {}
         kwargs = self._keywords()
         if self.token == ",":
             self._next()
@@ -140,22 +148,31 @@ class Parser:
         return complex(real, sign * imaginary.imag)
 
     def _tensor(self, depth: int) -> Value:
-        key = (self.token, self.storages)
-        known = _tensors.get(key)
+        known = _tensors.get((self.token, self.storages)) or self._plain_tensor()
         if known is not None:
             self.storages += 1
             self._next()
             return known
         self.kind, self.token, self.position = WORD, "T", self.start + 1
-        made = self._word(depth)
-        if isinstance(made, TensorSpec):
-            _remember(key, made)
+        return self._word(depth)
+
+    def _plain_tensor(self) -> TensorSpec | None:
+        """The tensor ahead, if it is in the usual form: the general grammar reads it too, but slower."""
+        match = PLAIN_TENSOR.fullmatch(self.token)
+        if match is None or match[2] not in DTYPE_WORDS:
+            return None
+        positional = [_split(match[1]), DTYPE_WORDS[match[2]], match[3] and _split(match[3])]
+        try:
+            made = tensor(positional, {}, self.storages)
+        except ValueError as error:
+            raise Fault(self.start, str(error)) from None
+        _remember((self.token, self.storages), made)
         return made
 
     def _integers(self, depth: int) -> Value:
         if depth >= MAX_DEPTH:
             raise self._too_deep()
-        made: list[Value] = [int(item) for item in self.token[1:-1].split(",")]
+        made = _split(self.token[1:-1])
         self._next()
         return made
 
@@ -250,16 +267,19 @@ class Parser:
             return self._signed()
         if token == "{":
             raise Fault(self.start, "a dictionary holds keyword arguments only")
-        if token not in "([":
+        if token != "(":
             raise self._fault("a value")
-        return self._sequence(")" if token == "(" else "]", depth)
+        return self._sequence(")", depth)
+
+    def _opening(self, depth: int) -> Value:
+        return self._sequence("]", depth)
 
     def _sequence(self, closing: str, depth: int) -> Value:
         if depth >= MAX_DEPTH:
             raise self._too_deep()
         self._next()
         made: list[Value] = []
-        while self.token != closing or self.kind != PUNCTUATION:
+        while self.token != closing:
             made.append(self.value(depth + 1))
             if closing == ")" and self.token == ")" and len(made) == 1:
                 self._next()
@@ -272,6 +292,10 @@ class Parser:
         raise self._fault("a value")
 
 
+def _split(integers: str | None) -> list[Value]:
+    return [int(item) for item in integers.split(",")] if integers else []
+
+
 def _remember(key: Key, spec: TensorSpec) -> None:
     if len(_tensors) >= MAX_CACHED:
         _tensors.clear()
@@ -279,13 +303,14 @@ def _remember(key: Key, spec: TensorSpec) -> None:
 
 
 _READERS: tuple[Callable[[Parser, int], Value], ...] = (
-    Parser._unexpected,
+    Parser._unexpected,  # no kind is 0
+    Parser._punctuation,
     Parser._tensor,
     Parser._integers,
     Parser._number,
     Parser._word,
     Parser._string,
-    Parser._punctuation,
+    Parser._opening,
     Parser._unexpected,
     Parser._unexpected,
 )

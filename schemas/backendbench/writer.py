@@ -39,7 +39,7 @@ def _texts(lines: Iterable[TraceLine], ledger: Ledger, written: Written) -> Iter
         try:
             text = line_text(line)
         except (Unwritable, OperatorError) as error:
-            ledger.miss(line.operator, short_text(line), str(error), line.count)
+            ledger.miss(line.operator, short_text(line), str(error), max(line.count, 0))
             continue
         if line.operator != operator:
             operator = line.operator
