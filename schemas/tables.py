@@ -84,7 +84,9 @@ def footer(summary: Summary) -> Iterator[Text]:
     if summary.more:
         yield Text(f"{summary.more:,} more rows: --top {len(summary.rows) + summary.more}", "dim")
     if summary.regions or summary.views:
-        yield Text(f"hidden: {summary.regions:,} regions, {summary.views:,} views and allocations: --all", "dim")
+        yield Text(
+            f"hidden: regions {summary.regions:,}, views and allocations {summary.views:,} (--all shows them)", "dim"
+        )
 
 
 class _Columns:

@@ -73,7 +73,7 @@ def test_table_says_who_ran_what_and_where(kcap: Kcap, recording: Path) -> None:
     assert "complete" in ran.out
     assert "bf16[64, 4096] x bf16[4096, 6144]{1, 4096}" in ran.out
     assert "<[bold]>" in ran.out
-    assert "hidden: 1 regions, 1 views and allocations: --all" in ran.out
+    assert "hidden: regions 1, views and allocations 1 (--all" in ran.out
 
 
 def test_next_command_goes_to_standard_error(kcap: Kcap, recording: Path) -> None:
