@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 MARKS = {"ok": ("✓", "green"), "missing": ("–", "dim"), "problem": ("✗", "bold red")}
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  kcap doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """Tell what of this machine kcap can use, and how to get the rest.
-
-    \b
-    Example:
-      kcap doctor
-    """
+    """Tell what of this machine kcap can use, and how to get the rest."""
     machine = list(check_machine())
     works = list(check_work(machine))
     if as_json:

@@ -15,7 +15,7 @@ from kcap.schemas.summary import BY, By, Summary, of_recording, of_trace
 TOP = 40
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  kcap show llama.kcap --by operator")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--by", type=click.Choice(BY), default="kernel", show_default=True, help="What a row is.")
 @click.option("--all", "everything", is_flag=True, help="Show regions, views and allocations too.")
@@ -25,10 +25,6 @@ def command(path: Path, by: str, everything: bool, top: int | None, as_json: boo
     """Show what ran, by kernel, operator, phase or rank.
 
     PATH is a Recording, or a BackendBench trace file. Regions, views and allocations are hidden unless --all.
-
-    \b
-    Example:
-      kcap show llama.kcap --by operator
     """
     if not path.exists():
         raise CallError(f"{path}: no such Recording or trace file (kcap record writes one)")

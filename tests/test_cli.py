@@ -55,7 +55,7 @@ def test_every_command_has_help_that_ends_with_an_example(name: str) -> None:
     with click.Context(group) as context:
         command = group.get_command(context, name)
     assert command is not None
-    lines = (command.help or "").rstrip().splitlines()
+    lines = (command.epilog or command.help or "").rstrip().splitlines()
     assert any(line.strip() in ("Example:", "Examples:") for line in lines)
     assert lines[-1].strip().startswith(f"kcap {name}")
 
