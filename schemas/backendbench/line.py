@@ -9,7 +9,7 @@ from kcap.schemas.values import Value
 
 MAX_LINE = 4 << 20  # bytes of a line: the longest in the published traces has 5,248
 MAX_DEPTH = 32  # brackets inside brackets
-MAX_COUNT = 2**63 - 1
+MAX_COUNT = 2**40  # so that the total of millions of lines fits 64 bits
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 MAX_NUMEL = 2**62
 MAX_TENSOR_BYTES = 16 << 40  # of memory that one tensor spans; no device holds more

@@ -116,7 +116,7 @@ def _trace_line(text: str, number: int, operator: str | None) -> TraceLine:
         reason = "before any 'Operator:' line" if operator is None else "its operator was refused"
         raise Fault(0, f"cnt: {reason}")
     if count > MAX_COUNT:
-        raise Fault(match.start(1), "the count does not fit 63 bits")
+        raise Fault(match.start(1), "the count is more than 2**40")
     args, kwargs = Parser(text, match.end()).arguments()
     return TraceLine(operator, count, args, kwargs, number)
 
@@ -129,7 +129,7 @@ def _unknown(text: str) -> Fault:
     if stripped != text and stripped.startswith(("cnt:", "Operator:")):
         return Fault(0, "blanks before the line's first word (BackendBench would ignore the line)")
     if text.startswith("cnt:"):
-        return Fault(_first_fault(text), "expected 'cnt: N, ((…), {…})' with a count N from 0 to 2**63 - 1")
+        return Fault(_first_fault(text), "expected 'cnt: N, ((…), {…})' with a count N from 0 to 2**40")
     return Fault(0, "neither 'Operator: NAME' nor 'cnt: N, ((…), {…})'")
 
 
@@ -137,4 +137,4 @@ def _first_fault(text: str) -> int:
     match = LOOSE_COUNT.match(text)
     if match is None:
         return 0
-    return match.end() if len(match[1]) < len(str(MAX_COUNT)) else match.start(1)
+    return match.end() if len(match[1]) < 20 else match.start(1)

@@ -53,7 +53,7 @@ def line_text(line: TraceLine) -> str:
     """`cnt: 3, ((…), {…})` with its newline; Unwritable if the format cannot say it."""
     check_operator_name(line.operator)
     if not 0 <= line.count <= MAX_COUNT:
-        raise Unwritable("a count that is negative or does not fit 63 bits")
+        raise Unwritable("a count that is negative or more than 2**40")
     text = f"cnt: {line.count}, {serialize(line.args, line.kwargs)}\n"
     if len(text) > MAX_LINE:
         raise Unwritable(f"arguments of more than {MAX_LINE >> 20} MiB")

@@ -54,7 +54,7 @@ def test_line_ends_and_trailing_blanks_do_not_matter(tmp_path):
         ([GOOD[0], "cnt: 3,((1,), {})"], "2:8", "count N from 0"),
         ([GOOD[0], "cnt: x, ((1,), {})"], "2:6", "count N from 0"),
         ([GOOD[0], "cnt: 99999999999999999999, ((1,), {})"], "2:6", "count N from 0"),
-        ([GOOD[0], "cnt: 9999999999999999999, ((1,), {})"], "2:6", "does not fit 63 bits"),
+        ([GOOD[0], "cnt: 9999999999999999999, ((1,), {})"], "2:6", "more than 2**40"),
         ([GOOD[0], "cnt: 3, ((1,), {}) # x"], "2:20", "the end of the line"),
         ([GOOD[0], "cnt: 3, ((1, oops), {})"], "2:14", "unknown word 'oops'"),
         ([GOOD[0], " cnt: 3, ((1,), {})"], "2:1", "blanks before"),

@@ -59,7 +59,7 @@ def trace_lines(draw):
     renumbered = [number(value, storages) for value in args]
     return TraceLine(
         operator,
-        draw(st.integers(0, 2**63 - 1)),
+        draw(st.integers(0, 2**40)),
         renumbered,
         {name: number(value, storages) for name, value in kwargs.items()},
     )
