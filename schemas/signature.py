@@ -17,6 +17,7 @@ def signature(args: Sequence[Argument]) -> str:
     """`bf16[64, 4096] x bf16[4096, 6144]{1, 4096}, 1e-05, dim=[0, 1]`: defaults left out, strides in braces.
 
     Tensors that follow one another are joined by ` x `. `~int` is a scalar that drifts, `<PyObject>` an opaque value.
+    Keywords are named, and so is what says little alone: `keepdim=True`.
     """
     text = ""
     after_tensor = False
@@ -25,9 +26,14 @@ def signature(args: Sequence[Argument]) -> str:
             continue
         tensor = isinstance(argument.value, TensorSpec) and not argument.keyword
         text += (" x " if tensor and after_tensor else ", ") if text else ""
-        text += f"{argument.name}={short(argument.value)}" if argument.keyword else short(argument.value)
+        text += f"{argument.name}={short(argument.value)}" if _named(argument) else short(argument.value)
         after_tensor = tensor
     return text
+
+
+def _named(argument: Argument) -> bool:
+    bare = argument.value is None or isinstance(argument.value, bool)
+    return argument.keyword or (bare and argument.name is not None)
 
 
 def short(value: Value) -> str:

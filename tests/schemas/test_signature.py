@@ -17,6 +17,13 @@ def test_defaults_are_left_out_and_keywords_named() -> None:
     assert signature([MATRIX, Argument(value=1, default=True), keyword]) == "bf16[64, 4096], dtype=f32"
 
 
+def test_flags_and_none_are_named_where_the_schema_names_them() -> None:
+    flags = [Argument(name="keepdim", value=True), Argument(name="bias", value=None), Argument(value=False)]
+    assert signature([MATRIX, *flags, Argument(name="dim", value=1)]) == (
+        "bf16[64, 4096], keepdim=True, bias=None, False, 1"
+    )
+
+
 def test_long_lists_are_cut_and_drift_is_marked() -> None:
     args = [Argument(value=list(range(100))), Argument(value=Drift("int"))]
     assert signature(args) == "[0, 1, 2, 3, 4, 5, … 94 more], ~int"
