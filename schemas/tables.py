@@ -100,7 +100,7 @@ class _Columns:
         self.numbers = [*self.phases, *(["in graphs"] if self.graphs else []), "count", "share"]
 
     def cells(self, row: Row) -> Iterator[Text]:
-        yield Text(row.name + (" (region)" if row.kind == "region" else "" if row.work else " (view)"))
+        yield Text(row.name + (" (region)" if row.kind == "region" else "" if row.work else " (no work)"))
         yield Text(row.signature if self.second == "arguments" else f"{row.calls:,}")
         yield from (_number(row.phases[phase]) for phase in self.phases)
         if self.graphs:
