@@ -1,0 +1,50 @@
+"""What a recording session is told, handed from `kcap record` to every engine process through one file."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+SESSION_VARIABLE = "KCAP_SESSION"
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session's configuration; `directory` is where its processes leave their shards."""
+
+    directory: str
+    framework: str | None = None
+    model: str | None = None
+    steps: int | None = None  # close the window after this many
+    keep_tokens: bool = False
+    recorder: str = "auto"  # auto, native or python
+    layers_model: int | None = None
+    engine_arguments: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    fail: str = ""  # fault injection: "load", or the number of calls after which the recorder fails
+
+    @property
+    def file(self) -> Path:
+        return Path(self.directory) / "session.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """Its existence asks every process to close its window."""
+        return Path(self.directory) / "stop"
+
+    def shard(self) -> Path:
+        """This process's shard, without its ending."""
+        return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}"
+
+    def write(self) -> None:
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.file.write_bytes(orjson.dumps(asdict(self)))
+
+
+def read_session(path: str | os.PathLike[str]) -> Session:
+    return Session(**orjson.loads(Path(path).read_bytes()))

@@ -1,0 +1,148 @@
+"""vLLM: where its steps begin and end, and which phase they are.
+
+Both of its model runners are hooked: `execute_model` (the forward) and `sample_tokens` (logits and sampling) make one
+step. The window opens when `compile_or_warm_up_model` has returned, so profiling, warm-up and graph capture never
+count; later dummy runs are left out, `execute_dummy_batch` (data parallel) counts as phase `other`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.imports import when_imported
+from kcap.capture.window import StepShape, Window
+
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
+Around = Callable[..., Any]
+
+
+def hook(window: Window) -> None:
+    """Hook vLLM's runners and workers as their modules are imported."""
+    steps = Steps(window)
+    for module in RUNNERS:
+        when_imported(module, functools.partial(_hook_runner, steps=steps))
+    for module, name in WORKERS.items():
+        when_imported(module, functools.partial(_hook_worker, name=name, window=window))
+
+
+def _wrap(owner: Any, name: str, around: Around) -> None:
+    original = owner.__dict__.get(name)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(functools.partial(original, self), self, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def _hook_runner(module: ModuleType, steps: Steps) -> None:
+    _wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
+    _wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
+
+
+def _hook_worker(module: ModuleType, name: str, window: Window) -> None:
+    def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        window.start(**_facts(worker))
+        return result
+
+    def dummy_batch(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        began = window.begin(StepShape("other", [], []))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if began:
+                window.end()
+
+    _wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
+    _wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
+
+
+def _facts(worker: Any) -> dict[str, Any]:
+    import vllm
+
+    config = worker.vllm_config
+    return {
+        "rank": worker.rank,
+        "world_size": config.parallel_config.world_size,
+        "model": config.model_config.model,
+        "layers": getattr(config.model_config.hf_text_config, "num_hidden_layers", None),
+        "framework_version": vllm.__version__,
+    }
+
+
+class Steps:
+    """Follows a runner's requests, and brackets its steps."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._prompt: dict[str, int] = {}  # request -> its prompt's tokens
+
+    def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run") or not self._window.open:
+            return original(scheduled, *args, **kwargs)
+        began = self._begin(scheduled)
+        try:
+            output = original(scheduled, *args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        if began:
+            # None: the sampling follows. Anything else ends the step here.
+            self._window.pause() if output is None else self._window.end()
+        return output
+
+    def sample_tokens(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._window.resume():
+            return original(*args, **kwargs)
+        try:
+            output = original(*args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        self._window.end()
+        return output
+
+    def _begin(self, scheduled: Any) -> bool:
+        try:
+            shape = self._shape(scheduled)
+            return shape is not None and self._window.begin(shape)
+        except Exception as error:
+            self._window.failed(error)
+            return False
+
+    def _shape(self, scheduled: Any) -> StepShape | None:
+        """None when no forward will run."""
+        computed = self._computed(scheduled)
+        new = scheduled.num_scheduled_tokens
+        if not scheduled.total_num_scheduled_tokens:
+            return None
+        order = [request for request in new if request in computed]
+        prefills = sum(computed[r] < self._prompt.get(r, 0) for r in order)
+        phase = "decode" if not prefills else "prefill" if prefills == len(order) else "mixed"
+        return StepShape(phase, [new[r] for r in order], [computed[r] + new[r] for r in order])
+
+    def _computed(self, scheduled: Any) -> dict[str, int]:
+        """Each scheduled request's tokens computed before this step; keeps the table of prompts up to date."""
+        for request in scheduled.finished_req_ids:
+            self._prompt.pop(request, None)
+        computed = {}
+        for request in scheduled.scheduled_new_reqs:
+            self._prompt[request.req_id] = _prompt_tokens(request)
+            computed[request.req_id] = request.num_computed_tokens
+        cached = scheduled.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return computed
+
+
+def _prompt_tokens(request: Any) -> int:
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    embeds = getattr(request, "prompt_embeds", None)
+    return 0 if embeds is None else len(embeds)

@@ -1,0 +1,70 @@
+"""Runs vLLM offline for a recording: `python -m kcap.capture.engines.vllm_offline JOB.json`, in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kcap.capture.config import Session, read_session
+from kcap.capture.shards import all_closed
+from kcap.capture.workload import Prompt, Workload
+
+RESULT = "outputs.json"
+
+
+def main(job_file: str) -> None:
+    job = orjson.loads(Path(job_file).read_bytes())
+    session = read_session(job["session"])
+    workload = Workload(**job["workload"])
+    from vllm import LLM
+
+    llm = LLM(**job["engine_arguments"])
+    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    outputs = _generate(llm, workload.requests(vocabulary), workload, session)
+    _stop(session)
+    if job.get("outputs"):
+        Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
+
+
+def _generate(llm: Any, prompts: list[Prompt], workload: Workload, session: Session) -> list[list[int]]:
+    """Submit every request, then step until all are done or the window has closed; each request's token ids."""
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    detokenize = getattr(engine, "tokenizer", None) is not None
+    params = SamplingParams(max_tokens=workload.output_len, temperature=0.0, ignore_eos=True, detokenize=detokenize)
+    for number, prompt in enumerate(prompts):
+        text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+        engine.add_request(str(number), text, params)
+    done: dict[int, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            done[_number(output.request_id)] = list(output.outputs[0].token_ids)
+        if session.steps is not None and _closed(session):
+            break
+    return [done.get(number, []) for number in range(len(prompts))]
+
+
+def _number(request_id: str) -> int:
+    return int(request_id.split("-")[0])
+
+
+def _closed(session: Session) -> bool:
+    directory = Path(session.directory)
+    return any(directory.glob("*.counts")) and all_closed(directory)
+
+
+def _stop(session: Session, patience: float = 10.0) -> None:
+    """Ask every process to close its shard, and give them time for it."""
+    session.stop_file.touch(mode=0o600)
+    deadline = time.monotonic() + patience
+    while not all_closed(Path(session.directory)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,121 @@
+"""Folds calls that differ only in what drifts, and those that ranks and processes share, into one Call each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from kcap.capture.shards import Shard
+from kcap.schemas.recording import PHASES as PHASE_NAMES
+from kcap.schemas.recording import Call, Count, Mode
+from kcap.schemas.work import does_work
+
+SCALARS = (bool, int, float)
+
+
+class Fold:
+    """Calls by their folded signature; `of[shard, id]` is the signature of a shard's own call."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self.shards = list(shards)
+        self._drift = _drift(self.shards)
+        self.of: dict[tuple[int, int], bytes] = {}
+        self.raw: dict[tuple[int, int], dict[str, Any]] = {}
+        self.signatures: dict[bytes, dict[str, Any]] = {}
+        self.counts: dict[bytes, Counter[tuple[int, int, Mode]]] = defaultdict(Counter)
+        for index, shard in enumerate(self.shards):
+            self._add_calls(index, shard)
+
+    def _add_calls(self, index: int, shard: Shard) -> None:
+        lines = {line["id"]: line for line in shard.lines.get("call", [])}
+        for region in shard.lines.get("region", []):
+            if region["of"] in lines:
+                lines[region["id"]] = {**lines[region["of"]], "kind": "region", "id": region["id"]}
+        for number, line in lines.items():
+            body = {key: value for key, value in line.items() if key != "id"}
+            self.raw[index, number] = body
+            folded = {**body, "args": self._fold(body["operator"], body["args"])}
+            key = orjson.dumps(folded, option=orjson.OPT_SORT_KEYS)
+            self.of[index, number] = key
+            self.signatures.setdefault(key, folded)
+
+    def _fold(self, operator: str, args: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        scalars, offsets = self._drift.get(operator, (0, 0))
+        if not scalars and not offsets:
+            return args
+        return [_fold_argument(arg, scalars >> i & 1, offsets >> i & 1) for i, arg in enumerate(args)]
+
+    def drifted(self, index: int, number: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """What a shard's own call still holds of the scalars and offsets that its fold leaves out."""
+        body = self.raw[index, number]
+        scalars, offsets = self._drift.get(body["operator"], (0, 0))
+        values, places = {}, {}
+        for i, arg in enumerate(body["args"]):
+            value = arg.get("value")
+            if scalars >> i & 1 and _is_scalar(value):
+                values[str(i)] = value
+            place = value["tensor"].get("offset", 0) if isinstance(value, dict) and "tensor" in value else None
+            if offsets >> i & 1 and place is not None:
+                places[str(i)] = place
+        return values, places
+
+    def count(self, index: int, number: int, phase: int, times: int, mode: Mode = "eager") -> None:
+        key = self.of.get((index, number))
+        if key is not None and times:
+            self.counts[key][phase, int(self.shards[index].process.get("rank", 0)), mode] += times
+
+    def count_loose(self) -> None:
+        for index, number in self.of:
+            for phase, times in enumerate(self.shards[index].loose_counts(number)):
+                self.count(index, number, phase, times)
+
+    def calls(self, order: list[bytes]) -> tuple[list[Call], dict[bytes, int]]:
+        """The Calls that ran, in `order` first, and each signature's id."""
+        seen = dict.fromkeys(order)
+        rest = sorted(key for key in self.counts if key not in seen)
+        keys = [key for key in [*seen, *rest] if self.counts.get(key)]
+        ids = {key: number for number, key in enumerate(keys)}
+        return [self._call(key, number) for key, number in ids.items()], ids
+
+    def _call(self, key: bytes, number: int) -> Call:
+        counts = [
+            Count(phase=PHASE_NAMES[phase], rank=rank, mode=mode, count=times)
+            for (phase, rank, mode), times in sorted(self.counts[key].items())
+        ]
+        call = Call.model_validate({**self.signatures[key], "id": number, "counts": counts})
+        return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
+
+
+def _drift(shards: list[Shard]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for shard in shards:
+        for line in shard.lines.get("drift", []):
+            scalars, offsets = found.get(line["operator"], (0, 0))
+            found[line["operator"]] = (scalars | line["scalars"], offsets | line["offsets"])
+    return found
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, SCALARS):
+        return True
+    if isinstance(value, list):
+        return all(isinstance(item, SCALARS) for item in value)
+    return isinstance(value, dict) and ("float" in value or "complex" in value)
+
+
+def _fold_argument(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, Any]:
+    value = arg.get("value")
+    if scalar and (_is_scalar(value) or (isinstance(value, dict) and "drift" in value)):
+        return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
+    return {**arg, "value": _without_offset(value)} if offset else arg
+
+
+def _without_offset(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_offset(item) for item in value]
+    if isinstance(value, dict) and "tensor" in value:
+        return {"tensor": {**value["tensor"], "offset": None}}
+    return value

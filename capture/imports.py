@@ -1,0 +1,57 @@
+"""Calls back when a module has been imported, so that hooking an engine imports nothing early."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+Hook = Callable[[ModuleType], None]
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, hooks: list[Hook]) -> None:
+        self._loader = loader
+        self._hooks = hooks
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for hook in self._hooks:
+            hook(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self.hooks: dict[str, list[Hook]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hooks = self.hooks.pop(name, None)  # popped first: the search below asks this finder again
+        if hooks is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, hooks)
+        return spec
+
+
+_finder = _Finder()
+
+
+def when_imported(name: str, hook: Hook) -> None:
+    """Run `hook(module)` now if `name` is imported already, else right after it has been."""
+    if name in sys.modules:
+        hook(sys.modules[name])
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.hooks.setdefault(name, []).append(hook)

@@ -1,0 +1,45 @@
+"""Keeps secrets out of a Recording: API keys, tokens and passwords on a command line or among engine arguments."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+HIDDEN = "REDACTED"
+# The last word of an option says what it holds: --api-key and --hf-token do, --max-num-batched-tokens does not.
+SECRET_NAME = re.compile(
+    r"(?:^|[-_.])(?:api[-_]?key|key|token|password|passwd|secret|credential|credentials)$", re.IGNORECASE
+)
+SECRET_VALUE = re.compile(r"\b(?:hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|Bearer\s+\S+)")
+
+
+def redact_command(command: list[str]) -> list[str]:
+    """The command with every secret's value replaced; an option's values end at the next option."""
+    out: list[str] = []
+    hiding = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if word.startswith("-") or (equals and name.isidentifier()):
+            secret = bool(SECRET_NAME.search(name.lstrip("-")))
+            hiding = secret and not equals
+            out.append(f"{name}={HIDDEN}" if secret and equals else _clean(word))
+        else:
+            out.append(HIDDEN if hiding else _clean(word))
+    return out
+
+
+def redact_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Engine arguments with every secret's value replaced, nested ones too."""
+    return {name: _redact(name, value) for name, value in arguments.items()}
+
+
+def _redact(name: str, value: Any) -> Any:
+    if SECRET_NAME.search(name):
+        return HIDDEN
+    if isinstance(value, dict):
+        return redact_arguments(value)
+    return _clean(value) if isinstance(value, str) else value
+
+
+def _clean(text: str) -> str:
+    return SECRET_VALUE.sub(HIDDEN, text)

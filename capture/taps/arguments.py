@@ -1,0 +1,126 @@
+"""A call's arguments in the shard's form, described in Python: for the dispatch mode."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import orjson
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+PATH_NUMBER = re.compile(r"\.\d+")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A call: its operator, whether it does work, its parent, its arguments as JSON and as they came."""
+
+    operator: str
+    work: bool
+    parent: str | None
+    args: list[dict[str, Any]]
+    values: list[tuple[str, Any]]
+
+    def line(self, drifting: int) -> bytes:
+        """The call's line without its id; `drifting` (a bit an argument, -1: all) leaves scalars and offsets out."""
+        args = [_masked(arg) if drifting >> i & 1 else arg for i, arg in enumerate(self.args)]
+        body: dict[str, Any] = {"operator": self.operator}
+        if self.parent:
+            body["parent"] = self.parent
+        if not self.work:
+            body["work"] = False
+        return orjson.dumps({**body, "args": args}) + b"\n"
+
+
+def _masked(arg: dict[str, Any]) -> dict[str, Any]:
+    value = arg["value"]
+    if isinstance(value, dict) and "tensor" in value:
+        return {**arg, "value": {"tensor": {**value["tensor"], "offset": None}}}
+    plain = isinstance(value, bool | int | float) or (
+        isinstance(value, list) and not any(isinstance(v, dict) for v in value)
+    )
+    return {key: item for key, item in arg.items() if key != "default"} | (
+        {"value": {"drift": "number"}} if plain else {}
+    )
+
+
+def is_traced(args: Any, kwargs: Any) -> bool:
+    """Whether a compiler made this call: it holds a fake or meta tensor, or a symbolic size."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    return any(isinstance(x, FakeTensor | symbolic) or (isinstance(x, torch.Tensor) and x.is_meta) for x in leaves)
+
+
+def describe(func: Any, args: Any, kwargs: Any, parent: str | None) -> Described:
+    """Bind the arguments to the operator's schema, defaults filled in, and write them down."""
+    schema = func._schema
+    storages: dict[int, int] = {}
+    values, described = [], []
+    for i, argument in enumerate(schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+        values.append((argument.name, value))
+        described.append(_argument(argument, value, storages))
+    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    return Described(name, _does_work(schema), parent, described, values)
+
+
+def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, Any]:
+    out = {"name": argument.name, "value": encode(value, storages, str(argument.real_type))}
+    if argument.kwarg_only:
+        out["keyword"] = True
+    if argument.alias_info is not None and argument.alias_info.is_write:
+        out["written"] = True
+    if argument.has_default_value() and not isinstance(value, torch.Tensor) and value == argument.default_value:
+        out["default"] = True
+    return out
+
+
+@cache
+def _does_work(schema: Any) -> bool:
+    written = any(argument.alias_info and argument.alias_info.is_write for argument in schema.arguments)
+    view = not written and any(result.alias_info for result in schema.returns)
+    return not view and "empty" not in schema.name and schema.name not in ("aten::detach", "aten::alias")
+
+
+def encode(value: Any, storages: dict[int, int], real_type: str = "") -> Any:
+    """The shard's form of one argument (that of kcap.schemas.values)."""
+    if isinstance(value, torch.Tensor):
+        return _tensor(value, storages)
+    if isinstance(value, list | tuple):
+        return [encode(item, storages, real_type) for item in value]
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.layout):
+        return {"layout": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return {"folded": PATH_NUMBER.sub(".*", value)} if PATH_NUMBER.search(value) else value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    return {"opaque": type(value).__name__}
+
+
+def _tensor(tensor: torch.Tensor, storages: dict[int, int]) -> Any:
+    if tensor.layout != torch.strided:
+        return {"opaque": f"tensor {tensor.layout}"}
+    storage = tensor.untyped_storage()._cdata
+    out: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    if not tensor.is_contiguous():
+        out["strides"] = list(tensor.stride())
+    if tensor.storage_offset():
+        out["offset"] = tensor.storage_offset()
+    return {"tensor": {**out, "device": tensor.device.type, "storage": storages.setdefault(storage, len(storages))}}

@@ -1,0 +1,307 @@
+"""The fallback where there is no compiler: a TorchDispatchMode on the thread that runs the steps.
+
+It sees what is dispatched below autograd and composite operators (`t` and `mm` where the native recorder sees
+`linear`), on one thread, at some ten times the cost. It ignores compile internals, so that torch.compile is not
+disturbed, and is entered again inside custom operators, so that the kernels in them are seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kcap.capture.samples import VALUE_ARGUMENTS
+from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, OVERFLOW, STEPS, TRACED, Counts
+from kcap.capture.taps.arguments import Described, describe, is_traced
+
+MAX_VARIANTS = 16
+SAMPLES = 4
+INTEGERS = (torch.int16, torch.int32, torch.int64)
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, recorder: DispatchModeRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        at = self._recorder.saw(func, args, kwargs)
+        key = None if at is None else _backend_key(func, args, kwargs)
+        if at is None or key is None:
+            return func(*args, **kwargs)
+        self._recorder.enter(func)
+        try:
+            with self:
+                return func._op_dk(key, *args, **kwargs)
+        finally:
+            self._recorder.leave(at)
+
+
+def _backend_key(func: Any, args: Any, kwargs: Any) -> Any:
+    """The dispatch key of a custom operator's own kernel, so that it can run with the mode on; None: run it plainly."""
+    if func.namespace in ("aten", "prim", "prims") or torch.is_grad_enabled():
+        return None
+    devices = [arg.device.type for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+    keys = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
+    for name in devices[:1]:
+        for key in (keys.get(name), torch._C.DispatchKey.CompositeExplicitAutograd):
+            if key is not None and func.has_kernel_for_dispatch_key(key):
+                return key
+    return None
+
+
+class DispatchModeRecorder:
+    """Interns and counts in Python what the mode sees; its shard has the native recorder's layout."""
+
+    kind = "TorchDispatchMode"
+
+    def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
+        self._file = open(stem.with_name(stem.name + ".jsonl"), "xb", buffering=0)  # noqa: SIM115
+        self._counts = Counts(stem.with_name(stem.name + ".counts"), create=True)
+        self._lock = threading.RLock()
+        self._keep_tokens = keep_tokens
+        self._fail_after = fail_after
+        self._mode: _Mode | None = None
+        self._open = self._loose = False
+        self._phase = self._loose_phase = 3
+        self._program: list[int] = []
+        self._stack: list[str] = []
+        self._ids: dict[bytes, int] = {}
+        self._calls: list[Described] = []
+        self._regions: dict[int, int] = {}
+        self._variants: Counter[bytes] = Counter()
+        self._drift: dict[str, int] = {}
+        self._programs: dict[bytes, int] = {}
+        self._batches: dict[tuple[int, ...], int] = {}
+        self._sampled: Counter[tuple[int, int]] = Counter()
+        self._steps = 0
+        self.error = ""
+
+    # ---- what the mode tells ----
+
+    def saw(self, func: Any, args: Any, kwargs: Any) -> int | None:
+        """Record one call; its place in the Program, or None when it is not recorded."""
+        if not self._open or (self._stack and self._stack[-1] == "aten"):
+            return None
+        try:
+            if is_traced(args, kwargs):
+                self._counts.cells[TRACED] += 1
+                return None
+            if self._fail_after >= 0:
+                self._fail_after -= 1
+                if self._fail_after < 0:
+                    raise RuntimeError("made to fail")
+            return self._record(func, args, kwargs)
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> int | None:
+        call = describe(func, args, kwargs, self._stack[-1] if self._stack else None)
+        number = self._intern(call)
+        if number is None:
+            self._counts.cells[OVERFLOW] += 1
+            return None
+        self._sample(number, call)
+        self._program.append(number)
+        if self._loose and not self._stack and func.namespace == "aten":
+            self._count_loose()
+        return len(self._program) - 1
+
+    def enter(self, func: Any) -> None:
+        self._stack.append(func._schema.name)
+
+    def leave(self, at: int) -> None:
+        """A custom operator ended: a region if another custom operator ran in it, else a kernel without detail."""
+        self._stack.pop()
+        inside = self._program[at + 1 :]
+        if any(not self._calls[number].operator.startswith("aten::") for number in inside):
+            self._program[at] = self._region(self._program[at])
+        else:
+            del self._program[at + 1 :]
+        if self._loose and not self._stack:
+            self._count_loose()
+
+    # ---- interning ----
+
+    def _intern(self, call: Described) -> int | None:
+        masked = call.line(self._drift.get(call.operator, 0))
+        number = self._ids.get(masked)
+        if number is not None or len(self._calls) >= MAX_CALLS:
+            return number
+        with self._lock:
+            number = self._ids[masked] = self._add(call)
+            self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
+            base = call.line(-1)
+            self._variants[base] += 1
+            if self._variants[base] > MAX_VARIANTS:
+                self._note_drift(call, base)
+        return number
+
+    def _add(self, call: Described) -> int:
+        self._calls.append(call)
+        return len(self._calls) - 1
+
+    def _note_drift(self, call: Described, base: bytes) -> None:
+        first = next(other for other in self._calls if other.line(-1) == base)
+        differ = sum(1 << i for i, (a, b) in enumerate(zip(first.args, call.args, strict=True)) if a != b)
+        before = self._drift.get(call.operator, 0)
+        if differ | before != before:
+            self._drift[call.operator] = before | differ
+            self._write(
+                orjson.dumps(
+                    {"t": "drift", "operator": call.operator, "scalars": before | differ, "offsets": before | differ}
+                )
+                + b"\n"
+            )
+
+    def _region(self, number: int) -> int:
+        if number not in self._regions:
+            self._regions[number] = self._add(self._calls[number])
+            self._write(orjson.dumps({"t": "region", "id": self._regions[number], "of": number}) + b"\n")
+        return self._regions[number]
+
+    def _sample(self, number: int, call: Described) -> None:
+        """The first SAMPLES invocations in a phase; tensors on a GPU are not read: that would stall its stream."""
+        phase = self._phase_now()
+        if self._sampled[number, phase] >= SAMPLES:
+            return
+        tensors = {
+            str(i): _content(tensor)
+            for i, (name, tensor) in enumerate(call.values)
+            if isinstance(tensor, torch.Tensor)
+            and tensor.dtype in INTEGERS
+            and self._kept(call, name)
+            and tensor.is_cpu
+        }
+        scalars = {
+            str(i): call.args[i]["value"] for i in range(len(call.args)) if self._drift.get(call.operator, 0) >> i & 1
+        }
+        if tensors or scalars:
+            line = {"t": "sample", "call": number, "phase": phase, "slot": self._sampled[number, phase]}
+            self._write(orjson.dumps({**line, "step": self._steps, "scalars": scalars, "tensors": tensors}) + b"\n")
+        self._sampled[number, phase] += 1
+
+    def _kept(self, call: Described, name: str) -> bool:
+        return self._keep_tokens if call.operator.startswith("aten::") else name in VALUE_ARGUMENTS
+
+    # ---- the window and its steps ----
+
+    def start(self, loose: bool) -> None:
+        self._loose, self._open = loose, not self.error
+        if loose:
+            self._push()
+
+    def stop(self) -> None:
+        self._open = False
+        self._pop()
+
+    def set_phase(self, phase: int) -> None:
+        self._loose_phase = phase
+
+    def step_begin(self, phase: int) -> None:
+        self._phase, self._loose = phase, False
+        self._program = []
+        self._push()
+
+    def step_pause(self) -> None:
+        if not self._loose:
+            self._pop()
+
+    def step_resume(self) -> None:
+        self._push()
+
+    def step_end(self, tokens: int, sequences: int, details: bytes) -> None:
+        self._pop()
+        if self._open:
+            try:
+                self._count_step(tokens, sequences, details)
+            except OSError as error:
+                self._fail(error)
+
+    def _push(self) -> None:
+        if self._mode is None and self._open:
+            self._mode = _Mode(self)
+            self._mode.__enter__()
+
+    def _pop(self) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+    def _phase_now(self) -> int:
+        return self._loose_phase if self._loose else self._phase
+
+    def _count_loose(self) -> None:
+        for number in self._program:
+            self._counts.cells[self._counts.loose(number, self._phase_now())] += 1
+        self._program = []
+
+    def _count_step(self, tokens: int, sequences: int, details: bytes) -> None:
+        index, self._steps = self._steps, self._steps + 1
+        program = self._intern_program()
+        key = (program, self._phase, tokens, sequences)
+        if key not in self._batches and len(self._batches) >= MAX_BATCHES:
+            self._count_loose()
+            self._counts.cells[LOOSE_STEPS + self._phase] += 1
+            return
+        shape = b'"program":%d,"phase":%d,"tokens":%d,"sequences":%d' % key
+        if key not in self._batches:
+            self._batches[key] = len(self._batches)
+            self._write(b'{"t":"batch","id":%d,%s}\n' % (self._batches[key], shape))
+        if details:
+            self._write(b'{"t":"step","index":%d,%s%s}\n' % (index, shape, details))
+        self._counts.cells[self._counts.batch(self._batches[key])] += 1
+        self._counts.cells[STEPS] += 1
+
+    def _intern_program(self) -> int:
+        digest = hashlib.sha256(orjson.dumps(self._program)).digest()
+        if digest not in self._programs:
+            self._programs[digest] = len(self._programs)
+            self._write(orjson.dumps({"t": "program", "id": self._programs[digest], "calls": self._program}) + b"\n")
+        return self._programs[digest]
+
+    # ---- the shard ----
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+
+    def line(self, text: bytes) -> None:
+        self._write(text + b"\n")
+
+    def _fail(self, error: Exception) -> None:
+        self._open = False
+        self.error = f"{type(error).__name__}: {error}"
+        self._counts.cells[FAILED] = 1
+        try:
+            self._write(
+                orjson.dumps({"t": "tap", "name": "dispatch_mode", "status": "failed", "detail": self.error}) + b"\n"
+            )
+        except OSError:
+            return  # a full disk: the counter says it
+
+    def close(self) -> None:
+        self.stop()
+        self._counts.cells[CLOSED] = 1
+
+
+def _content(tensor: torch.Tensor) -> dict[str, Any]:
+    values = tensor.flatten().tolist()
+    out: dict[str, Any] = {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "values": values,
+    }
+    return {**out, "low": min(values), "high": max(values)} if values else out

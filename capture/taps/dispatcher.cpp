@@ -1,0 +1,618 @@
+// The native recorder: a RecordFunction observer that interns every call an engine makes and counts it.
+//
+// Built once per torch version and compiler against ATen's headers alone (no Python ABI), called through ctypes.
+// Compile with -DNDEBUG: without it RecordFunction's layout differs from the wheel's.
+// Inside a callback nothing is dispatched, no lock is held while a tensor is looked at, and nothing throws.
+#include <ATen/record_function.h>
+#include <pthread.h>
+
+#include <deque>
+
+#include "native/samples.h"
+#include "native/shard.h"
+
+namespace kcap {
+
+struct Entry {  // an interned call
+  uint32_t id = 0;
+  Operator* op = nullptr;
+  Entry* region = nullptr;                 // its twin, once another custom operator was recorded inside it
+  bool sampled = false;
+  Hash base;                               // the signature without what can drift
+  std::vector<uint64_t> scalars, offsets;  // what can drift, per argument
+  Reservoir reservoirs[kPhases];
+};
+
+struct Thread;
+
+struct Frame : at::ObserverContext {  // an operator on this thread's stack
+  Frame* below = nullptr;
+  Entry* entry = nullptr;
+  Thread* thread = nullptr;
+  uint64_t epoch = 0;
+  size_t position = 0;
+  bool aten = false, has_kernels = false;
+  bool muted = false;  // observation is off on this thread until this operator ends
+  uint64_t inner = 0;  // operators observed and ignored on this thread before this one
+  static void* operator new(size_t size, Thread& thread);
+  static void operator delete(void* memory);
+  static void operator delete(void* memory, Thread&) { operator delete(memory); }
+};
+
+// Entries by signature: open addressing, since a lookup is most of what a call costs.
+class Known {
+ public:
+  Entry* find(const Hash& key) const {
+    for (size_t i = key.a & mask_;; i = (i + 1) & mask_) {
+      const Slot& slot = slots_[i];
+      if (C10_LIKELY(slot.key == key)) return slot.entry;
+      if (!slot.entry) return nullptr;
+    }
+  }
+  void add(const Hash& key, Entry* entry) {
+    if (++size_ * 2 > mask_) grow();
+    put(key, entry);
+  }
+
+ private:
+  struct Slot { Hash key{0, 0}; Entry* entry = nullptr; };
+  void put(const Hash& key, Entry* entry) {
+    size_t i = key.a & mask_;
+    while (slots_[i].entry) i = (i + 1) & mask_;
+    slots_[i] = {key, entry};
+  }
+  void grow() {
+    std::vector<Slot> old((mask_ + 1) * 2);
+    old.swap(slots_);
+    mask_ = slots_.size() - 1;
+    for (const Slot& slot : old)
+      if (slot.entry) put(slot.key, slot.entry);
+  }
+  size_t mask_ = 1023, size_ = 0;
+  std::vector<Slot> slots_ = std::vector<Slot>(1024);
+};
+
+struct Thread {
+  Frame* top = nullptr;
+  void* free_frames = nullptr;
+  int aten_depth = 0;
+  uint64_t ignored = 0;
+  bool busy = false, stepping = false;
+  size_t phase = 3;
+  uint64_t epoch = 0;
+  std::vector<Entry*> program;
+  Known known;
+  OperatorCache operators;
+};
+
+// A plain pointer in static TLS: no guard and no call at each access. A thread's state outlives it (bounded by the
+// number of threads that ever dispatched an operator).
+__attribute__((tls_model("initial-exec"))) thread_local Thread* tls_state = nullptr;
+inline Thread& this_thread() {
+  if (C10_UNLIKELY(!tls_state)) tls_state = new Thread();
+  return *tls_state;
+}
+
+// Frames are recycled; each block starts with its thread, then the link to the next free one.
+constexpr size_t kBlockHeader = 16;
+void* Frame::operator new(size_t size, Thread& thread) {
+  char* block = static_cast<char*>(thread.free_frames);
+  if (C10_LIKELY(block != nullptr)) std::memcpy(&thread.free_frames, block + 8, 8);
+  else block = static_cast<char*>(::operator new(size + kBlockHeader));
+  Thread* owner = &thread;
+  std::memcpy(block, &owner, 8);
+  return block + kBlockHeader;
+}
+void Frame::operator delete(void* memory) {
+  char* block = static_cast<char*>(memory) - kBlockHeader;
+  Thread* owner;
+  std::memcpy(&owner, block, 8);
+  std::memcpy(block + 8, &owner->free_frames, 8);
+  owner->free_frames = block;
+}
+
+constexpr int kMaxVariants = 16;
+constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20, kSamplesPerTurn = 64;
+
+struct Recorder {
+  std::atomic<bool> open{false}, loose{false};
+  std::atomic<size_t> loose_phase{3};
+  std::atomic<int64_t> fail_after{-1};  // fault injection
+  std::atomic<uint64_t> steps{0};
+  Operators operators;
+  Shard shard;
+  Banks banks{[this](std::string_view text) { shard.write(text); }};
+  at::CallbackHandle handle = 0;
+  std::mutex mutex;
+  std::deque<Entry> entries;
+  std::unordered_map<Hash, Entry*, HashOf> interned;
+  std::unordered_map<Hash, std::pair<Entry*, int>, HashOf> variants;  // base -> the first, how many
+  std::unordered_map<Hash, Entry*, HashOf> places;                    // base and scalars -> the first
+  std::unordered_map<Hash, uint32_t, HashOf> programs, batches;
+  std::unordered_map<Hash, std::vector<Entry*>, HashOf> shapes;       // base of a program -> one that ran
+  size_t program_words = 0;
+  std::string error;
+};
+Recorder* g = nullptr;
+
+void failed(const char* reason) noexcept {
+  g->open = false;
+  try {
+    std::lock_guard<std::mutex> guard(g->mutex);
+    if (!g->error.empty()) return;
+    g->error = reason;
+    g->shard.header(hFailed) = 1;
+    std::string line = "{\"t\":\"tap\",\"name\":\"dispatcher\",\"status\":\"failed\",\"detail\":";
+    put_string(line, reason);
+    g->shard.write(line + "}\n");
+  } catch (...) {  // a full disk: the header says it
+  }
+}
+
+// ---- interning ----
+
+std::string arguments_json(const Operator& op, const at::RecordFunction& fn) {
+  std::string out = "[";
+  Describer describer(op);
+  size_t i = 0;
+  for (const IValue& v : fn.inputs()) {
+    const ArgumentInfo* info = i < op.arguments.size() ? &op.arguments[i] : nullptr;
+    std::string value;
+    describer.argument(value, v, info, i);
+    out += i++ ? ",{" : "{";
+    if (info) { out += "\"name\":"; put_string(out, info->name); out += ','; }
+    out += "\"value\":" + value;
+    if (info && info->keyword) out += ",\"keyword\":true";
+    if (info && info->written) out += ",\"written\":true";
+    if (info && !info->default_json.empty() && info->default_json == value) out += ",\"default\":true";
+    out += '}';
+  }
+  return out + "]";
+}
+
+std::string call_line(const Entry& e, const Operator* parent, const std::string& arguments) {
+  std::string out = "{\"t\":\"call\",\"id\":" + std::to_string(e.id) + ",\"operator\":";
+  put_string(out, e.op->name);
+  if (parent) { out += ",\"parent\":"; put_string(out, parent->base_name); }
+  if (!e.op->work) out += ",\"work\":false";
+  return out + ",\"args\":" + arguments + "}\n";
+}
+
+void measure_slots(Entry& e, const at::RecordFunction& fn, const Operator* parent) {
+  Operator all, none;
+  all.serial = e.op->serial;
+  all.drifting = all.drifting_offsets = ~0ull;
+  Hasher base(all);
+  size_t i = 0;
+  for (const IValue& v : fn.inputs()) {
+    base.argument(v, i++);
+    Hasher one(none);
+    if (is_scalar_like(v)) one.argument(v, 0);
+    e.scalars.push_back(one.hash.a);
+    const bool plain = v.isTensor() && v.toTensor().defined() && strided(v.toTensor());
+    e.offsets.push_back(plain ? static_cast<uint64_t>(v.toTensor().unsafeGetTensorImpl()->storage_offset()) : 0);
+  }
+  base.hash.add(parent ? parent->serial : 0);
+  e.base = base.hash;
+}
+
+bool is_object_list(const IValue& v) { return v.isList() && !v.isIntList() && !v.isDoubleList() && !v.isBoolList(); }
+
+bool samples_anything(const Operator& op, const at::RecordFunction& fn) {
+  if (op.drifting.load() || op.drifting_offsets.load()) return true;
+  size_t i = 0;
+  for (const IValue& v : fn.inputs()) {
+    const Keep keep = i < op.arguments.size() ? op.arguments[i].keep : Keep::nothing;
+    i++;
+    if (keep == Keep::nothing) continue;
+    if (is_object_list(v) || (v.isTensor() && v.toTensor().defined() && is_index_type(v.toTensor()))) return true;
+  }
+  return false;
+}
+
+// What two calls of one base differ in drifts: from now on the operator's calls leave it out of their signature.
+void note_drift(const Entry& a, const Entry& b) {
+  uint64_t scalars = 0, offsets = 0;
+  for (size_t i = 0; i < std::min<size_t>({a.scalars.size(), b.scalars.size(), 64}); i++) {
+    if (a.scalars[i] != b.scalars[i]) scalars |= 1ull << i;
+    if (a.offsets[i] != b.offsets[i]) offsets |= 1ull << i;
+  }
+  const uint64_t before = a.op->drifting.fetch_or(scalars), before_offsets = a.op->drifting_offsets.fetch_or(offsets);
+  if ((before | scalars) == before && (before_offsets | offsets) == before_offsets) return;
+  std::string line = "{\"t\":\"drift\",\"operator\":";
+  put_string(line, a.op->name);
+  g->shard.write(line + ",\"scalars\":" + std::to_string(before | scalars) + ",\"offsets\":" + std::to_string(before_offsets | offsets) + "}\n");
+}
+
+Entry* add_entry(Entry&& made) {
+  if (g->entries.size() >= kMaxCalls) return nullptr;
+  made.id = static_cast<uint32_t>(g->entries.size());
+  g->entries.push_back(std::move(made));
+  return &g->entries.back();
+}
+
+// Calls that differ in offsets alone are one at once (each layer's slice of a cache); scalars may mean different things
+// (a dimension), so they need kMaxVariants values, or two steps that agree in all else, to be taken for drifting.
+void note_variant(Entry* entry) {
+  Hash place = entry->base;
+  for (uint64_t scalar : entry->scalars) place.add(scalar);
+  const auto [first_place, alone] = g->places.try_emplace(place, entry);
+  if (!alone) note_drift(*first_place->second, *entry);
+  auto& [first, count] = g->variants.try_emplace(entry->base, entry, 0).first->second;
+  if (++count > kMaxVariants) note_drift(*first, *entry);
+}
+
+Entry* intern_new(Thread& t, const Hash& key, Operator* op, const at::RecordFunction& fn, const Operator* parent) {
+  Entry made;
+  made.op = op;
+  measure_slots(made, fn, parent);
+  made.sampled = samples_anything(*op, fn);
+  for (size_t phase = 0; phase < kPhases; phase++) made.reservoirs[phase].state = key.a ^ (phase + 1);
+  const std::string arguments = arguments_json(*op, fn);
+  std::lock_guard<std::mutex> guard(g->mutex);
+  auto [it, fresh] = g->interned.try_emplace(key, nullptr);
+  if (fresh && (it->second = add_entry(std::move(made)))) {
+    g->shard.write(call_line(*it->second, parent, arguments));
+    note_variant(it->second);
+  }
+  if (it->second) t.known.add(key, it->second);
+  return it->second;
+}
+
+Entry* intern(Thread& t, const Hash& key, Operator* op, const at::RecordFunction& fn, const Operator* parent) {
+  Entry* entry = t.known.find(key);
+  return C10_LIKELY(entry != nullptr) ? entry : intern_new(t, key, op, fn, parent);
+}
+
+Entry* region_of(Entry* e) {
+  std::lock_guard<std::mutex> guard(g->mutex);
+  if (e->region) return e->region;
+  Entry made;
+  made.op = e->op;
+  made.base = e->base;
+  made.base.add(17ull);
+  made.scalars = e->scalars;
+  made.offsets = e->offsets;
+  Entry* region = add_entry(std::move(made));
+  if (!region) return nullptr;
+  g->shard.write("{\"t\":\"region\",\"id\":" + std::to_string(region->id) + ",\"of\":" + std::to_string(e->id) + "}\n");
+  return e->region = region;
+}
+
+// ---- samples ----
+
+bool add_tensor(PendingSample& sample, const std::string& path, const Tensor& t, Keep keep) {
+  if (keep == Keep::nothing || !t.defined() || !is_index_type(t) || !strided(t)) return true;
+  size_t extent = t.numel() ? 1 : 0;
+  for (int64_t d = 0; extent && d < t.dim(); d++) extent += static_cast<size_t>((t.size(d) - 1) * t.stride(d));
+  const size_t bytes = extent * t.element_size();
+  if (bytes > kMaxTensorBytes) { g->shard.header(hSamplesSkipped)++; return true; }
+  SampledTensor out{path, keep, t.scalar_type(), t.sizes().vec(), t.strides().vec()};
+  if (!g->banks.copy(out, t, bytes)) return false;
+  sample.tensors.push_back(std::move(out));
+  return true;
+}
+
+bool add_tensors(PendingSample& sample, const std::string& path, const IValue& v, Keep keep) {
+  if (keep == Keep::nothing) return true;
+  if (v.isTensor()) return add_tensor(sample, path, v.toTensor(), keep);
+  if (!is_object_list(v)) return true;
+  size_t k = 0;
+  for (const IValue& item : v.toListRef()) {
+    if (item.isTensor() && !add_tensor(sample, path + "." + std::to_string(k), item.toTensor(), keep)) return false;
+    k++;
+  }
+  return true;
+}
+
+void put_member(std::string& object, const std::string& path) {
+  if (!object.empty()) object += ',';
+  put_key(object, path.c_str());
+}
+
+bool take_sample(Thread& t, const Entry& e, const at::RecordFunction& fn, size_t phase, int slot) {
+  const Operator& op = *e.op;
+  const uint64_t drifting = op.drifting.load(), drifting_offsets = op.drifting_offsets.load();
+  Operator none;
+  Describer describer(none);
+  PendingSample sample;
+  std::string scalars, offsets;
+  for (size_t i = 0; i < fn.inputs().size(); i++) {
+    const IValue& v = fn.inputs()[i];
+    const std::string path = std::to_string(i);
+    const ArgumentInfo info = i < op.arguments.size() ? op.arguments[i] : ArgumentInfo();
+    if (i < 64 && (drifting >> i & 1) && is_scalar_like(v)) {
+      put_member(scalars, path);
+      describer.value(scalars, v, info.ints);
+    }
+    if (i < 64 && (drifting_offsets >> i & 1) && v.isTensor() && v.toTensor().defined() && strided(v.toTensor())) {
+      put_member(offsets, path);
+      offsets += std::to_string(v.toTensor().storage_offset());
+    }
+    if (!add_tensors(sample, path, v, info.keep)) { g->shard.header(hSamplesSkipped)++; return false; }
+  }
+  sample.head = "{\"t\":\"sample\",\"call\":" + std::to_string(e.id) + ",\"phase\":" + std::to_string(phase) + ",\"slot\":" + std::to_string(slot);
+  if (t.stepping) sample.head += ",\"step\":" + std::to_string(g->steps.load());
+  if (!scalars.empty()) sample.head += ",\"scalars\":{" + scalars + "}";
+  if (!offsets.empty()) sample.head += ",\"offsets\":{" + offsets + "}";
+  g->banks.add(std::move(sample));
+  return true;
+}
+
+// ---- the callbacks ----
+
+size_t phase_of(const Thread& t) { return t.stepping ? t.phase : g->loose_phase.load(std::memory_order_relaxed); }
+
+void count_loose(Thread& t) {
+  const size_t phase = phase_of(t);
+  for (const Entry* e : t.program) g->shard.loose(e->id, phase).fetch_add(1, std::memory_order_relaxed);
+  t.program.clear();
+}
+
+// Observing what runs inside an aten operator is a pure loss. Switching observation off and on again costs about as
+// much as kMuteAfter operators do, so it pays inside those that were seen to run more; not while a profiler (which is
+// what asks for ids) observes too.
+constexpr int kMuteAfter = 5;
+
+void mute_if_worth(Frame& frame, const Operator& op, const at::RecordFunction& fn) {
+  if (op.inner.load(std::memory_order_relaxed) < kMuteAfter || fn.handle() != 0) return;
+  at::enableRecordFunction(false);
+  frame.muted = true;
+}
+
+void unmute(const Thread& t, const Frame& frame) {
+  if (frame.muted) at::enableRecordFunction(true);
+  else if (frame.aten && frame.entry) frame.entry->op->inner.store(static_cast<int>(t.ignored - frame.inner), std::memory_order_relaxed);
+}
+
+std::unique_ptr<Frame> push(Thread& t, Entry* entry, bool aten) {
+  std::unique_ptr<Frame> frame(new (t) Frame());
+  frame->thread = &t;
+  frame->below = t.top;
+  frame->entry = entry;
+  frame->epoch = t.epoch;
+  frame->position = t.program.size();
+  frame->aten = aten;
+  frame->inner = t.ignored;
+  t.top = frame.get();
+  t.aten_depth += aten;
+  return frame;
+}
+
+const Operator* parent_of(const Thread& t) { return t.top && t.top->entry ? t.top->entry->op : nullptr; }
+
+void sample_if_due(Thread& t, Entry& e, const at::RecordFunction& fn) {
+  const size_t phase = phase_of(t);
+  Reservoir& reservoir = e.reservoirs[phase];
+  if (!reservoir.due()) return;
+  if (take_sample(t, e, fn, phase, reservoir.slot())) reservoir.taken();
+  else reservoir.missed();
+}
+
+std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction& fn) {
+  Operator* op = g->operators.find(t.operators, fn);
+  if (C10_UNLIKELY(!op)) return nullptr;
+  const Operator* parent = parent_of(t);
+  Hasher hasher(*op);
+  if (C10_UNLIKELY(tracing_mode_active())) hasher.real = Reality::traced;
+  size_t i = 0;
+  for (const IValue& v : fn.inputs()) hasher.argument(v, i++);
+  hasher.hash.add(parent ? parent->serial : 0);
+  if (C10_UNLIKELY(hasher.real == Reality::transparent)) return nullptr;
+  if (C10_UNLIKELY(hasher.real == Reality::traced)) {
+    g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, true);
+  }
+  if (C10_UNLIKELY(g->fail_after.load(std::memory_order_relaxed) >= 0) && g->fail_after-- == 0) throw std::runtime_error("made to fail");
+  Entry* entry = intern(t, hasher.hash, op, fn, parent);
+  if (C10_UNLIKELY(!entry)) {
+    g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, op->aten);
+  }
+  if (!op->aten)
+    for (Frame* f = t.top; f && !f->has_kernels; f = f->below) f->has_kernels = true;
+  if (entry->sampled) sample_if_due(t, *entry, fn);
+  auto frame = push(t, entry, op->aten);
+  t.program.push_back(entry);
+  if (op->aten) mute_if_worth(*frame, *op, fn);
+  return frame;
+}
+
+void ended(Thread& t, Frame& frame) {
+  t.top = frame.below;
+  t.aten_depth -= frame.aten;
+  unmute(t, frame);
+  if (frame.epoch != t.epoch) return;
+  if (!frame.aten && frame.entry && t.program.size() > frame.position + 1) {
+    Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
+    if (region) t.program[frame.position] = region;
+    else t.program.resize(frame.position + 1);  // aten operators inside a kernel are its detail
+  }
+  if (!t.top && (!t.stepping || t.program.size() > kMaxProgram)) {
+    count_loose(t);
+    if (g->banks.waiting() > kSamplesPerTurn) g->banks.rotate();
+  }
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
+  if (!g->open.load(std::memory_order_relaxed)) return nullptr;
+  Thread& t = this_thread();
+  if (t.aten_depth > 0 || t.busy) {
+    t.ignored++;
+    return nullptr;
+  }
+  if (!t.stepping && !g->loose.load(std::memory_order_relaxed)) {
+    g->shard.header(hOffStep).fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  t.busy = true;
+  std::unique_ptr<at::ObserverContext> frame;
+  try {
+    frame = started(t, fn);
+  } catch (const std::exception& error) {
+    failed(error.what());
+  } catch (...) {
+    failed("unknown error");
+  }
+  t.busy = false;
+  return frame;
+}
+
+void on_end(const at::RecordFunction&, at::ObserverContext* context) {
+  if (!context) return;
+  Frame& frame = *static_cast<Frame*>(context);
+  Thread& t = *frame.thread;
+  t.busy = true;
+  try {
+    ended(t, frame);
+  } catch (const std::exception& error) {
+    failed(error.what());
+  }
+  t.busy = false;
+}
+
+// ---- steps ----
+
+uint32_t intern_program(const std::vector<Entry*>& program) {
+  Hash key, base;
+  for (const Entry* e : program) {
+    key.add(static_cast<uint64_t>(e->id));
+    base.add(e->base.a);
+  }
+  auto [it, fresh] = g->programs.try_emplace(key, g->programs.size());
+  if (!fresh) return it->second;
+  std::string line = "{\"t\":\"program\",\"id\":" + std::to_string(it->second) + ",\"calls\":[";
+  for (size_t i = 0; i < program.size(); i++) line += (i ? "," : "") + std::to_string(program[i]->id);
+  g->shard.write(line + "]}\n");
+  auto [like, first] = g->shapes.try_emplace(base);
+  if (first && (g->program_words += program.size()) < kMaxProgramWords) like->second = program;
+  else for (size_t i = 0; i < std::min(like->second.size(), program.size()); i++)
+    if (like->second[i] != program[i]) note_drift(*like->second[i], *program[i]);
+  return it->second;
+}
+
+// Counts an ended step: as one more of its batch, or call by call once the table of batches is full.
+void count_step(Thread& t, int64_t tokens, int64_t sequences, const char* details) {
+  std::lock_guard<std::mutex> guard(g->mutex);
+  const uint64_t index = g->steps++;
+  const bool full = g->batches.size() >= kMaxBatches || g->program_words >= kMaxProgramWords;
+  if (full || t.program.size() > kMaxProgram) {
+    count_loose(t);
+    g->shard.header(static_cast<Header>(hLooseSteps + t.phase))++;
+    g->shard.header(hSteps)++;
+    return;
+  }
+  const uint32_t program = intern_program(t.program);
+  Hash key;
+  for (uint64_t word : {uint64_t{program}, uint64_t{t.phase}, static_cast<uint64_t>(tokens), static_cast<uint64_t>(sequences)}) key.add(word);
+  auto [it, fresh] = g->batches.try_emplace(key, g->batches.size());
+  const std::string shape = ",\"program\":" + std::to_string(program) + ",\"phase\":" + std::to_string(t.phase) +
+                            ",\"tokens\":" + std::to_string(tokens) + ",\"sequences\":" + std::to_string(sequences);
+  if (fresh) g->shard.write("{\"t\":\"batch\",\"id\":" + std::to_string(it->second) + shape + "}\n");
+  if (details && *details) g->shard.write("{\"t\":\"step\",\"index\":" + std::to_string(index) + shape + details + "}\n");
+  g->shard.batch(it->second)++;
+  g->shard.header(hSteps)++;
+}
+
+void forget_in_child() { if (g) g->open = false; }
+
+template <class F>
+int guarded(F&& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    if (g) { failed(error.what()); g->error = error.what(); }
+    return 1;
+  }
+}
+
+void fill_names(std::set<std::string>& names, const char* text) {
+  std::string name;
+  for (const char* c = text;; c++) {
+    if (*c && *c != ' ') { name += *c; continue; }
+    if (!name.empty()) names.insert(name);
+    name.clear();
+    if (!*c) return;
+  }
+}
+
+}  // namespace kcap
+
+using kcap::g;
+using kcap::this_thread;
+
+extern "C" {
+
+// `stem`: the shard's path without its ending; the names are separated by blanks. 0, or 1 with kcap_error().
+int kcap_open(const char* stem, const char* value_names, const char* range_names, int keep_tokens) {
+  if (!g) {
+    g = new kcap::Recorder();  // never freed: a callback may still run at exit
+    pthread_atfork(nullptr, nullptr, kcap::forget_in_child);
+  }
+  return kcap::guarded([&] {
+    kcap::fill_names(kcap::policy().value_names, value_names);
+    kcap::fill_names(kcap::policy().range_names, range_names);
+    kcap::policy().keep_tokens = keep_tokens != 0;
+    g->shard.open(stem);
+  });
+}
+
+// Opens the window. `loose`: every thread's calls count at once; otherwise only calls inside a step.
+void kcap_start(int loose) {
+  g->loose = loose != 0;
+  if (!g->handle)
+    g->handle = at::addGlobalCallback(at::RecordFunctionCallback(kcap::on_start, kcap::on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  else
+    at::reenableCallback(g->handle);
+  g->open = g->error.empty();
+}
+
+void kcap_stop() {
+  g->open = false;
+  if (g->handle) at::disableCallback(g->handle);
+}
+
+void kcap_set_phase(int phase) { g->loose_phase = static_cast<size_t>(phase); }
+
+void kcap_step_begin(int phase) {
+  auto& t = this_thread();
+  t.program.clear();
+  t.phase = static_cast<size_t>(phase);
+  t.epoch++;
+  t.stepping = true;
+}
+
+// Between the parts of a step (the forward, the sampling) its thread may do other work.
+void kcap_step_pause() { this_thread().stepping = false; }
+void kcap_step_resume() { this_thread().stepping = true; }
+
+// `details`: more JSON members of the step's line, each with a leading comma; empty: no line.
+int kcap_step_end(int64_t tokens, int64_t sequences, const char* details) {
+  return kcap::guarded([&] {
+    auto& t = this_thread();
+    if (g->open) {
+      kcap::count_step(t, tokens, sequences, details);
+      g->banks.rotate();
+    }
+    t.stepping = false;
+    t.epoch++;
+    t.program.clear();
+  });
+}
+
+int kcap_line(const char* line) {
+  return kcap::guarded([&] { g->shard.write(std::string(line) + "\n"); });
+}
+
+int kcap_close() {
+  return kcap::guarded([&] {
+    kcap_stop();
+    g->banks.finish();
+    g->shard.header(kcap::hClosed) = 1;
+  });
+}
+
+void kcap_fail_after(int64_t calls) { g->fail_after = calls; }
+const char* kcap_error() { return g ? g->error.c_str() : ""; }
+}

@@ -1,0 +1,135 @@
+// What is known of an operator from its schema, looked up by the schema's own name pointers.
+#pragma once
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "hash.h"
+#include "json.h"
+
+namespace kcap {
+
+// What a Sample keeps of an integer tensor argument.
+enum class Keep : uint8_t { nothing, range, values };
+
+struct ArgumentInfo {
+  std::string name;
+  IntKind ints = IntKind::plain;
+  Keep keep = Keep::nothing;
+  bool keyword = false, written = false;
+  std::string default_json;  // empty: no default
+};
+
+struct Operator {
+  std::string name;       // aten::add.Tensor
+  std::string base_name;  // aten::add, compared on each lookup: a freed schema's memory may be reused
+  bool aten = false;      // aten, prim, prims: what runs inside one is its detail
+  bool work = true;       // false: a view or an allocation
+  uint64_t serial = 0;
+  std::atomic<int> inner{0};  // operators seen inside its last call
+  std::vector<ArgumentInfo> arguments;
+  // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
+  std::atomic<uint64_t> drifting{0}, drifting_offsets{0};
+};
+
+struct Policy {  // filled once, before the first call
+  std::set<std::string> value_names, range_names;
+  bool keep_tokens = false;
+};
+inline Policy& policy() { static Policy p; return p; }
+
+inline bool is_allocation(std::string_view base) {
+  static const std::set<std::string, std::less<>> names{
+      "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
+      "aten::_empty_affine_quantized", "aten::resize_", "aten::set_", "aten::detach", "aten::alias",
+      "aten::lift_fresh", "aten::lift", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory"};
+  return names.count(base) > 0;
+}
+
+// A view returns an alias of an argument and writes nothing. `reshape`, `to` and `contiguous` may copy: they are
+// settled from their arguments when the Recording is written.
+inline bool is_view(const c10::FunctionSchema& schema) {
+  bool aliases = false;
+  for (const auto& argument : schema.arguments())
+    if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
+  for (const auto& result : schema.returns()) aliases |= result.alias_info() != nullptr;
+  return aliases;
+}
+
+inline Keep keep_of(const c10::Argument& argument, bool aten) {
+  const Policy& p = policy();
+  if (p.keep_tokens && aten) return Keep::values;
+  if (!aten) return p.value_names.count(argument.name()) ? Keep::values : Keep::nothing;
+  return p.range_names.count(argument.name()) ? Keep::range : Keep::nothing;
+}
+
+inline void put_constant(std::string& out, const IValue& v, IntKind ints);
+
+// A thread's own shortcut from a schema's name pointers to its Operator.
+struct OperatorCache {
+  struct Slot { const char* name = nullptr; const char* overload = nullptr; Operator* op = nullptr; };
+  static constexpr size_t kSlots = 2048;
+  std::vector<Slot> slots = std::vector<Slot>(kSlots);
+
+  Slot& slot(const char* name, const char* overload) {
+    return slots[((reinterpret_cast<uintptr_t>(name) >> 3) ^ (reinterpret_cast<uintptr_t>(overload) >> 5)) & (kSlots - 1)];
+  }
+};
+
+class Operators {
+ public:
+  // nullptr: a range without a schema (a profiler scope, a dynamo region), which is no operator.
+  Operator* find(OperatorCache& cache, const at::RecordFunction& fn) {
+    const char* name = fn.name();
+    const char* overload = fn.overload_name();
+    auto& slot = cache.slot(name, overload);
+    if (C10_LIKELY(slot.name == name && slot.overload == overload && slot.op->base_name == name)) return slot.op;
+    Operator* op = find_slow(fn);
+    if (op) slot = {name, overload, op};
+    return op;
+  }
+
+ private:
+  Operator* find_slow(const at::RecordFunction& fn) {
+    if (fn.num_inputs() == 0 && fn.overload_name()[0] == '\0' && !std::strstr(fn.name(), "::")) return nullptr;
+    const auto schema = fn.operator_schema();
+    if (!schema) return nullptr;
+    std::string name = schema->name();
+    if (!schema->overload_name().empty()) name += "." + schema->overload_name();
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto [it, fresh] = by_name_.try_emplace(name, nullptr);
+    if (fresh) it->second = make(name, *schema);
+    return it->second;
+  }
+
+  Operator* make(const std::string& name, const c10::FunctionSchema& schema) {
+    Operator& op = all_.emplace_back();
+    op.name = name;
+    op.base_name = schema.name();
+    op.serial = all_.size();
+    const std::string space = op.base_name.substr(0, op.base_name.find("::"));
+    op.aten = space == "aten" || space == "prim" || space == "prims";
+    op.work = !(is_view(schema) || is_allocation(op.base_name));
+    for (const auto& argument : schema.arguments()) {
+      ArgumentInfo info;
+      info.name = argument.name();
+      info.ints = int_kind(*argument.real_type());
+      info.keep = keep_of(argument, op.aten);
+      info.keyword = argument.kwarg_only();
+      info.written = argument.alias_info() && argument.alias_info()->isWrite();
+      if (argument.default_value()) put_constant(info.default_json, *argument.default_value(), info.ints);
+      op.arguments.push_back(std::move(info));
+    }
+    return &op;
+  }
+
+  std::mutex mutex_;
+  std::deque<Operator> all_;
+  std::unordered_map<std::string, Operator*> by_name_;
+};
+
+}  // namespace kcap

@@ -1,0 +1,239 @@
+// Which invocations are sampled, and how their integer tensors are copied.
+#pragma once
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <mutex>
+
+#include "signature.h"
+
+namespace kcap {
+
+constexpr int kReservoir = 4, kBanks = 4;
+constexpr size_t kMaxTensorBytes = 8u << 20, kBankBytes = 16u << 20;
+
+inline double uniform(uint64_t& state) {  // SplitMix64 (public domain), in (0, 1]
+  uint64_t z = (state += 0x9E3779B97F4A7C15ull);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return (static_cast<double>((z ^ (z >> 31)) >> 11) + 1.0) * 0x1.0p-53;
+}
+
+// Reservoir of kReservoir invocations, seeded by the call's own hash: Algorithm R (Vitter 1985), with the run of
+// rejections drawn at once: P(none of the next accepted up to m) = (n/m)^k.
+struct Reservoir {
+  uint64_t seen = 0, next = 1, state = 0;
+  int filled = 0;
+
+  bool due() { return C10_UNLIKELY(++seen >= next); }
+  int slot() { return filled < kReservoir ? filled : std::min(static_cast<int>(uniform(state) * kReservoir), kReservoir - 1); }
+  void taken() {
+    if (filled < kReservoir) filled++;
+    next = filled < kReservoir ? seen + 1 : seen + 1 + static_cast<uint64_t>(static_cast<double>(seen) * (std::pow(uniform(state), -1.0 / kReservoir) - 1.0));
+  }
+  void missed() { next = seen + 1; }
+};
+
+// The CUDA driver, found at run time: raw asynchronous copies on the engine's own stream, into pinned memory.
+class Cuda {
+ public:
+  using Handle = void*;
+  bool ready() {
+    if (!tried_) { tried_ = true; load(); }
+    return ring_ != nullptr;
+  }
+  char* ring() { return ring_; }
+  Handle event(int bank) { return events_[bank]; }
+  bool capturing(Handle stream) const { int status = 0; return is_capturing_(stream, &status) != 0 || status != 0; }
+  bool copy(char* to, const void* from, size_t bytes, Handle stream) {
+    return copy_(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0;
+  }
+  bool fence(int bank, Handle stream) { return !capturing(stream) && record_(events_[bank], stream) == 0; }
+  bool arrived(int bank, bool wait) { return (wait ? wait_ : query_)(events_[bank]) == 0; }
+
+ private:
+  void load() {
+    void* lib = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!lib) return;
+    const auto get = [&](auto& f, const char* name) {
+      f = reinterpret_cast<std::decay_t<decltype(f)>>(::dlsym(lib, name));
+      return f != nullptr;
+    };
+    int (*allocate)(void**, size_t) = nullptr;
+    int (*create)(Handle*, unsigned) = nullptr;
+    if (!(get(copy_, "cuMemcpyDtoHAsync_v2") && get(is_capturing_, "cuStreamIsCapturing") && get(record_, "cuEventRecord") &&
+          get(query_, "cuEventQuery") && get(wait_, "cuEventSynchronize") && get(allocate, "cuMemAllocHost_v2") &&
+          get(create, "cuEventCreate")))
+      return;
+    constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
+    for (auto& event : events_)
+      if (create(&event, kDisableTiming) != 0) return;
+    void* memory = nullptr;
+    if (allocate(&memory, kBanks * kBankBytes) == 0) ring_ = static_cast<char*>(memory);
+  }
+  bool tried_ = false;
+  char* ring_ = nullptr;
+  Handle events_[kBanks] = {};
+  int (*copy_)(void*, uint64_t, size_t, Handle) = nullptr;
+  int (*is_capturing_)(Handle, int*) = nullptr;
+  int (*record_)(Handle, Handle) = nullptr;
+  int (*query_)(Handle) = nullptr;
+  int (*wait_)(Handle) = nullptr;
+};
+
+struct SampledTensor {
+  std::string path;
+  Keep keep;
+  at::ScalarType type;
+  std::vector<int64_t> shape, strides;
+  const char* data = nullptr;  // in the ring, or `own`
+  std::vector<char> own;
+};
+
+struct PendingSample {
+  std::string head;  // the line up to its tensors
+  std::vector<SampledTensor> tensors;
+};
+
+inline int64_t element(const char* p, at::ScalarType type) {
+  switch (type) {
+    case at::kInt: { int32_t v; std::memcpy(&v, p, 4); return v; }
+    case at::kShort: { int16_t v; std::memcpy(&v, p, 2); return v; }
+    default: { int64_t v; std::memcpy(&v, p, 8); return v; }
+  }
+}
+
+inline std::vector<int64_t> elements(const SampledTensor& t) {
+  std::vector<int64_t> out;
+  const size_t size = c10::elementSize(t.type);
+  std::vector<int64_t> index(t.shape.size(), 0);
+  int64_t total = 1;
+  for (int64_t n : t.shape) total *= n;
+  out.reserve(static_cast<size_t>(total));
+  int64_t at = 0;
+  for (int64_t i = 0; i < total; i++) {
+    out.push_back(element(t.data + at * static_cast<int64_t>(size), t.type));
+    for (size_t d = t.shape.size(); d-- > 0;) {
+      at += t.strides[d];
+      if (++index[d] < t.shape[d]) break;
+      at -= index[d] * t.strides[d];
+      index[d] = 0;
+    }
+  }
+  return out;
+}
+
+inline void put_sampled(std::string& out, const SampledTensor& t) {
+  const auto values = elements(t);
+  put_key(out, t.path.c_str());
+  out += '{';
+  if (!values.empty()) {
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    out += "\"low\":" + std::to_string(*low) + ",\"high\":" + std::to_string(*high);
+  }
+  if (t.keep == Keep::values) {
+    out += values.empty() ? "" : ",";
+    out += "\"dtype\":"; put_string(out, dtype_name(t.type));
+    out += ",\"shape\":"; put_ints(out, t.shape);
+    out += ",\"values\":"; put_ints(out, values);
+  }
+  out += '}';
+}
+
+inline std::string sample_line(const PendingSample& sample) {
+  std::string out = sample.head + ",\"tensors\":{";
+  bool first = true;
+  for (const auto& tensor : sample.tensors) {
+    if (!first) out += ',';
+    first = false;
+    put_sampled(out, tensor);
+  }
+  return out + "}}\n";
+}
+
+inline bool is_index_type(const Tensor& t) {
+  const auto type = t.scalar_type();
+  return type == at::kInt || type == at::kLong || type == at::kShort;
+}
+
+// Samples wait here, in turns, until their copies have arrived: the engine's stream is never waited for.
+class Banks {
+ public:
+  explicit Banks(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
+
+  // Copies `t` as the stream will see it when the operator runs; false: no room now.
+  bool copy(SampledTensor& out, const Tensor& t, size_t bytes) {
+    const void* data = t.const_data_ptr();
+    if (t.device().is_cpu()) {
+      out.own.assign(static_cast<const char*>(data), static_cast<const char*>(data) + bytes);
+      out.data = out.own.data();
+      return true;
+    }
+    if (!t.device().is_cuda()) return false;
+    if (bytes == 0) return true;
+    const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(t.device()).native_handle();
+    std::lock_guard<std::mutex> guard(mutex_);
+    Bank& bank = banks_[current_];
+    const size_t room = (bytes + 255) & ~size_t{255};
+    if (!cuda_.ready() || bank.fenced || bank.used + room > kBankBytes || cuda_.capturing(stream)) return false;
+    char* to = cuda_.ring() + static_cast<size_t>(current_) * kBankBytes + bank.used;
+    if (!cuda_.copy(to, data, bytes, stream)) return false;
+    bank.used += room;
+    stream_ = stream;
+    out.data = to;
+    return true;
+  }
+
+  void add(PendingSample&& sample) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    banks_[current_].samples.push_back(std::move(sample));
+  }
+  size_t waiting() const { return banks_[current_].samples.size(); }
+
+  // Ends a turn: the bank in use is fenced, the next one is emptied if its copies have arrived.
+  void rotate() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    Bank& bank = banks_[current_];
+    if (bank.samples.empty() && !bank.fenced) return drain_next(false);
+    if (bank.used && !bank.fenced) bank.fenced = cuda_.fence(current_, stream_);
+    if (!bank.fenced) flush(bank);
+    current_ = (current_ + 1) % kBanks;
+    drain_next(false);
+  }
+  void finish() {
+    for (int i = 0; i < kBanks; i++) rotate_waiting();
+  }
+
+ private:
+  struct Bank {
+    size_t used = 0;
+    bool fenced = false;
+    std::vector<PendingSample> samples;
+  };
+  void drain_next(bool wait) {
+    for (int i = 0; i < kBanks; i++)
+      if (banks_[i].fenced && cuda_.arrived(i, wait)) flush(banks_[i]);
+  }
+  void rotate_waiting() {
+    rotate();
+    std::lock_guard<std::mutex> guard(mutex_);
+    drain_next(true);
+  }
+  void flush(Bank& bank) {
+    std::string out;
+    for (const auto& sample : bank.samples) out += sample_line(sample);
+    bank = Bank();
+    if (!out.empty()) write_(out);
+  }
+  std::function<void(std::string_view)> write_;
+  std::mutex mutex_;
+  Cuda cuda_;
+  Bank banks_[kBanks];
+  int current_ = 0;
+  Cuda::Handle stream_ = nullptr;
+};
+
+}  // namespace kcap

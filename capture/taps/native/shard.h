@@ -1,0 +1,63 @@
+// What a process leaves on disk while it runs: `<stem>.jsonl`, appended line by line, and `<stem>.counts`, a shared
+// mapping, so that a kill loses nothing that was counted. A line is on disk before any count that refers to it.
+#pragma once
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace kcap {
+
+using Cell = std::atomic<uint64_t>;
+static_assert(sizeof(Cell) == 8 && Cell::is_always_lock_free);
+
+constexpr uint64_t kMagic = 0x31304341504B0Aull;
+constexpr size_t kMaxBatches = 1 << 16, kMaxCalls = 1 << 17, kPhases = 4;
+
+enum Header : size_t { hMagic, hClosed, hFailed, hSteps, hOverflow, hTraced, hOffStep, hSamplesSkipped, hLooseSteps = 16, hSize = 64 };
+
+class Shard {
+ public:
+  void open(const std::string& stem) {
+    lines_ = ::open((stem + ".jsonl").c_str(), O_CREAT | O_EXCL | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    if (lines_ < 0) fail("open " + stem + ".jsonl");
+    const int fd = ::open((stem + ".counts").c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) fail("open " + stem + ".counts");
+    // Real blocks, so that a full disk is an error here and never a SIGBUS in the engine.
+    const int error = ::posix_fallocate(fd, 0, kBytes);
+    if (error) { ::close(fd); errno = error; fail("reserve counts"); }
+    void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    if (memory == MAP_FAILED) fail("map counts");
+    cells_ = static_cast<Cell*>(memory);
+    header(hMagic) = kMagic;
+  }
+
+  Cell& header(Header h) { return cells_[h]; }
+  Cell& batch(size_t id) { return cells_[hSize + id]; }
+  Cell& loose(size_t call, size_t phase) { return cells_[hSize + kMaxBatches + call * kPhases + phase]; }
+
+  void write(std::string_view text) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    while (!text.empty()) {
+      const ssize_t n = ::write(lines_, text.data(), text.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) fail("write");
+      text.remove_prefix(static_cast<size_t>(n));
+    }
+  }
+
+ private:
+  static constexpr size_t kBytes = 8 * (hSize + kMaxBatches + kMaxCalls * kPhases);
+  [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
+  int lines_ = -1;
+  Cell* cells_ = nullptr;
+  std::mutex mutex_;
+};
+
+}  // namespace kcap

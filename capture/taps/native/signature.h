@@ -1,0 +1,199 @@
+// A call's signature: its hash on the hot path, its JSON when it is new.
+#pragma once
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "operators.h"
+
+namespace kcap {
+
+enum class Reality : uint8_t {
+  real,
+  traced,       // fake, meta or symbolic: made by a compiler, never touched further
+  transparent,  // a tensor subclass: the calls inside it are the real ones
+};
+
+C10_ALWAYS_INLINE Reality reality(const Tensor& t) {
+  if (!t.defined()) return Reality::real;
+  const auto* impl = t.unsafeGetTensorImpl();
+  const auto keys = impl->key_set();
+  if (keys.has_backend(c10::BackendComponent::MetaBit) || keys.has(c10::DispatchKey::Functionalize)) return Reality::traced;
+  if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                        c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper})))
+    return Reality::transparent;
+  if (impl->has_symbolic_sizes_strides()) return Reality::traced;
+  return Reality::real;
+}
+
+inline Reality worse(Reality a, Reality b) {
+  return a == Reality::traced || b == Reality::traced ? Reality::traced : a == Reality::real ? b : a;
+}
+
+inline bool tracing_mode_active() {
+  using TLS = c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return C10_UNLIKELY(TLS::any_modes_set()) &&
+         (TLS::get_mode(Key::FAKE) || TLS::get_mode(Key::PROXY) || TLS::get_mode(Key::FUNCTIONAL));
+}
+
+// Numbers the memory that a call's tensors live in: equal numbers share it.
+struct Storages {
+  const void* seen[32];
+  int count = 0;
+  int number(const Tensor& t) {
+    const void* p = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    for (int i = 0; i < count; i++)
+      if (seen[i] == p) return i;
+    if (count == 32) return 32;
+    seen[count] = p;
+    return count++;
+  }
+};
+
+inline bool strided(const Tensor& t) { return t.layout() == at::kStrided && t.has_storage(); }
+
+inline bool is_scalar_like(const IValue& v) {
+  return v.isInt() || v.isDouble() || v.isBool() || v.isIntList() || v.isDoubleList() || v.isBoolList() ||
+         (v.isTensor() && is_number(v.toTensor()));
+}
+
+class Hasher {
+ public:
+  Hasher(const Operator& op) : drifting_(op.drifting.load(std::memory_order_relaxed)),
+                               drifting_offsets_(op.drifting_offsets.load(std::memory_order_relaxed)) {
+    hash.add(op.serial);
+  }
+  Hash hash;
+  Reality real = Reality::real;  // of the arguments so far: once it is not, no accessor is called any more
+
+  void argument(const IValue& v, size_t index) {
+    bit_ = index < 64 ? 1ull << index : 0;
+    if (C10_UNLIKELY(drifting_ & bit_) && is_scalar_like(v)) return hash.add(11);
+    value(v);
+  }
+
+ private:
+  void value(const IValue& v) {
+    if (v.isTensor()) return tensor(v.toTensor());
+    if (v.isNone()) return hash.add(1);
+    if (v.isInt()) { hash.add(2); return hash.add(v.toInt()); }
+    if (v.isBool()) return hash.add(3 + v.toBool());
+    if (v.isDouble()) { hash.add(5); return hash.add(v.toDouble()); }
+    if (v.isIntList()) return ints(v.toIntList());
+    if (v.isString()) return text(v.toStringRef());
+    if (v.isDevice()) return device(v.toDevice());
+    if (v.isDoubleList()) { hash.add(12); for (double x : v.toDoubleList()) hash.add(x); return; }
+    if (v.isBoolList()) { hash.add(13); for (bool x : v.toBoolList()) hash.add(x); return; }
+    if (v.isList()) {
+      hash.add(10);
+      for (const IValue& item : v.toListRef()) value(item);
+      return hash.add(14);
+    }
+    if (v.isComplexDouble()) { hash.add(15); hash.add(v.toComplexDouble().real()); return hash.add(v.toComplexDouble().imag()); }
+    if (v.isSymInt() || v.isSymFloat() || v.isSymBool()) real = Reality::traced;
+    hash.add(0xABCDEF);
+  }
+  void device(const c10::Device& device) {
+    if (device.is_meta()) real = Reality::traced;
+    hash.add(9);
+    hash.add(static_cast<int>(device.type()));
+  }
+  void ints(const c10::List<int64_t>& values) {
+    hash.add(6);
+    for (int64_t x : values) hash.add(x);
+    hash.add(values.size());
+  }
+  void text(const std::string& s) {
+    hash.add(8);
+    if (folds(s)) hash.add_folded(s); else hash.add_text(s);
+  }
+  void tensor(const Tensor& t) {
+    if (!t.defined()) return hash.add(0xDEAD);
+    real = worse(real, reality(t));
+    if (C10_UNLIKELY(real != Reality::real)) return;
+    const auto* impl = t.unsafeGetTensorImpl();
+    const auto type = static_cast<uint64_t>(impl->dtype().toScalarType());
+    if (is_number(t)) { hash.add(16 + type); return number(t); }
+    hash.add(type << 40 | static_cast<uint64_t>(impl->device().type()) << 32 | static_cast<uint64_t>(impl->dim()));
+    if (!strided(t)) return hash.add(0xBEEF + static_cast<uint64_t>(t.layout()));
+    for (int64_t size : impl->sizes()) hash.add(size);
+    for (int64_t stride : impl->strides()) hash.add(stride);
+    hash.add(C10_UNLIKELY(drifting_offsets_ & bit_) ? ~0ull : static_cast<uint64_t>(impl->storage_offset()));
+    hash.add(storages_.number(t));
+  }
+  void number(const Tensor& t) {  // read in place: nothing is dispatched
+    uint64_t words[2] = {0, 0};
+    std::memcpy(words, t.const_data_ptr(), std::min<size_t>(t.element_size(), sizeof words));
+    hash.add(words[0]);
+    hash.add(words[1]);
+  }
+  Storages storages_;
+  uint64_t drifting_, drifting_offsets_, bit_ = 0;
+};
+
+// Writes values as JSON; `drifting` arguments become {"drift": type} and drifting offsets null.
+class Describer {
+ public:
+  explicit Describer(const Operator& op) : drifting_(op.drifting.load()), drifting_offsets_(op.drifting_offsets.load()) {}
+
+  void argument(std::string& out, const IValue& v, const ArgumentInfo* info, size_t index) {
+    bit_ = index < 64 ? 1ull << index : 0;
+    if ((drifting_ & bit_) && is_scalar_like(v)) return put_tagged(out, "drift", drift_type(v));
+    value(out, v, info ? info->ints : IntKind::plain);
+  }
+
+  void value(std::string& out, const IValue& v, IntKind ints) {
+    if (v.isTensor()) return tensor(out, v.toTensor());
+    if (v.isNone()) { out += "null"; return; }
+    if (v.isInt()) return put_int(out, v.toInt(), ints);
+    if (v.isBool()) { out += v.toBool() ? "true" : "false"; return; }
+    if (v.isDouble()) return put_double(out, v.toDouble());
+    if (v.isIntList()) return put_ints(out, v.toIntVector());
+    if (v.isString()) return folds(v.toStringRef()) ? put_tagged(out, "folded", folded(v.toStringRef())) : put_string(out, v.toStringRef());
+    if (v.isDevice()) return put_tagged(out, "device", c10::DeviceTypeName(v.toDevice().type(), true));
+    if (v.isComplexDouble()) {
+      out += "{\"complex\":["; put_double(out, v.toComplexDouble().real());
+      out += ','; put_double(out, v.toComplexDouble().imag()); out += "]}";
+      return;
+    }
+    if (v.isList()) {
+      out += '[';
+      bool first = true;
+      for (const IValue& item : v.toListRef()) { if (!first) out += ','; first = false; value(out, item, ints); }
+      out += ']';
+      return;
+    }
+    put_tagged(out, "opaque", v.tagKind());
+  }
+
+ private:
+  static const char* drift_type(const IValue& v) {
+    if (v.isTensor()) return "number";
+    if (v.isInt()) return "int";
+    if (v.isBool()) return "bool";
+    if (v.isDouble()) return "float";
+    return v.isIntList() ? "int[]" : v.isDoubleList() ? "float[]" : "bool[]";
+  }
+  void tensor(std::string& out, const Tensor& t) {
+    if (!t.defined()) { out += "null"; return; }
+    if (is_number(t)) return put_wrapped_number(out, t);
+    const char* type = dtype_name(t.scalar_type());
+    if (!type || !strided(t)) return put_tagged(out, "opaque", std::string("tensor ") + c10::str(t.layout()));
+    out += "{\"tensor\":{\"shape\":";
+    put_ints(out, t.sizes());
+    out += ",\"dtype\":"; put_string(out, type);
+    if (!t.is_contiguous()) { out += ",\"strides\":"; put_ints(out, t.strides()); }
+    if (drifting_offsets_ & bit_) out += ",\"offset\":null";
+    else if (t.storage_offset()) out += ",\"offset\":" + std::to_string(t.storage_offset());
+    out += ",\"device\":"; put_string(out, c10::DeviceTypeName(t.device().type(), true));
+    out += ",\"storage\":" + std::to_string(storages_.number(t)) + "}}";
+  }
+  Storages storages_;
+  uint64_t drifting_, drifting_offsets_, bit_ = 0;
+};
+
+inline void put_constant(std::string& out, const IValue& v, IntKind ints) {
+  static Operator none;
+  Describer(none).value(out, v, ints);
+}
+
+}  // namespace kcap

@@ -1,0 +1,156 @@
+"""The recording window of one engine process: opened after the warm-up, closed by a limit, a request or the exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from kcap.capture.config import Session
+from kcap.capture.recorder import PHASES, Recorder, open_recorder
+
+MAX_STEP_LINES = 20_000
+MAX_LISTED = 512  # sequences whose lengths a step's line lists
+
+
+@dataclass
+class StepShape:
+    """What an engine knows of a step before it runs: the phase, and each sequence's new tokens and context after."""
+
+    phase: str
+    queries: list[int]
+    lengths: list[int]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.queries)
+
+
+class Window:
+    """Steers the recorder; whatever fails in it is noted in the shard, switched off, and never reaches the engine."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.recorder: Recorder | None = None
+        self.open = False
+        self._steps = 0
+        self._shape: StepShape | None = None
+        self._lock = threading.Lock()
+
+    def register(self) -> None:
+        """Tell the session that this process has kcap in it."""
+        self.session.shard().with_suffix(".registered").touch(mode=0o600)
+
+    def start(self, loose: bool = False, **facts: Any) -> None:
+        """Open the window (once). `facts`: what the Recording's metadata should know of this process."""
+        if self.recorder is not None or self.session.stop_file.exists():
+            return
+        try:
+            self.recorder, reason = open_recorder(self.session)
+            self.recorder.line(_process_line(self.recorder.kind, reason, facts))
+            self.recorder.start(loose)
+        except Exception as error:
+            self.failed(error)
+            return
+        self.open = True
+        atexit.register(self.close)
+        threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
+
+    def failed(self, error: BaseException) -> None:
+        """Something of kcap's own failed: stop recording, and leave a note of it."""
+        self.open = False
+        line = {"t": "tap", "name": "window", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
+        with open(self.session.shard().with_suffix(".notes"), "ab") as file:
+            file.write(orjson.dumps(line) + b"\n")
+
+    def _watch(self) -> None:
+        waiting = threading.Event()
+        while self.open and not waiting.wait(0.2):
+            if self.session.stop_file.exists():
+                self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.open or self.recorder is None:
+                return
+            self.open = False
+            self.recorder.close()
+
+    def begin(self, shape: StepShape) -> bool:
+        """A step begins on this thread; False when it is not recorded."""
+        if not self.open or self.recorder is None:
+            return False
+        self.end()
+        self._shape = shape
+        self.recorder.step_begin(PHASES.index(shape.phase))
+        return True
+
+    def pause(self) -> None:
+        if self._shape is not None and self.recorder is not None:
+            self.recorder.step_pause()
+
+    def resume(self) -> bool:
+        if self._shape is None or self.recorder is None or not self.open:
+            return False
+        self.recorder.step_resume()
+        return True
+
+    def end(self) -> None:
+        """The step that had begun is over: it counts."""
+        shape, self._shape = self._shape, None
+        if shape is None or self.recorder is None:
+            return
+        self.recorder.step_end(shape.tokens, len(shape.queries), self._details(shape))
+        self._steps += 1
+        if self.session.steps is not None and self._steps >= self.session.steps:
+            self.close()
+
+    def discard(self) -> None:
+        """The step raised: it does not count."""
+        if self._shape is not None and self.recorder is not None:
+            self._shape = None
+            self.recorder.step_pause()
+
+    def _details(self, shape: StepShape) -> bytes:
+        # Past the limit the lines thin out by halves, so that the sample stays spread over the whole run.
+        every = 1 << max(0, (self._steps // MAX_STEP_LINES).bit_length())
+        if self._steps % every:
+            return b""
+        body = orjson.dumps({"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED]})
+        return b"," + body[1:-1]
+
+
+def _process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
+    import torch
+
+    known = {
+        "t": "process",
+        "pid": os.getpid(),
+        "rank": int(facts.pop("rank", 0)),
+        "recorder": kind,
+        "recorder_reason": reason,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else _processor(),
+        "driver": _first_match("/proc/driver/nvidia/version", r"Kernel Module.*?([0-9.]{5,})"),
+    }
+    return orjson.dumps({**known, **facts})
+
+
+def _processor() -> str:
+    return _first_match("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor() or "cpu"
+
+
+def _first_match(path: str, pattern: str) -> str | None:
+    try:
+        with open(path) as file:
+            match = re.search(pattern, file.read())
+    except OSError:
+        return None
+    return match.group(1) if match else None
