@@ -47,6 +47,11 @@ def plane(bound: Bound) -> int:
     return math.prod(bound.spec("self").shape[-2:])
 
 
+def smallest_size(bound: Bound) -> int:
+    sizes = bound["size"]
+    return min((n for n in sizes if isinstance(n, int)), default=0) if isinstance(sizes, list) else 0
+
+
 def one_hot(bound: Bound) -> int:
     return max(bound.integer("num_classes"), 1)
 
@@ -68,6 +73,7 @@ LIMITS: dict[str, dict[str, Limit]] = {
     "nll_loss": {"target": classes},
     "nll_loss_nd": {"target": classes},
     "cross_entropy_loss": {"target": classes},
+    "_sparse_coo_tensor_with_dims_and_tensors": {"indices": smallest_size},
     "one_hot": {"self": one_hot},
     "take": {"index": numel("self")},
     "put": {"index": numel("self")},

@@ -80,6 +80,8 @@ def rebuild(value: Value, name: str | None, target: Target, buffers: dict[Key, t
             raise Skip(f"its argument '{name}' names a layer of the engine ({pattern})")
         case Opaque(type=kind):
             raise Skip(f"its argument '{name}' is opaque ({kind})")
+        case str() if name == "device":  # a trace file writes a device as a string, too
+            return constant(TorchConstant("device", value), target)
     return value
 
 

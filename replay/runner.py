@@ -39,7 +39,7 @@ class Runner:
         try:
             return self._time(call, sample, seconds)
         except Exception as error:
-            return verdict(error, self.target.device)
+            return verdict(error, self.target)
 
     def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         operator, rule = resolve(call.operator), rules.find(call.operator)
@@ -145,15 +145,17 @@ NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not 
 NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 
 
-def verdict(error: Exception, device: str) -> dict[str, Any]:
+def verdict(error: Exception, target: Target) -> dict[str, Any]:
     """Skipped, where this device or torch cannot run the Call at all; failed, where it should have run."""
     text = str(error).strip()
     line = text.splitlines()[0][:200] if text else type(error).__name__
     if isinstance(error, Skip):
         return {"status": "skipped", "reason": line}
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
-        return {"status": "skipped", "reason": f"its results do not fit into the memory of {device}"}
+        return {"status": "skipped", "reason": f"its results do not fit into the memory of {target.device}"}
     if isinstance(error, NotImplementedError) or any(words in line for words in NO_KERNEL):
-        return {"status": "skipped", "reason": f"torch has no kernel for it on {device} ({line[:120]})"}
+        return {"status": "skipped", "reason": f"torch has no kernel for it on {target.device} ({line[:120]})"}
+    if isinstance(error, RuntimeError) and not target.device.startswith(target.home):
+        return {"status": "skipped", "reason": f"recorded on {target.home}, refused on {target.device}: {line}"}
     poisoned = "CUDA error" in text or "device-side assert" in text
     return {"status": "failed", "reason": f"{type(error).__name__}: {line}", "poisoned": poisoned}
