@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kcap.schemas.backendbench import TraceLine, parse_arguments, read, read_loss, serialize, write
@@ -85,6 +85,9 @@ def test_what_is_written_reads_back(args, kwargs):
 
 
 @given(st.text())
+@example("', 'f16")
+@example("f16', '")
+@example("f16")
 def test_backendbench_sees_the_same_strings(text):
     """BackendBench replaces every `'f16'` by `f16` before it evaluates: no string may contain that."""
     line = serialize([text], {})
