@@ -82,6 +82,8 @@ def command(
         else:
             recording = _record_command(list(command_line), framework, directory, options)
     _say_what_was_recorded(recording, output)
+    if not recording.calls:
+        raise KcapError("nothing was recorded: no step ended while the window was open")
 
 
 @contextmanager
@@ -161,15 +163,10 @@ def _follow(command_line: list[str], session: Session, directory: Path, log: Pat
         status = launch.run(command_line, session, report, log)
     if not launch.registered(session):
         _explain_silence(session, status, log)
-    try:
-        recording = merge(session, directory)
-    except KcapError as error:
-        if status and log:
-            raise KcapError(f"the engine ended with status {status}:\n{launch.last_lines(log)}") from None
-        raise KcapError(f"{error}; the command ended with status {status}") from None
-    if status > 0 and log:
-        click.echo(f"kcap: the engine ended with status {status}:\n{launch.last_lines(log)}", err=True)
+    recording = merge(session, directory)
     discard(session)
+    if status and log:
+        click.echo(f"kcap: the engine ended with status {status}:\n{launch.last_lines(log)}", err=True)
     return recording
 
 

@@ -29,7 +29,6 @@ from kcap.capture.shards import (
     read_shard,
     stems,
 )
-from kcap.errors import KcapError
 from kcap.schemas.recording import (
     PHASES,
     Count,
@@ -49,16 +48,12 @@ SAMPLES_PER_CALL = 4
 
 
 def merge(session: Session, output: Path) -> Recording:
-    """Write the Recording of `session` into `output`; KcapError if no process recorded anything."""
+    """Write the Recording of `session` into `output`; it says what failed, and may be empty."""
     shards = [read_shard(stem) for stem in stems(Path(session.directory))]
-    if not any(shard.process for shard in shards):
-        raise KcapError("nothing was recorded" + _reasons(shards))
     fold = Fold(shards)
     programs = _Programs(fold)
     fold.count_loose()
     calls, ids = fold.calls(programs.order())
-    if not calls:
-        raise KcapError("nothing was recorded: no step ran while the window was open" + _reasons(shards))
     samples, values = _samples(fold, ids)
     metadata = _metadata(session, shards, programs)
     metadata.totals = _totals(calls)
@@ -66,11 +61,6 @@ def merge(session: Session, output: Path) -> Recording:
     recording = load(output)
     _derive(recording)
     return recording
-
-
-def _reasons(shards: list[Shard]) -> str:
-    details = [line["detail"] for shard in shards for line in shard.lines.get("tap", [])]
-    return f" ({details[0]})" if details else ""
 
 
 def _derive(recording: Recording) -> None:
@@ -261,7 +251,7 @@ def _taps(shards: list[Shard]) -> list[Tap]:
 
 def _metadata(session: Session, shards: list[Shard], programs: _Programs) -> Metadata:
     recording = [shard for shard in shards if shard.process]
-    first = recording[0].process
+    first = recording[0].process if recording else {}
     lowest = min((batch.rank for batch in programs.batches), default=0)
     mine = [batch for batch in programs.batches if batch.rank == lowest]
     steps: Counter[str] = Counter()
@@ -270,7 +260,7 @@ def _metadata(session: Session, shards: list[Shard], programs: _Programs) -> Met
         steps[PHASES[batch.phase]] += batch.times
         shapes[PHASES[batch.phase], batch.tokens, batch.sequences] += batch.times
     for phase, name in enumerate(PHASES):
-        steps[name] += recording[0].header(LOOSE_STEPS + phase)
+        steps[name] += sum(shard.header(LOOSE_STEPS + phase) for shard in recording[:1])
     dropped = {
         name: total
         for name, header in (
@@ -296,7 +286,7 @@ def _metadata(session: Session, shards: list[Shard], programs: _Programs) -> Met
         python=first.get("python"),
         world_size=int(first.get("world_size", 1)),
         recorder=sorted({shard.process["recorder"] for shard in recording if "recorder" in shard.process}),
-        complete=all(shard.header(CLOSED) and not shard.header(FAILED) for shard in recording),
+        complete=bool(recording) and all(shard.header(CLOSED) and not shard.header(FAILED) for shard in recording),
         taps=_taps(shards),
         steps={name: times for name, times in sorted(steps.items()) if times},
         batches=[

@@ -14,7 +14,10 @@ from kcap.capture.config import Session
 from kcap.capture.merge import discard, merge
 from kcap.capture.recorder import PHASES
 from kcap.capture.window import StepShape, Window
-from kcap.errors import CallError, KcapError
+from kcap.errors import CallError
+
+
+_recording = False
 
 
 class Recorder:
@@ -54,7 +57,10 @@ def record(
     python. The Recording is written when the block ends, also by an exception. CallError if `output` exists and
     `force` is not set, or if this process records already.
     """
+    global _recording
     path = Path(output)
+    if _recording:
+        raise CallError("this process records already: close that recording first")
     if path.exists() and not force:
         raise CallError(f"{path} already exists: pass force=True to replace it")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,22 +70,18 @@ def record(
     )
     session.write()
     window = Window(session)
+    window.start(loose=True)
+    _recording = True
     try:
-        window.start(loose=True)
         yield Recorder(window)
     finally:
+        _recording = False
         window.close()
         _finish(session, directory, path)
 
 
 def _finish(session: Session, directory: Path, path: Path) -> None:
-    try:
-        merge(session, directory)
-    except KcapError:
-        shutil.rmtree(directory, ignore_errors=True)
-        if sys.exc_info()[1].__context__ is None:  # type: ignore[union-attr]
-            raise
-        return
+    merge(session, directory)
     discard(session)
     if path.exists():
         shutil.rmtree(path)

@@ -50,8 +50,8 @@ def _masked(arg: dict[str, Any]) -> dict[str, Any]:
 def is_traced(args: Any, kwargs: Any) -> bool:
     """Whether a compiler made this call: it holds a fake or meta tensor, or a symbolic size."""
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return any(isinstance(x, FakeTensor | symbolic) or (isinstance(x, torch.Tensor) and x.is_meta) for x in leaves)
+    made_by_compiler = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return any(isinstance(x, made_by_compiler) or (isinstance(x, torch.Tensor) and x.is_meta) for x in leaves)
 
 
 def describe(func: Any, args: Any, kwargs: Any, parent: str | None) -> Described:

@@ -23,6 +23,7 @@ struct Entry {  // an interned call
   Reservoir reservoirs[kPhases];
 };
 
+struct Recorder;
 struct Thread;
 
 struct Frame : at::ObserverContext {  // an operator on this thread's stack
@@ -73,6 +74,7 @@ class Known {
 };
 
 struct Thread {
+  Recorder* owner = nullptr;  // whose entries `known` and `program` hold
   Frame* top = nullptr;
   void* free_frames = nullptr;
   int aten_depth = 0;
@@ -115,14 +117,13 @@ constexpr int kMaxVariants = 16;
 constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20, kSamplesPerTurn = 64;
 
 struct Recorder {
-  std::atomic<bool> open{false}, loose{false};
+  std::atomic<bool> open{false}, loose{false}, closed{false};
   std::atomic<size_t> loose_phase{3};
   std::atomic<int64_t> fail_after{-1};  // fault injection
   std::atomic<uint64_t> steps{0};
   Operators operators;
   Shard shard;
   Banks banks{[this](std::string_view text) { shard.write(text); }};
-  at::CallbackHandle handle = 0;
   std::mutex mutex;
   std::deque<Entry> entries;
   std::unordered_map<Hash, Entry*, HashOf> interned;
@@ -134,6 +135,21 @@ struct Recorder {
   std::string error;
 };
 Recorder* g = nullptr;
+at::CallbackHandle g_handle = 0;
+
+// A new recording begins with nothing known; the frames of operators under way end by themselves.
+void adopt(Thread& t) {
+  t.owner = g;
+  t.epoch++;
+  t.program.clear();
+  t.known = Known();
+  t.operators = OperatorCache();
+  t.stepping = false;
+}
+
+inline void adopt_if_new(Thread& t) {
+  if (C10_UNLIKELY(t.owner != g)) adopt(t);
+}
 
 void failed(const char* reason) noexcept {
   g->open = false;
@@ -437,6 +453,7 @@ void ended(Thread& t, Frame& frame) {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   if (!g->open.load(std::memory_order_relaxed)) return nullptr;
   Thread& t = this_thread();
+  adopt_if_new(t);
   if (t.aten_depth > 0 || t.busy) {
     t.ignored++;
     return nullptr;
@@ -546,10 +563,9 @@ extern "C" {
 
 // `stem`: the shard's path without its ending; the names are separated by blanks. 0, or 1 with kcap_error().
 int kcap_open(const char* stem, const char* value_names, const char* range_names, int keep_tokens) {
-  if (!g) {
-    g = new kcap::Recorder();  // never freed: a callback may still run at exit
-    pthread_atfork(nullptr, nullptr, kcap::forget_in_child);
-  }
+  if (!g) pthread_atfork(nullptr, nullptr, kcap::forget_in_child);
+  if (!g || g->closed) g = new kcap::Recorder();  // the last one is never freed: a callback may still hold it
+  else return 1;
   return kcap::guarded([&] {
     kcap::fill_names(kcap::policy().value_names, value_names);
     kcap::fill_names(kcap::policy().range_names, range_names);
@@ -561,22 +577,23 @@ int kcap_open(const char* stem, const char* value_names, const char* range_names
 // Opens the window. `loose`: every thread's calls count at once; otherwise only calls inside a step.
 void kcap_start(int loose) {
   g->loose = loose != 0;
-  if (!g->handle)
-    g->handle = at::addGlobalCallback(at::RecordFunctionCallback(kcap::on_start, kcap::on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  if (!kcap::g_handle)
+    kcap::g_handle = at::addGlobalCallback(at::RecordFunctionCallback(kcap::on_start, kcap::on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   else
-    at::reenableCallback(g->handle);
+    at::reenableCallback(kcap::g_handle);
   g->open = g->error.empty();
 }
 
 void kcap_stop() {
   g->open = false;
-  if (g->handle) at::disableCallback(g->handle);
+  if (kcap::g_handle) at::disableCallback(kcap::g_handle);
 }
 
 void kcap_set_phase(int phase) { g->loose_phase = static_cast<size_t>(phase); }
 
 void kcap_step_begin(int phase) {
   auto& t = this_thread();
+  kcap::adopt_if_new(t);
   t.program.clear();
   t.phase = static_cast<size_t>(phase);
   t.epoch++;
@@ -608,6 +625,7 @@ int kcap_line(const char* line) {
 int kcap_close() {
   return kcap::guarded([&] {
     kcap_stop();
+    g->closed = true;
     g->banks.finish();
     g->shard.header(kcap::hClosed) = 1;
   });
