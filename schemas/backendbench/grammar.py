@@ -22,24 +22,10 @@ from kcap.schemas.backendbench.calls import CALLS, Fault
 from kcap.schemas.backendbench.line import MAX_DEPTH, MIN_INT
 from kcap.schemas.backendbench.literals import number, string
 from kcap.schemas.backendbench.tensor import tensor
+from kcap.schemas.backendbench.tokens import END, INTEGER_LIST, NUMBER, PUNCTUATION, STRING, WORD, Cursor
 from kcap.schemas.backendbench.words import CONSTANTS, DTYPE_WORDS, LITERALS, QUOTED_DEVICE
 from kcap.schemas.values import TensorSpec, TorchConstant, Value
 
-PUNCTUATION, TENSOR, INTEGERS, NUMBER, WORD, STRING, OPENING, OTHER, END = range(1, 10)
-INTEGER_LIST = r"-?(?:0|[1-9][0-9]{0,17})(?:,[ ]?-?(?:0|[1-9][0-9]{0,17}))*+"
-TOKEN = re.compile(
-    rf"""[ \t]*+(?:
-    ([,()\]{{}}:=+-])
-    | (T\([^()'"]{{1,128}}+(?:\([^()'"]{{0,128}}+\)[^()'"]{{0,32}}+)?\))  # a whole tensor
-    | (\[{INTEGER_LIST}\])
-    | ((?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[jJ]?)
-    | ([A-Za-z_][A-Za-z0-9_]*+(?:\.[A-Za-z_][A-Za-z0-9_]*+)*+)
-    | ('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")
-    | (\[)
-    | (.)
-    | (\Z))""",
-    re.VERBOSE | re.DOTALL,
-)
 PLAIN_TENSOR = re.compile(
     rf"T\(\[({INTEGER_LIST})?\], ([a-z0-9]+)(?:, (?:stride=)?[(\[]({INTEGER_LIST}),?[)\]])?\)", re.ASCII
 )
@@ -57,35 +43,14 @@ def parse_arguments(text: str, place: str = "<arguments>") -> tuple[list[Value],
         raise FormatError(f"{place}:1:{fault.offset + 1}", fault.reason) from None
 
 
-class Parser:
-    """Reads one `text`, from `position` on; `kind`, `token` and `start` are of the token ahead."""
+class Parser(Cursor):
+    """Makes Values of the tokens ahead; `storages` numbers the tensors in order of appearance."""
 
-    __slots__ = ("kind", "position", "start", "storages", "text", "token")
+    __slots__ = ("storages",)
 
     def __init__(self, text: str, position: int = 0) -> None:
-        self.text = text
-        self.position = position
+        super().__init__(text, position)
         self.storages = 0
-        self._next()
-
-    def _next(self) -> None:
-        match = TOKEN.match(self.text, self.position)
-        assert match is not None and match.lastindex is not None
-        self.kind = match.lastindex
-        self.token = match[self.kind]
-        self.position = match.end()
-        self.start = self.position - len(self.token)
-
-    def _fault(self, wanted: str) -> Fault:
-        if self.kind == OTHER and self.token in "'\"":
-            return Fault(self.start, "a string without its end")
-        found = repr(self.token[:40]) if self.kind != END else "the end of the line"
-        return Fault(self.start, f"expected {wanted}, found {found}")
-
-    def _expect(self, token: str) -> None:
-        if self.token != token:
-            raise self._fault(f"'{token}'")
-        self._next()
 
     def arguments(self) -> tuple[list[Value], dict[str, Value]]:
         self._expect("(")
@@ -126,12 +91,6 @@ class Parser:
             raise Fault(start, "a keyword must be a name")
         self._next()
         return name, start
-
-    def _separator(self, closing: str) -> None:
-        if self.token == ",":
-            self._next()
-        elif self.token != closing:
-            raise self._fault(f"',' or '{closing}'")
 
     def value(self, depth: int) -> Value:
         made = _READERS[self.kind](self, depth)
