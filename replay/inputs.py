@@ -71,7 +71,7 @@ def rebuild(value: Value, name: str | None, target: Target, buffers: dict[Key, t
     """The Python object that `value` stands for."""
     match value:
         case TensorSpec():
-            return tensor(value, buffers[place(value.device, target.device, target.home), value.storage])
+            return tensor(value, buffers[_key(value, target)])
         case list():
             return [rebuild(item, name, target, buffers) for item in value]
         case TorchConstant():
@@ -115,17 +115,20 @@ def constant(value: TorchConstant, target: Target) -> Any:
 
 
 def fill_floats(bound: Bound, target: Target, buffers: dict[Key, torch.Tensor], unit: bool) -> None:
-    """Fill every storage that holds floats, once; booleans tensor by tensor."""
+    """Fill every storage that holds floats, once; then booleans, tensor by tensor."""
     done: set[Key] = set()
-    for _, spec in bound.tensors():
-        key = (place(spec.device, target.device, target.home), spec.storage)
-        kind = BY_NAME[spec.dtype].kind
+    specs = [(spec, _key(spec, target), BY_NAME[spec.dtype].kind) for _, spec in bound.tensors()]
+    for spec, key, kind in specs:
         if kind in ("float", "complex") and key not in done:
             done.add(key)
             draw(buffers[key], spec.dtype, unit)
-        elif kind == "bool":
-            made = tensor(spec, buffers[key])
-            made.copy_(torch.randint(0, 2, compact(spec), dtype=torch.bool))
+    for spec, key, kind in specs:
+        if kind == "bool" and spec.numel:
+            write(tensor(spec, buffers[key]), torch.randint(0, 2, compact(spec), dtype=torch.bool))
+
+
+def _key(spec: TensorSpec, target: Target) -> Key:
+    return place(spec.device, target.device, target.home), spec.storage
 
 
 def compact(spec: TensorSpec) -> tuple[int, ...]:
@@ -163,8 +166,7 @@ def fill_integers(bound: Bound, target: Target, buffers: dict[Key, torch.Tensor]
     for path, spec in bound.integers():
         if (values := bound.contents.get(path)) is None:
             continue
-        made = tensor(spec, buffers[place(spec.device, target.device, target.home), spec.storage])
-        write(made, values)
+        write(tensor(spec, buffers[_key(spec, target)]), values)
 
 
 def write(made: torch.Tensor, values: torch.Tensor) -> None:

@@ -59,7 +59,12 @@ class Worker:
 
     def _start(self) -> None:
         self._buffer = b""
-        command = [sys.executable, "-P", "-m", "kcap.replay.worker"]  # -P: nothing is imported from the working directory
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "kcap.replay.worker",
+        ]  # -P: nothing is imported from the working directory
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, start_new_session=True)
         self.restarts += 1

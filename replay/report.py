@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.replay.results import Results, Row, counted
+from kcap.schemas.measurement import DISTURBED
 from kcap.schemas.signature import signature
 
 PIPED_WIDTH = 200
@@ -80,6 +81,8 @@ def summary(results: Results) -> Iterator[Text]:
     yield Text(
         f"replayed {done:,} of {total:,} kernel counts ({share(done, total)}): {duration(results.total_us)}", "bold"
     )
+    if disturbed := sum(any(DISTURBED in m.notes for m in row.measurements) for row in results.rows):
+        yield Text(f"this machine was busy: {DISTURBED} of {disturbed} calls, whose times are too long", "yellow")
     for status, style in (("skipped", "yellow"), ("failed", "bold red")):
         reasons = results.reasons(status)
         for reason, calls, count in reasons[:REASONS]:

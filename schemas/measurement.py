@@ -20,6 +20,7 @@ Status = Literal["ok", "skipped", "failed"]
 Method = Literal["graph", "events", "host"]  # CUDA graph replays, CUDA event pairs, the host's clock
 Cache = Literal["cold", "warm"]  # cold: inputs rotate over at least five times the last-level cache
 StopRule = Literal["converged", "limit"]  # the median's error fell below the bound; the time was up
+DISTURBED = "other processes took the CPU during more than a quarter of the samples"  # a note
 Time = Annotated[FiniteFloat, Field(ge=0)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from kcap.replay.inputs import Inputs
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget, sample_until
+from kcap.schemas.measurement import DISTURBED
 
 WINDOW_NS = 200_000  # the least that one sample lasts, far above the clock's resolution
 LONGEST_LOOP = 100_000
@@ -27,8 +29,15 @@ def time_host(call: Callable[..., Any], inputs: Inputs, restore: Callable[[], No
         restore()
         return loop(call, inputs, n) / n / 1e3
 
+    before = preemptions()
     samples, rule = sample_until(take, budget)
-    return Timing(samples, n, rule, "host", "warm", 1)
+    lost = preemptions() - before
+    return Timing(samples, n, rule, "host", "warm", 1, [DISTURBED] if lost > len(samples) / 4 else [])
+
+
+def preemptions() -> int:
+    """How often other processes took the CPU away from this one."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def loop(call: Callable[..., Any], inputs: Inputs, n: int) -> int:

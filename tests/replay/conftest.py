@@ -1,0 +1,39 @@
+"""Recordings written by hand, and a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from handmade import Values
+
+from kcap.replay.pool import Worker
+from kcap.schemas.recording import Call, Metadata, Sample, write_recording
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def values() -> Values:
+    return Values()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, values: Values) -> Write:
+    """Writes a Recording of these Calls and Samples and gives its path."""
+
+    def write(calls: Iterable[Call], samples: Iterable[Sample] = ()) -> Path:
+        path = tmp_path / "rec.kcap"
+        write_recording(path, Metadata(), calls, samples=samples, values=values.files)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def worker() -> Iterable[Worker]:
+    """A worker on the CPU without a Recording."""
+    session = {"device": "cpu", "home": "cpu", "root": None, "namespaces": [], "threads": 1}
+    with Worker(session) as started:
+        yield started

@@ -1,0 +1,134 @@
+"""Rebuilt arguments have the memory layout that was recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcap.replay import indices, memory
+from kcap.replay.bind import bind
+from kcap.replay.inputs import Inputs, Target, build, clone
+from kcap.replay.operators import resolve
+from kcap.replay.skip import Skip
+from kcap.schemas.recording import Argument, Call, Sample, SampledTensor
+from kcap.schemas.values import Drift, TensorSpec, Value, contiguous_strides
+
+HERE = Target("cpu", "cuda")
+DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float4_e2m1fn_x2", "int8", "bool", "complex64", "uint16")
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> TensorSpec:
+    """A tensor as an engine may have it: permuted, padded, expanded, offset, sharing storage 0 or 1."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+    padded = tuple(n + draw(st.integers(0, 2)) for n in shape)
+    order = draw(st.permutations(range(len(shape))))
+    by_order = dict(zip(order, contiguous_strides(tuple(padded[i] for i in order)), strict=True))
+    strides = tuple(0 if draw(st.booleans()) and draw(st.booleans()) else by_order[i] for i in range(len(shape)))
+    return TensorSpec(
+        shape,
+        draw(st.sampled_from(DTYPES)),
+        draw(st.sampled_from([strides, None])),
+        draw(st.integers(0, 40)),
+        draw(st.sampled_from(["cuda:0", "cpu"])),
+        draw(st.integers(0, 1)),
+    )
+
+
+def rebuilt(args: list[Value], operator: str = "aten::stack", sample: Sample | None = None) -> Inputs:
+    call = Call(id=0, operator=operator, args=[Argument(value=value) for value in args])
+    bound = bind(call, sample, resolve(operator).schema, lambda _: None)
+    indices.fill(bound)
+    return build(bound, HERE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(specs(), min_size=1, max_size=4))
+def test_shape_strides_offset_and_sharing_are_rebuilt_exactly(given: list[TensorSpec]) -> None:
+    made = rebuilt([list(given)]).args[0]
+    for spec, tensor in zip(given, made, strict=True):
+        assert tuple(tensor.shape) == spec.shape
+        assert tensor.stride() == spec.effective_strides
+        assert tensor.storage_offset() == spec.offset
+        assert tensor.dtype == getattr(torch, spec.dtype)
+    pointers = [tensor.untyped_storage().data_ptr() for tensor in made]
+    for i, a in enumerate(given):
+        for j, b in enumerate(given):
+            if a.device == b.device:
+                assert (a.storage == b.storage) == (pointers[i] == pointers[j])
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs())
+def test_a_clone_has_the_same_bytes_elsewhere(spec: TensorSpec) -> None:
+    call = Call(id=0, operator="aten::clone", args=[Argument(value=spec)])
+    bound = bind(call, None, resolve("aten::clone").schema, lambda _: None)
+    indices.fill(bound)
+    first = build(bound, HERE)
+    second = clone(bound, HERE, first)
+    for key, buffer in first.buffers.items():
+        assert torch.equal(buffer, second.buffers[key])
+        assert buffer.data_ptr() != second.buffers[key].data_ptr()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"])
+def test_floats_are_random_and_finite(dtype: str) -> None:
+    (tensor,) = rebuilt([TensorSpec((64, 64), dtype)], "aten::clone").args
+    values = tensor.float()
+    assert values.isfinite().all()
+    assert 0.9 < values.std() < 1.1
+
+
+def test_two_views_of_one_cache_take_the_memory_of_one() -> None:
+    pair = [TensorSpec((9, 4), "float32", (8, 1), offset, "cuda", 3) for offset in (0, 4)]
+    inputs = rebuilt([list(pair)])
+    (size,) = (len(buffer) for buffer in inputs.buffers.values())
+    assert size == 320  # 8 rows of 8, then 8 elements, 4 bytes each, up to a multiple of 64
+
+
+def test_a_petabyte_is_refused_and_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = TensorSpec((1 << 25, 1 << 25), "uint8", device="cuda")
+    bound = bind(
+        Call(id=0, operator="aten::clone", args=[Argument(value=spec)]), None, resolve("aten::clone").schema, _no
+    )
+    sizes = memory.plan(bound, "cpu", "cuda")
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(Skip, match=r"needs 1.05e\+06 GiB, .* free on cpu"):
+        memory.check(sizes, 0, "cpu")
+
+
+def test_indices_without_values_are_valid_for_aten() -> None:
+    weight, ids = TensorSpec((7, 3), "float32"), TensorSpec((500,), "int64", storage=1)
+    inputs = rebuilt([weight, ids], "aten::embedding")
+    assert set(inputs.args[1].tolist()) == set(range(7))
+    masked = [TensorSpec((2, 3), "bool", storage=1), TensorSpec((6,), "int64", storage=2)]
+    found = rebuilt([TensorSpec((2, 3, 5), "float32"), list(masked)], "aten::index.Tensor")
+    assert int(found.args[1][1].max()) <= 4
+
+
+def test_indices_outside_aten_are_never_guessed() -> None:
+    spec = TensorSpec((4,), "int32")
+    with pytest.raises(Skip, match="were not recorded"):
+        rebuilt([spec], "quantized::relu6")
+
+
+def test_drifting_scalars_and_offsets_come_from_the_sample() -> None:
+    args: list[Value] = [TensorSpec((4,), "float32", offset=None), [Drift("int"), 1]]
+    sample = Sample(call=0, phase="decode", scalars={"1.0": 4}, offsets={"0": 8})
+    inputs = rebuilt(args, "aten::view", sample)
+    assert inputs.args[0].storage_offset() == 8
+    assert inputs.args[1] == [4, 1]
+    with pytest.raises(Skip, match="no Sample"):
+        rebuilt(args, "aten::view")
+
+
+def test_recorded_ranges_are_kept() -> None:
+    sample = Sample(call=0, phase="decode", tensors={"1": SampledTensor(low=3, high=90)})
+    inputs = rebuilt([TensorSpec((7, 3), "float32"), TensorSpec((99,), "int64", storage=1)], "aten::embedding", sample)
+    assert set(inputs.args[1].tolist()) == {3, 4, 5, 6}
+
+
+def _no(_: SampledTensor) -> None:
+    return None

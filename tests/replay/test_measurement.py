@@ -1,0 +1,73 @@
+"""Measurement lines read back as they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcap.errors import FormatError
+from kcap.schemas.measurement import Clocks, Measurement, quartiles, read, write
+from kcap.schemas.recording import PHASES, Argument
+from kcap.schemas.values import TensorSpec
+
+times = st.floats(0, 1e9, allow_nan=False)
+optional_times = st.none() | times
+texts = st.text(max_size=20)
+clocks = st.builds(Clocks, sm_mhz=st.none() | st.integers(0, 3000), power_w=optional_times)
+arguments = st.builds(
+    Argument,
+    name=st.none() | texts,
+    value=st.none() | st.integers(-9, 9) | st.just(TensorSpec((2, 3), "bfloat16", (1, 2), 5, "cuda:0", 1)),
+    keyword=st.booleans(),
+)
+measurements = st.builds(
+    Measurement,
+    call=st.integers(0, 10**6),
+    key=texts,
+    operator=st.text(min_size=1, max_size=20),
+    args=st.lists(arguments, max_size=3),
+    sample=st.none() | st.integers(0, 99),
+    phases=st.lists(st.sampled_from(PHASES), max_size=2),
+    count=st.integers(0, 2**63 - 1),
+    status=st.sampled_from(["ok", "skipped", "failed"]),
+    reason=st.none() | texts,
+    median_us=optional_times,
+    q1_us=optional_times,
+    q3_us=optional_times,
+    samples_us=st.lists(times, max_size=5),
+    n=st.integers(0, 10**6),
+    stop=st.sampled_from([None, "converged", "limit"]),
+    method=st.sampled_from([None, "graph", "events", "host"]),
+    cache=st.sampled_from([None, "cold", "warm"]),
+    notes=st.lists(texts, max_size=2),
+    device=texts,
+    clocks=st.none() | clocks,
+    driver=st.none() | texts,
+    threads=st.none() | st.integers(1, 512),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(measurements, max_size=3))
+def test_read_gives_back_what_was_written(given: list[Measurement]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "m.jsonl"
+        write(path, given)
+        assert list(read(path)) == given
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, [Measurement(call=1, operator="aten::mm")])
+    path.write_bytes(path.read_bytes() + b'{"call": -1, "operator": "aten::mm"}\n')
+    with pytest.raises(FormatError, match=r"m\.jsonl:2: call"):
+        list(read(path))
+
+
+def test_quartiles_of_one_and_of_many() -> None:
+    assert quartiles([3.0]) == (3.0, 3.0, 3.0)
+    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)

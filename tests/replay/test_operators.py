@@ -1,0 +1,66 @@
+"""A file's word reaches registered operators and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcap.replay import libraries
+from kcap.replay.operators import Operator, resolve
+from kcap.replay.skip import Skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten::from_file",
+        "aten::from_file.out",
+        "aten::save",
+        "debugprims::load_tensor",
+        "torch::load_library",
+        "aten::load_library",
+        "__import__",
+        "__import__::os",
+        "os::system",
+        "aten::__class__",
+        "aten::add.__init__",
+        "aten::mm; import os",
+        "aten.mm",
+        "aten::mm.nope",
+        "_C::open_mem_handle",
+        "_C::create_onednn_mm_handler",
+        "_C::release_dnnl_matmul_handler",
+        "c10d::allreduce_",
+        "prim::Print",
+        "profiler::_record_function_enter",
+        "",
+    ],
+)
+def test_a_name_that_is_no_kernel_never_resolves(name: str) -> None:
+    with pytest.raises(Skip):
+        resolve(name)
+
+
+@given(st.text(max_size=40))
+def test_arbitrary_text_is_an_operator_or_a_reason(text: str) -> None:
+    try:
+        assert isinstance(resolve(text), Operator)
+    except Skip as reason:
+        assert str(reason)
+
+
+def test_a_registered_operator_resolves_to_its_overload() -> None:
+    assert resolve("aten::add.Tensor").schema.overload_name == "Tensor"
+    assert resolve("aten::mm").schema.overload_name == ""
+
+
+def test_a_missing_library_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.LIBRARIES, "nolib", libraries.Library("no-lib", ("kcap_no_such_module",)))
+    with pytest.raises(Skip, match="needs no-lib: pip install no-lib"):
+        resolve("nolib::kernel")
+
+
+def test_an_unknown_namespace_says_so() -> None:
+    with pytest.raises(Skip, match="no library is known"):
+        resolve("nobody::kernel")

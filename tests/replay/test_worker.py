@@ -1,0 +1,73 @@
+"""One Call that dies takes nothing else with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from handmade import call, request_for, tensor
+
+from kcap.replay.pool import Worker
+
+MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
+SLOW = call("aten::mm", tensor(3000, 3000), tensor(3000, 3000, storage=1))
+
+
+def kill_soon(worker: Worker, after: float = 0.3) -> None:
+    assert worker.process is not None
+    threading.Timer(after, os.kill, (worker.process.pid, signal.SIGSEGV)).start()
+
+
+def test_a_crash_is_the_calls_own_and_the_next_one_runs(worker: Worker) -> None:
+    kill_soon(worker)
+    died = worker.run(request_for(SLOW, seconds=30), 60)
+    assert died == {"status": "failed", "reason": "crashed: SIGSEGV"}
+    assert worker.run(request_for(MM), 60)["status"] == "ok"
+    assert worker.restarts == 1
+
+
+def test_a_worker_that_died_between_two_calls_is_started_again(worker: Worker) -> None:
+    assert worker.process is not None
+    worker.process.kill()
+    worker.process.wait()
+    assert worker.run(request_for(MM), 60)["status"] == "ok"
+
+
+def test_a_call_that_is_too_slow_is_skipped_with_its_limit(worker: Worker) -> None:
+    start = time.monotonic()
+    answer = worker.run(request_for(SLOW, seconds=60), 0.5)
+    assert answer == {"status": "skipped", "reason": "took longer than 0.5 s (--timeout)"}
+    assert time.monotonic() - start < 5
+    assert worker.run(request_for(MM), 60)["status"] == "ok"
+
+
+def test_a_result_that_does_not_fit_is_skipped(worker: Worker) -> None:
+    huge = call("aten::new_zeros", tensor(2), [1 << 20, 1 << 20])
+    answer = worker.run(request_for(huge), 60)
+    assert answer["status"] == "skipped"
+    assert "memory" in answer["reason"]
+
+
+def test_what_an_operator_writes_is_restored_before_each_sample(worker: Worker) -> None:
+    """Doubling a number hundreds of thousands of times would end in infinity, halving it in slow denormals."""
+    answer = worker.run(request_for(call("aten::mul_.Scalar", tensor(1 << 16), 0.5), seconds=0.1), 60)
+    assert answer["status"] == "ok"
+    assert answer["samples_us"]
+    assert answer["method"] == "host"
+    assert answer["cache"] == "warm"
+
+
+def test_a_wrong_argument_is_a_failure_with_torchs_words(worker: Worker) -> None:
+    answer = worker.run(request_for(call("aten::mm", tensor(8, 8), tensor(9, 8, storage=1))), 60)
+    assert answer["status"] == "failed"
+    assert "mat1 and mat2" in answer["reason"]
+
+
+@pytest.mark.parametrize("operator", ["aten::from_file", "os::system", "c10d::allreduce_"])
+def test_what_may_not_run_is_skipped_with_its_reason(worker: Worker, operator: str) -> None:
+    answer = worker.run(request_for(call(operator, "/etc/passwd")), 60)
+    assert answer["status"] == "skipped"
+    assert answer["reason"]
