@@ -12,10 +12,12 @@ from kcap.replay.timing import clocks
 
 
 def describe(device: str, threads: int | None) -> dict[str, str | int | None]:
-    """The fields of a Measurement that name device, driver, torch and threads; fixes the number of threads."""
+    """The fields of a Measurement that name device, driver, torch and threads; fixes device and threads."""
     if threads:
         torch.set_num_threads(threads)
     gpu = device.startswith("cuda")
+    if gpu:
+        torch.cuda.set_device(device)
     return {
         "device": device,
         "device_name": torch.cuda.get_device_name(device) if gpu else cpu_name(),
@@ -41,4 +43,6 @@ def choose(device: str | None, home: str | None) -> str:
     if wanted.startswith("cuda") and not available:
         where = "recorded on cuda, and " if device is None else ""
         raise ValueError(f"{where}torch {torch.__version__} finds no CUDA GPU here: pass --device cpu")
+    if wanted.startswith("cuda:") and int(wanted.removeprefix("cuda:")) >= torch.cuda.device_count():
+        raise ValueError(f"{wanted}: this machine has {torch.cuda.device_count()} GPUs: pass --device cuda:0")
     return "cuda:0" if wanted == "cuda" else wanted

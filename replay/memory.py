@@ -46,6 +46,8 @@ def check(sizes: dict[Key, int], extra: int, device: str) -> int:
         room = free(target)
         if needed > room * SHARE:
             raise Skip(f"needs {_gib(needed)} GiB, {_gib(room)} free on {target}")
+        if target.startswith("cuda") and needed > torch.cuda.mem_get_info(target)[0]:
+            torch.cuda.empty_cache()
     return sum(sizes.values()) + extra
 
 

@@ -49,7 +49,10 @@ class Worker:
             self._start()
         try:
             self._send(request)
-            return self._receive(timeout)
+            answer = self._receive(timeout)
+            if answer.pop("poisoned", False):
+                self._end()
+            return answer
         except TimeoutError:
             self._end()
             return {"status": "skipped", "reason": f"took longer than {timeout:g} s (--timeout)"}

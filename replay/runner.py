@@ -72,13 +72,20 @@ class Runner:
     ) -> Timing:
         device = self.target.device
         restored = written(operator, bound, rule, self.target)
-        if not any(key[0].startswith("cuda") for key in first.buffers) and not device.startswith("cuda"):
+        if not uses_gpu(first):
             return time_host(operator.call, first, restorer([first], restored), budget)
         sets = [first]
         for _ in range(sets_needed(total, memory.free(device), device) - 1):
             sets.append(clone(bound, self.target, first))
             finish(bound, sets[-1], rule, remade)
         return time_cuda(operator.call, sets, total, restorer(sets, restored), budget, device)
+
+
+def uses_gpu(inputs: Inputs) -> bool:
+    """Whether a tensor lies on a GPU or one is made there; the rest is the host's work."""
+    given = [*inputs.args, *inputs.kwargs.values()]
+    made = any(isinstance(value, torch.device) and value.type == "cuda" for value in given)
+    return made or any(place.startswith("cuda") for place, _ in inputs.buffers)
 
 
 def finish(bound: Bound, inputs: Inputs, rule: rules.Rule, remade: list[str]) -> None:
@@ -137,12 +144,16 @@ def report(timing: Timing, set_bytes: int, device: str) -> dict[str, Any]:
         "input_sets": timing.input_sets,
         "bytes": set_bytes,
         "notes": timing.notes,
+        "poisoned": timing.spoiled,
         "clocks": state.model_dump() if state else None,
     }
 
 
 NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")
 NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+
+
+POISON = ("CUDA error", "device-side assert", "outside graph capture")  # the process can run nothing more on the GPU
 
 
 def verdict(error: Exception, target: Target) -> dict[str, Any]:
@@ -157,5 +168,5 @@ def verdict(error: Exception, target: Target) -> dict[str, Any]:
         return {"status": "skipped", "reason": f"torch has no kernel for it on {target.device} ({line[:120]})"}
     if isinstance(error, RuntimeError) and not target.device.startswith(target.home):
         return {"status": "skipped", "reason": f"recorded on {target.home}, refused on {target.device}: {line}"}
-    poisoned = "CUDA error" in text or "device-side assert" in text
+    poisoned = any(words in text for words in POISON)
     return {"status": "failed", "reason": f"{type(error).__name__}: {line}", "poisoned": poisoned}

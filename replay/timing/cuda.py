@@ -5,7 +5,10 @@ Back-to-back time has the gap between two graph nodes in it (about 1 µs); a pro
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ import torch
 from kcap.replay.inputs import Inputs
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget, sample_until
+from kcap.schemas.measurement import Method
 
 REPLAY_US = 1000.0  # the least that one graph replay lasts
 MOST_NODES = 4000  # invocations in one graph
@@ -20,6 +24,8 @@ COLD_FACTOR = 5  # how many times the L2 the rotating inputs fill before they co
 MOST_SETS = 1024
 MOST_BYTES = 4 << 30
 DELAY_CYCLES = 200_000  # about 0.1 ms of spinning, in which the host queues the work behind it
+
+Run = Callable[[], Any]
 
 
 def sets_needed(set_bytes: int, free_bytes: int, device: str) -> int:
@@ -29,67 +35,51 @@ def sets_needed(set_bytes: int, free_bytes: int, device: str) -> int:
     return max(1, min(-(-goal // max(set_bytes, 1)), affordable, MOST_SETS))
 
 
+@cache
 def l2_bytes(device: str) -> int:
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
+@cache
+def timing_stream(device: str) -> torch.cuda.Stream:
+    """One stream for all: libraries keep a workspace for each stream that they have seen."""
+    return torch.cuda.Stream(device)
+
+
 def time_cuda(
-    call: Callable[..., Any],
-    sets: list[Inputs],
-    set_bytes: int,
-    restore: Callable[[], None],
-    budget: Budget,
-    device: str,
+    call: Callable[..., Any], sets: list[Inputs], set_bytes: int, restore: Run, budget: Budget, device: str
 ) -> Timing:
     """Median time of `call` over rotating `sets`, on a stream of its own."""
     cold = len(sets) * set_bytes >= COLD_FACTOR * l2_bytes(device)
-    stream = torch.cuda.Stream(device)
+    stream = timing_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    notes: list[str] = []
+    turn = rotating(call, sets)
     with torch.cuda.stream(stream):
-        estimate = warm_up(call, sets, stream)
+        estimate = warm_up(turn, stream)
         restore()
-        try:
-            n = min(max(len(sets), int(REPLAY_US / max(estimate, 0.5)) + 1), MOST_NODES)
-            run = capture(call, sets, n, stream)
-        except Exception as error:
-            torch.cuda.synchronize(device)
-            notes.append(f"no CUDA graph: {str(error).splitlines()[0][:120]}")
-            run, n = eager(call, sets), 1
-        samples, rule = sample_until(lambda: timed(run, n, restore, stream, delay=bool(notes)), budget)
+        run, n, reason, spoiled = graph_or_events(turn, nodes(estimate, len(sets)), restore)
+        samples, rule = sample_until(lambda: timed(run, n, restore, stream, delay=bool(reason)), budget)
     torch.cuda.synchronize(device)
-    return Timing(
-        samples,
-        n,
-        rule,
-        "events" if notes else "graph",
-        "cold" if cold else "warm",
-        min(len(sets), n) if not notes else len(sets),
-        notes,
-    )
+    notes = [f"no CUDA graph: {reason}"] if reason else []
+    method: Method = "events" if reason else "graph"
+    return Timing(samples, n, rule, method, "cold" if cold else "warm", len(sets), notes, spoiled)
 
 
-def warm_up(call: Callable[..., Any], sets: list[Inputs], stream: torch.cuda.Stream) -> float:
-    """Run the first set three times, so that every lazy step is done; microseconds of the last."""
-    for _ in range(2):
-        call(*sets[0].args, **sets[0].kwargs)
-    return timed(lambda: call(*sets[0].args, **sets[0].kwargs), 1, lambda: None, stream, delay=True)
+def graph_or_events(turn: Run, n: int, restore: Run) -> tuple[Run, int, str | None, bool]:
+    """What to time and how many invocations it is; why it is no graph; whether a failed capture spoiled the process."""
+    if reason := synchronizes(turn):
+        return turn, 1, reason, False
+    restore()
+    try:
+        return capture(turn, n), n, None, False
+    except CaptureFailed as failure:
+        torch.cuda.synchronize()
+        return turn, 1, str(failure), True
 
 
-def capture(call: Callable[..., Any], sets: list[Inputs], n: int, stream: torch.cuda.Stream) -> Callable[[], None]:
-    """A graph of `n` invocations that go round the sets; what replays it."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for i in range(n):
-            inputs = sets[i % len(sets)]
-            call(*inputs.args, **inputs.kwargs)
-    graph.replay()
-    return lambda: graph.replay()
-
-
-def eager(call: Callable[..., Any], sets: list[Inputs]) -> Callable[[], None]:
-    """One invocation without a graph, each time on the next set."""
-    turn = iter(range(1 << 62))
+def rotating(call: Callable[..., Any], sets: list[Inputs]) -> Run:
+    """One invocation, each time on the next set."""
+    turn = count()
 
     def run() -> None:
         inputs = sets[next(turn) % len(sets)]
@@ -98,7 +88,56 @@ def eager(call: Callable[..., Any], sets: list[Inputs]) -> Callable[[], None]:
     return run
 
 
-def timed(run: Callable[[], Any], n: int, restore: Callable[[], None], stream: torch.cuda.Stream, delay: bool) -> float:
+def nodes(estimate_us: float, sets: int) -> int:
+    """Invocations in a graph that lasts a millisecond and uses every set equally often."""
+    wanted = min(int(REPLAY_US / max(estimate_us, 0.5)) + 1, MOST_NODES)
+    return -(-wanted // sets) * sets
+
+
+def warm_up(run: Run, stream: torch.cuda.Stream) -> float:
+    """Run three times, so that every lazy step is done; microseconds of the last."""
+    run()
+    run()
+    return timed(run, 1, lambda: None, stream, delay=True)
+
+
+def synchronizes(run: Run) -> str | None:
+    """Why the operator cannot be captured: it waits for the GPU. A failed capture would spoil the process."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError as error:
+        return str(error).splitlines()[0][:120]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None
+
+
+class CaptureFailed(Exception):
+    """The operator cannot be captured; torch is left in a state that no later capture survives."""
+
+
+def capture(run: Run, n: int) -> Run:
+    """A graph of `n` invocations on the current stream; what replays it."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    gc.disable()  # a collection that frees another graph's memory would end the capture
+    try:
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(n):
+                run()
+        finally:
+            graph.capture_end()
+    except RuntimeError as error:
+        raise CaptureFailed(str(error).splitlines()[0][:120]) from None
+    finally:
+        gc.enable()
+    graph.replay()
+    return lambda: graph.replay()
+
+
+def timed(run: Run, n: int, restore: Run, stream: torch.cuda.Stream, delay: bool) -> float:
     """Microseconds of one of the `n` invocations in `run`; `delay` keeps the GPU busy while the host queues them."""
     restore()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -9,7 +9,10 @@ from kcap.schemas.measurement import Cache, Method, StopRule
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one invocation, once for each sample of the clock; a sample is `n` invocations."""
+    """Microseconds of one invocation, once for each sample of the clock; a sample is `n` invocations.
+
+    `spoiled`: the process should time nothing after this.
+    """
 
     samples_us: list[float]
     n: int
@@ -18,3 +21,4 @@ class Timing:
     cache: Cache
     input_sets: int
     notes: list[str] = field(default_factory=list)
+    spoiled: bool = False

@@ -1,0 +1,80 @@
+"""Timing on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+from handmade import Values, call, request_for, tensor
+
+from kcap.replay.pool import Worker
+from kcap.replay.timing.cuda import COLD_FACTOR, l2_bytes
+from kcap.schemas.recording import Metadata, Sample, write_recording
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Worker]:
+    with Worker({"device": "cuda", "home": "cuda", "root": None, "namespaces": [], "threads": None}) as worker:
+        yield worker
+
+
+def big(*shape: int, storage: int = 0, dtype: str = "bfloat16"):
+    return tensor(*shape, dtype=dtype, storage=storage, device="cuda:0")
+
+
+def run(worker: Worker, operator: str, *values: object, seconds: float = 0.05) -> dict[str, object]:
+    return worker.run(request_for(call(operator, *values), seconds), 120)  # type: ignore[arg-type]
+
+
+def test_a_matmul_is_timed_in_a_graph_over_cold_inputs(gpu: Worker) -> None:
+    answer = run(gpu, "aten::mm", big(16, 4096), big(4096, 6144, storage=1))
+    assert (answer["status"], answer["method"], answer["cache"]) == ("ok", "graph", "cold"), answer
+    assert answer["input_sets"] * answer["bytes"] >= COLD_FACTOR * l2_bytes("cuda:0")  # type: ignore[operator]
+    bound_us = 4096 * 6144 * 2 / 8e12 * 1e6  # faster than 8 TB/s is no memory that exists
+    assert bound_us < answer["median_us"] < 1000  # type: ignore[operator]
+    assert answer["clocks"] is None or answer["clocks"]["sm_mhz"] > 0  # type: ignore[index]
+
+
+def test_cold_reads_are_slower_than_what_the_l2_could_give(gpu: Worker) -> None:
+    """A 32 MiB copy from rotating inputs cannot beat the memory's bandwidth (4.8 TB/s on an H200)."""
+    answer = run(gpu, "aten::clone", big(1 << 24))
+    assert answer["median_us"] > 2 * (1 << 25) / 5e12 * 1e6  # type: ignore[operator]
+
+
+def test_what_cannot_be_captured_is_timed_by_events_and_says_so(gpu: Worker) -> None:
+    answer = run(gpu, "aten::nonzero", big(4096, dtype="float32"))
+    assert (answer["status"], answer["method"]) == ("ok", "events"), answer
+    assert "no CUDA graph" in str(answer["notes"])
+    assert run(gpu, "aten::relu", big(4096))["method"] == "graph"
+
+
+def test_a_device_assert_costs_its_own_call_alone(gpu: Worker, tmp_path: Path) -> None:
+    """It leaves a process that can run nothing more on the GPU: the next call must get a new one."""
+    values = Values()
+    sample = Sample(call=0, phase="decode", tensors={"1": values([7] * 64)})
+    write_recording(tmp_path / "rec", Metadata(), [], values=values.files)
+    lookup = request_for(call("aten::embedding", big(7, 4), big(64, storage=1, dtype="int32")))
+    with Worker({**gpu.session, "root": str(tmp_path / "rec")}) as worker:
+        died = worker.run({**lookup, "sample": orjson.loads(sample.line())}, 120)
+        assert died["status"] == "failed"
+        assert worker.run(lookup, 120)["status"] == "ok"
+        assert worker.restarts == 1
+
+
+def test_in_place_operators_are_restored_between_replays(gpu: Worker) -> None:
+    answer = run(gpu, "aten::mul_.Scalar", big(1 << 20), 2.0)
+    assert (answer["status"], answer["method"]) == ("ok", "graph")
+
+
+def test_more_than_the_gpu_holds_is_skipped(gpu: Worker) -> None:
+    answer = run(gpu, "aten::clone", big(1 << 40))
+    assert answer["status"] == "skipped"
+    assert "free on cuda:0" in str(answer["reason"])
