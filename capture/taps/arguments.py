@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 PATH_NUMBER = re.compile(r"\.\d+")
+MADE_BY_COMPILER = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,15 @@ def _masked(arg: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_traced(args: Any, kwargs: Any) -> bool:
-    """Whether a compiler made this call: it holds a fake or meta tensor, or a symbolic size."""
+    """Whether a compiler made this call: it is tracing, or the call holds a fake or meta tensor or a symbolic size."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return True
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    made_by_compiler = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-    return any(isinstance(x, made_by_compiler) or (isinstance(x, torch.Tensor) and x.is_meta) for x in leaves)
+    return any(isinstance(leaf, MADE_BY_COMPILER) or _is_meta(leaf) for leaf in leaves)
+
+
+def _is_meta(leaf: Any) -> bool:
+    return (isinstance(leaf, torch.Tensor) and leaf.is_meta) or (isinstance(leaf, torch.device) and leaf.type == "meta")
 
 
 def describe(func: Any, args: Any, kwargs: Any, parent: str | None) -> Described:

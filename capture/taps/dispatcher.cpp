@@ -5,6 +5,7 @@
 // Inside a callback nothing is dispatched, no lock is held while a tensor is looked at, and nothing throws.
 #include <ATen/record_function.h>
 #include <pthread.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <deque>
 
@@ -365,13 +366,16 @@ void count_loose(Thread& t) {
   t.program.clear();
 }
 
+bool others_observe(const at::RecordFunction& fn) {  // a profiler, of this thread or of all; an execution trace asks for ids
+  return fn.handle() != 0 || at::hasThreadLocalCallbacks() || torch::profiler::impl::ProfilerStateBase::get(true);
+}
+
 // Observing what runs inside an aten operator is a pure loss. Switching observation off and on again costs about as
-// much as kMuteAfter operators do, so it pays inside those that were seen to run more; not while a profiler (which is
-// what asks for ids) observes too.
+// much as kMuteAfter operators do, so it pays inside those that were seen to run more; not while others observe too.
 constexpr int kMuteAfter = 5;
 
 void mute_if_worth(Frame& frame, const Operator& op, const at::RecordFunction& fn) {
-  if (op.inner.load(std::memory_order_relaxed) < kMuteAfter || fn.handle() != 0) return;
+  if (op.inner.load(std::memory_order_relaxed) < kMuteAfter || others_observe(fn)) return;
   at::enableRecordFunction(false);
   frame.muted = true;
 }
