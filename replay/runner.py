@@ -15,7 +15,7 @@ from kcap.replay.operators import Operator, resolve
 from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks
 from kcap.replay.timing.cuda import sets_needed, time_cuda
-from kcap.replay.timing.host import time_host
+from kcap.replay.timing.host import LONGEST_IN_PLACE, LONGEST_LOOP, time_host
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget
 from kcap.schemas.measurement import quartiles
@@ -73,7 +73,8 @@ class Runner:
         device = self.target.device
         restored = written(operator, bound, rule, self.target)
         if not uses_gpu(first):
-            return time_host(operator.call, first, restorer([first], restored), budget)
+            longest = LONGEST_IN_PLACE if restored else LONGEST_LOOP
+            return time_host(operator.call, first, restorer([first], restored), budget, longest)
         sets = [first]
         for _ in range(sets_needed(total, memory.free(device), device) - 1):
             sets.append(clone(bound, self.target, first))
