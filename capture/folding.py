@@ -26,6 +26,7 @@ class Fold:
         self.raw: dict[tuple[int, int], dict[str, Any]] = {}
         self.signatures: dict[bytes, dict[str, Any]] = {}
         self.counts: dict[bytes, Counter[tuple[int, int, Mode]]] = defaultdict(Counter)
+        self.invocations: Counter[tuple[int, int, int]] = Counter()  # of a shard's own call, in a phase
         for index, shard in enumerate(self.shards):
             self._add_calls(index, shard)
 
@@ -65,6 +66,7 @@ class Fold:
     def count(self, index: int, number: int, phase: int, times: int, mode: Mode = "eager") -> None:
         key = self.of.get((index, number))
         if key is not None and times:
+            self.invocations[index, number, phase] += times
             self.counts[key][phase, int(self.shards[index].process.get("rank", 0)), mode] += times
 
     def count_loose(self) -> None:

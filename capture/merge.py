@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -164,6 +166,7 @@ def _samples(fold: Fold, ids: dict[bytes, int]) -> tuple[list[Sample], dict[str,
         latest = {(line["call"], line["phase"], line["slot"]): line for line in shard.lines.get("sample", [])}
         sampled = {(line["call"], line["phase"]) for line in latest.values()}
         lines = [*latest.values(), *_bare(fold, index, sampled)]
+        drawn = Counter((line["call"], line["phase"]) for line in lines)
         for line in lines:
             number = ids.get(fold.of.get((index, line["call"]), b""))
             if number is not None:
@@ -172,7 +175,9 @@ def _samples(fold: Fold, ids: dict[bytes, int]) -> tuple[list[Sample], dict[str,
                     "scalars": {**scalars, **line.get("scalars", {})},
                     "offsets": {**offsets, **line.get("offsets", {})},
                 }
-                found.setdefault((number, line["phase"], rank), []).append({**line, **both})
+                invocations = fold.invocations[index, line["call"], line["phase"]]
+                weight = invocations / drawn[line["call"], line["phase"]]
+                found.setdefault((number, line["phase"], rank), []).append({**line, **both, "weight": weight})
     values: dict[str, bytes] = {}
     samples = [
         _sample(line, number, phase, rank, values)
@@ -194,14 +199,18 @@ def _bare(fold: Fold, index: int, sampled: set[tuple[int, int]]) -> list[dict[st
 
 
 def _spread(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """SAMPLES_PER_CALL of them, spread over the steps; those that hold the same (layers of one step) are one."""
-    held = {
-        orjson.dumps([line.get(part) for part in ("step", "scalars", "offsets", "tensors")]): line for line in lines
-    }
+    """SAMPLES_PER_CALL of them, in proportion to the invocations that each stands for, spread over the steps; those
+    that hold the same (layers of one step) are one."""
+    held: dict[bytes, dict[str, Any]] = {}
+    for line in lines:
+        key = orjson.dumps([line.get(part) for part in ("step", "scalars", "offsets", "tensors")])
+        held[key] = {**line, "weight": line["weight"] + held.get(key, {"weight": 0.0})["weight"]}
     lines = sorted(held.values(), key=lambda line: (line.get("step", -1), line["call"]))
     if len(lines) <= SAMPLES_PER_CALL:
         return lines
-    return [lines[i * (len(lines) - 1) // (SAMPLES_PER_CALL - 1)] for i in range(SAMPLES_PER_CALL)]
+    reached = list(itertools.accumulate(line["weight"] for line in lines))
+    marks = [(i + 0.5) / SAMPLES_PER_CALL * reached[-1] for i in range(SAMPLES_PER_CALL)]
+    return [lines[i] for i in sorted({bisect.bisect_left(reached, mark) for mark in marks})]
 
 
 def _sample(line: dict[str, Any], number: int, phase: int, rank: int, values: dict[str, bytes]) -> Sample:

@@ -16,8 +16,7 @@ from kcap.capture.recorder import PHASES
 from kcap.capture.window import StepShape, Window
 from kcap.errors import CallError
 
-
-_recording = False
+_recording: int | None = None  # the process that records: a forked child does not
 
 
 class Recorder:
@@ -59,7 +58,7 @@ def record(
     """
     global _recording
     path = Path(output)
-    if _recording:
+    if _recording == os.getpid():
         raise CallError("this process records already: close that recording first")
     if path.exists() and not force:
         raise CallError(f"{path} already exists: pass force=True to replace it")
@@ -71,13 +70,14 @@ def record(
     session.write()
     window = Window(session)
     window.start(loose=True)
-    _recording = True
+    _recording = os.getpid()
     try:
         yield Recorder(window)
     finally:
-        _recording = False
-        window.close()
-        _finish(session, directory, path)
+        if _recording == os.getpid():
+            _recording = None
+            window.close()
+            _finish(session, directory, path)
 
 
 def _finish(session: Session, directory: Path, path: Path) -> None:

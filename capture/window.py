@@ -60,6 +60,7 @@ class Window:
             return
         self.open = True
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
 
     def failed(self, error: BaseException) -> None:
@@ -68,6 +69,11 @@ class Window:
         line = {"t": "tap", "name": "window", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
         with open(self.session.shard().with_suffix(".notes"), "ab") as file:
             file.write(orjson.dumps(line) + b"\n")
+
+    def _forget(self) -> None:
+        """In a forked child: the recorder, its shard and its counters are the parent's."""
+        self.recorder, self.open, self._shape = None, False, None
+        self._lock = threading.Lock()
 
     def _watch(self) -> None:
         waiting = threading.Event()
@@ -115,6 +121,7 @@ class Window:
         """The step raised: it does not count."""
         if self._shape is not None and self.recorder is not None:
             self._shape = None
+            self.recorder.step_begin(PHASES.index("other"))  # which forgets what was seen of it
             self.recorder.step_pause()
 
     def _details(self, shape: StepShape) -> bytes:

@@ -1,4 +1,4 @@
-"""Runs vLLM offline for a recording, in a process of its own: `python -m kcap.capture.engines.vllm_offline JOB.json`."""
+"""Runs vLLM offline for a recording, in a process of its own: `python -m kcap.capture.engines.vllm_offline JOB`."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import orjson
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+ALL = -1  # every argument's bit
 PATH_NUMBER = re.compile(r"\.\d+")
 MADE_BY_COMPILER = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -25,9 +26,9 @@ class Described:
     args: list[dict[str, Any]]
     values: list[tuple[str, Any]]
 
-    def line(self, drifting: int) -> bytes:
-        """The call's line without its id; `drifting` (a bit an argument, -1: all) leaves scalars and offsets out."""
-        args = [_masked(arg) if drifting >> i & 1 else arg for i, arg in enumerate(self.args)]
+    def line(self, scalars: int, offsets: int) -> bytes:
+        """The call's line without its id; a bit an argument says which scalars and which offsets to leave out."""
+        args = [_masked(arg, scalars >> i & 1, offsets >> i & 1) for i, arg in enumerate(self.args)]
         body: dict[str, Any] = {"operator": self.operator}
         if self.parent:
             body["parent"] = self.parent
@@ -35,17 +36,35 @@ class Described:
             body["work"] = False
         return orjson.dumps({**body, "args": args}) + b"\n"
 
+    def drifted(self, scalars: int, offsets: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """What `line` leaves out, by the arguments' numbers."""
+        numbered = [(i, str(i), arg["value"]) for i, arg in enumerate(self.args)]
+        return (
+            {name: value for i, name, value in numbered if scalars >> i & 1},
+            {
+                name: value["tensor"].get("offset", 0)
+                for i, name, value in numbered
+                if offsets >> i & 1 and is_tensor(value)
+            },
+        )
 
-def _masked(arg: dict[str, Any]) -> dict[str, Any]:
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and "tensor" in value
+
+
+def holds_scalar(arg: dict[str, Any]) -> bool:
     value = arg["value"]
-    if isinstance(value, dict) and "tensor" in value:
-        return {**arg, "value": {"tensor": {**value["tensor"], "offset": None}}}
-    plain = isinstance(value, bool | int | float) or (
-        isinstance(value, list) and not any(isinstance(v, dict) for v in value)
-    )
-    return {key: item for key, item in arg.items() if key != "default"} | (
-        {"value": {"drift": "number"}} if plain else {}
-    )
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, bool | int | float) for item in items)
+
+
+def _masked(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, Any]:
+    if scalar and holds_scalar(arg):
+        return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
+    if offset and is_tensor(arg["value"]):
+        return {**arg, "value": {"tensor": {**arg["value"]["tensor"], "offset": None}}}
+    return arg
 
 
 def is_traced(args: Any, kwargs: Any) -> bool:

@@ -8,6 +8,7 @@ disturbed, and is entered again inside custom operators, so that the kernels in 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -19,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcap.capture.samples import VALUE_ARGUMENTS
 from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, OVERFLOW, STEPS, TRACED, Counts
-from kcap.capture.taps.arguments import Described, describe, is_traced
+from kcap.capture.taps.arguments import ALL, Described, describe, holds_scalar, is_traced
 
 MAX_VARIANTS = 16
 SAMPLES = 4
+ATEN = ("aten", "prim", "prims")
 INTEGERS = (torch.int16, torch.int32, torch.int64)
 
 
@@ -38,11 +40,13 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         at = self._recorder.saw(func, args, kwargs)
-        key = None if at is None else _backend_key(func, args, kwargs)
-        if at is None or key is None:
+        if at is None or func.namespace in ATEN:
             return func(*args, **kwargs)
+        key = _backend_key(func, args, kwargs)
         self._recorder.enter(func)
         try:
+            if key is None:
+                return func(*args, **kwargs)
             with self:
                 return func._op_dk(key, *args, **kwargs)
         finally:
@@ -51,7 +55,7 @@ class _Mode(TorchDispatchMode):
 
 def _backend_key(func: Any, args: Any, kwargs: Any) -> Any:
     """The dispatch key of a custom operator's own kernel, so that it can run with the mode on; None: run it plainly."""
-    if func.namespace in ("aten", "prim", "prims") or torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         return None
     devices = [arg.device.type for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
     keys = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
@@ -74,7 +78,8 @@ class DispatchModeRecorder:
         self._keep_tokens = keep_tokens
         self._fail_after = fail_after
         self._mode: _Mode | None = None
-        self._open = self._loose = False
+        self._mode_thread = 0
+        self._open = self._loose = self._stepping = False
         self._phase = self._loose_phase = 3
         self._program: list[int] = []
         self._stack: list[str] = []
@@ -82,12 +87,14 @@ class DispatchModeRecorder:
         self._calls: list[Described] = []
         self._regions: dict[int, int] = {}
         self._variants: Counter[bytes] = Counter()
-        self._drift: dict[str, int] = {}
+        self._first: dict[bytes, Described] = {}
+        self._drift: dict[str, tuple[int, int]] = {}  # operator -> which scalars, which offsets (a bit an argument)
         self._programs: dict[bytes, int] = {}
         self._batches: dict[tuple[int, ...], int] = {}
         self._sampled: Counter[tuple[int, int]] = Counter()
         self._steps = 0
         self.error = ""
+        os.register_at_fork(after_in_child=self._forget)
 
     # ---- what the mode tells ----
 
@@ -116,8 +123,8 @@ class DispatchModeRecorder:
             return None
         self._sample(number, call)
         self._program.append(number)
-        if self._loose and not self._stack and func.namespace == "aten":
-            self._count_loose()
+        if not self._stepping and not self._stack and func.namespace in ATEN:
+            self._count_loose(self._loose_phase)
         return len(self._program) - 1
 
     def enter(self, func: Any) -> None:
@@ -131,41 +138,45 @@ class DispatchModeRecorder:
             self._program[at] = self._region(self._program[at])
         else:
             del self._program[at + 1 :]
-        if self._loose and not self._stack:
-            self._count_loose()
+        if not self._stepping and not self._stack:
+            self._count_loose(self._loose_phase)
 
     # ---- interning ----
 
     def _intern(self, call: Described) -> int | None:
-        masked = call.line(self._drift.get(call.operator, 0))
+        masked = call.line(*self._drift.get(call.operator, (0, 0)))
         number = self._ids.get(masked)
         if number is not None or len(self._calls) >= MAX_CALLS:
             return number
         with self._lock:
             number = self._ids[masked] = self._add(call)
             self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
-            base = call.line(-1)
-            self._variants[base] += 1
-            if self._variants[base] > MAX_VARIANTS:
-                self._note_drift(call, base)
+            self._look_for_drift(call)
         return number
 
     def _add(self, call: Described) -> int:
         self._calls.append(call)
         return len(self._calls) - 1
 
-    def _note_drift(self, call: Described, base: bytes) -> None:
-        first = next(other for other in self._calls if other.line(-1) == base)
-        differ = sum(1 << i for i, (a, b) in enumerate(zip(first.args, call.args, strict=True)) if a != b)
-        before = self._drift.get(call.operator, 0)
-        if differ | before != before:
-            self._drift[call.operator] = before | differ
-            self._write(
-                orjson.dumps(
-                    {"t": "drift", "operator": call.operator, "scalars": before | differ, "offsets": before | differ}
-                )
-                + b"\n"
-            )
+    def _look_for_drift(self, call: Described) -> None:
+        """Calls that differ in offsets alone are one at once; scalars may mean different things (a dimension)."""
+        place, base = call.line(0, ALL), call.line(ALL, ALL)
+        if (first := self._first.setdefault(place, call)) is not call:
+            self._note_drift(first, call)
+        first = self._first.setdefault(base, call)
+        self._variants[base] += 1
+        if self._variants[base] > MAX_VARIANTS:
+            self._note_drift(first, call)
+
+    def _note_drift(self, first: Described, call: Described) -> None:
+        scalars, offsets = before = self._drift.get(call.operator, (0, 0))
+        for i, (a, b) in enumerate(zip(first.args, call.args, strict=True)):
+            scalars |= (holds_scalar(a) and a["value"] != b["value"]) << i
+            offsets |= (not holds_scalar(a) and a["value"] != b["value"]) << i
+        if (scalars, offsets) != before:
+            self._drift[call.operator] = scalars, offsets
+            line = {"t": "drift", "operator": call.operator, "scalars": scalars, "offsets": offsets}
+            self._write(orjson.dumps(line) + b"\n")
 
     def _region(self, number: int) -> int:
         if number not in self._regions:
@@ -186,12 +197,11 @@ class DispatchModeRecorder:
             and self._kept(call, name)
             and tensor.is_cpu
         }
-        scalars = {
-            str(i): call.args[i]["value"] for i in range(len(call.args)) if self._drift.get(call.operator, 0) >> i & 1
-        }
-        if tensors or scalars:
+        scalars, offsets = call.drifted(*self._drift.get(call.operator, (0, 0)))
+        if tensors or scalars or offsets:
             line = {"t": "sample", "call": number, "phase": phase, "slot": self._sampled[number, phase]}
-            self._write(orjson.dumps({**line, "step": self._steps, "scalars": scalars, "tensors": tensors}) + b"\n")
+            held = {"scalars": scalars, "offsets": offsets, "tensors": tensors}
+            self._write(orjson.dumps({**line, **({"step": self._steps} if self._stepping else {}), **held}) + b"\n")
         self._sampled[number, phase] += 1
 
     def _kept(self, call: Described, name: str) -> bool:
@@ -212,41 +222,48 @@ class DispatchModeRecorder:
         self._loose_phase = phase
 
     def step_begin(self, phase: int) -> None:
-        self._phase, self._loose = phase, False
+        self._phase, self._stepping = phase, True
         self._program = []
         self._push()
 
     def step_pause(self) -> None:
+        self._stepping = False
         if not self._loose:
             self._pop()
 
     def step_resume(self) -> None:
+        self._stepping = True
         self._push()
 
     def step_end(self, tokens: int, sequences: int, details: bytes) -> None:
-        self._pop()
+        self.step_pause()
         if self._open:
             try:
                 self._count_step(tokens, sequences, details)
             except OSError as error:
                 self._fail(error)
+        self._program = []
 
     def _push(self) -> None:
         if self._mode is None and self._open:
-            self._mode = _Mode(self)
+            self._mode, self._mode_thread = _Mode(self), threading.get_ident()
             self._mode.__enter__()
 
     def _pop(self) -> None:
-        if self._mode is not None:
+        """Leave the mode, on its own thread only; elsewhere it stays, and sees a closed recorder."""
+        if self._mode is not None and self._mode_thread == threading.get_ident():
             self._mode.__exit__(None, None, None)
             self._mode = None
 
-    def _phase_now(self) -> int:
-        return self._loose_phase if self._loose else self._phase
+    def _forget(self) -> None:
+        self._open = False
 
-    def _count_loose(self) -> None:
+    def _phase_now(self) -> int:
+        return self._phase if self._stepping else self._loose_phase
+
+    def _count_loose(self, phase: int) -> None:
         for number in self._program:
-            self._counts.cells[self._counts.loose(number, self._phase_now())] += 1
+            self._counts.cells[self._counts.loose(number, phase)] += 1
         self._program = []
 
     def _count_step(self, tokens: int, sequences: int, details: bytes) -> None:
@@ -254,8 +271,9 @@ class DispatchModeRecorder:
         program = self._intern_program()
         key = (program, self._phase, tokens, sequences)
         if key not in self._batches and len(self._batches) >= MAX_BATCHES:
-            self._count_loose()
+            self._count_loose(self._phase)
             self._counts.cells[LOOSE_STEPS + self._phase] += 1
+            self._counts.cells[STEPS] += 1
             return
         shape = b'"program":%d,"phase":%d,"tokens":%d,"sequences":%d' % key
         if key not in self._batches:

@@ -240,3 +240,22 @@ def test_after_the_recording_nothing_is_observed(record: Record, counted: Counte
     second = record(lambda _: torch.mul(A, A))
     assert counted(first) == {"aten::add.Tensor": 1}
     assert counted(second) == {"aten::mul.Tensor": 1}
+
+
+@both
+def test_a_custom_operator_with_gradients_on_is_counted(recorder: str, record: Record, counted: Counted) -> None:
+    def body(_: Any) -> None:
+        with torch.enable_grad():
+            torch.ops.kcaptest.kernel(A)
+
+    assert counted(record(body, recorder))["kcaptest::kernel"] == 1
+
+
+def test_the_fallback_counts_its_own_thread_only(record: Record, counted: Counted) -> None:
+    def body(_: Any) -> None:
+        thread = threading.Thread(target=lambda: torch.mm(A, A))
+        thread.start()
+        thread.join()
+        torch.add(A, A)
+
+    assert counted(record(body, "python")) == {"aten::add.Tensor": 1}
