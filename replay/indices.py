@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from kcap.replay.bind import Bound
-from kcap.replay.inputs import compact
+from kcap.replay.layout import compact
 from kcap.replay.skip import Skip
 from kcap.schemas.values import TensorSpec
 

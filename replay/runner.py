@@ -10,7 +10,8 @@ import torch
 
 from kcap.replay import indices, memory, rules
 from kcap.replay.bind import Bound, bind
-from kcap.replay.inputs import Inputs, Target, build, clone
+from kcap.replay.inputs import Inputs, build, clone
+from kcap.replay.layout import Target
 from kcap.replay.operators import Operator, resolve
 from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks

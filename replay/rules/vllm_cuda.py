@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from kcap.replay.bind import Bound
-from kcap.replay.inputs import Inputs, torch_dtype
+from kcap.replay.inputs import Inputs
+from kcap.replay.layout import torch_dtype
 from kcap.replay.rules import Rule, argument, rule
 from kcap.replay.rules.paging import renumber, shrink, table_in_use
 from kcap.replay.rules.vllm import below, cache_slots, zeros

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kcap.replay import indices, memory
 from kcap.replay.bind import bind
-from kcap.replay.inputs import Inputs, Target, build, clone
+from kcap.replay.inputs import Inputs, build, clone
+from kcap.replay.layout import Target
 from kcap.replay.operators import resolve
 from kcap.replay.skip import Skip
 from kcap.schemas.recording import Argument, Call, Sample, SampledTensor
