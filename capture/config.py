@@ -37,6 +37,11 @@ class Session:
         """Its existence asks every process to close its window."""
         return Path(self.directory) / "stop"
 
+    @property
+    def pause_file(self) -> Path:
+        """While it exists, no process records."""
+        return Path(self.directory) / "pause"
+
     def shard(self) -> Path:
         """This process's shard, without its ending."""
         return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}"

@@ -16,6 +16,7 @@ from kcap.capture.config import Session
 from kcap.capture.recorder import PHASES, Recorder, open_recorder
 
 MAX_STEP_LINES = 20_000
+POLL = 0.2  # seconds between two looks for a request to stop or to pause
 MAX_LISTED = 512  # sequences whose lengths a step's line lists
 
 
@@ -39,6 +40,7 @@ class Window:
         self.session = session
         self.recorder: Recorder | None = None
         self.open = False
+        self._loose = self._closed = False
         self._steps = 0
         self._shape: StepShape | None = None
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class Window:
         except Exception as error:
             self.failed(error)
             return
-        self.open = True
+        self.open, self._loose = True, loose
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
@@ -77,15 +79,24 @@ class Window:
 
     def _watch(self) -> None:
         waiting = threading.Event()
-        while self.open and not waiting.wait(0.2):
+        while not self._closed and not waiting.wait(POLL):
             if self.session.stop_file.exists():
                 self.close()
+            elif self.recorder is not None and self.session.pause_file.exists() == self.open:
+                self._set_paused(self.open)
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._lock:
+            if self._closed or self.recorder is None or self.recorder.error:
+                return
+            self.open = not paused
+            self.recorder.stop() if paused else self.recorder.start(self._loose)
 
     def close(self) -> None:
         with self._lock:
-            if not self.open or self.recorder is None:
+            if self._closed or self.recorder is None:
                 return
-            self.open = False
+            self.open, self._closed = False, True
             self.recorder.close()
 
     def begin(self, shape: StepShape) -> bool:
