@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from kcap import __version__
 from kcap.capture.config import Session
 from kcap.capture.folding import Fold
+from kcap.capture.lines import sound
 from kcap.capture.redact import redact_arguments, redact_command
 from kcap.capture.shards import (
     CLOSED,
@@ -51,7 +52,7 @@ SAMPLES_PER_CALL = 4
 
 def merge(session: Session, output: Path) -> Recording:
     """Write the Recording of `session` into `output`; it says what failed, and may be empty."""
-    shards = [read_shard(stem) for stem in stems(Path(session.directory))]
+    shards = [sound(read_shard(stem)) for stem in stems(Path(session.directory))]
     fold = Fold(shards)
     programs = _Programs(fold)
     fold.count_loose()
@@ -93,25 +94,25 @@ class _Programs:
         self._calls: dict[bytes, list[bytes]] = {}
         self._counts: dict[bytes, Counter[tuple[int, int]]] = {}
         self._ended: dict[int, int] = {}
+        self._keys: dict[tuple[int, int], bytes] = {}  # a shard's own program -> its key
         self.batches: list[_Batch] = []
         for index, shard in enumerate(fold.shards):
             self._add(index, shard)
 
     def _add(self, index: int, shard: Shard) -> None:
         rank = int(shard.process.get("rank", 0))
-        keys: dict[int, bytes] = {}
         own: dict[int, list[int]] = {}
         for line in shard.lines.get("program", []):
             if all((index, call) in self._fold.of for call in line["calls"]):
-                keys[line["id"]] = self._intern(index, line["calls"])
+                self._keys[index, line["id"]] = self._intern(index, line["calls"])
                 own[line["id"]] = line["calls"]
         self._ended[index] = 0
         for line in shard.lines.get("batch", []):
             times = shard.batch_count(line["id"])
             self._ended[index] += times
-            if not times or line["program"] not in keys:
+            key = self._keys.get((index, line["program"]))
+            if not times or key is None:
                 continue
-            key = keys[line["program"]]
             self._counts[key][line["phase"], rank] += times
             self.batches.append(_Batch(rank, key, line["phase"], line["tokens"], line["sequences"], times))
             for call in own[line["program"]]:
@@ -148,11 +149,10 @@ class _Programs:
         numbers = {key: number for number, key in enumerate(self._ran())}
         out = []
         for index, shard in enumerate(self._fold.shards):
-            programs = {line["id"]: line for line in shard.lines.get("program", [])}
             for line in shard.lines.get("step", []):
-                if line["index"] >= self._ended[index] or line["program"] not in programs:
+                key = self._keys.get((index, line["program"]))
+                if line["index"] >= self._ended[index] or key is None:
                     continue
-                key = self._intern(index, programs[line["program"]]["calls"])
                 fields = {**line, "phase": PHASES[line["phase"]], "program": numbers.get(key)}
                 out.append(Step.model_validate({**fields, "rank": int(shard.process.get("rank", 0))}))
         return sorted(out, key=lambda step: (step.rank, step.index))

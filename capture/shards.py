@@ -29,10 +29,12 @@ class Counts:
         access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
         with path.open("r+b" if create else "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=access)
-        self.cells = memoryview(self._map).cast("B")[: BYTES - BYTES % 8].cast("Q")
+        if len(self._map) < BYTES:
+            raise ValueError("not a counts file")
+        self.cells = memoryview(self._map)[:BYTES].cast("Q")
         if create:
             self.cells[0] = MAGIC
-        elif len(self.cells) * 8 < BYTES or self.cells[0] != MAGIC:
+        elif self.cells[0] != MAGIC:
             raise ValueError("not a counts file")
 
     def batch(self, index: int) -> int:
@@ -70,7 +72,7 @@ def read_shard(stem: Path) -> Shard:
     shard = Shard(stem)
     for suffix in (".jsonl", ".notes"):
         for line in _lines(stem.with_name(stem.name + suffix)):
-            if line is None or "t" not in line:
+            if line is None or not isinstance(line.get("t"), str):
                 shard.torn += 1
             else:
                 shard.lines.setdefault(line.pop("t"), []).append(line)

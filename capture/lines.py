@@ -1,0 +1,130 @@
+"""The lines of a shard, as kcap.capture.shards reads them: what does not fit its kind is damaged, and left out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kcap.capture.shards import Shard
+from kcap.schemas.recording import Argument, ValueField
+
+Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+Phase = Annotated[int, Field(ge=0, le=3)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Process(_Line):
+    pid: Number
+    rank: Number = 0
+    recorder: str
+    recorder_reason: str = ""
+    world_size: Number = 1
+    layers: Number | None = None
+
+
+class _Call(_Line):
+    id: Number
+    operator: str = Field(min_length=1)
+    parent: str | None = None
+    work: bool = True
+    args: list[Argument]
+
+
+class _Region(_Line):
+    id: Number
+    of: Number
+
+
+class _Program(_Line):
+    id: Number
+    calls: list[Number]
+
+
+class _Batch(_Line):
+    id: Number
+    program: Number
+    phase: Phase
+    tokens: Number
+    sequences: Number
+
+
+class _Step(_Line):
+    index: Number
+    program: Number
+    phase: Phase
+    tokens: Number
+    sequences: Number
+    lengths: list[Number] = []
+    queries: list[Number] = []
+
+
+class _Tensor(_Line):
+    low: int | None = None
+    high: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, tensor: dict[str, Any]) -> dict[str, Any]:
+        if "values" in tensor:
+            try:
+                np.array(tensor["values"], tensor["dtype"]).reshape(tensor["shape"])
+            except (KeyError, TypeError, OverflowError) as error:
+                raise ValueError(str(error)) from None
+        return tensor
+
+
+class _Sample(_Line):
+    call: Number
+    phase: Phase
+    slot: Number
+    step: Number | None = None
+    scalars: dict[str, ValueField] = {}
+    offsets: dict[str, Number] = {}
+    tensors: dict[str, _Tensor] = {}
+
+
+class _Drift(_Line):
+    operator: str
+    scalars: int = Field(ge=0)
+    offsets: int = Field(ge=0)
+
+
+class _Tap(_Line):
+    name: str
+    status: Literal["ok", "failed", "off"]
+    detail: str
+
+
+KINDS: dict[str, type[_Line]] = {
+    "process": _Process,
+    "call": _Call,
+    "region": _Region,
+    "program": _Program,
+    "batch": _Batch,
+    "step": _Step,
+    "sample": _Sample,
+    "drift": _Drift,
+    "tap": _Tap,
+}
+
+
+def sound(shard: Shard) -> Shard:
+    """The shard with its damaged lines left out, and counted."""
+    lines = {kind: [line for line in found if _fits(kind, line)] for kind, found in shard.lines.items()}
+    shard.torn += sum(map(len, shard.lines.values())) - sum(map(len, lines.values()))
+    shard.lines = lines
+    shard.process = (lines.get("process") or [{}])[0]
+    return shard
+
+
+def _fits(kind: str, line: dict[str, Any]) -> bool:
+    try:
+        KINDS[kind].model_validate(line, strict=False)
+    except (KeyError, ValidationError):
+        return False
+    return True
