@@ -295,7 +295,7 @@ def _metadata(session: Session, shards: list[Shard], programs: _Programs) -> Met
         python=first.get("python"),
         world_size=int(first.get("world_size", 1)),
         recorder=sorted({shard.process["recorder"] for shard in recording if "recorder" in shard.process}),
-        complete=bool(recording) and all(shard.header(CLOSED) and not shard.header(FAILED) for shard in recording),
+        complete=bool(recording) and all(map(_is_whole, shards)),
         taps=_taps(shards),
         steps={name: times for name, times in sorted(steps.items()) if times},
         batches=[
@@ -305,6 +305,12 @@ def _metadata(session: Session, shards: list[Shard], programs: _Programs) -> Met
         dropped=dropped,
         notes=_notes(recording),
     )
+
+
+def _is_whole(shard: Shard) -> bool:
+    if not shard.process:  # it had nothing to record, or could not
+        return not shard.lines.get("tap")
+    return bool(shard.header(CLOSED)) and not shard.header(FAILED) and not shard.lines.get("tap")
 
 
 def _notes(shards: list[Shard]) -> list[str]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 HIDDEN = "REDACTED"
 # The last word of an option says what it holds: --api-key and --hf-token do, --max-num-batched-tokens does not.
-SECRET_NAME = re.compile(
-    r"(?:^|[-_.])(?:api[-_]?key|key|token|password|passwd|secret|credential|credentials)$", re.IGNORECASE
+NAMES = r"(?:api[-_]?key|key|token|password|passwd|secret|credentials?)"
+# The last word of an option says what it holds: --api-key and --hf-token do, --max-num-batched-tokens does not.
+SECRET_NAME = re.compile(rf"(?:^|[-_.]){NAMES}$", re.IGNORECASE)
+SECRET_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|Bearer\s+\S+)|(?<=://)[^\s/@]+:[^\s/@]+(?=@)"
 )
-SECRET_VALUE = re.compile(r"\b(?:hf_[A-Za-z0-9]{10,}|sk-[A-Za-z0-9_-]{10,}|Bearer\s+\S+)")
+# In a text that is a command itself, or nearly JSON: `--api-key VALUE`, `"token": "VALUE"`, `HF_TOKEN=VALUE`.
+SECRET_PAIR = re.compile(
+    rf"""((?:--?(?:[\w.-]*[-_.])?{NAMES}\s+|(?:\b|["'])(?:[\w.-]*[-_.])?{NAMES}["']?\s*[:=]\s*))"""
+    r"""('[^']*'|"[^"]*"|[^\s,;}}\]]+)""",
+    re.IGNORECASE,
+)
 
 
 def redact_command(command: list[str]) -> list[str]:
@@ -30,16 +39,22 @@ def redact_command(command: list[str]) -> list[str]:
 
 def redact_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Engine arguments with every secret's value replaced, nested ones too."""
-    return {name: _redact(name, value) for name, value in arguments.items()}
+    return {name: HIDDEN if SECRET_NAME.search(name) else _redact(value) for name, value in arguments.items()}
 
 
-def _redact(name: str, value: Any) -> Any:
-    if SECRET_NAME.search(name):
-        return HIDDEN
+def _redact(value: Any) -> Any:
     if isinstance(value, dict):
         return redact_arguments(value)
+    if isinstance(value, list | tuple):
+        return [_redact(item) for item in value]
     return _clean(value) if isinstance(value, str) else value
 
 
 def _clean(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return SECRET_VALUE.sub(HIDDEN, SECRET_PAIR.sub(rf"\1{HIDDEN}", text))
+    if isinstance(value, dict | list) and (clean := _redact(value)) != value:
+        return json.dumps(clean)
     return SECRET_VALUE.sub(HIDDEN, text)

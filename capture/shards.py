@@ -98,7 +98,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 def stems(directory: Path) -> list[Path]:
     """The shards in a session's directory, in a fixed order."""
-    found = {path.with_suffix("") for suffix in ("jsonl", "notes") for path in directory.glob(f"*.{suffix}")}
+    found = {path.with_suffix("") for ending in ("jsonl", "notes") for path in directory.glob(f"*.{ending}")}
     return sorted(found)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import os
 import platform
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -33,6 +37,20 @@ class StepShape:
         return sum(self.queries)
 
 
+def _contained(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A failure of `method` is the window's own: it ends the recording, and the method answers False."""
+
+    @functools.wraps(method)
+    def call(self: Window, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self.failed(error)
+            return False
+
+    return call
+
+
 class Window:
     """Steers the recorder; whatever fails in it is noted in the shard, switched off, and never reaches the engine."""
 
@@ -40,14 +58,14 @@ class Window:
         self.session = session
         self.recorder: Recorder | None = None
         self.open = False
-        self._loose = self._closed = False
+        self._loose = self._closed = self._failed = False
         self._steps = 0
         self._shape: StepShape | None = None
         self._lock = threading.Lock()
 
     def register(self) -> None:
         """Tell the session that this process has kcap in it."""
-        self.session.shard().with_suffix(".registered").touch(mode=0o600)
+        self._file(".registered").touch(mode=0o600)
 
     def start(self, loose: bool = False, **facts: Any) -> None:
         """Open the window (once). `facts`: what the Recording's metadata should know of this process."""
@@ -67,14 +85,20 @@ class Window:
 
     def failed(self, error: BaseException) -> None:
         """Something of kcap's own failed: stop recording, and leave a note of it."""
-        self.open = False
+        self.open, self._failed, self._shape = False, True, None
         line = {"t": "tap", "name": "window", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
-        with open(self.session.shard().with_suffix(".notes"), "ab") as file:
+        with contextlib.suppress(OSError), self._file(".notes").open("ab") as file:
             file.write(orjson.dumps(line) + b"\n")
+        if self.recorder is not None:
+            self.recorder.stop()
+
+    def _file(self, ending: str) -> Path:
+        stem = self.session.shard()
+        return stem.with_name(stem.name + ending)  # a host's name may have dots
 
     def _forget(self) -> None:
         """In a forked child: the recorder, its shard and its counters are the parent's."""
-        self.recorder, self.open, self._shape = None, False, None
+        self.recorder, self.open, self._closed, self._shape = None, False, False, None
         self._lock = threading.Lock()
 
     def _watch(self) -> None:
@@ -87,7 +111,7 @@ class Window:
 
     def _set_paused(self, paused: bool) -> None:
         with self._lock:
-            if self._closed or self.recorder is None or self.recorder.error:
+            if self._closed or self._failed or self.recorder is None or self.recorder.error:
                 return
             self.open = not paused
             self.recorder.stop() if paused else self.recorder.start(self._loose)
@@ -99,6 +123,7 @@ class Window:
             self.open, self._closed = False, True
             self.recorder.close()
 
+    @_contained
     def begin(self, shape: StepShape) -> bool:
         """A step begins on this thread; False when it is not recorded."""
         if not self.open or self.recorder is None:
@@ -108,16 +133,19 @@ class Window:
         self.recorder.step_begin(PHASES.index(shape.phase))
         return True
 
+    @_contained
     def pause(self) -> None:
         if self._shape is not None and self.recorder is not None:
             self.recorder.step_pause()
 
+    @_contained
     def resume(self) -> bool:
         if self._shape is None or self.recorder is None or not self.open:
             return False
         self.recorder.step_resume()
         return True
 
+    @_contained
     def end(self) -> None:
         """The step that had begun is over: it counts."""
         shape, self._shape = self._shape, None
@@ -128,6 +156,7 @@ class Window:
         if self.session.steps is not None and self._steps >= self.session.steps:
             self.close()
 
+    @_contained
     def discard(self) -> None:
         """The step raised: it does not count."""
         if self._shape is not None and self.recorder is not None:

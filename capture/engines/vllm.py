@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kcap.capture.imports import when_imported
+from kcap.capture.imports import Hook, when_imported
 from kcap.capture.window import StepShape, Window
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -24,14 +24,27 @@ def hook(window: Window) -> None:
     """Hook vLLM's runners and workers as their modules are imported."""
     steps = Steps(window)
     for module in RUNNERS:
-        when_imported(module, functools.partial(_hook_runner, steps=steps))
+        when_imported(module, _contained(window, functools.partial(_hook_runner, steps=steps)))
     for module, name in WORKERS.items():
-        when_imported(module, functools.partial(_hook_worker, name=name, window=window))
+        when_imported(module, _contained(window, functools.partial(_hook_worker, name=name, window=window)))
+
+
+def _contained(window: Window, hook_module: Hook) -> Hook:
+    """A vLLM that kcap does not know is imported all the same; the Recording says what was missing."""
+
+    def run(module: ModuleType) -> None:
+        try:
+            hook_module(module)
+        except Exception as error:
+            window.failed(error)
+
+    return run
 
 
 def _wrap(owner: Any, name: str, around: Around) -> None:
     original = owner.__dict__.get(name)
     if original is None:
+        getattr(owner, name)  # inherited: hooked in the class that has it
         return
 
     @functools.wraps(original)
@@ -49,7 +62,10 @@ def _hook_runner(module: ModuleType, steps: Steps) -> None:
 def _hook_worker(module: ModuleType, name: str, window: Window) -> None:
     def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        window.start(**_facts(worker))
+        try:
+            window.start(**_facts(worker))
+        except Exception as error:
+            window.failed(error)
         return result
 
     def dummy_batch(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,121 @@
+"""Hooks on modules to come, and what the recorder's own import pulls into an engine."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kcap.capture.imports import when_imported
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package `kcapfake` with the modules `one` and `two`; `two` imports `one`."""
+    (tmp_path / "kcapfake").mkdir()
+    (tmp_path / "kcapfake" / "__init__.py").write_text("")
+    (tmp_path / "kcapfake" / "one.py").write_text("value = 1\n")
+    (tmp_path / "kcapfake" / "two.py").write_text("from kcapfake.one import value\n")
+    (tmp_path / "kcapfake" / "broken.py").write_text("raise ImportError('of its own')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("kcapfake")]:
+        del sys.modules[name]
+
+
+def hook(seen: list[str]) -> Callable[[ModuleType], None]:
+    return lambda module: seen.append(f"{module.__name__} {getattr(module, 'value', None)}")
+
+
+@pytest.mark.usefixtures("package")
+def test_a_hook_runs_once_the_module_is_whole() -> None:
+    seen: list[str] = []
+    when_imported("kcapfake.one", hook(seen))
+    assert seen == []
+    importlib.import_module("kcapfake.two")
+    assert seen == ["kcapfake.one 1"]
+    importlib.reload(sys.modules["kcapfake.one"])
+    assert seen == ["kcapfake.one 1"]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_hook_on_an_imported_module_runs_at_once() -> None:
+    importlib.import_module("kcapfake.one")
+    seen: list[str] = []
+    when_imported("kcapfake.one", hook(seen))
+    assert seen == ["kcapfake.one 1"]
+
+
+@pytest.mark.usefixtures("package")
+def test_several_hooks_on_a_module_all_run() -> None:
+    seen: list[str] = []
+    when_imported("kcapfake.one", hook(seen))
+    when_imported("kcapfake.one", hook(seen))
+    importlib.import_module("kcapfake.one")
+    assert len(seen) == 2
+
+
+@pytest.mark.usefixtures("package")
+def test_a_module_keeps_its_loader_and_source() -> None:
+    when_imported("kcapfake.one", hook([]))
+    module = importlib.import_module("kcapfake.one")
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is module.__loader__
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+
+
+@pytest.mark.usefixtures("package")
+def test_a_module_that_is_missing_or_broken_fails_as_before() -> None:
+    seen: list[str] = []
+    when_imported("kcapfake.missing", hook(seen))
+    when_imported("kcapfake.broken", hook(seen))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("kcapfake.missing")
+    with pytest.raises(ImportError, match="of its own"):
+        importlib.import_module("kcapfake.broken")
+    assert seen == []
+
+
+PULLED = """
+import sys
+import {known}
+before = set(sys.modules)
+import kcap.capture.activate, kcap.capture.window, kcap.capture.engines.vllm, kcap.capture.recorder
+kcap.capture.activate.activate_vllm()
+tops = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(tops - set(sys.stdlib_module_names) - {{"kcap", "orjson"}}))
+"""
+
+
+@pytest.mark.parametrize("known", ["sys", "torch"])
+def test_the_recorder_pulls_nothing_heavy_into_an_engine(known: str, python: Python) -> None:
+    ran = python(PULLED.format(known=known))
+    assert (ran.returncode, ran.stdout.split()) == (0, []), ran.stderr
+
+
+OPENED = """
+import sys
+import torch, torch._dynamo, torch._subclasses.fake_tensor
+before = set(sys.modules)
+from kcap.capture.config import Session
+from kcap.capture.window import Window
+window = Window(Session(sys.argv[1], recorder=sys.argv[2]))
+window.session.write()
+window.start()
+window.close()
+tops = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(tops - set(sys.stdlib_module_names) - {"kcap", "orjson", "torch"}))
+"""
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_an_open_window_pulls_in_nothing_heavy(recorder: str, python: Python, tmp_path: Path) -> None:
+    ran = python(OPENED, tmp_path / "shards", recorder)
+    assert (ran.returncode, ran.stdout.split()) == (0, []), ran.stderr

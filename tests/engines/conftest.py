@@ -1,0 +1,100 @@
+"""Real engines, started by the command line as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcap.capture.config import SESSION_VARIABLE, Session
+from kcap.capture.merge import merge
+from kcap.capture.models import find
+
+LAYERS, MODEL_LAYERS, VOCABULARY = 2, 3, 60_000
+ENGINE_ARGUMENTS = ("skip_tokenizer_init=true", "dtype=bfloat16", "max_model_len=512")
+Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama of MODEL_LAYERS layers, whose vocabulary has room for token ids that are nothing else."""
+    source = find("kcap/tiny-llama")
+    assert source is not None
+    config = json.loads((source / "config.json").read_text())
+    directory = tmp_path_factory.mktemp("model")
+    changed = {**config, "num_hidden_layers": MODEL_LAYERS, "vocab_size": VOCABULARY}
+    (directory / "config.json").write_text(json.dumps(changed))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """No hub, no statistics, a small cache, and a compile cache of its own."""
+    small = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm-cache")),
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in ("KCAP_SESSION", "VLLM_PLUGINS")}
+    return {**kept, **small}
+
+
+@pytest.fixture(scope="session")
+def kcap_record(environment: dict[str, str]) -> Kcap:
+    """`kcap_record(output, words…, env={…})` runs `kcap record`."""
+
+    def run(output: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kcap", "record", "-o", str(output), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**environment, **more})
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def offline(model: Path, kcap_record: Kcap) -> Kcap:
+    """`offline(output, prompts, words…)` records vLLM, eagerly unless told otherwise, on prompts of token ids."""
+
+    def run(output: Path, prompts: list[list[int]], *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+        file = output.with_suffix(".jsonl")
+        file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
+        arguments = [word for argument in ENGINE_ARGUMENTS for word in ("--engine-arg", argument)]
+        start = ("--model", model, "--load-format", "dummy", "--num-layers", LAYERS, "--prompts", file)
+        return kcap_record(output, *start, *arguments, *words, **more)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def generate(model: Path, environment: dict[str, str]) -> Callable[..., list[list[int]]]:
+    """`generate(directory, prompts, …)`: the tokens that vLLM generates, recorded if `recorded` is set."""
+
+    def run(
+        directory: Path, prompts: list[list[int]], output_len: int, recorded: bool, fail: str = "", **arguments: Any
+    ) -> list[list[int]]:
+        session = Session(str(directory / "shards"), framework="vLLM", model="tiny", fail=fail)
+        session.write()
+        always = {"model": str(model), "load_format": "dummy", "hf_overrides": {"num_hidden_layers": LAYERS}}
+        given = {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 512}
+        job = {
+            "session": str(session.file),
+            "workload": {"prompts": prompts, "output_len": output_len},
+            "engine_arguments": always | given | arguments,
+            "outputs": str(directory / "outputs.json"),
+        }
+        (directory / "job.json").write_text(json.dumps(job))
+        env = {**environment, **({SESSION_VARIABLE: str(session.file)} if recorded else {})}
+        command = [sys.executable, "-m", "kcap.capture.engines.vllm_offline", str(directory / "job.json")]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+        assert ran.returncode == 0, ran.stderr
+        if recorded:
+            merge(session, directory / "out")
+        return json.loads((directory / "outputs.json").read_text())
+
+    return run

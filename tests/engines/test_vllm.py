@@ -1,0 +1,191 @@
+"""The real vLLM, recorded: the counts that its model's shape demands, and outputs that recording does not change."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+import kcap
+from kcap.schemas.recording import Program, Recording
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = pytest.mark.engine
+
+LAYERS, MODEL_LAYERS = 2, 3
+LINEAR = "_C::onednn_mm"
+ATTENTION = "_C::cpu_attention_with_kv_cache"
+CACHE_UPDATE = "_C::cpu_attn_reshape_and_cache"
+REGIONS = {"vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"}
+BLOCK = 128  # tokens of a cache page, which a prefix hit covers whole
+OUTPUT = 4
+Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Token ids that are no size, count or address of anything else."""
+    draw = random.Random(seed)
+    return [draw.randrange(50_000, 60_000) for _ in range(length)]
+
+
+CHUNKED, LONG = prompt(129, 1), prompt(200, 2)
+PROMPTS = [CHUNKED, LONG, LONG, CHUNKED]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, offline: Kcap) -> Recording:
+    """One request at a time, in chunks of 64 tokens: every step is known beforehand."""
+    output = tmp_path_factory.mktemp("alone") / "out"
+    one = ("max_num_seqs=1", "max_num_batched_tokens=64", "enable_prefix_caching=true", "enable_chunked_prefill=true")
+    words = [word for argument in one for word in ("--engine-arg", argument)]
+    ran = offline(output, PROMPTS, "--output-len", OUTPUT, *words)
+    assert ran.returncode == 0, ran.stderr
+    return kcap.load(output)
+
+
+def operators(recording: Recording, program: Program, kind: str = "kernel") -> Counter[str]:
+    calls = {call.id: call for call in recording.calls}
+    return Counter(calls[number].operator for number in program.calls if calls[number].kind == kind)
+
+
+def assert_counts_of_a_llama(recording: Recording, linears: int = 4 * LAYERS + 1) -> None:
+    """What every step must hold, whatever its phase; `linears` a step."""
+    assert recording.programs
+    for program in recording.programs:
+        found = operators(recording, program)
+        assert found[LINEAR] == linears
+        assert found[ATTENTION] == LAYERS
+        assert found[CACHE_UPDATE] == LAYERS
+        assert operators(recording, program, "region") == dict.fromkeys(REGIONS, LAYERS)
+    steps = sum(recording.metadata.steps.values())
+    assert sum(count.count for program in recording.programs for count in program.counts) == steps
+    totals = Counter[str]()
+    for call in recording.calls:
+        totals[call.operator] += call.total
+    assert totals[LINEAR] == linears * steps
+    assert totals[ATTENTION] == totals[CACHE_UPDATE] == LAYERS * steps
+
+
+def scheduled(recording: Recording) -> int:
+    return sum(batch["tokens"] * batch["steps"] for batch in recording.metadata.batches)
+
+
+def test_every_step_has_the_linears_and_attention_of_its_layers(alone: Recording) -> None:
+    assert_counts_of_a_llama(alone)
+    assert alone.metadata.complete
+    assert all(tap.status == "ok" for tap in alone.metadata.taps)
+
+
+def test_chunks_and_prefix_hits_are_prefill_however_short(alone: Recording) -> None:
+    """129 tokens are chunks of 64, 64 and 1; the same prompt again finds its first page and computes one token."""
+    prefills = [(64, 2), (1, 1), (64, 3), (8, 1), (64, 1), (8, 1), (1, 1)]
+    expected = Counter[tuple[str, int]]()
+    for tokens, times in prefills:
+        expected["prefill", tokens] += times
+    expected["decode", 1] = len(PROMPTS) * (OUTPUT - 1)
+    assert {(b["phase"], b["tokens"]): b["steps"] for b in alone.metadata.batches} == expected
+    assert alone.metadata.steps == {"decode": 12, "prefill": 10}
+
+
+def test_nothing_from_start_up_is_counted(alone: Recording) -> None:
+    hits = 2 * BLOCK
+    assert scheduled(alone) == sum(map(len, PROMPTS)) - hits + len(PROMPTS) * (OUTPUT - 1)
+    assert [step.lengths for step in alone.steps][:4] == [[64], [128], [129], [130]]
+    assert [step.index for step in alone.steps] == list(range(22))
+
+
+def test_regions_are_never_among_the_kernels(alone: Recording) -> None:
+    assert {call.operator for call in alone.calls if call.kind == "region"} == REGIONS
+    assert not REGIONS & {call.operator for call in alone.kernels(hidden=True)}
+    parents = {call.operator: call.parent for call in alone.kernels() if call.operator in (ATTENTION, CACHE_UPDATE)}
+    assert set(parents.values()) == REGIONS
+
+
+def test_sampling_is_in_every_step(alone: Recording) -> None:
+    for program in alone.programs:
+        found = operators(alone, program)
+        assert found["_C::greedy_argmax"] + found["aten::argmax"] >= 1
+
+
+def test_the_layers_of_the_recording_and_of_the_model_are_said(alone: Recording) -> None:
+    assert (alone.metadata.layers_recorded, alone.metadata.layers_model) == (LAYERS, MODEL_LAYERS)
+    assert (alone.metadata.framework, alone.metadata.world_size) == ("vLLM", 1)
+    assert alone.metadata.framework_version
+    assert (alone.path / "calling_record.json").is_file()
+    assert (alone.path / "trace.txt").is_file()
+
+
+def test_attention_is_sampled_with_its_tables_taken_together(alone: Recording) -> None:
+    calls = {call.id: call for call in alone.calls if call.operator == ATTENTION}
+    names = {number: [argument.name for argument in call.args] for number, call in calls.items()}
+    samples = [sample for sample in alone.samples if sample.call in calls]
+    assert samples
+    for sample in samples:
+        held = {names[sample.call][int(path)]: alone.value(tensor) for path, tensor in sample.tensors.items()}
+        assert {"query_start_loc", "seq_lens", "block_table"} <= set(held)
+        assert held["query_start_loc"].tolist()[0] == 0
+        assert held["seq_lens"].min() >= held["query_start_loc"].tolist()[-1] > 0
+        assert sample.step is not None
+        assert alone.steps[sample.step].lengths == held["seq_lens"].tolist()
+
+
+def numbers(path: Path) -> Iterator[int]:
+    """Every number in a Recording's files."""
+    for file in path.rglob("*"):
+        if file.suffix == ".safetensors":
+            yield from (int(value) for array in load_file(file).values() for value in array.flatten())
+        elif file.suffix in (".json", ".jsonl"):
+            for line in file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]:
+                yield from leaves(json.loads(line))
+        elif file.is_file():
+            yield from (int(word) for word in "".join(c if c.isdigit() else " " for c in file.read_text()).split())
+
+
+def leaves(value: Any) -> Iterator[int]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from (int(key),) if key.isdigit() else ()
+            yield from leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, int | float):
+        yield int(value)
+
+
+def test_token_ids_are_nowhere_in_the_recording(alone: Recording) -> None:
+    found = set(numbers(alone.path))
+    assert found
+    assert not found & {token for tokens in PROMPTS for token in tokens}
+
+
+@pytest.fixture(scope="module")
+def fallback(tmp_path_factory: pytest.TempPathFactory, offline: Kcap) -> Recording:
+    """The fallback recorder, three steps of two requests, token ids kept."""
+    output = tmp_path_factory.mktemp("fallback") / "out"
+    options = ("--recorder", "python", "--steps", 3, "--keep-tokens", "--output-len", 30)
+    ran = offline(output, [prompt(16, 3), prompt(16, 4)], *options)
+    assert ran.returncode == 0, ran.stderr
+    return kcap.load(output)
+
+
+def test_the_fallback_counts_the_same_attention_and_cache_updates(fallback: Recording) -> None:
+    assert_counts_of_a_llama(fallback)
+    assert fallback.metadata.recorder == ["TorchDispatchMode"]
+    assert "asked for" in fallback.metadata.notes[0]
+
+
+def test_a_limit_of_steps_ends_the_recording(fallback: Recording) -> None:
+    assert sum(fallback.metadata.steps.values()) == 3
+    assert fallback.metadata.complete
+
+
+def test_token_ids_are_kept_if_asked_for(fallback: Recording) -> None:
+    assert set(numbers(fallback.path)) & set(prompt(16, 3))
