@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,15 +19,21 @@ def describe(device: str, threads: int | None) -> dict[str, str | int | None]:
     gpu = device.startswith("cuda")
     if gpu:
         torch.cuda.set_device(device)
-    return {
-        "device": device,
-        "device_name": torch.cuda.get_device_name(device) if gpu else cpu_name(),
-        "driver": clocks.driver(device) if gpu else None,
-        "torch": torch.__version__,
-        "threads": None if gpu else torch.get_num_threads(),
-    }
+    there = gpu_fields(device) if gpu else host()
+    return {**there, "torch": torch.__version__}
 
 
+def gpu_fields(device: str) -> dict[str, str | int | None]:
+    name = torch.cuda.get_device_name(device)
+    return {"device": device, "device_name": name, "driver": clocks.driver(device), "threads": None}
+
+
+def host() -> dict[str, str | int | None]:
+    """The fields of a Call that the host's clock timed, which a machine with a GPU has too."""
+    return {"device": "cpu", "device_name": cpu_name(), "driver": None, "threads": torch.get_num_threads()}
+
+
+@cache
 def cpu_name() -> str:
     """The processor's name, as Linux has it."""
     try:

@@ -28,7 +28,8 @@ class Inputs:
 def build(bound: Bound, target: Target) -> Inputs:
     """Allocate and fill the arguments of `bound`; torch's default generators draw the numbers."""
     sizes = plan(bound, target.device, target.home)
-    buffers = {key: torch.zeros(n, dtype=torch.uint8, device=key[0]) for key, n in sizes.items()}
+    pins = pinned(bound, target)
+    buffers = {key: empty(n, key[0], pins).zero_() for key, n in sizes.items()}
     fill_floats(bound, target, buffers)
     inputs = view(bound, target, buffers)
     fill_integers(bound, target, buffers)
@@ -37,7 +38,18 @@ def build(bound: Bound, target: Target) -> Inputs:
 
 def clone(bound: Bound, target: Target, source: Inputs) -> Inputs:
     """The same arguments with the same content at other addresses."""
-    return view(bound, target, {key: buffer.clone() for key, buffer in source.buffers.items()})
+    pins = pinned(bound, target)
+    buffers = {key: empty(len(old), key[0], pins).copy_(old) for key, old in source.buffers.items()}
+    return view(bound, target, buffers)
+
+
+def pinned(bound: Bound, target: Target) -> bool:
+    """Whether host memory is pinned: only then is a copy to or from the GPU asynchronous, as the Call asked for."""
+    return target.device.startswith("cuda") and bound["non_blocking"] is True
+
+
+def empty(size: int, device: str, pins: bool) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pins and device == "cpu")
 
 
 def view(bound: Bound, target: Target, buffers: dict[Key, torch.Tensor]) -> Inputs:

@@ -5,7 +5,6 @@ A name is looked up as a whole; it is never split and walked as attributes, so n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,20 +14,9 @@ import torch
 
 from kcap.replay import libraries
 from kcap.replay.skip import Skip
-from kcap.schemas.operators import DEFAULT, OperatorError, to_trace
+from kcap.schemas.operators import DEFAULT, OperatorError, to_trace, why_not_called
 
-# Operators that open files, load code, share memory by name or take addresses from their caller.
-REFUSED = re.compile(
-    r"(aten|debugprims|_C|_C_cuda_utils|_C_custom_ar|vllm)::"
-    r"(from_file|save|load\w*|open_mem_handle|\w*shm_manager|init_cpu_memory_env|init_custom_ar|dispose|"
-    r"\w*_ptrs?|swap_blocks\w*|release_dnnl_matmul_handler|create_onednn\w*|get_cuda_view_from_cpu_tensor|"
-    r"weak_ref_tensor|_cudnn_init_dropout_state|set_data|record_stream)"
-)
-COLLECTIVES = frozenset(
-    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "_C_custom_ar"}
-)
 BUILT_IN = frozenset({"aten", "prims", "quantized", "_quantized", "onednn", "mkldnn", "sparse"})  # torch itself
-NOT_KERNELS = frozenset({"prim", "profiler", "debugprims", "export", "debug_mode_ops", "rngprims", "static_runtime"})
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,8 @@ def resolve(name: str) -> Operator:
         namespace, base, overload = to_trace(name).split(".")
     except OperatorError as error:
         raise Skip(error.reason) from None
-    refuse(name, namespace)
+    if reason := why_not_called(name):
+        raise Skip(reason)
     base, overload = f"{namespace}::{base}", "" if overload == DEFAULT else overload
     if not registered(base, overload) and namespace not in BUILT_IN:
         libraries.load(namespace)
@@ -55,16 +44,6 @@ def resolve(name: str) -> Operator:
         raise Skip(f"torch {torch.__version__} and the libraries here have no operator {name}")
     call, *_ = torch._C._get_operation_overload(base, overload)
     return Operator(name, call, torch._C._get_schema(base, overload))
-
-
-def refuse(name: str, namespace: str) -> None:
-    """Skip if `name` must not or cannot be run from a file's word."""
-    if REFUSED.match(name):
-        raise Skip("refused: it opens files, loads code or takes raw addresses")
-    if namespace in COLLECTIVES:
-        raise Skip("a collective needs its process group")
-    if namespace in NOT_KERNELS:
-        raise Skip(f"operators of '{namespace}' are not kernels")
 
 
 def registered(base: str, overload: str) -> bool:

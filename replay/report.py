@@ -1,4 +1,4 @@
-"""How `kcap replay` looks: the table of times, then what was skipped and what failed."""
+"""How `kcap replay` looks: tables of GPU and host times, then what was skipped and what failed."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.replay.results import Results, Row, counted
-from kcap.schemas.measurement import DISTURBED
+from kcap.replay.results import Results, Row, counted, total
+from kcap.schemas.measurement import AT_FLOOR, DISTURBED, NOTHING, SLOWED
 from kcap.schemas.signature import signature
 
-PIPED_WIDTH = 200
-LONGEST_SIGNATURE = 90
+PIPED_WIDTH = 120
+HOST_ROWS = 10
 REASONS = 12
+SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
 
 
 def console() -> Console:
-    """Standard output; as wide as the terminal, or wide enough to keep a row on a line where there is none."""
+    """Standard output; as wide as the terminal, or of a readable width where there is none."""
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
 
 
 def show(out: Console, results: Results, environment: dict[str, object], rows: int) -> None:
-    """Print the whole report."""
+    """Print the whole report: both tables, each by total time, then what to know of them."""
     out.print(Text(title(environment), style="bold"))
-    timed = results.timed()
-    if timed:
-        out.print(table(timed[:rows], results.total_us))
-    if len(timed) > rows:
-        out.print(Text(f"{len(timed) - rows} more rows: --rows {len(timed)}", "dim"))
+    mixed = bool(results.timed(host=False))
+    for host in (False, True):
+        if timed := results.timed(host):
+            section(out, timed, min(rows, HOST_ROWS) if host and mixed else rows, SECTIONS[host] if mixed else "")
     for line in summary(results):
         out.print(line)
+
+
+def section(out: Console, timed: list[Row], rows: int, name: str) -> None:
+    """One table of rows that share a clock."""
+    whole = total(timed)
+    if name:
+        out.print(Text(f"\n{name}: {duration(whole)}", "bold"))
+    out.print(table(timed[:rows], whole))
+    if rest := timed[rows:]:
+        out.print(Text(f"{len(rest)} more rows, {share(total(rest), whole)}: --json has all", "dim"))
 
 
 def title(environment: dict[str, object]) -> str:
@@ -43,28 +53,36 @@ def title(environment: dict[str, object]) -> str:
     return " · ".join(parts)
 
 
-def table(rows: list[Row], total_us: float) -> Table:
-    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    out.add_column("kernel", overflow="fold")
-    out.add_column("arguments", overflow="fold")
-    for name in ("phases", "count", "time", "count × time", "share", "clock"):
+def table(rows: list[Row], whole: float) -> Table:
+    """Numbers on the left; kernel and arguments last, cut where the line ends."""
+    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    for name in ("count × time", "share", "time", "count"):
         out.add_column(name, justify="right", no_wrap=True)
+    for name in ("phases", "clock"):
+        out.add_column(name, no_wrap=True)
+    out.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+    phases = {phase for row in rows for phase in row.job.counts}
     for row in rows:
-        out.add_row(*cells(row, total_us))
+        out.add_row(*cells(row, whole, phases))
     return out
 
 
-def cells(row: Row, total_us: float) -> Iterator[Text]:
-    text = signature(row.job.call.args)
-    yield Text(row.job.call.operator)
-    yield Text(text if len(text) <= LONGEST_SIGNATURE else text[: LONGEST_SIGNATURE - 1] + "…")
-    yield Text(",".join(row.job.counts))
-    yield Text(f"{row.job.count:,}")
-    yield Text(duration(row.time_us or 0))
+def cells(row: Row, whole: float, phases: set[str]) -> Iterator[Text]:
     yield Text(duration(row.total_us or 0), "bold")
-    yield Text(f"{(row.total_us or 0) / total_us:.1%}" if total_us else "")
-    first = next(m for m in row.measurements if m.median_us is not None)
-    yield Text(f"{first.method}, {first.cache}", "dim")
+    yield Text(share(row.total_us or 0, whole))
+    yield Text(duration(row.time_us or 0))
+    yield Text(f"{row.job.count:,}")
+    yield Text("all" if len(phases) > 1 and set(row.job.counts) == phases else ",".join(row.job.counts))
+    yield Text(clock(row), "dim")
+    yield Text.assemble(row.job.call.operator, ("  " + signature(row.job.call.args), "dim"))
+
+
+def clock(row: Row) -> str:
+    """How it was timed: `graph, cold`; `none` where the GPU was given nothing to do."""
+    first = row.timed
+    if first is None or first.method is None:
+        return ""
+    return first.method if first.method in ("none", "host") else f"{first.method}, {first.cache}"
 
 
 def duration(microseconds: float) -> str:
@@ -76,23 +94,33 @@ def duration(microseconds: float) -> str:
 
 
 def summary(results: Results) -> Iterator[Text]:
-    total = results.count
-    done = counted(results.of("ok"))
-    yield Text(
-        f"replayed {done:,} of {total:,} kernel counts ({share(done, total)}): {duration(results.total_us)}", "bold"
-    )
-    if disturbed := sum(any(DISTURBED in m.notes for m in row.measurements) for row in results.rows):
-        yield Text(f"this machine was busy: {DISTURBED} of {disturbed} calls, whose times are too long", "yellow")
+    whole, done = results.count, counted(results.of("ok"))
+    times = [f"{duration(us)} {name}" for name, us in (("GPU", results.gpu_us), ("host", results.host_us)) if us]
+    yield Text(f"\nreplayed {done:,} of {whole:,} kernel counts ({share(done, whole)}): {', '.join(times)}", "bold")
+    yield from remarks(results)
     for status, style in (("skipped", "yellow"), ("failed", "bold red")):
         reasons = results.reasons(status)
         for reason, calls, count in reasons[:REASONS]:
-            yield Text(f"{status}: {reason}: {calls} calls, {count:,} counts ({share(count, total)})", style)
+            yield Text(f"{status}: {reason}: {calls} calls, {count:,} counts ({share(count, whole)})", style)
         if len(reasons) > REASONS:
             rest = sum(count for _, _, count in reasons[REASONS:])
             yield Text(
-                f"{status}: {len(reasons) - REASONS} more reasons, {rest:,} counts ({share(rest, total)})", style
+                f"{status}: {len(reasons) - REASONS} more reasons, {rest:,} counts ({share(rest, whole)})", style
             )
 
 
-def share(part: int, whole: int) -> str:
+def remarks(results: Results) -> Iterator[Text]:
+    """What to know before believing the times."""
+    if rows := results.noted(NOTHING):
+        yield Text(f"{NOTHING}: {len(rows)} calls, {counted(rows):,} counts (no elements, or no work)", "dim")
+    if rows := results.noted(AT_FLOOR):
+        floor = max(m.floor_us or 0 for row in rows for m in row.measurements)
+        yield Text(f"{AT_FLOOR} ({duration(floor)} at most): {len(rows)} calls, {duration(total(rows))}", "dim")
+    if rows := results.noted(SLOWED):
+        yield Text(f"{SLOWED} (power, heat) for {len(rows)} calls: {duration(total(rows))}", "yellow")
+    if rows := results.noted(DISTURBED):
+        yield Text(f"this machine was busy: {DISTURBED} of {len(rows)} calls, whose times are too long", "yellow")
+
+
+def share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "0 %"

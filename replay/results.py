@@ -41,8 +41,19 @@ class Row:
     @property
     def time_us(self) -> float | None:
         """The mean time of one invocation."""
-        total = self.total_us
-        return None if total is None else total / self.job.count
+        return None if self.total_us is None else self.total_us / self.job.count
+
+    @property
+    def timed(self) -> Measurement | None:
+        """The first measurement that has a time: all Samples of a Call are timed by the same clock."""
+        return next((m for m in self.measurements if m.median_us is not None), None)
+
+    @property
+    def on_host(self) -> bool:
+        return self.timed is not None and self.timed.method == "host"
+
+    def noted(self, note: str) -> bool:
+        return any(note in measurement.notes for measurement in self.measurements)
 
     def as_json(self) -> dict[str, Any]:
         call = self.job.call
@@ -56,7 +67,10 @@ class Row:
             "reason": self.reason or None,
             "time_us": self.time_us,
             "total_us": self.total_us,
+            "method": self.timed.method if self.timed else None,
+            "cache": self.timed.cache if self.timed else None,
             "samples": len(self.measurements),
+            "notes": sorted({note for measurement in self.measurements for note in measurement.notes}),
         }
 
 
@@ -75,13 +89,21 @@ class Results:
     def of(self, status: str) -> list[Row]:
         return [row for row in self.rows if row.status == status]
 
-    def timed(self) -> list[Row]:
-        rows = [row for row in self.rows if row.total_us is not None]
+    def timed(self, host: bool) -> list[Row]:
+        """What the host's clock timed, or what the GPU's did: two times that are never added."""
+        rows = [row for row in self.rows if row.total_us is not None and row.on_host is host]
         return sorted(rows, key=lambda row: -(row.total_us or 0))
 
     @property
-    def total_us(self) -> float:
-        return sum(row.total_us or 0 for row in self.rows)
+    def gpu_us(self) -> float:
+        return total(self.timed(host=False))
+
+    @property
+    def host_us(self) -> float:
+        return total(self.timed(host=True))
+
+    def noted(self, note: str) -> list[Row]:
+        return [row for row in self.rows if row.noted(note)]
 
     @property
     def count(self) -> int:
@@ -97,13 +119,33 @@ class Results:
         return [(reason, calls[reason], count) for reason, count in counts.most_common()]
 
     def as_json(self) -> dict[str, Any]:
-        shares = {state: counted(self.of(state)) for state in ("ok", "skipped", "failed")}
-        rows = self.timed() + [row for row in self.rows if row.total_us is None]
+        """The summary first, then every Call."""
+        rows = self.timed(host=False) + self.timed(host=True)
         return {
-            "total_us": self.total_us,
-            "counts": {"all": self.count, **shares},
-            "calls": [r.as_json() for r in rows],
+            **self.summary(),
+            "calls": [row.as_json() for row in rows + [row for row in self.rows if row.total_us is None]],
         }
+
+    def summary(self) -> dict[str, Any]:
+        """What was replayed, skipped and failed; shares are of the counts. GPU time and host time apart."""
+        return {
+            "replayed": self._part("ok"),
+            "skipped": {**self._part("skipped"), "reasons": self._reasons("skipped")},
+            "failed": {**self._part("failed"), "reasons": self._reasons("failed")},
+            "gpu_time_us": self.gpu_us,
+            "host_time_us": self.host_us,
+        }
+
+    def _part(self, status: str) -> dict[str, Any]:
+        rows = self.of(status)
+        return {"calls": len(rows), "count": counted(rows), "share": counted(rows) / self.count if self.count else 0.0}
+
+    def _reasons(self, status: str) -> list[dict[str, Any]]:
+        return [{"reason": reason, "calls": calls, "count": n} for reason, calls, n in self.reasons(status)]
+
+
+def total(rows: Iterable[Row]) -> float:
+    return sum(row.total_us or 0 for row in rows)
 
 
 def counted(rows: Iterable[Row]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kcap.replay import indices, memory, rules
+from kcap.replay import environment, indices, memory, rules
 from kcap.replay.bind import Bound, bind
 from kcap.replay.inputs import Inputs, build, clone
 from kcap.replay.layout import Target
@@ -19,12 +19,13 @@ from kcap.replay.timing.cuda import sets_needed, time_cuda
 from kcap.replay.timing.host import LONGEST_IN_PLACE, LONGEST_LOOP, time_host
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget
-from kcap.schemas.measurement import quartiles
+from kcap.schemas.measurement import SLOWED, Clocks, quartiles
 from kcap.schemas.recording import Call, Metadata, Recording, Sample, SampledTensor
 from kcap.schemas.values import TensorSpec
 
 SEED = 20250301
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
+LEAST_CLOCK = 0.75  # of the highest SM clock
 RESTORED_BYTES = 64 << 20  # written arguments up to this size are restored before each sample of the clock
 
 
@@ -43,6 +44,7 @@ class Runner:
             return verdict(error, self.target)
 
     def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
+        torch.manual_seed(SEED)
         operator, rule = resolve(call.operator), rules.find(call.operator)
         bound = bind(call, sample, operator.schema, self._load)
         remade = [name for name in rule.remade if isinstance(bound[name], TensorSpec)]
@@ -52,11 +54,10 @@ class Runner:
         indices.fill(bound)
         sizes = memory.plan(bound, self.target.device, self.target.home)
         total = memory.check(sizes, rule.extra_bytes(bound), self.target.device)
-        torch.manual_seed(SEED)
         first = build(bound, self.target)
         finish(bound, first, rule, remade)
         timing = self._clock(operator, bound, first, rule, remade, total, Budget(seconds, LIMIT_FACTOR * seconds))
-        return report(timing, total, self.target.device)
+        return report(timing, total, rule.touched(bound, total), self.target.device)
 
     def _load(self, tensor: SampledTensor) -> torch.Tensor | None:
         return self.recording.value(tensor) if self.recording else None
@@ -77,10 +78,11 @@ class Runner:
             longest = LONGEST_IN_PLACE if restored else LONGEST_LOOP
             return time_host(operator.call, first, restorer([first], restored), budget, longest)
         sets = [first]
-        for _ in range(sets_needed(total, memory.free(device), device) - 1):
+        touched = rule.touched(bound, total)
+        for _ in range(sets_needed(total, touched, memory.free(device), device) - 1):
             sets.append(clone(bound, self.target, first))
             finish(bound, sets[-1], rule, remade)
-        return time_cuda(operator.call, sets, total, restorer(sets, restored), budget, device)
+        return time_cuda(operator.call, sets, touched, restorer(sets, restored), budget, device)
 
 
 def uses_gpu(inputs: Inputs) -> bool:
@@ -130,10 +132,12 @@ def restorer(sets: list[Inputs], keys: list[memory.Key]) -> Callable[[], None]:
     return restore
 
 
-def report(timing: Timing, set_bytes: int, device: str) -> dict[str, Any]:
+def report(timing: Timing, set_bytes: int, touched: int, device: str) -> dict[str, Any]:
     q1, median, q3 = quartiles(timing.samples_us)
-    state = clocks.read(device) if device.startswith("cuda") else None
+    host = timing.method == "host"
+    state = None if host else clocks.read(device)
     return {
+        **(environment.host() if host else {}),
         "status": "ok",
         "median_us": median,
         "q1_us": q1,
@@ -145,10 +149,17 @@ def report(timing: Timing, set_bytes: int, device: str) -> dict[str, Any]:
         "cache": timing.cache,
         "input_sets": timing.input_sets,
         "bytes": set_bytes,
-        "notes": timing.notes,
+        "touched": touched,
+        "floor_us": timing.floor_us,
+        "notes": timing.notes + ([SLOWED] if state and slowed(state) else []),
         "poisoned": timing.spoiled,
         "clocks": state.model_dump() if state else None,
     }
+
+
+def slowed(state: Clocks) -> bool:
+    """Whether power or heat held the GPU's clock well below its highest."""
+    return bool(state.sm_mhz and state.sm_max_mhz and state.sm_mhz < LEAST_CLOCK * state.sm_max_mhz)
 
 
 NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")

@@ -17,10 +17,14 @@ from kcap.errors import FormatError
 from kcap.schemas.recording import Argument, Phase, Record
 
 Status = Literal["ok", "skipped", "failed"]
-Method = Literal["graph", "events", "host"]  # CUDA graph replays, CUDA event pairs, the host's clock
+# CUDA graph replays, CUDA event pairs, the host's clock (no GPU time); none: the GPU was given nothing to do.
+Method = Literal["graph", "events", "host", "none"]
 Cache = Literal["cold", "warm"]  # cold: inputs rotate over at least five times the last-level cache
 StopRule = Literal["converged", "limit"]  # the median's error fell below the bound; the time was up
-DISTURBED = "other processes took the CPU during more than a quarter of the samples"  # a note
+NOTHING = "nothing was launched"  # a note, as the three below
+AT_FLOOR = "within twice the floor, the time of a kernel that does next to nothing"
+SLOWED = "the SM clock was below three quarters of its highest"
+DISTURBED = "other processes took the CPU during more than a quarter of the samples"
 Time = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -28,6 +32,7 @@ class Clocks(Record):
     """The GPU's state right after the timed work, read and never set."""
 
     sm_mhz: int | None = None
+    sm_max_mhz: int | None = None
     memory_mhz: int | None = None
     power_w: FiniteFloat | None = None
     temperature_c: int | None = None
@@ -53,12 +58,14 @@ class Measurement(Record):
     q1_us: Time | None = None
     q3_us: Time | None = None
     samples_us: list[Time] = []
+    floor_us: Time | None = None  # a kernel of one element, by the same method
     n: int = Field(default=0, ge=0)  # invocations in one sample of the clock
     stop: StopRule | None = None
     method: Method | None = None
     cache: Cache | None = None
     input_sets: int | None = None  # distinct sets of inputs that rotated
     bytes: int | None = None  # of one set
+    touched: int | None = None  # of these, what one invocation can reach: a lookup reads rows of its table
     notes: list[str] = []
     dtype: str | None = None
     device: str = "cpu"

@@ -1,4 +1,4 @@
-"""Operator names: their two spellings, and the names that a file may not call.
+"""Operator names: their two spellings, the names that a file may not have, and those that nobody calls for it.
 
 A Recording has the dispatcher's spelling (`aten::add.Tensor`, `aten::mm`), a trace file PyTorch's Python one
 (`aten.add.Tensor`, `aten.mm.default`). What passes here is only well-formed: whoever calls an operator looks it up
@@ -25,6 +25,17 @@ REFUSED_NAMES = frozenset(
 BITWISE = frozenset(
     f"__{name}__" for name in "and or xor iand ior ixor lshift rshift ilshift irshift".split()
 )  # aten's own names; every other double underscore is an attribute of Python's
+# A file may name these, and nobody calls them for it: they take raw addresses, share or free memory by name.
+UNCALLED = re.compile(
+    r"(aten|_C|_C_cache_ops|_C_cuda_utils|_C_custom_ar|vllm)::"
+    r"(load\w*|open_mem_handle|\w*shm_manager|init_cpu_memory_env|init_custom_ar|dispose|\w*_ptrs?|swap_blocks\w*|"
+    r"release_dnnl_matmul_handler|create_onednn\w*|get_cuda_view_from_cpu_tensor|weak_ref_tensors?|"
+    r"_cudnn_init_dropout_state|set_data|record_stream)(\.\w+)?"
+)
+COLLECTIVES = frozenset(
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "_C_custom_ar"}
+)
+NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "rngprims", "static_runtime"}
 RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 
 
@@ -78,3 +89,15 @@ def from_trace(name: str) -> str:
     check_operator_name(name)
     namespace, operator, overload = RENAMED.get(name, name).split(".")
     return f"{namespace}::{operator}" if overload == DEFAULT else f"{namespace}::{operator}.{overload}"
+
+
+def why_not_called(operator: str) -> str | None:
+    """Why the operator of this well-formed name (`aten::set_data`) is not run for a file; None: it may be."""
+    namespace = operator.split("::")[0]
+    if namespace in COLLECTIVES:
+        return "a collective needs its process group"
+    if namespace in NOT_KERNELS:
+        return f"operators of '{namespace}' are not kernels"
+    if UNCALLED.fullmatch(operator):
+        return "refused: it takes raw addresses or shares memory by name"
+    return None

@@ -27,6 +27,10 @@ class Rule:
         """Bytes that `remake` will allocate on the device."""
         return 0
 
+    def touched(self, bound: Bound, total: int) -> int:
+        """Of the `total` bytes of a set, those that one invocation can reach."""
+        return total
+
     def remake(self, bound: Bound, inputs: Inputs) -> dict[str, Any]:
         """The arguments in `remade`, from the others (read with `argument`)."""
         return {}

@@ -6,6 +6,7 @@ import torch
 
 from kcap.replay.bind import Bound
 from kcap.replay.rules import Rule, rule
+from kcap.replay.rules.lookup import rows_in_use
 from kcap.replay.rules.paging import renumber_slots, shrink
 from kcap.schemas.values import TensorSpec
 
@@ -40,7 +41,18 @@ def cache_slots(bound: Bound, page_size: int, caches: tuple[str, ...]) -> None:
     shrink(bound, caches, pages)
 
 
+def slots_touched(bound: Bound, total: int, page_size: int, caches: tuple[str, ...]) -> int:
+    """`total` bytes less the slots of the pages in use that nothing is written to."""
+    for name in caches:
+        cache = bound.spec(name)
+        slots = max(cache.shape[0] * page_size, 1)
+        unwritten = max(slots - bound.spec("slot_mapping").numel, 0)
+        total -= unwritten * cache.numel * cache.bits // 8 // slots
+    return total
+
+
 @rule("_C::rotary_embedding")
 class RotaryEmbedding(Rule):
     def prepare(self, bound: Bound) -> None:
         below(bound, "positions", bound.spec("cos_sin_cache").shape[0])
+        rows_in_use(bound, "cos_sin_cache", "positions")

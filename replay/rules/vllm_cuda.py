@@ -11,7 +11,7 @@ from kcap.replay.inputs import Inputs
 from kcap.replay.layout import torch_dtype
 from kcap.replay.rules import Rule, argument, rule
 from kcap.replay.rules.paging import renumber, shrink, table_in_use
-from kcap.replay.rules.vllm import below, cache_slots, zeros
+from kcap.replay.rules.vllm import below, cache_slots, slots_touched, zeros
 from kcap.replay.skip import Skip
 
 
@@ -23,6 +23,9 @@ class ReshapeAndCacheFlash(Rule):
 
     def prepare(self, bound: Bound) -> None:
         cache_slots(bound, bound.spec("key_cache").shape[1], self.harmless)
+
+    def touched(self, bound: Bound, total: int) -> int:
+        return slots_touched(bound, total, bound.spec("key_cache").shape[1], self.harmless)
 
 
 @rule("_C_cache_ops::reshape_and_cache")
@@ -43,6 +46,9 @@ class ConcatAndCacheMla(Rule):
 
     def prepare(self, bound: Bound) -> None:
         cache_slots(bound, bound.spec("kv_cache").shape[1], self.harmless)
+
+    def touched(self, bound: Bound, total: int) -> int:
+        return slots_touched(bound, total, bound.spec("kv_cache").shape[1], self.harmless)
 
 
 class PagedAttention(Rule):

@@ -22,6 +22,7 @@ def read(device: str) -> Clocks | None:
     power = _ask(library.nvmlDeviceGetPowerUsage, handle)
     return Clocks(
         sm_mhz=_ask(library.nvmlDeviceGetClockInfo, handle, SM),
+        sm_max_mhz=_ask(library.nvmlDeviceGetMaxClockInfo, handle, SM),
         memory_mhz=_ask(library.nvmlDeviceGetClockInfo, handle, MEMORY),
         power_w=None if power is None else power / 1e3,
         temperature_c=_ask(library.nvmlDeviceGetTemperature, handle, TEMPERATURE_GPU),

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable
 from functools import cache
 from itertools import count
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,23 +17,24 @@ import torch
 from kcap.replay.inputs import Inputs
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget, sample_until
-from kcap.schemas.measurement import Method
+from kcap.schemas.measurement import AT_FLOOR, NOTHING, Method
 
 REPLAY_US = 1000.0  # the least that one graph replay lasts
 MOST_NODES = 4000  # invocations in one graph
 COLD_FACTOR = 5  # how many times the L2 the rotating inputs fill before they count as cold
-MOST_SETS = 1024
+MOST_SETS = 4000
 MOST_BYTES = 4 << 30
+FLOOR_SAMPLES = 11
 DELAY_CYCLES = 200_000  # about 0.1 ms of spinning, in which the host queues the work behind it
 
 Run = Callable[[], Any]
 
 
-def sets_needed(set_bytes: int, free_bytes: int, device: str) -> int:
-    """How many sets of inputs fill the L2 five times over, within the memory that may be used."""
-    goal = COLD_FACTOR * l2_bytes(device)
+def sets_needed(set_bytes: int, touched: int, free_bytes: int, device: str) -> int:
+    """How many sets it takes until one round touches five times the L2; one, if that many cannot be had."""
+    needed = -(-COLD_FACTOR * l2_bytes(device) // max(touched, 1))
     affordable = min(MOST_BYTES, free_bytes // 4) // max(set_bytes, 1)
-    return max(1, min(-(-goal // max(set_bytes, 1)), affordable, MOST_SETS))
+    return needed if needed <= min(affordable, MOST_SETS) else 1
 
 
 @cache
@@ -47,22 +49,43 @@ def timing_stream(device: str) -> torch.cuda.Stream:
 
 
 def time_cuda(
-    call: Callable[..., Any], sets: list[Inputs], set_bytes: int, restore: Run, budget: Budget, device: str
+    call: Callable[..., Any], sets: list[Inputs], touched: int, restore: Run, budget: Budget, device: str
 ) -> Timing:
-    """Median time of `call` over rotating `sets`, on a stream of its own."""
-    cold = len(sets) * set_bytes >= COLD_FACTOR * l2_bytes(device)
+    """Times of `call` over rotating `sets`, of each of which it touches `touched` bytes, on a stream of its own."""
+    cold = len(sets) * touched >= COLD_FACTOR * l2_bytes(device)
     stream = timing_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     turn = rotating(call, sets)
     with torch.cuda.stream(stream):
+        floors = floor_us(device)
         estimate = warm_up(turn, stream)
         restore()
         run, n, reason, spoiled = graph_or_events(turn, nodes(estimate, len(sets)), restore)
         samples, rule = sample_until(lambda: timed(run, n, restore, stream, delay=bool(reason)), budget)
     torch.cuda.synchronize(device)
-    notes = [f"no CUDA graph: {reason}"] if reason else []
     method: Method = "events" if reason else "graph"
-    return Timing(samples, n, rule, method, "cold" if cold else "warm", len(sets), notes, spoiled)
+    floor = floors[method]
+    if method == "graph" and median(samples) < floor / 2:  # no kernel is that fast: the graph is empty
+        return Timing([0.0], n, rule, "none", "warm", len(sets), [NOTHING], floor_us=floor)
+    notes = [f"no CUDA graph: {reason}"] if reason else []
+    notes += [AT_FLOOR] if median(samples) < 2 * floor else []
+    return Timing(samples, n, rule, method, "cold" if cold else "warm", len(sets), notes, spoiled, floor)
+
+
+@cache
+def floor_us(device: str) -> dict[Method, float]:
+    """What adding one to one number takes, by each method: nothing that does work is faster."""
+    stream = timing_stream(device)
+    cell = torch.zeros(1, device=device)
+
+    def run() -> None:
+        cell.add_(1)
+
+    n = nodes(warm_up(run, stream), 1)
+    graph = capture(run, n)
+    times = [timed(graph, n, lambda: None, stream, delay=False) for _ in range(FLOOR_SAMPLES)]
+    alone = [timed(run, 1, lambda: None, stream, delay=True) for _ in range(FLOOR_SAMPLES)]
+    return {"graph": median(times), "events": median(alone)}
 
 
 def graph_or_events(turn: Run, n: int, restore: Run) -> tuple[Run, int, str | None, bool]:

@@ -22,3 +22,4 @@ class Timing:
     input_sets: int
     notes: list[str] = field(default_factory=list)
     spoiled: bool = False
+    floor_us: float | None = None

@@ -42,8 +42,8 @@ def run(*command: str, timeout: int = 560) -> subprocess.CompletedProcess[str]:
 
 
 def record(model: str, output: Path, *more: str) -> Row:
-    done = run(sys.executable, "-m", "kcap", "record", "--model", model, "--framework", "vLLM", "--load-format", "dummy",
-               "-o", str(output), "--force", *more)  # fmt: skip
+    what = ("--model", model, "--framework", "vLLM", "--load-format", "dummy", *more)
+    done = run(sys.executable, "-m", "kcap", "record", *what, "-o", str(output), "--force")
     return Row(f"record {model}", f"status {done.returncode}", done.returncode == 0)
 
 
@@ -81,18 +81,29 @@ def check_counts(path: Path, layers: int, norms_per_layer: int) -> list[Row]:
         if wrong:
             print({name: (found[name], number) for name, number in want.items()}, found.most_common(30))
     for name, number in want.items():
-        rows.append(Row(f"{path.name}: {name} in each step", f"{number}; wrong in {wrong[name]} Programs", not wrong[name]))
+        rows.append(
+            Row(f"{path.name}: {name} in each step", f"{number}; wrong in {wrong[name]} Programs", not wrong[name])
+        )
     return rows
 
 
 def replay(path: Path) -> list[Row]:
-    done = run(sys.executable, "-m", "kcap", "replay", str(path), "-o", str(path.with_suffix(".replay.jsonl")), "--json")
+    done = run(
+        sys.executable, "-m", "kcap", "replay", str(path), "-o", str(path.with_suffix(".replay.jsonl")), "--json"
+    )
     try:
         summary = json.loads(done.stdout)
     except ValueError:
         return [Row(f"replay {path.name}", f"status {done.returncode}", False)]
-    share = summary.get("replayed", {})
-    return [Row(f"replay {path.name}", f"status {done.returncode}; {json.dumps(share)[:200]}", done.returncode in (0, 3))]
+    replayed, skipped, failed = (summary[part] for part in ("replayed", "skipped", "failed"))
+    found = (
+        f"{replayed['share']:.1%} of the counts in {replayed['calls']} calls, {skipped['calls']} skipped, "
+        f"{failed['calls']} failed; GPU {summary['gpu_time_us'] / 1e3:.1f} ms, "
+        f"host {summary['host_time_us'] / 1e3:.1f} ms"
+    )
+    for part in (skipped, failed):
+        print(*(reason["reason"] for reason in part["reasons"]), sep="\n")
+    return [Row(f"replay {path.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
 
 
 def overhead(seconds: float, pairs: int, *more: str) -> Row:
@@ -126,7 +137,9 @@ def main() -> None:
     if "replay" in wanted:
         rows += replay(llama)
     if "qwen" in wanted:
-        rows += [record("Qwen/Qwen3-8B", qwen, "--num-prompts", "8", "--input-len", "128", "--output-len", "16", *layers)]
+        rows += [
+            record("Qwen/Qwen3-8B", qwen, "--num-prompts", "8", "--input-len", "128", "--output-len", "16", *layers)
+        ]
         rows += check_counts(qwen, 4 if args.quick else 36, 4) if rows[-1].passed else []
     if "overhead" in wanted:
         rows.append(overhead(1 if args.quick else 5, 2 if args.quick else 5, *layers))

@@ -31,9 +31,9 @@ def recorded(tmp_path: Path, values: Values) -> Write:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker() -> Iterable[Worker]:
-    """A worker on the CPU without a Recording."""
+    """A worker on the CPU without a Recording. It outlives any Call, so a module's tests share it."""
     session = {"device": "cpu", "home": "cpu", "root": None, "namespaces": [], "threads": 1}
     with Worker(session) as started:
         yield started

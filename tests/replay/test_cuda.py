@@ -12,6 +12,7 @@ from handmade import Values, call, request_for, tensor
 
 from kcap.replay.pool import Worker
 from kcap.replay.timing.cuda import COLD_FACTOR, l2_bytes
+from kcap.schemas.measurement import AT_FLOOR, NOTHING
 from kcap.schemas.recording import Metadata, Sample, write_recording
 
 pytestmark = [
@@ -78,3 +79,47 @@ def test_more_than_the_gpu_holds_is_skipped(gpu: Worker) -> None:
     answer = run(gpu, "aten::clone", big(1 << 40))
     assert answer["status"] == "skipped"
     assert "free on cuda:0" in str(answer["reason"])
+
+
+def host(*shape: int, storage: int = 0, dtype: str = "int32"):
+    return tensor(*shape, dtype=dtype, storage=storage)
+
+
+def test_host_work_is_timed_by_the_hosts_clock(gpu: Worker) -> None:
+    answer = run(gpu, "aten::lt.Tensor", host(16), host(16, storage=1))
+    assert (answer["status"], answer["method"], answer["device"]) == ("ok", "host", "cpu"), answer
+    assert answer["median_us"] > 0.1  # type: ignore[operator]
+
+
+def test_a_kernel_of_no_elements_takes_no_time(gpu: Worker) -> None:
+    answer = run(gpu, "aten::fill_.Scalar", big(0, 128, dtype="int32"), 0)
+    assert (answer["status"], answer["method"], answer["median_us"]) == ("ok", "none", 0.0), answer
+    assert answer["notes"] == [NOTHING]
+
+
+def test_the_smallest_kernels_are_at_the_floor(gpu: Worker) -> None:
+    answer = run(gpu, "aten::add.Tensor", big(16), big(16, storage=1))
+    assert (answer["method"], answer["cache"], answer["input_sets"]) == ("graph", "warm", 1), answer
+    assert AT_FLOOR in answer["notes"]  # type: ignore[operator]
+    assert 0.3 < answer["floor_us"] < 3  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("to_gpu", [True, False])
+def test_an_asynchronous_copy_is_captured_and_costs_no_process(gpu: Worker, to_gpu: bool) -> None:
+    ends = (big(1024, dtype="int32"), host(1024, storage=1))
+    restarts = gpu.restarts
+    answer = run(gpu, "aten::copy_", *(ends if to_gpu else ends[::-1]), True)
+    assert (answer["status"], answer["method"]) == ("ok", "graph"), answer
+    assert run(gpu, "aten::relu", big(64))["status"] == "ok"
+    assert gpu.restarts == restarts
+
+
+def test_a_blocking_copy_is_timed_by_events(gpu: Worker) -> None:
+    answer = run(gpu, "aten::copy_", big(1024, dtype="int32"), host(1024, storage=1), False)
+    assert (answer["status"], answer["method"]) == ("ok", "events"), answer
+
+
+def test_an_embedding_reads_its_rows_from_memory(gpu: Worker) -> None:
+    answer = run(gpu, "aten::embedding", big(128256, 4096), big(64, storage=1, dtype="int64"))
+    assert (answer["method"], answer["cache"]) == ("graph", "cold"), answer
+    assert answer["bytes"] < 1 << 20  # type: ignore[operator]

@@ -9,19 +9,27 @@ from typing import Any
 
 import pytest
 import torch
+from handmade import call, tensor
 
-from kcap.replay.inputs import Inputs
+from kcap.replay import memory, runner
+from kcap.replay.bind import bind
+from kcap.replay.inputs import Inputs, build, clone
+from kcap.replay.layout import Target
+from kcap.replay.operators import resolve
+from kcap.replay.runner import Runner, uses_gpu
 from kcap.replay.timing import cuda
 from kcap.replay.timing.stop import Budget
+from kcap.schemas.measurement import AT_FLOOR, NOTHING
+from kcap.schemas.recording import Argument, Call
 
 MIB = 1 << 20
 
 
 class FakeCuda:
-    """Notes synchronizations, captures and calls; an event pair always took 2 ms."""
+    """Notes synchronizations, captures and calls; every event pair took `elapsed_ms`."""
 
-    def __init__(self, waits: bool = False, captures: bool = True) -> None:
-        self.waits, self.captures = waits, captures
+    def __init__(self, waits: bool = False, captures: bool = True, elapsed_ms: float = 2.0) -> None:
+        self.waits, self.captures, self.elapsed_ms = waits, captures, elapsed_ms
         self.log: list[str] = []
         self.debug = "default"
 
@@ -45,7 +53,9 @@ class FakeCuda:
         self.debug = mode
 
     def event(self, enable_timing: bool) -> SimpleNamespace:
-        return SimpleNamespace(record=lambda s: None, synchronize=lambda: None, elapsed_time=lambda other: 2.0)
+        return SimpleNamespace(
+            record=lambda s: None, synchronize=lambda: None, elapsed_time=lambda other: self.elapsed_ms
+        )
 
 
 Install = Callable[[FakeCuda], Any]
@@ -68,6 +78,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
         monkeypatch.setattr(cuda, "timing_stream", lambda device: stream)
         monkeypatch.setattr(cuda, "l2_bytes", lambda device: 50 * MIB)
+        monkeypatch.setattr(cuda, "floor_us", lambda device: {"graph": 1.0, "events": 3.0})
         return fake
 
     return put
@@ -115,12 +126,110 @@ def test_a_failed_capture_falls_back_and_asks_for_a_new_process(install: Install
 
 
 @pytest.mark.parametrize(
-    ("set_bytes", "free", "count"),
-    [(50 * MIB, 100 << 30, 5), (1 << 30, 100 << 30, 1), (64, 100 << 30, cuda.MOST_SETS), (50 * MIB, 400 * MIB, 2)],
+    ("elapsed_ms", "method", "median_us", "notes"),
+    [
+        (0.004, "none", 0.0, [NOTHING]),  # 4 µs of an empty graph's launch, over 250 nodes
+        (0.250, "graph", 1.0, [AT_FLOOR]),
+        (0.525, "graph", 2.1, []),
+    ],
 )
-def test_sets_fill_five_times_the_l2_within_memory(install: Install, set_bytes: int, free: int, count: int) -> None:
+def test_an_empty_graph_is_no_time_and_a_tiny_kernel_is_at_the_floor(
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    elapsed_ms: float,
+    method: str,
+    median_us: float,
+    notes: list[str],
+) -> None:
+    monkeypatch.setattr(cuda, "nodes", lambda estimate, sets: 250)
+    timing = run(install(FakeCuda(elapsed_ms=elapsed_ms)), 1, MIB)
+    assert (timing.method, timing.notes, timing.floor_us) == (method, notes, 1.0)
+    assert timing.samples_us == [pytest.approx(median_us)]
+
+
+def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = cuda.floor_us.__wrapped__
+    fake = install(FakeCuda())
+    cell = torch.zeros(1)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: cell)
+    floors = measure("cuda:0")
+    assert floors == {"graph": pytest.approx(2000 / cuda.nodes(2000, 1)), "events": 2000.0}
+    assert fake.log.count("replay") == 1 + cuda.FLOOR_SAMPLES
+    assert int(cell) > cuda.FLOOR_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("set_bytes", "touched", "free", "count"),
+    [
+        (50 * MIB, 50 * MIB, 100 << 30, 5),
+        (1 << 30, 1 << 30, 100 << 30, 1),
+        (64, 64, 100 << 30, 1),  # can never leave the L2: one set, which is warm
+        (50 * MIB, 50 * MIB, 400 * MIB, 1),
+        (MIB, MIB // 8, 100 << 30, 2000),  # an eighth of each page is written
+        (33 * MIB, MIB // 8, 100 << 30, 1),
+    ],
+)
+def test_one_round_touches_five_times_the_l2_or_stays_in_it(
+    install: Install, set_bytes: int, touched: int, free: int, count: int
+) -> None:
     install(FakeCuda())
-    assert cuda.sets_needed(set_bytes, free, "cuda:0") == count
+    assert cuda.sets_needed(set_bytes, touched, free, "cuda:0") == count
+
+
+@pytest.mark.parametrize(
+    ("places", "extra", "gpu"),
+    [
+        (["cpu"], [], False),
+        (["cpu", "cuda:0"], [], True),
+        (["cpu"], [torch.device("cuda:0")], True),
+        (["cpu"], [torch.device("cpu")], False),
+        ([], [3], False),
+    ],
+)
+def test_a_call_of_host_tensors_alone_is_the_hosts(places: list[str], extra: list[object], gpu: bool) -> None:
+    buffers = {(place, number): torch.zeros(0) for number, place in enumerate(places)}
+    assert uses_gpu(Inputs(extra, {}, buffers)) is gpu
+
+
+def test_host_work_of_a_gpu_recording_is_timed_by_the_host_and_names_the_processor(no_gpu_calls: None) -> None:
+    specs = [tensor(16, dtype="int32", storage=n) for n in range(3)]
+    args = [Argument(value=specs[0]), Argument(value=specs[1]), Argument(name="out", value=specs[2], keyword=True)]
+    call = Call(id=0, operator="aten::add.out", args=args)
+    answer = Runner("cuda:0", "cuda", None).run(call, None, 0.001)
+    assert answer["status"] == "ok", answer
+    assert (answer["method"], answer["device"], answer["clocks"]) == ("host", "cpu", None)
+    assert answer["threads"] and answer["device_name"]
+    assert answer["median_us"] > 0.05
+
+
+@pytest.fixture
+def no_gpu_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with room, that must not be given anything to do."""
+    room = memory.free
+    monkeypatch.setattr(memory, "free", lambda device: 100 << 30 if device == "cuda:0" else room(device))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 140 << 30))
+    monkeypatch.setattr(runner, "time_cuda", lambda *_: pytest.fail("timed on the GPU"))
+
+
+@pytest.mark.parametrize(
+    ("device", "waits", "pinned"), [("cuda:0", True, True), ("cuda:0", False, False), ("cpu", True, False)]
+)
+def test_the_host_end_of_an_asynchronous_copy_is_pinned(
+    monkeypatch: pytest.MonkeyPatch, device: str, waits: bool, pinned: bool
+) -> None:
+    made: list[tuple[str, bool]] = []
+
+    def empty(size: int, dtype: torch.dtype, device: str, pin_memory: bool) -> torch.Tensor:
+        made.append((device, pin_memory))
+        return torch.zeros(size, dtype=dtype)
+
+    copy = call("aten::copy_", tensor(16, device="cuda"), tensor(16, storage=1), waits)
+    bound = bind(copy, None, resolve("aten::copy_").schema, lambda _: None)
+    monkeypatch.setattr(torch, "empty", empty)
+    first = build(bound, Target(device, "cuda"))
+    clone(bound, Target(device, "cuda"), first)
+    on_gpu = (device, False)
+    assert made == [on_gpu, ("cpu", pinned), on_gpu, ("cpu", pinned)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import orjson
 import pytest
@@ -30,20 +29,18 @@ def named(operator: str, **arguments: Value) -> Call:
     return Call(id=0, operator=operator, args=[Argument(name=name, value=v) for name, v in arguments.items()])
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Record]:
-    """Starts a worker beside a Recording that holds these values; skips where vLLM is not its CPU build."""
-    started: list[Worker] = []
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    """Puts these values into the Recording of the one worker; a test skips where vLLM is not its CPU build."""
+    root = tmp_path_factory.mktemp("vllm") / "rec"
+    session = {"device": "cpu", "home": "cpu", "root": str(root), "namespaces": ["_C"], "threads": 1}
+    with Worker(session) as worker:
 
-    def begin(values: Values) -> Worker:
-        write_recording(tmp_path / "rec", Metadata(), [], values=values.files)
-        session = {"device": "cpu", "home": "cpu", "root": str(tmp_path / "rec"), "namespaces": ["_C"], "threads": 1}
-        started.append(Worker(session).__enter__())
-        return started[0]
+        def begin(values: Values) -> Worker:
+            write_recording(root, Metadata(), [], values=values.files)
+            return worker
 
-    yield begin
-    for worker in started:
-        worker.__exit__()
+        yield begin
 
 
 def run(worker: Worker, call: Call, sample: Sample | None = None) -> dict[str, object]:

@@ -1,0 +1,57 @@
+"""What the table says, at the width that people have."""
+
+from __future__ import annotations
+
+import io
+
+from handmade import call, tensor
+from rich.console import Console
+
+from kcap.replay import report
+from kcap.replay.results import Results, Row
+from kcap.replay.source import Group, Job
+from kcap.schemas.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement
+
+
+def row(number: int, count: int, time_us: float, method: str, *notes: str) -> Row:
+    made = call("_C_cache_ops::reshape_and_cache_flash", *[tensor(1024, 4096, storage=n) for n in range(9)], id=number)
+    job = Job(made, [Group(None, None)], {"decode": count - 1, "mixed": 1})
+    fields = {"call": number, "operator": made.operator, "median_us": time_us, "method": method, "cache": "cold"}
+    return Row(job, [Measurement.model_validate({**fields, "notes": list(notes), "floor_us": 0.9})])
+
+
+def text(*rows: Row, limit: int = 40) -> list[str]:
+    out = io.StringIO()
+    report.show(Console(file=out, width=120), Results(list(rows)), {"device_name": "GPU"}, limit)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_every_row_is_one_line_of_at_most_120_columns_and_the_longest_total_is_first() -> None:
+    lines = text(row(0, 1000, 3.0, "graph"), row(1, 63, 252.78, "graph"), row(2, 10, 1.5, "events"))
+    assert max(map(len, lines)) <= 120
+    cells = [line.split() for line in lines if "::" in line]
+    assert [c[0] for c in cells] == ["15.93", "3.00", "15.00"]  # ms, ms, µs
+    assert "63  all     graph, cold   _C_cache_ops::reshape_and_cache_flash  f32[1024, 4096] x" in lines[4]
+
+
+def test_host_time_is_a_table_of_its_own_and_no_share_of_the_gpus() -> None:
+    lines = text(row(0, 10, 100.0, "graph"), row(1, 10, 300.0, "graph"), row(2, 10, 5000.0, "host"))
+    assert [line for line in lines if " time" in line and ":" in line and "::" not in line][:2] == [
+        "GPU time: 4.00 ms",
+        "host time (not part of the GPU time): 50.00 ms",
+    ]
+    assert [line.split()[2] for line in lines if "::" in line] == ["75.0%", "25.0%", "100.0%"]
+    assert "replayed 30 of 30 kernel counts (100.0%): 4.00 ms GPU, 50.00 ms host" in lines
+
+
+def test_rows_that_are_left_out_are_counted_with_their_share() -> None:
+    lines = text(row(0, 10, 75.0, "graph"), row(1, 10, 25.0, "graph"), limit=1)
+    assert "1 more rows, 25.0%: --json has all" in lines
+
+
+def test_the_summary_says_what_not_to_believe() -> None:
+    rows = row(0, 65, 0.0, "none", NOTHING), row(1, 63, 1.1, "graph", AT_FLOOR), row(2, 32, 90.0, "graph", SLOWED)
+    lines = text(*rows)
+    assert f"{NOTHING}: 1 calls, 65 counts (no elements, or no work)" in lines
+    assert any(line.startswith(AT_FLOOR) and "0.90 µs" in line for line in lines)
+    assert any(line.startswith(SLOWED) and "2.88 ms" in line for line in lines)
