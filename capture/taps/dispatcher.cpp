@@ -32,14 +32,29 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   Entry* entry = nullptr;
   Thread* thread = nullptr;
   uint64_t epoch = 0;
-  size_t position = 0;
+  size_t position = 0;  // in the Program
+  uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
-  bool muted = false;  // observation is off on this thread until this operator ends
-  uint64_t inner = 0;  // operators observed and ignored on this thread before this one
-  static void* operator new(size_t size, Thread& thread);
-  static void operator delete(void* memory);
-  static void operator delete(void* memory, Thread&) { operator delete(memory); }
+  bool muted = false;   // observation is off on this thread until this operator ends
+  uint64_t inner = 0;   // how many operators the thread had ignored before this one
+  // Frames lie in their thread, one for each depth.
+  static void* operator new(size_t, void* place) { return place; }
+  static void operator delete(void*) {}
+  static void operator delete(void*, void*) {}
 };
+
+// What the call at one place of a step was the last time. Steps of a phase repeat, so most calls are found here, in the
+// order in which they come, without touching the tables: between two calls the engine has emptied the caches, and what
+// a lookup costs is the memory that it touches.
+struct Site {
+  const char* name = nullptr;  // the schema's own: one for each overload
+  Hash key{0, 0};
+  Entry* entry = nullptr;
+  uint64_t drifting = 0, drifting_offsets = 0;
+  uint32_t serial = 0;
+  bool aten = false, sampled = false;
+};
+static_assert(sizeof(Site) <= 64, "a site is one cache line");
 
 // Entries by signature: open addressing, since a lookup is most of what a call costs.
 class Known {
@@ -74,18 +89,23 @@ class Known {
   std::vector<Slot> slots_ = std::vector<Slot>(1024);
 };
 
+constexpr int kMaxDepth = 64;
+constexpr size_t kMaxSites = 1 << 16;
+
 struct Thread {
   Recorder* owner = nullptr;  // whose entries `known` and `program` hold
   Frame* top = nullptr;
-  void* free_frames = nullptr;
-  int aten_depth = 0;
-  uint64_t ignored = 0;
+  int aten_depth = 0, depth = 0;
+  uint64_t ignored = 0;  // operators inside an aten operator
   bool busy = false, stepping = false;
   size_t phase = 3;
-  uint64_t epoch = 0;
+  uint64_t epoch = 0, drifts = 0;
+  size_t place = 0;  // of the next call, in `sites`
   std::vector<Entry*> program;
+  std::vector<Site> sites[kPhases];
   Known known;
   OperatorCache operators;
+  alignas(Frame) char frames[kMaxDepth][sizeof(Frame)];
 };
 
 // A plain pointer in static TLS: no guard and no call at each access. A thread's state outlives it (bounded by the
@@ -96,24 +116,6 @@ inline Thread& this_thread() {
   return *tls_state;
 }
 
-// Frames are recycled; each block starts with its thread, then the link to the next free one.
-constexpr size_t kBlockHeader = 16;
-void* Frame::operator new(size_t size, Thread& thread) {
-  char* block = static_cast<char*>(thread.free_frames);
-  if (C10_LIKELY(block != nullptr)) std::memcpy(&thread.free_frames, block + 8, 8);
-  else block = static_cast<char*>(::operator new(size + kBlockHeader));
-  Thread* owner = &thread;
-  std::memcpy(block, &owner, 8);
-  return block + kBlockHeader;
-}
-void Frame::operator delete(void* memory) {
-  char* block = static_cast<char*>(memory) - kBlockHeader;
-  Thread* owner;
-  std::memcpy(&owner, block, 8);
-  std::memcpy(block + 8, &owner->free_frames, 8);
-  owner->free_frames = block;
-}
-
 constexpr int kMaxVariants = 16;
 constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20, kSamplesPerTurn = 64;
 
@@ -121,7 +123,7 @@ struct Recorder {
   std::atomic<bool> open{false}, loose{false}, closed{false};
   std::atomic<size_t> loose_phase{3};
   std::atomic<int64_t> fail_after{-1};  // fault injection
-  std::atomic<uint64_t> steps{0};
+  std::atomic<uint64_t> steps{0}, drifts{0};  // drifts: how often an operator's signature changed
   Operators operators;
   Shard shard;
   Banks banks{[this](std::string_view text) { shard.write(text); }};
@@ -146,6 +148,7 @@ void adopt(Thread& t) {
   t.known = Known();
   t.operators = OperatorCache();
   t.stepping = false;
+  for (auto& sites : t.sites) sites.clear();
 }
 
 inline void adopt_if_new(Thread& t) {
@@ -205,12 +208,12 @@ void measure_slots(Entry& e, const at::RecordFunction& fn, const Operator* paren
     base.argument(v, i++);
     Hasher one(none);
     if (is_scalar_like(v)) one.argument(v, 0);
-    e.scalars.push_back(one.hash.a);
+    e.scalars.push_back(one.hash.hash().a);
     const bool plain = v.isTensor() && v.toTensor().defined() && strided(v.toTensor());
     e.offsets.push_back(plain ? static_cast<uint64_t>(v.toTensor().unsafeGetTensorImpl()->storage_offset()) : 0);
   }
   base.hash.add(parent ? parent->serial : 0);
-  e.base = base.hash;
+  e.base = base.hash.hash();
 }
 
 bool is_object_list(const IValue& v) { return v.isList() && !v.isIntList() && !v.isDoubleList() && !v.isBoolList(); }
@@ -236,6 +239,7 @@ void note_drift(const Entry& a, const Entry& b) {
   }
   const uint64_t before = a.op->drifting.fetch_or(scalars), before_offsets = a.op->drifting_offsets.fetch_or(offsets);
   if ((before | scalars) == before && (before_offsets | offsets) == before_offsets) return;
+  g->drifts++;
   std::string line = "{\"t\":\"drift\",\"operator\":";
   put_string(line, a.op->name);
   g->shard.write(line + ",\"scalars\":" + std::to_string(before | scalars) + ",\"offsets\":" + std::to_string(before_offsets | offsets) + "}\n");
@@ -251,9 +255,10 @@ Entry* add_entry(Entry&& made) {
 // Calls that differ in offsets alone are one at once (each layer's slice of a cache); scalars may mean different things
 // (a dimension), so they need kMaxVariants values, or two steps that agree in all else, to be taken for drifting.
 void note_variant(Entry* entry) {
-  Hash place = entry->base;
+  Mixer place;
+  place.add(entry->base.a);
   for (uint64_t scalar : entry->scalars) place.add(scalar);
-  const auto [first_place, alone] = g->places.try_emplace(place, entry);
+  const auto [first_place, alone] = g->places.try_emplace(place.hash(), entry);
   if (!alone) note_drift(*first_place->second, *entry);
   auto& [first, count] = g->variants.try_emplace(entry->base, entry, 0).first->second;
   if (++count > kMaxVariants) note_drift(*first, *entry);
@@ -286,8 +291,11 @@ Entry* region_of(Entry* e) {
   if (e->region) return e->region;
   Entry made;
   made.op = e->op;
-  made.base = e->base;
-  made.base.add(17ull);
+  Mixer base;
+  base.add(e->base.a);
+  base.add(e->base.b);
+  base.add(17);
+  made.base = base.hash();
   made.scalars = e->scalars;
   made.offsets = e->offsets;
   Entry* region = add_entry(std::move(made));
@@ -370,30 +378,36 @@ bool others_observe(const at::RecordFunction& fn) {  // a profiler, of this thre
   return fn.handle() != 0 || at::hasThreadLocalCallbacks() || torch::profiler::impl::ProfilerStateBase::get(true);
 }
 
-// Observing what runs inside an aten operator is a pure loss. Switching observation off and on again costs about as
-// much as kMuteAfter operators do, so it pays inside those that were seen to run more; not while others observe too.
-constexpr int kMuteAfter = 5;
+// Observing what runs inside an aten operator is a pure loss: its arguments are boxed for nobody. Switching observation
+// off and on again costs about as much as four such operators, so it pays inside those that were seen to run more
+// (`linear`, `unbind`); not while others observe too.
+constexpr int kMuteFrom = 4;
 
-void mute_if_worth(Frame& frame, const Operator& op, const at::RecordFunction& fn) {
-  if (op.inner.load(std::memory_order_relaxed) < kMuteAfter || others_observe(fn)) return;
+void mute_if_worth(Frame& frame, const at::RecordFunction& fn) {
+  Operator& op = *frame.entry->op;
+  frame.inner = frame.thread->ignored;
+  if (op.inner.load(std::memory_order_relaxed) < kMuteFrom || others_observe(fn)) return;
   at::enableRecordFunction(false);
   frame.muted = true;
 }
 
 void unmute(const Thread& t, const Frame& frame) {
-  if (frame.muted) at::enableRecordFunction(true);
-  else if (frame.aten && frame.entry) frame.entry->op->inner.store(static_cast<int>(t.ignored - frame.inner), std::memory_order_relaxed);
+  if (frame.muted) return at::enableRecordFunction(true);
+  const auto inner = static_cast<int>(t.ignored - frame.inner);
+  if (inner >= kMuteFrom && frame.aten && frame.entry) frame.entry->op->inner.store(inner, std::memory_order_relaxed);
 }
 
-std::unique_ptr<Frame> push(Thread& t, Entry* entry, bool aten) {
-  std::unique_ptr<Frame> frame(new (t) Frame());
+// nullptr where operators nest deeper than is followed.
+std::unique_ptr<Frame> push(Thread& t, Entry* entry, uint32_t serial, bool aten) {
+  if (C10_UNLIKELY(t.depth >= kMaxDepth)) return nullptr;
+  std::unique_ptr<Frame> frame(new (t.frames[t.depth++]) Frame());
   frame->thread = &t;
   frame->below = t.top;
   frame->entry = entry;
+  frame->serial = serial;
   frame->epoch = t.epoch;
   frame->position = t.program.size();
   frame->aten = aten;
-  frame->inner = t.ignored;
   t.top = frame.get();
   t.aten_depth += aten;
   return frame;
@@ -409,37 +423,71 @@ void sample_if_due(Thread& t, Entry& e, const at::RecordFunction& fn) {
   else reservoir.missed();
 }
 
-std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction& fn) {
-  Operator* op = g->operators.find(t.operators, fn);
-  if (C10_UNLIKELY(!op)) return nullptr;
-  const Operator* parent = parent_of(t);
-  Hasher hasher(*op);
-  if (C10_UNLIKELY(tracing_mode_active())) hasher.real = Reality::traced;
+struct Signature {
+  Hash key;
+  Reality real;
+};
+
+inline Signature signature(const Site& site, const Thread& t, const at::RecordFunction& fn) {
+  Hasher hasher(site.serial, site.drifting, site.drifting_offsets);
   size_t i = 0;
   for (const IValue& v : fn.inputs()) hasher.argument(v, i++);
-  hasher.hash.add(parent ? parent->serial : 0);
-  if (C10_UNLIKELY(hasher.real == Reality::transparent)) return nullptr;
-  if (C10_UNLIKELY(hasher.real == Reality::traced)) {
-    g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
-    return push(t, nullptr, true);
-  }
-  if (C10_UNLIKELY(g->fail_after.load(std::memory_order_relaxed) >= 0) && g->fail_after-- == 0) throw std::runtime_error("made to fail");
-  Entry* entry = intern(t, hasher.hash, op, fn, parent);
-  if (C10_UNLIKELY(!entry)) {
-    g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
-    return push(t, nullptr, op->aten);
-  }
-  if (!op->aten)
+  if (C10_UNLIKELY(!hasher.tensors) && tracing_mode_active()) hasher.real = Reality::traced;
+  hasher.hash.add(t.top ? t.top->serial : 0);
+  return {hasher.hash.hash(), hasher.real};
+}
+
+std::unique_ptr<at::ObserverContext> recorded(Thread& t, const Site& site, const at::RecordFunction& fn) {
+  if (C10_UNLIKELY(!site.aten && t.top))
     for (Frame* f = t.top; f && !f->has_kernels; f = f->below) f->has_kernels = true;
-  if (entry->sampled) sample_if_due(t, *entry, fn);
-  auto frame = push(t, entry, op->aten);
-  t.program.push_back(entry);
-  if (op->aten) mute_if_worth(*frame, *op, fn);
+  if (C10_UNLIKELY(site.sampled)) sample_if_due(t, *site.entry, fn);
+  auto frame = push(t, site.entry, site.serial, site.aten);
+  t.program.push_back(site.entry);
+  if (site.aten && frame) mute_if_worth(*frame, fn);
   return frame;
+}
+
+// The call that was not where the last step had it: found in the tables, and remembered.
+C10_NOINLINE std::unique_ptr<at::ObserverContext> looked_up(Thread& t, const at::RecordFunction& fn, size_t place) {
+  Operator* op = g->operators.find(t.operators, fn);
+  if (!op) return nullptr;
+  Site site{fn.name(), {}, nullptr, op->drifting.load(), op->drifting_offsets.load(), op->serial, op->aten};
+  const Signature found = signature(site, t, fn);
+  if (found.real == Reality::transparent) return nullptr;
+  if (found.real == Reality::traced) {
+    g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, 0, true);
+  }
+  if (g->fail_after.load(std::memory_order_relaxed) >= 0 && g->fail_after-- == 0) throw std::runtime_error("made to fail");
+  site.key = found.key;
+  site.entry = intern(t, found.key, op, fn, parent_of(t));
+  if (!site.entry) {
+    g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, 0, op->aten);
+  }
+  site.sampled = site.entry->sampled;
+  if (t.stepping && place < kMaxSites) {
+    auto& sites = t.sites[t.phase];
+    if (place >= sites.size()) sites.resize(place + 1);
+    sites[place] = site;
+  }
+  return recorded(t, site, fn);
+}
+
+std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction& fn) {
+  if (!t.stepping || g->fail_after.load(std::memory_order_relaxed) >= 0) return looked_up(t, fn, kMaxSites);
+  const auto& sites = t.sites[t.phase];
+  const size_t place = t.place++;
+  if (C10_LIKELY(place < sites.size() && sites[place].name == fn.name())) {
+    const Signature found = signature(sites[place], t, fn);
+    if (C10_LIKELY(found.real == Reality::real && found.key == sites[place].key)) return recorded(t, sites[place], fn);
+  }
+  return looked_up(t, fn, place);
 }
 
 void ended(Thread& t, Frame& frame) {
   t.top = frame.below;
+  t.depth--;
   t.aten_depth -= frame.aten;
   unmute(t, frame);
   if (frame.epoch != t.epoch) return;
@@ -495,17 +543,17 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
 // ---- steps ----
 
 uint32_t intern_program(const std::vector<Entry*>& program) {
-  Hash key, base;
+  Mixer key, base;
   for (const Entry* e : program) {
-    key.add(static_cast<uint64_t>(e->id));
+    key.add(e->id);
     base.add(e->base.a);
   }
-  auto [it, fresh] = g->programs.try_emplace(key, g->programs.size());
+  auto [it, fresh] = g->programs.try_emplace(key.hash(), g->programs.size());
   if (!fresh) return it->second;
   std::string line = "{\"t\":\"program\",\"id\":" + std::to_string(it->second) + ",\"calls\":[";
   for (size_t i = 0; i < program.size(); i++) line += (i ? "," : "") + std::to_string(program[i]->id);
   g->shard.write(line + "]}\n");
-  auto [like, first] = g->shapes.try_emplace(base);
+  auto [like, first] = g->shapes.try_emplace(base.hash());
   if (first && (g->program_words += program.size()) < kMaxProgramWords) like->second = program;
   else for (size_t i = 0; i < std::min(like->second.size(), program.size()); i++)
     if (like->second[i] != program[i]) note_drift(*like->second[i], *program[i]);
@@ -524,9 +572,9 @@ void count_step(Thread& t, int64_t tokens, int64_t sequences, const char* detail
     return;
   }
   const uint32_t program = intern_program(t.program);
-  Hash key;
+  Mixer key;
   for (uint64_t word : {uint64_t{program}, uint64_t{t.phase}, static_cast<uint64_t>(tokens), static_cast<uint64_t>(sequences)}) key.add(word);
-  auto [it, fresh] = g->batches.try_emplace(key, g->batches.size());
+  auto [it, fresh] = g->batches.try_emplace(key.hash(), g->batches.size());
   const std::string shape = ",\"program\":" + std::to_string(program) + ",\"phase\":" + std::to_string(t.phase) +
                             ",\"tokens\":" + std::to_string(tokens) + ",\"sequences\":" + std::to_string(sequences);
   if (fresh) g->shard.write("{\"t\":\"batch\",\"id\":" + std::to_string(it->second) + shape + "}\n");
@@ -535,7 +583,7 @@ void count_step(Thread& t, int64_t tokens, int64_t sequences, const char* detail
   g->shard.header(hSteps)++;
 }
 
-void forget_in_child() { if (g) g->open = false; }
+void forget_in_child() { if (g) { g->open = false; g->closed = true; } }
 
 template <class F>
 int guarded(F&& body) {
@@ -600,7 +648,11 @@ void kcap_step_begin(int phase) {
   kcap::adopt_if_new(t);
   t.program.clear();
   t.phase = static_cast<size_t>(phase);
+  t.place = 0;
   t.epoch++;
+  if (t.drifts != g->drifts)  // signatures have changed
+    for (auto& sites : t.sites) sites.clear();
+  t.drifts = g->drifts;
   t.stepping = true;
 }
 

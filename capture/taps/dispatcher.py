@@ -85,12 +85,13 @@ def build() -> Path:
 
 
 class NativeRecorder:
-    """The native recorder of this process (there is one). A step's calls keep the GIL: to release it would cost more."""
+    """The native recorder of this process (there is one). What may write to disk releases the GIL."""
 
     kind = "RecordFunction"
 
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
-        self._lib = ctypes.CDLL(str(build()))
+        path = str(build())
+        self._lib, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         self._lib.kcap_error.restype = ctypes.c_char_p
         self._lib.kcap_step_end.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
         self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
@@ -117,13 +118,13 @@ class NativeRecorder:
         self._lib.kcap_set_phase(phase)
 
     def step_begin(self, phase: int) -> None:
-        self._lib.kcap_step_begin(phase)
+        self._quick.kcap_step_begin(phase)
 
     def step_pause(self) -> None:
-        self._lib.kcap_step_pause()
+        self._quick.kcap_step_pause()
 
     def step_resume(self) -> None:
-        self._lib.kcap_step_resume()
+        self._quick.kcap_step_resume()
 
     def step_end(self, tokens: int, sequences: int, details: bytes) -> None:
         self._lib.kcap_step_end(tokens, sequences, details)

@@ -29,8 +29,8 @@ struct Operator {
   std::string base_name;  // aten::add, compared on each lookup: a freed schema's memory may be reused
   bool aten = false;      // aten, prim, prims: what runs inside one is its detail
   bool work = true;       // false: a view or an allocation
-  uint64_t serial = 0;
-  std::atomic<int> inner{0};  // operators seen inside its last call
+  uint32_t serial = 0;
+  std::atomic<int> inner{0};  // operators that its last call ran, where that was many
   std::vector<ArgumentInfo> arguments;
   // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
   std::atomic<uint64_t> drifting{0}, drifting_offsets{0};
@@ -110,7 +110,7 @@ class Operators {
     Operator& op = all_.emplace_back();
     op.name = name;
     op.base_name = schema.name();
-    op.serial = all_.size();
+    op.serial = static_cast<uint32_t>(all_.size());
     const std::string space = op.base_name.substr(0, op.base_name.find("::"));
     op.aten = space == "aten" || space == "prim" || space == "prims";
     op.work = !(is_view(schema) || is_allocation(op.base_name));

@@ -58,11 +58,12 @@ inline bool is_scalar_like(const IValue& v) {
 
 class Hasher {
  public:
-  Hasher(const Operator& op) : drifting_(op.drifting.load(std::memory_order_relaxed)),
-                               drifting_offsets_(op.drifting_offsets.load(std::memory_order_relaxed)) {
-    hash.add(op.serial);
+  Hasher(uint32_t serial, uint64_t drifting, uint64_t drifting_offsets) : drifting_(drifting), drifting_offsets_(drifting_offsets) {
+    hash.add(serial);
   }
-  Hash hash;
+  explicit Hasher(const Operator& op) : Hasher(op.serial, op.drifting.load(), op.drifting_offsets.load()) {}
+  Mixer hash;
+  bool tensors = false;          // whether any argument so far was a tensor
   Reality real = Reality::real;  // of the arguments so far: once it is not, no accessor is called any more
 
   void argument(const IValue& v, size_t index) {
@@ -78,16 +79,9 @@ class Hasher {
     if (v.isInt()) { hash.add(2); return hash.add(v.toInt()); }
     if (v.isBool()) return hash.add(3 + v.toBool());
     if (v.isDouble()) { hash.add(5); return hash.add(v.toDouble()); }
-    if (v.isIntList()) return ints(v.toIntList());
+    if (v.isList()) return list(v.toListRef());
     if (v.isString()) return text(v.toStringRef());
     if (v.isDevice()) return device(v.toDevice());
-    if (v.isDoubleList()) { hash.add(12); for (double x : v.toDoubleList()) hash.add(x); return; }
-    if (v.isBoolList()) { hash.add(13); for (bool x : v.toBoolList()) hash.add(x); return; }
-    if (v.isList()) {
-      hash.add(10);
-      for (const IValue& item : v.toListRef()) value(item);
-      return hash.add(14);
-    }
     if (v.isComplexDouble()) { hash.add(15); hash.add(v.toComplexDouble().real()); return hash.add(v.toComplexDouble().imag()); }
     if (v.isSymInt() || v.isSymFloat() || v.isSymBool()) real = Reality::traced;
     hash.add(0xABCDEF);
@@ -97,10 +91,10 @@ class Hasher {
     hash.add(9);
     hash.add(static_cast<int>(device.type()));
   }
-  void ints(const c10::List<int64_t>& values) {
-    hash.add(6);
-    for (int64_t x : values) hash.add(x);
-    hash.add(values.size());
+  void list(c10::ArrayRef<IValue> items) {
+    hash.add(10);
+    for (const IValue& item : items) value(item);
+    hash.add(items.size());
   }
   void text(const std::string& s) {
     hash.add(8);
@@ -108,6 +102,7 @@ class Hasher {
   }
   void tensor(const Tensor& t) {
     if (!t.defined()) return hash.add(0xDEAD);
+    tensors = true;
     real = worse(real, reality(t));
     if (C10_UNLIKELY(real != Reality::real)) return;
     const auto* impl = t.unsafeGetTensorImpl();
@@ -115,8 +110,8 @@ class Hasher {
     if (is_number(t)) { hash.add(16 + type); return number(t); }
     hash.add(type << 40 | static_cast<uint64_t>(impl->device().type()) << 32 | static_cast<uint64_t>(impl->dim()));
     if (!strided(t)) return hash.add(0xBEEF + static_cast<uint64_t>(t.layout()));
-    for (int64_t size : impl->sizes()) hash.add(size);
-    for (int64_t stride : impl->strides()) hash.add(stride);
+    hash.add(impl->sizes().data(), impl->sizes().size());
+    hash.add(impl->strides().data(), impl->strides().size());
     hash.add(C10_UNLIKELY(drifting_offsets_ & bit_) ? ~0ull : static_cast<uint64_t>(impl->storage_offset()));
     hash.add(storages_.number(t));
   }
