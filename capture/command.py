@@ -16,7 +16,7 @@ import click
 import orjson
 
 from kcap.capture.config import Session
-from kcap.errors import CallError, KcapError
+from kcap.errors import PARTIAL, CallError, KcapError
 from kcap.schemas.recording import Recording
 
 EXAMPLE = """
@@ -76,18 +76,20 @@ def command(
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
     options = {"steps": steps, "keep_tokens": keep_tokens, "recorder": recorder}
-    with _place(output, force) as directory:
+    with place(output, force) as directory:
         if model is not None:
             recording = _record_model(Offline(model=model, framework=framework, **offline), directory, options)
         else:
             recording = _record_command(list(command_line), framework, directory, options)
-    _say_what_was_recorded(recording, output)
+    say_what_was_recorded(recording, output)
     if not recording.calls:
         raise KcapError("nothing was recorded: no step ended while the window was open")
+    if not recording.metadata.complete:
+        raise click.exceptions.Exit(PARTIAL)
 
 
 @contextmanager
-def _place(output: Path, force: bool) -> Iterator[Path]:
+def place(output: Path, force: bool) -> Iterator[Path]:
     """A working directory beside `output`, moved there when all went well; what was recorded is kept if not."""
     if output.exists() and not force:
         raise CallError(f"{output} already exists: pass --force to replace it")
@@ -227,7 +229,7 @@ def engine_arguments(words: tuple[str, ...]) -> dict[str, Any]:
     return out
 
 
-def _say_what_was_recorded(recording: Recording, output: Path) -> None:
+def say_what_was_recorded(recording: Recording, output: Path) -> None:
     metadata = recording.metadata
     steps = ", ".join(f"{times} {phase}" for phase, times in metadata.steps.items()) or "none"
     kernels, calls = metadata.totals.get("kernels", 0), metadata.totals.get("calls", 0)

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from kcap.errors import KcapError
 Report = Callable[[str], None]
 CLOSE_PATIENCE, END_PATIENCE = 10.0, 60.0  # seconds
 LAST_LINES = 8
+STANDARD_ERROR = 2
 # What an offline engine gets unless the user's environment says otherwise. On the CPU, vLLM would reserve most of the
 # memory for its cache; on a GPU, its FlashInfer sampler would be compiled for a minute first.
 DEFAULTS = {
@@ -42,7 +42,7 @@ def run(command: list[str], session: Session, report: Report, log: Path | None =
     sink: IO[bytes] | None = log.open("wb") if log else None
     try:
         child = subprocess.Popen(
-            command, env=environment(session), stdout=sink or sys.stderr, stderr=sink or sys.stderr,
+            command, env=environment(session), stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
             stdin=subprocess.DEVNULL, start_new_session=True, cwd=cwd,
         )  # fmt: skip
     except OSError as error:

@@ -14,7 +14,7 @@ from kcap.capture.config import Session
 from kcap.capture.merge import discard, merge
 from kcap.capture.recorder import PHASES
 from kcap.capture.window import StepShape, Window
-from kcap.errors import CallError
+from kcap.errors import CallError, KcapError
 
 _recording: int | None = None  # the process that records: a forked child does not
 
@@ -81,7 +81,11 @@ def record(
 
 
 def _finish(session: Session, directory: Path, path: Path) -> None:
-    merge(session, directory)
+    try:
+        merge(session, directory)
+    except OSError as error:
+        reason = f"{error.strerror}: what was recorded is in {directory}"
+        raise KcapError(f"{reason}: make room, then kcap recover {directory} -o {path}") from error
     discard(session)
     if path.exists():
         shutil.rmtree(path)

@@ -56,7 +56,8 @@ class Shard {
   static constexpr size_t kBytes = 8 * (hSize + kMaxBatches + kMaxCalls * kPhases);
   [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
   int lines_ = -1;
-  Cell* cells_ = nullptr;
+  Cell unmapped_[hSize] = {};  // what failed before the counts could be mapped is told to nobody
+  Cell* cells_ = unmapped_;
   std::mutex mutex_;
 };
 

@@ -1,0 +1,253 @@
+"""`kcap record` called wrongly, or in a place that fails it: one line that names the fix, and no engine is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcap as kcap_package
+from kcap.capture import command
+from kcap.errors import CallError
+
+Kcap = Callable[..., Any]
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+TINY = ("--model", "kcap/tiny-llama", "--load-format", "dummy")
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that would be started fails the test."""
+
+    def started(*args: object) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(command, "_follow", started)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: name == "vllm" or found(name, *a))
+
+
+def failed(ran: Any, code: int, *texts: str) -> None:
+    assert ran.code == code
+    lines = ran.err.splitlines()
+    assert lines[-1].startswith(("kcap: ", "Error: "))
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+    for text in texts:
+        assert text in ran.err
+
+
+@pytest.mark.usefixtures("no_engine")
+class TestAWrongCall:
+    def test_unknown_model_lists_those_that_are_known(self, kcap: Kcap, tmp_path: Path) -> None:
+        ran = kcap("record", "--model", "nobody/nothing", "--load-format", "dummy", "-o", tmp_path / "out")
+        failed(ran, 2, "unknown model nobody/nothing", "meta-llama/Llama-3.1-8B")
+
+    def test_model_that_is_neither_directory_nor_hub_id(self, kcap: Kcap, tmp_path: Path) -> None:
+        failed(kcap("record", "--model", "nothing", "-o", tmp_path / "out"), 2, "unknown model nothing")
+
+    def test_directory_without_a_config(self, kcap: Kcap, tmp_path: Path) -> None:
+        failed(kcap("record", "--model", tmp_path, "-o", tmp_path / "out"), 2, "no config.json")
+
+    def test_config_that_is_no_json(self, kcap: Kcap, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{")
+        failed(kcap("record", "--model", tmp_path, "-o", tmp_path / "out"), 2, "config.json")
+
+    def test_unknown_framework_lists_those_that_are_known(self, kcap: Kcap, tmp_path: Path) -> None:
+        ran = kcap("record", *TINY, "--framework", "Triton", "-o", tmp_path / "out")
+        failed(ran, 2, "unknown framework Triton", "vLLM", "SGLang")
+
+    def test_neither_or_both_of_model_and_command(self, kcap: Kcap, tmp_path: Path) -> None:
+        failed(kcap("record", "-o", tmp_path / "out"), 2, "--model MODEL or -- COMMAND")
+        failed(kcap("record", *TINY, "-o", tmp_path / "out", "--", "true"), 2, "--model MODEL or -- COMMAND")
+
+    @pytest.mark.parametrize("word", ["nothing", "=3", "a b=1", "1x=2"])
+    def test_engine_argument_that_is_no_pair(self, word: str, kcap: Kcap, tmp_path: Path) -> None:
+        failed(kcap("record", *TINY, "--engine-arg", word, "-o", tmp_path / "out"), 2, "KEY=VALUE", word)
+
+    def test_bad_line_of_prompts_is_named(self, kcap: Kcap, tmp_path: Path) -> None:
+        (tmp_path / "p.jsonl").write_text("[1, 2]\n[1, x]\n")
+        ran = kcap("record", *TINY, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "out")
+        failed(ran, 1, f"{tmp_path / 'p.jsonl'}:2: ")
+
+    def test_texts_for_a_model_without_a_tokenizer(self, kcap: Kcap, tmp_path: Path) -> None:
+        (tmp_path / "p.jsonl").write_text('"a text"\n')
+        ran = kcap("record", *TINY, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "out")
+        failed(ran, 2, "no tokenizer", "token ids")
+
+    def test_existing_output_is_kept(self, kcap: Kcap, recording: Path) -> None:
+        failed(kcap("record", *TINY, "-o", recording), 2, "already exists", "--force")
+        assert kcap_package.load(recording).calls
+
+    def test_force_replaces_recordings_only(self, kcap: Kcap, tmp_path: Path) -> None:
+        (tmp_path / "precious").mkdir()
+        (tmp_path / "precious" / "file").write_text("mine")
+        failed(kcap("record", *TINY, "--force", "-o", tmp_path / "precious"), 2, "no Recording")
+        assert (tmp_path / "precious" / "file").read_text() == "mine"
+
+    def test_nothing_is_left_behind(self, kcap: Kcap, tmp_path: Path) -> None:
+        kcap("record", "--model", "nothing", "-o", tmp_path / "out")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_is_not_installed_has_its_install_command(
+    kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else found(name, *a))
+    ran = kcap("record", *TINY, "-o", tmp_path / "out")
+    failed(ran, 1, "vLLM is not installed", f"{sys.executable} -m pip install")
+
+
+def test_a_command_that_cannot_start(kcap: Kcap, tmp_path: Path) -> None:
+    failed(kcap("record", "-o", tmp_path / "out", "--", "/no/such/engine"), 1, "cannot start /no/such/engine")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_without_kcap_in_it_is_said(status: int, kcap: Kcap, tmp_path: Path) -> None:
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", f"raise SystemExit({status})")
+    failed(ran, 1, "no process of the engine had kcap in it", f"status {status}", sys.executable)
+    assert not (tmp_path / "out").exists()
+
+
+def test_plugins_that_leave_kcap_out_are_named(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "other,more")
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", "pass")
+    failed(ran, 1, "VLLM_PLUGINS=other,more leaves it out", "add kcap")
+
+
+STANDS_FOR_AN_ENGINE = """
+import os
+from kcap.capture.config import SESSION_VARIABLE, read_session
+from kcap.capture.window import StepShape, Window
+import torch
+window = Window(read_session(os.environ[SESSION_VARIABLE]))
+window.register()
+window.start()
+a = torch.eye(4)
+for step in range(3):
+    window.begin(StepShape("decode", [1], [step]))
+    torch.mm(a, a)
+    window.end()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("", 0), ("os.kill(os.getpid(), 9)", 3), ("window.failed(ValueError('x'))", 3)]
+)
+def test_the_exit_code_says_complete_or_partial(ending: str, code: int, kcap: Kcap, tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(STANDS_FOR_AN_ENGINE + ending)
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
+    assert ran.code == code, ran.err
+    recording = kcap_package.load(tmp_path / "out")
+    assert recording.metadata.steps == {"decode": 3}
+    assert recording.metadata.complete is (code == 0)
+    assert ("partial" in ran.err) is (code == 3)
+    assert f"Next: kcap show {tmp_path / 'out'}" in ran.err
+
+
+def test_an_engine_that_ran_no_step_is_an_error_with_the_recording_kept(kcap: Kcap, tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(STANDS_FOR_AN_ENGINE.replace("range(3)", "range(0)"))
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
+    assert ran.code == 1
+    assert "nothing was recorded" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("a=1", "b=true", "c-d=x"), {"a": 1, "b": True, "c_d": "x"}),
+        (('e={"f": [1, 2]}', "g=None", "h=False"), {"e": {"f": [1, 2]}, "g": None, "h": False}),
+        (("i=", "j=a=b", "k=1.5"), {"i": "", "j": "a=b", "k": 1.5}),
+    ],
+)
+def test_engine_arguments_are_json_where_they_parse(words: tuple[str, ...], expected: dict[str, Any]) -> None:
+    assert command.engine_arguments(words) == expected
+
+
+def test_an_engine_argument_without_a_key_is_wrong() -> None:
+    with pytest.raises(CallError):
+        command.engine_arguments(("=1",))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`small_disk("6m")` mounts a file system of that size."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = []
+
+    def mount(size: str) -> Path:
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        if os.geteuid() != 0 or subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("mounting a small file system needs root")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+FILLING = """
+import sys
+import torch, kcap
+a = torch.eye(4)
+with torch.no_grad(), kcap.record(sys.argv[1], recorder=sys.argv[3]):
+    for i in range(int(sys.argv[2])):
+        torch.exp(a.expand(1 + i, 4, 4))
+    print("the program ended")
+"""
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_disk_without_room_for_the_counts_does_not_hurt_the_program(
+    recorder: str, small_disk: Callable[[str], Path], python: Python
+) -> None:
+    disk = small_disk("2m")
+    ran = python(FILLING, disk / "out", 3, recorder)
+    assert (ran.returncode, ran.stdout) == (0, "the program ended\n"), ran.stderr
+    recording = kcap_package.load(disk / "out")
+    assert not recording.metadata.complete
+    assert any("No space left" in tap.detail for tap in recording.metadata.taps)
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_disk_that_fills_loses_nothing_that_was_recorded(
+    recorder: str, small_disk: Callable[[str], Path], python: Python, kcap: Kcap, tmp_path: Path
+) -> None:
+    disk = small_disk("5300k")
+    ran = python(FILLING, disk / "out", 8000, recorder)
+    assert ran.stdout == "the program ended\n"
+    assert "No space left on device: what was recorded is in" in ran.stderr
+    (left,) = disk.glob(".out.*")
+    assert f"kcap recover {left} -o {disk / 'out'}" in ran.stderr
+    recovered = kcap("recover", left, "-o", tmp_path / "out")
+    assert recovered.code == 3, recovered.err
+    recording = kcap_package.load(tmp_path / "out")
+    assert sum(call.total for call in recording.kernels() if call.operator == "aten::exp") > 500
+    assert [tap.status for tap in recording.metadata.taps] == ["failed"]
+
+
+def test_nothing_to_recover(kcap: Kcap, tmp_path: Path) -> None:
+    failed(kcap("recover", tmp_path, "-o", tmp_path / "out"), 2, "nothing to recover")
+
+
+def test_a_session_survives_its_file(tmp_path: Path) -> None:
+    from kcap.capture.config import Session, read_session
+
+    session = Session(str(tmp_path / "s"), model="m", steps=3, command=["a", "b"], engine_arguments={"x": [1]})
+    session.write()
+    assert read_session(session.file) == session
+    assert json.loads(session.file.read_bytes())["steps"] == 3
