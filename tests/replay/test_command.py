@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from handmade import Values, call, tensor
 
+from kcap.replay.source import Choice, open_source
 from kcap.schemas.measurement import Measurement, read
 from kcap.schemas.recording import Call, Sample
 from kcap.schemas.values import Drift
@@ -80,7 +82,8 @@ def test_a_call_is_timed_on_the_samples_of_its_phase(recorded: Write, tmp_path: 
     samples = [Sample(call=0, phase=p, scalars={"1": v}) for p, v in (("prefill", 1), ("decode", 2), ("decode", 2))]
     path = recorded([drifting], samples)
     assert measured(path, tmp_path / "all.jsonl") == [(0, ["prefill"], 5), (1, ["decode"], 5)]
-    assert measured(path, tmp_path / "decode.jsonl", "--phase", "decode") == [(1, ["decode"], 3)]
+    (job,) = open_source(path, Choice(phase="decode"), keep_going=False).jobs
+    assert ([(g.index, g.phases) for g in job.groups], job.count) == ([(1, ["decode"])], 3)
 
 
 def measured(path: Path, out: Path, *args: object) -> list[tuple[int | None, list[str], int]]:
@@ -155,7 +158,7 @@ def test_a_bad_trace_line_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_that_names_the_fix(
-    recorded: Write, tmp_path: Path, args: list[str], code: int, words: str
+    recorded: Write, tmp_path: Path, kcap: Callable[..., Any], args: list[str], code: int, words: str
 ) -> None:
     path = recorded([] if args[0] == "EMPTY" else [MM])
     if args[0] == "DAMAGED":
@@ -163,11 +166,11 @@ def test_bad_input_is_one_line_that_names_the_fix(
     if args[0] == "BARE":
         (path / "recording.json").unlink()
     first = path if args[0].isupper() else args[0]
-    done = kcap(first, *[arg.replace("REC", str(path)) for arg in args[1:]])
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert not done.stdout
+    done = kcap("replay", first, *[arg.replace("REC", str(path)) for arg in args[1:]])
+    assert done.code == code, done.err
+    assert words in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not done.out
 
 
 def test_cuda_without_a_gpu_says_what_to_pass(recorded: Write) -> None:
