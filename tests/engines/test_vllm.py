@@ -189,3 +189,13 @@ def test_a_limit_of_steps_ends_the_recording(fallback: Recording) -> None:
 
 def test_token_ids_are_kept_if_asked_for(fallback: Recording) -> None:
     assert set(numbers(fallback.path)) & set(prompt(16, 3))
+
+
+def test_an_engine_that_does_not_start_ends_with_its_last_lines(tmp_path: Path, offline: Kcap) -> None:
+    ran = offline(tmp_path / "out", [[1, 2]], "--engine-arg", "no_such_argument=1")
+    assert ran.returncode == 1
+    assert "kcap: the engine did not start (status 1):" in ran.stderr
+    assert "no_such_argument" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
