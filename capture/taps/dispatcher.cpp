@@ -5,7 +5,6 @@
 // Inside a callback nothing is dispatched, no lock is held while a tensor is looked at, and nothing throws.
 #include <ATen/record_function.h>
 #include <pthread.h>
-#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <deque>
 
@@ -35,8 +34,6 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   size_t position = 0;  // in the Program
   uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
-  bool muted = false;   // observation is off on this thread until this operator ends
-  uint64_t inner = 0;   // how many operators the thread had ignored before this one
   // Frames lie in their thread, one for each depth.
   static void* operator new(size_t, void* place) { return place; }
   static void operator delete(void*) {}
@@ -96,7 +93,6 @@ struct Thread {
   Recorder* owner = nullptr;  // whose entries `known` and `program` hold
   Frame* top = nullptr;
   int aten_depth = 0, depth = 0;
-  uint64_t ignored = 0;  // operators inside an aten operator
   bool busy = false, stepping = false;
   size_t phase = 3;
   uint64_t epoch = 0, drifts = 0;
@@ -374,29 +370,6 @@ void count_loose(Thread& t) {
   t.program.clear();
 }
 
-bool others_observe(const at::RecordFunction& fn) {  // a profiler, of this thread or of all; an execution trace asks for ids
-  return fn.handle() != 0 || at::hasThreadLocalCallbacks() || torch::profiler::impl::ProfilerStateBase::get(true);
-}
-
-// Observing what runs inside an aten operator is a pure loss: its arguments are boxed for nobody. Switching observation
-// off and on again costs about as much as four such operators, so it pays inside those that were seen to run more
-// (`linear`, `unbind`); not while others observe too.
-constexpr int kMuteFrom = 4;
-
-void mute_if_worth(Frame& frame, const at::RecordFunction& fn) {
-  Operator& op = *frame.entry->op;
-  frame.inner = frame.thread->ignored;
-  if (op.inner.load(std::memory_order_relaxed) < kMuteFrom || others_observe(fn)) return;
-  at::enableRecordFunction(false);
-  frame.muted = true;
-}
-
-void unmute(const Thread& t, const Frame& frame) {
-  if (frame.muted) return at::enableRecordFunction(true);
-  const auto inner = static_cast<int>(t.ignored - frame.inner);
-  if (inner >= kMuteFrom && frame.aten && frame.entry) frame.entry->op->inner.store(inner, std::memory_order_relaxed);
-}
-
 // nullptr where operators nest deeper than is followed.
 std::unique_ptr<Frame> push(Thread& t, Entry* entry, uint32_t serial, bool aten) {
   if (C10_UNLIKELY(t.depth >= kMaxDepth)) return nullptr;
@@ -443,7 +416,6 @@ std::unique_ptr<at::ObserverContext> recorded(Thread& t, const Site& site, const
   if (C10_UNLIKELY(site.sampled)) sample_if_due(t, *site.entry, fn);
   auto frame = push(t, site.entry, site.serial, site.aten);
   t.program.push_back(site.entry);
-  if (site.aten && frame) mute_if_worth(*frame, fn);
   return frame;
 }
 
@@ -489,7 +461,6 @@ void ended(Thread& t, Frame& frame) {
   t.top = frame.below;
   t.depth--;
   t.aten_depth -= frame.aten;
-  unmute(t, frame);
   if (frame.epoch != t.epoch) return;
   if (!frame.aten && frame.entry && t.program.size() > frame.position + 1) {
     Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
@@ -506,10 +477,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   if (!g->open.load(std::memory_order_relaxed)) return nullptr;
   Thread& t = this_thread();
   adopt_if_new(t);
-  if (t.aten_depth > 0 || t.busy) {
-    t.ignored++;
-    return nullptr;
-  }
+  if (t.aten_depth > 0 || t.busy) return nullptr;
   if (!t.stepping && !g->loose.load(std::memory_order_relaxed)) {
     g->shard.header(hOffStep).fetch_add(1, std::memory_order_relaxed);
     return nullptr;

@@ -30,7 +30,6 @@ struct Operator {
   bool aten = false;      // aten, prim, prims: what runs inside one is its detail
   bool work = true;       // false: a view or an allocation
   uint32_t serial = 0;
-  std::atomic<int> inner{0};  // operators that its last call ran, where that was many
   std::vector<ArgumentInfo> arguments;
   // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
   std::atomic<uint64_t> drifting{0}, drifting_offsets{0};
