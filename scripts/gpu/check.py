@@ -106,11 +106,11 @@ def replay(path: Path) -> list[Row]:
     return [Row(f"replay {path.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
 
 
-def overhead(seconds: float, pairs: int, *more: str) -> Row:
+def overhead(seconds: float, pairs: int, *more: str) -> list[Row]:
     script = str(ROOT / "scripts/gpu/overhead.py")
     done = run(sys.executable, script, "--seconds", str(seconds), "--pairs", str(pairs), *more)
-    last = done.stdout.strip().splitlines()[-1:] or ["nothing"]
-    return Row("overhead", last[0].split(": ", 1)[-1], done.returncode == 0)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("throughput loss")]
+    return [Row(*line.split(": ", 1), done.returncode == 0) for line in lines] or [Row("overhead", "nothing", False)]
 
 
 def gpu_tests() -> Row:
@@ -142,7 +142,7 @@ def main() -> None:
         ]
         rows += check_counts(qwen, 4 if args.quick else 36, 4) if rows[-1].passed else []
     if "overhead" in wanted:
-        rows.append(overhead(1 if args.quick else 5, 2 if args.quick else 5, *layers))
+        rows += overhead(1 if args.quick else 5, 2 if args.quick else 5, *layers)
     if "tests" in wanted:
         rows.append(gpu_tests())
     width = max(len(row.what) for row in rows)

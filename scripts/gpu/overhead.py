@@ -1,10 +1,11 @@
 """What recording costs a serving engine: vLLM's throughput with and without it, in one run, in interleaved pairs.
 
-    python scripts/gpu/overhead.py --model meta-llama/Llama-3.1-8B [--pairs 5] [--seconds 5] [--num-layers N]
+    python scripts/gpu/overhead.py --model meta-llama/Llama-3.1-8B --batch 16 --batch 256 [--pairs 5] [--seconds 5]
 
 One engine with kcap in it serves the same batch again and again; between two runs the window is paused or opened. A
 pair is one run without and one with recording, in alternating order; before each pair stands another run without, whose
-ratio to the pair's own is the A/A spread. Prints both medians, and the samples as JSON with --json.
+ratio to the pair's own is the A/A spread. Prints both medians for each batch size, and the samples with --json. A small
+batch in eager mode is bound by the host, where recording costs its time; a large one by the GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
     parser.add_argument("--num-layers", type=int)
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--batch", type=int, action="append", help="sequences served at once; 16 and 256 without it")
     parser.add_argument("--input-len", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=5.0, help="the least length of a run")
     parser.add_argument("--pairs", type=int, default=5)
@@ -44,16 +45,17 @@ class Bench:
 
         target = find_model(args.model, "dummy")
         self.session = session
-        self.prompts = [[(7 * i + j) % 1000 + 3 for j in range(args.input_len)] for i in range(args.prompts)]
+        self.input_len = args.input_len
         engine = vllm_arguments(target, "dummy", args.num_layers, not args.compiled, {}, 8192)
         self.llm = LLM(**engine, enable_prefix_caching=False)
 
-    def run(self, tokens: int) -> float:
-        """Seconds to generate `tokens` tokens for every prompt."""
+    def run(self, batch: int, tokens: int) -> float:
+        """Seconds to serve `batch` prompts, `tokens` generated tokens each."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
-        prompts: Any = [{"prompt_token_ids": prompt} for prompt in self.prompts]
+        ids = [[(7 * i + j) % 1000 + 3 for j in range(self.input_len)] for i in range(batch)]
+        prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
         start = time.perf_counter()
         self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
@@ -66,20 +68,32 @@ class Bench:
         time.sleep(3 * POLL)
 
 
-def measure(bench: Bench, args: argparse.Namespace) -> list[dict[str, float]]:
+def measure(bench: Bench, batch: int, args: argparse.Namespace) -> list[dict[str, float]]:
     bench.recording(False)
-    bench.run(64)
-    tokens = max(64, int(128 * args.seconds / bench.run(128) * 1.1))
+    bench.run(batch, 32)
+    tokens = max(64, int(64 * args.seconds / bench.run(batch, 64) * 1.2))
     pairs = []
     for number in range(args.pairs):
         bench.recording(False)
-        pair = {"tokens": float(tokens), "control": bench.run(tokens)}
+        pair = {"tokens": float(tokens), "control": bench.run(batch, tokens)}
         for on in (number % 2 == 0, number % 2 == 1):
             bench.recording(on)
-            pair["on" if on else "off"] = bench.run(tokens)
+            pair["on" if on else "off"] = bench.run(batch, tokens)
         pairs.append(pair)
-        print(f"pair {number + 1}: " + ", ".join(f"{k} {v:.3f}" for k, v in pair.items()), flush=True)
+        print(f"batch {batch}, pair {number + 1}: " + ", ".join(f"{k} {v:.3f}" for k, v in pair.items()), flush=True)
     return pairs
+
+
+def report(pairs: list[dict[str, float]], batch: int, args: argparse.Namespace) -> None:
+    loss = [1 - pair["off"] / pair["on"] for pair in pairs]
+    spread = [abs(1 - pair["off"] / pair["control"]) for pair in pairs]
+    mode = "compiled" if args.compiled else "eager"
+    print(
+        f"throughput loss, {args.model}, {mode}, batch {batch}, {len(pairs)} pairs of runs of "
+        f"{min(pair['off'] for pair in pairs):.1f} s: median {statistics.median(loss):.1%}, from {min(loss):.1%} to "
+        f"{max(loss):.1%}; A/A median {statistics.median(spread):.1%}, at most {max(spread):.1%}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -90,15 +104,12 @@ def main() -> None:
         session = Session(directory, framework="vLLM", model=args.model)
         session.write()
         os.environ |= {**DEFAULTS["vLLM"], SESSION_VARIABLE: str(session.file)}
-        pairs = measure(Bench(args, session), args)
-    loss = [1 - pair["off"] / pair["on"] for pair in pairs]
-    spread = [abs(1 - pair["off"] / pair["control"]) for pair in pairs]
-    mode = "compiled" if args.compiled else "eager"
-    print(f"throughput loss, {args.model}, {mode}, {len(pairs)} pairs of at least {args.seconds:g} s: "
-          f"median {statistics.median(loss):.2%}, from {min(loss):.2%} to {max(loss):.2%}; "
-          f"A/A median {statistics.median(spread):.2%}, at most {max(spread):.2%}")  # fmt: skip
+        bench = Bench(args, session)
+        results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
+    for batch, pairs in results.items():
+        report(pairs, batch, args)
     if args.json:
-        args.json.write_text(json.dumps({"pairs": pairs, "loss": loss, "spread": spread}))
+        args.json.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
