@@ -140,7 +140,7 @@ def _run_offline(module: str, job: dict[str, Any], session: Session, directory: 
     session.write()
     file = directory / "shards" / "job.json"
     file.write_bytes(orjson.dumps(job))
-    log = directory / "engine.log"
+    log = directory / "shards" / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
     command_line = [sys.executable, "-P", "-m", f"kcap.capture.engines.{module}_offline", str(file.resolve())]
     return _follow(command_line, session, directory, log)
 
@@ -166,9 +166,9 @@ def _follow(command_line: list[str], session: Session, directory: Path, log: Pat
     if not launch.registered(session):
         _explain_silence(session, status, log)
     recording = merge(session, directory)
-    discard(session)
     if status and log:
         click.echo(f"kcap: the engine ended with status {status}:\n{launch.last_lines(log)}", err=True)
+    discard(session)
     return recording
 
 

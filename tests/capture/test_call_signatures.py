@@ -197,6 +197,15 @@ def test_offsets_alone_make_one_call_whose_samples_carry_them(recorder: str, rec
 
 
 @both
+def test_two_layers_that_differ_in_an_offset_are_one_call_already(recorder: str, record: Record) -> None:
+    cache = torch.zeros(2, 4, 4)
+    recording = record(lambda _: [torch.mm(cache[layer], A) for layer in (0, 1)], recorder)
+    call = only(recording, "aten::mm")
+    assert call.total == 2
+    assert {sample.offsets["0"] for sample in recording.samples if sample.call == call.id} == {0, 16}
+
+
+@both
 def test_the_values_of_block_tables_are_kept_together(recorder: str, record: Record) -> None:
     table = torch.tensor([[3, 1], [7, 0]], dtype=torch.int32)
     recording = record(lambda _: torch.ops.kcaptest.paged(A, table), recorder)
@@ -254,3 +263,15 @@ def test_a_sparse_tensor_is_opaque_and_does_no_harm(recorder: str, record: Recor
     recording = record(lambda _: torch.mm(sparse, A), recorder)
     assert all(tap.status == "ok" for tap in recording.metadata.taps)
     assert recording.calls
+
+
+@both
+def test_recording_goes_on_after_a_nested_tensor(recorder: str, record: Record) -> None:
+    def body(_: Any) -> None:
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        torch.add(nested, nested)
+        torch.mm(A, A)
+
+    recording = record(body, recorder)
+    assert all(tap.status == "ok" for tap in recording.metadata.taps)
+    assert only(recording, "aten::mm").total == 1

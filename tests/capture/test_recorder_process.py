@@ -79,6 +79,10 @@ with torch.no_grad(), kcap.record(output, recorder=recorder) as session:
         if how == "step":
             with session.step("decode"):
                 torch.mm(a, a)
+        if how == "anew":
+            with kcap.record(output + ".child", recorder=recorder):
+                torch.mul(a, a)
+            os._exit(0)
         os._exit(0) if how == "abrupt" else sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with session.step("decode"):
@@ -87,7 +91,7 @@ with torch.no_grad(), kcap.record(output, recorder=recorder) as session:
 
 
 @both
-@pytest.mark.parametrize("how", ["abrupt", "orderly", "step"])
+@pytest.mark.parametrize("how", ["abrupt", "orderly", "step", "anew"])
 def test_a_fork_leaves_the_recording_to_its_parent(recorder: str, how: str, python: Python, tmp_path: Path) -> None:
     ran = python(FORKED, recorder, how, tmp_path / "out")
     assert ran.returncode == 0, ran.stderr
@@ -96,6 +100,10 @@ def test_a_fork_leaves_the_recording_to_its_parent(recorder: str, how: str, pyth
     assert recording.metadata.complete
     assert [tap.status for tap in recording.metadata.taps] == ["ok"]
     assert recording.metadata.steps == {"decode": 2}
+    if how == "anew":
+        child = kcap.load(tmp_path / "out.child")
+        assert child.metadata.recorder == recording.metadata.recorder
+        assert {call.operator: call.total for call in child.calls} == {"aten::mul.Tensor": 1}
 
 
 MEMORY = """

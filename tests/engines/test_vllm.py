@@ -35,6 +35,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return [draw.randrange(50_000, 60_000) for _ in range(length)]
 
 
+HUB_TOKEN = "a-secret-of-the-test"
 CHUNKED, LONG = prompt(129, 1), prompt(200, 2)
 PROMPTS = [CHUNKED, LONG, LONG, CHUNKED]
 
@@ -44,7 +45,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, offline: Kcap) -> Recording:
     """One request at a time, in chunks of 64 tokens: every step is known beforehand."""
     output = tmp_path_factory.mktemp("alone") / "out"
     one = ("max_num_seqs=1", "max_num_batched_tokens=64", "enable_prefix_caching=true", "enable_chunked_prefill=true")
-    words = [word for argument in one for word in ("--engine-arg", argument)]
+    words = [word for argument in (*one, f"hf_token={HUB_TOKEN}") for word in ("--engine-arg", argument)]
     ran = offline(output, PROMPTS, "--output-len", OUTPUT, *words)
     assert ran.returncode == 0, ran.stderr
     return kcap.load(output)
@@ -164,6 +165,17 @@ def test_token_ids_are_nowhere_in_the_recording(alone: Recording) -> None:
     found = set(numbers(alone.path))
     assert found
     assert not found & {token for tokens in PROMPTS for token in tokens}
+
+
+def test_secrets_are_nowhere_in_the_recording(alone: Recording) -> None:
+    assert alone.metadata.engine_arguments["hf_token"] == "REDACTED"
+    assert not [file for file in alone.path.rglob("*") if file.is_file() and HUB_TOKEN.encode() in file.read_bytes()]
+
+
+def test_the_recording_holds_its_own_files_only(alone: Recording) -> None:
+    tables = {f"{name}.jsonl" for name in ("calls", "programs", "steps", "samples")}
+    derived = {"calling_record.json", "trace.txt", "trace.loss.json"}
+    assert {path.name for path in alone.path.iterdir()} == {"recording.json", "values", *tables, *derived}
 
 
 @pytest.fixture(scope="module")
