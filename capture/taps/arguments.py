@@ -63,7 +63,8 @@ def _masked(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, Any]:
     if scalar and holds_scalar(arg):
         return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
     if offset and is_tensor(arg["value"]):
-        return {**arg, "value": {"tensor": {**arg["value"]["tensor"], "offset": None}}}
+        placed = {key: item for key, item in arg["value"]["tensor"].items() if key != "offset"}
+        return {**arg, "value": {"tensor": {**placed, "offset": None}}}
     return arg
 
 
