@@ -101,6 +101,8 @@ struct Thread {
   std::vector<Site> sites[kPhases];
   Known known;
   OperatorCache operators;
+  // Of this thread's dispatcher: a mode is active only while the Python key is in.
+  const c10::impl::PODLocalDispatchKeySet* keys = &c10::impl::raw_local_dispatch_key_set;
   alignas(Frame) char frames[kMaxDepth][sizeof(Frame)];
 };
 
@@ -198,17 +200,16 @@ void measure_slots(Entry& e, const at::RecordFunction& fn, const Operator* paren
   Operator all, none;
   all.serial = e.op->serial;
   all.drifting = all.drifting_offsets = ~0ull;
-  Hasher base(all);
+  Hasher base(all, parent ? parent->serial : 0);
   size_t i = 0;
   for (const IValue& v : fn.inputs()) {
     base.argument(v, i++);
-    Hasher one(none);
+    Hasher one(none, 0);
     if (is_scalar_like(v)) one.argument(v, 0);
     e.scalars.push_back(one.hash.hash().a);
     const bool plain = v.isTensor() && v.toTensor().defined() && strided(v.toTensor());
     e.offsets.push_back(plain ? static_cast<uint64_t>(v.toTensor().unsafeGetTensorImpl()->storage_offset()) : 0);
   }
-  base.hash.add(parent ? parent->serial : 0);
   e.base = base.hash.hash();
 }
 
@@ -402,11 +403,9 @@ struct Signature {
 };
 
 inline Signature signature(const Site& site, const Thread& t, const at::RecordFunction& fn) {
-  Hasher hasher(site.serial, site.drifting, site.drifting_offsets);
-  size_t i = 0;
-  for (const IValue& v : fn.inputs()) hasher.argument(v, i++);
-  if (C10_UNLIKELY(!hasher.tensors) && tracing_mode_active()) hasher.real = Reality::traced;
-  hasher.hash.add(t.top ? t.top->serial : 0);
+  Hasher hasher(site.serial, t.top ? t.top->serial : 0, site.drifting, site.drifting_offsets);
+  if (C10_UNLIKELY(t.keys->included().has(c10::DispatchKey::Python)) && tracing_mode_active()) hasher.real = Reality::traced;
+  hasher.arguments(fn.inputs());
   return {hasher.hash.hash(), hasher.real};
 }
 
@@ -474,10 +473,10 @@ void ended(Thread& t, Frame& frame) {
 }
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
-  if (!g->open.load(std::memory_order_relaxed)) return nullptr;
   Thread& t = this_thread();
-  adopt_if_new(t);
   if (t.aten_depth > 0 || t.busy) return nullptr;
+  if (!g->open.load(std::memory_order_relaxed)) return nullptr;
+  adopt_if_new(t);
   if (!t.stepping && !g->loose.load(std::memory_order_relaxed)) {
     g->shard.header(hOffStep).fetch_add(1, std::memory_order_relaxed);
     return nullptr;

@@ -1,6 +1,7 @@
-// A 128-bit hash of a call's signature: its words are gathered, then mixed in independent pairs, so that the processor
-// overlaps the multiplications. The mixing is wyhash's (public domain): a 64 x 64 -> 128 bit product of salted words.
+// A 128-bit running hash of a call's signature. Mixing constants: MurmurHash3's finalizer (public domain).
 #pragma once
+#include <c10/macros/Macros.h>
+
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -15,18 +16,20 @@ struct Hash {
 
 class Mixer {
  public:
+  // Two words in one round, each into its lane; the lanes feed each other, so that a round is a bijection of the state.
+  C10_ALWAYS_INLINE void add(uint64_t v, uint64_t w) {
+    const uint64_t x = (a_ ^ v) * 0xff51afd7ed558ccdull, y = (b_ + w) * 0xc4ceb9fe1a85ec53ull;
+    a_ = x ^ y >> 32;
+    b_ = y ^ x >> 29;
+  }
   template <class Int, std::enable_if_t<std::is_integral_v<Int>, int> = 0>
-  void add(Int value) {
-    if (__builtin_expect(used_ == kWords, 0)) mix();
-    words_[used_++] = static_cast<uint64_t>(value);
+  C10_ALWAYS_INLINE void add(Int value) {
+    add(static_cast<uint64_t>(value), 0);
   }
   void add(double value) {
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     add(bits);
-  }
-  void add(const int64_t* values, size_t count) {
-    for (size_t i = 0; i < count; i++) add(values[i]);
   }
   // Digit runs count as one: `layers.0.attn` and `layers.31.attn` are the same.
   void add_folded(std::string_view text) {
@@ -42,32 +45,10 @@ class Mixer {
     for (char c : text) add(c);
     add(text.size());
   }
-  Hash hash() {
-    mix();
-    return hash_;
-  }
+  C10_ALWAYS_INLINE Hash hash() const { return {a_, b_}; }
 
  private:
-  static constexpr size_t kWords = 64;
-
-  static uint64_t salt(uint64_t i) { return (i + 1) * 0x9E3779B97F4A7C15ull; }
-
-  void mix() {
-    if (used_ % 2) words_[used_++] = 0;
-    uint64_t a = hash_.a * 0xff51afd7ed558ccdull + used_, b = hash_.b * 0xc4ceb9fe1a85ec53ull;
-    for (size_t i = 0; i < used_; i += 2) {
-      const auto product = static_cast<unsigned __int128>(words_[i] ^ salt(i)) * (words_[i + 1] ^ salt(i + 1));
-      const auto low = static_cast<uint64_t>(product), high = static_cast<uint64_t>(product >> 64);
-      a += low ^ high;
-      b += (low << 32 | low >> 32) + high * 0x2545F4914F6CDD1Dull;
-    }
-    hash_ = {a ^ a >> 29, b ^ b >> 31};
-    used_ = 0;
-  }
-
-  size_t used_ = 0;
-  Hash hash_;
-  uint64_t words_[kWords + 1];
+  uint64_t a_ = 0x9E3779B97F4A7C15ull, b_ = 0xC2B2AE3D27D4EB4Full;
 };
 
 struct HashOf {

@@ -12,16 +12,16 @@ enum class Reality : uint8_t {
   transparent,  // a tensor subclass: the calls inside it are the real ones
 };
 
-C10_ALWAYS_INLINE Reality reality(const Tensor& t) {
-  if (!t.defined()) return Reality::real;
-  const auto* impl = t.unsafeGetTensorImpl();
-  const auto keys = impl->key_set();
-  if (keys.has_backend(c10::BackendComponent::MetaBit) || keys.has(c10::DispatchKey::Functionalize)) return Reality::traced;
-  if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                                        c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper})))
-    return Reality::transparent;
-  if (impl->has_symbolic_sizes_strides()) return Reality::traced;
-  return Reality::real;
+constexpr c10::DispatchKeySet kTraced = c10::DispatchKeySet(c10::BackendComponent::MetaBit) | c10::DispatchKeySet(c10::DispatchKey::Functionalize);
+constexpr c10::DispatchKeySet kTransparent({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+constexpr c10::DispatchKeySet kUnusual = kTraced | kTransparent | c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks |
+                                         c10::DispatchKeySet(c10::DispatchKey::NestedTensor);
+
+C10_ALWAYS_INLINE Reality reality(const c10::TensorImpl& impl) {
+  const auto keys = impl.key_set();
+  if (C10_LIKELY(!keys.has_any(kTraced | kTransparent) && !impl.has_symbolic_sizes_strides())) return Reality::real;
+  return keys.has_any(kTransparent) && !keys.has_any(kTraced) ? Reality::transparent : Reality::traced;
 }
 
 inline Reality worse(Reality a, Reality b) {
@@ -39,8 +39,8 @@ inline bool tracing_mode_active() {
 struct Storages {
   const void* seen[32];
   int count = 0;
-  int number(const Tensor& t) {
-    const void* p = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  C10_ALWAYS_INLINE int number(const c10::TensorImpl& impl) {
+    const void* p = impl.unsafe_storage().unsafeGetStorageImpl();
     for (int i = 0; i < count; i++)
       if (seen[i] == p) return i;
     if (count == 32) return 32;
@@ -49,7 +49,8 @@ struct Storages {
   }
 };
 
-inline bool strided(const Tensor& t) { return t.layout() == at::kStrided && t.has_storage(); }
+// A nested tensor calls itself strided, but asking it for its sizes throws.
+inline bool strided(const Tensor& t) { return t.layout() == at::kStrided && t.has_storage() && !t.is_nested(); }
 
 inline bool is_scalar_like(const IValue& v) {
   return v.isInt() || v.isDouble() || v.isBool() || v.isIntList() || v.isDoubleList() || v.isBoolList() ||
@@ -58,15 +59,36 @@ inline bool is_scalar_like(const IValue& v) {
 
 class Hasher {
  public:
-  Hasher(uint32_t serial, uint64_t drifting, uint64_t drifting_offsets) : drifting_(drifting), drifting_offsets_(drifting_offsets) {
-    hash.add(serial);
+  Hasher(uint32_t serial, uint32_t parent, uint64_t drifting, uint64_t drifting_offsets)
+      : drifting_(drifting), drifting_offsets_(drifting_offsets) {
+    hash.add(serial, parent);
   }
-  explicit Hasher(const Operator& op) : Hasher(op.serial, op.drifting.load(), op.drifting_offsets.load()) {}
+  Hasher(const Operator& op, uint32_t parent) : Hasher(op.serial, parent, op.drifting.load(), op.drifting_offsets.load()) {}
   Mixer hash;
-  bool tensors = false;          // whether any argument so far was a tensor
   Reality real = Reality::real;  // of the arguments so far: once it is not, no accessor is called any more
 
-  void argument(const IValue& v, size_t index) {
+  // The hash stays in registers from one usual argument to the next.
+  C10_ALWAYS_INLINE void arguments(c10::ArrayRef<IValue> values) {
+    const bool steady = !(drifting_ | drifting_offsets_) && real == Reality::real;
+    Mixer h = hash;
+    for (size_t i = 0; i < values.size(); i++) {
+      const IValue& v = values[i];
+      if (C10_LIKELY(steady && v.isTensor() && usual(*v.toTensor().unsafeGetTensorImpl()))) {
+        plain(h, *v.toTensor().unsafeGetTensorImpl());
+      } else if (v.isNone()) {
+        h.add(1);
+      } else if (steady && v.isInt()) {
+        h.add(2, static_cast<uint64_t>(v.toInt()));
+      } else {
+        hash = h;
+        argument(v, i);
+        h = hash;
+      }
+    }
+    hash = h;
+  }
+
+  C10_NOINLINE void argument(const IValue& v, size_t index) {
     bit_ = index < 64 ? 1ull << index : 0;
     if (C10_UNLIKELY(drifting_ & bit_) && is_scalar_like(v)) return hash.add(11);
     value(v);
@@ -100,26 +122,33 @@ class Hasher {
     hash.add(8);
     if (folds(s)) hash.add_folded(s); else hash.add_text(s);
   }
+  C10_ALWAYS_INLINE static bool usual(const c10::TensorImpl& impl) {  // real, strided, no Python scalar
+    return !impl.key_set().has_any(kUnusual) && !impl.has_symbolic_sizes_strides() && !impl.is_wrapped_number() &&
+           impl.unsafe_storage().unsafeGetStorageImpl();
+  }
+  static uint64_t kind(const c10::TensorImpl& impl) {
+    return static_cast<uint64_t>(impl.dtype().toScalarType()) << 40 | static_cast<uint64_t>(impl.device().type()) << 32;
+  }
+  C10_ALWAYS_INLINE void plain(Mixer& h, const c10::TensorImpl& impl) {
+    const auto sizes = impl.sizes(), strides = impl.strides();
+    const uint64_t offset = C10_UNLIKELY(drifting_offsets_ & bit_) ? ~0ull : static_cast<uint64_t>(impl.storage_offset());
+    h.add(kind(impl) | sizes.size() << 8 | static_cast<uint64_t>(storages_.number(impl)), offset);
+    for (size_t d = 0; d < sizes.size(); d++) h.add(static_cast<uint64_t>(sizes[d]), static_cast<uint64_t>(strides[d]));
+  }
   void tensor(const Tensor& t) {
     if (!t.defined()) return hash.add(0xDEAD);
-    tensors = true;
-    real = worse(real, reality(t));
+    const auto& impl = *t.unsafeGetTensorImpl();
+    real = worse(real, reality(impl));
     if (C10_UNLIKELY(real != Reality::real)) return;
-    const auto* impl = t.unsafeGetTensorImpl();
-    const auto type = static_cast<uint64_t>(impl->dtype().toScalarType());
-    if (is_number(t)) { hash.add(16 + type); return number(t); }
-    hash.add(type << 40 | static_cast<uint64_t>(impl->device().type()) << 32 | static_cast<uint64_t>(impl->dim()));
-    if (!strided(t)) return hash.add(0xBEEF + static_cast<uint64_t>(t.layout()));
-    hash.add(impl->sizes().data(), impl->sizes().size());
-    hash.add(impl->strides().data(), impl->strides().size());
-    hash.add(C10_UNLIKELY(drifting_offsets_ & bit_) ? ~0ull : static_cast<uint64_t>(impl->storage_offset()));
-    hash.add(storages_.number(t));
+    if (impl.is_wrapped_number()) return number(t);
+    if (!strided(t)) return hash.add(kind(impl) | 0xBEEF, static_cast<uint64_t>(t.layout()) << 8 | static_cast<uint64_t>(impl.dim()));
+    plain(hash, impl);
   }
   void number(const Tensor& t) {  // read in place: nothing is dispatched
     uint64_t words[2] = {0, 0};
+    hash.add(16 + static_cast<uint64_t>(t.scalar_type()));
     std::memcpy(words, t.const_data_ptr(), std::min<size_t>(t.element_size(), sizeof words));
-    hash.add(words[0]);
-    hash.add(words[1]);
+    hash.add(words[0], words[1]);
   }
   Storages storages_;
   uint64_t drifting_, drifting_offsets_, bit_ = 0;
@@ -180,7 +209,7 @@ class Describer {
     if (drifting_offsets_ & bit_) out += ",\"offset\":null";
     else if (t.storage_offset()) out += ",\"offset\":" + std::to_string(t.storage_offset());
     out += ",\"device\":"; put_string(out, c10::DeviceTypeName(t.device().type(), true));
-    out += ",\"storage\":" + std::to_string(storages_.number(t)) + "}}";
+    out += ",\"storage\":" + std::to_string(storages_.number(*t.unsafeGetTensorImpl())) + "}}";
   }
   Storages storages_;
   uint64_t drifting_, drifting_offsets_, bit_ = 0;
