@@ -140,9 +140,14 @@ def _scalar(value: Any) -> Any:
     return {"opaque": type(value).__name__}
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has sizes, strides and a storage."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
 def _tensor(tensor: torch.Tensor, storages: dict[int, int]) -> Any:
-    if tensor.layout != torch.strided:
-        return {"opaque": f"tensor {tensor.layout}"}
+    if not is_plain(tensor):
+        return {"opaque": f"tensor {'nested' if tensor.is_nested else tensor.layout}"}
     storage = tensor.untyped_storage()._cdata
     out: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
     if not tensor.is_contiguous():

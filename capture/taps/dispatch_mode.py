@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcap.capture.samples import VALUE_ARGUMENTS
 from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, OVERFLOW, STEPS, TRACED, Counts
-from kcap.capture.taps.arguments import ALL, Described, describe, holds_scalar, is_traced
+from kcap.capture.taps.arguments import ALL, Described, describe, holds_scalar, is_plain, is_traced
 
 MAX_VARIANTS = 16
 SAMPLES = 4
@@ -196,6 +196,7 @@ class DispatchModeRecorder:
             and tensor.dtype in INTEGERS
             and self._kept(call, name)
             and tensor.is_cpu
+            and is_plain(tensor)
         }
         scalars, offsets = call.drifted(*self._drift.get(call.operator, (0, 0)))
         if tensors or scalars or offsets:
