@@ -148,6 +148,8 @@ def test_a_scalar_that_drifts_makes_one_call_whose_samples_carry_it(recorder: st
     assert len(samples) > 1
     seen = [sample.scalars["1"] for sample in samples]
     assert all(1000 <= value < 1200 for value in seen)
+    assert all(s.step is None or s.scalars["1"] == 1000 + s.step for s in samples), "taken in the step that it names"
+    assert any(s.step is not None for s in samples)
     assert len(set(seen)) == len(seen)
     assert recording.metadata.totals["calls"] == 1
 
