@@ -40,19 +40,6 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   static void operator delete(void*, void*) {}
 };
 
-// What the call at one place of a step was the last time. Steps of a phase repeat, so most calls are found here, in the
-// order in which they come, without touching the tables: between two calls the engine has emptied the caches, and what
-// a lookup costs is the memory that it touches.
-struct Site {
-  const char* name = nullptr;  // the schema's own: one for each overload
-  Hash key{0, 0};
-  Entry* entry = nullptr;
-  uint64_t drifting = 0, drifting_offsets = 0;
-  uint32_t serial = 0;
-  bool aten = false, sampled = false;
-};
-static_assert(sizeof(Site) <= 64, "a site is one cache line");
-
 // Entries by signature: open addressing, since a lookup is most of what a call costs.
 class Known {
  public:
@@ -87,7 +74,6 @@ class Known {
 };
 
 constexpr int kMaxDepth = 64;
-constexpr size_t kMaxSites = 1 << 16;
 
 struct Thread {
   Recorder* owner = nullptr;  // whose entries `known` and `program` hold
@@ -95,10 +81,8 @@ struct Thread {
   int aten_depth = 0, depth = 0;
   bool busy = false, stepping = false;
   size_t phase = 3;
-  uint64_t epoch = 0, drifts = 0;
-  size_t place = 0;  // of the next call, in `sites`
+  uint64_t epoch = 0;
   std::vector<Entry*> program;
-  std::vector<Site> sites[kPhases];
   Known known;
   OperatorCache operators;
   // Of this thread's dispatcher: a mode is active only while the Python key is in.
@@ -121,7 +105,7 @@ struct Recorder {
   std::atomic<bool> open{false}, loose{false}, closed{false};
   std::atomic<size_t> loose_phase{3};
   std::atomic<int64_t> fail_after{-1};  // fault injection
-  std::atomic<uint64_t> steps{0}, drifts{0};  // drifts: how often an operator's signature changed
+  std::atomic<uint64_t> steps{0};
   Operators operators;
   Shard shard;
   Banks banks{[this](std::string_view text) { shard.write(text); }};
@@ -146,7 +130,6 @@ void adopt(Thread& t) {
   t.known = Known();
   t.operators = OperatorCache();
   t.stepping = false;
-  for (auto& sites : t.sites) sites.clear();
 }
 
 inline void adopt_if_new(Thread& t) {
@@ -236,7 +219,6 @@ void note_drift(const Entry& a, const Entry& b) {
   }
   const uint64_t before = a.op->drifting.fetch_or(scalars), before_offsets = a.op->drifting_offsets.fetch_or(offsets);
   if ((before | scalars) == before && (before_offsets | offsets) == before_offsets) return;
-  g->drifts++;
   std::string line = "{\"t\":\"drift\",\"operator\":";
   put_string(line, a.op->name);
   g->shard.write(line + ",\"scalars\":" + std::to_string(before | scalars) + ",\"offsets\":" + std::to_string(before_offsets | offsets) + "}\n");
@@ -402,58 +384,38 @@ struct Signature {
   Reality real;
 };
 
-inline Signature signature(const Site& site, const Thread& t, const at::RecordFunction& fn) {
-  Hasher hasher(site.serial, t.top ? t.top->serial : 0, site.drifting, site.drifting_offsets);
+inline Signature signature(const Operator& op, const Thread& t, const at::RecordFunction& fn) {
+  Hasher hasher(op, t.top ? t.top->serial : 0);
   if (C10_UNLIKELY(t.keys->included().has(c10::DispatchKey::Python)) && tracing_mode_active()) hasher.real = Reality::traced;
   hasher.arguments(fn.inputs());
   return {hasher.hash.hash(), hasher.real};
 }
 
-std::unique_ptr<at::ObserverContext> recorded(Thread& t, const Site& site, const at::RecordFunction& fn) {
-  if (C10_UNLIKELY(!site.aten && t.top))
-    for (Frame* f = t.top; f && !f->has_kernels; f = f->below) f->has_kernels = true;
-  if (C10_UNLIKELY(site.sampled)) sample_if_due(t, *site.entry, fn);
-  auto frame = push(t, site.entry, site.serial, site.aten);
-  t.program.push_back(site.entry);
-  return frame;
-}
-
-// The call that was not where the last step had it: found in the tables, and remembered.
-C10_NOINLINE std::unique_ptr<at::ObserverContext> looked_up(Thread& t, const at::RecordFunction& fn, size_t place) {
-  Operator* op = g->operators.find(t.operators, fn);
-  if (!op) return nullptr;
-  Site site{fn.name(), {}, nullptr, op->drifting.load(), op->drifting_offsets.load(), op->serial, op->aten};
-  const Signature found = signature(site, t, fn);
-  if (found.real == Reality::transparent) return nullptr;
-  if (found.real == Reality::traced) {
-    g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
-    return push(t, nullptr, 0, true);
-  }
-  if (g->fail_after.load(std::memory_order_relaxed) >= 0 && g->fail_after-- == 0) throw std::runtime_error("made to fail");
-  site.key = found.key;
-  site.entry = intern(t, found.key, op, fn, parent_of(t));
-  if (!site.entry) {
-    g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
-    return push(t, nullptr, 0, op->aten);
-  }
-  site.sampled = site.entry->sampled;
-  if (t.stepping && place < kMaxSites) {
-    auto& sites = t.sites[t.phase];
-    if (place >= sites.size()) sites.resize(place + 1);
-    sites[place] = site;
-  }
-  return recorded(t, site, fn);
+void fail_if_asked() {
+  if (C10_UNLIKELY(g->fail_after.load(std::memory_order_relaxed) >= 0) && g->fail_after-- == 0) throw std::runtime_error("made to fail");
 }
 
 std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction& fn) {
-  if (!t.stepping || g->fail_after.load(std::memory_order_relaxed) >= 0) return looked_up(t, fn, kMaxSites);
-  const auto& sites = t.sites[t.phase];
-  const size_t place = t.place++;
-  if (C10_LIKELY(place < sites.size() && sites[place].name == fn.name())) {
-    const Signature found = signature(sites[place], t, fn);
-    if (C10_LIKELY(found.real == Reality::real && found.key == sites[place].key)) return recorded(t, sites[place], fn);
+  Operator* op = g->operators.find(t.operators, fn);
+  if (C10_UNLIKELY(!op)) return nullptr;
+  const Signature found = signature(*op, t, fn);
+  if (C10_UNLIKELY(found.real == Reality::transparent)) return nullptr;
+  if (C10_UNLIKELY(found.real == Reality::traced)) {
+    g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, 0, true);
   }
-  return looked_up(t, fn, place);
+  fail_if_asked();
+  Entry* entry = intern(t, found.key, op, fn, parent_of(t));
+  if (C10_UNLIKELY(!entry)) {
+    g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, 0, op->aten);
+  }
+  if (!op->aten)
+    for (Frame* f = t.top; f && !f->has_kernels; f = f->below) f->has_kernels = true;
+  if (C10_UNLIKELY(entry->sampled)) sample_if_due(t, *entry, fn);
+  auto frame = push(t, entry, op->serial, op->aten);
+  t.program.push_back(entry);
+  return frame;
 }
 
 void ended(Thread& t, Frame& frame) {
@@ -615,11 +577,7 @@ void kcap_step_begin(int phase) {
   kcap::adopt_if_new(t);
   t.program.clear();
   t.phase = static_cast<size_t>(phase);
-  t.place = 0;
   t.epoch++;
-  if (t.drifts != g->drifts)  // signatures have changed
-    for (auto& sites : t.sites) sites.clear();
-  t.drifts = g->drifts;
   t.stepping = true;
 }
 
