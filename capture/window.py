@@ -6,8 +6,6 @@ import atexit
 import contextlib
 import functools
 import os
-import platform
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,9 @@ from typing import Any
 import orjson
 
 from kcap.capture.config import Session
+from kcap.capture.process import process_line
 from kcap.capture.recorder import PHASES, Recorder, open_recorder
+from kcap.capture.taps.cuda_graphs import Replays, count_replays
 
 MAX_STEP_LINES = 20_000
 POLL = 0.2  # seconds between two looks for a request to stop or to pause
@@ -60,6 +60,7 @@ class Window:
         self.open = False
         self._loose = self._closed = self._failed = False
         self._steps = 0
+        self._replays = Replays()
         self._shape: StepShape | None = None
         self._lock = threading.Lock()
 
@@ -73,8 +74,9 @@ class Window:
             return
         try:
             self.recorder, reason = open_recorder(self.session)
-            self.recorder.line(_process_line(self.recorder.kind, reason, facts))
+            self.recorder.line(process_line(self.recorder.kind, reason, facts))
             self.recorder.start(loose)
+            self._replays = count_replays(self)
         except Exception as error:
             self.failed(error)
             return
@@ -121,6 +123,8 @@ class Window:
             if self._closed or self.recorder is None:
                 return
             self.open, self._closed = False, True
+            if self._replays.count:
+                self.recorder.line(self._replays.line())
             self.recorder.close()
 
     @_contained
@@ -171,33 +175,3 @@ class Window:
             return b""
         body = orjson.dumps({"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED]})
         return b"," + body[1:-1]
-
-
-def _process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
-    import torch
-
-    known = {
-        "t": "process",
-        "pid": os.getpid(),
-        "rank": int(facts.pop("rank", 0)),
-        "recorder": kind,
-        "recorder_reason": reason,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else _processor(),
-        "driver": _first_match("/proc/driver/nvidia/version", r"Kernel Module.*?([0-9.]{5,})"),
-    }
-    return orjson.dumps({**known, **facts})
-
-
-def _processor() -> str:
-    return _first_match("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor() or "cpu"
-
-
-def _first_match(path: str, pattern: str) -> str | None:
-    try:
-        with open(path) as file:
-            match = re.search(pattern, file.read())
-    except OSError:
-        return None
-    return match.group(1) if match else None

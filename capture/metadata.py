@@ -1,0 +1,112 @@
+"""recording.json: what was recorded, by what, with which taps, and what of it was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kcap import __version__
+from kcap.capture.config import Session
+from kcap.capture.programs import Programs
+from kcap.capture.redact import redact_arguments, redact_command
+from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, TRACED, Shard
+from kcap.schemas.recording import PHASES, Call, Metadata, Tap
+
+
+def _totals(calls: list[Call]) -> dict[str, int]:
+    kernels = [call for call in calls if call.kind == "kernel"]
+    return {
+        "calls": len(calls),
+        "kernels": sum(call.total for call in kernels if call.work),
+        "views": sum(call.total for call in kernels if not call.work),
+        "regions": sum(call.total for call in calls if call.kind == "region"),
+    }
+
+
+def _taps(shards: list[Shard]) -> list[Tap]:
+    taps = []
+    for shard in shards:
+        process = shard.process
+        known: dict[str, Any] = {"rank": int(process.get("rank", 0)), "pid": int(process.get("pid", 0))}
+        lines = shard.lines.get("tap", [])
+        failures = _failures(shard)
+        taps += [Tap(**{**known, **{k: line[k] for k in ("name", "status", "detail")}}) for line in lines]
+        if shard.header(FAILED) and not failures:
+            taps.append(Tap(name="dispatcher", status="failed", detail="it could write no more (disk full?)", **known))
+        if process and not failures and not shard.header(FAILED):
+            taps.append(Tap(name=process.get("recorder", "dispatcher"), **known))
+    return taps
+
+
+def make_metadata(session: Session, shards: list[Shard], programs: Programs, calls: list[Call]) -> Metadata:
+    recording = [shard for shard in shards if shard.process]
+    first = recording[0].process if recording else {}
+    lowest = min((batch.rank for batch in programs.batches), default=0)
+    mine = [batch for batch in programs.batches if batch.rank == lowest]
+    steps: Counter[str] = Counter()
+    shapes: Counter[tuple[str, int, int]] = Counter()
+    for batch in mine:
+        steps[PHASES[batch.phase]] += batch.times
+        shapes[PHASES[batch.phase], batch.tokens, batch.sequences] += batch.times
+    for phase, name in enumerate(PHASES):
+        steps[name] += sum(shard.header(LOOSE_STEPS + phase) for shard in recording[:1])
+    dropped = {
+        name: total
+        for name, header in (
+            ("overflow", OVERFLOW),
+            ("samples", SAMPLES_SKIPPED),
+            ("off_step", OFF_STEP),
+            ("traced", TRACED),
+        )
+        if (total := sum(shard.header(header) for shard in recording))
+    }
+    return Metadata(
+        kcap=__version__,
+        model=session.model or first.get("model"),
+        framework=session.framework,
+        framework_version=first.get("framework_version"),
+        engine_arguments=redact_arguments(session.engine_arguments),
+        command=redact_command(session.command),
+        layers_recorded=first.get("layers"),
+        layers_model=session.layers_model or first.get("layers"),
+        device=first.get("device"),
+        driver=first.get("driver"),
+        torch=first.get("torch"),
+        python=first.get("python"),
+        world_size=int(first.get("world_size", 1)),
+        recorder=sorted({shard.process["recorder"] for shard in recording if "recorder" in shard.process}),
+        complete=bool(recording) and all(map(_is_whole, shards)),
+        taps=_taps(shards),
+        steps={name: times for name, times in sorted(steps.items()) if times},
+        batches=[
+            {"phase": phase, "tokens": tokens, "sequences": sequences, "steps": times}
+            for (phase, tokens, sequences), times in sorted(shapes.items())
+        ],
+        totals=_totals(calls),
+        dropped=dropped,
+        notes=_notes(recording),
+    )
+
+
+def _failures(shard: Shard) -> list[dict[str, Any]]:
+    return [line for line in shard.lines.get("tap", []) if line["status"] == "failed"]
+
+
+def _is_whole(shard: Shard) -> bool:
+    if not shard.process:  # it had nothing to record, or could not
+        return not _failures(shard)
+    return bool(shard.header(CLOSED)) and not shard.header(FAILED) and not _failures(shard)
+
+
+def _notes(shards: list[Shard]) -> list[str]:
+    notes = []
+    for shard in shards:
+        notes += [f"{line['name']}: {line['detail']}" for line in shard.lines.get("tap", []) if line["status"] == "off"]
+        reason = shard.process.get("recorder_reason")
+        if reason:
+            notes.append(f"not the native recorder: {reason}")
+        if not shard.header(CLOSED):
+            notes.append(f"process {shard.process.get('pid')} ended without closing: every step that had ended is here")
+        if shard.torn:
+            notes.append(f"process {shard.process.get('pid')}: {shard.torn} torn lines left out")
+    return sorted(set(notes))
