@@ -1,0 +1,99 @@
+"""What recording costs a step, on a machine too noisy for whole runs: recorded and unrecorded steps take turns.
+
+    python scripts/gpu/overhead_by_step.py [--model meta-llama/Llama-3.1-8B] [--batch 16] [--steps 1500]
+
+One vLLM engine in this process decodes one batch; before each step a draw decides whether it is recorded, not recorded,
+or not recorded again (the control). Prints the median step of each, their ratios, and the throughput loss. Eager decode
+of a small batch is bound by the host: that is where recording costs most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from typing import Any
+
+from kcap.capture.config import Session
+from kcap.capture.engines.vllm import hook
+from kcap.capture.frameworks import find_model, vllm_arguments
+from kcap.capture.launch import DEFAULTS
+from kcap.capture.window import Window
+
+KINDS = ("off", "control", "on")
+
+
+class Turns:
+    """Draws before each step what it is to be, and times it to the start of the next."""
+
+    def __init__(self, window: Window, batch: int) -> None:
+        self.window, self.batch = window, batch
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self._draw = random.Random(0)
+        self._kind = ""
+        self._start = 0.0
+
+    def before(self, scheduled: Any) -> None:
+        if self._kind:
+            self.times[self._kind].append(time.perf_counter() - self._start)
+        decode = scheduled.total_num_scheduled_tokens == self.batch
+        self._kind = self._draw.choice(KINDS) if decode else ""
+        if self.window.open != (self._kind == "on"):
+            self.window._set_paused(self.window.open)
+        self._start = time.perf_counter()
+
+    def install(self, runner: Any) -> None:
+        original = runner.execute_model
+
+        def execute_model(this: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            self.before(scheduled)
+            return original(this, scheduled, *args, **kwargs)
+
+        runner.execute_model = execute_model
+
+
+def serve(args: argparse.Namespace, window: Window) -> Turns:
+    from vllm import LLM, SamplingParams
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    target = find_model(args.model, "dummy")
+    llm = LLM(**vllm_arguments(target, "dummy", None, True, {}, 8192), enable_prefix_caching=False)
+    turns = Turns(window, args.batch)
+    turns.install(GPUModelRunner)
+    ids = [[(7 * i + j) % 1000 + 3 for j in range(256)] for i in range(args.batch)]
+    prompts: Any = [{"prompt_token_ids": prompt} for prompt in ids]
+    for _ in range(3):
+        params = SamplingParams(max_tokens=args.steps // 3, temperature=0.0, ignore_eos=True, detokenize=False)
+        llm.generate(prompts, params, use_tqdm=False)
+    return turns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=1500)
+    args = parser.parse_args()
+    os.environ |= {**DEFAULTS["vLLM"], "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    with tempfile.TemporaryDirectory() as directory:
+        session = Session(directory, framework="vLLM")
+        session.write()
+        window = Window(session)
+        hook(window)
+        turns = serve(args, window)
+        window.close()
+    median = {kind: statistics.median(turns.times[kind]) * 1e3 for kind in KINDS}
+    for kind in KINDS:
+        print(f"{kind:8} {len(turns.times[kind]):5} steps, median {median[kind]:.3f} ms")
+    print(
+        f"throughput loss by step, {args.model}, eager, batch {args.batch}: {1 - median['off'] / median['on']:.1%}; "
+        f"A/A {abs(1 - median['off'] / median['control']):.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
