@@ -17,7 +17,7 @@ import orjson
 from kcap.capture.config import Session
 from kcap.capture.process import process_line
 from kcap.capture.recorder import PHASES, Recorder, open_recorder
-from kcap.capture.taps.cuda_graphs import Replays, count_replays
+from kcap.capture.taps.cuda_graphs import Replays
 
 MAX_STEP_LINES = 20_000
 POLL = 0.2  # seconds between two looks for a request to stop or to pause
@@ -60,7 +60,7 @@ class Window:
         self.open = False
         self._loose = self._closed = self._failed = False
         self._steps = 0
-        self._replays = Replays()
+        self._replays = Replays(self)
         self._shape: StepShape | None = None
         self._lock = threading.Lock()
 
@@ -76,7 +76,7 @@ class Window:
             self.recorder, reason = open_recorder(self.session)
             self.recorder.line(process_line(self.recorder.kind, reason, facts))
             self.recorder.start(loose)
-            self._replays = count_replays(self)
+            self._replays.start()
         except Exception as error:
             self.failed(error)
             return
@@ -123,6 +123,7 @@ class Window:
             if self._closed or self.recorder is None:
                 return
             self.open, self._closed = False, True
+            self._replays.stop()
             if self._replays.count:
                 self.recorder.line(self._replays.line())
             self.recorder.close()

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import orjson
-
-
-class Replays:
-    """How many graphs were replayed while the window was open."""
-
-    count = 0
-
-    def line(self) -> bytes:
-        detail = f"{self.count} replays of CUDA graphs ran, the calls inside them are not recorded: record with --eager"
-        return orjson.dumps({"t": "tap", "name": "cuda_graphs", "status": "off", "detail": detail})
 
 
 class HasOpen(Protocol):
     open: bool
 
 
-def count_replays(window: HasOpen) -> Replays:
-    """Count every `torch.cuda.CUDAGraph.replay` of this process from now on while `window` is open."""
-    import torch
+class Replays:
+    """Counts every `torch.cuda.CUDAGraph.replay` of this process while `window` is open, until `stop`."""
 
-    replays = Replays()
-    original = torch.cuda.CUDAGraph.replay
+    def __init__(self, window: HasOpen) -> None:
+        self.count = 0
+        self._window = window
+        self._original: Callable[[Any], Any] | None = None
 
-    @functools.wraps(original)
-    def replay(graph: Any) -> Any:
-        replays.count += window.open
-        return original(graph)
+    def start(self) -> None:
+        import torch
 
-    torch.cuda.CUDAGraph.replay = replay
-    return replays
+        original = self._original = torch.cuda.CUDAGraph.replay
+
+        @functools.wraps(original)
+        def replay(graph: Any) -> Any:
+            self.count += self._window.open
+            return original(graph)
+
+        torch.cuda.CUDAGraph.replay = replay
+
+    def stop(self) -> None:
+        import torch
+
+        if self._original is not None:
+            torch.cuda.CUDAGraph.replay = self._original
+
+    def line(self) -> bytes:
+        """The shard's line that says how many there were."""
+        detail = f"{self.count} replays of CUDA graphs ran, the calls inside them are not recorded: record with --eager"
+        return orjson.dumps({"t": "tap", "name": "cuda_graphs", "status": "off", "detail": detail})

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <deque>
+#include <utility>
 
 #include "native/samples.h"
 #include "native/shard.h"
@@ -90,11 +91,18 @@ struct Thread {
   alignas(Frame) char frames[kMaxDepth][sizeof(Frame)];
 };
 
-// A plain pointer in static TLS: no guard and no call at each access. A thread's state outlives it (bounded by the
-// number of threads that ever dispatched an operator).
+// A plain pointer in static TLS: no guard and no call at each access. What frees it as the thread ends is made with it.
 __attribute__((tls_model("initial-exec"))) thread_local Thread* tls_state = nullptr;
+struct ThreadEnd {
+  ~ThreadEnd() { delete std::exchange(tls_state, nullptr); }
+};
+C10_NOINLINE void make_state() {
+  thread_local ThreadEnd end;
+  static_cast<void>(&end);
+  tls_state = new Thread();
+}
 inline Thread& this_thread() {
-  if (C10_UNLIKELY(!tls_state)) tls_state = new Thread();
+  if (C10_UNLIKELY(!tls_state)) make_state();
   return *tls_state;
 }
 
@@ -110,6 +118,7 @@ struct Recorder {
   Shard shard;
   Banks banks{[this](std::string_view text) { shard.write(text); }};
   std::mutex mutex;
+  std::atomic<bool> full{false};
   std::deque<Entry> entries;
   std::unordered_map<Hash, Entry*, HashOf> interned;
   std::unordered_map<Hash, std::pair<Entry*, int>, HashOf> variants;  // base -> the first, how many
@@ -225,7 +234,7 @@ void note_drift(const Entry& a, const Entry& b) {
 }
 
 Entry* add_entry(Entry&& made) {
-  if (g->entries.size() >= kMaxCalls) return nullptr;
+  if (g->entries.size() >= kMaxCalls) { g->full = true; return nullptr; }
   made.id = static_cast<uint32_t>(g->entries.size());
   g->entries.push_back(std::move(made));
   return &g->entries.back();
@@ -243,7 +252,16 @@ void note_variant(Entry* entry) {
   if (++count > kMaxVariants) note_drift(*first, *entry);
 }
 
+Entry* interned_by_another(Thread& t, const Hash& key) {
+  std::lock_guard<std::mutex> guard(g->mutex);
+  const auto it = g->interned.find(key);
+  if (it == g->interned.end()) return nullptr;
+  t.known.add(key, it->second);
+  return it->second;
+}
+
 Entry* intern_new(Thread& t, const Hash& key, Operator* op, const at::RecordFunction& fn, const Operator* parent) {
+  if (g->full) return interned_by_another(t, key);
   Entry made;
   made.op = op;
   measure_slots(made, fn, parent);
@@ -252,11 +270,13 @@ Entry* intern_new(Thread& t, const Hash& key, Operator* op, const at::RecordFunc
   const std::string arguments = arguments_json(*op, fn);
   std::lock_guard<std::mutex> guard(g->mutex);
   auto [it, fresh] = g->interned.try_emplace(key, nullptr);
-  if (fresh && (it->second = add_entry(std::move(made)))) {
+  if (fresh) {
+    it->second = add_entry(std::move(made));
+    if (!it->second) { g->interned.erase(it); return nullptr; }
     g->shard.write(call_line(*it->second, parent, arguments));
     note_variant(it->second);
   }
-  if (it->second) t.known.add(key, it->second);
+  t.known.add(key, it->second);
   return it->second;
 }
 
@@ -290,7 +310,11 @@ bool add_tensor(PendingSample& sample, const std::string& path, const Tensor& t,
   size_t extent = t.numel() ? 1 : 0;
   for (int64_t d = 0; extent && d < t.dim(); d++) extent += static_cast<size_t>((t.size(d) - 1) * t.stride(d));
   const size_t bytes = extent * t.element_size();
-  if (bytes > kMaxTensorBytes) { g->shard.header(hSamplesSkipped)++; return true; }
+  const size_t held = t.unsafeGetTensorImpl()->unsafe_storage().nbytes();  // less than it needs where it was resized away
+  if (bytes > kMaxTensorBytes || static_cast<size_t>(t.storage_offset()) * t.element_size() + bytes > held) {
+    g->shard.header(hSamplesSkipped)++;
+    return true;
+  }
   SampledTensor out{path, keep, t.scalar_type(), t.sizes().vec(), t.strides().vec()};
   if (!g->banks.copy(out, t, bytes)) return false;
   sample.tensors.push_back(std::move(out));
@@ -545,8 +569,10 @@ extern "C" {
 // `stem`: the shard's path without its ending; the names are separated by blanks. 0, or 1 with kcap_error().
 int kcap_open(const char* stem, const char* value_names, const char* range_names, int keep_tokens) {
   if (!g) pthread_atfork(nullptr, nullptr, kcap::forget_in_child);
-  if (!g || g->closed) g = new kcap::Recorder();  // the last one is never freed: a callback may still hold it
-  else return 1;
+  if (g && !g->closed) return 1;
+  kcap::Recorder* last = g;
+  g = new kcap::Recorder();
+  if (last) last->shard.release();  // the rest of it stays: frames of operators under way still point to its entries
   return kcap::guarded([&] {
     kcap::fill_names(kcap::policy().value_names, value_names);
     kcap::fill_names(kcap::policy().range_names, range_names);
@@ -609,6 +635,7 @@ int kcap_close() {
     g->closed = true;
     g->banks.finish();
     g->shard.header(kcap::hClosed) = 1;
+    g->shard.close();
   });
 }
 

@@ -220,3 +220,20 @@ def test_the_shards_are_gone_once_the_recording_stands(record: Record) -> None:
     assert not (recording.path / "shards").exists()
     assert stems(recording.path / "shards") == []
     assert read_shard(recording.path / "shards" / "none").lines == {}
+
+
+def test_many_recordings_of_one_process_leave_no_files_open(tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def mapped_counts() -> int:
+        return Path("/proc/self/maps").read_text().count(".counts")
+
+    with kcap.record(tmp_path / "first"):
+        torch.ones(2)
+    files, maps = open_files(), mapped_counts()
+    for number in range(5):
+        with kcap.record(tmp_path / f"{number}"):
+            torch.ones(2)
+    assert open_files() <= files
+    assert mapped_counts() <= maps

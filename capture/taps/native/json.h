@@ -36,6 +36,8 @@ inline void put_double(std::string& out, double value) {
     std::snprintf(buffer, sizeof buffer, "%.*g", digits, value);
     if (std::strtod(buffer, nullptr) == value) break;
   }
+  for (char* c = buffer; *c; c++)
+    if (*c == ',') *c = '.';  // as the program's locale writes it
   out += buffer;
   if (std::string_view(buffer).find_first_of(".en") == std::string_view::npos) out += ".0";
 }

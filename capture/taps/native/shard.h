@@ -38,12 +38,29 @@ class Shard {
     header(hMagic) = kMagic;
   }
 
+  void release() {
+    if (lines_ >= 0) ::close(lines_);
+    if (cells_ != unmapped_) ::munmap(static_cast<void*>(cells_), kBytes);
+    lines_ = -1;
+    cells_ = unmapped_;
+  }
+
   Cell& header(Header h) { return cells_[h]; }
   Cell& batch(size_t id) { return cells_[hSize + id]; }
   Cell& loose(size_t call, size_t phase) { return cells_[hSize + kMaxBatches + call * kPhases + phase]; }
 
+  // What a thread under way still counts or writes goes nowhere: the address stays, the file's blocks are given back.
+  void close() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (cells_ != unmapped_) ::mmap(cells_, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (lines_ >= 0) ::close(lines_);
+    lines_ = -1;
+    closed_ = true;
+  }
+
   void write(std::string_view text) {
     std::lock_guard<std::mutex> guard(mutex_);
+    if (closed_) return;
     while (!text.empty()) {
       const ssize_t n = ::write(lines_, text.data(), text.size());
       if (n < 0 && errno == EINTR) continue;
@@ -56,6 +73,7 @@ class Shard {
   static constexpr size_t kBytes = 8 * (hSize + kMaxBatches + kMaxCalls * kPhases);
   [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
   int lines_ = -1;
+  bool closed_ = false;
   Cell unmapped_[hSize] = {};  // what failed before the counts could be mapped is told to nobody
   Cell* cells_ = unmapped_;
   std::mutex mutex_;

@@ -126,8 +126,8 @@ class Hasher {
     return !impl.key_set().has_any(kUnusual) && !impl.has_symbolic_sizes_strides() && !impl.is_wrapped_number() &&
            impl.unsafe_storage().unsafeGetStorageImpl();
   }
-  static uint64_t kind(const c10::TensorImpl& impl) {
-    return static_cast<uint64_t>(impl.dtype().toScalarType()) << 40 | static_cast<uint64_t>(impl.device().type()) << 32;
+  static uint64_t kind(const c10::TensorImpl& impl) {  // its top bit tells a tensor from any other value
+    return 1ull << 63 | static_cast<uint64_t>(impl.dtype().toScalarType()) << 40 | static_cast<uint64_t>(impl.device().type()) << 32;
   }
   C10_ALWAYS_INLINE void plain(Mixer& h, const c10::TensorImpl& impl) {
     const auto sizes = impl.sizes(), strides = impl.strides();
