@@ -15,7 +15,7 @@ from typing import Any
 import click
 import orjson
 
-from kcap.capture.config import Session
+from kcap.capture.config import Session, check_place
 from kcap.errors import PARTIAL, CallError, KcapError
 from kcap.schemas.recording import Recording
 
@@ -91,14 +91,7 @@ def command(
 @contextmanager
 def place(output: Path, force: bool) -> Iterator[Path]:
     """A working directory beside `output`, moved there when all went well; what was recorded is kept if not."""
-    if output.exists() and not force:
-        raise CallError(f"{output} already exists: pass --force to replace it")
-    if (
-        output.exists()
-        and not (output / "recording.json").is_file()
-        and any(output.iterdir() if output.is_dir() else [output])
-    ):
-        raise CallError(f"{output} is no Recording: kcap does not replace it")
+    check_place(output, force, "--force")
     output.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
@@ -166,9 +159,12 @@ def _follow(command_line: list[str], session: Session, directory: Path, log: Pat
     if not launch.registered(session):
         _explain_silence(session, status, log)
     recording = merge(session, directory)
-    if status and log:
-        click.echo(f"kcap: the engine ended with status {status}:\n{launch.last_lines(log)}", err=True)
+    said = f"{status}:\n{launch.last_lines(log)}" if status and log else ""
     discard(session)
+    if said and not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps):
+        raise KcapError(f"the engine ended before its first step, with status {said}")
+    if said:
+        click.echo(f"kcap: the engine ended with status {said}", err=True)
     return recording
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kcap.capture.config import Session
+from kcap.capture.config import Session, check_place
 from kcap.capture.merge import discard, merge
 from kcap.capture.recorder import PHASES
 from kcap.capture.window import StepShape, Window
@@ -60,8 +60,7 @@ def record(
     path = Path(output)
     if _recording == os.getpid():
         raise CallError("this process records already: close that recording first")
-    if path.exists() and not force:
-        raise CallError(f"{path} already exists: pass force=True to replace it")
+    check_place(path, force, "force=True")
     path.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     session = Session(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ import orjson
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kcap.capture.samples import VALUE_ARGUMENTS
-from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, OVERFLOW, STEPS, TRACED, Counts
-from kcap.capture.taps.arguments import ALL, Described, describe, holds_scalar, is_plain, is_traced
+from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, OVERFLOW, STEPS, TRACED, Counts
+from kcap.capture.taps.arguments import describe, is_traced
+from kcap.capture.taps.interning import CallTable
 
-MAX_VARIANTS = 16
-SAMPLES = 4
 ATEN = ("aten", "prim", "prims")
-INTEGERS = (torch.int16, torch.int32, torch.int64)
 
 
 class _Mode(TorchDispatchMode):
@@ -74,8 +70,7 @@ class DispatchModeRecorder:
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
         self._file = open(stem.with_name(stem.name + ".jsonl"), "xb", buffering=0)  # noqa: SIM115
         self._counts = Counts(stem.with_name(stem.name + ".counts"), create=True)
-        self._lock = threading.RLock()
-        self._keep_tokens = keep_tokens
+        self._table = CallTable(self._write, keep_tokens)
         self._fail_after = fail_after
         self._mode: _Mode | None = None
         self._mode_thread = 0
@@ -83,15 +78,8 @@ class DispatchModeRecorder:
         self._phase = self._loose_phase = 3
         self._program: list[int] = []
         self._stack: list[str] = []
-        self._ids: dict[bytes, int] = {}
-        self._calls: list[Described] = []
-        self._regions: dict[int, int] = {}
-        self._variants: Counter[bytes] = Counter()
-        self._first: dict[bytes, Described] = {}
-        self._drift: dict[str, tuple[int, int]] = {}  # operator -> which scalars, which offsets (a bit an argument)
         self._programs: dict[bytes, int] = {}
         self._batches: dict[tuple[int, ...], int] = {}
-        self._sampled: Counter[tuple[int, int]] = Counter()
         self._steps = 0
         self.error = ""
         os.register_at_fork(after_in_child=self._forget)
@@ -117,11 +105,11 @@ class DispatchModeRecorder:
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> int | None:
         call = describe(func, args, kwargs, self._stack[-1] if self._stack else None)
-        number = self._intern(call)
+        number = self._table.intern(call)
         if number is None:
             self._counts.cells[OVERFLOW] += 1
             return None
-        self._sample(number, call)
+        self._table.sample(number, call, self._phase_now(), self._steps if self._stepping else None)
         self._program.append(number)
         if not self._stepping and not self._stack and func.namespace in ATEN:
             self._count_loose(self._loose_phase)
@@ -134,79 +122,12 @@ class DispatchModeRecorder:
         """A custom operator ended: a region if another custom operator ran in it, else a kernel without detail."""
         self._stack.pop()
         inside = self._program[at + 1 :]
-        if any(not self._calls[number].operator.startswith("aten::") for number in inside):
-            self._program[at] = self._region(self._program[at])
+        if any(self._table.is_custom(number) for number in inside):
+            self._program[at] = self._table.region(self._program[at])
         else:
             del self._program[at + 1 :]
         if not self._stepping and not self._stack:
             self._count_loose(self._loose_phase)
-
-    # ---- interning ----
-
-    def _intern(self, call: Described) -> int | None:
-        masked = call.line(*self._drift.get(call.operator, (0, 0)))
-        number = self._ids.get(masked)
-        if number is not None or len(self._calls) >= MAX_CALLS:
-            return number
-        with self._lock:
-            number = self._ids[masked] = self._add(call)
-            self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
-            self._look_for_drift(call)
-        return number
-
-    def _add(self, call: Described) -> int:
-        self._calls.append(call)
-        return len(self._calls) - 1
-
-    def _look_for_drift(self, call: Described) -> None:
-        """Calls that differ in offsets alone are one at once; scalars may mean different things (a dimension)."""
-        place, base = call.line(0, ALL), call.line(ALL, ALL)
-        if (first := self._first.setdefault(place, call)) is not call:
-            self._note_drift(first, call)
-        first = self._first.setdefault(base, call)
-        self._variants[base] += 1
-        if self._variants[base] > MAX_VARIANTS:
-            self._note_drift(first, call)
-
-    def _note_drift(self, first: Described, call: Described) -> None:
-        scalars, offsets = before = self._drift.get(call.operator, (0, 0))
-        for i, (a, b) in enumerate(zip(first.args, call.args, strict=True)):
-            scalars |= (holds_scalar(a) and a["value"] != b["value"]) << i
-            offsets |= (not holds_scalar(a) and a["value"] != b["value"]) << i
-        if (scalars, offsets) != before:
-            self._drift[call.operator] = scalars, offsets
-            line = {"t": "drift", "operator": call.operator, "scalars": scalars, "offsets": offsets}
-            self._write(orjson.dumps(line) + b"\n")
-
-    def _region(self, number: int) -> int:
-        if number not in self._regions:
-            self._regions[number] = self._add(self._calls[number])
-            self._write(orjson.dumps({"t": "region", "id": self._regions[number], "of": number}) + b"\n")
-        return self._regions[number]
-
-    def _sample(self, number: int, call: Described) -> None:
-        """The first SAMPLES invocations in a phase; tensors on a GPU are not read: that would stall its stream."""
-        phase = self._phase_now()
-        if self._sampled[number, phase] >= SAMPLES:
-            return
-        tensors = {
-            str(i): _content(tensor)
-            for i, (name, tensor) in enumerate(call.values)
-            if isinstance(tensor, torch.Tensor)
-            and tensor.dtype in INTEGERS
-            and self._kept(call, name)
-            and tensor.is_cpu
-            and is_plain(tensor)
-        }
-        scalars, offsets = call.drifted(*self._drift.get(call.operator, (0, 0)))
-        if tensors or scalars or offsets:
-            line = {"t": "sample", "call": number, "phase": phase, "slot": self._sampled[number, phase]}
-            held = {"scalars": scalars, "offsets": offsets, "tensors": tensors}
-            self._write(orjson.dumps({**line, **({"step": self._steps} if self._stepping else {}), **held}) + b"\n")
-        self._sampled[number, phase] += 1
-
-    def _kept(self, call: Described, name: str) -> bool:
-        return self._keep_tokens if call.operator.startswith("aten::") else name in VALUE_ARGUMENTS
 
     # ---- the window and its steps ----
 
@@ -314,13 +235,3 @@ class DispatchModeRecorder:
     def close(self) -> None:
         self.stop()
         self._counts.cells[CLOSED] = 1
-
-
-def _content(tensor: torch.Tensor) -> dict[str, Any]:
-    values = tensor.flatten().tolist()
-    out: dict[str, Any] = {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "values": values,
-    }
-    return {**out, "low": min(values), "high": max(values)} if values else out

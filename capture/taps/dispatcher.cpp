@@ -633,7 +633,7 @@ int kcap_close() {
   return kcap::guarded([&] {
     kcap_stop();
     g->closed = true;
-    g->banks.finish();
+    g->shard.header(kcap::hSamplesSkipped) += g->banks.finish();
     g->shard.header(kcap::hClosed) = 1;
     g->shard.close();
   });

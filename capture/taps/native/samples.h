@@ -52,9 +52,22 @@ class Cuda {
     return copy_(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0;
   }
   bool fence(int bank, Handle stream) { return !capturing(stream) && record_(events_[bank], stream) == 0; }
-  bool arrived(int bank, bool wait) { return (wait ? wait_ : query_)(events_[bank]) == 0; }
+  bool arrived(int bank, bool wait) {
+    const Relaxed relaxed(*this);
+    return (wait ? wait_ : query_)(events_[bank]) == 0;
+  }
 
  private:
+  // While it lives, this thread may allocate and ask an event without breaking a capture that is under way anywhere.
+  class Relaxed {
+   public:
+    explicit Relaxed(const Cuda& cuda) : exchange_(cuda.exchange_mode_) { exchange_(&mode_); }
+    ~Relaxed() { exchange_(&mode_); }
+
+   private:
+    int (*exchange_)(int*);
+    int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  };
   void load() {
     void* lib = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (!lib) return;
@@ -66,8 +79,9 @@ class Cuda {
     int (*create)(Handle*, unsigned) = nullptr;
     if (!(get(copy_, "cuMemcpyDtoHAsync_v2") && get(is_capturing_, "cuStreamIsCapturing") && get(record_, "cuEventRecord") &&
           get(query_, "cuEventQuery") && get(wait_, "cuEventSynchronize") && get(allocate, "cuMemAllocHost_v2") &&
-          get(create, "cuEventCreate")))
+          get(create, "cuEventCreate") && get(exchange_mode_, "cuThreadExchangeStreamCaptureMode")))
       return;
+    const Relaxed relaxed(*this);
     constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
     for (auto& event : events_)
       if (create(&event, kDisableTiming) != 0) return;
@@ -82,6 +96,7 @@ class Cuda {
   int (*record_)(Handle, Handle) = nullptr;
   int (*query_)(Handle) = nullptr;
   int (*wait_)(Handle) = nullptr;
+  int (*exchange_mode_)(int*) = nullptr;
 };
 
 struct SampledTensor {
@@ -179,6 +194,7 @@ class Banks {
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
     if (!cuda_.ready() || bank.fenced || bank.used + room > kBankBytes || cuda_.capturing(stream)) return false;
+    if (bank.used && stream != stream_) return false;  // a bank has one fence
     char* to = cuda_.ring() + static_cast<size_t>(current_) * kBankBytes + bank.used;
     if (!cuda_.copy(to, data, bytes, stream)) return false;
     bank.used += room;
@@ -199,12 +215,16 @@ class Banks {
     Bank& bank = banks_[current_];
     if (bank.samples.empty() && !bank.fenced) return drain_next(false);
     if (bank.used && !bank.fenced) bank.fenced = cuda_.fence(current_, stream_);
+    if (bank.used && !bank.fenced) return;  // its stream is being captured: at a later turn
     if (!bank.fenced) flush(bank);
     current_ = (current_ + 1) % kBanks;
     drain_next(false);
   }
-  void finish() {
+  size_t finish() {  // how many Samples never arrived
     for (int i = 0; i < kBanks; i++) rotate_waiting();
+    size_t lost = 0;
+    for (const Bank& bank : banks_) lost += bank.samples.size();
+    return lost;
   }
 
  private:

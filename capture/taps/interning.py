@@ -1,0 +1,114 @@
+"""Interns calls in Python, for the dispatch mode: the native recorder's table, drift and samples."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import torch
+
+from kcap.capture.samples import VALUE_ARGUMENTS
+from kcap.capture.shards import MAX_CALLS
+from kcap.capture.taps.arguments import ALL, Described, holds_scalar, is_plain
+
+MAX_VARIANTS = 16
+SAMPLES = 4
+INTEGERS = (torch.int16, torch.int32, torch.int64)
+
+
+class CallTable:
+    """The distinct calls seen so far. `write` puts a line into the shard."""
+
+    def __init__(self, write: Callable[[bytes], None], keep_tokens: bool) -> None:
+        self._write = write
+        self._keep_tokens = keep_tokens
+        self._lock = threading.RLock()
+        self._ids: dict[bytes, int] = {}
+        self._calls: list[Described] = []
+        self._regions: dict[int, int] = {}
+        self._variants: Counter[bytes] = Counter()
+        self._first: dict[bytes, Described] = {}
+        self._drift: dict[str, tuple[int, int]] = {}  # operator -> which scalars, which offsets (a bit an argument)
+        self._sampled: Counter[tuple[int, int]] = Counter()
+
+    def is_custom(self, number: int) -> bool:
+        return not self._calls[number].operator.startswith("aten::")
+
+    def intern(self, call: Described) -> int | None:
+        """The call's number, written down when it is new; None when the table is full."""
+        masked = call.line(*self._drift.get(call.operator, (0, 0)))
+        number = self._ids.get(masked)
+        if number is not None or len(self._calls) >= MAX_CALLS:
+            return number
+        with self._lock:
+            number = self._ids[masked] = self._add(call)
+            self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
+            self._look_for_drift(call)
+        return number
+
+    def _add(self, call: Described) -> int:
+        self._calls.append(call)
+        return len(self._calls) - 1
+
+    def _look_for_drift(self, call: Described) -> None:
+        """Calls that differ in offsets alone are one at once; scalars may mean different things (a dimension)."""
+        place, base = call.line(0, ALL), call.line(ALL, ALL)
+        if (first := self._first.setdefault(place, call)) is not call:
+            self._note_drift(first, call)
+        first = self._first.setdefault(base, call)
+        self._variants[base] += 1
+        if self._variants[base] > MAX_VARIANTS:
+            self._note_drift(first, call)
+
+    def _note_drift(self, first: Described, call: Described) -> None:
+        scalars, offsets = before = self._drift.get(call.operator, (0, 0))
+        for i, (a, b) in enumerate(zip(first.args, call.args, strict=True)):
+            scalars |= (holds_scalar(a) and a["value"] != b["value"]) << i
+            offsets |= (not holds_scalar(a) and a["value"] != b["value"]) << i
+        if (scalars, offsets) != before:
+            self._drift[call.operator] = scalars, offsets
+            line = {"t": "drift", "operator": call.operator, "scalars": scalars, "offsets": offsets}
+            self._write(orjson.dumps(line) + b"\n")
+
+    def region(self, number: int) -> int:
+        """The number of the region that the call `number` turned out to be."""
+        if number not in self._regions:
+            self._regions[number] = self._add(self._calls[number])
+            self._write(orjson.dumps({"t": "region", "id": self._regions[number], "of": number}) + b"\n")
+        return self._regions[number]
+
+    def sample(self, number: int, call: Described, phase: int, step: int | None) -> None:
+        """The first SAMPLES invocations in a phase; tensors on a GPU are not read: that would stall its stream."""
+        if self._sampled[number, phase] >= SAMPLES:
+            return
+        tensors = {
+            str(i): _content(tensor)
+            for i, (name, tensor) in enumerate(call.values)
+            if isinstance(tensor, torch.Tensor)
+            and tensor.dtype in INTEGERS
+            and self._kept(call, name)
+            and tensor.is_cpu
+            and is_plain(tensor)
+        }
+        scalars, offsets = call.drifted(*self._drift.get(call.operator, (0, 0)))
+        if tensors or scalars or offsets:
+            line = {"t": "sample", "call": number, "phase": phase, "slot": self._sampled[number, phase]}
+            held = {"scalars": scalars, "offsets": offsets, "tensors": tensors}
+            self._write(orjson.dumps({**line, **({} if step is None else {"step": step}), **held}) + b"\n")
+        self._sampled[number, phase] += 1
+
+    def _kept(self, call: Described, name: str) -> bool:
+        return self._keep_tokens if call.operator.startswith("aten::") else name in VALUE_ARGUMENTS
+
+
+def _content(tensor: torch.Tensor) -> dict[str, Any]:
+    values = tensor.flatten().tolist()
+    out: dict[str, Any] = {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "values": values,
+    }
+    return {**out, "low": min(values), "high": max(values)} if values else out
