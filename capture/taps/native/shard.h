@@ -38,24 +38,21 @@ class Shard {
     header(hMagic) = kMagic;
   }
 
-  void release() {
-    if (lines_ >= 0) ::close(lines_);
-    if (cells_ != unmapped_) ::munmap(static_cast<void*>(cells_), kBytes);
-    lines_ = -1;
-    cells_ = unmapped_;
-  }
-
   Cell& header(Header h) { return cells_[h]; }
   Cell& batch(size_t id) { return cells_[hSize + id]; }
   Cell& loose(size_t call, size_t phase) { return cells_[hSize + kMaxBatches + call * kPhases + phase]; }
 
-  // What a thread under way still counts or writes goes nowhere: the address stays, the file's blocks are given back.
   void close() {
     std::lock_guard<std::mutex> guard(mutex_);
+    release();
+  }
+  // Without the lock, which a forked child may find held for ever. What a thread under way still counts or writes goes
+  // nowhere: the address stays, the file and its blocks are given back.
+  void release() {
+    closed_ = true;
     if (cells_ != unmapped_) ::mmap(cells_, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (lines_ >= 0) ::close(lines_);
     lines_ = -1;
-    closed_ = true;
   }
 
   void write(std::string_view text) {

@@ -1,0 +1,93 @@
+"""What a recorder must not trip over: look-alike signatures, many threads, many recordings, memory given back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kcap
+from kcap.errors import CallError
+from kcap.schemas.recording import Recording
+
+Record = Callable[..., Recording]
+Python = Callable[..., Any]
+
+
+def test_a_small_tensor_is_not_taken_for_none(record: Record) -> None:
+    x, bound = torch.zeros(4, dtype=torch.uint8), torch.tensor(3, dtype=torch.uint8)
+
+    def body(_: Any) -> None:
+        for _ in range(3):
+            torch.clamp(x, min=bound)
+        for _ in range(5):
+            torch.clamp(x, max=bound)
+
+    clamps = [call.total for call in record(body).calls if call.operator == "aten::clamp.Tensor"]
+    assert sorted(clamps) == [3, 5]
+
+
+def test_a_tensor_whose_memory_was_given_back_is_not_read(record: Record) -> None:
+    def body(_: Any) -> None:
+        x = torch.ones(1 << 18, dtype=torch.int64)
+        x.untyped_storage().resize_(0)
+        x.detach()
+        x.resize_(5)
+
+    metadata = record(body, keep_tokens=True).metadata
+    assert metadata.complete
+    assert metadata.dropped["samples"] >= 1
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_threads_that_ended_leave_no_memory_behind(record: Record) -> None:
+    grown: list[int] = []
+
+    def many() -> None:
+        for _ in range(500):
+            thread = threading.Thread(target=torch.ones, args=(1,))
+            thread.start()
+            thread.join()
+
+    def body(_: Any) -> None:
+        many()
+        before = resident()
+        many()
+        grown.append(resident() - before)
+
+    recording = record(body)
+    assert sum(call.total for call in recording.calls if call.operator == "aten::ones") == 1000
+    assert grown[0] < 10 << 20
+
+
+def test_a_recording_gives_its_files_back(record: Record) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count(".counts (deleted)")
+
+    record(lambda _: torch.ones(1))
+    before = held()
+    for _ in range(3):
+        record(lambda _: torch.ones(1))
+    assert held() == before
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_force_replaces_nothing_but_a_recording(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    if kind == "directory":
+        place.mkdir()
+    precious = place / "precious" if kind == "directory" else place
+    precious.write_text("mine")
+    with pytest.raises(CallError, match="is no Recording"), kcap.record(place, force=True):
+        torch.ones(1)
+    assert precious.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
