@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from kcap.capture.offsets import offsets_of, without_offsets
 from kcap.capture.shards import Shard
 from kcap.schemas.recording import PHASES as PHASE_NAMES
 from kcap.schemas.recording import Call, Count, Mode
@@ -53,14 +54,14 @@ class Fold:
         """What a shard's own call still holds of the scalars and offsets that its fold leaves out."""
         body = self.raw[index, number]
         scalars, offsets = self._drift.get(body["operator"], (0, 0))
-        values, places = {}, {}
+        values: dict[str, Any] = {}
+        places: dict[str, int] = {}
         for i, arg in enumerate(body["args"]):
             value = arg.get("value")
             if scalars >> i & 1 and _is_scalar(value):
                 values[str(i)] = value
-            place = value["tensor"].get("offset", 0) if isinstance(value, dict) and "tensor" in value else None
-            if offsets >> i & 1 and place is not None:
-                places[str(i)] = place
+            if offsets >> i & 1:
+                places |= {path: place for path, place in offsets_of(value, str(i)) if place is not None}
         return values, places
 
     def count(self, index: int, number: int, phase: int, times: int, mode: Mode = "eager") -> None:
@@ -112,12 +113,4 @@ def _fold_argument(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, A
     value = arg.get("value")
     if scalar and (_is_scalar(value) or (isinstance(value, dict) and "drift" in value)):
         return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
-    return {**arg, "value": _without_offset(value)} if offset else arg
-
-
-def _without_offset(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_offset(item) for item in value]
-    if isinstance(value, dict) and "tensor" in value:
-        return {"tensor": {**value["tensor"], "offset": None}}
-    return value
+    return {**arg, "value": without_offsets(value)} if offset else arg

@@ -11,6 +11,8 @@ import orjson
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from kcap.capture.offsets import offsets_of, without_offsets
+
 ALL = -1  # every argument's bit
 PATH_NUMBER = re.compile(r"\.\d+")
 MADE_BY_COMPILER = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -42,15 +44,12 @@ class Described:
         return (
             {name: value for i, name, value in numbered if scalars >> i & 1},
             {
-                name: value["tensor"].get("offset", 0)
+                path: place or 0
                 for i, name, value in numbered
-                if offsets >> i & 1 and is_tensor(value)
+                if offsets >> i & 1
+                for path, place in offsets_of(value, name)
             },
         )
-
-
-def is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and "tensor" in value
 
 
 def holds_scalar(arg: dict[str, Any]) -> bool:
@@ -62,10 +61,7 @@ def holds_scalar(arg: dict[str, Any]) -> bool:
 def _masked(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, Any]:
     if scalar and holds_scalar(arg):
         return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
-    if offset and is_tensor(arg["value"]):
-        placed = {key: item for key, item in arg["value"]["tensor"].items() if key != "offset"}
-        return {**arg, "value": {"tensor": {**placed, "offset": None}}}
-    return arg
+    return {**arg, "value": without_offsets(arg["value"])} if offset else arg
 
 
 def is_traced(args: Any, kwargs: Any) -> bool:

@@ -188,6 +188,19 @@ std::string call_line(const Entry& e, const Operator* parent, const std::string&
   return out + ",\"args\":" + arguments + "}\n";
 }
 
+bool is_object_list(const IValue& v) { return v.isList() && !v.isIntList() && !v.isDoubleList() && !v.isBoolList(); }
+
+bool has_offset(const IValue& v) { return v.isTensor() && v.toTensor().defined() && strided(v.toTensor()); }
+int64_t offset_of(const IValue& v) { return v.toTensor().unsafeGetTensorImpl()->storage_offset(); }
+
+uint64_t offsets_of(const IValue& v) {  // a list's tensors drift together
+  if (has_offset(v)) return static_cast<uint64_t>(offset_of(v));
+  if (!is_object_list(v)) return 0;
+  Mixer all;
+  for (const IValue& item : v.toListRef()) all.add(has_offset(item) ? offset_of(item) : -1);
+  return all.hash().a;
+}
+
 void measure_slots(Entry& e, const at::RecordFunction& fn, const Operator* parent) {
   Operator all, none;
   all.serial = e.op->serial;
@@ -199,13 +212,10 @@ void measure_slots(Entry& e, const at::RecordFunction& fn, const Operator* paren
     Hasher one(none, 0);
     if (is_scalar_like(v)) one.argument(v, 0);
     e.scalars.push_back(one.hash.hash().a);
-    const bool plain = v.isTensor() && v.toTensor().defined() && strided(v.toTensor());
-    e.offsets.push_back(plain ? static_cast<uint64_t>(v.toTensor().unsafeGetTensorImpl()->storage_offset()) : 0);
+    e.offsets.push_back(offsets_of(v));
   }
   e.base = base.hash.hash();
 }
-
-bool is_object_list(const IValue& v) { return v.isList() && !v.isIntList() && !v.isDoubleList() && !v.isBoolList(); }
 
 bool samples_anything(const Operator& op, const at::RecordFunction& fn) {
   if (op.drifting.load() || op.drifting_offsets.load()) return true;
@@ -338,6 +348,16 @@ void put_member(std::string& object, const std::string& path) {
   put_key(object, path.c_str());
 }
 
+void put_offsets(std::string& object, const std::string& path, const IValue& v) {
+  if (has_offset(v)) {
+    put_member(object, path);
+    object += std::to_string(offset_of(v));
+  } else if (is_object_list(v)) {
+    size_t k = 0;
+    for (const IValue& item : v.toListRef()) put_offsets(object, path + "." + std::to_string(k++), item);
+  }
+}
+
 bool take_sample(Thread& t, const Entry& e, const at::RecordFunction& fn, size_t phase, int slot) {
   const Operator& op = *e.op;
   const uint64_t drifting = op.drifting.load(), drifting_offsets = op.drifting_offsets.load();
@@ -353,10 +373,7 @@ bool take_sample(Thread& t, const Entry& e, const at::RecordFunction& fn, size_t
       put_member(scalars, path);
       describer.value(scalars, v, info.ints);
     }
-    if (i < 64 && (drifting_offsets >> i & 1) && v.isTensor() && v.toTensor().defined() && strided(v.toTensor())) {
-      put_member(offsets, path);
-      offsets += std::to_string(v.toTensor().storage_offset());
-    }
+    if (i < 64 && (drifting_offsets >> i & 1)) put_offsets(offsets, path, v);
     if (!add_tensors(sample, path, v, info.keep)) { g->shard.header(hSamplesSkipped)++; return false; }
   }
   sample.head = "{\"t\":\"sample\",\"call\":" + std::to_string(e.id) + ",\"phase\":" + std::to_string(phase) + ",\"slot\":" + std::to_string(slot);

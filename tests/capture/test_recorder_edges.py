@@ -13,6 +13,7 @@ import torch
 
 import kcap
 from kcap.errors import CallError
+from kcap.replay.source import Choice, open_source
 from kcap.schemas.recording import Recording
 
 Record = Callable[..., Recording]
@@ -30,6 +31,25 @@ def test_a_small_tensor_is_not_taken_for_none(record: Record) -> None:
 
     clamps = [call.total for call in record(body).calls if call.operator == "aten::clamp.Tensor"]
     assert sorted(clamps) == [3, 5]
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_offsets_in_a_list_make_one_call_whose_samples_carry_them(recorder: str, record: Record) -> None:
+    cache = torch.zeros(64, 4)
+
+    def body(_: Any) -> None:
+        for row in range(40):
+            torch.cat([cache[row : row + 1], cache[row + 8 : row + 9]])
+
+    recording = record(body, recorder)
+    (call,) = (call for call in recording.calls if call.operator == "aten::cat")
+    assert call.total == 40
+    assert [spec.offset for _, spec in call.tensors()] == [None, None]
+    samples = [sample.offsets for sample in recording.samples if sample.call == call.id]
+    assert 1 < len(samples) <= 4
+    assert all(offsets["0.1"] - offsets["0.0"] == 32 for offsets in samples)
+    (job,) = open_source(recording.path, Choice(globs=("aten::cat",)), keep_going=False).jobs
+    assert [group.sample.offsets for group in job.groups if group.sample] == samples
 
 
 def test_a_tensor_whose_memory_was_given_back_is_not_read(record: Record) -> None:
