@@ -47,7 +47,13 @@ class Offline:
 @click.option("--model", help="A model: a hub id, or a directory with a config.json.")
 @click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Recording to write.")
-@click.option("--load-format", default="auto", show_default=True, help="auto, or dummy for random weights.")
+@click.option(
+    "--load-format",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "dummy"]),
+    help="dummy: random weights.",
+)
 @click.option("--num-layers", type=click.IntRange(1), help="Cut the model to its first N layers; shapes stay true.")
 @click.option("--num-prompts", default=8, show_default=True, type=click.IntRange(1), help="Random prompts.")
 @click.option("--input-len", default=128, show_default=True, type=click.IntRange(1), help="Tokens of each prompt.")
@@ -61,7 +67,12 @@ class Offline:
     "--eager/--no-eager", default=True, show_default=True, help="Eager, or compiled by the engine's defaults."
 )
 @click.option("--keep-tokens", is_flag=True, help="Keep the values of token ids, too.")
-@click.option("--recorder", default="auto", type=click.Choice(["auto", "native", "python"]), help="Which recorder.")
+@click.option(
+    "--recorder",
+    default="auto",
+    type=click.Choice(["auto", "native", "python"]),
+    help="auto: native where a compiler is.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
@@ -112,6 +123,8 @@ def _record_model(offline: Offline, directory: Path, options: dict[str, Any]) ->
 
     engine = frameworks.find_framework(offline.framework)
     target = frameworks.find_model(offline.model, offline.load_format)
+    if target.weights_from_hub:
+        click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
     prompts = workload.read_prompts(offline.prompts) if offline.prompts else None
     work = workload.Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
     given = engine_arguments(offline.engine_args)

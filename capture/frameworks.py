@@ -22,6 +22,11 @@ class Target:
     layers_model: int | None
     bundled: bool
 
+    @property
+    def weights_from_hub(self) -> bool:
+        """Whether the engine must ask the hub, though kcap's own configuration would do for dummy weights."""
+        return not self.bundled and models.find(self.model) is not None and _cached(self.model) is None
+
 
 def find_adapter(name: str) -> Engine:
     """The engine called `name`, in any case; CallError if kcap does not know it or has no adapter for it."""

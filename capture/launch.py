@@ -103,12 +103,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def last_lines(log: Path) -> str:
-    """What an engine's output says of its end: the errors it named, then its last lines."""
+    """What an engine's output says of its end: the errors that it named, or else its last lines."""
     with log.open("rb") as file:
         lines = [line.decode(errors="replace").rstrip() for line in file]
     errors = [match.group() for line in lines if (match := ERROR.search(line))]
-    unique = list(dict.fromkeys(errors))[:5]
-    return "\n".join(f"  {line}" for line in [*unique, "…", *lines[-LAST_LINES:]])
+    named = list(dict.fromkeys(errors))[:5]
+    return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
 
 
 def registered(session: Session) -> bool:

@@ -93,9 +93,10 @@ def _failures(shard: Shard) -> list[dict[str, Any]]:
 
 
 def _is_whole(shard: Shard) -> bool:
-    if not shard.process:  # it had nothing to record, or could not
-        return not _failures(shard)
-    return bool(shard.header(CLOSED)) and not shard.header(FAILED) and not _failures(shard)
+    """Whether the process closed its shard with nothing failed, and nothing run that no tap records."""
+    if shard.lines.get("tap"):
+        return False
+    return not shard.process or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
 
 
 def _notes(shards: list[Shard]) -> list[str]:

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 HIDDEN = "REDACTED"
-# The last word of an option says what it holds: --api-key and --hf-token do, --max-num-batched-tokens does not.
 NAMES = r"(?:api[-_]?key|key|token|password|passwd|secret|credentials?)"
 # The last word of an option says what it holds: --api-key and --hf-token do, --max-num-batched-tokens does not.
 SECRET_NAME = re.compile(rf"(?:^|[-_.]){NAMES}$", re.IGNORECASE)

@@ -94,6 +94,11 @@ class Window:
         if self.recorder is not None:
             self.recorder.stop()
 
+    @property
+    def following(self) -> bool:
+        """Whether steps may still be recorded: the window was opened and, though it may pause, not closed."""
+        return self.recorder is not None and not self._closed and not self._failed
+
     def _file(self, ending: str) -> Path:
         stem = self.session.shard()
         return stem.with_name(stem.name + ending)  # a host's name may have dots
@@ -115,7 +120,7 @@ class Window:
         with self._lock:
             if self._closed or self._failed or self.recorder is None or self.recorder.error:
                 return
-            self.open = not paused
+            self.open, self._shape = not paused, None  # a step that the pause falls into does not count
             self.recorder.stop() if paused else self.recorder.start(self._loose)
 
     def close(self) -> None:

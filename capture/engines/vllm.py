@@ -71,10 +71,13 @@ def _hook_worker(module: ModuleType, name: str, window: Window) -> None:
     def dummy_batch(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
         began = window.begin(StepShape("other", [], []))
         try:
-            return original(*args, **kwargs)
-        finally:
-            if began:
-                window.end()
+            result = original(*args, **kwargs)
+        except BaseException:
+            window.discard()
+            raise
+        if began:
+            window.end()
+        return result
 
     _wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
     _wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
@@ -101,7 +104,7 @@ class Steps:
         self._prompt: dict[str, int] = {}  # request -> its prompt's tokens
 
     def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dummy_run") or not self._window.open:
+        if kwargs.get("dummy_run") or not self._window.following:
             return original(scheduled, *args, **kwargs)
         began = self._begin(scheduled)
         try:

@@ -237,3 +237,22 @@ def test_many_recordings_of_one_process_leave_no_files_open(tmp_path: Path) -> N
             torch.ones(2)
     assert open_files() <= files
     assert mapped_counts() <= maps
+
+
+def test_a_step_that_a_pause_falls_into_does_not_count(tmp_path: Path) -> None:
+    session = Session(str(tmp_path / "shards"))
+    session.write()
+    window = Window(session)
+    window.start()
+    shape = StepShape("decode", [1], [5])
+    window.begin(shape)
+    torch.ones(2) + 1
+    window.pause()
+    window._set_paused(True)
+    window._set_paused(False)
+    assert not window.resume()
+    window.begin(shape)
+    torch.ones(2) + 1
+    window.end()
+    window.close()
+    assert merge(session, tmp_path / "out").metadata.steps == {"decode": 1}
