@@ -6,12 +6,14 @@
     steps.jsonl      a bounded sample of steps; the exact totals are in recording.json
     samples.jsonl    what single invocations held; integer values lie in values/, named by their SHA-256
     values/          safetensors files, each with one tensor `value`
+    kernels/         the sources of kernels that no library holds (Triton, inductor), named by their SHA-256
 
 Writing is deterministic: the same content gives the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -24,10 +26,11 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from kcap.errors import FormatError
 from kcap.schemas.values import TensorSpec, decode, encode, tensors
 
-FORMAT = (1, 0)
+FORMAT = (1, 1)
 Phase = Literal["prefill", "decode", "mixed", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
 Mode = Literal["eager", "graph"]
+GraphUse = Literal["eager", "piecewise", "full"]
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
 
 
@@ -62,10 +65,32 @@ class Count(Record):
     count: int = Field(ge=0)
 
 
+class Launch(Record):
+    """How a kernel that no library holds was launched: its source, and all that is fixed when it is compiled.
+
+    `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel in
+    it. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
+    """
+
+    language: Literal["triton", "cpp"] = "triton"
+    kernel: str | None = None
+    function: str
+    unread: str | None = None
+    grid: list[int] = []
+    constexprs: dict[str, ValueField] = {}
+    num_warps: int | None = None
+    num_stages: int | None = None
+    options: dict[str, ValueField] = {}
+
+    def line(self) -> bytes:
+        raise TypeError("a Launch is part of a Call's line")
+
+
 class Call(Record):
     """One distinct signature: operator with overload (`aten::add.Tensor`), argument tree, parent region.
 
-    `work` is False for views and allocations: kernels of no work, hidden unless asked for.
+    A kernel launched from a source of its own is `triton::NAME.ID` (`cpp::NAME.ID`): the name for people, and eight
+    digits of the source's SHA-256. `work` is False for views and allocations: kernels of no work, hidden unless asked for.
     """
 
     id: int = Field(ge=0)
@@ -74,6 +99,7 @@ class Call(Record):
     parent: str | None = None
     work: bool = True
     args: list[Argument] = []
+    launch: Launch | None = None
     counts: list[Count] = []
 
     @cached_property
@@ -94,16 +120,33 @@ class Call(Record):
 
 
 class Program(Record):
-    """The ordered Calls (by id) that one step or one captured graph ran, and how often it ran."""
+    """The ordered Calls (by id) that one step or one captured graph ran, and how often it ran.
+
+    `graphs` of a step: [position, Program] of each graph it replayed, where `position` is how many of the step's own
+    `calls` came before. Of a graph: `size`, the padded tokens it was captured for, `scope`, what of a step it holds, and
+    `captured`, how many captured graphs hold the same Calls; None where the engine does not tell.
+    """
 
     id: int = Field(ge=0)
     kind: Literal["step", "graph"] = "step"
     calls: list[int] = []
+    graphs: list[tuple[int, int]] = []
+    size: int | None = None
+    scope: GraphUse | None = None
+    captured: int = 0
     counts: list[Count] = []
+
+    @cached_property
+    def total(self) -> int:
+        return sum(count.count for count in self.counts)
 
 
 class Step(Record):
-    """One forward of the engine. `lengths`: each sequence's context after it; `queries`: its new tokens."""
+    """One forward of the engine. `lengths`: each sequence's context after it; `queries`: its new tokens.
+
+    `mode`: whether it replayed no graph, several with calls between them, or one for the whole forward; `padded`: the
+    tokens that its graphs were captured for.
+    """
 
     index: int = Field(ge=0)
     rank: int = 0
@@ -113,6 +156,8 @@ class Step(Record):
     lengths: list[int] = []
     queries: list[int] = []
     program: int | None = None
+    mode: GraphUse = "eager"
+    padded: int | None = None
 
 
 class SampledTensor(Record):
@@ -167,6 +212,8 @@ class Metadata(BaseModel):
     torch: str | None = None
     python: str | None = None
     world_size: int = 1
+    groups: list[dict[str, Any]] = []
+    seal: str | None = None
     recorder: list[str] = []
     kernel_ids: str = "operator"
     complete: bool = True
@@ -204,6 +251,30 @@ class Recording:
     def kernels(self, hidden: bool = False) -> list[Call]:
         """The Calls that count as kernels; `hidden` adds views and allocations."""
         return [call for call in self.calls if call.kind == "kernel" and (hidden or call.work)]
+
+    def ran(self, program: Program) -> Iterator[Call]:
+        """Every Call of `program` in order, those of the graphs that it replayed among them."""
+        replayed = iter(program.graphs)
+        upcoming = next(replayed, None)
+        for position in range(len(program.calls) + 1):
+            while upcoming is not None and upcoming[0] == position:
+                yield from (self.calls[number] for number in self.programs[upcoming[1]].calls)
+                upcoming = next(replayed, None)
+            if position < len(program.calls):
+                yield self.calls[program.calls[position]]
+
+    def source(self, launch: Launch) -> str:
+        """The text in kernels/ that `launch` names; FormatError if it is missing or not what its name says."""
+        if launch.kernel is None:
+            raise FormatError(str(self.path), f"the source of {launch.function} was not read: {launch.unread}")
+        path = self.path / "kernels" / Path(launch.kernel).name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FormatError(str(path), f"not readable ({error.strerror})") from None
+        if hashlib.sha256(content).hexdigest() != path.stem:
+            raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
+        return content.decode()
 
     def value(self, tensor: SampledTensor) -> Any:
         """The sampled integer tensor as a torch tensor, or None where only its range was kept."""
@@ -263,6 +334,7 @@ def write_recording(
     steps: Iterable[Step] = (),
     samples: Iterable[Sample] = (),
     values: Mapping[str, bytes] | None = None,
+    kernels: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a Recording into `path` (made with mode 0700); recording.json last, so that it marks the rest whole."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -270,8 +342,9 @@ def write_recording(
     for name, records in tables.items():
         with (path / f"{name}.jsonl").open("wb") as file:
             file.writelines(record.line() for record in records)
-    (path / "values").mkdir(mode=0o700, exist_ok=True)
-    for name, content in sorted((values or {}).items()):
-        (path / "values" / name).write_bytes(content)
+    for folder, files in {"values": values, "kernels": kernels}.items():
+        (path / folder).mkdir(mode=0o700, exist_ok=True)
+        for name, content in sorted((files or {}).items()):
+            (path / folder / name).write_bytes(content)
     options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
     (path / "recording.json").write_bytes(orjson.dumps(metadata.model_dump(mode="json"), option=options) + b"\n")

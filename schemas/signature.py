@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from kcap.schemas.dtypes import BY_NAME
 from kcap.schemas.recording import Argument, Call
@@ -71,5 +72,8 @@ def _tensor(spec: TensorSpec) -> str:
 def call_key(call: Call) -> str:
     """12 hexadecimal digits of a SHA-256 over operator, parent and arguments: the same Call has it in any Recording."""
     args = [[argument.name if argument.keyword else None, encode(argument.value)] for argument in call.args]
-    text = json.dumps([call.operator, call.parent, args], sort_keys=True)
+    identity: list[Any] = [call.operator, call.parent, args]
+    if call.launch is not None:
+        identity.append(call.launch.model_dump(mode="json", exclude_defaults=True))
+    text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
