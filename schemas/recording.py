@@ -68,8 +68,8 @@ class Count(Record):
 class Launch(Record):
     """How a kernel that no library holds was launched: its source, and all that is fixed when it is compiled.
 
-    `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel in
-    it. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
+    `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel
+    in it. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
     """
 
     language: Literal["triton", "cpp"] = "triton"
@@ -90,7 +90,8 @@ class Call(Record):
     """One distinct signature: operator with overload (`aten::add.Tensor`), argument tree, parent region.
 
     A kernel launched from a source of its own is `triton::NAME.ID` (`cpp::NAME.ID`): the name for people, and eight
-    digits of the source's SHA-256. `work` is False for views and allocations: kernels of no work, hidden unless asked for.
+    digits of the source's SHA-256. `work` is False for views and allocations: kernels of no work, hidden unless asked
+    for.
     """
 
     id: int = Field(ge=0)
@@ -123,8 +124,8 @@ class Program(Record):
     """The ordered Calls (by id) that one step or one captured graph ran, and how often it ran.
 
     `graphs` of a step: [position, Program] of each graph it replayed, where `position` is how many of the step's own
-    `calls` came before. Of a graph: `size`, the padded tokens it was captured for, `scope`, what of a step it holds, and
-    `captured`, how many captured graphs hold the same Calls; None where the engine does not tell.
+    `calls` came before. Of a graph: `size`, the padded tokens it was captured for, `scope`, what of a step it holds,
+    and `captured`, how many captured graphs hold the same Calls; None where the engine does not tell.
     """
 
     id: int = Field(ge=0)
