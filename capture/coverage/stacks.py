@@ -1,0 +1,140 @@
+"""kcap's rule of what is recorded, applied to the operators of a trace.
+
+An operator is recorded unless an aten operator is above it on its thread. In a custom operator that is a region every
+such operator counts on its own; in one that is a kernel, aten operators are its detail.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kcap.capture.coverage.steps import ProfiledStep, Ran, base
+from kcap.capture.coverage.trace import Op, Span, Thread, Trace
+
+ATEN = ("aten::", "prim::", "prims::")  # the recorder takes what runs inside one for its detail
+
+
+@dataclass
+class Occurrence:
+    """A recorded operator as the profiler saw it: `parent` is the custom one around it, `ran` the Call that it is."""
+
+    base: str
+    parent: Occurrence | None
+    step: int
+    ran: Ran | None = None
+    region: bool = False
+    detail: bool = False
+
+    @property
+    def aten(self) -> bool:
+        return self.base.startswith(ATEN)
+
+
+class Spans:
+    """Which step a thread was in at a time."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = sorted(spans, key=lambda span: span.start)
+        self._starts = [span.start for span in self._spans]
+
+    def at(self, time: float) -> Span | None:
+        last = self.begun(time)
+        return last if last is not None and time <= last.end else None
+
+    def begun(self, time: float) -> Span | None:
+        """The last span that began until then."""
+        found = bisect_right(self._starts, time)
+        return self._spans[found - 1] if found else None
+
+
+class ThreadStacks:
+    """The operators of one thread, each with the one around it and the recorded one that it belongs to."""
+
+    def __init__(self, ops: list[Op], spans: Spans) -> None:
+        self._ops = ops
+        self._starts = [op.start for op in ops]
+        self._above: list[int] = []
+        self._owners: list[Occurrence | None] = []
+        self._inside_aten: list[bool] = []
+        self.occurrences: list[Occurrence] = []
+        stack: list[int] = []
+        for number, op in enumerate(ops):
+            while stack and ops[stack[-1]].end <= op.start:
+                stack.pop()
+            self._add(op, stack[-1] if stack else -1, spans.at(op.start))
+            stack.append(number)
+
+    def _add(self, op: Op, above: int, span: Span | None) -> None:
+        name = base(op.name)
+        inside = above >= 0 and (self._inside_aten[above] or self._ops[above].name.startswith(ATEN))
+        owner = self._owners[above] if above >= 0 else None
+        if not inside and span is not None:
+            owner = Occurrence(name, owner, span.step)
+            self.occurrences.append(owner)
+        self._above.append(above)
+        self._owners.append(owner)
+        self._inside_aten.append(inside)
+
+    def owner(self, time: float) -> Occurrence | None:
+        """The recorded operator that ran at `time`, the innermost one."""
+        number = bisect_right(self._starts, time) - 1
+        while number >= 0 and self._ops[number].end < time:
+            number = self._above[number]
+        return self._owners[number] if number >= 0 else None
+
+
+class Stacks:
+    """All threads' operators, and each step's recorded ones in order."""
+
+    def __init__(self, trace: Trace) -> None:
+        spans: dict[Thread, list[Span]] = defaultdict(list)
+        for span in trace.spans:
+            spans[span.thread].append(span)
+        self._spans = {thread: Spans(own) for thread, own in spans.items()}
+        self._threads = {thread: ThreadStacks(trace.ops.get(thread, []), own) for thread, own in self._spans.items()}
+        self.seen = {base(op.name) for ops in trace.ops.values() for op in ops}
+        self.steps: dict[int, list[Occurrence]] = {span.step: [] for span in trace.spans}
+        for thread in self._threads.values():
+            for occurrence in thread.occurrences:
+                self.steps[occurrence.step].append(occurrence)
+
+    def step(self, thread: Thread, time: float, default: int) -> int:
+        """The step that this thread was in."""
+        spans = self._spans.get(thread)
+        span = spans.at(time) if spans else None
+        return span.step if span else default
+
+    def owner(self, thread: Thread, time: float) -> Occurrence | None:
+        stacks = self._threads.get(thread)
+        return stacks.owner(time) if stacks else None
+
+
+def align(occurrences: list[Occurrence], step: ProfiledStep) -> Counter[str]:
+    """Give each occurrence its Call: the n-th of an operator is its n-th. How often each operator was profiled."""
+    queues: dict[str, Iterator[Ran]] = {}
+    calls: dict[str, list[Ran]] = defaultdict(list)
+    for ran in step.ran():
+        calls[ran.base].append(ran)
+    for name, those in calls.items():
+        queues[name] = iter(those)
+    for occurrence in occurrences:
+        if not occurrence.aten:
+            _mark_region(occurrence, next(queues.get(occurrence.base, iter(())), None))
+    profiled: Counter[str] = Counter()
+    for occurrence in occurrences:
+        parent = occurrence.parent
+        occurrence.detail = occurrence.aten and parent is not None and not parent.region
+        if occurrence.aten and not occurrence.detail:
+            occurrence.ran = next(queues.get(occurrence.base, iter(())), None)
+        profiled[occurrence.base] += not occurrence.detail
+    return profiled
+
+
+def _mark_region(occurrence: Occurrence, ran: Ran | None) -> None:
+    occurrence.ran = ran
+    occurrence.region |= ran is not None and ran.region
+    if occurrence.parent is not None:
+        occurrence.parent.region = True
