@@ -36,6 +36,9 @@ COLLECTIVES = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "_C_custom_ar"}
 )
 NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "rngprims", "static_runtime"}
+# Kernels launched from a source of their own have these in place of a namespace; no file of names alone carries them.
+NO_NAME = "has no operator name that BackendBench knows"
+SOURCES = {"triton": f"a Triton kernel {NO_NAME}", "cpp": f"a C++ kernel of inductor {NO_NAME}"}
 RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 
 
@@ -76,6 +79,8 @@ def _check_parts(name: str, parts: list[str]) -> None:
 
 def to_trace(operator: str) -> str:
     """`aten::mm` -> `aten.mm.default`; OperatorError if it is no torch operator's name or may not be called."""
+    if reason := SOURCES.get(operator.split("::")[0]):
+        raise OperatorError(operator, reason)
     if not _DISPATCHER.fullmatch(operator):
         raise OperatorError(operator, "not a torch operator (namespace::operator)")
     name = operator.replace("::", ".")

@@ -2,8 +2,8 @@
 
 JSON form: numbers, strings, booleans, null and lists stand for themselves; everything else is an object
 with one key: `{"tensor": …}`, `{"dtype": "bfloat16"}`, `{"layout": "strided"}`, `{"memory_format": …}`,
-`{"device": "cuda"}`, `{"float": "inf"}`, `{"complex": [re, im]}`, `{"drift": "int"}`, `{"folded": "layers.*"}`,
-`{"opaque": "PyObject"}`.
+`{"device": "cuda"}`, `{"triton": "fp16"}`, `{"float": "inf"}`, `{"complex": [re, im]}`, `{"drift": "int"}`,
+`{"folded": "layers.*"}`, `{"opaque": "PyObject"}`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TorchConstant:
-    """A torch object named by a word. `kind`: dtype, layout, memory_format or device."""
+    """An object named by a word. `kind`: dtype, layout, memory_format or device, as torch has them; triton: a dtype."""
 
     kind: str
     name: str
@@ -85,7 +85,7 @@ class Opaque:
 Value: TypeAlias = (
     "bool | int | float | complex | str | TensorSpec | TorchConstant | Drift | Folded | Opaque | list[Value] | None"
 )
-CONSTANT_KINDS = ("dtype", "layout", "memory_format", "device")
+CONSTANT_KINDS = ("dtype", "layout", "memory_format", "device", "triton")
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Calls of a Recording as lines of a trace file, and what the lines leave out.
 
-Regions are not written: what ran inside them is. Views are. Trailing positional arguments that equal the schema's
-defaults are left out, and so are such keywords; drifting values come from the Call's first Sample.
+Regions are not written: what ran inside them is. Nor are kernels launched from a source of their own. Views are.
+Trailing positional arguments that equal the schema's defaults are left out, and so are such keywords; drifting values
+come from the Call's first Sample.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from kcap.schemas.backendbench.loss import Ledger, Loss
 from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS, canonical
 from kcap.schemas.backendbench.text import Unwritable, serialize
 from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.operators import OperatorError, to_trace
+from kcap.schemas.operators import SOURCES, OperatorError, to_trace
 from kcap.schemas.recording import Argument, Call, Recording, Sample
 from kcap.schemas.signature import signature
 from kcap.schemas.values import Drift, Folded, TensorSpec, TorchConstant, Value
@@ -62,6 +63,8 @@ def _order(sample: Sample) -> tuple[int, str, int]:
 
 def _line(call: Call, sample: Sample | None, on_host: bool, ledger: Ledger) -> tuple[str, TraceLine] | None:
     try:
+        if call.launch is not None:
+            raise OperatorError(call.operator, SOURCES[call.launch.language])
         operator = to_trace(call.operator)
         args, kwargs = _Arguments(sample, on_host).of(call)
         text = serialize(args, kwargs)

@@ -15,7 +15,7 @@ from kcap.schemas.backendbench import (
     write,
 )
 from kcap.schemas.backendbench.convert import DRIFT, FOLDED, HOST, INTEGERS, OFFSET, SHARED
-from kcap.schemas.recording import Argument, Call, Count, Metadata, Sample, load, write_recording
+from kcap.schemas.recording import Argument, Call, Count, Launch, Metadata, Sample, load, write_recording
 from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec, TorchConstant
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "backendbench-traces").glob("*.txt"))
@@ -326,3 +326,24 @@ def test_real_lines_bind_to_their_schemas(trace):
             bind(torch, line) if line.name not in gone else None
         except (RuntimeError, NotImplementedError) as error:
             assert "Declaration:" not in str(error)  # it bound, and torch has no kernel for tensors without data
+
+
+@pytest.mark.parametrize(
+    ("language", "operator", "reason"),
+    [
+        ("triton", "triton::mul_silu.s0a1b2c3d", "a Triton kernel has no operator name that BackendBench knows"),
+        ("cpp", "cpp::kernel.s0a1b2c3d", "a C++ kernel of inductor has no operator name that BackendBench knows"),
+        ("triton", "aten::mm", "a Triton kernel has no operator name that BackendBench knows"),
+    ],
+)
+def test_a_launch_is_counted_as_lost_and_never_becomes_a_line(language, operator, reason):
+    """Its name looks like an operator's, so that a line of it would look right and mean nothing."""
+    launch = Launch(language=language, function="kernel", grid=[4, 1, 1], constexprs={"BLOCK": 64})
+    assert not_carried(call(operator, gpu(8), count=161, launch=launch)) == [(operator, reason, 161)]
+
+
+def test_the_lines_around_a_launch_are_written():
+    made = call("triton::f.s00000000", gpu(8), launch=Launch(function="f"), count=2)
+    lines, loss = trace_lines([made, call("aten::relu", gpu(8), number=1)])
+    assert [line.operator for line in lines] == ["aten.relu.default"]
+    assert loss.totals.not_carried == 2

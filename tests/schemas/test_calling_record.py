@@ -7,7 +7,7 @@ import pytest
 
 from kcap.errors import FormatError
 from kcap.schemas.calling_record import CallingRecord, KernelCount, from_recording, read, write
-from kcap.schemas.recording import Metadata, load, write_recording
+from kcap.schemas.recording import Call, Count, Launch, Metadata, load, write_recording
 
 EXAMPLE = {
     "model": "meta-llama/Llama-3.1-8B",
@@ -76,3 +76,14 @@ def test_plain_pytorch_has_no_calling_record(plain: Path) -> None:
 def test_a_framework_that_the_schema_does_not_name_has_none(tmp_path: Path) -> None:
     write_recording(tmp_path / "r", Metadata(model="m", framework="other"), [])
     assert from_recording(load(tmp_path / "r")) is None
+
+
+def test_kernels_with_a_source_of_their_own_keep_their_ids(tmp_path: Path) -> None:
+    launch = Launch(function="fused_add_rms_norm", grid=[16])
+    kernel = Call(id=0, operator="triton::fused_add_rms_norm.s0a1b2c3d", launch=launch)
+    counts = [Count(phase="decode", mode="graph", count=5568), Count(phase="prefill", count=32)]
+    path = tmp_path / "r"
+    write_recording(path, Metadata(model="m", framework="vLLM"), [kernel.model_copy(update={"counts": counts})])
+    record = from_recording(load(path))
+    assert record is not None
+    assert record.model_dump()["kernels"] == [{"id": "triton::fused_add_rms_norm.s0a1b2c3d", "count": 5600}]

@@ -77,3 +77,9 @@ def test_every_registered_operator_has_a_trace_name_or_is_refused_on_purpose():
         name for name in refused if name.split("::")[0] not in ("prim", "profiler") and "__" not in name
     } <= kept_from_files
     assert {"aten::from_file", "aten::save"} <= refused
+
+
+@pytest.mark.parametrize("operator", ["triton::mul_silu.s0a1b2c3d", "cpp::kernel.s0a1b2c3d", "triton::load.s00000000"])
+def test_a_kernel_with_a_source_of_its_own_has_no_name_in_a_trace_file(operator):
+    with pytest.raises(OperatorError, match="no operator name that BackendBench knows"):
+        to_trace(operator)
