@@ -39,6 +39,7 @@ LEAST_SECONDS = 0.01  # of sampling, for each of a Call's Samples
     "--timeout", type=click.FloatRange(min=0.1), default=60, show_default=True, help="Seconds per call at most."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
+@click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that was not made by you, here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Write a measurement a line.")
 @click.option("--force", is_flag=True, help="Overwrite the output.")
@@ -54,6 +55,7 @@ def command(
     seconds: float,
     timeout: float,
     threads: int | None,
+    trust: bool,
     as_json: bool,
     output: Path | None,
     force: bool,
@@ -72,6 +74,7 @@ def command(
     namespaces = sorted({job.call.namespace for job in source.jobs})
     root = str(source.root) if source.root else None
     session = {"device": device, "home": source.home, "root": root, "namespaces": namespaces, "threads": threads}
+    session["trust"] = trust
     with opened(output) as file, Worker(session) as worker:
         results = replay(source, worker, seconds, timeout, file)
         environment = worker.environment

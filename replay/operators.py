@@ -5,7 +5,7 @@ A name is looked up as a whole; it is never split and walked as attributes, so n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,11 +21,15 @@ BUILT_IN = frozenset({"aten", "prims", "quantized", "_quantized", "onednn", "mkl
 
 @dataclass(frozen=True)
 class Operator:
-    """A registered operator: the callable below Python's wrappers, and its schema."""
+    """A registered operator: the callable below Python's wrappers, and its schema; `notes` for its measurements.
+
+    A kernel with a source of its own has its parameters in place of the schema.
+    """
 
     name: str
     call: Callable[..., Any]
     schema: Any
+    notes: Sequence[str] = ()
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from kcap.replay import environment, indices, memory, rules
 from kcap.replay.bind import Bound, bind
 from kcap.replay.inputs import Inputs, build, clone
+from kcap.replay.launches import Launches, is_launch
 from kcap.replay.layout import Target
 from kcap.replay.operators import Operator, resolve
 from kcap.replay.skip import Skip
@@ -20,7 +22,7 @@ from kcap.replay.timing.host import LONGEST_IN_PLACE, LONGEST_LOOP, time_host
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget
 from kcap.schemas.measurement import SLOWED, Clocks, quartiles
-from kcap.schemas.recording import Call, Metadata, Recording, Sample, SampledTensor
+from kcap.schemas.recording import Call, Sample, SampledTensor, load
 from kcap.schemas.values import TensorSpec
 
 SEED = 20250301
@@ -30,11 +32,15 @@ RESTORED_BYTES = 64 << 20  # written arguments up to this size are restored befo
 
 
 class Runner:
-    """Replays Calls on one device. `home` is the device type that they were recorded on."""
+    """Replays Calls on one device. `home` is the device type that they were recorded on.
 
-    def __init__(self, device: str, home: str, root: Path | None) -> None:
+    `trust`: kernel sources of the Recording in `root` run, whoever made it.
+    """
+
+    def __init__(self, device: str, home: str, root: Path | None, trust: bool = False) -> None:
         self.target = Target(device, home)
-        self.recording = Recording(root, Metadata()) if root else None
+        self.recording = load(root) if root else None
+        self.launches = Launches(self.recording, trust)
 
     def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         """The fields of a Measurement that this replay decides."""
@@ -45,7 +51,7 @@ class Runner:
 
     def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         torch.manual_seed(SEED)
-        operator, rule = resolve(call.operator), rules.find(call.operator)
+        operator, rule = self._resolve(call)
         bound = bind(call, sample, operator.schema, self._load)
         remade = [name for name in rule.remade if isinstance(bound[name], TensorSpec)]
         for name in remade:
@@ -57,7 +63,13 @@ class Runner:
         first = build(bound, self.target)
         finish(bound, first, rule, remade)
         timing = self._clock(operator, bound, first, rule, remade, total, Budget(seconds, LIMIT_FACTOR * seconds))
+        timing = replace(timing, notes=[*timing.notes, *operator.notes])
         return report(timing, total, rule.touched(bound, total), self.target.device)
+
+    def _resolve(self, call: Call) -> tuple[Operator, rules.Rule]:
+        if is_launch(call):
+            return self.launches.resolve(call, self.target.device)
+        return resolve(call.operator), rules.find(call.operator)
 
     def _load(self, tensor: SampledTensor) -> torch.Tensor | None:
         return self.recording.value(tensor) if self.recording else None

@@ -36,7 +36,7 @@ def main() -> None:
     if device == "cpu":
         limit_host_memory()
     root = Path(session["root"]) if session["root"] else None
-    serve(Runner(device, session["home"] or "cuda", root), answers)
+    serve(Runner(device, session["home"] or "cuda", root, session.get("trust", False)), answers)
 
 
 def preload(namespaces: list[str]) -> None:
