@@ -97,7 +97,7 @@ def test_a_newer_kcaps_line_is_read_without_what_is_not_known(tmp_path: Path) ->
         (b'{"index":-1,"phase":"decode"}', ":2", "index"),
         (b'{"index":1,"phase":"decode","gpu_us":-1}', ":2", "gpu_us"),
         (b'{"index":1,"phase":"decode","kernels":[{"name":"k"}]}', ":2", "kernels.0.us"),
-        (b"\xff", ":2:", "utf-8"),
+        (b"\xff", ":2:", "UTF-8"),
     ],
 )
 def test_a_damaged_line_is_named(line: bytes, place: str, reason: str, tmp_path: Path) -> None:

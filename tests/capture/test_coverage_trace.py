@@ -1,0 +1,89 @@
+"""Traces that are damaged, too large or anything at all."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcap.capture.coverage import ProfiledStep, Ran, Replayed, attribute, read_trace
+from kcap.capture.coverage import trace as trace_module
+from kcap.errors import FormatError
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 5000, b"3", b'{"traceEvents":{}}', b"null"])
+def test_a_damaged_trace_is_refused(content: bytes, compressed: bool, tmp_path: Path) -> None:
+    path = tmp_path / ("trace.json.gz" if compressed else "trace.json")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    with pytest.raises(FormatError, match=r"trace\.json"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("cut", [5, 30, -4])
+def test_a_truncated_archive_is_refused(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(orjson.dumps({"traceEvents": list(range(500))}))[:cut])
+    with pytest.raises(FormatError, match="damaged"):
+        read_trace(path)
+
+
+def test_a_missing_trace_and_a_plain_file_named_gz_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="not readable"):
+        read_trace(tmp_path / "none.json")
+    (tmp_path / "plain.json.gz").write_bytes(b"[]")
+    with pytest.raises(FormatError, match="damaged"):
+        read_trace(tmp_path / "plain.json.gz")
+
+
+def test_a_trace_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module, "MAX_BYTES", 1 << 20)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * (2 << 20)))
+    with pytest.raises(FormatError, match="profile fewer steps"):
+        read_trace(path)
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+)
+names = st.sampled_from(["kcap:step:0", "kcap:step:1", "aten::mm", "_C::a", "k", "cudaGraphLaunch", "kcap:call:a::b"])
+cats = st.sampled_from(["cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "kernel", "gpu_memcpy", "ac2g"])
+small = st.integers(0, 6)
+args = st.fixed_dictionaries(
+    {}, optional={"correlation": small | scalars, "External id": small, "stream": anything, "graph node id": anything}
+)
+events = st.fixed_dictionaries(
+    {"ph": st.just("X"), "cat": cats | anything, "name": names | anything},
+    optional={
+        "ts": small | scalars,
+        "dur": small | scalars,
+        "pid": small | anything,
+        "tid": small,
+        "args": args | anything,
+    },
+)
+RANS = [Ran(0, "aten::mm"), Ran(1, "_C::a", region=True), Ran(2, "triton::k.ab", "k"), Ran(3, "a::b")]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(events | anything, max_size=25) | anything, st.lists(st.integers(-1, 2), max_size=4), small)
+def test_no_json_breaks_the_analysis(document: Any, nodes: list[int], total: int) -> None:
+    steps = [ProfiledStep(0, [*RANS, Replayed(RANS, nodes, total)]), ProfiledStep(1, [])]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        path.write_bytes(orjson.dumps(document if isinstance(document, dict) else {"traceEvents": document}))
+        try:
+            trace = read_trace(path)
+        except FormatError:
+            return
+    for found in attribute(trace, steps):
+        assert all((kernel.call is None) == (kernel.reason is not None) for kernel in found.kernels)
+        assert len(found.kernels) <= len(trace.gpu)
