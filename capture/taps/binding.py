@@ -12,7 +12,8 @@ from typing import Any
 Pairs = list[tuple[str, Any]]
 
 MISSING = inspect.Parameter.empty
-_SPLIT = re.compile(r"[\[({<,\])}>]|->")
+OPENING, CLOSING = tuple("[({<"), tuple("])}>")
+_SPLIT = re.compile(r"""'[^']*'|"[^"]*"|->|[\[({<,\])}>]""")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _parts(text: str) -> Iterator[str]:
             start = match.end()
         if at_end:
             return
-        depth += (mark in "[({<") - (mark in "])}>")
+        depth += (mark in OPENING) - (mark in CLOSING)
 
 
 def _parameter(part: str) -> tuple[str, Any]:

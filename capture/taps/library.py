@@ -14,6 +14,7 @@ from kcap.capture.taps.binding import Pairs, binder
 from kcap.capture.taps.patching import MARK
 
 Function = Callable[..., Any]
+LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)  # they run when awaited
 Describe = Callable[[Sequence[Any], Mapping[str, Any]], Pairs]
 
 
@@ -102,7 +103,7 @@ def wrap(
     detail: bool = False,
 ) -> Function:
     """`function`, telling `calls` of each of its calls; generators, coroutines and wrappers stay as they are."""
-    if hasattr(function, MARK) or inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+    if hasattr(function, MARK) or any(kind(function) for kind in LATER):
         return function
     listener, names = calls.listener, describe or binder(function)
 

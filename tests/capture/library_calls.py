@@ -1,0 +1,76 @@
+"""A listener that keeps what it is told, and packages made of text: for the tests of the library taps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Heard:
+    """Keeps each call; `inside` counts the calls that a thread has begun and not ended."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.records = True
+        self.breaks: Exception | None = None
+        self.asked = 0
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.flags: list[tuple[bool, bool]] = []
+        self.failures: list[tuple[str, str]] = []
+        self._depth = threading.local()
+        self.left = 0
+
+    @property
+    def listening(self) -> bool:
+        self.asked += 1
+        return self.on
+
+    def enter(
+        self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
+    ) -> bool:
+        if self.breaks:
+            raise self.breaks
+        if not self.records or (detail and self.inside):
+            return False
+        self._depth.value = self.inside + 1
+        self.calls.append((operator, dict(arguments)))
+        self.flags.append((work, detail))
+        return True
+
+    def leave(self) -> None:
+        self._depth.value = self.inside - 1
+        self.left += 1
+
+    def failed(self, tap: str, error: BaseException) -> None:
+        self.failures.append((tap, f"{type(error).__name__}: {error}"))
+
+    @property
+    def inside(self) -> int:
+        return getattr(self._depth, "value", 0)
+
+    @property
+    def operators(self) -> list[str]:
+        return [operator for operator, _ in self.calls]
+
+
+def write_package(root: Path, name: str, files: dict[str, str]) -> None:
+    """A package of these modules under `root`."""
+    for path, text in {"__init__.py": "", **files}.items():
+        file = root / name.replace(".", "/") / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def forget(modules: dict[str, Any], *names: str) -> None:
+    """Take packages out of `sys.modules`."""
+    for module in [module for module in modules if module.split(".")[0] in names]:
+        del modules[module]
+
+
+def imported(modules: dict[str, Any], *names: str) -> Iterator[None]:
+    """As a fixture's body: packages of these names are not imported before nor after."""
+    forget(modules, *names)
+    yield
+    forget(modules, *names)

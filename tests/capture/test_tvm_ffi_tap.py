@@ -1,0 +1,122 @@
+"""The tap of tvm-ffi's modules, on the real library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from library_calls import Heard
+
+from kcap.capture.taps import tvm_ffi as tap
+from kcap.capture.taps.library import Calls, wrap
+
+tvm_ffi = pytest.importorskip("tvm_ffi")
+SOURCE = """
+void add_one(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
+  for (int i = 0; i < x.size(0); ++i)
+    static_cast<float*>(y.data_ptr())[i] = static_cast<float*>(x.data_ptr())[i] + 1;
+}
+int64_t rows(tvm::ffi::TensorView x) { return x.size(0); }
+int64_t twice(int64_t value) { return 2 * value; }
+int64_t call(tvm::ffi::Function function, tvm::ffi::TensorView x) { return function(x).cast<int64_t>(); }
+"""
+X = torch.ones(3)
+
+
+@pytest.fixture(scope="module")
+def built() -> Any:
+    pytest.importorskip("ninja")
+    return tvm_ffi.cpp.load_inline("kcap_tap", cpp_sources=SOURCE, functions=["add_one", "rows", "twice", "call"])
+
+
+@pytest.fixture
+def module(built: Any) -> Iterator[Any]:
+    """The module without the functions that it has handed out."""
+    vars(built).clear()
+    yield built
+    vars(built).clear()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    heard = Heard()
+    installed = tap.install(heard)
+    yield heard
+    installed.undo()
+
+
+def test_a_modules_function_is_recorded_by_name_with_numbered_arguments(heard: Heard, module: Any) -> None:
+    result = torch.zeros(3)
+    module.add_one(X, result)
+    assert result.tolist() == [2, 2, 2]
+    assert heard.calls == [("tvm::add_one", {"arg0": X, "arg1": result})]
+    assert (heard.flags, heard.left) == ([(True, True)], 1)
+
+
+@pytest.mark.parametrize("way", ["attribute", "item", "get_function"])
+def test_every_way_to_a_function_is_recorded(heard: Heard, module: Any, way: str) -> None:
+    function = {"attribute": lambda: module.rows, "item": lambda: module["rows"]}.get(
+        way, lambda: module.get_function("rows")
+    )()
+    assert function(X) == 3
+    assert heard.operators == ["tvm::rows"]
+
+
+def test_what_a_module_hands_out_stays_a_function_of_tvm_ffi(heard: Heard, module: Any) -> None:
+    assert isinstance(module.rows, tvm_ffi.Function)
+    assert module.rows is module.rows
+    assert module.rows == module.rows
+    assert len({module.rows, module.rows}) == 1
+    assert module.call(module.rows, X) == 3
+    assert heard.operators == ["tvm::call"]
+    assert module.rows.release_gil == tvm_ffi.Function.__new__(tvm_ffi.Function).release_gil
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = module.no_such
+
+
+def test_a_setting_without_tensors_is_not_recorded(heard: Heard, module: Any) -> None:
+    assert module.twice(4) == 8
+    assert heard.calls == []
+
+
+def test_a_function_inside_another_librarys_call_is_its_detail(heard: Heard, module: Any) -> None:
+    outer = wrap(lambda x: module.rows(x), "flashinfer::outer", Calls("flashinfer", heard))
+    assert outer(X) == 3
+    assert heard.operators == ["flashinfer::outer"]
+
+
+def test_an_error_of_the_kernel_is_its_own(heard: Heard, module: Any) -> None:
+    with pytest.raises(TypeError):
+        module.rows(X, X)
+    assert (heard.left, heard.failures) == (1, [])
+
+
+def test_a_closed_listener_is_told_nothing(heard: Heard, module: Any) -> None:
+    heard.on = False
+    assert module.rows(X) == 3
+    assert (heard.calls, heard.asked) == ([], 1)
+
+
+def test_installing_twice_records_once_and_undo_restores(module: Any) -> None:
+    before = vars(tvm_ffi.Module)["get_function"]
+    heard = Heard()
+    first, second = tap.install(heard), tap.install(heard)
+    held = module.rows
+    held(X)
+    second.undo()
+    first.undo()
+    held(X)
+    assert (heard.operators, heard.failures) == (["tvm::rows"], [])
+    assert vars(tvm_ffi.Module)["get_function"] is before
+    vars(module).clear()
+    assert type(module.rows) is tvm_ffi.Function
+
+
+def test_a_library_whose_functions_cannot_be_taken_over_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvm_ffi, "Function", object)
+    heard = Heard()
+    installed = tap.install(heard)
+    assert [name for name, _ in heard.failures] == ["tvm_ffi"]
+    assert len(installed) == 0
