@@ -1,0 +1,177 @@
+"""Which Call a kernel of a replayed graph is of: by node numbers, and by names where these do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiles import Profile, calls, differences, reasons
+
+from kcap.capture.coverage import Attributed, ProfiledStep, Ran, Replayed, attribute, read_trace
+
+H200 = Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz"
+REGION = Ran(0, "vllm::unified_attention", region=True)
+FORWARD, MM, WIDE = Ran(1, "_vllm_fa3_C::fwd"), Ran(2, "aten::mm.out"), Ran(3, "aten::mm.out")
+NORM, SILU = Ran(4, "triton::norm.ab", "norm"), Ran(5, "triton::silu.cd", "silu")
+UNKNOWN = "the graph's nodes are not known, and no call of it is known to launch this"
+SEVERAL = "the graph's nodes are not known, and it may be of several of its calls"
+
+
+@pytest.fixture
+def profile() -> Profile:
+    made = Profile()
+    made.step(0, 0, 1000)
+    return made
+
+
+def replayed(profile: Profile, *graphs: Replayed, kernels: tuple[str, ...], by: str = "cudaGraphLaunch") -> Attributed:
+    for number in range(len(graphs)):
+        profile.launch(100 + 100 * number, *kernels, by=by)
+    return profile.one(*graphs)
+
+
+def in_order(found: Attributed) -> list[int | None]:
+    return [kernel.call for kernel in found.kernels]
+
+
+@pytest.mark.parametrize("by", ["cudaGraphLaunch", "cudaGraphLaunch_v10000", "cuGraphLaunch"])
+def test_nodes_tell_which_call_a_kernel_is_of(by: str, profile: Profile) -> None:
+    graph = Replayed([MM, NORM, REGION, FORWARD, WIDE], [2, 1, 0, 1, 1], 5)
+    found = replayed(profile, graph, kernels=("gemm", "reduce", "norm", "flash", "gemm"), by=by)
+    assert in_order(found) == [2, 2, 4, 1, 3]
+    assert all(kernel.graph for kernel in found.kernels)
+    assert differences(found) == []
+
+
+def test_a_region_has_no_nodes_of_its_own(profile: Profile) -> None:
+    found = replayed(profile, Replayed([REGION, FORWARD], [1, 1]), kernels=("scatter", "flash"))
+    assert in_order(found) == [None, 1]
+    assert reasons(found)["scatter"] == "launched by the region vllm::unified_attention itself"
+
+
+def test_the_ids_of_nodes_go_before_the_times(profile: Profile) -> None:
+    profile.launch(100, by="cudaGraphLaunch")
+    correlation = profile.events[-1]["args"]["correlation"]
+    for name, start, stream, node in (("wide", 2000, 7, 12), ("gemm", 2001, 13, 10), ("flash", 2002, 7, 11)):
+        profile.gpu(name, start, correlation=correlation, stream=stream, **{"graph node id": node})
+    assert calls(profile.one(Replayed([MM, FORWARD, WIDE], [1, 1, 1], 3))) == {"gemm": 2, "flash": 1, "wide": 3}
+
+
+def test_without_ids_the_start_tells_then_the_stream(profile: Profile) -> None:
+    profile.launch(100, by="cudaGraphLaunch")
+    correlation = profile.events[-1]["args"]["correlation"]
+    for name, start, stream in (("wide", 2001, 13), ("flash", 2001, 7), ("gemm", 2000, 13)):
+        profile.gpu(name, start, correlation=correlation, stream=stream)
+    assert calls(profile.one(Replayed([MM, FORWARD, WIDE], [1, 1, 1]))) == {"gemm": 2, "flash": 1, "wide": 3}
+
+
+def test_a_function_in_anothers_place_makes_the_graph_fall_back_to_names(profile: Profile) -> None:
+    graph = Replayed([NORM, SILU, FORWARD], [1, 1, 1], 3)
+    found = replayed(profile, graph, kernels=("silu", "norm", "flash"))
+    assert calls(found) == {"silu": 5, "norm": 4, "flash": None}
+    assert reasons(found)["flash"] == UNKNOWN
+
+
+def test_a_function_whose_kernel_is_missing_makes_the_graph_fall_back_to_names(profile: Profile) -> None:
+    found = replayed(profile, Replayed([NORM, SILU], [1, 1], 2), kernels=("norm", "flash"))
+    assert calls(found) == {"norm": 4, "flash": None}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "total"), [([], 0), ([], 3), ([1, 1], 2), ([1, 1, 2], 4), ([4, -1, 0], 3), ([1, 1], 3)]
+)
+def test_nodes_that_do_not_fit_are_not_used(nodes: list[int], total: int, profile: Profile) -> None:
+    graph = Replayed([NORM, SILU, FORWARD], nodes, total)
+    found = replayed(profile, graph, kernels=("silu", "norm", "flash"))
+    assert calls(found) == {"silu": 5, "norm": 4, "flash": None}
+
+
+def plainly(profile: Profile, *names: tuple[str, str]) -> list[Ran]:
+    """Launch kernels by operators outside of any graph."""
+    for number, (operator, kernel) in enumerate(names):
+        at = 500 + 20 * number
+        profile.op(operator, at, at + 10)
+        profile.launch(at + 5, kernel)
+    return [Ran(90 + number, operator) for number, (operator, _) in enumerate(names)]
+
+
+def test_names_are_learnt_from_plain_launches_of_any_step(profile: Profile) -> None:
+    profile.step(1, 5000, 6000)
+    profile.launch(5100, "gemm", "flash", "strange", by="cudaGraphLaunch")
+    ran = plainly(profile, ("aten::mm", "gemm"), ("_vllm_fa3_C::fwd", "flash"), ("aten::add", "strange"))
+    steps = [ProfiledStep(1, [Replayed([MM, FORWARD])]), ProfiledStep(0, list(ran))]
+    graph, plain = profile.attribute(*steps)
+    assert calls(graph) == {"gemm": 2, "flash": 1, "strange": None}
+    assert calls(plain) == {"gemm": 90, "flash": 91, "strange": 92}
+
+
+def test_by_name_two_calls_of_an_operator_need_a_kernel_each(profile: Profile) -> None:
+    ran = plainly(profile, ("aten::mm", "gemm"))
+    profile.launch(100, "gemm", "gemm", by="cudaGraphLaunch")
+    profile.launch(200, "gemm", "gemm", "gemm", by="cudaGraphLaunch")
+    profile.launch(300, "gemm", "gemm", "gemm", by="cudaGraphLaunch")
+    found = profile.one(Replayed([MM, WIDE]), Replayed([MM, WIDE]), Replayed([MM, MM]), *ran)
+    assert in_order(found) == [2, 3, None, None, None, 2, 2, 2, 90]
+    assert {kernel.reason for kernel in found.kernels[2:5]} == {SEVERAL}
+
+
+def test_a_name_of_two_operators_is_neithers(profile: Profile) -> None:
+    ran = plainly(profile, ("aten::mm", "copy"), ("_vllm_fa3_C::fwd", "copy"))
+    profile.launch(100, "copy", by="cudaGraphLaunch")
+    profile.launch(200, "copy", by="cudaGraphLaunch")
+    found = profile.one(Replayed([MM, FORWARD]), Replayed([FORWARD, NORM]), *ran)
+    assert in_order(found)[:2] == [None, 1]
+    assert found.kernels[0].reason == SEVERAL
+
+
+def test_the_nth_launch_of_a_step_is_its_nth_replay(profile: Profile) -> None:
+    profile.launch(100, "k", by="cudaGraphLaunch")
+    profile.launch(200, "k", by="cudaGraphLaunch")
+    profile.launch(300, "k", by="cudaGraphLaunch")
+    found = profile.one(Replayed([MM], [1]), FORWARD, Replayed([WIDE], [1]))
+    assert in_order(found) == [2, 3, None]
+    assert found.kernels[2].reason == "a graph was replayed that the recorder did not see"
+    assert differences(found) == [("cudaGraphLaunch", 3, 2)]
+
+
+def test_a_graph_that_the_profiler_did_not_see_is_told(profile: Profile) -> None:
+    profile.gpu("k", 100, correlation=0)
+    assert differences(profile.one(Replayed([MM], [1]))) == [("cudaGraphLaunch", 0, 1)]
+
+
+def test_a_graphs_calls_are_not_looked_for_among_the_operators(profile: Profile) -> None:
+    profile.op("aten::mm", 10, 50)
+    profile.launch(30, "eager")
+    profile.launch(100, "gemm", by="cudaGraphLaunch")
+    found = profile.one(Replayed([MM], [1]), WIDE)
+    assert calls(found) == {"eager": 3, "gemm": 2}
+    assert differences(found) == []
+
+
+BODY = (
+    "aten::linear aten::linear aten::sum.dim_IntList kcaptest::region aten::mul.Tensor kcaptest::kernel "
+    "triton::scale_kernel.ab aten::zeros aten::mm aten::softmax.int aten::t aten::contiguous aten::clone "
+    "triton::scale_kernel.ab"
+).split()
+NODES = [1, 1, 1, 0, 1, 2, 1, 1, 1, 1, 0, 1, 1, 1]
+
+
+def _of_gpu(operator: str, call: int) -> Ran:
+    return Ran(call, operator, "scale_kernel" if "scale" in operator else None, "region" in operator)
+
+
+@pytest.mark.parametrize("nodes", [NODES, []])
+def test_a_gpus_own_trace_gives_a_graphs_kernels_to_the_calls_that_the_same_eager_ones_have(nodes: Any) -> None:
+    """Steps 0 and 2 replayed a graph of what steps 1 and 3 ran: a side stream, a region, Triton (torch 2.11, H200)."""
+    body = [_of_gpu(operator, call) for call, operator in enumerate(BODY)]
+    upload, add = Ran(50, "aten::to.dtype_layout"), Ran(51, "aten::add.Tensor")
+    eager = [ProfiledStep(index, [upload, *body]) for index in (1, 3)]
+    graphs = [ProfiledStep(index, [upload, Replayed(body, nodes, 13 if nodes else 0), add]) for index in (0, 2)]
+    *plain, first, second = attribute(read_trace(H200), eager + graphs)
+    expected = [call for call, count in enumerate(NODES) for _ in range(count)]
+    assert [in_order(found) for found in plain] == [[50, *expected]] * 2
+    if not nodes:
+        expected[11] = None  # a copy in a graph is a kernel of a name of its own
+    assert [in_order(found) for found in (first, second)] == [[50, *expected, 51]] * 2
+    assert [found.disagreements for found in (*plain, first, second)] == [[]] * 4
