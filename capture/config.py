@@ -24,6 +24,7 @@ class Session:
     model: str | None = None
     steps: int | None = None  # close the window after this many
     keep_tokens: bool = False
+    check_coverage: bool = False  # profile some steps first, and attribute their kernels
     recorder: str = "auto"  # auto, native or python
     layers_model: int | None = None
     engine_arguments: dict[str, Any] = field(default_factory=dict)

@@ -37,15 +37,16 @@ class Fold:
             if region["of"] in lines:
                 lines[region["id"]] = {**lines[region["of"]], "kind": "region", "id": region["id"]}
         for number, line in lines.items():
-            body = {key: value for key, value in line.items() if key != "id"}
-            self.raw[index, number] = body
-            folded = {**body, "args": self._fold(body["operator"], body["args"])}
+            self.raw[index, number] = line
+            body = {name: value for name, value in line.items() if name not in ("id", "graph")}
+            folded = {**body, "args": self._fold(line)}
             key = orjson.dumps(folded, option=orjson.OPT_SORT_KEYS)
             self.of[index, number] = key
             self.signatures.setdefault(key, folded)
 
-    def _fold(self, operator: str, args: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        scalars, offsets = self._drift.get(operator, (0, 0))
+    def _fold(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+        scalars, offsets = self._drift.get(_who(line), (0, 0))
+        args: list[dict[str, Any]] = line["args"]
         if not scalars and not offsets:
             return args
         return [_fold_argument(arg, scalars >> i & 1, offsets >> i & 1) for i, arg in enumerate(args)]
@@ -53,7 +54,7 @@ class Fold:
     def drifted(self, index: int, number: int) -> tuple[dict[str, Any], dict[str, int]]:
         """What a shard's own call still holds of the scalars and offsets that its fold leaves out."""
         body = self.raw[index, number]
-        scalars, offsets = self._drift.get(body["operator"], (0, 0))
+        scalars, offsets = self._drift.get(_who(body), (0, 0))
         values: dict[str, Any] = {}
         places: dict[str, int] = {}
         for i, arg in enumerate(body["args"]):
@@ -76,28 +77,34 @@ class Fold:
                 self.count(index, number, phase, times)
 
     def calls(self, order: list[bytes]) -> tuple[list[Call], dict[bytes, int]]:
-        """The Calls that ran, in `order` first, and each signature's id."""
+        """The Calls in `order`, then the others that ran, and each signature's id."""
         seen = dict.fromkeys(order)
-        rest = sorted(key for key in self.counts if key not in seen)
-        keys = [key for key in [*seen, *rest] if self.counts.get(key)]
+        keys = [*seen, *sorted(key for key in self.counts if key not in seen and self.counts[key])]
         ids = {key: number for number, key in enumerate(keys)}
         return [self._call(key, number) for key, number in ids.items()], ids
 
     def _call(self, key: bytes, number: int) -> Call:
         counts = [
             Count(phase=PHASE_NAMES[phase], rank=rank, mode=mode, count=times)
-            for (phase, rank, mode), times in sorted(self.counts[key].items())
+            for (phase, rank, mode), times in sorted(self.counts.get(key, {}).items())
         ]
         call = Call.model_validate({**self.signatures[key], "id": number, "counts": counts})
         return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
 
 
-def _drift(shards: list[Shard]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+Who = tuple[str, bool]  # an operator, called eagerly or while a graph is captured
+
+
+def _who(line: dict[str, Any]) -> Who:
+    return line["operator"], bool(line.get("graph"))
+
+
+def _drift(shards: list[Shard]) -> dict[Who, tuple[int, int]]:
+    found: dict[Who, tuple[int, int]] = {}
     for shard in shards:
         for line in shard.lines.get("drift", []):
-            scalars, offsets = found.get(line["operator"], (0, 0))
-            found[line["operator"]] = (scalars | line["scalars"], offsets | line["offsets"])
+            scalars, offsets = found.get(_who(line), (0, 0))
+            found[_who(line)] = (scalars | line["scalars"], offsets | line["offsets"])
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kcap.capture.shards import Shard
-from kcap.schemas.recording import Argument, ValueField
+from kcap.schemas.recording import Argument, GraphUse, Launch, ValueField
 
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 Phase = Annotated[int, Field(ge=0, le=3)]
@@ -32,6 +32,8 @@ class _Call(_Line):
     operator: str = Field(min_length=1)
     parent: str | None = None
     work: bool = True
+    graph: bool = False
+    launch: Launch | None = None
     args: list[Argument]
 
 
@@ -43,6 +45,30 @@ class _Region(_Line):
 class _Program(_Line):
     id: Number
     calls: list[Number]
+
+
+class _Graph(_Line):
+    id: Number
+    number: Number
+    calls: list[Number]
+    nodes: list[tuple[Number, Number]] = []
+    total: Number = 0
+    size: Number | None = None
+    scope: GraphUse | None = None
+
+
+class _Annotation(_Line):
+    graph: Number
+    size: Number | None = None
+    scope: GraphUse | None = None
+
+
+class _Profiled(_Line):
+    index: Number
+    program: Number
+    phase: Phase
+    tokens: Number
+    sequences: Number
 
 
 class _Batch(_Line):
@@ -90,13 +116,14 @@ class _Sample(_Line):
 
 class _Drift(_Line):
     operator: str
+    graph: bool = False
     scalars: int = Field(ge=0)
     offsets: int = Field(ge=0)
 
 
 class _Tap(_Line):
     name: str
-    status: Literal["ok", "failed", "off"]
+    status: Literal["ok", "failed", "off", "absent"]
     detail: str
 
 
@@ -105,6 +132,9 @@ KINDS: dict[str, type[_Line]] = {
     "call": _Call,
     "region": _Region,
     "program": _Program,
+    "graph": _Graph,
+    "annotation": _Annotation,
+    "profiled": _Profiled,
     "batch": _Batch,
     "step": _Step,
     "sample": _Sample,

@@ -11,8 +11,9 @@ from kcap.capture.lines import sound
 from kcap.capture.metadata import make_metadata
 from kcap.capture.programs import Programs
 from kcap.capture.sampled import merge_samples
-from kcap.capture.shards import read_shard, stems
-from kcap.schemas.recording import Recording, load, write_recording
+from kcap.capture.shards import KERNELS, read_shard, stems
+from kcap.schemas.recording import Call, Recording, load, write_recording
+from kcap.schemas.seal import seal
 
 
 def merge(session: Session, output: Path) -> Recording:
@@ -23,11 +24,22 @@ def merge(session: Session, output: Path) -> Recording:
     fold.count_loose()
     calls, ids = fold.calls(programs.order())
     samples, values = merge_samples(fold, ids)
-    metadata = make_metadata(session, shards, programs, calls)
-    write_recording(output, metadata, calls, programs.records(ids), programs.steps(), samples, values)
+    kernels = _sources(Path(session.directory), calls)
+    metadata = make_metadata(session, shards, programs, calls).model_copy(update={"seal": seal(kernels)})
+    write_recording(output, metadata, calls, programs.records(ids), programs.steps(), samples, values, kernels)
     recording = load(output)
     _derive(recording)
     return recording
+
+
+def _sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
+    """The sources that the calls name; one that cannot be read is missing, which the reader tells."""
+    found = {}
+    for name in {call.launch.kernel for call in calls if call.launch and call.launch.kernel}:
+        file = directory / KERNELS / Path(name).name
+        if file.is_file():
+            found[name] = file.read_bytes()
+    return found
 
 
 def _derive(recording: Recording) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kcap import __version__
 from kcap.capture.config import Session
-from kcap.capture.programs import Programs
+from kcap.capture.programs import Batch, Programs
 from kcap.capture.redact import redact_arguments, redact_command
 from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, TRACED, Shard
 from kcap.schemas.recording import PHASES, Call, Metadata, Tap
@@ -44,10 +44,8 @@ def make_metadata(session: Session, shards: list[Shard], programs: Programs, cal
     lowest = min((batch.rank for batch in programs.batches), default=0)
     mine = [batch for batch in programs.batches if batch.rank == lowest]
     steps: Counter[str] = Counter()
-    shapes: Counter[tuple[str, int, int]] = Counter()
     for batch in mine:
         steps[PHASES[batch.phase]] += batch.times
-        shapes[PHASES[batch.phase], batch.tokens, batch.sequences] += batch.times
     for phase, name in enumerate(PHASES):
         steps[name] += sum(shard.header(LOOSE_STEPS + phase) for shard in recording[:1])
     dropped = {
@@ -78,14 +76,21 @@ def make_metadata(session: Session, shards: list[Shard], programs: Programs, cal
         complete=bool(recording) and all(map(_is_whole, shards)),
         taps=_taps(shards),
         steps={name: times for name, times in sorted(steps.items()) if times},
-        batches=[
-            {"phase": phase, "tokens": tokens, "sequences": sequences, "steps": times}
-            for (phase, tokens, sequences), times in sorted(shapes.items())
-        ],
+        batches=_batches(programs, mine),
         totals=_totals(calls),
         dropped=dropped,
         notes=_notes(recording),
     )
+
+
+def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
+    """How many steps there were of each kind: phase, tokens, sequences, use of graphs, padded tokens."""
+    kinds: Counter[tuple[Any, ...]] = Counter()
+    for batch in batches:
+        mode, padded = programs.graph_use(batch.program)
+        kinds[PHASES[batch.phase], batch.tokens, batch.sequences, mode, padded or 0] += batch.times
+    names = ("phase", "tokens", "sequences", "mode", "padded")
+    return [{**dict(zip(names, kind, strict=True)), "steps": times} for kind, times in sorted(kinds.items())]
 
 
 def _failures(shard: Shard) -> list[dict[str, Any]]:
@@ -94,7 +99,7 @@ def _failures(shard: Shard) -> list[dict[str, Any]]:
 
 def _is_whole(shard: Shard) -> bool:
     """Whether the process closed its shard with nothing failed, and nothing run that no tap records."""
-    if shard.lines.get("tap"):
+    if any(line["status"] in ("off", "failed") for line in shard.lines.get("tap", [])):
         return False
     return not shard.process or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
 

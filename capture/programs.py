@@ -1,18 +1,21 @@
-"""The Programs of all shards, folded: what the steps ran, in order, and how often."""
+"""The Programs of all shards, folded: what the steps and their graphs ran, in order, and how often."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from kcap.capture.folding import Fold
 from kcap.capture.shards import Shard
-from kcap.schemas.recording import PHASES, Count, Program, Step
+from kcap.schemas.recording import PHASES, Count, GraphUse, Program, Step
 
 
 @dataclass
 class Batch:
+    """Steps of one kind, on one rank."""
+
     rank: int
     program: bytes
     phase: int
@@ -21,25 +24,58 @@ class Batch:
     times: int
 
 
+@dataclass
+class Folded:
+    """A Program: its items are signatures of Calls, or the keys of the graphs that were replayed between them."""
+
+    key: bytes
+    items: list[bytes]
+    graph: bool = False
+    size: int | None = None
+    scope: GraphUse | None = None
+    captured: int = 0
+    profiled: bool = False
+    counts: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+
 class Programs:
-    """The Programs of all shards, folded: equal ones of several ranks are one."""
+    """The Programs of all shards: equal ones of several ranks are one, and so are equal graphs."""
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
-        self._calls: dict[bytes, list[bytes]] = {}
-        self._counts: dict[bytes, Counter[tuple[int, int]]] = {}
-        self._ended: dict[int, int] = {}
+        self._all: dict[bytes, Folded] = {}
         self._keys: dict[tuple[int, int], bytes] = {}  # a shard's own program -> its key
+        self._graphs: dict[tuple[int, int], Folded] = {}  # a shard's own graph -> it
+        self.graph_lines: dict[tuple[int, int], dict[str, Any]] = {}
+        self._ended: dict[int, int] = {}
         self.batches: list[Batch] = []
         for index, shard in enumerate(fold.shards):
+            self._add_graphs(index, shard)
             self._add(index, shard)
+            self._add_loose_graphs(index, shard)
+
+    def _add_graphs(self, index: int, shard: Shard) -> None:
+        told = {line["graph"]: line for line in shard.lines.get("annotation", [])}
+        for line in shard.lines.get("graph", []):
+            if not all((index, call) in self._fold.of for call in line["calls"]):
+                continue
+            known = {**line, **told.get(line["number"], {})}
+            items = [self._fold.of[index, call] for call in line["calls"]]
+            mark = f"graph {known.get('size')} {known.get('scope')}".encode()
+            graph = self._intern([mark, *items], items)
+            graph.graph, graph.size, graph.scope = True, known.get("size"), known.get("scope")
+            graph.captured += 1
+            self._graphs[index, line["id"]] = graph
+            self.graph_lines[index, line["id"]] = line
 
     def _add(self, index: int, shard: Shard) -> None:
         rank = int(shard.process.get("rank", 0))
         own: dict[int, list[int]] = {}
         for line in shard.lines.get("program", []):
-            if all((index, call) in self._fold.of for call in line["calls"]):
-                self._keys[index, line["id"]] = self._intern(index, line["calls"])
+            items = [self._item(index, call) for call in line["calls"]]
+            if None not in items:
+                found = [item for item in items if item is not None]
+                self._keys[index, line["id"]] = self._intern(found, found).key
                 own[line["id"]] = line["calls"]
         self._ended[index] = 0
         for line in shard.lines.get("batch", []):
@@ -48,46 +84,111 @@ class Programs:
             key = self._keys.get((index, line["program"]))
             if not times or key is None:
                 continue
-            self._counts[key][line["phase"], rank] += times
+            self._all[key].counts[line["phase"], rank] += times
             self.batches.append(Batch(rank, key, line["phase"], line["tokens"], line["sequences"], times))
             for call in own[line["program"]]:
-                self._fold.count(index, call, line["phase"], times)
+                self._count(index, call, line["phase"], times)
+        for line in shard.lines.get("profiled", []):
+            if (key := self._keys.get((index, line["program"]))) is not None:
+                self._all[key].profiled = True
 
-    def _intern(self, index: int, calls: list[int]) -> bytes:
-        signatures = [self._fold.of[index, call] for call in calls]
-        key = hashlib.sha256(b"\n".join(signatures)).digest()
-        self._calls.setdefault(key, signatures)
-        self._counts.setdefault(key, Counter())
-        return key
+    def _item(self, index: int, call: int) -> bytes | None:
+        graph = self._graphs.get((index, call))
+        return graph.key if graph else self._fold.of.get((index, call))
 
-    def _ran(self) -> list[bytes]:
-        return [key for key, counts in self._counts.items() if counts]
+    def _count(self, index: int, call: int, phase: int, times: int) -> None:
+        graph = self._graphs.get((index, call))
+        if graph is None:
+            return self._fold.count(index, call, phase, times)
+        graph.counts[phase, int(self._fold.shards[index].process.get("rank", 0))] += times
+        for inner in self.graph_lines[index, call]["calls"]:
+            self._fold.count(index, inner, phase, times, "graph")
+
+    def _add_loose_graphs(self, index: int, shard: Shard) -> None:
+        for of, number in self._graphs:
+            if of == index:
+                for phase, times in enumerate(shard.loose_counts(number)):
+                    if times:
+                        self._count(index, number, phase, times)
+
+    def _intern(self, identity: list[bytes], items: list[bytes]) -> Folded:
+        key = hashlib.sha256(b"\n".join(identity)).digest()
+        return self._all.setdefault(key, Folded(key, items))
+
+    def _kept(self) -> list[Folded]:
+        """Those that ran or were profiled, and the graphs in them."""
+        kept = {program.key: program for program in self._all.values() if program.counts or program.profiled}
+        inner = [self._all[item] for program in kept.values() for item in program.items if self._is_graph(item)]
+        return [*kept.values(), *{graph.key: graph for graph in inner if graph.key not in kept}.values()]
+
+    def _is_graph(self, item: bytes) -> bool:
+        return item in self._all and self._all[item].graph
+
+    def numbers(self) -> dict[bytes, int]:
+        """The id of each Program in the Recording."""
+        return {program.key: number for number, program in enumerate(self._kept())}
+
+    def number(self, index: int, own: int) -> int | None:
+        """The id of a shard's own program."""
+        return self.numbers().get(self._keys.get((index, own), b""))
 
     def order(self) -> list[bytes]:
         """Every Call's signature in the order in which the Programs ran them."""
-        return list(dict.fromkeys(call for key in self._ran() for call in self._calls[key]))
+        return list(dict.fromkeys(call for program in self._kept() for call in self._flat(program)))
 
-    def records(self, ids: dict[bytes, int]) -> list[Program]:
+    def _flat(self, program: Folded) -> list[bytes]:
         return [
-            Program(
-                id=number,
-                calls=[ids[call] for call in self._calls[key]],
-                counts=[
-                    Count(phase=PHASES[phase], rank=rank, count=times)
-                    for (phase, rank), times in sorted(self._counts[key].items())
-                ],
-            )
-            for number, key in enumerate(self._ran())
+            call
+            for item in program.items
+            for call in (self._all[item].items if not program.graph and self._is_graph(item) else [item])
         ]
 
+    def records(self, ids: dict[bytes, int]) -> list[Program]:
+        numbers = self.numbers()
+        return [self._record(program, number, ids, numbers) for number, program in enumerate(self._kept())]
+
+    def _record(self, program: Folded, number: int, ids: dict[bytes, int], numbers: dict[bytes, int]) -> Program:
+        calls: list[int] = []
+        graphs: list[tuple[int, int]] = []
+        for item in program.items:
+            if not program.graph and self._is_graph(item):
+                graphs.append((len(calls), numbers[item]))
+            else:
+                calls.append(ids[item])
+        return Program(
+            id=number,
+            kind="graph" if program.graph else "step",
+            calls=calls,
+            graphs=graphs,
+            size=program.size,
+            scope=program.scope,
+            captured=program.captured,
+            counts=[
+                Count(phase=PHASES[phase], rank=rank, mode="graph" if program.graph else "eager", count=times)
+                for (phase, rank), times in sorted(program.counts.items())
+            ],
+        )
+
+    def graph_use(self, key: bytes) -> tuple[GraphUse, int | None]:
+        """How the step `key` used graphs, and the tokens that they were captured for."""
+        graphs = [self._all[item] for item in self._all[key].items if self._is_graph(item)]
+        if not graphs:
+            return "eager", None
+        padded = max((graph.size for graph in graphs if graph.size is not None), default=None)
+        scopes = {graph.scope for graph in graphs}
+        alone = scopes == {None} and len(graphs) == 1
+        return "full" if "full" in scopes or alone else "piecewise", padded
+
     def steps(self) -> list[Step]:
-        numbers = {key: number for number, key in enumerate(self._ran())}
+        numbers = self.numbers()
         out = []
         for index, shard in enumerate(self._fold.shards):
             for line in shard.lines.get("step", []):
                 key = self._keys.get((index, line["program"]))
                 if line["index"] >= self._ended[index] or key is None:
                     continue
+                mode, padded = self.graph_use(key)
                 fields = {**line, "phase": PHASES[line["phase"]], "program": numbers.get(key)}
-                out.append(Step.model_validate({**fields, "rank": int(shard.process.get("rank", 0))}))
+                fields |= {"rank": int(shard.process.get("rank", 0)), "mode": mode, "padded": padded}
+                out.append(Step.model_validate(fields))
         return sorted(out, key=lambda step: (step.rank, step.index))

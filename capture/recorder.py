@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from kcap.capture.config import Session
 
 PHASES = ("prefill", "decode", "mixed", "other")
+Ranges = Sequence[tuple[int, int]]  # of addresses: from, to
 
 
 class Recorder(Protocol):
@@ -17,18 +19,50 @@ class Recorder(Protocol):
     """
 
     kind: str
+    sees_graphs: bool  # whether it records what is called while a CUDA graph is captured
 
     @property
     def error(self) -> str: ...
     def start(self, loose: bool) -> None: ...
     def stop(self) -> None: ...
-    def set_phase(self, phase: int) -> None: ...
     def step_begin(self, phase: int) -> None: ...
     def step_pause(self) -> None: ...
     def step_resume(self) -> None: ...
     def step_end(self, tokens: int, sequences: int, details: bytes) -> None: ...
+    def step_program(self) -> int:
+        """End the step without counting it; its Program's number in the shard, -1 where there is none."""
+
     def line(self, text: bytes) -> None: ...
     def close(self) -> None: ...
+
+    # Calls that do not come through the dispatcher.
+    def operator(self, name: str, arguments: Sequence[str], work: bool) -> int:
+        """A number for the operator `name`, whose parameters are called `arguments`."""
+
+    def launch(self, body: bytes) -> int:
+        """A number for what a kernel is launched with: the JSON of kcap.schemas.recording.Launch."""
+
+    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        """One invocation on this thread; whether it is recorded. `launch` -1: none.
+
+        `enter`: what runs until `leave` runs in it. `detail`: not recorded inside another call that was entered.
+        """
+
+    def leave(self) -> None: ...
+
+    # CUDA graphs. What is called on a thread from `graph_begin` on is the graph's, until it ends or is abandoned.
+    def graph_begin(self, nodes: bool) -> None: ...
+    def graph_nodes(self) -> int: ...
+    def graph_end(self, info: bytes, nodes: int) -> int:
+        """The graph's number, -1 where it cannot be kept. `info`: more members of its line, each after a comma."""
+
+    def graph_abandon(self) -> None: ...
+    def graph_replay(self, graph: int) -> None: ...
+    def private_memory(self, ranges: Ranges) -> None:
+        """Where graphs keep what they compute themselves: such memory is not sampled before a replay."""
+
+    def group(self, name: str, handle: int, size: int, rank: int) -> None:
+        """A process group, by the name or the handle that operators are given it by."""
 
 
 def open_recorder(session: Session) -> tuple[Recorder, str]:

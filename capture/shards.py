@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+KERNELS = "kernels"  # the sources of kernels, in the session's directory
+
 # The layout of native/shard.h.
 MAGIC = 0x31304341504B0A
 MAX_BATCHES, MAX_CALLS, PHASES, HEADER = 1 << 16, 1 << 17, 4, 64

@@ -17,7 +17,7 @@ import orjson
 from kcap.capture.config import Session
 from kcap.capture.process import process_line
 from kcap.capture.recorder import PHASES, Recorder, open_recorder
-from kcap.capture.taps.cuda_graphs import Replays
+from kcap.capture.taps.all import Taps
 
 MAX_STEP_LINES = 20_000
 POLL = 0.2  # seconds between two looks for a request to stop or to pause
@@ -58,46 +58,75 @@ class Window:
         self.session = session
         self.recorder: Recorder | None = None
         self.open = False
-        self._loose = self._closed = self._failed = False
+        self.capturing = 0
+        self.count_nodes = session.check_coverage
+        self.taps = Taps(self, Path(session.directory))
+        self._reason = ""  # why the recorder is not the native one
+        self._started = self._loose = self._closed = self._failed = False
         self._steps = 0
-        self._replays = Replays(self)
         self._shape: StepShape | None = None
         self._lock = threading.Lock()
 
     def register(self) -> None:
-        """Tell the session that this process has kcap in it."""
+        """Tell the session that this process has kcap in it, and put the taps into it."""
         self._file(".registered").touch(mode=0o600)
+        self.taps.install()
 
     def start(self, loose: bool = False, **facts: Any) -> None:
         """Open the window (once). `facts`: what the Recording's metadata should know of this process."""
-        if self.recorder is not None or self.session.stop_file.exists():
+        if self._started or self.session.stop_file.exists():
             return
+        self._started = True
         try:
-            self.recorder, reason = open_recorder(self.session)
-            self.recorder.line(process_line(self.recorder.kind, reason, facts))
-            self.recorder.start(loose)
-            self._replays.start()
+            self.taps.install()
+            recorder = self._open_recorder()
+            if recorder is None:
+                return
+            recorder.line(process_line(recorder.kind, self._reason, facts))
+            self.taps.refresh()
+            recorder.start(loose)
         except Exception as error:
             self.failed(error)
             return
         self.open, self._loose = True, loose
-        atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forget)
-        threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
+
+    def _open_recorder(self) -> Recorder | None:
+        with self._lock:
+            if self.recorder is None and not self._failed and not self._closed:
+                self.recorder, self._reason = open_recorder(self.session)
+                atexit.register(self.close)
+                os.register_at_fork(after_in_child=self._forget)
+                threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
+            return self.recorder
+
+    def for_capture(self) -> Recorder | None:
+        """The recorder for a graph that is captured, perhaps before the window opens."""
+        try:
+            return None if self._failed or self._closed else self._open_recorder()
+        except Exception as error:
+            self.failed(error)
+            return None
+
+    def tap_failed(self, tap: str, error: BaseException) -> None:
+        """One tap failed, and has switched itself off: noted, the others go on."""
+        self._note(tap, error)
+
+    def _note(self, tap: str, error: BaseException) -> None:
+        line = {"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(OSError), self._file(".notes").open("ab") as file:
+            file.write(orjson.dumps(line) + b"\n")
 
     def failed(self, error: BaseException) -> None:
         """Something of kcap's own failed: stop recording, and leave a note of it."""
         self.open, self._failed, self._shape = False, True, None
-        line = {"t": "tap", "name": "window", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(OSError), self._file(".notes").open("ab") as file:
-            file.write(orjson.dumps(line) + b"\n")
+        self._note("window", error)
         if self.recorder is not None:
             self.recorder.stop()
 
     @property
     def following(self) -> bool:
         """Whether steps may still be recorded: the window was opened and, though it may pause, not closed."""
-        return self.recorder is not None and not self._closed and not self._failed
+        return self._started and not self._closed and not self._failed
 
     def _file(self, ending: str) -> Path:
         stem = self.session.shard()
@@ -105,7 +134,7 @@ class Window:
 
     def _forget(self) -> None:
         """In a forked child: the recorder, its shard and its counters are the parent's."""
-        self.recorder, self.open, self._closed, self._shape = None, False, False, None
+        self.recorder, self.open, self._closed, self._shape = None, False, True, None
         self._lock = threading.Lock()
 
     def _watch(self) -> None:
@@ -113,7 +142,7 @@ class Window:
         while not self._closed and not waiting.wait(POLL):
             if self.session.stop_file.exists():
                 self.close()
-            elif self.recorder is not None and self.session.pause_file.exists() == self.open:
+            elif self._started and self.session.pause_file.exists() == self.open:
                 self._set_paused(self.open)
 
     def _set_paused(self, paused: bool) -> None:
@@ -128,9 +157,9 @@ class Window:
             if self._closed or self.recorder is None:
                 return
             self.open, self._closed = False, True
-            self._replays.stop()
-            if self._replays.count:
-                self.recorder.line(self._replays.line())
+            for line in self.taps.lines() if self._started else ():
+                self.recorder.line(line)
+            self.taps.uninstall()
             self.recorder.close()
 
     @_contained

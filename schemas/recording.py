@@ -185,12 +185,13 @@ class Sample(Record):
 
 
 class Tap(Record):
-    """A source of calls in one engine process, and how it fared."""
+    """A source of calls in one engine process, and how it fared: `off` where something ran that it could not see,
+    `absent` where what it looks into was not there."""
 
     name: str
     rank: int = 0
     pid: int = 0
-    status: Literal["ok", "failed", "off"] = "ok"
+    status: Literal["ok", "failed", "off", "absent"] = "ok"
     detail: str = ""
 
 
@@ -213,7 +214,6 @@ class Metadata(BaseModel):
     torch: str | None = None
     python: str | None = None
     world_size: int = 1
-    groups: list[dict[str, Any]] = []
     seal: str | None = None
     recorder: list[str] = []
     kernel_ids: str = "operator"

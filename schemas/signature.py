@@ -9,7 +9,7 @@ from typing import Any
 
 from kcap.schemas.dtypes import BY_NAME
 from kcap.schemas.recording import Argument, Call
-from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value, encode
+from kcap.schemas.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value, encode
 
 LONGEST_LIST = 6
 
@@ -55,6 +55,8 @@ def short(value: Value) -> str:
             return repr(pattern)
         case Opaque(type=name):
             return f"<{name}>"
+        case Group(size=size, rank=rank):
+            return f"<rank {rank} of {size}>"
     return repr(value)
 
 

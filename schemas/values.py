@@ -3,7 +3,7 @@
 JSON form: numbers, strings, booleans, null and lists stand for themselves; everything else is an object
 with one key: `{"tensor": …}`, `{"dtype": "bfloat16"}`, `{"layout": "strided"}`, `{"memory_format": …}`,
 `{"device": "cuda"}`, `{"triton": "fp16"}`, `{"float": "inf"}`, `{"complex": [re, im]}`, `{"drift": "int"}`,
-`{"folded": "layers.*"}`, `{"opaque": "PyObject"}`.
+`{"folded": "layers.*"}`, `{"opaque": "PyObject"}`, `{"group": {"size": 2, "rank": 0}}`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,17 @@ class Opaque:
     type: str
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: how many processes it has, and this process's rank in it."""
+
+    size: int
+    rank: int
+
+
 Value: TypeAlias = (
-    "bool | int | float | complex | str | TensorSpec | TorchConstant | Drift | Folded | Opaque | list[Value] | None"
+    "bool | int | float | complex | str | TensorSpec | TorchConstant | Drift | Folded | Opaque | Group | list[Value] "
+    "| None"
 )
 CONSTANT_KINDS = ("dtype", "layout", "memory_format", "device", "triton")
 
@@ -119,6 +128,8 @@ def encode(value: Value) -> Any:
             return {"folded": value.pattern}
         case Opaque():
             return {"opaque": value.type}
+        case Group():
+            return {"group": {"size": value.size, "rank": value.rank}}
     raise TypeError(f"not a Value: {value!r}")
 
 
@@ -137,7 +148,7 @@ def decode(data: Any, depth: int = 0) -> Value:
         raise ValueError("an argument is nested more than 32 deep")
     if data is None or isinstance(data, bool | int | float | complex | str | TensorSpec | TorchConstant):
         return data
-    if isinstance(data, Drift | Folded | Opaque):
+    if isinstance(data, Drift | Folded | Opaque | Group):
         return data
     if isinstance(data, list):
         return [decode(item, depth + 1) for item in data]
@@ -146,9 +157,20 @@ def decode(data: Any, depth: int = 0) -> Value:
     raise ValueError(f"not an argument: {str(data)[:80]}")
 
 
+def _decode_group(body: Any) -> Group:
+    if not isinstance(body, dict):
+        raise ValueError("a group is an object")
+    size, rank = body.get("size"), body.get("rank")
+    if type(size) is not int or type(rank) is not int or not 0 <= rank < size:
+        raise ValueError("a group has a size, and a rank below it")
+    return Group(size, rank)
+
+
 def _decode_tagged(tag: str, body: Any) -> Value:
     if tag == "tensor":
         return _decode_tensor(body)
+    if tag == "group":
+        return _decode_group(body)
     if tag == "complex" and isinstance(body, list) and len(body) == 2:
         return complex(_number(body[0]), _number(body[1]))
     if not isinstance(body, str):

@@ -8,6 +8,7 @@ count; later dummy runs are left out, `execute_dummy_batch` (data parallel) coun
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from kcap.capture.imports import Hook, when_imported
 from kcap.capture.window import StepShape, Window
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 Around = Callable[..., Any]
 
@@ -25,6 +27,8 @@ def hook(window: Window) -> None:
     steps = Steps(window)
     for module in RUNNERS:
         when_imported(module, _contained(window, functools.partial(_hook_runner, steps=steps)))
+    window.taps.graphs.describe = _graph
+    when_imported(GRAPHS, _contained(window, functools.partial(_hook_graphs, window=window)))
     for module, name in WORKERS.items():
         when_imported(module, _contained(window, functools.partial(_hook_worker, name=name, window=window)))
 
@@ -59,11 +63,49 @@ def _hook_runner(module: ModuleType, steps: Steps) -> None:
     _wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
 
 
+def _graph() -> dict[str, Any]:
+    """What vLLM knows of the graph that it is about to capture."""
+    context = sys.modules.get("vllm.forward_context")
+    if context is None or not context.is_forward_context_available():
+        return {}
+    forward = context.get_forward_context()
+    batch, mode = forward.batch_descriptor, forward.cudagraph_runtime_mode.name.lower()
+    known: dict[str, Any] = {} if batch is None else {"size": batch.num_tokens}
+    return known | ({"scope": mode} if mode in ("full", "piecewise") else {})
+
+
+def _hook_graphs(module: ModuleType, window: Window) -> None:
+    """The V2 runner captures whole forwards outside any forward context, and keeps them by what they are for."""
+
+    def capture(original: Around, manager: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        for batch, graph in manager.graphs.items():
+            window.taps.graphs.annotate(graph, {"size": batch.num_tokens, "scope": "full"})
+        return result
+
+    _wrap(module.CudaGraphManager, "capture", capture)
+
+
+def _groups(window: Window) -> None:
+    """Tell the recorder the size and rank of vLLM's process groups, by their names and their all-reduces' handles."""
+    state = sys.modules.get("vllm.distributed.parallel_state")
+    recorder = window.recorder
+    if state is None or recorder is None:
+        return
+    for name, reference in getattr(state, "_groups", {}).items():
+        group = reference()
+        if group is None:
+            continue
+        custom = getattr(getattr(group, "device_communicator", None), "ca_comm", None)
+        recorder.group(name, int(getattr(custom, "_ptr", 0) or 0), group.world_size, group.rank_in_group)
+
+
 def _hook_worker(module: ModuleType, name: str, window: Window) -> None:
     def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         try:
             window.start(**_facts(worker))
+            _groups(window)
         except Exception as error:
             window.failed(error)
         return result

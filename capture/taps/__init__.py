@@ -1,1 +1,1 @@
-"""Sources of calls inside a process: the dispatcher (native), and a dispatch mode where there is no compiler."""
+"""Sources of calls inside an engine's process: one file each. The dispatcher's are the recorders themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,6 +28,7 @@ class Described:
     parent: str | None
     args: list[dict[str, Any]]
     values: list[tuple[str, Any]]
+    launch: dict[str, Any] | None = None
 
     def line(self, scalars: int, offsets: int) -> bytes:
         """The call's line without its id; a bit an argument says which scalars and which offsets to leave out."""
@@ -36,6 +38,8 @@ class Described:
             body["parent"] = self.parent
         if not self.work:
             body["work"] = False
+        if self.launch is not None:
+            body["launch"] = self.launch
         return orjson.dumps({**body, "args": args}) + b"\n"
 
     def drifted(self, scalars: int, offsets: int) -> tuple[dict[str, Any], dict[str, int]]:
@@ -89,6 +93,21 @@ def describe(func: Any, args: Any, kwargs: Any, parent: str | None) -> Described
     return Described(name, _does_work(schema), parent, described, values)
 
 
+def describe_values(
+    name: str,
+    names: Sequence[str],
+    values: Sequence[Any],
+    work: bool,
+    parent: str | None,
+    launch: dict[str, Any] | None,
+) -> Described:
+    """A call that has no schema: the names of its parameters and their values."""
+    storages: dict[int, int] = {}
+    pairs = list(zip(names, values, strict=True))
+    args = [{"name": argument, "value": encode(value, storages)} for argument, value in pairs]
+    return Described(name, work, parent, args, pairs, launch)
+
+
 def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, Any]:
     out = {"name": argument.name, "value": encode(value, storages, str(argument.real_type))}
     if argument.kwarg_only:
@@ -127,7 +146,7 @@ def encode(value: Any, storages: dict[int, int], real_type: str = "") -> Any:
 def _scalar(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return {"float": str(value)}
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63):
         return value
     if isinstance(value, str):
         return {"folded": PATH_NUMBER.sub(".*", value)} if PATH_NUMBER.search(value) else value

@@ -1,45 +1,200 @@
-"""CUDA graphs: the calls inside a replayed graph are not recorded yet, so that they ran at all is counted and said."""
+"""CUDA graphs: what is called while one is captured is that graph's Program, and each replay runs it once.
+
+Nothing dispatches on a replay, so counts are calls × replays. A graph that was captured before kcap was there, or that
+is launched past `CUDAGraph.replay`, is counted or told as unknown.
+"""
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import orjson
 
+from kcap.capture.recorder import Recorder
+from kcap.capture.taps.external import contained
+from kcap.capture.taps.patches import Patches
 
-class HasOpen(Protocol):
-    open: bool
+HANDED_OUT = ("raw_cuda_graph", "raw_cuda_graph_exec")
 
 
-class Replays:
-    """Counts every `torch.cuda.CUDAGraph.replay` of this process while `window` is open, until `stop`."""
+class Host(Protocol):
+    """The window that the graphs belong to. `for_capture` opens its recorder before the window does."""
 
-    def __init__(self, window: HasOpen) -> None:
-        self.count = 0
-        self._window = window
-        self._original: Callable[[Any], Any] | None = None
+    capturing: int
+    count_nodes: bool
 
-    def start(self) -> None:
+    @property
+    def open(self) -> bool: ...
+    @property
+    def recorder(self) -> Recorder | None: ...
+    def for_capture(self) -> Recorder | None: ...
+    def tap_failed(self, tap: str, error: BaseException) -> None: ...
+
+
+class CudaGraphs:
+    """Follows every `torch.cuda.CUDAGraph` of this process from its capture on.
+
+    `describe` is the engine's: what it knows of the graph that is about to be captured (`size`, `scope`).
+    """
+
+    name = "cuda_graphs"
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.failed = host.tap_failed
+        self.on = False
+        self._local = threading.local()
+        self.describe: Callable[[], dict[str, Any]] = dict
+        self.captured = self.abandoned = self.replays = self.unknown = self.unkept = self.handed_out = 0
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._info: dict[str, Any] = {}
+        self._stale = False
+        self._patches = Patches()
+
+    def install(self, kind: Any = None) -> None:
+        """Patch `kind`, torch's class of graphs if None."""
         import torch
 
-        original = self._original = torch.cuda.CUDAGraph.replay
+        kind = kind or torch.cuda.CUDAGraph
+        self.on = True
+        self._patches.around(kind, "capture_begin", self._capture_begin)
+        self._patches.around(kind, "capture_end", self._capture_end)
+        self._patches.around(kind, "replay", self._replay)
+        for name in HANDED_OUT:
+            if hasattr(kind, name):
+                self._patches.around(kind, name, self._hand_out)
 
-        @functools.wraps(original)
-        def replay(graph: Any) -> Any:
-            self.count += self._window.open
-            return original(graph)
+    def uninstall(self) -> None:
+        self.on = False
+        self._patches.undo()
 
-        torch.cuda.CUDAGraph.replay = replay
+    # ---- around the graph's own methods ----
 
-    def stop(self) -> None:
-        import torch
+    def _capture_begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(graph, *args, **kwargs)
+        self._began(graph)
+        return result
 
-        if self._original is not None:
-            torch.cuda.CUDAGraph.replay = self._original
+    def _capture_end(self, original: Callable[..., Any], graph: Any) -> Any:
+        nodes = self._count_nodes() or 0
+        try:
+            result = original(graph)
+        except BaseException:
+            self._abandon()
+            raise
+        self._ended(graph, nodes)
+        return result
 
-    def line(self) -> bytes:
-        """The shard's line that says how many there were."""
-        detail = f"{self.count} replays of CUDA graphs ran, the calls inside them are not recorded: record with --eager"
-        return orjson.dumps({"t": "tap", "name": "cuda_graphs", "status": "off", "detail": detail})
+    def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
+        if self._host.open:
+            self._replaying(graph)
+        return original(graph)
+
+    def _hand_out(self, original: Callable[..., Any], graph: Any) -> Any:
+        self.handed_out += 1
+        return original(graph)
+
+    # ---- what the tap makes of them ----
+
+    @contained
+    def _began(self, graph: Any) -> None:
+        self._numbers.pop(graph, None)
+        recorder = self._host.for_capture()
+        if recorder is None or not recorder.sees_graphs:
+            return
+        self._abandon()  # the last one, if it never ended
+        self._info = self.describe()
+        self._host.capturing += 1
+        self._local.capturing = True
+        recorder.graph_begin(self._host.count_nodes)
+
+    @contained
+    def _count_nodes(self) -> int:
+        recorder = self._host.recorder
+        counts = self._host.count_nodes and getattr(self._local, "capturing", False)
+        return recorder.graph_nodes() if recorder and counts else 0
+
+    def _capture_over(self) -> bool:
+        """Whether this thread was capturing; it is no longer."""
+        was = getattr(self._local, "capturing", False)
+        self._host.capturing -= was
+        self._local.capturing = False
+        return was
+
+    @contained
+    def _abandon(self) -> None:
+        if self._capture_over() and self._host.recorder is not None:
+            self.abandoned += 1
+            self._host.recorder.graph_abandon()
+
+    @contained
+    def _ended(self, graph: Any, nodes: int) -> None:
+        recorder = self._host.recorder
+        if not self._capture_over() or recorder is None:
+            return
+        number = recorder.graph_end(_members(self._info), nodes)
+        self._stale = True
+        if number < 0:
+            self.unkept += 1
+            return
+        self.captured += 1
+        self._numbers[graph] = number
+
+    @contained
+    def _replaying(self, graph: Any) -> None:
+        number = self._numbers.get(graph)
+        recorder = self._host.recorder
+        if number is None or recorder is None:
+            self.unknown += 1
+            return
+        if self._stale:
+            self.refresh()
+        self.replays += 1
+        recorder.graph_replay(number)
+
+    @contained
+    def annotate(self, graph: Any, info: dict[str, Any]) -> None:
+        """What an engine knows of a graph only after its capture."""
+        recorder, number = self._host.recorder, self._numbers.get(graph)
+        if recorder is not None and number is not None:
+            recorder.line(orjson.dumps({"t": "annotation", "graph": number, **info}))
+
+    @contained
+    def refresh(self) -> None:
+        """Look which memory the graphs captured so far keep for themselves."""
+        self._stale = False
+        if self._host.recorder is not None and self.captured:
+            self._host.recorder.private_memory(private_ranges())
+
+    def health(self) -> tuple[str, str]:
+        """Status and detail of the tap, for the Recording."""
+        lost = {
+            "replays of graphs captured before recording began: what ran in them is unknown": self.unknown,
+            "graphs could not be kept (too many calls)": self.unkept,
+            "graphs were handed out as raw handles: launched from there, they are not seen": self.handed_out,
+        }
+        said = [f"{number} {what}" for what, number in lost.items() if number]
+        if said:
+            return "off", "; ".join(said)
+        if not (self.captured or self.abandoned):
+            return "absent", "no graph was captured"
+        failed = f", {self.abandoned} captures failed" if self.abandoned else ""
+        return "ok", f"{self.captured} graphs captured, {self.replays} replays{failed}"
+
+
+def _members(info: dict[str, Any]) -> bytes:
+    return b"," + orjson.dumps(info)[1:-1] if info else b""
+
+
+def private_ranges() -> list[tuple[int, int]]:
+    """The memory of torch's allocator that belongs to graphs' own pools, as addresses from and to."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return []
+    segments = torch.cuda.memory_snapshot()
+    found = [segment for segment in segments if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return [(segment["address"], segment["address"] + segment["total_size"]) for segment in found]

@@ -13,7 +13,8 @@ from kcap.capture.taps.library import Calls, Function, Listener, wrap
 from kcap.capture.taps.packages import LibraryTap
 from kcap.capture.taps.patching import namespace
 
-PACKAGES = ("deep_gemm", "vllm.third_party.deep_gemm")
+PACKAGE = "deep_gemm"
+PACKAGES = (PACKAGE, "vllm.third_party.deep_gemm")
 EXPORTING = (*PACKAGES, *(f"{package}.utils" for package in PACKAGES))
 HELPERS = (".utils", ".testing")  # their Python functions are compositions of torch's operators
 LEFT_OUT = ("_", "set_", "init")
@@ -21,7 +22,7 @@ LEFT_OUT = ("_", "set_", "init")
 
 def install(listener: Listener) -> LibraryTap:
     """Record DeepGEMM's calls from the import of the package, or of vLLM's copy of it, on."""
-    return LibraryTap("deep_gemm", PACKAGES, listener, find)
+    return LibraryTap(PACKAGE, PACKAGES, listener, find)
 
 
 def find(module: ModuleType, calls: Calls) -> Iterator[tuple[Any, str, Function]]:

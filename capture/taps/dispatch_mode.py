@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import orjson
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kcap.capture.recorder import Ranges
 from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, OVERFLOW, STEPS, TRACED, Counts
-from kcap.capture.taps.arguments import describe, is_traced
+from kcap.capture.taps.arguments import Described, describe, describe_values, is_traced
 from kcap.capture.taps.interning import CallTable
 
 ATEN = ("aten", "prim", "prims")
+OTHER = 3  # the phase of what runs outside any step
 
 
 class _Mode(TorchDispatchMode):
@@ -46,7 +49,7 @@ class _Mode(TorchDispatchMode):
             with self:
                 return func._op_dk(key, *args, **kwargs)
         finally:
-            self._recorder.leave(at)
+            self._recorder.left(at)
 
 
 def _backend_key(func: Any, args: Any, kwargs: Any) -> Any:
@@ -66,6 +69,7 @@ class DispatchModeRecorder:
     """Interns and counts in Python what the mode sees; its shard has the native recorder's layout."""
 
     kind = "TorchDispatchMode"
+    sees_graphs = False
 
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
         self._file = open(stem.with_name(stem.name + ".jsonl"), "xb", buffering=0)  # noqa: SIM115
@@ -75,7 +79,10 @@ class DispatchModeRecorder:
         self._mode: _Mode | None = None
         self._mode_thread = 0
         self._open = self._loose = self._stepping = False
-        self._phase = self._loose_phase = 3
+        self._phase = OTHER
+        self._operators: list[tuple[str, Sequence[str], bool]] = []
+        self._launches: list[dict[str, Any]] = []
+        self._entered: list[int] = []
         self._program: list[int] = []
         self._stack: list[str] = []
         self._programs: dict[bytes, int] = {}
@@ -98,27 +105,28 @@ class DispatchModeRecorder:
                 self._fail_after -= 1
                 if self._fail_after < 0:
                     raise RuntimeError("made to fail")
-            return self._record(func, args, kwargs)
+            parent = self._stack[-1] if self._stack else None
+            return self._record(describe(func, args, kwargs, parent), func.namespace in ATEN)
         except Exception as error:
             self._fail(error)
             return None
 
-    def _record(self, func: Any, args: Any, kwargs: Any) -> int | None:
-        call = describe(func, args, kwargs, self._stack[-1] if self._stack else None)
+    def _record(self, call: Described, alone: bool) -> int | None:
+        """`alone`: nothing will be recorded in it."""
         number = self._table.intern(call)
         if number is None:
             self._counts.cells[OVERFLOW] += 1
             return None
         self._table.sample(number, call, self._phase_now(), self._steps if self._stepping else None)
         self._program.append(number)
-        if not self._stepping and not self._stack and func.namespace in ATEN:
-            self._count_loose(self._loose_phase)
+        if alone and not self._stepping and not self._stack:
+            self._count_loose(OTHER)
         return len(self._program) - 1
 
     def enter(self, func: Any) -> None:
         self._stack.append(func._schema.name)
 
-    def leave(self, at: int) -> None:
+    def left(self, at: int) -> None:
         """A custom operator ended: a region if another custom operator ran in it, else a kernel without detail."""
         self._stack.pop()
         inside = self._program[at + 1 :]
@@ -127,7 +135,60 @@ class DispatchModeRecorder:
         else:
             del self._program[at + 1 :]
         if not self._stepping and not self._stack:
-            self._count_loose(self._loose_phase)
+            self._count_loose(OTHER)
+
+    # ---- calls that do not come through the dispatcher ----
+
+    def operator(self, name: str, arguments: Sequence[str], work: bool) -> int:
+        self._operators.append((name, arguments, work))
+        return len(self._operators) - 1
+
+    def launch(self, body: bytes) -> int:
+        self._launches.append(orjson.loads(body))
+        return len(self._launches) - 1
+
+    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        hidden = (self._stack and self._stack[-1] == "aten") or (detail and self._entered)
+        if not self._open or not (self._stepping or self._loose) or hidden:
+            return False
+        name, arguments, work = self._operators[operator]
+        parent = self._stack[-1] if self._stack else None
+        launched = self._launches[launch] if launch >= 0 else None
+        try:
+            at = self._record(describe_values(name, arguments, values, work, parent, launched), not enter)
+        except Exception as error:
+            self._fail(error)
+            return False
+        if at is not None and enter:
+            self._entered.append(at)
+            self._stack.append(name.split(".")[0])
+        return at is not None
+
+    def leave(self) -> None:
+        self.left(self._entered.pop())
+
+    # ---- CUDA graphs: what is called while one is captured is not seen ----
+
+    def graph_begin(self, nodes: bool) -> None:
+        raise NotImplementedError
+
+    def graph_nodes(self) -> int:
+        raise NotImplementedError
+
+    def graph_end(self, info: bytes, nodes: int) -> int:
+        raise NotImplementedError
+
+    def graph_abandon(self) -> None:
+        raise NotImplementedError
+
+    def graph_replay(self, graph: int) -> None:
+        raise NotImplementedError
+
+    def private_memory(self, ranges: Ranges) -> None:
+        """Nothing: no tensor on a GPU is sampled."""
+
+    def group(self, name: str, handle: int, size: int, rank: int) -> None:
+        """Nothing: groups stay opaque."""
 
     # ---- the window and its steps ----
 
@@ -139,9 +200,6 @@ class DispatchModeRecorder:
     def stop(self) -> None:
         self._open = False
         self._pop()
-
-    def set_phase(self, phase: int) -> None:
-        self._loose_phase = phase
 
     def step_begin(self, phase: int) -> None:
         self._phase, self._stepping = phase, True
@@ -166,6 +224,11 @@ class DispatchModeRecorder:
                 self._fail(error)
         self._program = []
 
+    def step_program(self) -> int:
+        self.step_pause()
+        program, self._program = self._intern_program(), []
+        return program
+
     def _push(self) -> None:
         if self._mode is None and self._open:
             self._mode, self._mode_thread = _Mode(self), threading.get_ident()
@@ -181,7 +244,7 @@ class DispatchModeRecorder:
         self._open = False
 
     def _phase_now(self) -> int:
-        return self._phase if self._stepping else self._loose_phase
+        return self._phase if self._stepping else OTHER
 
     def _count_loose(self, phase: int) -> None:
         for number in self._program:

@@ -8,9 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from kcap.capture.recorder import Ranges
 from kcap.capture.samples import RANGE_ARGUMENTS, VALUE_ARGUMENTS
+from kcap.capture.taps.packing import Packer
 
 SOURCE = Path(__file__).with_name("dispatcher.cpp")
 # -DNDEBUG: the wheel is built with it, and RecordFunction's layout depends on it. The last three let the recorder's
@@ -88,6 +92,7 @@ class NativeRecorder:
     """The native recorder of this process (there is one). What may write to disk releases the GIL."""
 
     kind = "RecordFunction"
+    sees_graphs = True
 
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
         path = str(build())
@@ -95,6 +100,8 @@ class NativeRecorder:
         self._lib.kcap_error.restype = ctypes.c_char_p
         self._lib.kcap_step_end.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
         self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
+        _declare(self._quick)
+        self._pack = Packer(lambda text: int(self._quick.kcap_text(text)))
         names = [" ".join(sorted(group)).encode() for group in (VALUE_ARGUMENTS, RANGE_ARGUMENTS)]
         if self._lib.kcap_open(str(stem).encode(), *names, int(keep_tokens)):
             reason = self.error
@@ -114,9 +121,6 @@ class NativeRecorder:
     def stop(self) -> None:
         self._lib.kcap_stop()
 
-    def set_phase(self, phase: int) -> None:
-        self._lib.kcap_set_phase(phase)
-
     def step_begin(self, phase: int) -> None:
         self._quick.kcap_step_begin(phase)
 
@@ -129,8 +133,61 @@ class NativeRecorder:
     def step_end(self, tokens: int, sequences: int, details: bytes) -> None:
         self._lib.kcap_step_end(tokens, sequences, details)
 
+    def step_program(self) -> int:
+        return int(self._quick.kcap_step_program())
+
+    def operator(self, name: str, arguments: Sequence[str], work: bool) -> int:
+        return int(self._quick.kcap_operator(name.encode(), " ".join(arguments).encode(), int(work)))
+
+    def launch(self, body: bytes) -> int:
+        return int(self._quick.kcap_launch(body))
+
+    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        kinds, words = self._pack(values)
+        address, _ = words.buffer_info()
+        return bool(self._quick.kcap_call(operator, launch, len(values), bytes(kinds), address, enter, detail))
+
+    def leave(self) -> None:
+        self._quick.kcap_leave()
+
+    def graph_begin(self, nodes: bool) -> None:
+        self._quick.kcap_graph_begin(int(nodes))
+
+    def graph_nodes(self) -> int:
+        return int(self._quick.kcap_graph_nodes())
+
+    def graph_end(self, info: bytes, nodes: int) -> int:
+        return int(self._quick.kcap_graph_end(info, nodes))
+
+    def graph_abandon(self) -> None:
+        self._quick.kcap_graph_abandon()
+
+    def graph_replay(self, graph: int) -> None:
+        self._quick.kcap_graph_replay(graph)
+
+    def private_memory(self, ranges: Ranges) -> None:
+        bounds = [bound for pair in ranges for bound in pair]
+        self._quick.kcap_private_memory((ctypes.c_uint64 * len(bounds))(*bounds), len(ranges))
+
+    def group(self, name: str, handle: int, size: int, rank: int) -> None:
+        self._quick.kcap_group(name.encode(), handle, size, rank)
+
     def line(self, text: bytes) -> None:
         self._lib.kcap_line(text)
 
     def close(self) -> None:
         self._lib.kcap_close()
+
+
+def _declare(lib: ctypes.PyDLL) -> None:
+    number, text, small = ctypes.c_int64, ctypes.c_char_p, ctypes.c_int
+    for name in ("step_program", "operator", "launch", "text", "graph_nodes", "graph_end"):
+        getattr(lib, f"kcap_{name}").restype = number
+    lib.kcap_launch.argtypes = [text]
+    lib.kcap_text.argtypes = [text]
+    lib.kcap_operator.argtypes = [text, text, small]
+    lib.kcap_call.argtypes = [number, number, small, text, ctypes.c_void_p, small, small]
+    lib.kcap_graph_end.argtypes = [text, number]
+    lib.kcap_graph_replay.argtypes = [number]
+    lib.kcap_private_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    lib.kcap_group.argtypes = [text, number, small, small]

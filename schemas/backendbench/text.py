@@ -12,7 +12,7 @@ from kcap.schemas.backendbench.literals import check_integer, quote
 from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS, canonical, check_tensor
 from kcap.schemas.backendbench.words import DEVICE, DTYPE_WORDS, QUOTED_DEVICE, constant_text
 from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
 
 DEEPEST = MAX_DEPTH - 6  # leaves room for the brackets around the arguments and for a tensor's own
 
@@ -54,7 +54,7 @@ def value_text(value: Value, depth: int = 0) -> str:
     return _special(value)
 
 
-def _special(value: TorchConstant | Drift | Folded | Opaque) -> str:
+def _special(value: TorchConstant | Drift | Folded | Opaque | Group) -> str:
     match value:
         case TorchConstant():
             text = constant_text(value)
@@ -65,6 +65,8 @@ def _special(value: TorchConstant | Drift | Folded | Opaque) -> str:
             return _opaque(value.type)
         case Drift():
             raise Unwritable("a drifting scalar without a Sample")
+        case Group():
+            raise Unwritable("a process group")
     raise Unwritable("a string whose numbers were folded")
 
 

@@ -22,6 +22,9 @@ inline void put_string(std::string& out, std::string_view text) {
   out += '"';
 }
 
+// What Python wrote as JSON already comes as a string with this mark before it.
+inline bool is_json(std::string_view text) { return !text.empty() && text[0] == '\x01'; }
+
 inline void put_key(std::string& out, const char* key) { put_string(out, key); out += ':'; }
 
 inline void put_tagged(std::string& out, const char* tag, std::string_view body) {

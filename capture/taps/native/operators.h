@@ -29,10 +29,12 @@ struct Operator {
   std::string base_name;  // aten::add, compared on each lookup: a freed schema's memory may be reused
   bool aten = false;      // aten, prim, prims: what runs inside one is its detail
   bool work = true;       // false: a view or an allocation
+  bool graph = false;     // as it is called while a graph is captured: its scalars are fixed, and never drift
   uint32_t serial = 0;
   std::vector<ArgumentInfo> arguments;
   // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
   std::atomic<uint64_t> drifting{0}, drifting_offsets{0};
+  std::atomic<Operator*> in_graph{nullptr};  // its twin
 };
 
 struct Policy {  // filled once, before the first call
@@ -59,11 +61,18 @@ inline bool is_view(const c10::FunctionSchema& schema) {
   return aliases;
 }
 
-inline Keep keep_of(const c10::Argument& argument, bool aten) {
+inline Keep keep_of(const std::string& argument, bool aten) {
   const Policy& p = policy();
   if (p.keep_tokens && aten) return Keep::values;
-  if (!aten) return p.value_names.count(argument.name()) ? Keep::values : Keep::nothing;
-  return p.range_names.count(argument.name()) ? Keep::range : Keep::nothing;
+  if (!aten) return p.value_names.count(argument) ? Keep::values : Keep::nothing;
+  return p.range_names.count(argument) ? Keep::range : Keep::nothing;
+}
+
+// `plan.kv_indptr` and `block_table_ptr` say the same as `kv_indptr` and `block_table`.
+inline std::string plain_name(const std::string& argument) {
+  std::string name = argument.substr(argument.rfind('.') + 1);
+  if (name.size() > 4 && name.compare(name.size() - 4, 4, "_ptr") == 0) name.resize(name.size() - 4);
+  return name;
 }
 
 inline void put_constant(std::string& out, const IValue& v, IntKind ints);
@@ -92,6 +101,28 @@ class Operators {
     return op;
   }
 
+  // What is called from Python: `arguments` are the names of its parameters.
+  Operator* external(const std::string& name, const std::vector<std::string>& arguments, bool work) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    Operator& op = all_.emplace_back();
+    op.name = name;
+    op.base_name = name.substr(0, name.find('.'));
+    op.serial = static_cast<uint32_t>(all_.size());
+    op.work = work;
+    for (const auto& argument : arguments) {
+      ArgumentInfo info;
+      info.name = argument;
+      info.keep = policy().keep_tokens ? Keep::values : keep_of(plain_name(argument), false);
+      op.arguments.push_back(std::move(info));
+    }
+    return &op;
+  }
+
+  Operator* in_graph(Operator* op) {
+    Operator* twin = op->in_graph.load(std::memory_order_acquire);
+    return C10_LIKELY(twin != nullptr) ? twin : make_twin(op);
+  }
+
  private:
   Operator* find_slow(const at::RecordFunction& fn) {
     if (fn.num_inputs() == 0 && fn.overload_name()[0] == '\0' && !std::strstr(fn.name(), "::")) return nullptr;
@@ -103,6 +134,21 @@ class Operators {
     auto [it, fresh] = by_name_.try_emplace(name, nullptr);
     if (fresh) it->second = make(name, *schema);
     return it->second;
+  }
+
+  Operator* make_twin(Operator* op) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (Operator* twin = op->in_graph.load()) return twin;
+    Operator& twin = all_.emplace_back();
+    twin.name = op->name;
+    twin.base_name = op->base_name;
+    twin.aten = op->aten;
+    twin.work = op->work;
+    twin.graph = true;
+    twin.arguments = op->arguments;
+    twin.serial = static_cast<uint32_t>(all_.size());
+    op->in_graph.store(&twin, std::memory_order_release);
+    return &twin;
   }
 
   Operator* make(const std::string& name, const c10::FunctionSchema& schema) {
@@ -117,7 +163,7 @@ class Operators {
       ArgumentInfo info;
       info.name = argument.name();
       info.ints = int_kind(*argument.real_type());
-      info.keep = keep_of(argument, op.aten);
+      info.keep = keep_of(argument.name(), op.aten);
       info.keyword = argument.kwarg_only();
       info.written = argument.alias_info() && argument.alias_info()->isWrite();
       if (argument.default_value()) put_constant(info.default_json, *argument.default_value(), info.ints);

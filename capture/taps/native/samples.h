@@ -51,6 +51,17 @@ class Cuda {
   bool copy(char* to, const void* from, size_t bytes, Handle stream) {
     return copy_(to, reinterpret_cast<uint64_t>(from), bytes, stream) == 0;
   }
+  // How many nodes the graph has that this stream captures into; 0 where none does.
+  size_t nodes(Handle stream) const {
+    int status = 0;
+    uint64_t id = 0;
+    Handle graph = nullptr;
+    const Handle* dependencies = nullptr;
+    size_t count = 0;
+    if (!capture_info_ || !graph_nodes_ || capture_info_(stream, &status, &id, &graph, &dependencies, &count) != 0 || status != 1) return 0;
+    count = 0;
+    return graph_nodes_(graph, nullptr, &count) == 0 ? count : 0;
+  }
   bool fence(int bank, Handle stream) { return !capturing(stream) && record_(events_[bank], stream) == 0; }
   bool arrived(int bank, bool wait) {
     const Relaxed relaxed(*this);
@@ -81,6 +92,8 @@ class Cuda {
           get(query_, "cuEventQuery") && get(wait_, "cuEventSynchronize") && get(allocate, "cuMemAllocHost_v2") &&
           get(create, "cuEventCreate") && get(exchange_mode_, "cuThreadExchangeStreamCaptureMode")))
       return;
+    get(capture_info_, "cuStreamGetCaptureInfo_v2");
+    get(graph_nodes_, "cuGraphGetNodes");
     const Relaxed relaxed(*this);
     constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
     for (auto& event : events_)
@@ -97,6 +110,8 @@ class Cuda {
   int (*query_)(Handle) = nullptr;
   int (*wait_)(Handle) = nullptr;
   int (*exchange_mode_)(int*) = nullptr;
+  int (*capture_info_)(Handle, int*, uint64_t*, Handle*, const Handle**, size_t*) = nullptr;
+  int (*graph_nodes_)(Handle, Handle*, size_t*) = nullptr;
 };
 
 struct SampledTensor {
@@ -179,17 +194,16 @@ class Banks {
  public:
   explicit Banks(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
 
-  // Copies `t` as the stream will see it when the operator runs; false: no room now.
-  bool copy(SampledTensor& out, const Tensor& t, size_t bytes) {
-    const void* data = t.const_data_ptr();
-    if (t.device().is_cpu()) {
+  // Copies `data` as the stream will see it when what comes next runs; false: no room now.
+  bool copy(SampledTensor& out, const void* data, c10::Device device, size_t bytes) {
+    if (device.is_cpu()) {
       out.own.assign(static_cast<const char*>(data), static_cast<const char*>(data) + bytes);
       out.data = out.own.data();
       return true;
     }
-    if (!t.device().is_cuda()) return false;
+    if (!device.is_cuda()) return false;
     if (bytes == 0) return true;
-    const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(t.device()).native_handle();
+    const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device).native_handle();
     std::lock_guard<std::mutex> guard(mutex_);
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
@@ -201,6 +215,13 @@ class Banks {
     stream_ = stream;
     out.data = to;
     return true;
+  }
+
+  size_t nodes_of_capture() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (!cuda_.ready()) return 0;
+    const c10::impl::VirtualGuardImpl guard_impl(c10::DeviceType::CUDA);
+    return cuda_.nodes(guard_impl.getStream(guard_impl.getDevice()).native_handle());
   }
 
   void add(PendingSample&& sample) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "groups.h"
 #include "operators.h"
 
 namespace kcap {
@@ -105,6 +106,7 @@ class Hasher {
     if (v.isString()) return text(v.toStringRef());
     if (v.isDevice()) return device(v.toDevice());
     if (v.isComplexDouble()) { hash.add(15); hash.add(v.toComplexDouble().real()); return hash.add(v.toComplexDouble().imag()); }
+    if (v.isObject()) return hash.add(13, object_identity(v));
     if (v.isSymInt() || v.isSymFloat() || v.isSymBool()) real = Reality::traced;
     hash.add(0xABCDEF);
   }
@@ -120,7 +122,7 @@ class Hasher {
   }
   void text(const std::string& s) {
     hash.add(8);
-    if (folds(s)) hash.add_folded(s); else hash.add_text(s);
+    if (!is_json(s) && folds(s)) hash.add_folded(s); else hash.add_text(s);
   }
   C10_ALWAYS_INLINE static bool usual(const c10::TensorImpl& impl) {  // real, strided, no Python scalar
     return !impl.key_set().has_any(kUnusual) && !impl.has_symbolic_sizes_strides() && !impl.is_wrapped_number() &&
@@ -168,10 +170,12 @@ class Describer {
   void value(std::string& out, const IValue& v, IntKind ints) {
     if (v.isTensor()) return tensor(out, v.toTensor());
     if (v.isNone()) { out += "null"; return; }
+    if (Group group; group_of(v, group)) return put_group(out, group);
     if (v.isInt()) return put_int(out, v.toInt(), ints);
     if (v.isBool()) { out += v.toBool() ? "true" : "false"; return; }
     if (v.isDouble()) return put_double(out, v.toDouble());
     if (v.isIntList()) return put_ints(out, v.toIntVector());
+    if (v.isString() && is_json(v.toStringRef())) { out += v.toStringRef().substr(1); return; }
     if (v.isString()) return folds(v.toStringRef()) ? put_tagged(out, "folded", folded(v.toStringRef())) : put_string(out, v.toStringRef());
     if (v.isDevice()) return put_tagged(out, "device", c10::DeviceTypeName(v.toDevice().type(), true));
     if (v.isComplexDouble()) {

@@ -1,0 +1,102 @@
+"""Every tap beside the dispatcher: installed and taken away together, each with its own health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+
+from kcap.capture.taps import cuda_graphs, external
+from kcap.capture.taps.library import Listener
+from kcap.capture.taps.packages import LibraryTap
+
+
+class Tap(Protocol):
+    """`install` may find that its library is not there; `health` tells it: ok, off, failed or absent, and a detail."""
+
+    name: str
+
+    def install(self) -> None: ...
+    def uninstall(self) -> None: ...
+    def refresh(self) -> None:
+        """Recording starts: look at what came since."""
+
+    def health(self) -> tuple[str, str]: ...
+
+
+class Host(external.Host, cuda_graphs.Host, Protocol):
+    """The window, as taps see it."""
+
+
+class Library:
+    """The tap of a library's functions."""
+
+    def __init__(self, name: str, install: Callable[[Listener], LibraryTap], listener: Listener) -> None:
+        self.name = name
+        self._install, self._listener = install, listener
+        self._tap: LibraryTap | None = None
+
+    def install(self) -> None:
+        self._tap = self._install(self._listener)
+
+    def uninstall(self) -> None:
+        if self._tap is not None:
+            self._tap.undo()
+
+    def refresh(self) -> None:
+        if self._tap is not None:
+            self._tap.refresh()
+
+    def health(self) -> tuple[str, str]:
+        if self._tap is None or self._tap.calls.off:
+            return "failed", ""
+        return ("ok", f"{len(self._tap)} functions") if len(self._tap) else ("absent", f"{self.name} was not imported")
+
+
+class Taps:
+    """The taps of a window."""
+
+    def __init__(self, host: Host, directory: Path) -> None:
+        self._host = host
+        self.externals = external.Externals(host, directory)
+        self.graphs = cuda_graphs.CudaGraphs(host)
+        self._all: list[Tap] = []
+
+    def install(self) -> None:
+        """Install each that is not yet; one that fails is noted and left out."""
+        from kcap.capture.taps import deep_gemm, flashinfer, tvm_ffi
+        from kcap.capture.taps.inductor import Inductor, InductorCpp
+        from kcap.capture.taps.triton import Triton
+
+        if self._all:
+            return
+        kernels = [kind(self.externals) for kind in (Triton, Inductor, InductorCpp)]
+        libraries = [
+            Library(module.PACKAGE, module.install, self.externals) for module in (flashinfer, deep_gemm, tvm_ffi)
+        ]
+        self._all = [self.graphs, *kernels, *libraries]
+        self._each(lambda tap: tap.install())
+
+    def refresh(self) -> None:
+        self._each(lambda tap: tap.refresh())
+
+    def uninstall(self) -> None:
+        self._each(lambda tap: tap.uninstall())
+
+    def lines(self) -> list[bytes]:
+        """A shard's line for each tap that has anything to say."""
+        told = [(tap.name, *tap.health()) for tap in self._all]
+        return [
+            orjson.dumps({"t": "tap", "name": name, "status": status, "detail": detail})
+            for name, status, detail in told
+            if status != "failed"  # its failure is noted already
+        ]
+
+    def _each(self, act: Callable[[Tap], None]) -> None:
+        for tap in self._all:
+            try:
+                act(tap)
+            except Exception as error:
+                self._host.tap_failed(tap.name, error)

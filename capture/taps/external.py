@@ -1,0 +1,112 @@
+"""What taps in Python tell of: kernels launched from sources of their own, and calls into libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from kcap.capture.recorder import Recorder
+from kcap.capture.shards import KERNELS
+
+MOST_LAUNCHES = 1 << 16
+
+
+class Host(Protocol):
+    """The window that the calls belong to."""
+
+    recorder: Recorder | None
+    capturing: int  # captures of graphs under way
+
+    @property
+    def open(self) -> bool: ...
+    def tap_failed(self, tap: str, error: BaseException) -> None: ...
+
+
+class Externals:
+    """Numbers the operators and launches that taps name, and passes their calls on to the recorder."""
+
+    def __init__(self, host: Host, directory: Path) -> None:
+        self._host = host
+        self._directory = directory / KERNELS
+        self._operators: dict[tuple[str, tuple[str, ...], bool], int] = {}
+        self._launches: dict[bytes, int] = {}
+        self._written: set[str] = set()
+
+    @property
+    def listening(self) -> bool:
+        """Whether a call may be recorded now; the recorder knows for certain."""
+        return self._host.open or self._host.capturing > 0
+
+    def failed(self, tap: str, error: BaseException) -> None:
+        """The tap's own failure: noted, and the tap is to switch itself off."""
+        self._host.tap_failed(tap, error)
+
+    def operator(self, name: str, arguments: Sequence[str], work: bool = True) -> int:
+        key = (name, tuple(arguments), work)
+        number = self._operators.get(key)
+        if number is None:
+            assert self._host.recorder is not None
+            number = self._operators[key] = self._host.recorder.operator(name, arguments, work)
+        return number
+
+    def launch(self, fields: dict[str, Any]) -> int | None:
+        """The number of what a kernel is launched with: the fields of kcap.schemas.recording.Launch. None: too many."""
+        body = orjson.dumps(fields)
+        number = self._launches.get(body)
+        if number is None and len(self._launches) < MOST_LAUNCHES:
+            assert self._host.recorder is not None
+            number = self._launches[body] = self._host.recorder.launch(body)
+        return number
+
+    def source(self, name: str, text: bytes) -> None:
+        """Keep a kernel's source; `name` is its SHA-256 with an ending."""
+        if name in self._written:
+            return
+        self._written.add(name)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError), (self._directory / name).open("xb") as file:
+            file.write(text)
+
+    def launched(self, operator: int, launch: int, values: Sequence[Any], enter: bool = False) -> bool:
+        """A kernel is launched on this thread. `enter`: what runs until `leave` is its detail."""
+        recorder = self._host.recorder
+        return recorder is not None and recorder.call(operator, launch, values, enter, False)
+
+    def enter(
+        self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
+    ) -> bool:
+        """A call into a library begins on this thread; False when it is not recorded, and then is not left.
+
+        `work` False: the host's own (a plan). `detail`: not recorded inside another library's call.
+        """
+        recorder = self._host.recorder
+        if recorder is None:
+            return False
+        number = self.operator(operator, [name for name, _ in arguments], work)
+        return recorder.call(number, -1, [value for _, value in arguments], True, detail)
+
+    def leave(self) -> None:
+        if self._host.recorder is not None:
+            self._host.recorder.leave()
+
+
+def contained(method: Callable[..., Any]) -> Callable[..., Any]:
+    """For a tap's methods: a failure is the tap's own; it is noted, the tap is off, and the method answers None."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.on:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.on = False
+            self.failed(self.name, error)
+            return None
+
+    return call

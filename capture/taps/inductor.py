@@ -1,0 +1,205 @@
+"""Inductor: the launches of its Triton kernels, and the calls of its C++ kernels on the CPU.
+
+Generated code calls `CachingAutotuner.run`; what that does to find the best configuration is no call. C++ kernels are
+seen as generated code binds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kcap.capture.imports import when_imported
+from kcap.capture.taps.external import Externals, contained
+from kcap.capture.taps.launches import Kernel, Launches
+from kcap.capture.taps.patches import Patches
+
+CPP_SIGNATURE = re.compile(r'extern "C"[^(]*?\bkernel\s*\(([^)]*)\)')
+
+
+class Inductor:
+    """Wraps the launcher of inductor's Triton kernels."""
+
+    name = "inductor"
+
+    def __init__(self, listener: Externals) -> None:
+        self.listener = listener
+        self.failed = listener.failed
+        self.on = False
+        self.launches = Launches(listener)
+        self._hooked = False
+        self._grids: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Kernel, int | None, list[int]]]] = (
+            WeakKeyDictionary()
+        )
+        self._patches = Patches()
+
+    def install(self) -> None:
+        self.on = True
+        when_imported("torch._inductor.runtime.triton_heuristics", self._hook)
+
+    @contained
+    def _hook(self, module: ModuleType) -> None:
+        self._patches.around(module.CachingAutotuner, "run", self._run)
+        self._hooked = True
+
+    def uninstall(self) -> None:
+        self.on = False
+        self._patches.undo()
+
+    def refresh(self) -> None:
+        """Nothing: the class is patched as it is imported."""
+
+    def health(self) -> tuple[str, str]:
+        if not self.on:
+            return "failed", ""
+        if not self._hooked:
+            return "absent", "inductor compiled nothing"
+        return "ok", f"{self.launches.kernels} kernels{self.launches.unread_text()}"
+
+    def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("benchmark_run") or not self.listener.listening:
+            return original(tuner, *args, **kwargs)
+        if len(tuner.launchers) == 1:
+            self._launched(tuner, args)
+            return original(tuner, *args, **kwargs)
+        result = original(tuner, *args, **kwargs)  # which picks the configuration first
+        self._launched(tuner, args)
+        return result
+
+    @contained
+    def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:
+        known = self._grids.setdefault(tuner, {})
+        numbers = tuple(value for value in args if isinstance(value, int))
+        if numbers not in known:
+            known[numbers] = self._describe(tuner, args)
+        kernel, launch, positions = known[numbers]
+        if launch is not None:
+            self.listener.launched(kernel.operator, launch, [args[i] for i in positions])
+
+    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> tuple[Kernel, int | None, list[int]]:
+        (launcher,) = tuner.launchers
+        given = list(launcher.def_args)[: len(args)]
+        positions = [i for i, name in enumerate(given) if name in launcher.call_args]
+        parameters = [given[i] for i in positions]
+        fixed = [name for name in tuner.fn.arg_names if name not in parameters]
+        kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed))
+        config = launcher.config
+        constants = {**_constants(tuner), **config.kwargs}
+        grid = _grid(tuner, config, dict(zip(given, args, strict=False)))
+        constexprs = {name: constants[name] for name in fixed if name in constants}
+        return (
+            kernel,
+            self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {}),
+            positions,
+        )
+
+
+def _constants(tuner: Any) -> dict[str, Any]:
+    """What the kernel was specialized on, by the names of its parameters."""
+    names = tuner.fn.arg_names
+    found = {}
+    for key, value in tuner.triton_meta.get("constants", {}).items():
+        index = key[0] if isinstance(key, tuple) else key
+        found[names[index] if isinstance(index, int) else index] = value
+    return found
+
+
+def _grid(tuner: Any, config: Any, given: dict[str, Any]) -> tuple[int, ...]:
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    return tuple(GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(given))
+
+
+class InductorCpp:
+    """Wraps what binds inductor's C++ kernels (of the CPU) to generated code."""
+
+    name = "inductor_cpp"
+
+    def __init__(self, listener: Externals) -> None:
+        self.listener = listener
+        self.failed = listener.failed
+        self.on = False
+        self.kernels = 0
+        self._patches = Patches()
+
+    def install(self) -> None:
+        self.on = True
+        when_imported("torch._inductor.async_compile", self._hook)
+
+    @contained
+    def _hook(self, module: ModuleType) -> None:
+        self._patches.around(module.AsyncCompile, "cpp_pybinding", self._bind)
+
+    def uninstall(self) -> None:
+        self.on = False
+        self._patches.undo()
+
+    def refresh(self) -> None:
+        """Nothing: the class is patched as it is imported."""
+
+    def health(self) -> tuple[str, str]:
+        if not self.on:
+            return "failed", ""
+        return ("ok", f"{self.kernels} kernels") if self.kernels else ("absent", "inductor compiled no C++ kernel")
+
+    def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
+        from torch._inductor.codecache import LambdaFuture
+
+        bound = original(compiler, argtypes, source)
+        if hasattr(bound, "result"):  # compiled in the background
+            return LambdaFuture(lambda: self._seen(bound.result(), source))
+        return self._seen(bound, source)
+
+    def _seen(self, function: Callable[..., Any], source: str) -> Callable[..., Any]:
+        kernel = _CppKernel(source)
+        self.kernels += 1
+
+        def run(*args: Any) -> Any:
+            if self.on and self.listener.listening:
+                if kernel.name is None:
+                    kernel.name = _name_of(run, sys._getframe(1).f_globals)
+                self._launched(kernel, args)
+            return function(*args)
+
+        return run
+
+    @contained
+    def _launched(self, kernel: _CppKernel, args: tuple[Any, ...]) -> None:
+        operator, launch = kernel.numbers(self.listener)
+        if launch is not None:
+            self.listener.launched(operator, launch, args)
+
+
+class _CppKernel:
+    """A C++ kernel by its source; numbered when it is first called, by the name that generated code gave it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._numbers: tuple[int, int | None] | None = None
+        self.name: str | None = None
+
+    def numbers(self, listener: Externals) -> tuple[int, int | None]:
+        if self._numbers is None:
+            text = self._source.encode()
+            digest = hashlib.sha256(text).hexdigest()
+            listener.source(f"{digest}.cpp", text)
+            operator = listener.operator(f"cpp::{self.name}.s{digest[:8]}", self._parameters())
+            fields = {"language": "cpp", "kernel": f"{digest}.cpp", "function": "kernel"}
+            self._numbers = operator, listener.launch(fields)
+        return self._numbers
+
+    def _parameters(self) -> list[str]:
+        match = CPP_SIGNATURE.search(self._source)
+        return [part.split()[-1].lstrip("*&") for part in match.group(1).split(",")] if match else []
+
+
+def _name_of(function: Callable[..., Any], scope: dict[str, Any]) -> str:
+    """What generated code calls `function`: `cpp_fused_mul_silu_0` -> `mul_silu`."""
+    name = next((name for name, value in scope.items() if value is function), "fused")
+    match = re.fullmatch(r"cpp_(?:fused_*)?(\w+?)_*(?:_\d+)?", name)
+    return match.group(1) if match else name

@@ -1,0 +1,101 @@
+"""Kernels launched from sources of their own, as calls: the operator that names one, and what a launch fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kcap.capture.taps.arguments import encode
+from kcap.capture.taps.external import Externals
+from kcap.capture.taps.triton_source import Unreadable, read_source
+
+Parameters = Callable[[], tuple[list[str], list[str]]]
+UNREAD = "unread"  # the id of a kernel whose source could not be read
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: its operator's number, its run-time parameters and constexprs, and the launch's fixed fields."""
+
+    operator: int
+    parameters: list[str]
+    constexprs: list[str]
+    fields: dict[str, Any]
+
+
+class Launches:
+    """The kernels seen by one tap, and their launches."""
+
+    def __init__(self, listener: Externals) -> None:
+        self._listener = listener
+        self._kernels: WeakKeyDictionary[Any, Kernel] = WeakKeyDictionary()
+        self._known: dict[Any, int | None] = {}
+        self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
+        self.kernels = 0
+
+    def kernel(self, fn: Any, parameters: Parameters) -> Kernel:
+        """The kernel that the `@triton.jit` function `fn` is; `parameters` names its parameters and constexprs."""
+        kernel = self._kernels.get(fn)
+        if kernel is None:
+            kernel = self._kernels[fn] = self._read(fn, *parameters())
+            self.kernels += 1
+        return kernel
+
+    def _read(self, fn: Any, parameters: list[str], constexprs: list[str]) -> Kernel:
+        try:
+            source = read_source(fn)
+        except Unreadable as error:
+            name = getattr(fn, "__name__", "kernel")
+            self.unread[name] = str(error)
+            fields = {"function": name, "unread": str(error)}
+            return Kernel(
+                self._listener.operator(f"triton::{name}.{UNREAD}", parameters), parameters, constexprs, fields
+            )
+        self._listener.source(source.file, source.text.encode())
+        operator = self._listener.operator(f"triton::{source.name}.{source.id}", parameters)
+        return Kernel(operator, parameters, constexprs, {"kernel": source.file, "function": source.function})
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Sequence[int],
+        constexprs: dict[str, Any],
+        warps: int | None,
+        stages: int | None,
+        options: dict[str, Any],
+    ) -> int | None:
+        """The number of a launch; None when there are too many different ones."""
+        key = (kernel.operator, tuple(grid), tuple(constexprs.values()), warps, stages, tuple(options.items()))
+        try:
+            return self._known[key]
+        except KeyError:
+            number = self._known[key] = self._listener.launch(
+                {
+                    **kernel.fields,
+                    "grid": [int(size) for size in grid],
+                    "constexprs": {name: constant(value) for name, value in constexprs.items()},
+                    **({} if warps is None else {"num_warps": int(warps)}),
+                    **({} if stages is None else {"num_stages": int(stages)}),
+                    **({"options": {name: constant(value) for name, value in options.items()}} if options else {}),
+                }
+            )
+            return number
+
+    def unread_text(self) -> str:
+        """What to say of the sources that could not be read."""
+        if not self.unread:
+            return ""
+        name, reason = next(iter(self.unread.items()))
+        return f", {len(self.unread)} without a source ({name}: {reason})"
+
+
+def constant(value: Any) -> Any:
+    """A constexpr in the shard's form: a Triton dtype by its name, everything else as an argument."""
+    value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+    if type(value).__module__.startswith("triton") and type(value).__name__ == "dtype":
+        return {"triton": value.name}
+    if isinstance(value, list | tuple):
+        return [constant(item) for item in value]
+    return encode(value, {})

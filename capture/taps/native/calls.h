@@ -1,0 +1,170 @@
+// A call begins and ends: what the observer of the dispatcher and the callers from Python share.
+#pragma once
+#include "interning.h"
+#include "sampling.h"
+
+namespace kcap {
+
+size_t phase_of(const Thread& t) { return t.stepping ? t.phase : kOther; }
+
+void count_loose(Thread& t) {
+  const size_t phase = phase_of(t);
+  for (const Entry* e : t.program) g->shard.loose(e->id, phase).fetch_add(1, std::memory_order_relaxed);
+  t.program.clear();
+}
+
+// nullptr where operators nest deeper than is followed.
+std::unique_ptr<Frame> push(Thread& t, Entry* entry, uint32_t serial, bool aten) {
+  if (C10_UNLIKELY(t.depth >= kMaxDepth)) return nullptr;
+  std::unique_ptr<Frame> frame(new (t.frames[t.depth++]) Frame());
+  frame->thread = &t;
+  frame->below = t.top;
+  frame->entry = entry;
+  frame->serial = serial;
+  frame->epoch = t.epoch;
+  frame->position = t.program.size();
+  frame->aten = aten;
+  t.top = frame.get();
+  t.aten_depth += aten;
+  return frame;
+}
+
+const Operator* parent_of(const Thread& t) { return t.top && t.top->entry ? t.top->entry->op : nullptr; }
+
+void sample_if_due(Thread& t, Entry& e, const Call& call) {
+  const size_t phase = phase_of(t);
+  Reservoir& reservoir = e.reservoirs[phase];
+  if (!reservoir.due()) return;
+  if (take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken();
+  else reservoir.missed();
+}
+
+struct Signature {
+  Hash key;
+  Reality real;
+};
+
+inline Signature signature(const Call& call, const Thread& t) {
+  Hasher hasher(*call.op, t.top ? t.top->serial : 0);
+  if (C10_UNLIKELY(call.launch != nullptr)) hasher.hash.add(call.launch->id);
+  if (C10_UNLIKELY(t.keys->included().has(c10::DispatchKey::Python)) && tracing_mode_active()) hasher.real = Reality::traced;
+  hasher.arguments(call.inputs);
+  return {hasher.hash.hash(), hasher.real};
+}
+
+void fail_if_asked() {
+  if (C10_UNLIKELY(g->fail_after.load(std::memory_order_relaxed) >= 0) && g->fail_after-- == 0) throw std::runtime_error("made to fail");
+}
+
+void mark_regions(Thread& t) {
+  for (Frame* f = t.top; f && !f->has_kernels; f = f->below) f->has_kernels = true;
+}
+
+// What a capture notes of a call, beside that it is part of the graph.
+void capture_call(Thread& t, const Entry& e, const Call& call);
+
+std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
+  const Signature found = signature(call, t);
+  if (C10_UNLIKELY(found.real == Reality::transparent)) return nullptr;
+  if (C10_UNLIKELY(found.real == Reality::traced)) {
+    g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, 0, true);
+  }
+  fail_if_asked();
+  Entry* entry = intern(t, found.key, call, parent_of(t));
+  if (C10_UNLIKELY(!entry)) {
+    g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
+    return push(t, nullptr, 0, call.op->aten);
+  }
+  if (!call.op->aten) mark_regions(t);
+  if (C10_UNLIKELY(t.capture != nullptr)) capture_call(t, *entry, call);
+  else if (C10_UNLIKELY(entry->sampled)) sample_if_due(t, *entry, call);
+  auto frame = push(t, entry, call.op->serial, call.op->aten);
+  t.program.push_back(entry);
+  return frame;
+}
+
+std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction& fn) {
+  Operator* op = g->operators.find(t.operators, fn);
+  if (C10_UNLIKELY(!op)) return nullptr;
+  if (C10_UNLIKELY(t.capture != nullptr)) op = g->operators.in_graph(op);
+  return begun(t, {op, fn.inputs()});
+}
+
+void count_if_loose(Thread& t) {
+  if (t.top || t.capture || (t.stepping && t.program.size() <= kMaxProgram)) return;
+  count_loose(t);
+  if (g->banks.waiting() > kSamplesPerTurn) g->banks.rotate();
+}
+
+void capture_end_of_call(Thread& t, size_t position);
+
+void ended(Thread& t, Frame& frame) {
+  t.top = frame.below;
+  t.depth--;
+  t.aten_depth -= frame.aten;
+  if (frame.epoch != t.epoch) return;
+  if (!frame.aten && frame.entry && t.program.size() > frame.position + 1) {
+    Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
+    if (region) t.program[frame.position] = region;
+    else t.program.resize(frame.position + 1);  // aten operators inside a kernel are its detail
+  }
+  if (C10_UNLIKELY(t.capture != nullptr)) capture_end_of_call(t, frame.position);
+  count_if_loose(t);
+}
+
+// Whether what this thread calls now is recorded.
+inline bool listening(Thread& t) {
+  if (C10_UNLIKELY(t.capture != nullptr)) return t.owner == g;
+  if (!g->open.load(std::memory_order_relaxed)) return false;
+  adopt_if_new(t);
+  if (t.stepping || g->loose.load(std::memory_order_relaxed)) return true;
+  g->shard.header(hOffStep).fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
+  Thread& t = this_thread();
+  if (t.aten_depth > 0 || t.busy || !listening(t)) return nullptr;
+  t.busy = true;
+  std::unique_ptr<at::ObserverContext> frame;
+  try {
+    frame = started(t, fn);
+  } catch (const std::exception& error) {
+    failed(error.what());
+  } catch (...) {
+    failed("unknown error");
+  }
+  t.busy = false;
+  return frame;
+}
+
+void on_end(const at::RecordFunction&, at::ObserverContext* context) {
+  if (!context) return;
+  Frame& frame = *static_cast<Frame*>(context);
+  Thread& t = *frame.thread;
+  t.busy = true;
+  try {
+    ended(t, frame);
+  } catch (const std::exception& error) {
+    failed(error.what());
+  }
+  t.busy = false;
+}
+
+void update_observer() {
+  static std::mutex mutex;
+  static bool there = false;
+  std::lock_guard<std::mutex> guard(mutex);
+  const bool wanted = g->open.load() || g->captures.load() > 0;
+  if (wanted == std::exchange(there, wanted)) return;
+  if (!g_handle) {
+    g_handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  } else if (wanted) {
+    at::reenableCallback(g_handle);
+  } else {
+    at::disableCallback(g_handle);
+  }
+}
+
+}  // namespace kcap

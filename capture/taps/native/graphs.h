@@ -1,0 +1,156 @@
+// CUDA graphs: what is called while one is captured is its Program; a replay runs that Program once.
+#pragma once
+#include "calls.h"
+
+namespace kcap {
+
+// ---- while capturing ----
+
+size_t nodes_so_far() {
+  return g->count_nodes.load(std::memory_order_relaxed) ? g->banks.nodes_of_capture() : 0;
+}
+
+void add_input(GraphSample& sample, const std::string& path, const Tensor& t, Keep keep) {
+  if (!is_sampled(t, keep)) return;
+  const size_t bytes = extent_of(t);
+  if (!is_readable(t, bytes)) return;
+  SampledTensor tensor{path, keep, t.scalar_type(), t.sizes().vec(), t.strides().vec()};
+  sample.inputs.push_back({std::move(tensor), t.const_data_ptr(), bytes, t.device(), t.storage().getWeakStorageImpl()});
+}
+
+void add_inputs(GraphSample& sample, const std::string& path, const IValue& v, Keep keep) {
+  if (v.isTensor()) return add_input(sample, path, v.toTensor(), keep);
+  if (!is_object_list(v)) return;
+  size_t k = 0;
+  for (const IValue& item : v.toListRef()) add_inputs(sample, path + "." + std::to_string(k++), item, keep);
+}
+
+// Scalars are fixed in a graph: only offsets and the content of integer tensors are left to sample.
+void note_inputs(Capture& capture, const Entry& e, const Call& call) {
+  for (const GraphSample& known : capture.samples)
+    if (known.call == &e) return;
+  GraphSample sample{&e};
+  const uint64_t drifting = e.op->drifting_offsets.load();
+  for (size_t i = 0; i < call.inputs.size() && i < e.op->arguments.size(); i++) {
+    const Keep keep = e.op->arguments[i].keep;
+    if (keep != Keep::nothing) add_inputs(sample, std::to_string(i), call.inputs[i], keep);
+    if (i < 64 && (drifting >> i & 1)) put_offsets(sample.offsets, std::to_string(i), call.inputs[i]);
+  }
+  if (!sample.inputs.empty()) capture.samples.push_back(std::move(sample));
+}
+
+void capture_call(Thread& t, const Entry& e, const Call& call) {
+  if (e.sampled) note_inputs(*t.capture, e, call);
+  if (!g->count_nodes.load(std::memory_order_relaxed)) return;
+  const size_t now = nodes_so_far();
+  t.capture->nodes.push_back({now, now});
+}
+
+void capture_end_of_call(Thread& t, size_t position) {
+  auto& nodes = t.capture->nodes;
+  if (nodes.empty()) return;
+  nodes.resize(t.program.size());
+  if (position < nodes.size()) nodes[position].end = nodes_so_far();
+}
+
+void capture_begin(Thread& t) {
+  adopt_if_new(t);
+  t.capture = std::make_unique<Capture>();
+  t.capture->program.swap(t.program);
+  t.capture->top = std::exchange(t.top, nullptr);
+  t.capture->aten_depth = std::exchange(t.aten_depth, 0);
+  t.capture->stepping = t.stepping;
+  g->captures++;
+  update_observer();
+}
+
+// The thread goes on where the capture interrupted it; what was captured.
+std::pair<std::vector<Entry*>, std::unique_ptr<Capture>> capture_over(Thread& t) {
+  auto capture = std::move(t.capture);
+  if (!capture) return {};
+  std::vector<Entry*> program = std::exchange(t.program, std::move(capture->program));
+  t.top = capture->top;
+  t.aten_depth = capture->aten_depth;
+  g->captures--;
+  update_observer();
+  return {std::move(program), std::move(capture)};
+}
+
+std::string graph_line(const Entry& e, const std::vector<Entry*>& program, const Capture& capture, size_t nodes, const char* info) {
+  std::string line = "{\"t\":\"graph\",\"id\":" + std::to_string(e.id) + ",\"number\":" + std::to_string(g->graphs.size()) + ",\"calls\":[";
+  for (size_t i = 0; i < program.size(); i++) line += (i ? "," : "") + std::to_string(program[i]->id);
+  line += "]";
+  if (g->count_nodes.load()) {
+    line += ",\"total\":" + std::to_string(nodes) + ",\"nodes\":[";
+    for (size_t i = 0; i < capture.nodes.size(); i++)
+      line += (i ? ",[" : "[") + std::to_string(capture.nodes[i].start) + "," + std::to_string(capture.nodes[i].end) + "]";
+    line += "]";
+  }
+  return line + info + "}\n";
+}
+
+// `info`: more JSON members, each with a leading comma. The graph's number, or -1 where it cannot be kept.
+int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
+  auto [program, capture] = capture_over(t);
+  if (!capture) return -1;
+  std::lock_guard<std::mutex> guard(g->mutex);
+  Entry made;
+  Mixer key;
+  for (const Entry* e : program) key.add(e->id);
+  made.base = key.hash();
+  Entry* entry = program.size() > kMaxProgram ? nullptr : add_entry(std::move(made));
+  if (!entry) return -1;
+  g->shard.write(graph_line(*entry, program, *capture, nodes, info));
+  Graph& graph = g->graphs.emplace_back();
+  graph.entry = entry;
+  graph.samples = std::move(capture->samples);
+  for (size_t phase = 0; phase < kPhases; phase++) graph.reservoirs[phase].state = key.hash().a ^ (phase + 1) ^ entry->id;
+  return static_cast<int64_t>(g->graphs.size()) - 1;
+}
+
+// ---- replays ----
+
+bool is_private(const void* data) {
+  const auto place = reinterpret_cast<uintptr_t>(data);
+  for (const auto& [from, to] : g->private_memory)
+    if (from <= place && place < to) return true;
+  return false;
+}
+
+// Copies what the graph will read; false: no room now.
+bool add_graph_input(PendingSample& sample, const GraphInput& input) {
+  const auto storage = input.storage.lock();
+  if (!storage || is_private(input.data)) return true;
+  SampledTensor out = input.tensor;
+  if (!g->banks.copy(out, input.data, input.device, input.bytes)) return false;
+  sample.tensors.push_back(std::move(out));
+  return true;
+}
+
+bool sample_graph(Thread& t, const Graph& graph, size_t phase, int slot) {
+  std::vector<PendingSample> taken;
+  for (const GraphSample& from : graph.samples) {
+    PendingSample sample;
+    sample.head = sample_head(t, *from.call, phase, slot);
+    if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
+    for (const GraphInput& input : from.inputs)
+      if (!add_graph_input(sample, input)) { g->shard.header(hSamplesSkipped)++; return false; }
+    if (!sample.tensors.empty()) taken.push_back(std::move(sample));
+  }
+  for (auto& sample : taken) g->banks.add(std::move(sample));
+  return true;
+}
+
+void replayed(Thread& t, Graph& graph) {
+  const size_t phase = phase_of(t);
+  Reservoir& reservoir = graph.reservoirs[phase];
+  if (!graph.samples.empty() && reservoir.due()) {
+    if (sample_graph(t, graph, phase, reservoir.slot())) reservoir.taken();
+    else reservoir.missed();
+  }
+  mark_regions(t);
+  t.program.push_back(graph.entry);
+  count_if_loose(t);
+}
+
+}  // namespace kcap

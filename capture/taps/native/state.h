@@ -1,0 +1,222 @@
+// What the recorder holds: its calls, its threads with the operators under way on them, the recorder itself.
+#pragma once
+#include <ATen/record_function.h>
+
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "samples.h"
+#include "shard.h"
+
+namespace kcap {
+
+// What a kernel that no library holds is launched with, as JSON; the id stands for it in a signature.
+struct Launch {
+  uint32_t id = 0;
+  std::string json;
+};
+
+// One invocation, by the dispatcher or as Python tells it.
+struct Call {
+  Operator* op;
+  c10::ArrayRef<const IValue> inputs;
+  const Launch* launch = nullptr;
+};
+
+struct Entry {  // an interned call, or (without an operator) a captured graph
+  uint32_t id = 0;
+  Operator* op = nullptr;
+  const Launch* launch = nullptr;
+  Entry* region = nullptr;                 // its twin, once another custom operator was recorded inside it
+  bool sampled = false;
+  Hash base;                               // the signature without what can drift
+  std::vector<uint64_t> scalars, offsets;  // what can drift, per argument
+  Reservoir reservoirs[kPhases];
+};
+
+struct Recorder;
+struct Thread;
+
+struct Frame : at::ObserverContext {  // an operator on this thread's stack
+  Frame* below = nullptr;
+  Entry* entry = nullptr;
+  Thread* thread = nullptr;
+  uint64_t epoch = 0;
+  size_t position = 0;  // in the Program
+  uint32_t serial = 0;  // the operator's
+  bool aten = false, has_kernels = false;
+  bool library = false;  // a call from Python into a library
+  // Frames lie in their thread, one for each depth.
+  static void* operator new(size_t, void* place) { return place; }
+  static void operator delete(void*) {}
+  static void operator delete(void*, void*) {}
+};
+
+// Entries by signature: open addressing, since a lookup is most of what a call costs.
+class Known {
+ public:
+  Entry* find(const Hash& key) const {
+    for (size_t i = key.a & mask_;; i = (i + 1) & mask_) {
+      const Slot& slot = slots_[i];
+      if (C10_LIKELY(slot.key == key)) return slot.entry;
+      if (!slot.entry) return nullptr;
+    }
+  }
+  void add(const Hash& key, Entry* entry) {
+    if (++size_ * 2 > mask_) grow();
+    put(key, entry);
+  }
+
+ private:
+  struct Slot { Hash key{0, 0}; Entry* entry = nullptr; };
+  void put(const Hash& key, Entry* entry) {
+    size_t i = key.a & mask_;
+    while (slots_[i].entry) i = (i + 1) & mask_;
+    slots_[i] = {key, entry};
+  }
+  void grow() {
+    std::vector<Slot> old((mask_ + 1) * 2);
+    old.swap(slots_);
+    mask_ = slots_.size() - 1;
+    for (const Slot& slot : old)
+      if (slot.entry) put(slot.key, slot.entry);
+  }
+  size_t mask_ = 1023, size_ = 0;
+  std::vector<Slot> slots_ = std::vector<Slot>(1024);
+};
+
+constexpr int kMaxDepth = 64;
+
+// An integer tensor that a captured call reads. Its storage is held weakly: memory that the graph itself allocated is
+// gone after the capture, and holds nothing that a later replay would read.
+struct GraphInput {
+  SampledTensor tensor;
+  const void* data;
+  size_t bytes;
+  c10::Device device;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+};
+
+struct GraphSample {  // the first invocation of a call in a graph
+  const Entry* call;
+  std::string offsets;
+  std::vector<GraphInput> inputs;
+};
+
+struct Graph {
+  Entry* entry = nullptr;
+  std::vector<GraphSample> samples;
+  Reservoir reservoirs[kPhases];
+};
+
+struct NodeRange { size_t start = 0, end = 0; };  // of the graph's nodes, those that a call added
+
+// A capture under way on a thread, and what it interrupted.
+struct Capture {
+  std::vector<Entry*> program;
+  Frame* top;
+  int aten_depth;
+  bool stepping;
+  std::vector<GraphSample> samples;
+  std::vector<NodeRange> nodes;  // one for each call of the graph; empty unless they are asked for
+};
+
+struct Thread {
+  Recorder* owner = nullptr;  // whose entries `known` and `program` hold
+  Frame* top = nullptr;
+  int aten_depth = 0, depth = 0;
+  bool busy = false, stepping = false;
+  size_t phase = 3;
+  uint64_t epoch = 0;
+  std::vector<Entry*> program;
+  std::unique_ptr<Capture> capture;
+  Known known;
+  OperatorCache operators;
+  // Of this thread's dispatcher: a mode is active only while the Python key is in.
+  const c10::impl::PODLocalDispatchKeySet* keys = &c10::impl::raw_local_dispatch_key_set;
+  alignas(Frame) char frames[kMaxDepth][sizeof(Frame)];
+};
+
+// A plain pointer in static TLS: no guard and no call at each access. What frees it as the thread ends is made with it.
+__attribute__((tls_model("initial-exec"))) thread_local Thread* tls_state = nullptr;
+struct ThreadEnd {
+  ~ThreadEnd() { delete std::exchange(tls_state, nullptr); }
+};
+C10_NOINLINE void make_state() {
+  thread_local ThreadEnd end;
+  static_cast<void>(&end);
+  tls_state = new Thread();
+}
+inline Thread& this_thread() {
+  if (C10_UNLIKELY(!tls_state)) make_state();
+  return *tls_state;
+}
+
+constexpr int kMaxVariants = 16;
+constexpr size_t kOther = 3;  // the phase of what runs outside any step
+constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20, kSamplesPerTurn = 64;
+
+struct Recorder {
+  std::atomic<bool> open{false}, loose{false}, closed{false};
+  std::atomic<int> captures{0};         // under way
+  std::atomic<bool> count_nodes{false};
+  std::atomic<int64_t> fail_after{-1};  // fault injection
+  std::atomic<uint64_t> steps{0};
+  Operators operators;
+  Shard shard;
+  Banks banks{[this](std::string_view text) { shard.write(text); }};
+  std::mutex mutex;
+  std::atomic<bool> full{false};
+  std::deque<Entry> entries;
+  std::unordered_map<Hash, Entry*, HashOf> interned;
+  std::unordered_map<Hash, std::pair<Entry*, int>, HashOf> variants;  // base -> the first, how many
+  std::unordered_map<Hash, Entry*, HashOf> places;                    // base and scalars -> the first
+  std::unordered_map<Hash, uint32_t, HashOf> programs, batches;
+  std::unordered_map<Hash, std::vector<Entry*>, HashOf> shapes;       // base of a program -> one that ran
+  size_t program_words = 0;
+  std::deque<Graph> graphs;
+  std::deque<Launch> launches;
+  std::vector<Operator*> externals;
+  std::vector<std::string> texts;
+  std::vector<std::pair<uintptr_t, uintptr_t>> private_memory;  // of graphs: from, to
+  std::string error;
+};
+Recorder* g = nullptr;
+at::CallbackHandle g_handle = 0;
+
+// A new recording begins with nothing known; the frames of operators under way end by themselves.
+void adopt(Thread& t) {
+  t.owner = g;
+  t.epoch++;
+  t.program.clear();
+  t.known = Known();
+  t.operators = OperatorCache();
+  t.stepping = false;
+  t.capture.reset();
+}
+
+inline void adopt_if_new(Thread& t) {
+  if (C10_UNLIKELY(t.owner != g)) adopt(t);
+}
+
+// The observer is there while somebody listens: an open window, or a graph that is being captured.
+void update_observer();
+
+void failed(const char* reason) noexcept {
+  g->open = false;
+  try {
+    std::lock_guard<std::mutex> guard(g->mutex);
+    if (!g->error.empty()) return;
+    g->error = reason;
+    g->shard.header(hFailed) = 1;
+    std::string line = "{\"t\":\"tap\",\"name\":\"dispatcher\",\"status\":\"failed\",\"detail\":";
+    put_string(line, reason);
+    g->shard.write(line + "}\n");
+  } catch (...) {  // a full disk: the header says it
+  }
+}
+
+}  // namespace kcap
