@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import repeat
 
 from kcap.capture.coverage.steps import Functions, Ran, Replayed
 from kcap.capture.coverage.trace import Gpu
 
 UNKNOWN_NODES = "the graph's nodes are not known, and no call of it is known to launch this"
+NO_CALL = "captured while no recorded call was under way"
 SEVERAL = "the graph's nodes are not known, and it may be of several of its calls"
 
 Learnt = dict[str, set[str]]  # the operators that launched a kernel plainly, by its name
@@ -29,24 +29,24 @@ def _captured_order(events: list[Gpu]) -> list[Gpu]:
 
 
 def _by_nodes(events: list[Gpu], graph: Replayed) -> list[Found] | None:
-    if len(graph.nodes) != len(graph.calls) or sum(graph.nodes) != len(events) or min(graph.nodes, default=0) < 0:
+    owners = graph.owners(len(events))
+    if owners is None or not _names_agree(events, owners, graph):
         return None
-    pairs = zip(graph.calls, graph.nodes, strict=True)
-    owners = [ran for ran, nodes in pairs for ran in repeat(ran, nodes)]
-    found = list(zip(events, owners, strict=True))
-    return list(found) if _names_agree(found, graph) else None
+    found = (NO_CALL if owner is None else graph.calls[owner] for owner in owners)
+    return list(zip(events, found, strict=True))
 
 
-def _names_agree(found: list[tuple[Gpu, Ran]], graph: Replayed) -> bool:
+def _names_agree(events: list[Gpu], owners: list[int | None], graph: Replayed) -> bool:
     """Every kernel of a known function belongs to a Call that launches it, and no such Call lacks its kernel."""
     functions = Functions(graph.calls)
-    expected = Counter(ran.function for ran, nodes in zip(graph.calls, graph.nodes, strict=True) if nodes)
-    for event, ran in found:
+    lacking = {owner for owner in owners if owner is not None and graph.calls[owner].function}
+    for event, owner in zip(events, owners, strict=True):
         name = functions.match(event.name)
-        if name is not None and name != ran.function:
+        if name is not None and (owner is None or name != graph.calls[owner].function):
             return False
-        expected[name] -= 1
-    return all(missing <= 0 for name, missing in expected.items() if name is not None)
+        if name is not None:
+            lacking.discard(owner or 0)
+    return not lacking
 
 
 def _by_names(events: list[Gpu], graph: Replayed, learnt: Learnt) -> Iterator[Found]:

@@ -95,6 +95,26 @@ def test_a_region_of_launches_alone_is_known_from_the_recording(profile: Profile
     assert differences(found) == []
 
 
+def test_a_region_that_the_recording_lacks_or_calls_a_kernel_is_known_from_the_profile(profile: Profile) -> None:
+    profile.op(ATTENTION, 10, 90)
+    profile.op("aten::mul", 20, 30)
+    profile.launch(25, "mul")
+    profile.op(FORWARD, 40, 60)
+    profile.launch(70, "of the region")
+    inner = [Ran(2, "aten::mul.Tensor"), Ran(3, FORWARD)]
+    missed, kernel = profile.one(*inner), profile.one(Ran(1, ATTENTION), *inner)
+    assert calls(missed) == calls(kernel) == {"mul": 2, "of the region": None}
+    assert reasons(missed)["of the region"] == f"{ATTENTION} was not recorded"
+    assert reasons(kernel)["of the region"] == f"launched by the region {ATTENTION} itself"
+
+
+def test_an_operator_that_begins_with_the_one_around_it_lies_inside(profile: Profile) -> None:
+    profile.op("aten::mm", 10, 40)
+    profile.op("aten::linear", 10, 50)
+    profile.launch(30, "gemm")
+    assert calls(profile.one(Ran(1, "aten::linear"))) == {"gemm": 1}
+
+
 def test_a_launched_function_goes_before_the_operator_around_it(profile: Profile) -> None:
     profile.op("vllm::fused", 10, 200)
     for at, name in ((20, "add_1"), (40, "add_10"), (60, "add_1_0d1d2de"), (80, "add_1x")):
@@ -119,6 +139,17 @@ def test_more_launches_than_were_recorded_are_not_explained(profile: Profile) ->
     assert [kernel.call for kernel in found.kernels] == [1, None, 2, None]
     assert reasons(found)["second"] == "aten::mm ran more often than it was recorded"
     assert differences(found) == [("aten::mm", 2, 1), ("scale", 2, 1)]
+
+
+def test_of_two_functions_that_a_kernel_may_specialize_it_is_the_longer(profile: Profile) -> None:
+    profile.launch(20, "norm_2d_0d1d")
+    profile.launch(30, "norm_0d1d")
+    found = profile.one(Ran(1, "triton::norm.ab", "norm"), Ran(2, "triton::norm_2d.ab", "norm_2d"))
+    assert calls(found) == {"norm_2d_0d1d": 2, "norm_0d1d": 1}
+
+
+def test_an_invented_call_is_named_though_the_profiler_never_saw_its_operator(profile: Profile) -> None:
+    assert differences(profile.one(Ran(1, "aten::bmm"))) == [("aten::bmm", 0, 1)]
 
 
 def test_an_operator_that_the_recorder_missed_is_named(profile: Profile) -> None:

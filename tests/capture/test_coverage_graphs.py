@@ -50,6 +50,33 @@ def test_a_region_has_no_nodes_of_its_own(profile: Profile) -> None:
     assert reasons(found)["scatter"] == "launched by the region vllm::unified_attention itself"
 
 
+def test_ranges_tell_what_lies_in_and_between_the_calls(profile: Profile) -> None:
+    graph = Replayed([MM, REGION, NORM, FORWARD, WIDE], [], 7, [(0, 1), (2, 5), (2, 3), (4, 5), (5, 7)])
+    found = replayed(profile, graph, kernels=("gemm", "stray", "norm", "scatter", "flash", "wide", "reduce"))
+    assert in_order(found) == [2, None, 4, None, 1, 3, 3]
+    assert reasons(found)["stray"] == "captured while no recorded call was under way"
+    assert reasons(found)["scatter"] == "launched by the region vllm::unified_attention itself"
+
+
+@pytest.mark.parametrize(
+    ("ranges", "total"),
+    [
+        ([(0, 1), (1, 2)], 3),
+        ([(0, 1), (1, 2)], 0),
+        ([(0, 1)], 2),
+        ([(0, 1), (1, 3)], 2),
+        ([(-1, 1), (1, 2)], 2),
+        ([(1, 0), (1, 2)], 2),
+        ([(1, 2), (0, 1)], 2),
+        ([(0, 1), (1, 1)], 2),
+    ],
+)
+def test_ranges_that_do_not_fit_are_not_used(ranges: list[tuple[int, int]], total: int, profile: Profile) -> None:
+    found = replayed(profile, Replayed([FORWARD, NORM], [], total, ranges), kernels=("flash", "norm"))
+    assert calls(found) == {"flash": None, "norm": 4}
+    assert reasons(found)["flash"] == UNKNOWN
+
+
 def test_the_ids_of_nodes_go_before_the_times(profile: Profile) -> None:
     profile.launch(100, by="cudaGraphLaunch")
     correlation = profile.events[-1]["args"]["correlation"]

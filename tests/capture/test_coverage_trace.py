@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.capture.coverage import ProfiledStep, Ran, Replayed, attribute, read_trace
+from kcap.capture.coverage import ProfiledStep, Ran, Replayed, attribute, covered, lines, read_trace, summarize
 from kcap.capture.coverage import trace as trace_module
 from kcap.errors import FormatError
+from kcap.schemas.recording import Step
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -70,13 +71,15 @@ events = st.fixed_dictionaries(
         "args": args | anything,
     },
 )
+nodes = st.lists(st.integers(-1, 2), max_size=4)
+ranges = st.lists(st.tuples(st.integers(-1, 6), st.integers(-1, 6)), max_size=4)
 RANS = [Ran(0, "aten::mm"), Ran(1, "_C::a", region=True), Ran(2, "triton::k.ab", "k"), Ran(3, "a::b")]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(events | anything, max_size=25) | anything, st.lists(st.integers(-1, 2), max_size=4), small)
-def test_no_json_breaks_the_analysis(document: Any, nodes: list[int], total: int) -> None:
-    steps = [ProfiledStep(0, [*RANS, Replayed(RANS, nodes, total)]), ProfiledStep(1, [])]
+@given(st.lists(events | anything, max_size=25) | anything, st.builds(Replayed, st.just(RANS), nodes, small, ranges))
+def test_no_json_breaks_the_analysis(document: Any, graph: Replayed) -> None:
+    steps = [ProfiledStep(0, [*RANS, graph]), ProfiledStep(1, [])]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         path.write_bytes(orjson.dumps(document if isinstance(document, dict) else {"traceEvents": document}))
@@ -84,6 +87,18 @@ def test_no_json_breaks_the_analysis(document: Any, nodes: list[int], total: int
             trace = read_trace(path)
         except FormatError:
             return
-    for found in attribute(trace, steps):
+    attributed = attribute(trace, steps)
+    for found in attributed:
         assert all((kernel.call is None) == (kernel.reason is not None) for kernel in found.kernels)
         assert len(found.kernels) <= len(trace.gpu)
+    assert lines(summarize(covered(found, Step(index=0, phase="other")) for found in attributed))
+
+
+@pytest.mark.parametrize("time", ["1e308", "-1", "true", '"7"'])
+def test_times_that_no_clock_gives_are_left_out(time: str, tmp_path: Path) -> None:
+    event = '{"ph":"X","cat":"kernel","name":"k","ts":5,"dur":%s,"args":{}}'
+    span = '{"ph":"X","cat":"cpu_op","name":"kcap:step:0","ts":0,"dur":9}'
+    path = tmp_path / "trace.json"
+    path.write_text(f'{{"traceEvents":[{span},{event % time},{event % time},{event % 3}]}}')
+    (found,) = attribute(read_trace(path), [ProfiledStep(0, [])])
+    assert covered(found, Step(index=0, phase="other")).gpu_us == 3
