@@ -28,13 +28,19 @@ class LibraryTap:
         self._packages = packages
         self._patches = Patches()
         self._sizes: dict[str, int] = {}
+        self._found = 0
         self._lock = threading.RLock()
         for package in packages:
-            when_imported(package, lambda _: self.refresh())
+            when_imported(package, self._imported)
 
     def __len__(self) -> int:
         """How many functions it records."""
         return len(self._patches)
+
+    def _imported(self, package: ModuleType) -> None:
+        self.refresh()
+        if not self._found:
+            self.calls.fail(KcapError(f"no function to record in {package.__name__}"))
 
     def refresh(self) -> None:
         """Record what was imported since; cheap when nothing was."""
@@ -49,9 +55,7 @@ class LibraryTap:
         grown = {name: module for name, module in list(sys.modules.items()) if self._has_grown(name, module)}
         own = [module for name, module in grown.items() if self._is_own(name)]
         before = len(self)
-        found = sum(self._replace_in(module) for module in own)
-        if own and not found and not before:
-            raise KcapError(f"no function to record in {own[0].__name__}")
+        self._found += sum(self._replace_in(module) for module in own)
         modules = list(sys.modules.items()) if len(self) > before else list(grown.items())
         self._patches.rebind_all(module for _, module in modules if isinstance(module, ModuleType))
 

@@ -36,8 +36,6 @@ def find(module: ModuleType, calls: Calls) -> Iterator[tuple[Any, str, Function]
 
 
 def _handing_out(original: Function, function_type: Any, calls: Calls) -> Function:
-    if hasattr(original, MARK):
-        return original
     if not hasattr(function_type, "__move_handle_from__"):
         raise KcapError("this tvm-ffi gives no way to make one of its Functions recorded")
     recorded = _recorded(function_type, calls)

@@ -57,6 +57,8 @@ def helper(x):
 def untold(x):
     return x
 
+exec("@flashinfer_api(trace=lambda: None)\\ndef without_source(x): return x")
+
 @same
 @flashinfer_api
 @same
@@ -167,11 +169,13 @@ def plain(arguments: dict[str, Any], prefix: str) -> dict[str, Any]:
 def test_the_api_is_recorded_whatever_the_decorator_left_on_it(heard: Heard, library: Any) -> None:
     library.rmsnorm(X, X)
     library.norm.layernorm(X, weight=X)
+    library.norm.without_source(X)
     assert heard.calls == [
         ("flashinfer::rmsnorm", {"input": X, "weight": X, "eps": 1e-6, "out": None}),
         ("flashinfer::layernorm", {"input": X, "weight": X}),
+        ("flashinfer::without_source", {"x": X}),
     ]
-    assert heard.flags == [(True, False)] * 2
+    assert heard.flags == [(True, False)] * 3
 
 
 def test_what_is_not_the_api_is_left_alone(heard: Heard, library: Any) -> None:

@@ -56,21 +56,20 @@ def heard() -> Heard:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`kcaplib` with `ops`, re-exported by the package and imported by `kcapuser`; `late` is imported by nobody."""
-    write_package(tmp_path, "kcaplib", {"__init__.py": "from kcaplib.ops import *", "ops.py": SOURCE})
-    write_package(
-        tmp_path, "kcaplib", {"__init__.py": "from kcaplib.ops import *", "late.py": "def late(x):\n    return x"}
-    )
-    write_package(tmp_path, "kcapuser", {"__init__.py": "from kcaplib import double as mine, thrice as fixed"})
+    files = {"__init__.py": "from kcaplib.ops import *", "ops.py": SOURCE, "late.py": "def late(x):\n    return x"}
+    write_package(tmp_path, "kcaplib", files)
+    user = "from kcaplib import double as mine, thrice as fixed\nlate = None"
+    write_package(tmp_path, "kcapuser", {"__init__.py": user})
     monkeypatch.syspath_prepend(str(tmp_path))
     yield from imported(sys.modules, "kcaplib", "kcapuser")
 
 
-def tap(heard: Heard, *left_out: str) -> LibraryTap:
+def tap(heard: Heard) -> LibraryTap:
     """Records every function and method that a module of `kcaplib` defines."""
 
     def find(module: types.ModuleType, calls: Calls) -> Iterator[tuple[Any, str, Any]]:
         for name, value in list(vars(module).items()):
-            if getattr(value, "__module__", "") != module.__name__ or value.__name__ in left_out:
+            if getattr(value, "__module__", "") != module.__name__:
                 continue
             if isinstance(value, types.FunctionType):
                 yield module, name, wrap(value, f"lib::{value.__name__}", calls)
@@ -181,6 +180,7 @@ def test_a_wrapper_looks_like_its_function(heard: Heard) -> None:
     wrapper = wrap(kernel, "lib::kernel", Calls("lib", heard))
     assert (wrapper.__name__, wrapper.__doc__, wrapper.fi_trace) == ("kernel", "Its help.", "kept")
     assert inspect.signature(wrapper) == inspect.signature(kernel)
+    assert wrap(wrapper, "lib::kernel", Calls("lib", heard)) is wrapper
 
 
 def test_calls_of_threads_do_not_mix(heard: Heard) -> None:
@@ -302,6 +302,27 @@ def test_a_module_imported_later_is_recorded_after_a_refresh(heard: Heard) -> No
     installed.refresh()
     late.late(X)
     assert heard.operators == ["lib::late"]
+
+
+@pytest.mark.usefixtures("package")
+def test_a_name_that_a_consumer_filled_later_is_recorded_after_a_refresh(heard: Heard) -> None:
+    installed, user = tap(heard), load("kcapuser")
+    installed.refresh()
+    user.late = load("kcaplib.late").late
+    installed.refresh()
+    user.late(X)
+    assert heard.operators == ["lib::late"]
+
+
+@pytest.mark.usefixtures("package")
+def test_an_import_that_failed_halfway_does_not_switch_the_tap_off(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tap(heard)
+    monkeypatch.setitem(sys.modules, "kcaplib.part", types.ModuleType("kcaplib.part"))
+    installed.refresh()
+    load("kcaplib").double(X)
+    assert (heard.operators, heard.failures) == (["lib::double"], [])
 
 
 @pytest.mark.usefixtures("package")

@@ -105,8 +105,8 @@ def test_installing_twice_records_once_and_undo_restores(module: Any) -> None:
     first, second = tap.install(heard), tap.install(heard)
     held = module.rows
     held(X)
-    second.undo()
     first.undo()
+    second.undo()
     held(X)
     assert (heard.operators, heard.failures) == (["tvm::rows"], [])
     assert vars(tvm_ffi.Module)["get_function"] is before
