@@ -17,6 +17,7 @@ import orjson
 
 from kcap.capture.config import Session, check_place
 from kcap.errors import PARTIAL, CallError, KcapError
+from kcap.schemas.coverage import CoverageSummary
 from kcap.schemas.recording import Recording
 
 EXAMPLE = """
@@ -63,8 +64,9 @@ class Offline:
 )
 @click.option("--steps", type=click.IntRange(1), help="Close the window after N steps.")
 @click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine.")
+@click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults.")
 @click.option(
-    "--eager/--no-eager", default=True, show_default=True, help="Eager, or compiled by the engine's defaults."
+    "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
 )
 @click.option("--keep-tokens", is_flag=True, help="Keep the values of token ids, too.")
 @click.option(
@@ -77,7 +79,7 @@ class Offline:
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
-    command_line: tuple[str, ...], **offline: Any,
+    check_coverage: bool, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (such as `vllm serve …`).
 
@@ -86,7 +88,7 @@ def command(
     """
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
-    options = {"steps": steps, "keep_tokens": keep_tokens, "recorder": recorder}
+    options = {"steps": steps, "keep_tokens": keep_tokens, "recorder": recorder, "check_coverage": check_coverage}
     with place(output, force) as directory:
         if model is not None:
             recording = _record_model(Offline(model=model, framework=framework, **offline), directory, options)
@@ -132,7 +134,7 @@ def _record_model(offline: Offline, directory: Path, options: dict[str, Any]) ->
         raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
     longest = max(map(len, prompts)) if prompts else offline.input_len
     arguments = frameworks.vllm_arguments(
-        target, offline.load_format, offline.num_layers, offline.eager, given, longest + offline.output_len
+        target, offline.load_format, offline.num_layers, offline.eager or None, given, longest + offline.output_len
     )
     session = Session(
         directory=str((directory / "shards").resolve()), framework=engine.framework, model=target.model,
@@ -246,6 +248,10 @@ def say_what_was_recorded(recording: Recording, output: Path) -> None:
     for tap in metadata.taps:
         if tap.status == "failed":
             click.echo(f"kcap: {tap.name} failed in process {tap.pid} (rank {tap.rank}): {tap.detail}", err=True)
+    if metadata.coverage is not None:
+        from kcap.capture import coverage
+
+        click.echo("\n".join(coverage.lines(CoverageSummary.model_validate(metadata.coverage))), err=True)
     if not metadata.complete:
         click.echo("kcap: the Recording is partial; kcap show says why", err=True)
     click.echo(f"Next: kcap show {shlex.quote(str(output))}", err=True)

@@ -45,6 +45,11 @@ class Session:
         """While it exists, no process records."""
         return Path(self.directory) / "pause"
 
+    @property
+    def profile_file(self) -> Path:
+        """While it exists, steps run under the profiler and do not count (see `check_coverage`)."""
+        return Path(self.directory) / "profile"
+
     def shard(self) -> Path:
         """This process's shard, without its ending."""
         return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}"
@@ -52,6 +57,8 @@ class Session:
     def write(self) -> None:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.file.write_bytes(orjson.dumps(asdict(self)))
+        if self.check_coverage and not self.command:
+            self.profile_file.touch(mode=0o600)
 
 
 def check_place(output: Path, force: bool, option: str) -> None:

@@ -63,6 +63,11 @@ class _Annotation(_Line):
     scope: GraphUse | None = None
 
 
+class _KernelName(_Line):
+    name: str
+    function: str
+
+
 class _Profiled(_Line):
     index: Number
     program: Number
@@ -135,6 +140,7 @@ KINDS: dict[str, type[_Line]] = {
     "graph": _Graph,
     "annotation": _Annotation,
     "profiled": _Profiled,
+    "kernel_name": _KernelName,
     "batch": _Batch,
     "step": _Step,
     "sample": _Sample,

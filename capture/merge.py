@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from kcap.capture.config import Session
+from kcap.capture.coverage import summarize
+from kcap.capture.coverage.shards import cover
 from kcap.capture.folding import Fold
 from kcap.capture.lines import sound
 from kcap.capture.metadata import make_metadata
 from kcap.capture.programs import Programs
 from kcap.capture.sampled import merge_samples
 from kcap.capture.shards import KERNELS, read_shard, stems
+from kcap.schemas import coverage as coverage_format
 from kcap.schemas.recording import Call, Recording, load, write_recording
 from kcap.schemas.seal import seal
 
@@ -25,7 +29,13 @@ def merge(session: Session, output: Path) -> Recording:
     calls, ids = fold.calls(programs.order())
     samples, values = merge_samples(fold, ids)
     kernels = _sources(Path(session.directory), calls)
-    metadata = make_metadata(session, shards, programs, calls).model_copy(update={"seal": seal(kernels)})
+    coverage, missing = cover(fold, programs, ids)
+    known: dict[str, Any] = {"seal": seal(kernels)}
+    if coverage:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        coverage_format.write(output / coverage_format.FILE, coverage)
+        known["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
+    metadata = make_metadata(session, shards, programs, calls, missing).model_copy(update=known)
     write_recording(output, metadata, calls, programs.records(ids), programs.steps(), samples, values, kernels)
     recording = load(output)
     _derive(recording)

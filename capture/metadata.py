@@ -38,7 +38,9 @@ def _taps(shards: list[Shard]) -> list[Tap]:
     return taps
 
 
-def make_metadata(session: Session, shards: list[Shard], programs: Programs, calls: list[Call]) -> Metadata:
+def make_metadata(
+    session: Session, shards: list[Shard], programs: Programs, calls: list[Call], notes: list[str]
+) -> Metadata:
     recording = [shard for shard in shards if shard.process]
     first = recording[0].process if recording else {}
     lowest = min((batch.rank for batch in programs.batches), default=0)
@@ -79,7 +81,7 @@ def make_metadata(session: Session, shards: list[Shard], programs: Programs, cal
         batches=_batches(programs, mine),
         totals=_totals(calls),
         dropped=dropped,
-        notes=_notes(recording),
+        notes=sorted({*_notes(recording), *notes}),
     )
 
 
@@ -115,4 +117,4 @@ def _notes(shards: list[Shard]) -> list[str]:
             notes.append(f"process {shard.process.get('pid')} ended without closing: every step that had ended is here")
         if shard.torn:
             notes.append(f"process {shard.process.get('pid')}: {shard.torn} torn lines left out")
-    return sorted(set(notes))
+    return notes

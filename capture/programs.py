@@ -47,6 +47,7 @@ class Programs:
         self._keys: dict[tuple[int, int], bytes] = {}  # a shard's own program -> its key
         self._graphs: dict[tuple[int, int], Folded] = {}  # a shard's own graph -> it
         self.graph_lines: dict[tuple[int, int], dict[str, Any]] = {}
+        self._own: dict[tuple[int, int], list[int]] = {}  # a shard's own program -> its own calls and graphs
         self._ended: dict[int, int] = {}
         self.batches: list[Batch] = []
         for index, shard in enumerate(fold.shards):
@@ -70,13 +71,12 @@ class Programs:
 
     def _add(self, index: int, shard: Shard) -> None:
         rank = int(shard.process.get("rank", 0))
-        own: dict[int, list[int]] = {}
         for line in shard.lines.get("program", []):
             items = [self._item(index, call) for call in line["calls"]]
             if None not in items:
                 found = [item for item in items if item is not None]
                 self._keys[index, line["id"]] = self._intern(found, found).key
-                own[line["id"]] = line["calls"]
+                self._own[index, line["id"]] = line["calls"]
         self._ended[index] = 0
         for line in shard.lines.get("batch", []):
             times = shard.batch_count(line["id"])
@@ -86,7 +86,7 @@ class Programs:
                 continue
             self._all[key].counts[line["phase"], rank] += times
             self.batches.append(Batch(rank, key, line["phase"], line["tokens"], line["sequences"], times))
-            for call in own[line["program"]]:
+            for call in self._own[index, line["program"]]:
                 self._count(index, call, line["phase"], times)
         for line in shard.lines.get("profiled", []):
             if (key := self._keys.get((index, line["program"]))) is not None:
@@ -131,6 +131,15 @@ class Programs:
     def number(self, index: int, own: int) -> int | None:
         """The id of a shard's own program."""
         return self.numbers().get(self._keys.get((index, own), b""))
+
+    def own_calls(self, index: int, own: int) -> list[int]:
+        """A shard's own program: its calls and graphs by the shard's own numbers."""
+        return self._own.get((index, own), [])
+
+    def use_of(self, index: int, own: int) -> tuple[GraphUse, int | None]:
+        """How a shard's own program used graphs."""
+        key = self._keys.get((index, own))
+        return ("eager", None) if key is None else self.graph_use(key)
 
     def order(self) -> list[bytes]:
         """Every Call's signature in the order in which the Programs ran them."""

@@ -16,6 +16,7 @@ import orjson
 
 from kcap.capture.config import Session
 from kcap.capture.process import process_line
+from kcap.capture.profiled import ENDING, Profile
 from kcap.capture.recorder import PHASES, Recorder, open_recorder
 from kcap.capture.taps.all import Taps
 
@@ -64,6 +65,7 @@ class Window:
         self._reason = ""  # why the recorder is not the native one
         self._started = self._loose = self._closed = self._failed = False
         self._steps = 0
+        self._profile: Profile | None = None
         self._shape: StepShape | None = None
         self._lock = threading.Lock()
 
@@ -85,6 +87,8 @@ class Window:
             recorder.line(process_line(recorder.kind, self._reason, facts))
             self.taps.refresh()
             recorder.start(loose)
+            if self.session.check_coverage:
+                self._profile = Profile(self._file(ENDING), None if self.session.command else self.session.profile_file)
         except Exception as error:
             self.failed(error)
             return
@@ -157,10 +161,19 @@ class Window:
             if self._closed or self.recorder is None:
                 return
             self.open, self._closed = False, True
+            if self._profile is not None:
+                self._finish(self._profile)
             for line in self.taps.lines() if self._started else ():
                 self.recorder.line(line)
             self.taps.uninstall()
             self.recorder.close()
+
+    def _finish(self, profile: Profile) -> None:
+        self._profile = None
+        try:
+            profile.finish()
+        except Exception as error:
+            self.tap_failed("coverage", error)
 
     @_contained
     def begin(self, shape: StepShape) -> bool:
@@ -168,19 +181,39 @@ class Window:
         if not self.open or self.recorder is None:
             return False
         self.end()
+        if self._profile is not None and not self._profiles():
+            return False
         self._shape = shape
-        self.recorder.step_begin(PHASES.index(shape.phase))
+        self.recorder.step_begin(PHASES.index(shape.phase), self._profile is None)
         return True
+
+    def _profiles(self) -> bool:
+        """Whether the step that begins is to be recorded, profiled or not."""
+        profile = self._profile
+        assert profile is not None
+        if profile.over:
+            self._finish(profile)
+            return True
+        try:
+            return profile.begin()
+        except Exception as error:
+            self._profile = None
+            self.tap_failed("coverage", error)
+            return True
 
     @_contained
     def pause(self) -> None:
         if self._shape is not None and self.recorder is not None:
             self.recorder.step_pause()
+            if self._profile is not None:
+                self._profile.pause()
 
     @_contained
     def resume(self) -> bool:
         if self._shape is None or self.recorder is None or not self.open:
             return False
+        if self._profile is not None:
+            self._profile.resume()
         self.recorder.step_resume()
         return True
 
@@ -190,17 +223,28 @@ class Window:
         shape, self._shape = self._shape, None
         if shape is None or self.recorder is None:
             return
+        if self._profile is not None:
+            return self._end_profiled(shape, self._profile, self.recorder)
         self.recorder.step_end(shape.tokens, len(shape.queries), self._details(shape))
         self._steps += 1
         if self.session.steps is not None and self._steps >= self.session.steps:
             self.close()
+
+    def _end_profiled(self, shape: StepShape, profile: Profile, recorder: Recorder) -> None:
+        program, index = recorder.step_program(), profile.end()
+        if program >= 0:
+            known = {"index": index, "program": program, "phase": PHASES.index(shape.phase)}
+            size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
+            recorder.line(orjson.dumps({"t": "profiled", **known, **size}))
 
     @_contained
     def discard(self) -> None:
         """The step raised: it does not count."""
         if self._shape is not None and self.recorder is not None:
             self._shape = None
-            self.recorder.step_begin(PHASES.index("other"))  # which forgets what was seen of it
+            if self._profile is not None:
+                self._profile.end()
+            self.recorder.step_begin(PHASES.index("other"), False)  # which forgets what was seen of it
             self.recorder.step_pause()
 
     def _details(self, shape: StepShape) -> bytes:

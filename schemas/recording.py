@@ -214,7 +214,8 @@ class Metadata(BaseModel):
     torch: str | None = None
     python: str | None = None
     world_size: int = 1
-    seal: str | None = None
+    seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
+    coverage: dict[str, Any] | None = None  # a kcap.schemas.coverage.CoverageSummary
     recorder: list[str] = []
     kernel_ids: str = "operator"
     complete: bool = True

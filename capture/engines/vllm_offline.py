@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kcap.capture.shards import all_closed
 from kcap.capture.workload import Prompt, Workload
 
 RESULT = "outputs.json"
+PROFILED_TOKENS = 8  # of each request, in the steps that check the coverage
 
 
 def main(job_file: str) -> None:
@@ -24,7 +26,12 @@ def main(job_file: str) -> None:
 
     llm = LLM(**job["engine_arguments"])
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
-    outputs = _generate(llm, workload.requests(vocabulary), workload, session)
+    requests = workload.requests(vocabulary)
+    if session.check_coverage:
+        _generate(llm, requests, replace(workload, output_len=min(workload.output_len, PROFILED_TOKENS)), session)
+        llm.reset_prefix_cache()  # the counted steps run as if these had not been
+        session.profile_file.unlink()
+    outputs = _generate(llm, requests, workload, session)
     _stop(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))

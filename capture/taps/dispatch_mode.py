@@ -79,6 +79,7 @@ class DispatchModeRecorder:
         self._mode: _Mode | None = None
         self._mode_thread = 0
         self._open = self._loose = self._stepping = False
+        self._sampled = True
         self._phase = OTHER
         self._operators: list[tuple[str, Sequence[str], bool]] = []
         self._launches: list[dict[str, Any]] = []
@@ -117,7 +118,8 @@ class DispatchModeRecorder:
         if number is None:
             self._counts.cells[OVERFLOW] += 1
             return None
-        self._table.sample(number, call, self._phase_now(), self._steps if self._stepping else None)
+        if self._sampled or not self._stepping:
+            self._table.sample(number, call, self._phase_now(), self._steps if self._stepping else None)
         self._program.append(number)
         if alone and not self._stepping and not self._stack:
             self._count_loose(OTHER)
@@ -201,8 +203,8 @@ class DispatchModeRecorder:
         self._open = False
         self._pop()
 
-    def step_begin(self, phase: int) -> None:
-        self._phase, self._stepping = phase, True
+    def step_begin(self, phase: int, sampled: bool = True) -> None:
+        self._phase, self._stepping, self._sampled = phase, True, sampled
         self._program = []
         self._push()
 

@@ -69,11 +69,12 @@ void kcap_stop() {
   kcap::update_observer();
 }
 
-void kcap_step_begin(int phase) {
+void kcap_step_begin(int phase, int sampled) {
   auto& t = this_thread();
   kcap::adopt_if_new(t);
   t.program.clear();
   t.phase = static_cast<size_t>(phase);
+  t.sampled = sampled != 0;
   t.epoch++;
   t.stepping = true;
 }

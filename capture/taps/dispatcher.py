@@ -121,8 +121,8 @@ class NativeRecorder:
     def stop(self) -> None:
         self._lib.kcap_stop()
 
-    def step_begin(self, phase: int) -> None:
-        self._quick.kcap_step_begin(phase)
+    def step_begin(self, phase: int, sampled: bool = True) -> None:
+        self._quick.kcap_step_begin(phase, int(sampled))
 
     def step_pause(self) -> None:
         self._quick.kcap_step_pause()

@@ -72,6 +72,11 @@ class Externals:
         with contextlib.suppress(FileExistsError), (self._directory / name).open("xb") as file:
             file.write(text)
 
+    def kernel_name(self, name: str, function: str) -> None:
+        """A profiler calls the kernel `name` that is `function` in its source here."""
+        assert self._host.recorder is not None
+        self._host.recorder.line(orjson.dumps({"t": "kernel_name", "name": name, "function": function}))
+
     def launched(self, operator: int, launch: int, values: Sequence[Any], enter: bool = False) -> bool:
         """A kernel is launched on this thread. `enter`: what runs until `leave` is its detail."""
         recorder = self._host.recorder

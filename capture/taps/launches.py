@@ -54,6 +54,8 @@ class Launches:
                 self._listener.operator(f"triton::{name}.{UNREAD}", parameters), parameters, constexprs, fields
             )
         self._listener.source(source.file, source.text.encode())
+        if (compiled_as := getattr(fn, "__name__", source.function)) != source.function:
+            self._listener.kernel_name(compiled_as, source.function)
         operator = self._listener.operator(f"triton::{source.name}.{source.id}", parameters)
         return Kernel(operator, parameters, constexprs, {"kernel": source.file, "function": source.function})
 

@@ -61,12 +61,15 @@ def kcap_record(environment: dict[str, str]) -> Kcap:
 def offline(model: Path, kcap_record: Kcap) -> Kcap:
     """`offline(output, prompts, words…)` records vLLM, eagerly unless told otherwise, on prompts of token ids."""
 
-    def run(output: Path, prompts: list[list[int]], *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        output: Path, prompts: list[list[int]], *words: object, compiled: bool = False, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         file = output.with_suffix(".jsonl")
         file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
         arguments = [word for argument in ENGINE_ARGUMENTS for word in ("--engine-arg", argument)]
         start = ("--model", model, "--load-format", "dummy", "--num-layers", LAYERS, "--prompts", file)
-        return kcap_record(output, *start, *arguments, *words, **more)
+        eager = () if compiled else ("--eager",)
+        return kcap_record(output, *start, *eager, *arguments, *words, **more)
 
     return run
 

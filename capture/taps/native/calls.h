@@ -31,11 +31,13 @@ std::unique_ptr<Frame> push(Thread& t, Entry* entry, uint32_t serial, bool aten)
 
 const Operator* parent_of(const Thread& t) { return t.top && t.top->entry ? t.top->entry->op : nullptr; }
 
+bool may_sample(const Thread& t) { return t.sampled || !t.stepping; }
+
 void sample_if_due(Thread& t, Entry& e, const Call& call) {
   const size_t phase = phase_of(t);
   Reservoir& reservoir = e.reservoirs[phase];
   if (!reservoir.due()) return;
-  if (take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken();
+  if (may_sample(t) && take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken();
   else reservoir.missed();
 }
 

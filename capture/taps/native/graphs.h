@@ -145,7 +145,7 @@ void replayed(Thread& t, Graph& graph) {
   const size_t phase = phase_of(t);
   Reservoir& reservoir = graph.reservoirs[phase];
   if (!graph.samples.empty() && reservoir.due()) {
-    if (sample_graph(t, graph, phase, reservoir.slot())) reservoir.taken();
+    if (may_sample(t) && sample_graph(t, graph, phase, reservoir.slot())) reservoir.taken();
     else reservoir.missed();
   }
   mark_regions(t);

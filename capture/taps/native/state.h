@@ -128,7 +128,7 @@ struct Thread {
   Recorder* owner = nullptr;  // whose entries `known` and `program` hold
   Frame* top = nullptr;
   int aten_depth = 0, depth = 0;
-  bool busy = false, stepping = false;
+  bool busy = false, stepping = false, sampled = true;
   size_t phase = 3;
   uint64_t epoch = 0;
   std::vector<Entry*> program;
