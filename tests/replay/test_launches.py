@@ -1,0 +1,420 @@
+"""Kernels with a source of their own: run as they were launched, and only where that is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from handmade import Values, call, tensor
+
+from kcap.replay.bind import Bound
+from kcap.replay.launches import NO_SOURCE, UNTRUSTED, Launches, LaunchRule
+from kcap.replay.runner import Runner
+from kcap.schemas.recording import Argument, Call, Launch, Metadata, Sample, load, write_recording
+from kcap.schemas.seal import seal
+from kcap.schemas.values import Opaque, TensorSpec, TorchConstant
+
+HEAD = "import triton\nimport triton.language as tl\n\n\n"
+ADD = (
+    HEAD
+    + """
+@triton.jit
+def add(x_ptr, y_ptr, out_ptr, n, scale, BLOCK: tl.constexpr, KIND: tl.constexpr, SIZES: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n).to(KIND)
+    assert scale == 3
+    tl.static_assert(SIZES[1] == 5)
+    tl.store(out_ptr + at, x + tl.load(y_ptr + at, mask=at < n) * scale, mask=at < n)
+"""
+)
+GATHER = (
+    HEAD
+    + """
+@triton.jit
+def embedding(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    index = tl.load(in_ptr0 + at, at < xnumel)
+    assert tl.max(index) < 5, 'index out of bounds: 0 <= index < 5'
+    tl.store(out_ptr0 + at, tl.load(in_ptr1 + index), at < xnumel)
+"""
+)
+CPP = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C"  void  kernel(const float* in_ptr0,
+                       const int64_t* in_ptr1,
+                       float* out_ptr0,
+                       const int64_t ks0)
+{
+    for (int64_t i = 0; i < ks0; i++) {
+        auto at = in_ptr1[i];
+        if (at < 0 || at >= 3) throw std::runtime_error("index out of bounds: 0 <= at < 3L");
+        out_ptr0[i] = in_ptr0[at];
+    }
+}
+"""
+FULL = {"KIND": TorchConstant("triton", "fp32"), "SIZES": [4, 5], "BLOCK": 64}
+Write = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, values: Values) -> Write:
+    """Writes a Recording of these Calls and kernel sources, sealed or not."""
+
+    def write(calls: Iterable[Call], *sources: str, sealed: bool = True, samples: Sequence[Sample] = ()) -> Path:
+        files = {name: text.encode() for text in sources for name in (file_of(text),)}
+        metadata = Metadata(seal=seal(files) if sealed else None)
+        write_recording(tmp_path / "r.kcap", metadata, calls, samples=samples, values=values.files, kernels=files)
+        return tmp_path / "r.kcap"
+
+    return write
+
+
+def file_of(text: str) -> str:
+    return f"{hashlib.sha256(text.encode()).hexdigest()}.{'cpp' if '#include' in text else 'py'}"
+
+
+def launched(text: str, function: str, *args: tuple[str, Any], **more: Any) -> Call:
+    """The Call of a launch; `more` are fields of its Launch."""
+    language = "cpp" if "#include" in text else "triton"
+    launch = Launch(**{"language": language, "kernel": file_of(text), "function": function, **more})
+    made = call(f"{language}::{function}.s{file_of(text)[:8]}", launch=launch)
+    return made.model_copy(update={"args": [Argument(name=name, value=value) for name, value in args]})
+
+
+def add(**more: Any) -> Call:
+    tensors = [(name, tensor(200, storage=i)) for i, name in enumerate(("x_ptr", "y_ptr", "out_ptr"))]
+    settings = {"grid": [4, 1, 1], "constexprs": FULL, "num_warps": 4, "num_stages": 2, "options": {"debug": True}}
+    return launched(ADD, "add", *tensors, ("n", 200), ("scale", 3), **{**settings, **more})
+
+
+def gather(table: str = "in_ptr", n: str = "xnumel") -> tuple[Call, str]:
+    text = GATHER.replace("in_ptr", table).replace("xnumel", n)
+    args = [(f"{table}0", tensor(64, dtype="int64")), (f"{table}1", tensor(5, storage=1))]
+    args += [("out_ptr0", tensor(64, storage=2)), (n, 64)]
+    return launched(text, "embedding", *args, grid=[2], constexprs={"XBLOCK": 32}), text
+
+
+def cpp(text: str = CPP, **more: Any) -> Call:
+    args = [("in_ptr0", tensor(3)), ("in_ptr1", tensor(70, dtype="int64", storage=1))]
+    return launched(text, "kernel", *args, ("out_ptr0", tensor(70, storage=2)), ("ks0", 70), **more)
+
+
+def replay(path: Path, *options: str, interpret: str = "1") -> tuple[int, list[dict[str, Any]], str]:
+    """The exit code, the measurements and the output of `kcap replay` with Triton's interpreter."""
+    out = path.with_suffix(".jsonl")
+    command = [sys.executable, "-m", "kcap", "replay", str(path), "--seconds", "0.001", "-o", str(out), "--force"]
+    environment = os.environ | {"TRITON_INTERPRET": interpret}
+    done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, timeout=300)
+    assert out.exists(), done.stderr
+    return done.returncode, [orjson.loads(line) for line in out.read_bytes().splitlines()], done.stdout
+
+
+def only(path: Path, *options: str, **more: str) -> dict[str, Any]:
+    _, (measurement,), _ = replay(path, *options, **more)
+    return measurement
+
+
+def test_a_triton_launch_is_replayed_with_its_constants(recorded: Write) -> None:
+    """The kernel itself checks its constexprs and its scalars."""
+    pytest.importorskip("triton")
+    code, (measurement,), out = replay(recorded([add()], ADD))
+    assert (code, measurement.get("status", "ok"), measurement["method"]) == (0, "ok", "host"), measurement
+    assert "triton::add" in out
+    assert "interpreted, not compiled (TRITON_INTERPRET)" in measurement["notes"]
+
+
+@pytest.mark.parametrize("change", [{"SIZES": [4, 6]}, {"KIND": "no dtype"}, {"scale": 4}])
+def test_a_wrong_constant_reaches_the_kernel(recorded: Write, change: dict[str, Any]) -> None:
+    """Else the test above could pass with constants that are dropped."""
+    pytest.importorskip("triton")
+    scale = change.pop("scale", 3)
+    made = add(constexprs=FULL | change)
+    args = [a.model_copy(update={"value": scale}) if a.name == "scale" else a for a in made.args]
+    code, (measurement,), _ = replay(recorded([made.model_copy(update={"args": args})], ADD))
+    assert (code, measurement["status"]) == (1, "failed")
+    assert measurement["reason"]
+
+
+def test_sources_from_elsewhere_run_only_when_trusted(recorded: Write, tmp_path: Path) -> None:
+    touched = tmp_path / "ran"
+    text = ADD + f"\nopen({str(touched)!r}, 'w').close()\n"
+    one = add(kernel=file_of(text))
+    path = recorded([one], text, sealed=False)
+    code, (measurement,), out = replay(path)
+    assert (code, measurement["status"], measurement["reason"]) == (3, "skipped", UNTRUSTED)
+    assert not touched.exists(), "not even imported"
+    assert "--trust" in " ".join(out.split())
+    pytest.importorskip("triton")
+    code, (measurement,), _ = replay(path, "--trust")
+    assert code == 0 and touched.exists(), measurement
+
+
+def test_a_source_added_to_a_sealed_recording_is_from_elsewhere(recorded: Write) -> None:
+    path = recorded([add()], ADD)
+    (path / "kernels" / file_of(GATHER)).write_text(GATHER)
+    assert only(path)["reason"] == UNTRUSTED
+
+
+def test_a_source_that_is_not_what_its_name_says_never_runs(recorded: Write, tmp_path: Path) -> None:
+    path = recorded([add()], ADD)
+    touched = tmp_path / "ran"
+    (path / "kernels" / file_of(ADD)).write_text(ADD + f"open({str(touched)!r}, 'w')\n")
+    for options in ((), ("--trust",)):
+        measurement = only(path, *options)
+        assert (measurement["status"], "the Recording was changed" in measurement["reason"]) == ("skipped", True)
+    assert not touched.exists()
+
+
+def test_a_launch_whose_source_was_not_read_says_why(recorded: Write) -> None:
+    measurement = only(recorded([add(kernel=None, unread="its global 'X' is a list, which no source can say")]))
+    assert measurement["status"] == "skipped"
+    assert measurement["reason"] == "its global 'X' is a list, which no source can say"
+
+
+def test_a_launch_in_a_trace_file_is_skipped_for_want_of_its_source(tmp_path: Path) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_text("Operator: triton.add.s0a1b2c3d\ncnt: 1, ((T([8], f32, device='cpu'),), {})\n")
+    code, (measurement,), _ = replay(path)
+    assert (code, measurement["status"], measurement["reason"]) == (3, "skipped", NO_SOURCE)
+
+
+def test_without_a_gpu_and_the_interpreter_the_reason_is_given(recorded: Write) -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert "TRITON_INTERPRET=1" in only(recorded([add()], ADD), interpret="0")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"constexprs": FULL | {"KIND": Opaque("function")}}, "its constant 'KIND' is opaque (function)"),
+        ({"constexprs": FULL | {"KIND": TorchConstant("triton", "fp17")}}, "this Triton has no dtype fp17"),
+        ({"options": {"extern_libs": [["x", "/tmp/evil.bc"]]}}, "its option 'extern_libs'"),
+        ({"grid": []}, "its grid was not recorded"),
+        ({"function": "missing"}, "no Triton kernel called 'missing'"),
+        ({"language": "cpp"}, "its name is not that of a kernel in cpp"),
+    ],
+)
+def test_what_cannot_be_launched_is_skipped(recorded: Write, change: dict[str, Any], reason: str) -> None:
+    pytest.importorskip("triton")
+    made = add()
+    assert made.launch is not None
+    made = made.model_copy(update={"launch": made.launch.model_copy(update=change)})
+    measurement = answer(recorded([made], ADD), made)
+    assert (measurement["status"], reason in measurement["reason"]) == ("skipped", True), measurement
+
+
+def answer(path: Path, made: Call, sample: Sample | None = None) -> dict[str, Any]:
+    """What the Runner says, in this process: for Calls whose kernel does not run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kcap.replay.triton_source.check_device", lambda *_: None)
+        return Runner("cpu", "cpu", path).run(made, sample, 0.001)
+
+
+def test_without_triton_the_reason_names_the_package(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    made = add()
+    assert answer(recorded([made], ADD), made)["reason"] == "Triton is not installed: pip install triton"
+
+
+def test_a_source_that_needs_another_library_names_it(recorded: Write) -> None:
+    text = ADD.replace(HEAD, HEAD + "import no_such_library.kernels as lib\n")
+    made = add(kernel=file_of(text))
+    assert "pip install no_such_library" in answer(recorded([made], text), made)["reason"]
+
+
+def test_recorded_integers_reach_the_kernel(recorded: Write, values: Values) -> None:
+    """Index 7 is the Sample's: the kernel's own check says that it got it."""
+    pytest.importorskip("triton")
+    made, text = gather()
+    for index, code in ((4, 0), (7, 1)):
+        sample = Sample(call=0, phase="decode", tensors={"0": values([index] * 64, torch.int64)})
+        ended, (measurement,), _ = replay(recorded([made], text, samples=[sample]))
+        assert (ended, measurement["sample"]) == (code, 0), measurement
+
+
+def prepared(text: str, spec: TensorSpec, name: str = "in_ptr0", **more: Any) -> torch.Tensor:
+    """What inductor's kernel `text` is given for an integer tensor without recorded values."""
+    args = [Argument(name=name, value=spec), Argument(name="ks0", value=7)]
+    bound = Bound("triton::f.s0", args, **more)
+    LaunchRule(text, inductor=True).prepare(bound)
+    return bound.contents["0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (GATHER, 5),
+        ('TORCH_CHECK((0 <= tmp14) & (tmp14 < 50L), "index out of bounds: 0 <= tmp14 < 50L");', 50),
+        ("AOTI_TORCH_CHECK(x, 'index out of bounds: 0 <= tmp3 < 9L'); f(\"index out of bounds: tmp4 < 6L\")", 6),
+        ("tl.device_assert(x, 'index out of bounds: 0 <= tmp3 < ks0')", 7),
+        ("tl.device_assert(x, 'index out of bounds: 0 <= tmp3 < 2*ks1'), 'index out of bounds: 0 <= tmp3 < 9'", 1),
+        ("tl.device_assert(x, 'index out of bounds: 0 <= tmp3 < 0')", 1),
+        ("tl.load(in_ptr0)", 1),
+    ],
+)
+def test_inductors_indices_are_drawn_below_its_own_bound(text: str, limit: int) -> None:
+    drawn = prepared(text, tensor(4096, dtype="int64"))
+    assert (int(drawn.min()), int(drawn.max())) == (0, limit - 1)
+
+
+def test_drawn_indices_keep_to_the_recorded_range_the_dtype_and_the_strides() -> None:
+    text = "'index out of bounds: 0 <= tmp3 < 50000'"
+    seen = prepared(text, tensor(4096, dtype="int64"), ranges={"0": (10, 12)})
+    assert (int(seen.min()), int(seen.max())) == (10, 12)
+    assert int(prepared(text, tensor(4096, dtype="int64"), ranges={"0": (-3, 90000)}).max()) < 50000
+    assert int(prepared(text, tensor(4096, dtype="int8")).max()) == 127
+    assert prepared(text, TensorSpec((8, 4), "int32", strides=(0, 1))).shape == (1, 4)
+
+
+@pytest.mark.parametrize("name", ["ws_ptr", "sem_ptr"])
+def test_inductors_workspaces_start_as_zeros(name: str) -> None:
+    """A semaphore that is not zero makes a cooperative reduction wait for ever."""
+    kept = {"0": torch.full((64,), 9)}
+    assert not prepared(GATHER, tensor(64, dtype="uint8"), name, contents=kept).any()
+
+
+def test_what_inductor_writes_is_restored(recorded: Write) -> None:
+    """A kernel that adds to its output in place would run on other numbers each time."""
+    made = cpp()
+    operator, _ = Launches(load(recorded([made], CPP)), trusted=False).resolve(made, "cpu")
+    names = {a.name: a.alias_info is not None and a.alias_info.is_write for a in operator.schema.arguments}
+    assert names == {"in_ptr0": False, "in_ptr1": False, "out_ptr0": True, "ks0": False}
+
+
+def test_integers_of_other_triton_kernels_are_not_guessed(recorded: Write) -> None:
+    made, text = gather("table", "n")
+    reason = answer(recorded([made], text), made)["reason"]
+    assert reason == "the values of its integer argument 'table0' were not recorded"
+
+
+def test_a_cpp_kernel_is_compiled_and_its_indices_are_valid(recorded: Write) -> None:
+    code, (measurement,), _ = replay(recorded([cpp()], CPP))
+    assert (code, measurement["method"]) == (0, "host"), measurement
+
+
+def test_a_cpp_kernel_that_indexes_too_far_fails(recorded: Write, values: Values) -> None:
+    """Else the test above would pass with any index."""
+    sample = Sample(call=0, phase="decode", tensors={"1": values([3] * 70, torch.int64)})
+    code, (measurement,), _ = replay(recorded([cpp()], CPP, samples=[sample]))
+    assert (code, measurement["status"]) == (1, "failed")
+    assert "index out of bounds" in measurement["reason"]
+
+
+def test_a_compiler_error_is_a_failure_in_its_own_words(recorded: Write) -> None:
+    text = CPP.replace("ks0; i++", "nothing; i++")
+    measurement = only(recorded([cpp(text)], text))
+    assert measurement["status"] == "failed"
+    assert "'nothing' was not declared" in measurement["reason"].replace("‘", "'").replace("’", "'")
+
+
+def test_a_cpp_call_with_other_arguments_than_its_source_is_skipped(recorded: Write) -> None:
+    made = cpp()
+    made = made.model_copy(update={"args": made.args[:-1]})
+    assert "takes 4 arguments, 3 were recorded" in answer(recorded([made], CPP), made)["reason"]
+
+
+INDUCTOR = """
+import sys, torch
+from torch._inductor.async_compile import AsyncCompile
+original, found = AsyncCompile.cpp_pybinding, []
+def keep(self, types, text):
+    found.append((types, text))
+    return original(self, types, text)
+AsyncCompile.cpp_pybinding = keep
+f = torch.compile(lambda x, table, at: torch.nn.functional.silu(x) * table[at])
+f(torch.randn(64, 128), torch.randn(50, 128), torch.randint(0, 50, (64,)))
+((types, text),) = found
+from kcap.replay.cpp_source import signature
+assert signature(text)[0] == types, (signature(text), types)
+sys.stdout.write(text)
+"""
+
+
+def test_a_kernel_that_inductor_made_is_replayed(recorded: Write) -> None:
+    """Its indices are checked by inductor's own assertion, and the types read from it are those that inductor gave."""
+    done = subprocess.run([sys.executable, "-c", INDUCTOR], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    args = [("in_ptr0", tensor(64, 128)), ("in_ptr1", tensor(64, dtype="int64", storage=1))]
+    args += [("in_ptr2", tensor(50, 128, storage=2)), ("out_ptr0", tensor(64, 128, storage=3))]
+    made = launched(text, "kernel", *args)
+    code, (measurement,), _ = replay(recorded([made], text))
+    assert (code, measurement["method"]) == (0, "host"), measurement
+    assert measurement["bytes"] == (64 * 128 * 2 + 50 * 128) * 4 + 64 * 8
+
+
+GPU_INDUCTOR = """
+import sys, orjson, torch
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr
+from kcap.capture.taps.triton_source import read_source
+original, found = CachingAutotuner.run, []
+def keep(self, *args, stream, benchmark_run=False, **more):
+    result = original(self, *args, stream=stream, benchmark_run=benchmark_run, **more)
+    if not benchmark_run and not found:
+        (launcher,) = self.launchers
+        given = dict(zip(launcher.def_args, args))
+        source, config = read_source(self), launcher.config
+        grid = GridExpr.from_meta(self.inductor_meta, config).eval_slow(given)
+        found.append((source, config, grid, [n for n in given if n in launcher.call_args]))
+    return result
+CachingAutotuner.run = keep
+f = torch.compile(lambda x, table, at: torch.nn.functional.silu(x) * table[at])
+f(torch.randn(64, 128, device="cuda"), torch.randn(50, 128, device="cuda"), torch.randint(0, 50, (64,), device="cuda"))
+source, config, grid, names = found[0]
+sys.stdout.write(orjson.dumps({"text": source.text, "function": source.function, "grid": list(grid), "names": names,
+    "constexprs": config.kwargs, "warps": config.num_warps, "stages": config.num_stages}).decode())
+"""
+
+
+def on_gpu(value: Any) -> Any:
+    if not isinstance(value, TensorSpec):
+        return value
+    return TensorSpec(value.shape, value.dtype, storage=value.storage, device="cuda:0")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_triton_launch_is_timed_on_the_gpu(recorded: Write) -> None:
+    made = add(options={})
+    args = [argument.model_copy(update={"value": on_gpu(argument.value)}) for argument in made.args]
+    code, (measurement,), _ = replay(recorded([made.model_copy(update={"args": args})], ADD), interpret="0")
+    assert (code, measurement["method"]) == (0, "graph"), measurement
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_kernel_that_inductor_made_is_timed_on_the_gpu(recorded: Write) -> None:
+    done = subprocess.run([sys.executable, "-c", GPU_INDUCTOR], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = orjson.loads(done.stdout)
+    known = {"in_ptr0": tensor(64, 128), "in_ptr1": tensor(64, dtype="int64", storage=1)}
+    known |= {"in_ptr2": tensor(50, 128, storage=2), "out_ptr0": tensor(64, 128, storage=3)}
+    values = {name: on_gpu(value) for name, value in known.items()} | {"xnumel": 64 * 128}
+    made = launched(
+        found["text"],
+        found["function"],
+        *((name, values[name]) for name in found["names"]),
+        grid=found["grid"],
+        constexprs=found["constexprs"],
+        num_warps=found["warps"],
+        num_stages=found["stages"],
+    )
+    code, (measurement,), _ = replay(recorded([made], found["text"]), interpret="0")
+    assert (code, measurement["method"]) == (0, "graph"), measurement
+    assert textwrap.dedent(found["text"]) == found["text"] and f"def {found['function']}(" in found["text"]
