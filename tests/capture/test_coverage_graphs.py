@@ -69,6 +69,7 @@ def test_ranges_tell_what_lies_in_and_between_the_calls(profile: Profile) -> Non
         ([(1, 0), (1, 2)], 2),
         ([(1, 2), (0, 1)], 2),
         ([(0, 1), (1, 1)], 2),
+        ([(0, 1), (1, 2), (1, 2)], 2),
     ],
 )
 def test_ranges_that_do_not_fit_are_not_used(ranges: list[tuple[int, int]], total: int, profile: Profile) -> None:
