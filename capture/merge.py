@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kcap.capture.metadata import make_metadata
 from kcap.capture.programs import Programs
 from kcap.capture.sampled import merge_samples
 from kcap.capture.shards import KERNELS, read_shard, stems
+from kcap.errors import KcapError
 from kcap.schemas import coverage as coverage_format
 from kcap.schemas.recording import Call, Recording, load, write_recording
 from kcap.schemas.seal import seal
@@ -29,13 +31,13 @@ def merge(session: Session, output: Path) -> Recording:
     calls, ids = fold.calls(programs.order())
     samples, values = merge_samples(fold, ids)
     kernels = _sources(Path(session.directory), calls)
-    coverage, missing = cover(fold, programs, ids)
-    known: dict[str, Any] = {"seal": seal(kernels)}
+    coverage, notes = cover(fold, programs, ids)
+    known: dict[str, Any] = {"seal": _sealed(kernels, notes)}
     if coverage:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
         coverage_format.write(output / coverage_format.FILE, coverage)
         known["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
-    metadata = make_metadata(session, shards, programs, calls, missing).model_copy(update=known)
+    metadata = make_metadata(session, shards, programs, calls, notes).model_copy(update=known)
     write_recording(output, metadata, calls, programs.records(ids), programs.steps(), samples, values, kernels)
     recording = load(output)
     _derive(recording)
@@ -50,6 +52,14 @@ def _sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
         if file.is_file():
             found[name] = file.read_bytes()
     return found
+
+
+def _sealed(kernels: Iterable[str], notes: list[str]) -> str | None:
+    try:
+        return seal(kernels) if kernels else None
+    except (OSError, KcapError) as error:
+        notes.append(f"the sources in kernels/ are not sealed, replay asks for --trust: {error}")
+        return None
 
 
 def _derive(recording: Recording) -> None:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 from kcap.capture.coverage.graphs import Found, Learnt, of_graph
 from kcap.capture.coverage.stacks import ATEN, Spans, Stacks, align
-from kcap.capture.coverage.steps import NOBODY, Functions, ProfiledStep, Ran
+from kcap.capture.coverage.steps import Functions, ProfiledStep, Ran
 from kcap.capture.coverage.trace import STEP, Gpu, Launch, Trace
 from kcap.schemas.coverage import Disagreement, KernelTime
 
 NO_CALL = "no recorded call was under way when it was launched"
 NO_LAUNCH = "its launch is unknown"
 OTHER_THREAD = "launched by another thread than the step's"
-NO_NODE = "no recorded call added it to its graph"
 NO_GRAPH = "a graph was replayed that the recorder did not see"
 GRAPHS = "cudaGraphLaunch"
 
@@ -156,13 +155,9 @@ def _more(name: str) -> str:
 
 
 def _kernel(event: Gpu, found: Ran | str, graph: bool) -> KernelTime:
-    reason = found if isinstance(found, str) else _no_call(found)
+    reason = found if isinstance(found, str) else of_region(found.base) if found.region else None
     call = found.call if isinstance(found, Ran) and reason is None else None
     return KernelTime(name=event.name, us=event.us, call=call, reason=reason, graph=graph)
-
-
-def _no_call(found: Ran) -> str | None:
-    return NO_NODE if found is NOBODY else of_region(found.base) if found.region else None
 
 
 def of_region(name: str) -> str:

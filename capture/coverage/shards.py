@@ -7,7 +7,7 @@ from typing import Any
 
 from kcap.capture.coverage.attribute import attribute
 from kcap.capture.coverage.report import covered
-from kcap.capture.coverage.steps import NOBODY, ProfiledStep, Ran, Replayed
+from kcap.capture.coverage.steps import ProfiledStep, Ran, Replayed
 from kcap.capture.coverage.trace import read_trace
 from kcap.capture.folding import Fold
 from kcap.capture.profiled import ENDING
@@ -73,28 +73,5 @@ class _Steps:
 
     def _replayed(self, index: int, graph: Line) -> Replayed:
         calls = [self._ran(index, call) for call in graph["calls"]]
-        ranges = graph.get("nodes") or []
-        if len(ranges) != len(calls):
-            return Replayed(calls)
-        ordered, nodes = own_nodes(calls, [tuple(each) for each in ranges], graph.get("total", 0))
-        return Replayed(ordered, nodes, graph.get("total", 0))
-
-
-def own_nodes(calls: list[Ran], ranges: list[tuple[int, int]], total: int) -> tuple[list[Ran], list[int]]:
-    """Each node of a graph given to the innermost call around it, in the nodes' order; NOBODY to those of no call.
-
-    `ranges`: of the nodes numbered from 0 to `total`, the first that a call and the calls in it added, and one past
-    the last.
-    """
-    owners: list[Ran] = [NOBODY] * total
-    for ran, (start, end) in zip(calls, ranges, strict=True):  # what runs in a call comes after it
-        owners[start:end] = [ran] * len(owners[start:end])
-    ordered: list[Ran] = []
-    counts: list[int] = []
-    for owner in owners:
-        if ordered and ordered[-1] is owner:
-            counts[-1] += 1
-        else:
-            ordered.append(owner)
-            counts.append(1)
-    return ordered, counts
+        ranges = [(start, end) for start, end in graph.get("nodes") or ()]
+        return Replayed(calls, total=graph.get("total", 0), ranges=ranges)

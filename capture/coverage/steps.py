@@ -24,9 +24,6 @@ class Ran:
         return base(self.operator)
 
 
-NOBODY = Ran(-1, "")  # what no recorded call launched
-
-
 @dataclass(frozen=True)
 class Replayed:
     """A CUDA graph replayed at this point of a step.

@@ -33,9 +33,8 @@ class Inductor:
         self.on = False
         self.launches = Launches(listener)
         self._hooked = False
-        self._grids: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Kernel, int | None, list[int]]]] = (
-            WeakKeyDictionary()
-        )
+        # By its arguments' numbers: a kernel's launch, and how many of the arguments are its own.
+        self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], tuple[Kernel, int | None, int]]] = WeakKeyDictionary()
         self._patches = Patches()
 
     def install(self) -> None:
@@ -62,7 +61,8 @@ class Inductor:
         return "ok", f"{self.launches.kernels} kernels{self.launches.unread_text()}"
 
     def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("benchmark_run") or not self.listener.listening:
+        interpreted = getattr(tuner, "triton_interpret", False)  # which launches as anybody's Triton
+        if kwargs.get("benchmark_run") or interpreted or not self.listener.listening:
             return original(tuner, *args, **kwargs)
         if len(tuner.launchers) == 1:
             self._launched(tuner, args)
@@ -77,26 +77,32 @@ class Inductor:
         numbers = tuple(value for value in args if isinstance(value, int))
         if numbers not in known:
             known[numbers] = self._describe(tuner, args)
-        kernel, launch, positions = known[numbers]
+        kernel, launch, count = known[numbers]
         if launch is not None:
-            self.listener.launched(kernel.operator, launch, [args[i] for i in positions])
+            self.listener.launched(kernel.operator, launch, args[:count])
 
-    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> tuple[Kernel, int | None, list[int]]:
-        (launcher,) = tuner.launchers
-        given = list(launcher.def_args)[: len(args)]
-        positions = [i for i, name in enumerate(given) if name in launcher.call_args]
-        parameters = [given[i] for i in positions]
+    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> tuple[Kernel, int | None, int]:
+        names = _given(tuner)
+        if len(names) != len(args):
+            raise ValueError(f"{tuner.fn.__name__} takes {names}, and was given {len(args)} arguments")
+        extra = len(tuner.inductor_meta.get("extra_launcher_args", ()))
+        parameters = names[: len(names) - extra]
         fixed = [name for name in tuner.fn.arg_names if name not in parameters]
         kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed))
+        (launcher,) = tuner.launchers
         config = launcher.config
         constants = {**_constants(tuner), **config.kwargs}
-        grid = _grid(tuner, config, dict(zip(given, args, strict=False)))
+        grid = _grid(tuner, config, dict(zip(names, args, strict=True)))
         constexprs = {name: constants[name] for name in fixed if name in constants}
-        return (
-            kernel,
-            self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {}),
-            positions,
-        )
+        launch = self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {})
+        return kernel, launch, len(parameters)
+
+
+def _given(tuner: Any) -> list[str]:
+    """The names of what generated code passes: every parameter but the constexprs, then what only the grid needs."""
+    fixed = set(getattr(tuner.fn, "constexprs", ()))
+    names = [name for index, name in enumerate(tuner.fn.arg_names) if index not in fixed]
+    return [*names, *tuner.inductor_meta.get("extra_launcher_args", ())]
 
 
 def _constants(tuner: Any) -> dict[str, Any]:
