@@ -1,10 +1,12 @@
-"""Everything that needs a GPU, in one command: record real vLLM, check the counts, replay, measure the cost.
+"""Everything that needs a GPU, in one command: record real vLLM as it serves, check the counts, replay, measure the cost.
 
-    python scripts/gpu/check.py [--quick] [--output DIR]
+    python scripts/gpu/check.py [--quick] [--output DIR] [--only PART]…
 
-Records the Llama-3.1-8B and Qwen3-8B configurations (dummy weights, eager), checks in every step what the architecture
-says must have run, replays the Recording, measures what recording costs, runs the tests marked `gpu`, and prints a
-short table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
+Parts: `counts` (Llama-3.1-8B's configuration, dummy weights, compiled with CUDA graphs and eager: the architecture's
+numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `modes` (piecewise
+graphs, compiled without graphs, MoE, FP8, speculative decoding), `outputs` (tokens and compilations with and without
+recording), `replays` (a million of a graph), `overhead`, `tests` (those marked gpu). Prints a short table last. Needs
+an NVIDIA GPU and vLLM; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -14,26 +16,28 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-import kcap
-from kcap.schemas.recording import Program, Recording
+import counts
+from counts import Check
 
 ROOT = Path(__file__).resolve().parents[2]
+LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
+LOAD = ("--num-prompts", "16", "--input-len", "256", "--output-len", "64")
+GRAPHS, NO_GRAPHS = ('compilation_config={"cudagraph_mode": "%s"}' % mode for mode in ("PIECEWISE", "NONE"))
+NGRAM = 'speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+MODES = {
+    "piecewise graphs": (LLAMA, "--engine-arg", GRAPHS),
+    "compiled, no graphs": (LLAMA, "--engine-arg", NO_GRAPHS),
+    "FP8 linears": (LLAMA, "--engine-arg", "quantization=fp8"),
+    "n-gram speculation": (LLAMA, "--engine-arg", NGRAM),
+    "mixture of experts": (MOE,),
+}
+LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table."""
-
-    what: str
-    found: str
-    passed: bool
-
-
-def run(*command: str, timeout: int = 560) -> subprocess.CompletedProcess[str]:
+def run(*command: str, timeout: int = 580) -> subprocess.CompletedProcess[str]:
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     print(f"$ {' '.join(command)}   ({time.perf_counter() - start:.0f} s, status {done.returncode})", flush=True)
@@ -41,110 +45,115 @@ def run(*command: str, timeout: int = 560) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def record(model: str, output: Path, *more: str) -> Row:
-    what = ("--model", model, "--framework", "vLLM", "--load-format", "dummy", *more)
+def record(model: str, output: Path, *more: str) -> Check:
+    what = ("--model", model, "--framework", "vLLM", "--load-format", "dummy", "--check-coverage", *more)
     done = run(sys.executable, "-m", "kcap", "record", *what, "-o", str(output), "--force")
-    return Row(f"record {model}", f"status {done.returncode}", done.returncode == 0)
+    return Check(f"record {output.stem}", f"status {done.returncode}", done.returncode == 0)
 
 
-def expected(layers: int, norms_per_layer: int) -> dict[str, int]:
-    """Kernels of one eager step with logits, by base name, as a dense Llama-like architecture must run them."""
-    return {
-        "aten::linear": 4 * layers + 1,
-        "_vllm_fa3_C::fwd": layers,
-        "_C_cache_ops::reshape_and_cache_flash": layers,
-        "_C::silu_and_mul": layers,
-        "_C::rotary_embedding": layers,
-        "rms_norm": norms_per_layer * layers + 1,
-    }
+def checked(output: Path, layers: int, eager: Path | None = None) -> list[Check]:
+    if not (output / "recording.json").is_file():
+        return []
+    rows = counts.check(output, layers, eager)
+    return [Check(f"{output.stem}: {row.what}", row.found, row.passed) for row in rows]
 
 
-def counted(recording: Recording, program: Program) -> Counter[str]:
-    names: Counter[str] = Counter()
-    for number in program.calls:
-        call = recording.calls[number]
-        base = call.operator.split(".")[0]
-        if call.kind == "kernel":
-            names["rms_norm" if base in ("_C::rms_norm", "_C::fused_add_rms_norm") else base] += 1
-    return names
+class Parts:
+    """The parts, each a method that answers its lines of the table."""
+
+    def __init__(self, output: Path, quick: bool) -> None:
+        self.output, self.quick = output, quick
+        self.depth = ("--num-layers", "4") if quick else ()
+        self.llama = output / "llama.kcap"
+
+    def counts(self) -> list[Check]:
+        eager = self.output / "llama-eager.kcap"
+        rows = [record(LLAMA, eager, "--eager", *LOAD, *self.depth), record(LLAMA, self.llama, *LOAD, *self.depth)]
+        layers = 4 if self.quick else 32
+        return [*rows, *checked(eager, layers), *checked(self.llama, layers, eager)]
+
+    def qwen(self) -> list[Check]:
+        output = self.output / "qwen3.kcap"
+        rows = [record(QWEN, output, "--num-prompts", "8", "--output-len", "24", *self.depth)]
+        return [*rows, *checked(output, 4 if self.quick else 36)]
+
+    def modes(self) -> list[Check]:
+        return [row for name, (model, *more) in MODES.items() for row in self._mode(name, model, *more)]
+
+    def _mode(self, name: str, model: str, *more: str) -> list[Check]:
+        output = self.output / (name.replace(" ", "-").replace(",", "") + ".kcap")
+        row = record(model, output, "--num-layers", "4", "--num-prompts", "8", "--output-len", "24", *more)
+        if not (output / "recording.json").is_file():
+            return [row]
+        share = counts.check_share(counts.Counts(output))
+        return [row, Check(f"{name}: {share.what}", share.found, share.passed)]
+
+    def replay(self) -> list[Check]:
+        measured = str(self.llama.with_suffix(".measurements.jsonl"))
+        done = run(sys.executable, "-m", "kcap", "replay", str(self.llama), "-o", measured, "--force", "--json")
+        try:
+            summary = json.loads(done.stdout)
+        except ValueError:
+            return [Check(f"replay {self.llama.name}", f"status {done.returncode}", False)]
+        replayed, skipped, failed = (summary[part] for part in ("replayed", "skipped", "failed"))
+        for part in (skipped, failed):
+            print(*(reason["reason"] for reason in part["reasons"]), sep="\n")
+        found = f"{replayed['share']:.1%} of the counts in {replayed['calls']} calls, {skipped['calls']} skipped, "
+        found += f"{failed['calls']} failed; GPU {summary['gpu_time_us'] / 1e3:.1f} ms"
+        return [Check(f"replay {self.llama.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
+
+    def outputs(self) -> list[Check]:
+        done = self._script("outputs.py", *self.depth)
+        lines = [line.split(": ", 1) for line in done.stdout.splitlines() if " recorded the same" in line]
+        rows = [Check(f"outputs, {mode}", found, "False" not in found) for mode, found in lines]
+        return rows or [Check("outputs", "nothing", False)]
+
+    def replays(self) -> list[Check]:
+        done = self._script("replays.py", *(("--replays", "100000") if self.quick else ()))
+        found = "; ".join(done.stdout.splitlines()[-2:])
+        return [Check("a million replays", found, done.returncode == 0)]
+
+    def overhead(self) -> list[Check]:
+        return [row for mode, most in LOSS.items() for row in self._overhead(mode, most)]
+
+    def _overhead(self, mode: str, most: float) -> list[Check]:
+        seconds, pairs = ("1", "2") if self.quick else ("5", "5")
+        words = ("--seconds", seconds, "--pairs", pairs, "--batch", "16", *((mode,) if mode else ()), *self.depth)
+        found = [
+            line for line in self._script("overhead.py", *words).stdout.splitlines() if line.startswith("throughput")
+        ]
+        rows = [line.split(": ", 1) for line in found]
+        return [Check(what, text, _median(text) <= most) for what, text in rows] or [
+            Check("overhead", "nothing", False)
+        ]
+
+    def tests(self) -> list[Check]:
+        done = run(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests"))
+        last = done.stdout.strip().splitlines()[-1:] or ["nothing"]
+        return [Check("tests marked gpu", last[0], done.returncode == 0)]
+
+    def _script(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return run(sys.executable, str(ROOT / "scripts/gpu" / name), *words)
 
 
-def check_counts(path: Path, layers: int, norms_per_layer: int) -> list[Row]:
-    recording = kcap.load(path)
-    steps = recording.metadata.steps
-    rows = [Row(f"{path.name}: steps", str(steps), sum(steps.values()) > 0)]
-    want = expected(layers, norms_per_layer)
-    wrong: Counter[str] = Counter()
-    for program in recording.programs:
-        found = counted(recording, program)
-        wrong.update(name for name, number in want.items() if found[name] != number)
-        if wrong:
-            print({name: (found[name], number) for name, number in want.items()}, found.most_common(30))
-    for name, number in want.items():
-        rows.append(
-            Row(f"{path.name}: {name} in each step", f"{number}; wrong in {wrong[name]} Programs", not wrong[name])
-        )
-    return rows
-
-
-def replay(path: Path) -> list[Row]:
-    done = run(
-        sys.executable, "-m", "kcap", "replay", str(path), "-o", str(path.with_suffix(".replay.jsonl")), "--json"
-    )
-    try:
-        summary = json.loads(done.stdout)
-    except ValueError:
-        return [Row(f"replay {path.name}", f"status {done.returncode}", False)]
-    replayed, skipped, failed = (summary[part] for part in ("replayed", "skipped", "failed"))
-    found = (
-        f"{replayed['share']:.1%} of the counts in {replayed['calls']} calls, {skipped['calls']} skipped, "
-        f"{failed['calls']} failed; GPU {summary['gpu_time_us'] / 1e3:.1f} ms, "
-        f"host {summary['host_time_us'] / 1e3:.1f} ms"
-    )
-    for part in (skipped, failed):
-        print(*(reason["reason"] for reason in part["reasons"]), sep="\n")
-    return [Row(f"replay {path.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
-
-
-def overhead(seconds: float, pairs: int, *more: str) -> list[Row]:
-    script = str(ROOT / "scripts/gpu/overhead.py")
-    done = run(sys.executable, script, "--seconds", str(seconds), "--pairs", str(pairs), *more)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("throughput loss")]
-    return [Row(*line.split(": ", 1), done.returncode == 0) for line in lines] or [Row("overhead", "nothing", False)]
-
-
-def gpu_tests() -> Row:
-    done = run(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests"))
-    last = done.stdout.strip().splitlines()[-1:] or ["nothing"]
-    return Row("tests marked gpu", last[0], done.returncode == 0)
+def _median(text: str) -> float:
+    """Of the loss: `median 0.4%, from …`."""
+    return float(text.split("median ")[1].split("%")[0]) / 100
 
 
 def main() -> None:
+    parts: dict[str, Callable[[Parts], list[Check]]] = {
+        name: getattr(Parts, name)
+        for name in ("counts", "qwen", "replay", "modes", "outputs", "replays", "overhead", "tests")
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer layers and shorter runs")
     parser.add_argument("--output", type=Path, default=Path("gpu-check"))
-    parser.add_argument("--only", action="append", help="llama, qwen, replay, overhead or tests; all without it")
+    parser.add_argument("--only", action="append", choices=parts, help="this part, and others so named")
     args = parser.parse_args()
-    wanted = set(args.only or ("llama", "qwen", "replay", "overhead", "tests"))
     args.output.mkdir(parents=True, exist_ok=True)
-    layers = ["--num-layers", "4"] if args.quick else []
-    llama, qwen = args.output / "llama.kcap", args.output / "qwen3.kcap"
-    load = ["--num-prompts", "16", "--input-len", "256", "--output-len", "64"]
-    rows: list[Row] = []
-    if "llama" in wanted:
-        rows += [record("meta-llama/Llama-3.1-8B", llama, *load, *layers)]
-        rows += check_counts(llama, 4 if args.quick else 32, 2) if rows[-1].passed else []
-    if "replay" in wanted:
-        rows += replay(llama)
-    if "qwen" in wanted:
-        rows += [
-            record("Qwen/Qwen3-8B", qwen, "--num-prompts", "8", "--input-len", "128", "--output-len", "16", *layers)
-        ]
-        rows += check_counts(qwen, 4 if args.quick else 36, 4) if rows[-1].passed else []
-    if "overhead" in wanted:
-        rows += overhead(1 if args.quick else 5, 2 if args.quick else 5, *layers)
-    if "tests" in wanted:
-        rows.append(gpu_tests())
+    here = Parts(args.output, args.quick)
+    rows = [row for name in args.only or parts for row in parts[name](here)]
     width = max(len(row.what) for row in rows)
     for row in rows:
         print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}  {row.found}")
