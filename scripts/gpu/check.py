@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command: record real vLLM as it serves, check the counts, replay, measure the cost.
+"""Everything that needs a GPU, in one command: record vLLM as it serves, check the counts, replay, measure the cost.
 
     python scripts/gpu/check.py [--quick] [--output DIR] [--only PART]…
 
@@ -25,7 +25,7 @@ from counts import Check
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 LOAD = ("--num-prompts", "16", "--input-len", "256", "--output-len", "64")
-GRAPHS, NO_GRAPHS = ('compilation_config={"cudagraph_mode": "%s"}' % mode for mode in ("PIECEWISE", "NONE"))
+GRAPHS, NO_GRAPHS = (f'compilation_config={{"cudagraph_mode": "{mode}"}}' for mode in ("PIECEWISE", "NONE"))
 NGRAM = 'speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
 MODES = {
     "piecewise graphs": (LLAMA, "--engine-arg", GRAPHS),
@@ -119,13 +119,10 @@ class Parts:
     def _overhead(self, mode: str, most: float) -> list[Check]:
         seconds, pairs = ("1", "2") if self.quick else ("5", "5")
         words = ("--seconds", seconds, "--pairs", pairs, "--batch", "16", *((mode,) if mode else ()), *self.depth)
-        found = [
-            line for line in self._script("overhead.py", *words).stdout.splitlines() if line.startswith("throughput")
-        ]
-        rows = [line.split(": ", 1) for line in found]
-        return [Check(what, text, _median(text) <= most) for what, text in rows] or [
-            Check("overhead", "nothing", False)
-        ]
+        said = self._script("overhead.py", *words).stdout.splitlines()
+        rows = [line.split(": ", 1) for line in said if line.startswith("throughput")]
+        found = [Check(what, text, _median(text) <= most) for what, text in rows]
+        return found or [Check("overhead", "nothing", False)]
 
     def tests(self) -> list[Check]:
         done = run(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests"))

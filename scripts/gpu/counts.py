@@ -78,16 +78,17 @@ def check_decode(counts: Counts, layers: int) -> list[Check]:
 
 
 def check_launches(counts: Counts) -> list[Check]:
-    """In each profiled step, every kernel with a source of its own as often as the profiler saw it."""
+    """In each profiled step, every kernel with a source of its own as often as the profiler saw that name."""
     recording, wrong, seen = counts.recording, Counter[str](), Counter[str]()
     for step in coverage.read(recording.path / coverage.FILE):
         if step.program is None:
             continue
-        ran = Counter(call.id for call in recording.ran(recording.programs[step.program]) if call.launch)
-        profiled = Counter(kernel.call for kernel in step.kernels if kernel.call in ran)
-        for number, times in ran.items():
-            seen[recording.calls[number].operator] += profiled[number]
-            wrong[recording.calls[number].operator] += profiled[number] != times
+        calls = recording.ran(recording.programs[step.program])
+        ran = Counter(call.launch.function for call in calls if call.launch)
+        profiled = Counter(kernel.name for kernel in step.kernels)
+        for function, times in ran.items():
+            seen[function] += profiled[function]
+            wrong[function] += profiled[function] != times
     rows = [Check(f"{name}, by the profiler", f"{times}", not wrong[name]) for name, times in seen.most_common(8)]
     differ = sum(bool(times) for times in wrong.values())
     return [*rows, Check("kernels of own source that the profiler counts otherwise", str(differ), not differ)]

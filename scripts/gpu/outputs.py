@@ -95,7 +95,8 @@ def main() -> None:
     if args.child:
         args.output.write_text(json.dumps(serve(args)))
         return
-    sys.exit(0 if all([compare(args, mode) for mode in args.mode or MODES]) else 1)
+    same = [compare(args, mode) for mode in args.mode or MODES]
+    sys.exit(0 if all(same) else 1)
 
 
 if __name__ == "__main__":
