@@ -49,6 +49,7 @@ class CudaGraphs:
         self._local = threading.local()
         self.describe: Callable[[], dict[str, Any]] = dict
         self.captured = self.abandoned = self.replays = self.unknown = self.unkept = self.handed_out = 0
+        self.unseen = ""  # the recorder, where it does not see what a graph captures
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._info: dict[str, Any] = {}
         self._stale = False
@@ -103,7 +104,10 @@ class CudaGraphs:
     def _began(self, graph: Any) -> None:
         self._numbers.pop(graph, None)
         recorder = self._host.for_capture()
-        if recorder is None or not recorder.sees_graphs:
+        if recorder is None:
+            return
+        if not recorder.sees_graphs:
+            self.unseen = recorder.kind
             return
         self._abandon()  # the last one, if it never ended
         self._info = self.describe()
@@ -171,14 +175,20 @@ class CudaGraphs:
 
     def health(self) -> tuple[str, str]:
         """Status and detail of the tap, for the Recording."""
+        if not self.on:
+            return "failed", ""
+        before = "captured before recording began: what ran in them is unknown"
+        unseen = f"whose calls are not recorded ({self.unseen} sees none)"
         lost = {
-            "replays of graphs captured before recording began: what ran in them is unknown": self.unknown,
+            f"replays of graphs {unseen if self.unseen else before}": self.unknown,
             "graphs could not be kept (too many calls)": self.unkept,
             "graphs were handed out as raw handles: launched from there, they are not seen": self.handed_out,
         }
         said = [f"{number} {what}" for what, number in lost.items() if number]
         if said:
             return "off", "; ".join(said)
+        if self.unseen:
+            return "absent", f"no graph was replayed; {self.unseen} records no graph's calls"
         if not (self.captured or self.abandoned):
             return "absent", "no graph was captured"
         failed = f", {self.abandoned} captures failed" if self.abandoned else ""

@@ -72,10 +72,9 @@ void kcap_stop() {
 void kcap_step_begin(int phase, int sampled) {
   auto& t = this_thread();
   kcap::adopt_if_new(t);
-  t.program.clear();
+  kcap::new_program(t);
   t.phase = static_cast<size_t>(phase);
   t.sampled = sampled != 0;
-  t.epoch++;
   t.stepping = true;
 }
 
@@ -92,8 +91,7 @@ int kcap_step_end(int64_t tokens, int64_t sequences, const char* details) {
       g->banks.rotate();
     }
     t.stepping = false;
-    t.epoch++;
-    t.program.clear();
+    kcap::new_program(t);
   });
 }
 
@@ -105,8 +103,7 @@ int64_t kcap_step_program() {
     std::lock_guard<std::mutex> guard(g->mutex);
     if (g->open && t.program.size() <= kcap::kMaxProgram) number = kcap::intern_program(t.program);
     t.stepping = false;
-    t.epoch++;
-    t.program.clear();
+    kcap::new_program(t);
   });
   return number;
 }
@@ -223,6 +220,7 @@ int kcap_line(const char* line) {
 
 int kcap_close() {
   return kcap::guarded([&] {
+    g->captures = 0;  // nobody ends those under way
     kcap_stop();
     g->closed = true;
     g->shard.header(kcap::hSamplesSkipped) += g->banks.finish();

@@ -101,10 +101,20 @@ void count_if_loose(Thread& t) {
 
 void capture_end_of_call(Thread& t, size_t position);
 
-void ended(Thread& t, Frame& frame) {
-  t.top = frame.below;
+// A capture may end, or begin, while the frame is there: then it lies where the capture put it aside, or nowhere.
+inline void pop(Thread& t, const Frame& frame) {
   t.depth--;
-  t.aten_depth -= frame.aten;
+  if (C10_LIKELY(t.top == &frame)) {
+    t.top = frame.below;
+    t.aten_depth -= frame.aten;
+  } else if (t.capture && t.capture->top == &frame) {
+    t.capture->top = frame.below;
+    t.capture->aten_depth -= frame.aten;
+  }
+}
+
+void ended(Thread& t, Frame& frame) {
+  pop(t, frame);
   if (frame.epoch != t.epoch) return;
   if (!frame.aten && frame.entry && t.program.size() > frame.position + 1) {
     Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
@@ -117,7 +127,7 @@ void ended(Thread& t, Frame& frame) {
 
 // Whether what this thread calls now is recorded.
 inline bool listening(Thread& t) {
-  if (C10_UNLIKELY(t.capture != nullptr)) return t.owner == g;
+  if (C10_UNLIKELY(t.capture != nullptr) && t.owner == g) return !g->closed.load(std::memory_order_relaxed);
   if (!g->open.load(std::memory_order_relaxed)) return false;
   adopt_if_new(t);
   if (t.stepping || g->loose.load(std::memory_order_relaxed)) return true;

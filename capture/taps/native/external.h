@@ -28,8 +28,16 @@ class Unpacker {
   static Tensor tensor(int64_t address) {  // Python's `tensor._cdata`, alive while it calls
     return Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(reinterpret_cast<c10::TensorImpl*>(address)));
   }
+  // Of one kind of numbers they are a list that may drift, as the dispatcher's are.
   IValue list(int64_t size) {
-    c10::impl::GenericList out(c10::AnyType::get());
+    const Kind first = size ? static_cast<Kind>(*kinds_) : Kind::none;
+    const bool alike = std::all_of(kinds_, kinds_ + size, [&](uint8_t kind) { return static_cast<Kind>(kind) == first; });
+    c10::TypePtr type = c10::AnyType::get();
+    if (alike && first == Kind::integer) type = c10::IntType::get();
+    if (alike && first == Kind::real) type = c10::FloatType::get();
+    if (alike && first == Kind::boolean) type = c10::BoolType::get();
+    c10::impl::GenericList out(type);
+    out.reserve(static_cast<size_t>(size));
     for (int64_t i = 0; i < size; i++) out.push_back(next());
     return out;
   }

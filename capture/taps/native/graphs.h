@@ -59,7 +59,7 @@ void capture_begin(Thread& t) {
   t.capture->program.swap(t.program);
   t.capture->top = std::exchange(t.top, nullptr);
   t.capture->aten_depth = std::exchange(t.aten_depth, 0);
-  t.capture->stepping = t.stepping;
+  t.capture->epoch = std::exchange(t.epoch, ++t.epochs);
   g->captures++;
   update_observer();
 }
@@ -71,7 +71,8 @@ std::pair<std::vector<Entry*>, std::unique_ptr<Capture>> capture_over(Thread& t)
   std::vector<Entry*> program = std::exchange(t.program, std::move(capture->program));
   t.top = capture->top;
   t.aten_depth = capture->aten_depth;
-  g->captures--;
+  t.epoch = capture->epoch;
+  if (t.owner == g && !g->closed) g->captures--;
   update_observer();
   return {std::move(program), std::move(capture)};
 }
@@ -111,16 +112,24 @@ int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
 // ---- replays ----
 
 bool is_private(const void* data) {
+  std::lock_guard<std::mutex> guard(g->mutex);
   const auto place = reinterpret_cast<uintptr_t>(data);
   for (const auto& [from, to] : g->private_memory)
     if (from <= place && place < to) return true;
   return false;
 }
 
+// A storage may live on with its memory gone, or elsewhere.
+bool holds(const c10::StorageImpl& storage, const GraphInput& input) {
+  const auto* from = static_cast<const char*>(storage.data());
+  const auto* data = static_cast<const char*>(input.data);
+  return from <= data && data + input.bytes <= from + storage.nbytes();
+}
+
 // Copies what the graph will read; false: no room now.
 bool add_graph_input(PendingSample& sample, const GraphInput& input) {
   const auto storage = input.storage.lock();
-  if (!storage || is_private(input.data)) return true;
+  if (!storage || !holds(*storage, input) || is_private(input.data)) return true;
   SampledTensor out = input.tensor;
   if (!g->banks.copy(out, input.data, input.device, input.bytes)) return false;
   sample.tensors.push_back(std::move(out));

@@ -119,7 +119,7 @@ struct Capture {
   std::vector<Entry*> program;
   Frame* top;
   int aten_depth;
-  bool stepping;
+  uint64_t epoch;
   std::vector<GraphSample> samples;
   std::vector<NodeRange> nodes;  // one for each call of the graph; empty unless they are asked for
 };
@@ -130,7 +130,7 @@ struct Thread {
   int aten_depth = 0, depth = 0;
   bool busy = false, stepping = false, sampled = true;
   size_t phase = 3;
-  uint64_t epoch = 0;
+  uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there
   std::vector<Entry*> program;
   std::unique_ptr<Capture> capture;
   Known known;
@@ -187,11 +187,19 @@ struct Recorder {
 Recorder* g = nullptr;
 at::CallbackHandle g_handle = 0;
 
+void new_program(Thread& t) {
+  t.program.clear();
+  t.epoch = ++t.epochs;
+}
+
 // A new recording begins with nothing known; the frames of operators under way end by themselves.
 void adopt(Thread& t) {
   t.owner = g;
-  t.epoch++;
-  t.program.clear();
+  if (t.capture) {  // which the last recording left
+    t.top = t.capture->top;
+    t.aten_depth = t.capture->aten_depth;
+  }
+  new_program(t);
   t.known = Known();
   t.operators = OperatorCache();
   t.stepping = false;
