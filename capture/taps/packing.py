@@ -19,7 +19,9 @@ from kcap.capture.taps.arguments import encode
 # Kind in native/external.h.
 NONE, INTEGER, REAL, BOOLEAN, TENSOR, TEXT, LIST = range(7)
 MOST_TEXTS = 1 << 16
-LONGEST_LIST = 4096
+LONGEST_TEXT = LONGEST_LIST = 4096
+MOST_VALUES = 1 << 16  # of one call, those in lists among them
+DEEPEST = 24  # lists in lists
 JSON_MARK = b"\x01"  # before what is JSON already, as in native/json.h
 
 
@@ -36,7 +38,7 @@ class Packer:
             self._put(kinds, words, value)
         return kinds, words
 
-    def _put(self, kinds: bytearray, words: array[int], value: Any) -> None:
+    def _put(self, kinds: bytearray, words: array[int], value: Any, depth: int = 0) -> None:
         if isinstance(value, torch.Tensor):
             kinds.append(TENSOR)
             words.append(value._cdata)
@@ -47,32 +49,53 @@ class Packer:
             kinds.append(INTEGER)
             words.append(value)
         else:
-            self._put_rare(kinds, words, value)
+            self._put_rare(kinds, words, value, depth)
 
-    def _put_rare(self, kinds: bytearray, words: array[int], value: Any) -> None:
+    def _put_rare(self, kinds: bytearray, words: array[int], value: Any, depth: int) -> None:
         if isinstance(value, bool):
             kinds.append(BOOLEAN)
             words.append(value)
         elif isinstance(value, float):
             kinds.append(REAL)
             words.append(struct.unpack("q", struct.pack("d", value))[0])
-        elif isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:
+        elif isinstance(value, list | tuple) and _fits(value, len(kinds), depth):
             kinds.append(LIST)
             words.append(len(value))
             for item in value:
-                self._put(kinds, words, item)
+                self._put(kinds, words, item, depth + 1)
         else:
             kinds.append(TEXT)
-            words.append(self._text(value.encode() if isinstance(value, str) else _json(value)))
+            words.append(self._text(_plain(value) if isinstance(value, str) else _json(value)))
 
     def _text(self, text: bytes) -> int:
-        number = self._texts.get(text)
-        if number is None:
+        if text not in self._texts:
             if len(self._texts) >= MOST_TEXTS:
-                text = JSON_MARK + b'{"opaque":"text"}'
-            number = self._texts[text] = self._number(text)
-        return number
+                text = TOO_MANY
+            if text not in self._texts:
+                self._texts[text] = self._number(text)
+        return self._texts[text]
+
+
+def _fits(value: Sequence[Any], before: int, depth: int) -> bool:
+    return len(value) <= LONGEST_LIST and before + len(value) <= MOST_VALUES and depth < DEEPEST
+
+
+def _plain(value: str) -> bytes:
+    """Text as it is; as JSON where C would end it early or take it for JSON."""
+    text = value.encode(errors="replace")
+    if len(text) > LONGEST_TEXT:
+        return _opaque("str")
+    return _json(text.decode()) if b"\0" in text or text.startswith(JSON_MARK) else text
 
 
 def _json(value: Any) -> bytes:
+    if isinstance(value, list | tuple):  # too long, or too deep
+        return _opaque("list")
     return JSON_MARK + orjson.dumps(encode(value, {}))
+
+
+def _opaque(kind: str) -> bytes:
+    return JSON_MARK + orjson.dumps({"opaque": kind})
+
+
+TOO_MANY = _opaque("text")

@@ -1,4 +1,4 @@
-"""CUDA graphs that fail, that kcap did not see captured, or that outlive the recording: the engine goes on as it was."""
+"""CUDA graphs that fail, that kcap saw no capture of, or that outlive the recording: the engine goes on as before."""
 
 from __future__ import annotations
 

@@ -1,0 +1,215 @@
+"""Samples of what graphs read: their buffers as they are at a replay. And what many replays, or a kill, leave."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_graphs import X, captured, counts, graph_class, operators
+
+import kcap
+from kcap.capture.config import Session
+from kcap.capture.merge import merge
+from kcap.capture.taps import cuda_graphs
+from kcap.schemas.recording import Recording
+
+Record = Callable[..., Recording]
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+    fake = graph_class()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library("kcs", "DEF") as lib:
+        lib.define("attend(Tensor q, Tensor seq_lens, Tensor[] block_tables, Tensor token_ids) -> Tensor")
+        lib.impl("attend", lambda q, lens, tables, ids: q + 1, "CPU")
+        yield lib
+
+
+def attend(lens: torch.Tensor, *tables: torch.Tensor) -> None:
+    torch.ops.kcs.attend(X, lens, list(tables), torch.arange(4))
+
+
+def seen(recording: Recording) -> list[tuple[str, dict[str, list[int]]]]:
+    """Each Sample's phase and values, by the arguments' paths."""
+    found = []
+    for sample in recording.samples:
+        values = {path: recording.value(tensor).tolist() for path, tensor in sample.tensors.items()}
+        found.append((sample.phase, values))
+    return found
+
+
+def test_samples_hold_what_the_buffers_hold_at_the_replay_not_at_the_capture(kind: Any, record: Record) -> None:
+    def body(recorder: Any) -> None:
+        lens, table = torch.full((2,), 999), torch.full((2, 2), 999, dtype=torch.int32)
+        graph = captured(kind, lambda: attend(lens, table[:, :1], table[0]))
+        for n in (1, 2):
+            lens.fill_(n)
+            table.copy_(torch.tensor([[n, 2 * n], [3 * n, 4 * n]]))
+            with recorder.step("decode"):
+                graph.replay()
+        lens.fill_(7)
+        with recorder.step("prefill"):
+            graph.replay()
+
+    recording = record(body)
+    assert seen(recording) == [
+        ("prefill", {"1": [7, 7], "2.0": [[2], [6]], "2.1": [2, 4]}),
+        ("decode", {"1": [1, 1], "2.0": [[1], [3]], "2.1": [1, 2]}),
+        ("decode", {"1": [2, 2], "2.0": [[2], [6]], "2.1": [2, 4]}),
+    ]
+    assert [sample.step for sample in recording.samples] == [2, 0, 1]
+
+
+def freed(buffer: torch.Tensor) -> list[torch.Tensor]:
+    return []
+
+
+def emptied(buffer: torch.Tensor) -> list[torch.Tensor]:
+    buffer.untyped_storage().resize_(0)
+    return [buffer]
+
+
+@pytest.mark.parametrize("end", [freed, emptied])
+def test_a_buffer_whose_memory_is_gone_at_the_replay_is_not_read(
+    end: Callable[[torch.Tensor], list[torch.Tensor]], kind: Any, record: Record
+) -> None:
+    size = 1 << 20  # large enough that the allocator gives it back: to read it would be a crash
+
+    def body(recorder: Any) -> None:
+        lens, table = torch.ones(2, dtype=torch.int32), torch.ones(size, dtype=torch.int32)
+        graph = captured(kind, lambda: attend(lens, table))
+        kept = end(table)
+        del table
+        with recorder.step("decode"):
+            graph.replay()
+        del kept
+
+    assert seen(record(body)) == [("decode", {"1": [1, 1]})]
+
+
+def test_what_a_graph_computes_itself_is_not_read_before_its_replay(
+    kind: Any, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, made = torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    monkeypatch.setattr(cuda_graphs, "private_ranges", lambda: [(0, 8), (made.data_ptr(), made.data_ptr() + 8)])
+
+    def body(recorder: Any) -> None:
+        graph = captured(kind, lambda: attend(lens, made))
+        with recorder.step("decode"):
+            graph.replay()
+
+    assert seen(record(body)) == [("decode", {"1": [1, 1]})]
+
+
+def test_samples_of_a_long_run_are_spread_and_few(kind: Any, record: Record) -> None:
+    def body(recorder: Any) -> None:
+        lens = torch.zeros(1, dtype=torch.int64)
+        graph = captured(kind, lambda: attend(lens))
+        for n in range(400):
+            lens.fill_(n)
+            with recorder.step("decode"):
+                graph.replay()
+
+    recording = record(body)
+    values = [values["1"][0] for _, values in seen(recording) if values]
+    assert len(values) == 4
+    assert values == [sample.step for sample in recording.samples if sample.tensors]
+    assert max(values) > 50
+
+
+MANY = """
+import itertools, collections, os, sys
+import torch
+sys.path.insert(0, sys.argv[1])
+from fake_graphs import X, captured, graph_class
+torch.cuda.CUDAGraph = kind = graph_class()
+kind.replay = lambda graph: None
+import kcap
+
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+def shard():
+    (path,) = (os.path.join(folder, f) for folder, _, files in os.walk(sys.argv[2]) for f in files if f.endswith("jsonl"))
+    return os.path.getsize(path)
+
+with torch.no_grad(), kcap.record(sys.argv[2] + "/out") as recorder:
+    graphs = [captured(kind, lambda: torch.mm(X, X), lambda: torch.relu(X)) for _ in range(2)]
+
+    def replay(times):
+        for graph in graphs:
+            collections.deque(map(lambda _: graph.replay(), itertools.repeat(None, times)), maxlen=0)
+
+    def step(times):
+        with recorder.step("decode"):
+            replay(times)
+
+    replay(1000), step(50_000), step(50_000)
+    before, size = rss(), shard()
+    replay(100_000), step(50_000), step(50_000)
+    print(rss() - before, shard() - size)
+"""
+
+
+def test_many_replays_leave_memory_and_shard_as_they_were(python: Python, tmp_path: Path) -> None:
+    ran = python(MANY, Path(__file__).parent, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    grown, written = map(float, ran.stdout.split())
+    assert grown < 4
+    assert written < 1000
+    recording = kcap.load(tmp_path / "out")
+    assert counts(recording) == {
+        ("aten::mm", "decode", "graph"): 400_000,
+        ("aten::relu", "decode", "graph"): 400_000,
+        ("aten::mm", "other", "graph"): 202_000,
+        ("aten::relu", "other", "graph"): 202_000,
+    }
+    (graph,) = [program for program in recording.programs if program.kind == "graph"]
+    assert {count.phase: count.count for count in graph.counts} == {"decode": 400_000, "other": 202_000}
+    assert graph.captured == 2
+
+
+KILLED = """
+import os, signal, sys
+import torch
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from fake_graphs import Engine, X, captured, graph_class
+torch.cuda.CUDAGraph = kind = graph_class()
+with torch.no_grad():
+    engine = Engine(Path(sys.argv[2]))
+    graph = captured(kind, lambda: torch.mm(X, X), lambda: torch.relu(X))
+    engine.open()
+    for _ in range(7):
+        engine.step("decode", graph.replay, graph.replay)
+    late = captured(kind, lambda: torch.exp(X))
+    engine.step("decode", late.replay, graph.replay, lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+def test_a_kill_leaves_the_replays_of_every_step_that_had_ended(python: Python, tmp_path: Path) -> None:
+    assert python(KILLED, Path(__file__).parent, tmp_path).returncode == -signal.SIGKILL
+    recording = merge(Session(str(tmp_path / "shards")), tmp_path / "out")
+    assert counts(recording) == {("aten::mm", "decode", "graph"): 14, ("aten::relu", "decode", "graph"): 14}
+    assert recording.metadata.steps == {"decode": 7}
+    assert not recording.metadata.complete
+    assert {program.kind for program in recording.programs} == {"graph", "step"}
+    assert operators(recording.calls) == ["aten::mm", "aten::relu"]

@@ -1,0 +1,244 @@
+"""Calls that Python tells the recorder of: what drifts, what is sampled, what is inside what, and what fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_graphs import Engine, X, operators
+
+from kcap.capture.taps import external
+from kcap.capture.taps.external import Externals
+from kcap.schemas.recording import Recording
+from kcap.schemas.values import Drift, TensorSpec
+
+Record = Callable[..., Recording]
+both = pytest.mark.parametrize("recorder", ["native", "python"])
+IDS = torch.arange(5, dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library("kcx", "DEF") as lib:
+        lib.define("leaf(Tensor x) -> Tensor")
+        lib.impl("leaf", lambda x: x * 2, "CPU")
+        yield lib
+
+
+def told(recorder: Any) -> Externals:
+    found: Externals = recorder._window.taps.externals
+    return found
+
+
+def call(externals: Externals, body: Callable[[], object] = lambda: None, name: str = "lib::call", **more: Any) -> bool:
+    """A library's function that takes X and runs `body`."""
+    began = externals.enter(name, [("x", X)], **more)
+    body()
+    if began:
+        externals.leave()
+    return began
+
+
+def shape(recording: Recording) -> set[tuple[str, str, str | None, int]]:
+    return {(call.operator, call.kind, call.parent, call.total) for call in recording.calls if call.work}
+
+
+@pytest.mark.parametrize("scalar", [lambda n: n, lambda n: n / 7, lambda n: [n, 3]], ids=["int", "float", "list"])
+@both
+def test_a_scalar_that_drifts_is_one_call_after_sixteen(recorder: str, scalar: Any, record: Record) -> None:
+    def body(session: Any) -> None:
+        for n in range(200):
+            externals = told(session)
+            externals.enter("lib::call", [("x", X), ("n", scalar(n)), ("k", 128)])
+            externals.leave()
+
+    recording = record(body, recorder)
+    (found,) = (one for one in recording.calls if one.operator == "lib::call")
+    assert [arg.value for arg in found.args] == [TensorSpec((4, 4), "float32"), Drift("number"), 128]
+    assert found.total == 200
+    held = [sample.scalars["1"] for sample in recording.samples]
+    assert len(held) == 4 and all(value in [scalar(n) for n in range(200)] for value in held)
+
+
+def test_offsets_that_drift_are_one_call_at_once(record: Record) -> None:
+    cache = torch.zeros(8, 4, 4)
+
+    def body(session: Any) -> None:
+        for layer in cache:
+            told(session).enter("lib::call", [("cache", layer)])
+            told(session).leave()
+
+    recording = record(body)
+    ((found,),) = ([arg.value for arg in one.args] for one in recording.calls if one.operator == "lib::call")
+    assert found == TensorSpec((4, 4), "float32", offset=None)
+
+
+SAMPLED = ["block_table", "block_table_ptr", "plan.block_table", "self.plan.kv_indptr", "kv_indptr_ptr"]
+PRIVATE = ["input_ids", "token_ids", "token_ids_ptr", "block_table_of_tokens", "ptr", "_ptr", "plan.ids", "positions2"]
+
+
+def test_integers_are_sampled_by_their_names_and_token_ids_never(record: Record) -> None:
+    def body(session: Any) -> None:
+        told(session).enter("lib::call", [(name, IDS) for name in (*SAMPLED, *PRIVATE)])
+        told(session).leave()
+
+    recording = record(body)
+    (sample,) = recording.samples
+    assert {path: recording.value(tensor).tolist() for path, tensor in sample.tensors.items()} == {
+        str(place): [0, 1, 2, 3, 4] for place in range(len(SAMPLED))
+    }
+
+
+def test_tensors_that_are_not_integers_are_not_sampled(record: Record) -> None:
+    def body(session: Any) -> None:
+        told(session).enter("lib::call", [("block_table", X), ("kv_indptr", X > 0)])
+        told(session).leave()
+
+    assert record(body).samples == []
+
+
+@both
+def test_atens_calls_inside_a_librarys_call_are_its_detail(recorder: str, record: Record) -> None:
+    def body(session: Any) -> None:
+        call(told(session), lambda: torch.mm(X, X))
+        torch.relu(X)
+
+    assert shape(record(body, recorder)) == {("lib::call", "kernel", None, 1), ("aten::relu", "kernel", None, 1)}
+
+
+@both
+def test_a_custom_operator_inside_a_librarys_call_makes_it_a_region(recorder: str, record: Record) -> None:
+    def body(session: Any) -> None:
+        with session.step("decode"):
+            call(told(session), lambda: torch.ops.kcx.leaf(X))
+            call(told(session))
+
+    assert shape(record(body, recorder)) == {
+        ("lib::call", "region", None, 1),
+        ("lib::call", "kernel", None, 1),
+        ("kcx::leaf", "kernel", "lib::call", 1),
+    }
+
+
+@both
+def test_detail_is_left_out_inside_a_librarys_call_and_kept_outside(recorder: str, record: Record) -> None:
+    def body(session: Any) -> None:
+        externals = told(session)
+        call(externals, lambda: call(externals, name="lib::helper", detail=True), "lib::outer")
+        call(externals, lambda: call(externals, name="lib::helper"), "lib::wide")
+        call(externals, name="lib::helper", detail=True)
+
+    assert shape(record(body, recorder)) == {
+        ("lib::outer", "kernel", None, 1),
+        ("lib::wide", "region", None, 1),
+        ("lib::helper", "kernel", "lib::wide", 1),
+        ("lib::helper", "kernel", None, 1),
+    }
+
+
+@both
+def test_host_work_is_kept_apart_from_the_kernels(recorder: str, record: Record) -> None:
+    recording = record(lambda session: call(told(session), name="lib::plan", work=False), recorder)
+    assert [(one.operator, one.work) for one in recording.calls] == [("lib::plan", False)]
+    assert recording.kernels() == []
+
+
+@both
+def test_a_call_that_raises_is_left_and_the_next_is_on_its_own(recorder: str, record: Record) -> None:
+    def broken() -> None:
+        raise ValueError("the library failed")
+
+    def body(session: Any) -> None:
+        for _ in range(100):  # deeper than is followed, were one not left
+            assert told(session).enter("lib::call", [("x", X)])
+            try:
+                with pytest.raises(ValueError):
+                    broken()
+            finally:
+                told(session).leave()
+        torch.ops.kcx.leaf(X)
+
+    assert shape(record(body, recorder)) == {("lib::call", "kernel", None, 100), ("kcx::leaf", "kernel", None, 1)}
+
+
+@both
+def test_outside_a_step_nothing_counts_in_an_engine(recorder: str, tmp_path: Path) -> None:
+    engine = Engine(tmp_path, recorder=recorder)
+    externals = engine.window.taps.externals
+    assert not call(externals)  # before there is a recorder
+    engine.open()
+    assert not call(externals)
+    engine.step("decode", lambda: call(externals))
+    assert not call(externals)
+    recording = engine.close()
+    assert not call(externals)
+    assert shape(recording) == {("lib::call", "kernel", None, 1)}
+
+
+@both
+def test_a_recorder_that_fails_raises_nothing_and_says_so(recorder: str, tmp_path: Path) -> None:
+    engine = Engine(tmp_path, recorder=recorder, fail="5")
+    engine.open()
+    for _ in range(20):
+        engine.step("decode", lambda: call(engine.window.taps.externals, lambda: torch.ops.kcx.leaf(X)))
+    recording = engine.close()
+    assert not recording.metadata.complete
+    assert [tap.detail for tap in recording.metadata.taps if tap.status == "failed"] in (
+        ["made to fail"],
+        ["RuntimeError: made to fail"],
+    )
+    assert 0 < sum(call.total for call in recording.calls) < 6
+
+
+def test_calls_of_other_threads_count(record: Record) -> None:
+    def body(session: Any) -> None:
+        def work() -> None:
+            for _ in range(500):
+                call(told(session), lambda: torch.mm(X, X), f"lib::{threading.current_thread().name}")
+
+        threads = [threading.Thread(target=work, name=f"t{n}") for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert {operator: total for operator, _, _, total in shape(record(body))} == {f"lib::t{n}": 500 for n in range(4)}
+
+
+def launches(externals: Externals, number: int) -> list[int | None]:
+    return [externals.launch({"function": "f", "unread": "none", "grid": [n]}) for n in range(number)]
+
+
+@both
+def test_each_distinct_launch_is_a_call_of_its_own(recorder: str, record: Record) -> None:
+    def body(session: Any) -> None:
+        externals = told(session)
+        operator = externals.operator("triton::f.unread", ["x"])
+        for launch in 2 * launches(externals, 300):
+            assert launch is not None and externals.launched(operator, launch, [X])
+
+    recording = record(body, recorder)
+    assert operators(recording.calls) == 300 * ["triton::f.unread"]
+    assert [call.total for call in recording.calls] == 300 * [2]
+    grids = [call.launch.grid for call in recording.calls if call.launch]
+    assert sorted(grids) == [[n] for n in range(300)]
+
+
+def test_launches_past_the_limit_have_no_number(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "MOST_LAUNCHES", 3)
+
+    def body(session: Any) -> None:
+        assert launches(told(session), 5) == [0, 1, 2, None, None]
+        assert launches(told(session), 3) == [0, 1, 2]
+
+    record(body)
