@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
 from kcap.capture.taps import cuda_graphs, external
-from kcap.capture.taps.library import Listener
-from kcap.capture.taps.packages import LibraryTap
+
+if TYPE_CHECKING:  # both import torch, which kcap brings into no process by itself
+    from kcap.capture.taps.library import Listener
+    from kcap.capture.taps.packages import LibraryTap
 
 
 class Tap(Protocol):

@@ -284,7 +284,10 @@ class DispatchModeRecorder:
         self._file.write(line)
 
     def line(self, text: bytes) -> None:
-        self._write(text + b"\n")
+        try:
+            self._write(text + b"\n")
+        except OSError as error:
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._open = False

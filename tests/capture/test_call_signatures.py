@@ -263,7 +263,7 @@ def test_scalars_made_of_token_ids_are_not_kept(record: Record) -> None:
 def test_a_sparse_tensor_is_opaque_and_does_no_harm(recorder: str, record: Record) -> None:
     sparse = torch.eye(4).to_sparse()
     recording = record(lambda _: torch.mm(sparse, A), recorder)
-    assert all(tap.status == "ok" for tap in recording.metadata.taps)
+    assert all(tap.status in ("ok", "absent") for tap in recording.metadata.taps)
     assert recording.calls
 
 
@@ -275,5 +275,5 @@ def test_recording_goes_on_after_a_nested_tensor(recorder: str, record: Record) 
         torch.mm(A, A)
 
     recording = record(body, recorder)
-    assert all(tap.status == "ok" for tap in recording.metadata.taps)
+    assert all(tap.status in ("ok", "absent") for tap in recording.metadata.taps)
     assert only(recording, "aten::mm").total == 1

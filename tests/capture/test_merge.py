@@ -28,6 +28,7 @@ def matrix(**more: Any) -> dict[str, Any]:
     return {"tensor": {**MATRIX["tensor"], **more}}
 
 
+EAGER = {"mode": "eager", "padded": 0}  # a step without graphs
 Write = Callable[..., None]
 
 
@@ -92,7 +93,7 @@ def test_the_steps_of_ranks_are_the_same_steps(session: Session, shard: Write, t
         shard(rank, [call(0, "x::a", MATRIX), *step_lines([0])], [7])
     metadata = merged(session, tmp_path).metadata
     assert metadata.steps == {"decode": 7}
-    assert metadata.batches == [{"phase": "decode", "tokens": 4, "sequences": 4, "steps": 7}]
+    assert metadata.batches == [{"phase": "decode", "tokens": 4, "sequences": 4, **EAGER, "steps": 7}]
     assert metadata.world_size == 2
     assert [tap.rank for tap in metadata.taps] == [0, 1]
 

@@ -237,7 +237,7 @@ def test_a_disk_that_fills_loses_nothing_that_was_recorded(
     assert recovered.code == 3, recovered.err
     recording = kcap_package.load(tmp_path / "out")
     assert sum(call.total for call in recording.kernels() if call.operator == "aten::exp") > 500
-    assert [tap.status for tap in recording.metadata.taps] == ["failed"]
+    assert [tap.status for tap in recording.metadata.taps if tap.status not in ("ok", "absent")] == ["failed"]
 
 
 def test_nothing_to_recover(kcap: Kcap, tmp_path: Path) -> None:

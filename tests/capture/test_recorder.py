@@ -160,7 +160,7 @@ def test_an_operator_that_raises_leaves_the_recorder_well(
     assert found["aten::add.Tensor"] == 10
     assert found["kcaptest::kernel"] == (20 if "raising" in str(recording.calls) else 10)
     assert "aten::exp" not in found
-    assert all(tap.status == "ok" for tap in recording.metadata.taps)
+    assert all(tap.status in ("ok", "absent") for tap in recording.metadata.taps)
     assert all(call.parent is None for call in recording.calls if call.operator == "aten::add.Tensor")
 
 

@@ -58,7 +58,7 @@ def test_a_program_first_compiled_while_recorded_behaves_the_same(
     assert orjson.loads(ran.stdout) == orjson.loads(plain[backend])
     assert orjson.loads(plain[backend])["counters"]["stats"]["unique_graphs"] <= 2
     recording = kcap.load(tmp_path / "out")
-    assert all(tap.status == "ok" for tap in recording.metadata.taps)
+    assert all(tap.status in ("ok", "absent") for tap in recording.metadata.taps)
     linears = [call for call in recording.kernels() if "mm" in call.operator or "linear" in call.operator]
     assert sum(call.total for call in linears) == 2 * 4
     assert {call.tensors().__next__()[1].shape[0] for call in linears} <= {7, 9, 33, 8, 16, 32}
@@ -98,7 +98,7 @@ def test_a_fork_leaves_the_recording_to_its_parent(recorder: str, how: str, pyth
     recording = kcap.load(tmp_path / "out")
     assert {call.operator: call.total for call in recording.calls} == {"aten::add.Tensor": 2}
     assert recording.metadata.complete
-    assert [tap.status for tap in recording.metadata.taps] == ["ok"]
+    assert {tap.name for tap in recording.metadata.taps if tap.status == "ok"} >= set(recording.metadata.recorder)
     assert recording.metadata.steps == {"decode": 2}
     if how == "anew":
         child = kcap.load(tmp_path / "out.child")

@@ -52,7 +52,8 @@ def test_steps_count_by_phase_and_batch(recorder: str, tmp_path: Path) -> None:
     outputs, recording = recorded(tmp_path, recorder)
     assert outputs == EXPECTED
     assert recording.metadata.steps == {"decode": 40}
-    assert recording.metadata.batches == [{"phase": "decode", "tokens": 1, "sequences": 1, "steps": 40}]
+    eager = {"mode": "eager", "padded": 0}
+    assert recording.metadata.batches == [{"phase": "decode", "tokens": 1, "sequences": 1, **eager, "steps": 40}]
     assert {call.operator: call.total for call in recording.calls if call.operator == "aten::mm"} == {"aten::mm": 400}
     assert [step.lengths for step in recording.steps] == [[step] for step in range(40)]
     assert sum(count.count for program in recording.programs for count in program.counts) == 40
@@ -73,7 +74,7 @@ def test_every_call_is_in_the_programs_as_often_as_it_counts(recorder: str, tmp_
 def test_a_recorder_that_fails_is_switched_off_and_says_so(recorder: str, fail: str, tmp_path: Path) -> None:
     outputs, recording = recorded(tmp_path, recorder, fail=fail)
     assert outputs == EXPECTED
-    (tap,) = recording.metadata.taps
+    (tap,) = (tap for tap in recording.metadata.taps if tap.status not in ("ok", "absent"))
     assert tap.status == "failed"
     assert "made to fail" in tap.detail
     assert not recording.metadata.complete
