@@ -58,7 +58,7 @@ class Inductor:
             return "failed", ""
         if not self._hooked:
             return "absent", "inductor compiled nothing"
-        return "ok", f"{self.launches.kernels} kernels{self.launches.unread_text()}"
+        return self.launches.health()
 
     def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         interpreted = getattr(tuner, "triton_interpret", False)  # which launches as anybody's Triton

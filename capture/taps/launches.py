@@ -33,7 +33,7 @@ class Launches:
         self._kernels: WeakKeyDictionary[Any, Kernel] = WeakKeyDictionary()
         self._known: dict[Any, int | None] = {}
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
-        self.kernels = 0
+        self.kernels = self.lost = 0
 
     def kernel(self, fn: Any, parameters: Parameters) -> Kernel:
         """The kernel that the `@triton.jit` function `fn` is; `parameters` names its parameters and constexprs."""
@@ -69,11 +69,12 @@ class Launches:
         options: dict[str, Any],
     ) -> int | None:
         """The number of a launch; None when there are too many different ones."""
-        key = (kernel.operator, tuple(grid), tuple(constexprs.values()), warps, stages, tuple(options.items()))
+        kinds = tuple(map(type, constexprs.values()))  # 1, 1.0 and True are equal
+        key = (kernel.operator, tuple(grid), tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()))
         try:
             return self._known[key]
-        except KeyError:
-            number = self._known[key] = self._listener.launch(
+        except (KeyError, TypeError) as error:
+            number = self._listener.launch(
                 {
                     **kernel.fields,
                     "grid": [int(size) for size in grid],
@@ -83,7 +84,18 @@ class Launches:
                     **({"options": {name: constant(value) for name, value in options.items()}} if options else {}),
                 }
             )
+            if number is None:
+                self.lost += 1
+            elif isinstance(error, KeyError):  # else it holds a value that cannot be a key
+                self._known[key] = number
             return number
+
+    def health(self) -> tuple[str, str]:
+        """Status and detail of the tap that sees these kernels."""
+        told = f"{self.kernels} kernels{self.unread_text()}"
+        if self.lost:
+            return "off", f"{told}; {self.lost} launches are not recorded: too many different ones"
+        return "ok", told
 
     def unread_text(self) -> str:
         """What to say of the sources that could not be read."""

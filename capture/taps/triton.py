@@ -57,7 +57,7 @@ class Triton:
             return "failed", ""
         if not self._seen:
             return "absent", "Triton was not imported"
-        return "ok", f"{self.launches.kernels} kernels{self.launches.unread_text()}"
+        return self.launches.health()
 
     @contained
     def _hook(self, module: ModuleType, kind: str, method: str, around: Callable[..., Any]) -> None:
@@ -67,12 +67,15 @@ class Triton:
     # ---- around Triton's own ----
 
     def _bench(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        entered = self._benchmarked()
         before = getattr(self._benchmarks, "depth", 0)
         self._benchmarks.depth = before + 1
         try:
             return original(*args, **kwargs)
         finally:
             self._benchmarks.depth = before
+            if entered:
+                self.listener.leave()
 
     def _listens(self, warmup: Any) -> bool:
         return not warmup and self.listener.listening and not getattr(self._benchmarks, "depth", 0)
@@ -113,6 +116,11 @@ class Triton:
     # ---- what the tap makes of them ----
 
     @contained
+    def _benchmarked(self) -> bool:
+        """A benchmark clears caches by torch's own operators: they are its detail."""
+        return self._listens(False) and self.listener.enter("triton::autotune", [], work=False)
+
+    @contained
     def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, given: dict[str, Any], enter: bool = False) -> bool:
         kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
         options = {name: value for name, value in given.items() if name not in bound and name not in ENGINE_OPTIONS}
@@ -126,9 +134,12 @@ class Triton:
     def _interpreted(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> bool:
         signature = inspect.signature(fn.fn)
         named = {name: value for name, value in kwargs.items() if name in signature.parameters}
-        bound = signature.bind(*args, **named)
-        bound.apply_defaults()
-        size = grid(bound.arguments) if callable(grid) else grid
+        try:
+            bound = signature.bind(*args, **named)
+            bound.apply_defaults()
+            size = grid(bound.arguments) if callable(grid) else grid
+        except Exception:
+            return False  # the launch will raise it
         return bool(self._launched(fn, bound.arguments, size, kwargs, True))
 
     @contained

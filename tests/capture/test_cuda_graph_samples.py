@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -95,7 +96,7 @@ def test_a_buffer_whose_memory_is_gone_at_the_replay_is_not_read(
 
     def body(recorder: Any) -> None:
         lens, table = torch.ones(2, dtype=torch.int32), torch.ones(size, dtype=torch.int32)
-        graph = captured(kind, lambda: attend(lens, table))
+        graph = captured(kind, functools.partial(attend, lens, table))
         kept = end(table)
         del table
         with recorder.step("decode"):
@@ -136,7 +137,8 @@ def test_samples_of_a_long_run_are_spread_and_few(kind: Any, record: Record) -> 
 
 
 MANY = """
-import itertools, collections, os, sys
+import collections, itertools, sys
+from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[1])
 from fake_graphs import X, captured, graph_class
@@ -148,8 +150,8 @@ def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 
 def shard():
-    (path,) = (os.path.join(folder, f) for folder, _, files in os.walk(sys.argv[2]) for f in files if f.endswith("jsonl"))
-    return os.path.getsize(path)
+    (path,) = Path(sys.argv[2]).rglob("*.jsonl")
+    return path.stat().st_size
 
 with torch.no_grad(), kcap.record(sys.argv[2] + "/out") as recorder:
     graphs = [captured(kind, lambda: torch.mm(X, X), lambda: torch.relu(X)) for _ in range(2)]
