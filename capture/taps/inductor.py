@@ -10,15 +10,17 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from kcap.capture.imports import when_imported
-from kcap.capture.taps.external import Externals, contained
+from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.launches import Kernel, Launches
 from kcap.capture.taps.patches import Patches
 
+MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
 CPP_SIGNATURE = re.compile(r'extern "C"[^(]*?\bkernel\s*\(([^)]*)\)')
 
 
@@ -76,6 +78,8 @@ class Inductor:
         known = self._grids.setdefault(tuner, {})
         numbers = tuple(value for value in args if isinstance(value, int))
         if numbers not in known:
+            if len(known) >= MOST_LAUNCHES:
+                known.clear()
             known[numbers] = self._describe(tuner, args)
         kernel, launch, count = known[numbers]
         if launch is not None:
@@ -122,7 +126,7 @@ def _grid(tuner: Any, config: Any, given: dict[str, Any]) -> tuple[int, ...]:
 
 
 class InductorCpp:
-    """Wraps what binds inductor's C++ kernels (of the CPU) to generated code."""
+    """Wraps what binds inductor's C++ kernels (of the CPU) to generated code, and what is bound there already."""
 
     name = "inductor_cpp"
 
@@ -130,8 +134,9 @@ class InductorCpp:
         self.listener = listener
         self.failed = listener.failed
         self.on = False
-        self.kernels = 0
+        self.kernels = self.lost = 0
         self._patches = Patches()
+        self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
 
     def install(self) -> None:
         self.on = True
@@ -144,13 +149,31 @@ class InductorCpp:
     def uninstall(self) -> None:
         self.on = False
         self._patches.undo()
+        for module, name, seen, bound in self._rebound:
+            if vars(module).get(name) is seen:
+                setattr(module, name, bound)
+        self._rebound.clear()
 
+    @contained
     def refresh(self) -> None:
-        """Nothing: the class is patched as it is imported."""
+        """Look for the kernels that were bound before this tap was there."""
+        cache = sys.modules.get("torch._inductor.codecache")
+        for module in list(cache.PyCodeCache.modules) if cache else ():
+            for name, value in list(vars(module).items()):
+                if _is_kernel(value) and getattr(value, MARK, (None,))[0] is not self:
+                    self._rebind(module, name, value)
+
+    def _rebind(self, module: ModuleType, name: str, value: Any) -> None:
+        _, function, source = getattr(value, MARK, (None, value, None))
+        seen = self._seen(function, source or _source_in(module, name))
+        self._rebound.append((module, name, seen, value))
+        setattr(module, name, seen)
 
     def health(self) -> tuple[str, str]:
         if not self.on:
             return "failed", ""
+        if self.lost:
+            return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
         return ("ok", f"{self.kernels} kernels") if self.kernels else ("absent", "inductor compiled no C++ kernel")
 
     def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
@@ -161,17 +184,20 @@ class InductorCpp:
             return LambdaFuture(lambda: self._seen(bound.result(), source))
         return self._seen(bound, source)
 
-    def _seen(self, function: Callable[..., Any], source: str) -> Callable[..., Any]:
-        kernel = _CppKernel(source)
+    def _seen(self, function: Callable[..., Any], source: str | None) -> Callable[..., Any]:
+        kernel = None if source is None else _CppKernel(source)
         self.kernels += 1
 
         def run(*args: Any) -> Any:
             if self.on and self.listener.listening:
-                if kernel.name is None:
-                    kernel.name = _name_of(run, sys._getframe(1).f_globals)
-                self._launched(kernel, args)
+                if kernel is None:
+                    self.lost += 1
+                else:
+                    kernel.name = kernel.name or _name_of(run, sys._getframe(1).f_globals)
+                    self._launched(kernel, args)
             return function(*args)
 
+        setattr(run, MARK, (self, function, source))
         return run
 
     @contained
@@ -202,6 +228,20 @@ class _CppKernel:
     def _parameters(self) -> list[str]:
         match = CPP_SIGNATURE.search(self._source)
         return [part.split()[-1].lstrip("*&") for part in match.group(1).split(",")] if match else []
+
+
+def _is_kernel(value: Any) -> bool:
+    return hasattr(value, MARK) or (isinstance(value, BuiltinFunctionType) and value.__name__ == "kernel")
+
+
+def _source_in(module: ModuleType, name: str) -> str | None:
+    """The source of the kernel that the generated `module` binds to `name`; None where its text does not tell."""
+    binding = rf"^{name} = async_compile\.cpp_pybinding\(\[.*?\], r'''(.*?)'''\)"
+    try:
+        match = re.search(binding, Path(str(getattr(module, "__file__", None))).read_text(), re.MULTILINE | re.DOTALL)
+    except OSError:
+        return None
+    return match.group(1) if match else None
 
 
 def _name_of(function: Callable[..., Any], scope: dict[str, Any]) -> str:

@@ -1,0 +1,215 @@
+"""Inductor's Triton launcher, by a stand-in for its class: what torch 2.11 and 2.13 give it, told as launches."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kcap.capture.taps.inductor import Inductor, InductorCpp
+
+pytest.importorskip("triton")
+MODULE = "torch._inductor.runtime.triton_heuristics"
+
+
+class Heard:
+    """Keeps what a tap tells."""
+
+    def __init__(self) -> None:
+        self.listening = True
+        self.launched_with: list[tuple[int, int, tuple[Any, ...]]] = []
+        self.launches: list[dict[str, Any]] = []
+        self.failures: list[str] = []
+
+    def failed(self, tap: str, error: BaseException) -> None:
+        self.failures.append(f"{tap}: {error}")
+
+    def operator(self, name: str, arguments: Any, work: bool = True) -> int:
+        return 0
+
+    def launch(self, fields: dict[str, Any]) -> int:
+        self.launches.append(fields)
+        return len(self.launches) - 1
+
+    def source(self, name: str, text: bytes) -> None: ...
+    def kernel_name(self, name: str, function: str) -> None: ...
+
+    def launched(self, operator: int, launch: int, values: Any, enter: bool = False) -> bool:
+        self.launched_with.append((operator, launch, tuple(values)))
+        return True
+
+
+def test_a_kernel_whose_source_nobody_knows_is_told_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated = ModuleType("generated")
+    kernel = vars(generated)["cpp_fused_0"] = math.sqrt
+    cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[generated]))
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)
+    monkeypatch.setattr("kcap.capture.taps.inductor._is_kernel", lambda value: value is kernel)
+    tap = InductorCpp(Heard())  # type: ignore[arg-type]
+    tap.on = True
+    tap.refresh()
+    assert tap.health() == ("ok", "1 kernels")
+    assert vars(generated)["cpp_fused_0"](4.0) == 2.0
+    assert tap.health() == ("off", "1 calls of kernels that were compiled before recording began are not recorded")
+    tap.uninstall()
+    assert vars(generated)["cpp_fused_0"] is kernel
+
+
+class Function:
+    """A `@triton.jit` function whose source cannot be read."""
+
+    def __init__(self, *names: str, constexprs: tuple[int, ...]) -> None:
+        self.__name__ = "triton_poi_fused_add_0"
+        self.arg_names, self.constexprs = list(names), list(constexprs)
+
+
+class CachingAutotuner:
+    """The parts of inductor's that the tap reads; its first run finds the configuration, as inductor's does."""
+
+    def __init__(self, fn: Function, configs: list[Any], meta: dict[str, Any], constants: dict[Any, Any]) -> None:
+        self.fn, self.configs, self.launchers = fn, configs, list[Any]()
+        self.triton_meta, self.inductor_meta = {"constants": constants}, meta
+        self.ran: list[tuple[Any, ...]] = []
+
+    def run(self, *args: Any, stream: Any, benchmark_run: bool = False, **kwargs: Any) -> str:
+        if not self.launchers and not benchmark_run:
+            for _ in self.configs:
+                self.run(*args, stream=stream, benchmark_run=True)
+            self.launchers = [SimpleNamespace(config=self.configs[-1])]
+        self.ran.append(args)
+        return "result"
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def tap(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inductor]:
+    """Installed over the stand-in; the classes of grids are inductor's own."""
+    real = pytest.importorskip(MODULE)
+    fake = ModuleType(MODULE)
+    vars(fake).update(CachingAutotuner=CachingAutotuner, GridExpr=real.GridExpr)
+    monkeypatch.setitem(sys.modules, MODULE, fake)
+    found = Inductor(heard)  # type: ignore[arg-type]
+    found.install()
+    yield found
+    found.uninstall()
+
+
+def config(stages: int = 1, **kwargs: int) -> Any:
+    from triton import Config
+
+    return Config(kwargs, num_warps=4, num_stages=stages)
+
+
+def pointwise(*configs: Any, grid: str = "Grid1D", **meta: Any) -> CachingAutotuner:
+    fn = Function("in_ptr0", "out_ptr0", "xnumel", "XBLOCK", constexprs=(3,))
+    return CachingAutotuner(fn, list(configs), {"grid_type": grid, **meta}, {})
+
+
+X, Y = torch.ones(4), torch.ones(4)
+
+
+def test_the_run_that_finds_the_configuration_counts_once_and_its_benchmarks_never(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64), config(XBLOCK=128, stages=3))
+    assert [tuner.run(X, Y, 1000, stream=0) for _ in range(3)] == 3 * ["result"]
+    assert len(tuner.ran) == 5
+    assert heard.launched_with == 3 * [(0, 0, (X, Y, 1000))]
+    (launch,) = heard.launches
+    assert (launch["grid"], launch["constexprs"]) == ([8, 1, 1], {"XBLOCK": 128})
+    assert (launch["num_warps"], launch["num_stages"]) == (4, 3)
+    assert tap.health()[0] == "ok" and not heard.failures
+
+
+def test_a_benchmark_asked_for_is_no_launch(heard: Heard, tap: Inductor) -> None:
+    pointwise(config(XBLOCK=64)).run(X, Y, 1000, stream=0, benchmark_run=True)
+    assert not heard.launched_with
+
+
+def test_nobody_is_told_where_nobody_listens(heard: Heard, tap: Inductor) -> None:
+    heard.listening = False
+    pointwise(config(XBLOCK=64)).run(X, Y, 1000, stream=0)
+    assert not heard.launched_with and not heard.launches
+
+
+def test_the_grid_follows_the_numbers_that_it_is_launched_with(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64))
+    for numel in (64, 65, 64):
+        tuner.run(X, Y, numel, stream=0)
+    assert [launch["grid"] for launch in heard.launches] == [[1, 1, 1], [2, 1, 1]]
+    assert [launch for _, launch, _ in heard.launched_with] == [0, 1, 0]
+
+
+def test_a_grid_of_two_dimensions(heard: Heard, tap: Inductor) -> None:
+    fn = Function("in_ptr0", "ynumel", "xnumel", "YBLOCK", "XBLOCK", constexprs=(3, 4))
+    CachingAutotuner(fn, [config(XBLOCK=16, YBLOCK=8)], {"grid_type": "Grid2D"}, {}).run(X, 20, 40, stream=0)
+    assert heard.launches[0]["grid"] == [3, 3, 1]
+
+
+def test_arguments_that_only_the_grid_needs_are_none_of_the_kernels(heard: Heard, tap: Inductor) -> None:
+    """As a user's own Triton kernel that inductor launches: its grid comes after its arguments."""
+    fixed = {"fixed_grid": ["_grid_0", "_grid_1", "_grid_2"], "extra_launcher_args": ["_grid_0", "_grid_1", "_grid_2"]}
+    tuner = pointwise(config(XBLOCK=64), grid="FixedGrid", **fixed)
+    tuner.run(X, Y, 1000, 5, 6, 7, stream=0)
+    tuner.run(X, Y, 1000, 5, 6, 8, stream=0)
+    assert [launch["grid"] for launch in heard.launches] == [[5, 6, 7], [5, 6, 8]]
+    assert heard.launched_with[0][2] == (X, Y, 1000)
+
+
+@pytest.mark.parametrize("key", [(2,), 2, "xnumel"])
+def test_an_argument_specialized_away_is_a_constexpr_of_the_launch(key: Any, heard: Heard, tap: Inductor) -> None:
+    """`xnumel` equal to one is a constexpr that generated code does not pass."""
+    fn = Function("in_ptr0", "out_ptr0", "xnumel", "XBLOCK", constexprs=(2, 3))
+    tuner = CachingAutotuner(
+        fn, [config(XBLOCK=1)], {"grid_type": "FixedGrid", "fixed_grid": ["1", "1", "1"]}, {key: 1}
+    )
+    tuner.run(X, Y, stream=0)
+    assert heard.launches[0]["constexprs"] == {"xnumel": 1, "XBLOCK": 1}
+    assert heard.launched_with[0][2] == (X, Y)
+
+
+def test_a_constant_that_is_passed_all_the_same_stays_an_argument(heard: Heard, tap: Inductor) -> None:
+    """`xnumel` equal to one, which the kernel does not declare a constexpr."""
+    tuner = pointwise(config(XBLOCK=64))
+    tuner.triton_meta["constants"] = {"xnumel": 1, "XBLOCK": 64}
+    tuner.run(X, Y, 1, stream=0)
+    assert heard.launches[0]["constexprs"] == {"XBLOCK": 64}
+    assert heard.launched_with == [(0, 0, (X, Y, 1))]
+
+
+def test_arguments_that_cannot_be_named_switch_the_tap_off_with_the_reason(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64))
+    assert tuner.run(X, Y, 1000, 7, stream=0) == "result"
+    assert tuner.run(X, Y, 1000, stream=0) == "result"
+    assert not heard.launched_with
+    (failure,) = heard.failures
+    assert failure.startswith("inductor: triton_poi_fused_add_0 takes") and "was given 4 arguments" in failure
+    assert tap.health() == ("failed", "")
+
+
+def test_a_launch_that_raises_raises_and_is_no_launch(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64))
+    tuner.configs = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        tuner.run(X, Y, 1000, stream=0)
+    assert not heard.launched_with and not heard.failures
+
+
+def test_the_interpreters_runs_are_left_to_triton(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64))
+    tuner.triton_interpret = True  # type: ignore[attr-defined]
+    tuner.run(X, Y, 1000, stream=0)
+    assert not heard.launched_with
+
+
+def test_the_class_is_inductors_own_again_afterwards(heard: Heard, tap: Inductor) -> None:
+    assert hasattr(CachingAutotuner.run, "__wrapped__")
+    tap.uninstall()
+    assert not hasattr(CachingAutotuner.run, "__wrapped__")
