@@ -95,10 +95,15 @@ def command(
         else:
             recording = _record_command(list(command_line), framework, directory, options)
     say_what_was_recorded(recording, output)
-    if not recording.calls:
-        raise KcapError("nothing was recorded: no step ended while the window was open")
+    if not any(call.total for call in recording.calls):
+        raise KcapError(f"nothing was recorded: no step ended while the window was open{_profiled(recording)}")
     if not recording.metadata.complete:
         raise click.exceptions.Exit(PARTIAL)
+
+
+def _profiled(recording: Recording) -> str:
+    found = CoverageSummary.model_validate(recording.metadata.coverage or {})
+    return f"; the first {found.steps} steps ran under the profiler (--check-coverage)" if found.steps else ""
 
 
 @contextmanager

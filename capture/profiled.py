@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ class Profile:
         self._output = output
         self._until = until
         self._profiler: Any = None
+        self._thread = 0
         self._span: Any = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the profiler runs on another thread: stopping it on this one crashes the process."""
+        return self._profiler is not None and self._thread != threading.get_ident()
 
     @property
     def over(self) -> bool:
@@ -32,7 +38,7 @@ class Profile:
             self.finish()
             return False
         if self._profiler is None:
-            self._profiler = _start()
+            self._profiler, self._thread = _start(), threading.get_ident()
         self.resume()
         return True
 
@@ -53,6 +59,10 @@ class Profile:
         self.steps += 1
         return self.steps - 1
 
+    def give_up(self) -> None:
+        """The profiler failed: what is left of these steps runs without it, and does not count either."""
+        self.steps, self._profiler, self._span = MOST_STEPS, None, None
+
     def finish(self) -> None:
         """Stop the profiler, and write what it saw."""
         import torch
@@ -61,7 +71,7 @@ class Profile:
         if profiler is None:
             return
         self.pause()
-        with contextlib.suppress(RuntimeError):
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         profiler.stop()
         profiler.export_chrome_trace(str(self._output))

@@ -158,17 +158,20 @@ class Window:
 
     def close(self) -> None:
         with self._lock:
+            self._finish()
             if self._closed or self.recorder is None:
                 return
             self.open, self._closed = False, True
-            if self._profile is not None:
-                self._finish(self._profile)
             for line in self.taps.lines() if self._started else ():
                 self.recorder.line(line)
             self.taps.uninstall()
             self.recorder.close()
 
-    def _finish(self, profile: Profile) -> None:
+    def _finish(self) -> None:
+        """Write what was profiled, on the thread that ran it: where that is another, at its next step or its exit."""
+        profile = self._profile
+        if profile is None or profile.elsewhere:
+            return
         self._profile = None
         try:
             profile.finish()
@@ -178,6 +181,8 @@ class Window:
     @_contained
     def begin(self, shape: StepShape) -> bool:
         """A step begins on this thread; False when it is not recorded."""
+        if self._closed:
+            self._finish()
         if not self.open or self.recorder is None:
             return False
         self.end()
@@ -192,14 +197,14 @@ class Window:
         profile = self._profile
         assert profile is not None
         if profile.over:
-            self._finish(profile)
+            self._finish()
             return True
         try:
             return profile.begin()
         except Exception as error:
-            self._profile = None
+            profile.give_up()
             self.tap_failed("coverage", error)
-            return True
+            return False
 
     @_contained
     def pause(self) -> None:

@@ -1,0 +1,202 @@
+"""Steps that run under the profiler before the counted ones: they explain GPU time, and change no count."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kcap as kcap_package
+from kcap.capture import profiled
+from kcap.capture.config import Session
+from kcap.capture.coverage import lines
+from kcap.capture.merge import merge
+from kcap.capture.profiled import MOST_STEPS
+from kcap.capture.window import StepShape, Window
+from kcap.schemas import coverage as coverage_format
+from kcap.schemas.coverage import CoverageSummary, StepCoverage
+from kcap.schemas.recording import Recording
+
+A, REPEATS = torch.eye(4), torch.arange(4) % 2
+OFFLINE = {"check_coverage": True}
+COMMAND = {"check_coverage": True, "command": ["an", "engine"]}
+
+
+def started(directory: Path, **options: Any) -> Window:
+    session = Session(str(directory / "shards"), **options)
+    session.write()
+    window = Window(session)
+    window.register()
+    window.start()
+    return window
+
+
+def run(window: Window, steps: int) -> None:
+    """As many decode steps: a forward of two calls, and after a pause a call that is sampled."""
+    with torch.no_grad():
+        for step in range(steps):
+            window.begin(StepShape("decode", [1], [step]))
+            torch.mm(A, A) + 1
+            window.pause()
+            torch.exp(A)  # the engine's own work between the forward and the sampling
+            window.resume()
+            torch.repeat_interleave(A, REPEATS, dim=0)
+            window.end()
+
+
+def finished(window: Window, directory: Path) -> Recording:
+    window.close()
+    return merge(window.session, directory / "out")
+
+
+def profiled_steps(recording: Recording) -> list[StepCoverage]:
+    return list(coverage_format.read(recording.path / coverage_format.FILE))
+
+
+def counted(recording: Recording) -> dict[str, int]:
+    return {call.operator: call.total for call in recording.kernels()}
+
+
+def checked(directory: Path, before: int, steps: int) -> Recording:
+    """Recorded offline: steps under the profiler while the session's file is there, then those that count."""
+    window = started(directory, **OFFLINE)
+    run(window, before)
+    window.session.profile_file.unlink()
+    run(window, steps)
+    return finished(window, directory)
+
+
+def test_profiled_steps_change_no_count_and_no_sample(tmp_path: Path) -> None:
+    window = started(tmp_path / "without")
+    run(window, 5)
+    without, with_coverage = finished(window, tmp_path / "without"), checked(tmp_path / "with", 3, 5)
+    for table in ("calls", "programs", "steps", "samples"):
+        assert getattr(with_coverage, table) == getattr(without, table), table
+    assert without.samples
+    assert with_coverage.metadata.steps == without.metadata.steps == {"decode": 5}
+    assert with_coverage.metadata.batches == without.metadata.batches
+    assert with_coverage.metadata.complete
+
+
+def test_profiled_steps_without_a_gpu_say_so_and_still_hold_profiler_against_recorder(tmp_path: Path) -> None:
+    recording = checked(tmp_path, 3, 5)
+    found = profiled_steps(recording)
+    assert [(step.index, step.phase, step.tokens, step.sequences) for step in found] == [
+        (index, "decode", 1, 1) for index in range(3)
+    ]
+    assert {step.program for step in found} <= {program.id for program in recording.programs}
+    assert not any(step.disagreements for step in found)
+    summary = CoverageSummary.model_validate(recording.metadata.coverage)
+    assert (summary.steps, summary.kernels, summary.share) == (3, 0, None)
+    assert lines(summary) == ["coverage: the profiler saw no GPU time in 3 steps"]
+    assert not list(recording.path.rglob("*trace.json"))
+
+
+def test_calls_that_the_recorder_misses_in_a_profiled_step_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = started(tmp_path, **OFFLINE)
+    recorder = window.recorder
+    assert recorder is not None
+    monkeypatch.setattr(recorder, "step_resume", lambda: None)  # misses what follows a pause
+    run(window, 2)
+    (found,) = CoverageSummary.model_validate(finished(window, tmp_path).metadata.coverage).disagreements
+    assert (found.operator, found.profiled, found.recorded) == ("aten::repeat_interleave", 2, 0)
+
+
+def test_steps_past_the_most_that_are_profiled_wait_for_the_file_to_go(tmp_path: Path) -> None:
+    recording = checked(tmp_path, MOST_STEPS + 4, 2)
+    assert len(profiled_steps(recording)) == MOST_STEPS
+    assert recording.metadata.steps == {"decode": 2}
+    assert counted(recording) == {"aten::mm": 2, "aten::add.Tensor": 2, "aten::repeat_interleave.self_Tensor": 2}
+
+
+def test_the_first_steps_of_a_command_are_profiled_and_the_others_count(tmp_path: Path) -> None:
+    window = started(tmp_path, **COMMAND)
+    run(window, MOST_STEPS + 4)
+    recording = finished(window, tmp_path)
+    assert len(profiled_steps(recording)) == MOST_STEPS
+    assert recording.metadata.steps == {"decode": 4}
+    assert [step.lengths for step in recording.steps] == [[MOST_STEPS + number] for number in range(4)]
+
+
+def test_a_limit_of_steps_is_of_counted_ones(tmp_path: Path) -> None:
+    window = started(tmp_path, steps=3, **COMMAND)
+    run(window, MOST_STEPS + 9)
+    assert finished(window, tmp_path).metadata.steps == {"decode": 3}
+
+
+def test_a_step_that_raises_under_the_profiler_is_left_out_of_the_coverage(tmp_path: Path) -> None:
+    window = started(tmp_path, **OFFLINE)
+    run(window, 1)
+    window.begin(StepShape("decode", [1], [1]))
+    torch.mul(A, A)
+    window.discard()
+    run(window, 1)
+    found = profiled_steps(finished(window, tmp_path))
+    assert [step.index for step in found] == [0, 2]
+    assert not any(step.disagreements for step in found)
+
+
+def test_a_profiler_that_does_not_start_costs_the_coverage_and_no_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("of the profiler")
+
+    monkeypatch.setattr(profiled, "_start", broken)
+    recording = checked(tmp_path, 3, 5)
+    assert recording.metadata.steps == {"decode": 5}
+    assert counted(recording)["aten::mm"] == 5
+    assert [(tap.name, tap.detail) for tap in recording.metadata.taps if tap.status == "failed"] == [
+        ("coverage", "RuntimeError: of the profiler")
+    ]
+    assert not recording.metadata.complete
+
+
+def test_a_window_that_closes_while_it_profiles_keeps_what_was_profiled(tmp_path: Path) -> None:
+    window = started(tmp_path, **COMMAND)
+    run(window, 3)
+    window.session.stop_file.touch()  # seen by a thread of kcap's own
+    deadline = time.monotonic() + 10
+    while window.following and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not window.following
+    recording = finished(window, tmp_path)
+    assert len(profiled_steps(recording)) == 3
+    assert recording.metadata.complete
+    assert not any(call.total for call in recording.calls)
+
+
+STANDS_FOR_AN_ENGINE = """
+import os, sys
+from kcap.capture.config import SESSION_VARIABLE, read_session
+from kcap.capture.window import StepShape, Window
+import torch
+window = Window(read_session(os.environ[SESSION_VARIABLE]))
+window.register()
+window.start()
+a = torch.eye(4)
+for step in range(int(sys.argv[1])):
+    window.begin(StepShape("decode", [1], [step]))
+    torch.mm(a, a)
+    window.end()
+"""
+
+
+@pytest.mark.parametrize(("steps", "code"), [(MOST_STEPS + 4, 0), (MOST_STEPS, 1)])
+def test_a_command_with_no_step_after_the_profiled_ones_recorded_nothing(
+    steps: int, code: int, kcap: Callable[..., Any], tmp_path: Path
+) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(STANDS_FOR_AN_ENGINE)
+    ran = kcap("record", "--check-coverage", "-o", tmp_path / "out", "--", sys.executable, script, steps)
+    assert ran.code == code, ran.err
+    assert f"coverage: the profiler saw no GPU time in {MOST_STEPS} steps" in ran.err
+    assert (f"the first {MOST_STEPS} steps ran under the profiler" in ran.err) == bool(code)
+    assert kcap_package.load(tmp_path / "out").metadata.steps == ({"decode": 4} if code == 0 else {})
