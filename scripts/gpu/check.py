@@ -32,7 +32,7 @@ MODES = {
     "compiled, no graphs": (LLAMA, "--engine-arg", NO_GRAPHS),
     "FP8 linears": (LLAMA, "--engine-arg", "quantization=fp8"),
     "n-gram speculation": (LLAMA, "--engine-arg", NGRAM),
-    "mixture of experts": (MOE,),
+    "mixture of experts": (MOE, "--engine-arg", "moe_backend=triton"),  # others are compiled for minutes first
 }
 LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
 

@@ -1,10 +1,10 @@
 """What recording costs a step, on a machine too noisy for whole runs: recorded and unrecorded steps take turns.
 
-    python scripts/gpu/overhead_by_step.py [--model meta-llama/Llama-3.1-8B] [--batch 16] [--steps 1500]
+    python scripts/gpu/overhead_by_step.py [--model meta-llama/Llama-3.1-8B] [--batch 16] [--steps 1500] [--compiled]
 
 One vLLM engine in this process decodes one batch; before each step a draw decides whether it is recorded, not recorded,
 or not recorded again (the control). Prints the median step of each, their ratios, and the throughput loss. Eager decode
-of a small batch is bound by the host: that is where recording costs most.
+of a small batch is bound by the host: that is where recording costs most. `--compiled`: the engine's own defaults.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def serve(args: argparse.Namespace, window: Window) -> Turns:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     target = find_model(args.model, "dummy")
-    llm = LLM(**vllm_arguments(target, "dummy", None, True, {}, 8192), enable_prefix_caching=False)
+    eager = None if args.compiled else True
+    llm = LLM(**vllm_arguments(target, "dummy", None, eager, {}, 8192), enable_prefix_caching=False)
     turns = Turns(window, args.batch)
     turns.install(GPUModelRunner)
     ids = [[(7 * i + j) % 1000 + 3 for j in range(256)] for i in range(args.batch)]
@@ -77,20 +78,23 @@ def main() -> None:
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--compiled", action="store_true", help="the engine's defaults instead of eager")
     args = parser.parse_args()
     os.environ |= {**DEFAULTS["vLLM"], "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as directory:
         session = Session(directory, framework="vLLM")
         session.write()
         window = Window(session)
+        window.register()
         hook(window)
         turns = serve(args, window)
         window.close()
     median = {kind: statistics.median(turns.times[kind]) * 1e3 for kind in KINDS}
+    mode = "compiled" if args.compiled else "eager"
     for kind in KINDS:
         print(f"{kind:8} {len(turns.times[kind]):5} steps, median {median[kind]:.3f} ms")
     print(
-        f"throughput loss by step, {args.model}, eager, batch {args.batch}: {1 - median['off'] / median['on']:.1%}; "
+        f"throughput loss by step, {args.model}, {mode}, batch {args.batch}: {1 - median['off'] / median['on']:.1%}; "
         f"A/A {abs(1 - median['off'] / median['control']):.1%}"
     )
 

@@ -62,11 +62,11 @@ def main() -> None:
                 if (number + 1) * STEP in (args.replays // 20, args.replays // 2, args.replays):
                     marks.append(((number + 1) * STEP, *used(Path(directory))))
             seconds = time.perf_counter() - start
-        recording = kcap.load(output)
+        calls = kcap.load(output).calls
         size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     for replays, host, gpu, lines in marks:
         print(f"{replays:9,} replays: host {host >> 20} MiB, GPU {gpu >> 20} MiB, shard {lines / 2**20:.2f} MiB")
-    counted = next(call.total for call in recording.calls if call.operator == "kcap_demo::gather")
+    counted = next(call.total for call in calls if call.operator == "kcap_demo::gather")
     print(f"{seconds:.1f} s; gather counted {counted:,}; the Recording is {size / 2**20:.2f} MiB")
     grown = abs(marks[-1][1] - marks[0][1])
     flat = grown <= FLAT and marks[-1][2] == marks[0][2]
