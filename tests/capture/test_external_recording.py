@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_graphs import Engine, X, operators
+from fake_graphs import Engine, X, captured, graph_class, operators
 
 from kcap.capture.taps import external
 from kcap.capture.taps.external import Externals
@@ -68,6 +68,26 @@ def test_a_scalar_that_drifts_is_one_call_after_sixteen(recorder: str, scalar: A
     assert found.total == 200
     held = [sample.scalars["1"] for sample in recording.samples]
     assert len(held) == 4 and all(value in [scalar(n) for n in range(200)] for value in held)
+
+
+def test_a_graph_keeps_the_scalars_of_a_librarys_call_while_they_drift_eagerly(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", kind := graph_class())
+
+    def body(session: Any) -> None:
+        def attend(n: int) -> None:
+            told(session).enter("lib::attend", [("x", X), ("n", n)])
+            told(session).leave()
+
+        graph = captured(kind, lambda: attend(4096))
+        for n in range(40):
+            with session.step("decode"):
+                attend(n)
+                graph.replay()
+
+    found = [(call.args[1].value, call.counts[0].mode, call.total) for call in record(body).calls]
+    assert sorted(found, key=str) == [(4096, "graph", 40), (Drift("number"), "eager", 40)]
 
 
 def test_offsets_that_drift_are_one_call_at_once(record: Record) -> None:
