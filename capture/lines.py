@@ -56,6 +56,13 @@ class _Graph(_Line):
     size: Number | None = None
     scope: GraphUse | None = None
 
+    @model_validator(mode="after")
+    def _check_nodes(self) -> _Graph:
+        last = self.total or 1 << 63  # 0: how many there are is not known
+        if any(not start <= end <= last for start, end in self.nodes):
+            raise ValueError("a call's nodes are not among the graph's")
+        return self
+
 
 class _Annotation(_Line):
     graph: Number

@@ -49,7 +49,7 @@ def _sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
     found = {}
     for name in {call.launch.kernel for call in calls if call.launch and call.launch.kernel}:
         file = directory / KERNELS / Path(name).name
-        if file.is_file():
+        if file.name == name and file.is_file():
             found[name] = file.read_bytes()
     return found
 

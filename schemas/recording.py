@@ -272,11 +272,14 @@ class Recording:
         path = self.path / "kernels" / Path(launch.kernel).name
         try:
             content = path.read_bytes()
-        except OSError as error:
-            raise FormatError(str(path), f"not readable ({error.strerror})") from None
+        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+            raise FormatError(str(path), f"not readable ({getattr(error, 'strerror', error)})") from None
         if hashlib.sha256(content).hexdigest() != path.stem:
             raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
-        return content.decode()
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(str(path), f"no text: {error.reason}") from None
 
     def value(self, tensor: SampledTensor) -> Any:
         """The sampled integer tensor as a torch tensor, or None where only its range was kept."""

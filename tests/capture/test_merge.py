@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
+from shard_lines import MATRIX, call, files, step_lines, write_shard
 
 from kcap.capture.config import Session
 from kcap.capture.merge import merge
-from kcap.capture.shards import CLOSED, LOOSE_STEPS, OVERFLOW, STEPS, Counts
 from kcap.schemas import calling_record
 from kcap.schemas.recording import Recording
 from kcap.schemas.values import Drift, TensorSpec
-
-MATRIX = {"tensor": {"shape": [4, 4], "dtype": "float32", "device": "cpu", "storage": 0}}
-
-
-def call(number: int, operator: str, *values: Any, **more: Any) -> dict[str, Any]:
-    args = [{"name": f"a{i}", "value": value} for i, value in enumerate(values)]
-    return {"t": "call", "id": number, "operator": operator, "args": args, **more}
 
 
 def matrix(**more: Any) -> dict[str, Any]:
@@ -41,29 +34,8 @@ def session(tmp_path: Path) -> Session:
 
 @pytest.fixture
 def shard(session: Session) -> Write:
-    """Write one process's shard: its lines after the first, how often each batch ran, loose counts by call."""
-
-    def write(
-        rank: int, lines: list[dict[str, Any]], batches: list[int], loose: dict[int, int] | None = None, **headers: int
-    ) -> None:
-        stem = Path(session.directory) / f"host-{100 + rank}"
-        process = {"t": "process", "pid": 100 + rank, "rank": rank, "recorder": "RecordFunction", "world_size": 2}
-        stem.with_suffix(".jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in [process, *lines]))
-        counts = Counts(stem.with_suffix(".counts"), create=True)
-        counts.cells[CLOSED], counts.cells[STEPS] = headers.get("closed", 1), sum(batches)
-        counts.cells[OVERFLOW] = headers.get("overflow", 0)
-        counts.cells[LOOSE_STEPS + 1] = headers.get("loose_steps", 0)
-        for number, times in enumerate(batches):
-            counts.cells[counts.batch(number)] = times
-        for number, times in (loose or {}).items():
-            counts.cells[counts.loose(number, 1)] = times
-
-    return write
-
-
-def step_lines(program: list[int], phase: int = 1, batch: int = 0) -> list[dict[str, Any]]:
-    shape = {"program": batch, "phase": phase, "tokens": 4, "sequences": 4}
-    return [{"t": "program", "id": batch, "calls": program}, {"t": "batch", "id": batch, **shape}]
+    """Write one process's shard."""
+    return functools.partial(write_shard, session)
 
 
 def merged(session: Session, tmp_path: Path, name: str = "out") -> Recording:
@@ -192,11 +164,7 @@ def test_merging_twice_gives_the_same_bytes(session: Session, shard: Write, tmp_
         shard(rank, [*lines, *samples, *step_lines([0, 1, 2])], [2], {1: 4})
     first, second = merged(session, tmp_path, "first"), merged(session, tmp_path, "second")
 
-    def content(recording: Recording) -> dict[str, bytes]:
-        files = (path for path in recording.path.rglob("*") if path.is_file())
-        return {str(path.relative_to(recording.path)): path.read_bytes() for path in files}
-
-    assert content(first) == content(second)
+    assert files(first) == files(second)
     assert len(list((first.path / "values").iterdir())) == 1, "equal values are kept once"
 
 

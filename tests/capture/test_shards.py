@@ -118,7 +118,20 @@ def test_a_torn_last_line_is_left_out_and_said(whole: Path, tmp_path: Path) -> N
     assert any("1 torn line" in note for note in recording.metadata.notes)
 
 
+SMALL = st.integers(-1, 40)
+PAIRS = st.lists(st.tuples(SMALL, SMALL), max_size=3)
+GRAPHS = {
+    "t": st.sampled_from(["graph", "annotation"]), "id": SMALL, "number": SMALL, "graph": SMALL,
+    "calls": st.lists(SMALL, max_size=4), "nodes": PAIRS, "total": SMALL | st.just(1 << 62),
+    "size": st.none() | SMALL, "scope": st.sampled_from([None, "full", "piecewise", "half"]),
+}  # fmt: skip
+STEPS_OF_GRAPHS = {
+    "t": st.sampled_from(["program", "batch", "profiled", "step"]), "id": SMALL, "calls": st.lists(SMALL, max_size=4),
+    "program": SMALL, "phase": SMALL, "index": SMALL, "tokens": SMALL, "sequences": SMALL,
+}  # fmt: skip
 LINES = st.one_of(
+    st.fixed_dictionaries(GRAPHS).map(lambda line: json.dumps(line).encode()),
+    st.fixed_dictionaries(STEPS_OF_GRAPHS).map(lambda line: json.dumps(line).encode()),
     st.binary(max_size=200),
     st.dictionaries(
         st.sampled_from(["t", "id", "of", "operator", "args", "calls", "program", "phase", "call", "slot", "scalars"]),

@@ -1,6 +1,9 @@
+"""A Recording on disk: whatever it holds is read back as it was written, and what is damaged is told by name."""
+
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import stat
 import tempfile
 from pathlib import Path
@@ -19,6 +22,7 @@ from kcap.schemas.recording import (
     Argument,
     Call,
     Count,
+    Launch,
     Metadata,
     Program,
     Recording,
@@ -33,6 +37,7 @@ from kcap.schemas.values import (
     CONSTANT_KINDS,
     Drift,
     Folded,
+    Group,
     Opaque,
     TensorSpec,
     TorchConstant,
@@ -66,6 +71,7 @@ leaves = (
     | st.builds(Drift, st.text(max_size=20))
     | st.builds(Folded, st.text(max_size=20))
     | st.builds(Opaque, st.text(max_size=20))
+    | st.integers(1, 2**40).flatmap(lambda size: st.builds(Group, st.just(size), st.integers(0, size - 1)))
 )
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_leaves=10)
 phases = st.sampled_from(PHASES)
@@ -78,6 +84,19 @@ arguments = st.builds(
     default=st.booleans(),
     written=st.booleans(),
 )
+launches = st.builds(
+    Launch,
+    language=st.sampled_from(["triton", "cpp"]),
+    kernel=st.none() | names,
+    function=names,
+    unread=st.none() | names,
+    grid=st.lists(numbers, max_size=3),
+    constexprs=st.dictionaries(names, values, max_size=3),
+    num_warps=st.none() | numbers,
+    num_stages=st.none() | numbers,
+    options=st.dictionaries(names, values, max_size=2),
+)
+graph_uses = st.sampled_from(["eager", "piecewise", "full"])
 calls = st.builds(
     Call,
     id=numbers,
@@ -86,6 +105,7 @@ calls = st.builds(
     parent=st.none() | names,
     work=st.booleans(),
     args=st.lists(arguments, max_size=4),
+    launch=st.none() | launches,
     counts=st.lists(counts, max_size=4),
 )
 programs = st.builds(
@@ -93,6 +113,10 @@ programs = st.builds(
     id=numbers,
     kind=st.sampled_from(["step", "graph"]),
     calls=st.lists(numbers, max_size=5),
+    graphs=st.lists(st.tuples(numbers, numbers), max_size=3),
+    size=st.none() | numbers,
+    scope=st.none() | graph_uses,
+    captured=numbers,
     counts=st.lists(counts, max_size=3),
 )
 steps = st.builds(
@@ -105,6 +129,8 @@ steps = st.builds(
     lengths=st.lists(numbers, max_size=4),
     queries=st.lists(numbers, max_size=4),
     program=st.none() | numbers,
+    mode=graph_uses,
+    padded=st.none() | numbers,
 )
 samples = st.builds(
     Sample,
@@ -118,6 +144,7 @@ samples = st.builds(
         names, st.builds(SampledTensor, file=st.none() | names, low=st.none() | numbers), max_size=3
     ),
 )
+statuses = st.sampled_from(["ok", "failed", "off", "absent"])
 metadata = st.builds(
     Metadata,
     model=st.none() | names,
@@ -125,7 +152,12 @@ metadata = st.builds(
     engine_arguments=st.dictionaries(names, st.booleans() | numbers | names | st.none(), max_size=3),
     command=st.lists(names, max_size=3),
     complete=st.booleans(),
-    taps=st.lists(st.builds(Tap, name=names, rank=numbers, detail=names), max_size=3),
+    seal=st.none() | names,
+    coverage=st.none() | st.dictionaries(names, numbers | names, max_size=3),
+    taps=st.lists(
+        st.builds(Tap, name=names, rank=numbers, status=statuses, detail=names),
+        max_size=3,
+    ),
     steps=st.dictionaries(phases, numbers),
     totals=st.dictionaries(names, numbers, max_size=3),
     notes=st.lists(names, max_size=3),
@@ -153,11 +185,18 @@ def test_every_call_survives_its_line(call: Call) -> None:
 tables_of_rows = st.tuples(*(st.lists(rows, max_size=3) for rows in (calls, programs, steps, samples)))
 
 
-@given(metadata, tables_of_rows)
-def test_recording_read_back_equals_what_was_written(head: Metadata, tables: tuple[list[Any], ...]) -> None:
+def source_files(texts: list[bytes]) -> dict[str, bytes]:
+    return {f"{hashlib.sha256(text).hexdigest()}.py": text for text in texts}
+
+
+@given(metadata, tables_of_rows, st.lists(st.binary(max_size=8), max_size=3).map(source_files))
+def test_recording_read_back_equals_what_was_written(
+    head: Metadata, tables: tuple[list[Any], ...], sources: dict[str, bytes]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder, "first"), Path(folder, "second")
-        write_recording(first, head, *tables)
+        write_recording(first, head, *tables, kernels=sources)
+        assert {path.name: path.read_bytes() for path in (first / "kernels").iterdir()} == sources
         read = load(first)
         assert read.metadata == head
         assert repr(read_everything(read)) == repr(dict(zip(TABLES, tables, strict=True)))

@@ -1,0 +1,91 @@
+"""What a Program ran with its graphs, and the sources of the kernels that a Recording keeps."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from kcap.errors import FormatError
+from kcap.schemas.recording import Call, Launch, Metadata, Program, Recording, load, write_recording
+
+
+def in_order(recording: Recording, number: int) -> list[int]:
+    return [call.id for call in recording.ran(recording.programs[number])]
+
+
+@pytest.fixture
+def graphed(tmp_path: Path) -> Recording:
+    """Graphs of the Calls 3 and 4: replayed first, between, twice at one place, and last; and a step of one alone."""
+    steps = [
+        Program(id=0, calls=[0, 1, 2], graphs=[(0, 1), (1, 2), (1, 1), (3, 2)]),
+        Program(id=1, kind="graph", calls=[3]),
+        Program(id=2, kind="graph", calls=[4, 3]),
+        Program(id=3, graphs=[(0, 2)]),
+        Program(id=4, calls=[1, 1]),
+    ]
+    write_recording(tmp_path / "r", Metadata(), [Call(id=i, operator=f"x::{i}") for i in range(5)], steps)
+    return load(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"), [(0, [3, 0, 4, 3, 3, 1, 2, 4, 3]), (1, [3]), (3, [4, 3]), (4, [1, 1])]
+)
+def test_a_program_ran_its_graphs_where_they_were_replayed(
+    graphed: Recording, program: int, expected: list[int]
+) -> None:
+    assert in_order(graphed, program) == expected
+
+
+TEXT = "def kernel(): pass  # µs\n"
+NAME = hashlib.sha256(TEXT.encode()).hexdigest() + ".py"
+
+
+@pytest.fixture
+def with_source(tmp_path: Path) -> Recording:
+    write_recording(tmp_path / "r", Metadata(), [], kernels={NAME: TEXT.encode()})
+    return load(tmp_path / "r")
+
+
+def test_the_source_of_a_launch_is_the_text_that_its_name_hashes(with_source: Recording) -> None:
+    assert with_source.source(Launch(kernel=NAME, function="kernel")) == TEXT
+
+
+def test_a_source_that_was_changed_is_refused(with_source: Recording) -> None:
+    (with_source.path / "kernels" / NAME).write_text(TEXT + "import os\n")
+    with pytest.raises(FormatError, match="the Recording was changed"):
+        with_source.source(Launch(kernel=NAME, function="kernel"))
+
+
+@pytest.mark.parametrize("name", ["0" * 64 + ".py", "", ".", "..", "/", "a\0b"])
+def test_a_source_that_is_missing_is_a_format_error(with_source: Recording, name: str) -> None:
+    with pytest.raises(FormatError, match="not readable"):
+        with_source.source(Launch(kernel=name, function="kernel"))
+
+
+def test_a_source_that_was_never_read_says_why(with_source: Recording) -> None:
+    with pytest.raises(FormatError, match="source of kernel was not read: made in a shell"):
+        with_source.source(Launch(function="kernel", unread="made in a shell"))
+
+
+def test_a_source_outside_the_recording_is_not_read(with_source: Recording) -> None:
+    (with_source.path.parent / NAME.replace(".py", ".txt")).write_text(TEXT)
+    with pytest.raises(FormatError, match="kernels/"):
+        with_source.source(Launch(kernel=f"../../{NAME.replace('.py', '.txt')}", function="kernel"))
+
+
+def test_a_source_that_is_no_text_is_a_format_error(tmp_path: Path) -> None:
+    content = b"\xff\xfe"
+    name = hashlib.sha256(content).hexdigest() + ".py"
+    write_recording(tmp_path / "r", Metadata(), [], kernels={name: content})
+    with pytest.raises(FormatError, match="no text"):
+        load(tmp_path / "r").source(Launch(kernel=name, function="kernel"))
+
+
+def test_writing_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
+    sources = {hashlib.sha256(text).hexdigest() + ".py": text for text in (b"a", b"b", b"c")}
+    write_recording(tmp_path / "one", Metadata(), [], kernels=sources)
+    write_recording(tmp_path / "two", Metadata(), [], kernels=dict(reversed(sources.items())))
+    one, two = ([path.name for path in sorted((tmp_path / name).rglob("*"))] for name in ("one", "two"))
+    assert one == two
