@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
 
 from kcap.capture.config import SESSION_VARIABLE, Session
 from kcap.capture.merge import merge
 from kcap.capture.models import find
+from kcap.schemas.recording import Recording, load
 
-LAYERS, MODEL_LAYERS, VOCABULARY = 2, 3, 60_000
+MODEL_LAYERS, VOCABULARY = 3, 60_000
 ENGINE_ARGUMENTS = ("skip_tokenizer_init=true", "dtype=bfloat16", "max_model_len=512")
 Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -34,7 +36,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The key that seals recorded sources is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory, own_key: None) -> dict[str, str]:
     """No hub, no statistics, a small cache, and a compile cache of its own."""
     small = {
         "HF_HUB_OFFLINE": "1",
@@ -101,3 +111,25 @@ def generate(model: Path, environment: dict[str, str]) -> Callable[..., list[lis
         return json.loads((directory / "outputs.json").read_text())
 
     return run
+
+
+Batches = Callable[..., tuple[list[list[int]], Path]]
+
+
+@pytest.fixture(scope="session")
+def batches(tmp_path_factory: pytest.TempPathFactory, generate: Callable[..., list[list[int]]]) -> Batches:
+    """`batches(recorded, …)`: prefills, mixed steps and decodes, compiled: their tokens, and where the Recording is."""
+
+    def once(recorded: bool, **more: Any) -> tuple[list[list[int]], Path]:
+        directory = tmp_path_factory.mktemp("run")
+        arguments = {**ARGUMENTS, "enforce_eager": False, **more}
+        return generate(directory, PROMPTS, OUTPUT, recorded, **arguments), directory / "out"
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def compiled(batches: Batches) -> tuple[list[list[int]], Recording]:
+    """Compiled by the engine while the recorder was in its processes: nothing is in the compile cache yet."""
+    outputs, path = batches(True)
+    return outputs, load(path)

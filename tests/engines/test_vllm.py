@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import kcap
+from kcap.schemas import coverage as coverage_format
 from kcap.schemas.recording import Program, Recording
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -44,11 +45,15 @@ PROMPTS = [CHUNKED, LONG, LONG, CHUNKED]
 def alone(tmp_path_factory: pytest.TempPathFactory, offline: Kcap) -> Recording:
     """One request at a time, in chunks of 64 tokens: every step is known beforehand."""
     output = tmp_path_factory.mktemp("alone") / "out"
-    one = ("max_num_seqs=1", "max_num_batched_tokens=64", "enable_prefix_caching=true", "enable_chunked_prefill=true")
-    words = [word for argument in (*one, f"hf_token={HUB_TOKEN}") for word in ("--engine-arg", argument)]
-    ran = offline(output, PROMPTS, "--output-len", OUTPUT, *words)
+    ran = offline(output, PROMPTS, *one_at_a_time())
     assert ran.returncode == 0, ran.stderr
     return kcap.load(output)
+
+
+def one_at_a_time() -> list[object]:
+    one = ("max_num_seqs=1", "max_num_batched_tokens=64", "enable_prefix_caching=true", "enable_chunked_prefill=true")
+    arguments = (*one, f"hf_token={HUB_TOKEN}")
+    return ["--output-len", OUTPUT, *(word for argument in arguments for word in ("--engine-arg", argument))]
 
 
 def operators(recording: Recording, program: Program, kind: str = "kernel") -> Counter[str]:
@@ -81,7 +86,8 @@ def scheduled(recording: Recording) -> int:
 def test_every_step_has_the_linears_and_attention_of_its_layers(alone: Recording) -> None:
     assert_counts_of_a_llama(alone)
     assert alone.metadata.complete
-    assert all(tap.status == "ok" for tap in alone.metadata.taps)
+    assert all(tap.status in ("ok", "absent") for tap in alone.metadata.taps)
+    assert "RecordFunction" in {tap.name for tap in alone.metadata.taps if tap.status == "ok"}
 
 
 def test_chunks_and_prefix_hits_are_prefill_however_short(alone: Recording) -> None:
@@ -175,7 +181,48 @@ def test_secrets_are_nowhere_in_the_recording(alone: Recording) -> None:
 def test_the_recording_holds_its_own_files_only(alone: Recording) -> None:
     tables = {f"{name}.jsonl" for name in ("calls", "programs", "steps", "samples")}
     derived = {"calling_record.json", "trace.txt", "trace.loss.json"}
-    assert {path.name for path in alone.path.iterdir()} == {"recording.json", "values", *tables, *derived}
+    assert {path.name for path in alone.path.iterdir()} == {"recording.json", "values", "kernels", *tables, *derived}
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory, offline: Kcap) -> tuple[Recording, str]:
+    """The same requests, after steps under the profiler; the Recording, and what was said."""
+    output = tmp_path_factory.mktemp("checked") / "out"
+    ran = offline(output, PROMPTS, "--check-coverage", *one_at_a_time())
+    assert ran.returncode == 0, ran.stderr
+    return kcap.load(output), ran.stderr
+
+
+def test_profiled_steps_change_nothing_that_is_counted(checked: tuple[Recording, str], alone: Recording) -> None:
+    """They leave no prefix in the cache, no request behind, and no count."""
+    recording = checked[0]
+    assert recording.metadata.complete
+    assert recording.metadata.steps == alone.metadata.steps
+    assert recording.metadata.batches == alone.metadata.batches
+    assert recording.metadata.totals == alone.metadata.totals
+    assert [(step.phase, step.lengths) for step in recording.steps] == [(s.phase, s.lengths) for s in alone.steps]
+    assert ran_in_steps(recording) == ran_in_steps(alone)
+
+
+def ran_in_steps(recording: Recording) -> list[list[str]]:
+    """What each counted step ran, in order."""
+    return [[call.operator for call in recording.ran(recording.programs[step.program])] for step in recording.steps]
+
+
+def test_profiled_steps_without_a_gpu_are_said_to_have_no_gpu_time(checked: tuple[Recording, str]) -> None:
+    recording, said = checked
+    coverage = recording.metadata.coverage
+    assert coverage is not None
+    assert (coverage["steps"], coverage.get("gpu_us", 0)) == (16, 0)
+    assert "coverage: the profiler saw no GPU time in 16 steps" in said
+    steps = list(coverage_format.read(recording.path / coverage_format.FILE))
+    assert [step.index for step in steps] == list(range(16))
+
+
+def test_the_profiler_of_a_real_engine_counts_what_the_recorder_counts(checked: tuple[Recording, str]) -> None:
+    coverage = checked[0].metadata.coverage
+    assert coverage is not None
+    assert not coverage.get("disagreements"), checked[1]
 
 
 @pytest.fixture(scope="module")

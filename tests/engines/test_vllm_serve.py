@@ -139,7 +139,7 @@ def test_a_worker_that_is_killed_leaves_a_partial_recording(
     started: Any, model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    options = "--load-format dummy --num-prompts 2 --input-len 16 --output-len 480"
+    options = "--load-format dummy --eager --num-prompts 2 --input-len 16 --output-len 480"
     arguments = "skip_tokenizer_init=true dtype=bfloat16 max_model_len=512"
     words = [word for argument in arguments.split() for word in ("--engine-arg", argument)]
     record = [sys.executable, "-m", "kcap", "record", "-o", str(output), "--model", str(model)]

@@ -81,11 +81,3 @@ def test_a_source_that_is_no_text_is_a_format_error(tmp_path: Path) -> None:
     write_recording(tmp_path / "r", Metadata(), [], kernels={name: content})
     with pytest.raises(FormatError, match="no text"):
         load(tmp_path / "r").source(Launch(kernel=name, function="kernel"))
-
-
-def test_writing_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
-    sources = {hashlib.sha256(text).hexdigest() + ".py": text for text in (b"a", b"b", b"c")}
-    write_recording(tmp_path / "one", Metadata(), [], kernels=sources)
-    write_recording(tmp_path / "two", Metadata(), [], kernels=dict(reversed(sources.items())))
-    one, two = ([path.name for path in sorted((tmp_path / name).rglob("*"))] for name in ("one", "two"))
-    assert one == two
