@@ -2,9 +2,9 @@
 
     python scripts/gpu/outputs.py [--model meta-llama/Llama-3.1-8B] [--mode eager --mode piecewise --mode full]
 
-In each mode three vLLM processes serve the same prompts, all submitted before the first step: without kcap, without
-kcap again (the control: batches and kernels may differ from run to run by themselves), and recorded. Their tokens must
-be the same, and so must dynamo's counters.
+In each mode three vLLM processes serve the same prompts, all submitted before the first step: unrecorded (the first one
+fills the compiler's caches), unrecorded again (the control: batches and kernels may differ from run to run by
+themselves), and recorded. Their tokens must be the same, and so must dynamo's counters of the last two.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
 
 def child(args: argparse.Namespace, mode: str, session: Session | None) -> dict[str, Any]:
     env = {**os.environ, **DEFAULTS["vLLM"], "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    env |= {SESSION_VARIABLE: str(session.file)} if session else {"VLLM_PLUGINS": ""}
+    env |= {SESSION_VARIABLE: str(session.file)} if session else {}
     with tempfile.NamedTemporaryFile() as file:
         words = ["--child", mode, "--model", args.model, "--tokens", str(args.tokens), "--output", file.name]
         words += ["--num-layers", str(args.num_layers)] if args.num_layers else []
