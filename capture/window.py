@@ -128,6 +128,11 @@ class Window:
             self.recorder.stop()
 
     @property
+    def profiling(self) -> bool:
+        """Whether the steps run under the profiler, and do not count."""
+        return self._profile is not None
+
+    @property
     def following(self) -> bool:
         """Whether steps may still be recorded: the window was opened and, though it may pause, not closed."""
         return self._started and not self._closed and not self._failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -12,7 +13,8 @@ from kcap.schemas.recording import PHASES, Metadata, Phase
 from kcap.schemas.summary import Row, Summary
 
 PIPED_WIDTH = 200
-PARTIAL = "PARTIAL: a process ended before it closed its recording; what it had counted until then is here"
+MOST_SIZES = 6
+PARTIAL = "PARTIAL: not all that ran is here: a process ended early, or a tap could not see it (see below)"
 
 
 def console() -> Console:
@@ -27,7 +29,27 @@ def header(metadata: Metadata) -> Iterator[Text]:
     yield Text(" · ".join(_circumstances(metadata)), style="dim")
     if metadata.steps:
         yield Text("steps: " + ", ".join(f"{metadata.steps[p]:,} {p}" for p in PHASES if metadata.steps.get(p)))
+    if graphs := _graphs(metadata):
+        yield Text(f"CUDA graphs: {graphs}")
+    share = (metadata.coverage or {}).get("share")
+    if share is not None:
+        yield Text(f"coverage: {share:.1%} of the GPU time of the profiled steps is of these calls")
     yield from _warnings(metadata)
+
+
+def _graphs(metadata: Metadata) -> str:
+    """How many steps replayed graphs, and of which padded sizes."""
+    steps: Counter[str] = Counter()
+    sizes: dict[str, set[int]] = defaultdict(set)
+    for batch in metadata.batches:
+        mode = batch.get("mode", "eager")
+        if mode != "eager":
+            steps[mode] += batch["steps"]
+            sizes[mode].add(batch.get("padded") or batch["tokens"])
+    return "; ".join(
+        f"{times:,} steps {mode}, padded to {', '.join(map(str, sorted(sizes[mode])[:MOST_SIZES]))}"
+        for mode, times in steps.items()
+    )
 
 
 def _identity(metadata: Metadata) -> Iterator[str]:

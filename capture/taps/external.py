@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from kcap.capture.recorder import Recorder
 from kcap.capture.shards import KERNELS
 
 MOST_LAUNCHES = 1 << 16
+CALL_SPAN = "kcap:call:"  # as kcap.capture.coverage.trace reads it
 
 
 class Host(Protocol):
@@ -24,6 +26,8 @@ class Host(Protocol):
 
     @property
     def open(self) -> bool: ...
+    @property
+    def profiling(self) -> bool: ...
     def tap_failed(self, tap: str, error: BaseException) -> None: ...
 
 
@@ -36,6 +40,7 @@ class Externals:
         self._operators: dict[tuple[str, tuple[str, ...], bool], int] = {}
         self._launches: dict[bytes, int] = {}
         self._written: set[str] = set()
+        self._local = threading.local()
 
     @property
     def listening(self) -> bool:
@@ -80,7 +85,10 @@ class Externals:
     def launched(self, operator: int, launch: int, values: Sequence[Any], enter: bool = False) -> bool:
         """A kernel is launched on this thread. `enter`: what runs until `leave` is its detail."""
         recorder = self._host.recorder
-        return recorder is not None and recorder.call(operator, launch, values, enter, False)
+        recorded = recorder is not None and recorder.call(operator, launch, values, enter, False)
+        if recorded and enter:
+            self._spans().append(None)
+        return recorded
 
     def enter(
         self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
@@ -93,11 +101,33 @@ class Externals:
         if recorder is None:
             return False
         number = self.operator(operator, [name for name, _ in arguments], work)
-        return recorder.call(number, -1, [value for _, value in arguments], True, detail)
+        entered = recorder.call(number, -1, [value for _, value in arguments], True, detail)
+        if entered:
+            self._spans().append(_span(operator) if self._host.profiling else None)
+        return entered
 
     def leave(self) -> None:
+        spans = self._spans()
+        if spans and (span := spans.pop()) is not None:
+            span.__exit__(None, None, None)
         if self._host.recorder is not None:
             self._host.recorder.leave()
+
+    def _spans(self) -> list[Any]:
+        """Of this thread's library calls: what a profiler is to see of each."""
+        spans: list[Any] | None = getattr(self._local, "spans", None)
+        if spans is None:
+            spans = self._local.spans = []
+        return spans
+
+
+def _span(operator: str) -> Any:
+    """Shows a profiler a call that no dispatcher sees."""
+    import torch
+
+    span = torch._C._profiler._RecordFunctionFast(f"{CALL_SPAN}{operator}")
+    span.__enter__()
+    return span
 
 
 def contained(method: Callable[..., Any]) -> Callable[..., Any]:
