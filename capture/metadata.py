@@ -23,13 +23,16 @@ def _totals(calls: list[Call]) -> dict[str, int]:
     }
 
 
+RECORDERS = ("dispatcher", "dispatch_mode", "window")  # who fails when the recorder does
+
+
 def _taps(shards: list[Shard]) -> list[Tap]:
     taps = []
     for shard in shards:
         process = shard.process
         known: dict[str, Any] = {"rank": int(process.get("rank", 0)), "pid": int(process.get("pid", 0))}
         lines = shard.lines.get("tap", [])
-        failures = _failures(shard)
+        failures = [line for line in lines if line["name"] in RECORDERS and line["status"] == "failed"]
         taps += [Tap(**{**known, **{k: line[k] for k in ("name", "status", "detail")}}) for line in lines]
         if shard.header(FAILED) and not failures:
             taps.append(Tap(name="dispatcher", status="failed", detail="it could write no more (disk full?)", **known))
@@ -93,10 +96,6 @@ def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
         kinds[PHASES[batch.phase], batch.tokens, batch.sequences, mode, padded or 0] += batch.times
     names = ("phase", "tokens", "sequences", "mode", "padded")
     return [{**dict(zip(names, kind, strict=True)), "steps": times} for kind, times in sorted(kinds.items())]
-
-
-def _failures(shard: Shard) -> list[dict[str, Any]]:
-    return [line for line in shard.lines.get("tap", []) if line["status"] == "failed"]
 
 
 def _is_whole(shard: Shard) -> bool:

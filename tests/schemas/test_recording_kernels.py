@@ -38,6 +38,15 @@ def test_a_program_ran_its_graphs_where_they_were_replayed(
     assert in_order(graphed, program) == expected
 
 
+@pytest.mark.parametrize(
+    ("damaged", "named"), [(Program(id=0, calls=[7]), "a Call 7"), (Program(id=0, graphs=[(0, 9)]), "a Program 9")]
+)
+def test_a_program_that_names_what_is_not_there_is_a_format_error(tmp_path: Path, damaged: Program, named: str) -> None:
+    write_recording(tmp_path / "r", Metadata(), [Call(id=0, operator="x::0")], [damaged])
+    with pytest.raises(FormatError, match=named):
+        in_order(load(tmp_path / "r"), 0)
+
+
 TEXT = "def kernel(): pass  # µs\n"
 NAME = hashlib.sha256(TEXT.encode()).hexdigest() + ".py"
 

@@ -1,0 +1,212 @@
+"""What the files of a Recording hold, a model for each line; kcap.schemas.recording has the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+
+from kcap.schemas.values import TensorSpec, decode, encode, tensors
+
+FORMAT = (1, 1)
+Phase = Literal["prefill", "decode", "mixed", "other"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
+Mode = Literal["eager", "graph"]
+GraphUse = Literal["eager", "piecewise", "full"]
+ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
+
+
+class Record(BaseModel):
+    """A line of a Recording: immutable; keys that this version does not know are kept out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def line(self) -> bytes:
+        return orjson.dumps(self.model_dump(mode="json", exclude_defaults=True)) + b"\n"
+
+
+class Argument(Record):
+    """One argument: its schema name (None where unknown), its Value, and what the schema says of it."""
+
+    name: str | None = None
+    value: ValueField = None
+    keyword: bool = False  # the schema takes it by keyword only
+    default: bool = False  # it equals the schema's default
+    written: bool = False  # the operator writes to it
+
+    def line(self) -> bytes:
+        raise TypeError("an Argument is part of a Call's line")
+
+
+class Count(Record):
+    """How often a Call was invoked in one phase on one rank, eagerly or by replaying a graph."""
+
+    phase: Phase
+    rank: int = 0
+    mode: Mode = "eager"
+    count: int = Field(ge=0)
+
+
+class Launch(Record):
+    """How a kernel that no library holds was launched: its source, and all that is fixed when it is compiled.
+
+    `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel
+    in it. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
+    """
+
+    language: Literal["triton", "cpp"] = "triton"
+    kernel: str | None = None
+    function: str
+    unread: str | None = None
+    grid: list[int] = []
+    constexprs: dict[str, ValueField] = {}
+    num_warps: int | None = None
+    num_stages: int | None = None
+    options: dict[str, ValueField] = {}
+
+    def line(self) -> bytes:
+        raise TypeError("a Launch is part of a Call's line")
+
+
+class Call(Record):
+    """One distinct signature: operator with overload (`aten::add.Tensor`), argument tree, parent region.
+
+    A kernel launched from a source of its own is `triton::NAME.ID` (`cpp::NAME.ID`): the name for people, and eight
+    digits of the source's SHA-256. `work` is False for views and allocations: kernels of no work, hidden unless asked
+    for.
+    """
+
+    id: int = Field(ge=0)
+    operator: str = Field(min_length=1)
+    kind: Literal["kernel", "region"] = "kernel"
+    parent: str | None = None
+    work: bool = True
+    args: list[Argument] = []
+    launch: Launch | None = None
+    counts: list[Count] = []
+
+    @cached_property
+    def total(self) -> int:
+        return sum(count.count for count in self.counts)
+
+    def counted(self, phase: str | None = None) -> int:
+        """The count in `phase`, or over all phases."""
+        return sum(count.count for count in self.counts if phase in (None, count.phase))
+
+    @property
+    def namespace(self) -> str:
+        return self.operator.split("::")[0] if "::" in self.operator else ""
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Every tensor argument with its path in `args` (`"0"`, `"2.1"`)."""
+        return tensors([argument.value for argument in self.args])
+
+
+class Program(Record):
+    """The ordered Calls (by id) that one step or one captured graph ran, and how often it ran.
+
+    `graphs` of a step: [position, Program] of each graph it replayed, where `position` is how many of the step's own
+    `calls` came before. Of a graph: `size`, the padded tokens it was captured for, `scope`, what of a step it holds,
+    and `captured`, how many captured graphs hold the same Calls; None where the engine does not tell.
+    """
+
+    id: int = Field(ge=0)
+    kind: Literal["step", "graph"] = "step"
+    calls: list[int] = []
+    graphs: list[tuple[int, int]] = []
+    size: int | None = None
+    scope: GraphUse | None = None
+    captured: int = 0
+    counts: list[Count] = []
+
+    @cached_property
+    def total(self) -> int:
+        return sum(count.count for count in self.counts)
+
+
+class Step(Record):
+    """One forward of the engine. `lengths`: each sequence's context after it; `queries`: its new tokens.
+
+    `mode`: whether it replayed no graph, several with calls between them, or one for the whole forward; `padded`: the
+    tokens that its graphs were captured for.
+    """
+
+    index: int = Field(ge=0)
+    rank: int = 0
+    phase: Phase
+    tokens: int = 0
+    sequences: int = 0
+    lengths: list[int] = []
+    queries: list[int] = []
+    program: int | None = None
+    mode: GraphUse = "eager"
+    padded: int | None = None
+
+
+class SampledTensor(Record):
+    """An integer tensor's content: `file` in values/ (None: not kept), and its smallest and largest value."""
+
+    file: str | None = None
+    low: int | None = None
+    high: int | None = None
+
+    def line(self) -> bytes:
+        raise TypeError("a SampledTensor is part of a Sample's line")
+
+
+class Sample(Record):
+    """What one actual invocation held, taken together. Keys are argument paths (`"3"`, `"2.1"`)."""
+
+    call: int
+    phase: Phase
+    rank: int = 0
+    step: int | None = None
+    scalars: dict[str, ValueField] = {}
+    offsets: dict[str, int] = {}
+    tensors: dict[str, SampledTensor] = {}
+
+
+class Tap(Record):
+    """A source of calls in one engine process, and how it fared: `off` where something ran that it could not see,
+    `absent` where what it looks into was not there."""
+
+    name: str
+    rank: int = 0
+    pid: int = 0
+    status: Literal["ok", "failed", "off", "absent"] = "ok"
+    detail: str = ""
+
+
+class Metadata(BaseModel):
+    """recording.json. `complete` is False when a process ended without closing its shard."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: str = "{}.{}".format(*FORMAT)
+    kcap: str = ""
+    model: str | None = None
+    framework: str | None = None
+    framework_version: str | None = None
+    engine_arguments: dict[str, Any] = {}
+    command: list[str] = []
+    layers_recorded: int | None = None
+    layers_model: int | None = None
+    device: str | None = None
+    driver: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    world_size: int = 1
+    seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
+    coverage: dict[str, Any] | None = None  # a kcap.schemas.coverage.CoverageSummary
+    recorder: list[str] = []
+    kernel_ids: str = "operator"
+    complete: bool = True
+    taps: list[Tap] = []
+    steps: dict[str, int] = {}
+    batches: list[dict[str, Any]] = []
+    totals: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    notes: list[str] = []
