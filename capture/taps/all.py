@@ -69,7 +69,8 @@ class Taps:
     def install(self) -> None:
         """Install each that is not yet; one that fails is noted and left out."""
         from kcap.capture.taps import deep_gemm, flashinfer, tvm_ffi
-        from kcap.capture.taps.inductor import Inductor, InductorCpp
+        from kcap.capture.taps.inductor import Inductor
+        from kcap.capture.taps.inductor_cpp import InductorCpp
         from kcap.capture.taps.triton import Triton
 
         if self._all:

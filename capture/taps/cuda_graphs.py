@@ -15,7 +15,7 @@ import orjson
 
 from kcap.capture.recorder import Recorder
 from kcap.capture.taps.external import contained
-from kcap.capture.taps.patches import Patches
+from kcap.capture.taps.methods import Methods
 
 HANDED_OUT = ("raw_cuda_graph", "raw_cuda_graph_exec")
 
@@ -53,7 +53,7 @@ class CudaGraphs:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._info: dict[str, Any] = {}
         self._stale = False
-        self._patches = Patches()
+        self._methods = Methods()
 
     def install(self, kind: Any = None) -> None:
         """Patch `kind`, torch's class of graphs if None."""
@@ -61,16 +61,16 @@ class CudaGraphs:
 
         kind = kind or torch.cuda.CUDAGraph
         self.on = True
-        self._patches.around(kind, "capture_begin", self._capture_begin)
-        self._patches.around(kind, "capture_end", self._capture_end)
-        self._patches.around(kind, "replay", self._replay)
+        self._methods.around(kind, "capture_begin", self._capture_begin)
+        self._methods.around(kind, "capture_end", self._capture_end)
+        self._methods.around(kind, "replay", self._replay)
         for name in HANDED_OUT:
             if hasattr(kind, name):
-                self._patches.around(kind, name, self._hand_out)
+                self._methods.around(kind, name, self._hand_out)
 
     def uninstall(self) -> None:
         self.on = False
-        self._patches.undo()
+        self._methods.undo()
 
     # ---- around the graph's own methods ----
 

@@ -222,11 +222,20 @@ int kcap_close() {
   return kcap::guarded([&] {
     g->captures = 0;  // nobody ends those under way
     kcap_stop();
+    kcap::muting().off();
     g->closed = true;
     g->shard.header(kcap::hSamplesSkipped) += g->banks.finish();
     g->shard.header(kcap::hClosed) = 1;
     g->shard.close();
   });
+}
+
+// Whether nested calls may be kept from the observer. How many libraries' pointers are exchanged for that now.
+int kcap_mute(int allowed) {
+  kcap::muting().allow(allowed != 0);
+  if (!allowed) kcap::muting().off();
+  else if (g && g->open) kcap::muting().on();
+  return kcap::muting().exchanged();
 }
 
 void kcap_fail_after(int64_t calls) { g->fail_after = calls; }

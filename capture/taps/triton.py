@@ -16,7 +16,7 @@ from typing import Any
 from kcap.capture.imports import when_imported
 from kcap.capture.taps.external import Externals, contained
 from kcap.capture.taps.launches import Launches
-from kcap.capture.taps.patches import Patches
+from kcap.capture.taps.methods import Methods
 
 ENGINE_OPTIONS = frozenset({"grid", "warmup", "stream", "debug", "instrumentation_mode", "num_warps", "num_stages"})
 
@@ -33,7 +33,7 @@ class Triton:
         self.launches = Launches(listener)
         self._seen = False
         self._benchmarks = threading.local()
-        self._patches = Patches()
+        self._methods = Methods()
 
     def install(self) -> None:
         self.on = True
@@ -47,7 +47,7 @@ class Triton:
 
     def uninstall(self) -> None:
         self.on = False
-        self._patches.undo()
+        self._methods.undo()
 
     def refresh(self) -> None:
         """Nothing: the classes are patched as they are imported."""
@@ -61,7 +61,7 @@ class Triton:
 
     @contained
     def _hook(self, module: ModuleType, kind: str, method: str, around: Callable[..., Any]) -> None:
-        self._patches.around(getattr(module, kind), method, around)
+        self._methods.around(getattr(module, kind), method, around)
         self._seen = True
 
     # ---- around Triton's own ----

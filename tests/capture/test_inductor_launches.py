@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.taps.inductor import Inductor, InductorCpp
+from kcap.capture.taps.inductor import Inductor
+from kcap.capture.taps.inductor_cpp import InductorCpp
 
 pytest.importorskip("triton")
 MODULE = "torch._inductor.runtime.triton_heuristics"

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any

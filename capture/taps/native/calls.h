@@ -1,6 +1,7 @@
 // A call begins and ends: what the observer of the dispatcher and the callers from Python share.
 #pragma once
 #include "interning.h"
+#include "muting.h"
 #include "sampling.h"
 
 namespace kcap {
@@ -170,6 +171,7 @@ void update_observer() {
   std::lock_guard<std::mutex> guard(mutex);
   const bool wanted = g->open.load() || g->captures.load() > 0;
   if (wanted == std::exchange(there, wanted)) return;
+  if (wanted) muting().on();
   if (!g_handle) {
     g_handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   } else if (wanted) {

@@ -9,7 +9,7 @@ from typing import Any
 Around = Callable[..., Any]  # called with the original, bound, and the arguments
 
 
-class Patches:
+class Methods:
     """Methods replaced by functions around them. After `undo` a replacement that others kept calls the original."""
 
     def __init__(self) -> None:

@@ -1,0 +1,144 @@
+"""Inductor: the calls of its C++ kernels on the CPU, seen as generated code binds them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+from kcap.capture.imports import when_imported
+from kcap.capture.taps.external import Externals, contained
+from kcap.capture.taps.methods import Methods
+
+MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
+SIGNATURE = re.compile(r'extern "C"[^(]*?\bkernel\s*\(([^)]*)\)')
+
+
+class InductorCpp:
+    """Wraps what binds inductor's C++ kernels (of the CPU) to generated code, and what is bound there already."""
+
+    name = "inductor_cpp"
+
+    def __init__(self, listener: Externals) -> None:
+        self.listener = listener
+        self.failed = listener.failed
+        self.on = False
+        self.kernels = self.lost = 0
+        self._methods = Methods()
+        self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
+
+    def install(self) -> None:
+        self.on = True
+        when_imported("torch._inductor.async_compile", self._hook)
+
+    @contained
+    def _hook(self, module: ModuleType) -> None:
+        self._methods.around(module.AsyncCompile, "cpp_pybinding", self._bind)
+
+    def uninstall(self) -> None:
+        self.on = False
+        self._methods.undo()
+        for module, name, seen, bound in self._rebound:
+            if vars(module).get(name) is seen:
+                setattr(module, name, bound)
+        self._rebound.clear()
+
+    @contained
+    def refresh(self) -> None:
+        """Look for the kernels that were bound before this tap was there."""
+        cache = sys.modules.get("torch._inductor.codecache")
+        for module in list(cache.PyCodeCache.modules) if cache else ():
+            for name, value in list(vars(module).items()):
+                if _is_kernel(value) and getattr(value, MARK, (None,))[0] is not self:
+                    self._rebind(module, name, value)
+
+    def _rebind(self, module: ModuleType, name: str, value: Any) -> None:
+        _, function, source = getattr(value, MARK, (None, value, None))
+        seen = self._seen(function, source or _source_in(module, name))
+        self._rebound.append((module, name, seen, value))
+        setattr(module, name, seen)
+
+    def health(self) -> tuple[str, str]:
+        if not self.on:
+            return "failed", ""
+        if self.lost:
+            return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
+        return ("ok", f"{self.kernels} kernels") if self.kernels else ("absent", "inductor compiled no C++ kernel")
+
+    def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
+        from torch._inductor.codecache import LambdaFuture
+
+        bound = original(compiler, argtypes, source)
+        if hasattr(bound, "result"):  # compiled in the background
+            return LambdaFuture(lambda: self._seen(bound.result(), source))
+        return self._seen(bound, source)
+
+    def _seen(self, function: Callable[..., Any], source: str | None) -> Callable[..., Any]:
+        kernel = None if source is None else _CppKernel(source)
+        self.kernels += 1
+
+        def run(*args: Any) -> Any:
+            if self.on and self.listener.listening:
+                if kernel is None:
+                    self.lost += 1
+                else:
+                    kernel.name = kernel.name or _name_of(run, sys._getframe(1).f_globals)
+                    self._launched(kernel, args)
+            return function(*args)
+
+        setattr(run, MARK, (self, function, source))
+        return run
+
+    @contained
+    def _launched(self, kernel: _CppKernel, args: tuple[Any, ...]) -> None:
+        operator, launch = kernel.numbers(self.listener)
+        if launch is not None:
+            self.listener.launched(operator, launch, args)
+
+
+class _CppKernel:
+    """A C++ kernel by its source; numbered when it is first called, by the name that generated code gave it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._numbers: tuple[int, int | None] | None = None
+        self.name: str | None = None
+
+    def numbers(self, listener: Externals) -> tuple[int, int | None]:
+        if self._numbers is None:
+            text = self._source.encode()
+            digest = hashlib.sha256(text).hexdigest()
+            listener.source(f"{digest}.cpp", text)
+            operator = listener.operator(f"cpp::{self.name}.s{digest[:8]}", self._parameters())
+            fields = {"language": "cpp", "kernel": f"{digest}.cpp", "function": "kernel"}
+            self._numbers = operator, listener.launch(fields)
+        return self._numbers
+
+    def _parameters(self) -> list[str]:
+        match = SIGNATURE.search(self._source)
+        return [part.split()[-1].lstrip("*&") for part in match.group(1).split(",")] if match else []
+
+
+def _is_kernel(value: Any) -> bool:
+    return hasattr(value, MARK) or (isinstance(value, BuiltinFunctionType) and value.__name__ == "kernel")
+
+
+def _source_in(module: ModuleType, name: str) -> str | None:
+    """The source of the kernel that the generated `module` binds to `name`; None where its text does not tell."""
+    binding = rf"^{name} = async_compile\.cpp_pybinding\(\[.*?\], r'''(.*?)'''\)"
+    try:
+        match = re.search(binding, Path(str(getattr(module, "__file__", None))).read_text(), re.MULTILINE | re.DOTALL)
+    except OSError:
+        return None
+    return match.group(1) if match else None
+
+
+def _name_of(function: Callable[..., Any], scope: dict[str, Any]) -> str:
+    """What generated code calls `function`: `cpp_fused_mul_silu_0` -> `mul_silu`."""
+    name = next((name for name, value in scope.items() if value is function), "fused")
+    match = re.fullmatch(r"cpp_(?:fused_*)?(\w+?)_*(?:_\d+)?", name)
+    return match.group(1) if match else name
