@@ -50,7 +50,7 @@ def test_a_kernel_whose_source_nobody_knows_is_told_once_it_runs(monkeypatch: py
     kernel = vars(generated)["cpp_fused_0"] = math.sqrt
     cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[generated]))
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)
-    monkeypatch.setattr("kcap.capture.taps.inductor._is_kernel", lambda value: value is kernel)
+    monkeypatch.setattr("kcap.capture.taps.inductor_cpp._is_kernel", lambda value: value is kernel)
     tap = InductorCpp(Heard())  # type: ignore[arg-type]
     tap.on = True
     tap.refresh()
