@@ -40,7 +40,6 @@ VALUE_ARGUMENTS = frozenset(
         "expert_map",
         "expert_offsets",
         "grouped_layout",
-        "indices",
         "indptr",
         "initial_state_indices",
         "intermediate_state_indices",
@@ -78,6 +77,7 @@ VALUE_ARGUMENTS = frozenset(
         "paged_kv_indptr_arr",
         "paged_kv_last_page_len",
         "permuted_idx_to_expanded_idx",
+        "plan.indices",  # FlashInfer's pages; anybody else's `indices` may be token ids
         "pos_ids",
         "positions",
         "problem_sizes1",
@@ -117,3 +117,9 @@ VALUE_ARGUMENTS = frozenset(
     }
 )
 RANGE_ARGUMENTS = frozenset({"repeats", "offsets", "lengths", "shifts"})
+
+
+def keeps_values(argument: str) -> bool:
+    """Whether the values of an argument of this name are kept: `plan.kv_indptr` and `block_table_ptr` are too."""
+    plain = argument.rpartition(".")[2].removesuffix("_ptr")
+    return argument in VALUE_ARGUMENTS or plain in VALUE_ARGUMENTS

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import torch
 
-from kcap.capture.samples import VALUE_ARGUMENTS
+from kcap.capture.samples import keeps_values
 from kcap.capture.shards import MAX_CALLS
 from kcap.capture.taps.arguments import ALL, Described, holds_scalar, is_plain
 
@@ -101,7 +101,7 @@ class CallTable:
         self._sampled[number, phase] += 1
 
     def _kept(self, call: Described, name: str) -> bool:
-        return self._keep_tokens if call.operator.startswith("aten::") else name in VALUE_ARGUMENTS
+        return self._keep_tokens if call.operator.startswith("aten::") else keeps_values(name)
 
 
 def _content(tensor: torch.Tensor) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <mutex>
@@ -112,7 +113,7 @@ class Operators {
     for (const auto& argument : arguments) {
       ArgumentInfo info;
       info.name = argument;
-      info.keep = policy().keep_tokens ? Keep::values : keep_of(plain_name(argument), false);
+      info.keep = policy().keep_tokens ? Keep::values : std::max(keep_of(argument, false), keep_of(plain_name(argument), false));
       op.arguments.push_back(std::move(info));
     }
     return &op;
