@@ -5,12 +5,14 @@
 Nanoseconds of thread CPU time per call on 4x4 tensors without gradients; every line but the first is overhead over
 "none". All take turns in each round, warm and in alternating order, and the median round counts, so that a busy
 machine moves them all alike. "none, again" measures nothing a second time: a difference of its size means nothing.
-"kcap, in a step" is what an engine pays, with the beginning and the end of each step of 1,000 calls; "kcap, loose" is
+"kcap, in a step" is what an engine pays, with the beginning and the end of each step of 1,000 calls; "kcap, not muted"
+the same where the dispatcher cannot be kept from showing the calls inside a recorded one; "kcap, loose" is
 `kcap.record()`. The last lines say how many times as much the counting TorchDispatchMode adds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +34,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcap.capture.recorder import PHASES
-from kcap.capture.taps.dispatcher import NativeRecorder
+from kcap.capture.taps.dispatcher import NativeRecorder, build
 
 ROUNDS, STEP, WARM = 61, 1000, 100
 FEW = 300  # calls under those that keep kilobytes of each
@@ -78,12 +81,21 @@ def profiling() -> Iterator[None]:
 
 def observers(folder: Path) -> dict[str, Observer]:
     recorder = NativeRecorder(folder / "shard")
+    mute = ctypes.PyDLL(str(build())).kcap_mute
 
     @contextmanager
-    def recording(loose: bool) -> Iterator[None]:
+    def recording(loose: bool, muted: bool = True) -> Iterator[None]:
+        mute(int(muted))
         recorder.start(loose)
         yield
         recorder.stop()
+        mute(0)
+
+    in_steps = partial(
+        Observer,
+        step_begin=lambda: recorder.step_begin(PHASES.index("decode")),
+        step_end=lambda: recorder.step_end(1, 1, b""),
+    )
 
     @contextmanager
     def tracing() -> Iterator[None]:
@@ -98,11 +110,8 @@ def observers(folder: Path) -> dict[str, Observer]:
     return {
         NONE: Observer(),
         "none, again": Observer(),
-        "kcap, in a step": Observer(
-            lambda: recording(False),
-            step_begin=lambda: recorder.step_begin(PHASES.index("decode")),
-            step_end=lambda: recorder.step_end(1, 1, b""),
-        ),
+        "kcap, in a step": in_steps(lambda: recording(False)),
+        "kcap, not muted": in_steps(lambda: recording(False, muted=False)),
         "kcap, loose": Observer(lambda: recording(True)),
         MODE: Observer(Counting),
         "profiler, record_shapes": Observer(profiling, calls=FEW),
