@@ -27,10 +27,13 @@ def hook(window: Window) -> None:
     steps = Steps(window)
     for module in RUNNERS:
         when_imported(module, _contained(window, functools.partial(_hook_runner, steps=steps)))
-    window.taps.graphs.describe = _graph
+    groups = Groups(window)
+    window.taps.graphs.describe = functools.partial(_graph, groups)
     when_imported(GRAPHS, _contained(window, functools.partial(_hook_graphs, window=window)))
     for module, name in WORKERS.items():
-        when_imported(module, _contained(window, functools.partial(_hook_worker, name=name, window=window)))
+        when_imported(
+            module, _contained(window, functools.partial(_hook_worker, name=name, window=window, groups=groups))
+        )
 
 
 def _contained(window: Window, hook_module: Hook) -> Hook:
@@ -63,8 +66,9 @@ def _hook_runner(module: ModuleType, steps: Steps) -> None:
     _wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
 
 
-def _graph() -> dict[str, Any]:
+def _graph(groups: Groups) -> dict[str, Any]:
     """What vLLM knows of the graph that it is about to capture."""
+    groups.tell()
     context = sys.modules.get("vllm.forward_context")
     if context is None or not context.is_forward_context_available():
         return {}
@@ -86,26 +90,34 @@ def _hook_graphs(module: ModuleType, window: Window) -> None:
     _wrap(module.CudaGraphManager, "capture", capture)
 
 
-def _groups(window: Window) -> None:
-    """Tell the recorder the size and rank of vLLM's process groups, by their names and their all-reduces' handles."""
-    state = sys.modules.get("vllm.distributed.parallel_state")
-    recorder = window.recorder
-    if state is None or recorder is None:
-        return
-    for name, reference in getattr(state, "_groups", {}).items():
-        group = reference()
-        if group is None:
-            continue
-        custom = getattr(getattr(group, "device_communicator", None), "ca_comm", None)
-        recorder.group(name, int(getattr(custom, "_ptr", 0) or 0), group.world_size, group.rank_in_group)
+class Groups:
+    """Tells the recorder the size and rank of vLLM's process groups, by their names and their all-reduces' handles."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._told: set[str] = set()
+
+    def tell(self) -> None:
+        """Those that came since, once there is a recorder."""
+        state = sys.modules.get("vllm.distributed.parallel_state")
+        recorder = self._window.recorder
+        if state is None or recorder is None:
+            return
+        for name, reference in getattr(state, "_groups", {}).items():
+            group = reference()
+            if group is None or name in self._told:
+                continue
+            self._told.add(name)
+            custom = getattr(getattr(group, "device_communicator", None), "ca_comm", None)
+            recorder.group(name, int(getattr(custom, "_ptr", 0) or 0), group.world_size, group.rank_in_group)
 
 
-def _hook_worker(module: ModuleType, name: str, window: Window) -> None:
+def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) -> None:
     def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         try:
             window.start(**_facts(worker))
-            _groups(window)
+            groups.tell()
         except Exception as error:
             window.failed(error)
         return result
