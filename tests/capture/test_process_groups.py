@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import kcap
+from kcap.capture.engines.vllm import Groups
 from kcap.schemas.recording import Recording
 from kcap.schemas.values import Group, Value, decode, encode
 
@@ -128,3 +129,21 @@ BROKEN: list[Any] = [
 def test_words_that_are_no_group_are_refused(words: Value) -> None:
     with pytest.raises(ValueError):
         decode(words)
+
+
+def test_an_engines_groups_are_told_before_its_first_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An all-reduce in a graph names its group by a handle, which has to be known when the graph is captured."""
+    told: list[tuple[Any, ...]] = []
+    group = SimpleNamespace(world_size=2, rank_in_group=1, device_communicator=SimpleNamespace(ca_comm=None))
+    state = SimpleNamespace(_groups={"tp:0": lambda: group, "gone:0": lambda: None})
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
+    window = SimpleNamespace(recorder=None)
+    groups = Groups(window)  # type: ignore[arg-type]
+    groups.tell()
+    assert told == []
+    window.recorder = SimpleNamespace(group=lambda *known: told.append(known))
+    groups.tell()
+    group.device_communicator.ca_comm = SimpleNamespace(_ptr=77)
+    state._groups["pp:0"] = lambda: group
+    groups.tell()
+    assert told == [("tp:0", 0, 2, 1), ("pp:0", 77, 2, 1)]
