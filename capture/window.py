@@ -63,7 +63,7 @@ class Window:
         self.count_nodes = session.check_coverage
         self.taps = Taps(self, Path(session.directory))
         self._reason = ""  # why the recorder is not the native one
-        self._started = self._loose = self._closed = self._failed = False
+        self._begun = self._started = self._loose = self._closed = self._failed = False
         self._steps = 0
         self._profile: Profile | None = None
         self._shape: StepShape | None = None
@@ -76,9 +76,9 @@ class Window:
 
     def start(self, loose: bool = False, **facts: Any) -> None:
         """Open the window (once). `facts`: what the Recording's metadata should know of this process."""
-        if self._started or self.session.stop_file.exists():
+        if self._begun or self.session.stop_file.exists():
             return
-        self._started = True
+        self._begun, self._loose = True, loose
         try:
             self.taps.install()
             recorder = self._open_recorder()
@@ -86,13 +86,18 @@ class Window:
                 return
             recorder.line(process_line(recorder.kind, self._reason, facts))
             self.taps.refresh()
-            recorder.start(loose)
             if self.session.check_coverage:
                 self._profile = Profile(self._file(ENDING), None if self.session.command else self.session.profile_file)
+            self._open(recorder)
         except Exception as error:
             self.failed(error)
-            return
-        self.open, self._loose = True, loose
+
+    def _open(self, recorder: Recorder) -> None:
+        """Under the lock: the watching thread may close or pause the window from its first moment on."""
+        with self._lock:
+            if not self._closed:
+                recorder.start(self._loose)
+                self.open = self._started = True
 
     def _open_recorder(self) -> Recorder | None:
         with self._lock:

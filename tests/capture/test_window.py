@@ -16,7 +16,8 @@ import kcap
 from kcap.capture.config import Session
 from kcap.capture.merge import merge
 from kcap.capture.shards import read_shard, stems
-from kcap.capture.window import StepShape, Window
+from kcap.capture.taps.dispatcher import NativeRecorder
+from kcap.capture.window import POLL, StepShape, Window
 from kcap.errors import CallError
 from kcap.schemas.recording import Recording
 
@@ -257,3 +258,18 @@ def test_a_step_that_a_pause_falls_into_does_not_count(tmp_path: Path) -> None:
     window.end()
     window.close()
     assert merge(session, tmp_path / "out").metadata.steps == {"decode": 1}
+
+
+def test_a_window_that_opens_slowly_is_not_taken_for_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watching thread looks several times before the recorder has started."""
+    original = NativeRecorder.start
+
+    def slow(self: NativeRecorder, loose: bool) -> None:
+        original(self, loose)
+        time.sleep(3 * POLL)
+
+    monkeypatch.setattr(NativeRecorder, "start", slow)
+    with kcap.record(tmp_path / "out"), torch.no_grad():
+        torch.mm(A, A)
+    recording = kcap.load(tmp_path / "out")
+    assert [call.total for call in recording.calls if call.operator == "aten::mm"] == [1]
