@@ -108,7 +108,6 @@ class CudaGraphs:
             return
         if not recorder.sees_graphs:
             self.unseen = recorder.kind
-            return
         self._abandon()  # the last one, if it never ended
         self._info = self.describe()
         self._host.capturing += 1
@@ -142,7 +141,7 @@ class CudaGraphs:
         number = recorder.graph_end(_members(self._info), nodes)
         self._stale = True
         if number < 0:
-            self.unkept += 1
+            self.unkept += recorder.sees_graphs
             return
         self.captured += 1
         self._numbers[graph] = number

@@ -79,7 +79,7 @@ class DispatchModeRecorder:
         self._mode: _Mode | None = None
         self._mode_thread = 0
         self._open = self._loose = self._stepping = False
-        self._sampled = True
+        self._sampled, self._capturing = True, False
         self._phase = OTHER
         self._operators: list[tuple[str, Sequence[str], bool]] = []
         self._launches: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ class DispatchModeRecorder:
 
     def saw(self, func: Any, args: Any, kwargs: Any) -> int | None:
         """Record one call; its place in the Program, or None when it is not recorded."""
-        if not self._open or (self._stack and self._stack[-1] == "aten"):
+        if not self._open or self._capturing or (self._stack and self._stack[-1] == "aten"):
             return None
         try:
             if is_traced(args, kwargs):
@@ -151,7 +151,7 @@ class DispatchModeRecorder:
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
         hidden = (self._stack and self._stack[-1] == "aten") or (detail and self._entered)
-        if not self._open or not (self._stepping or self._loose) or hidden:
+        if not self._open or self._capturing or not (self._stepping or self._loose) or hidden:
             return False
         name, arguments, work = self._operators[operator]
         parent = self._stack[-1] if self._stack else None
@@ -169,22 +169,23 @@ class DispatchModeRecorder:
     def leave(self) -> None:
         self.left(self._entered.pop())
 
-    # ---- CUDA graphs: what is called while one is captured is not seen ----
+    # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 
     def graph_begin(self, nodes: bool) -> None:
-        raise NotImplementedError
+        self._capturing = True
 
     def graph_nodes(self) -> int:
-        raise NotImplementedError
+        return 0
 
     def graph_end(self, info: bytes, nodes: int) -> int:
-        raise NotImplementedError
+        self._capturing = False
+        return -1
 
     def graph_abandon(self) -> None:
-        raise NotImplementedError
+        self._capturing = False
 
     def graph_replay(self, graph: int) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # no graph has a number
 
     def private_memory(self, ranges: Ranges) -> None:
         """Nothing: no tensor on a GPU is sampled."""
