@@ -129,8 +129,15 @@ class DispatchModeRecorder:
         self._stack.append(func._schema.name)
 
     def left(self, at: int) -> None:
-        """A custom operator ended: a region if another custom operator ran in it, else a kernel without detail."""
+        """A custom operator ended; what fails here is not its caller's."""
         self._stack.pop()
+        try:
+            self._settle(at)
+        except Exception as error:
+            self._fail(error)
+
+    def _settle(self, at: int) -> None:
+        """A region if another custom operator ran in it, else a kernel without detail."""
         inside = self._program[at + 1 :]
         if any(self._table.is_custom(number) for number in inside):
             self._program[at] = self._table.region(self._program[at])

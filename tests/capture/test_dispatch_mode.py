@@ -1,0 +1,59 @@
+"""The fallback recorder: what goes wrong in it stays in it, and it sees one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kcap.capture.taps.dispatch_mode import DispatchModeRecorder
+
+X = torch.ones(2)
+inner: list[Callable[[], object]] = []  # what a region does after its kernel
+
+
+def _region(x: torch.Tensor) -> torch.Tensor:
+    y = torch.ops.kcmode.leaf(x)
+    for body in inner:
+        body()
+    return y
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[None]:
+    with torch.library._scoped_library("kcmode", "DEF") as lib, torch.no_grad():
+        for name, function in (("leaf", lambda x: x * 2), ("region", _region)):
+            lib.define(f"{name}(Tensor x) -> Tensor")
+            lib.impl(name, function, "CPU")
+        yield
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[DispatchModeRecorder]:
+    made = DispatchModeRecorder(tmp_path / "shard")
+    yield made
+    inner.clear()
+    made.close()
+
+
+def fill_the_disk(recorder: DispatchModeRecorder) -> None:
+    recorder._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+
+
+def test_a_full_disk_at_the_end_of_a_region_does_not_reach_its_caller(recorder: DispatchModeRecorder) -> None:
+    inner.append(lambda: fill_the_disk(recorder))
+    recorder.start(loose=True)
+    assert torch.ops.kcmode.region(X).tolist() == [2, 2]
+    assert "No space left" in recorder.error
+
+
+def test_a_full_disk_at_the_end_of_a_call_from_python_does_not_reach_its_caller(recorder: DispatchModeRecorder) -> None:
+    library = recorder.operator("lib::call", ["x"], True)
+    recorder.start(loose=True)
+    assert recorder.call(library, -1, [X], True, False)
+    torch.ops.kcmode.leaf(X)
+    fill_the_disk(recorder)
+    recorder.leave()
+    assert "No space left" in recorder.error
