@@ -157,6 +157,8 @@ class DispatchModeRecorder:
         return len(self._launches) - 1
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        if self._mode is None or not self._on_its_thread():
+            return False
         hidden = (self._stack and self._stack[-1] == "aten") or (detail and self._entered)
         if not self._open or self._capturing or not (self._stepping or self._loose) or hidden:
             return False
@@ -174,7 +176,8 @@ class DispatchModeRecorder:
         return at is not None
 
     def leave(self) -> None:
-        self.left(self._entered.pop())
+        if self._entered and self._on_its_thread():
+            self.left(self._entered.pop())
 
     # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 
@@ -246,9 +249,13 @@ class DispatchModeRecorder:
 
     def _pop(self) -> None:
         """Leave the mode, on its own thread only; elsewhere it stays, and sees a closed recorder."""
-        if self._mode is not None and self._mode_thread == threading.get_ident():
+        if self._mode is not None and self._on_its_thread():
             self._mode.__exit__(None, None, None)
             self._mode = None
+
+    def _on_its_thread(self) -> bool:
+        """Whether this is the thread of the mode, or of the last one."""
+        return threading.get_ident() == self._mode_thread
 
     def _forget(self) -> None:
         self._open = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,3 +58,51 @@ def test_a_full_disk_at_the_end_of_a_call_from_python_does_not_reach_its_caller(
     fill_the_disk(recorder)
     recorder.leave()
     assert "No space left" in recorder.error
+
+
+def elsewhere(body: Callable[[], object]) -> object:
+    """What `body` answers on a thread of its own."""
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(body()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+@pytest.mark.parametrize("loose", [True, False])
+def test_calls_of_another_thread_are_not_counted(loose: bool, recorder: DispatchModeRecorder) -> None:
+    library = recorder.operator("lib::call", ["x"], True)
+    recorder.start(loose)
+    recorder.step_begin(0)
+    assert elsewhere(lambda: recorder.call(library, -1, [X], False, False)) is False
+    assert recorder.call(library, -1, [X], False, False)
+    assert len(recorder._program) == 1
+
+
+def test_another_thread_ends_no_call_of_this_one(recorder: DispatchModeRecorder) -> None:
+    library = recorder.operator("lib::call", ["x"], True)
+    recorder.start(loose=True)
+    assert recorder.call(library, -1, [X], True, False)
+    elsewhere(recorder.leave)
+    assert recorder._stack == ["lib::call"]
+    recorder.leave()
+    recorder.leave()
+    assert (recorder._stack, recorder._entered, recorder.error) == ([], [], "")
+
+
+def test_a_call_that_a_step_ends_in_is_left(recorder: DispatchModeRecorder) -> None:
+    library = recorder.operator("lib::call", ["x"], True)
+    recorder.start(loose=False)
+    recorder.step_begin(0)
+    assert recorder.call(library, -1, [X], True, False)
+    recorder.step_pause()
+    recorder.leave()
+    recorder.step_resume()
+    assert recorder.call(library, -1, [X], False, True), "nothing is around it"
+
+
+def test_a_window_that_opens_in_a_step_has_no_thread_yet(recorder: DispatchModeRecorder) -> None:
+    library = recorder.operator("lib::call", ["x"], True)
+    recorder.step_begin(0)
+    recorder.start(loose=False)
+    assert not recorder.call(library, -1, [X], False, False)
