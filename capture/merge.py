@@ -21,9 +21,14 @@ from kcap.schemas import coverage as coverage_format
 from kcap.schemas.recording import Call, Recording, load, write_recording
 from kcap.schemas.seal import seal
 
+UNSEALED = "its kernel sources are not sealed: look at them in kernels/, then pass --trust to replay"
 
-def merge(session: Session, output: Path) -> Recording:
-    """Write the Recording of `session` into `output`; it says what failed, and may be empty."""
+
+def merge(session: Session, output: Path, sealed: bool = True) -> Recording:
+    """Write the Recording of `session` into `output`; it says what failed, and may be empty.
+
+    `sealed`: this user's own session left the kernel sources just now, so that replay may run them.
+    """
     shards = [sound(read_shard(stem)) for stem in stems(Path(session.directory))]
     fold = Fold(shards)
     programs = Programs(fold)
@@ -32,7 +37,7 @@ def merge(session: Session, output: Path) -> Recording:
     samples, values = merge_samples(fold, ids)
     kernels = _sources(Path(session.directory), calls)
     coverage, notes = cover(fold, programs, ids)
-    known: dict[str, Any] = {"seal": _sealed(kernels, notes)}
+    known: dict[str, Any] = {"seal": _sealed(kernels, notes, sealed)}
     if coverage:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
         coverage_format.write(output / coverage_format.FILE, coverage)
@@ -54,7 +59,10 @@ def _sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
     return found
 
 
-def _sealed(kernels: Iterable[str], notes: list[str]) -> str | None:
+def _sealed(kernels: Iterable[str], notes: list[str], sealed: bool) -> str | None:
+    if kernels and not sealed:
+        notes.append(UNSEALED)
+        return None
     try:
         return seal(kernels) if kernels else None
     except (OSError, KcapError) as error:
