@@ -13,6 +13,7 @@ import orjson
 from safetensors.numpy import save
 
 from kcap.capture.folding import Fold
+from kcap.capture.shards import STEPS
 from kcap.schemas.recording import PHASES, Sample, SampledTensor
 from kcap.schemas.values import decode
 
@@ -24,7 +25,8 @@ def merge_samples(fold: Fold, ids: dict[bytes, int]) -> tuple[list[Sample], dict
     found: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
     for index, shard in enumerate(fold.shards):
         rank = int(shard.process.get("rank", 0))
-        latest = {(line["call"], line["phase"], line["slot"]): line for line in shard.lines.get("sample", [])}
+        counted = [line for line in shard.lines.get("sample", []) if line.get("step", -1) < shard.header(STEPS)]
+        latest = {(line["call"], line["phase"], line["slot"]): line for line in counted}
         sampled = {(line["call"], line["phase"]) for line in latest.values()}
         lines = [*latest.values(), *_bare(fold, index, sampled)]
         drawn = Counter((line["call"], line["phase"]) for line in lines)

@@ -111,6 +111,7 @@ class Window:
     def for_capture(self) -> Recorder | None:
         """The recorder for a graph that is captured, perhaps before the window opens."""
         try:
+            self.taps.look()
             return None if self._failed or self._closed else self._open_recorder()
         except Exception as error:
             self.failed(error)
@@ -131,6 +132,12 @@ class Window:
         self._note("window", error)
         if self.recorder is not None:
             self.recorder.stop()
+        self.settle()
+
+    def settle(self) -> None:
+        """The window is over, and the engine goes on: no profiler is left running on this thread."""
+        if self._profile is not None and not self.following:
+            self._finish()
 
     @property
     def profiling(self) -> bool:
@@ -191,14 +198,14 @@ class Window:
     @_contained
     def begin(self, shape: StepShape) -> bool:
         """A step begins on this thread; False when it is not recorded."""
-        if self._closed:
-            self._finish()
+        self.settle()
         if not self.open or self.recorder is None:
             return False
         self.end()
         if self._profile is not None and not self._profiles():
             return False
         self._shape = shape
+        self.taps.look()
         self.recorder.step_begin(PHASES.index(shape.phase), self._profile is None)
         return True
 

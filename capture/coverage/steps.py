@@ -29,29 +29,21 @@ class Replayed:
     """A CUDA graph replayed at this point of a step.
 
     What each of `calls` added to it while it was captured, in nodes (kernels, copies, memsets) of `total` (0: not
-    known): `ranges`, from the first to past the last, where a region's hold those of the calls inside it; or `nodes`,
-    how many on its own. Both empty: not known.
+    known): `ranges`, from the first to past the last, where a region's hold those of the calls inside it. Empty: not
+    known.
     """
 
     calls: list[Ran]
-    nodes: list[int] = field(default_factory=list)
     total: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
 
     def owners(self, count: int) -> list[int | None] | None:
         """Which of `calls` each of `count` nodes is of (None: of none); None if the numbers do not fit `count`."""
-        if self.ranges:
-            return self._by_ranges() if self.total == count else None
-        if len(self.nodes) != len(self.calls) or min(self.nodes, default=0) < 0 or sum(self.nodes) != count:
+        if self.total != count or len(self.ranges) != len(self.calls):
             return None
-        return [number for number, nodes in enumerate(self.nodes) for _ in range(nodes)]
-
-    def _by_ranges(self) -> list[int | None] | None:
-        owners: list[int | None] = [None] * self.total
-        if len(self.ranges) != len(self.calls):
-            return None
+        owners: list[int | None] = [None] * count
         for number, (start, end) in enumerate(self.ranges):  # a call comes after the one around it
-            if not 0 <= start <= end <= self.total:
+            if not 0 <= start <= end <= count:
                 return None
             owners[start:end] = [number] * (end - start)
         return owners

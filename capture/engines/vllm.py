@@ -83,8 +83,11 @@ def _hook_graphs(module: ModuleType, window: Window) -> None:
 
     def capture(original: Around, manager: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        for batch, graph in manager.graphs.items():
-            window.taps.graphs.annotate(graph, {"size": batch.num_tokens, "scope": "full"})
+        try:
+            for batch, graph in manager.graphs.items():
+                window.taps.graphs.annotate(graph, {"size": batch.num_tokens, "scope": "full"})
+        except Exception as error:
+            window.tap_failed("cuda_graphs", error)
         return result
 
     _wrap(module.CudaGraphManager, "capture", capture)
@@ -159,6 +162,7 @@ class Steps:
 
     def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run") or not self._window.following:
+            self._window.settle()
             return original(scheduled, *args, **kwargs)
         began = self._begin(scheduled)
         try:

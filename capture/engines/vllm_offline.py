@@ -29,12 +29,22 @@ def main(job_file: str) -> None:
     requests = workload.requests(vocabulary)
     if session.check_coverage:
         _generate(llm, requests, replace(workload, output_len=min(workload.output_len, PROFILED_TOKENS)), session)
-        llm.reset_prefix_cache()  # the counted steps run as if these had not been
+        _forget_prompts(llm)
         session.profile_file.unlink()
     outputs = _generate(llm, requests, workload, session)
     _stop(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
+
+
+def _forget_prompts(llm: Any) -> None:
+    """Let the counted steps run as if those before had not been."""
+    if llm.reset_prefix_cache() not in (True, None):
+        raise RuntimeError(
+            "vLLM could not empty its prefix cache after the profiled steps (blocks of it are still held), so the "
+            "counted prefills would be hits in it: record without --check-coverage, or with "
+            "--engine-arg enable_prefix_caching=false"
+        )
 
 
 def _generate(llm: Any, prompts: list[Prompt], workload: Workload, session: Session) -> list[list[int]]:

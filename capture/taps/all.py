@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -65,6 +66,8 @@ class Taps:
         self.externals = external.Externals(host, directory)
         self.graphs = cuda_graphs.CudaGraphs(host)
         self._all: list[Tap] = []
+        self._libraries: list[Tap] = []
+        self._modules = 0
 
     def install(self) -> None:
         """Install each that is not yet; one that fails is noted and left out."""
@@ -76,14 +79,21 @@ class Taps:
         if self._all:
             return
         kernels = [kind(self.externals) for kind in (Triton, Inductor, InductorCpp)]
-        libraries = [
+        self._libraries = [
             Library(module.PACKAGE, module.install, self.externals) for module in (flashinfer, deep_gemm, tvm_ffi)
         ]
-        self._all = [self.graphs, *kernels, *libraries]
+        self._all = [self.graphs, *kernels, *self._libraries]
         self._each(lambda tap: tap.install())
 
     def refresh(self) -> None:
+        self._modules = len(sys.modules)
         self._each(lambda tap: tap.refresh())
+
+    def look(self) -> None:
+        """Find what libraries imported since: cheap enough for every step and capture."""
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            self._each(lambda tap: tap.refresh(), self._libraries)
 
     def uninstall(self) -> None:
         self._each(lambda tap: tap.uninstall())
@@ -97,8 +107,8 @@ class Taps:
             if status != "failed"  # its failure is noted already
         ]
 
-    def _each(self, act: Callable[[Tap], None]) -> None:
-        for tap in self._all:
+    def _each(self, act: Callable[[Tap], None], taps: list[Tap] | None = None) -> None:
+        for tap in self._all if taps is None else taps:
             try:
                 act(tap)
             except Exception as error:

@@ -7,6 +7,7 @@ is launched past `CUDAGraph.replay`, is counted or told as unknown.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -17,6 +18,8 @@ from kcap.capture.recorder import Recorder
 from kcap.capture.taps.external import contained
 from kcap.capture.taps.methods import Methods
 
+LOOK = 1.0  # seconds from one look at the allocator's memory to the next
+EVERYWHERE = [(0, 1 << 63)]
 HANDED_OUT = ("raw_cuda_graph", "raw_cuda_graph_exec")
 
 
@@ -51,8 +54,9 @@ class CudaGraphs:
         self.captured = self.abandoned = self.replays = self.unknown = self.unkept = self.handed_out = 0
         self.unseen = ""  # the recorder, where it does not see what a graph captures
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._info: dict[str, Any] = {}
         self._stale = False
+        self._looked = -LOOK
+        self._unsampled = ""  # why no Sample is taken at a replay
         self._methods = Methods()
 
     def install(self, kind: Any = None) -> None:
@@ -85,8 +89,10 @@ class CudaGraphs:
             result = original(graph)
         except BaseException:
             self._abandon()
+            self._let_go()
             raise
         self._ended(graph, nodes)
+        self._let_go()
         return result
 
     def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
@@ -109,10 +115,10 @@ class CudaGraphs:
         if not recorder.sees_graphs:
             self.unseen = recorder.kind
         self._abandon()  # the last one, if it never ended
-        self._info = self.describe()
+        self._local.info = _members(self.describe())
+        recorder.graph_begin(self._host.count_nodes)
         self._host.capturing += 1
         self._local.capturing = True
-        recorder.graph_begin(self._host.count_nodes)
 
     @contained
     def _count_nodes(self) -> int:
@@ -133,12 +139,17 @@ class CudaGraphs:
             self.abandoned += 1
             self._host.recorder.graph_abandon()
 
+    def _let_go(self) -> None:
+        """A tap that failed on the way leaves no capture open."""
+        if self._capture_over() and self._host.recorder is not None:
+            self._host.recorder.graph_abandon()
+
     @contained
     def _ended(self, graph: Any, nodes: int) -> None:
         recorder = self._host.recorder
         if not self._capture_over() or recorder is None:
             return
-        number = recorder.graph_end(_members(self._info), nodes)
+        number = recorder.graph_end(self._local.info, nodes)
         self._stale = True
         if number < 0:
             self.unkept += recorder.sees_graphs
@@ -168,9 +179,15 @@ class CudaGraphs:
     @contained
     def refresh(self) -> None:
         """Look which memory the graphs captured so far keep for themselves."""
-        self._stale = False
-        if self._host.recorder is not None and self.captured:
+        now = time.monotonic()
+        if self._host.recorder is None or not self.captured or now < self._looked + LOOK:
+            return
+        self._stale, self._looked = False, now
+        try:
             self._host.recorder.private_memory(private_ranges())
+        except RuntimeError as error:  # an allocator that tells nothing of its memory
+            self._unsampled = str(error).splitlines()[0]
+            self._host.recorder.private_memory(EVERYWHERE)
 
     def health(self) -> tuple[str, str]:
         """Status and detail of the tap, for the Recording."""
@@ -191,7 +208,8 @@ class CudaGraphs:
         if not (self.captured or self.abandoned):
             return "absent", "no graph was captured"
         failed = f", {self.abandoned} captures failed" if self.abandoned else ""
-        return "ok", f"{self.captured} graphs captured, {self.replays} replays{failed}"
+        unsampled = f"; no Samples at replays: {self._unsampled}" if self._unsampled else ""
+        return "ok", f"{self.captured} graphs captured, {self.replays} replays{failed}{unsampled}"
 
 
 def _members(info: dict[str, Any]) -> bytes:

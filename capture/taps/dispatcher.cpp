@@ -73,6 +73,7 @@ void kcap_step_begin(int phase, int sampled) {
   auto& t = this_thread();
   kcap::adopt_if_new(t);
   kcap::new_program(t);
+  if (std::exchange(t.unfinished, true)) g->banks.drop(static_cast<int64_t>(g->steps.load()));  // the last one did not count
   t.phase = static_cast<size_t>(phase);
   t.sampled = sampled != 0;
   t.stepping = true;
@@ -88,6 +89,7 @@ int kcap_step_end(int64_t tokens, int64_t sequences, const char* details) {
     auto& t = this_thread();
     if (g->open) {
       kcap::count_step(t, tokens, sequences, details);
+      t.unfinished = false;
       g->banks.rotate();
     }
     t.stepping = false;

@@ -15,6 +15,9 @@ from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.launches import Kernel, Launches
 from kcap.capture.taps.methods import Methods
 
+NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
+Described = tuple[Kernel, int | None, list[int]]  # a kernel, its launch, and which of the arguments are its own
+
 
 class Inductor:
     """Wraps the launcher of inductor's Triton kernels."""
@@ -27,8 +30,8 @@ class Inductor:
         self.on = False
         self.launches = Launches(listener)
         self._hooked = False
-        # By its arguments' numbers: a kernel's launch, and how many of the arguments are its own.
-        self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], tuple[Kernel, int | None, int]]] = WeakKeyDictionary()
+        # By a launcher and the numbers among its arguments.
+        self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], Described]] = WeakKeyDictionary()
         self._methods = Methods()
 
     def install(self) -> None:
@@ -73,25 +76,31 @@ class Inductor:
             if len(known) >= MOST_LAUNCHES:
                 known.clear()
             known[numbers] = self._describe(tuner, args)
-        kernel, launch, count = known[numbers]
-        if launch is not None:
-            self.listener.launched(kernel.operator, launch, args[:count])
+        elif known[numbers][1] is None:
+            self.launches.lost += 1
+        kernel, launch, own = known[numbers]
+        if launch is not None and launch != NOTHING:
+            self.listener.launched(kernel.operator, launch, [args[i] for i in own])
 
-    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> tuple[Kernel, int | None, int]:
+    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> Described:
         names = _given(tuner)
         if len(names) != len(args):
             raise ValueError(f"{tuner.fn.__name__} takes {names}, and was given {len(args)} arguments")
+        constants = _constants(tuner)
+        absent = {name for name, value in constants.items() if value is None}
         extra = len(tuner.inductor_meta.get("extra_launcher_args", ()))
-        parameters = names[: len(names) - extra]
+        own = [i for i, name in enumerate(names[: len(names) - extra]) if name not in absent]
+        parameters = [names[i] for i in own]
         fixed = [name for name in tuner.fn.arg_names if name not in parameters]
         kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed))
         (launcher,) = tuner.launchers
         config = launcher.config
-        constants = {**_constants(tuner), **config.kwargs}
+        constants |= config.kwargs
         grid = _grid(tuner, config, dict(zip(names, args, strict=True)))
         constexprs = {name: constants[name] for name in fixed if name in constants}
-        launch = self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {})
-        return kernel, launch, len(parameters)
+        if 0 in grid:
+            return kernel, NOTHING, own
+        return kernel, self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {}), own
 
 
 def _given(tuner: Any) -> list[str]:

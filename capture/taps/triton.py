@@ -122,6 +122,8 @@ class Triton:
 
     @contained
     def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, given: dict[str, Any], enter: bool = False) -> bool:
+        if 0 in grid:
+            return False  # Triton launches nothing then
         kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
         options = {name: value for name, value in given.items() if name not in bound and name not in ENGINE_OPTIONS}
         constexprs = {name: bound[name] for name in kernel.constexprs if name in bound}

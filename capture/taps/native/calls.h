@@ -38,7 +38,8 @@ void sample_if_due(Thread& t, Entry& e, const Call& call) {
   const size_t phase = phase_of(t);
   Reservoir& reservoir = e.reservoirs[phase];
   if (!reservoir.due()) return;
-  if (may_sample(t) && take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken();
+  if (!may_sample(t)) reservoir.later();
+  else if (take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken();
   else reservoir.missed();
 }
 
@@ -64,7 +65,7 @@ void mark_regions(Thread& t) {
 }
 
 // What a capture notes of a call, beside that it is part of the graph.
-void capture_call(Thread& t, const Entry& e, const Call& call);
+void capture_call(Thread& t, Entry& e, const Call& call);
 
 std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
   const Signature found = signature(call, t);
@@ -97,7 +98,7 @@ std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction
 void count_if_loose(Thread& t) {
   if (t.top || t.capture || (t.stepping && t.program.size() <= kMaxProgram)) return;
   count_loose(t);
-  if (g->banks.waiting() > kSamplesPerTurn) g->banks.rotate();
+  if (C10_UNLIKELY(g->banks.wants_turn())) g->banks.rotate();
 }
 
 void capture_end_of_call(Thread& t, size_t position);

@@ -1,5 +1,8 @@
 // CUDA graphs: what is called while one is captured is its Program; a replay runs that Program once.
 #pragma once
+#include <algorithm>
+#include <set>
+
 #include "calls.h"
 
 namespace kcap {
@@ -26,7 +29,7 @@ void add_inputs(GraphSample& sample, const std::string& path, const IValue& v, K
 }
 
 // Scalars are fixed in a graph: only offsets and the content of integer tensors are left to sample.
-void note_inputs(Capture& capture, const Entry& e, const Call& call) {
+void note_inputs(Capture& capture, Entry& e, const Call& call) {
   for (const GraphSample& known : capture.samples)
     if (known.call == &e) return;
   GraphSample sample{&e};
@@ -39,7 +42,7 @@ void note_inputs(Capture& capture, const Entry& e, const Call& call) {
   if (!sample.inputs.empty()) capture.samples.push_back(std::move(sample));
 }
 
-void capture_call(Thread& t, const Entry& e, const Call& call) {
+void capture_call(Thread& t, Entry& e, const Call& call) {
   if (e.sampled) note_inputs(*t.capture, e, call);
   if (!g->count_nodes.load(std::memory_order_relaxed)) return;
   const size_t now = nodes_so_far();
@@ -90,6 +93,22 @@ std::string graph_line(const Entry& e, const std::vector<Entry*>& program, const
   return line + info + "}\n";
 }
 
+// All that a replay copies has to fit into one bank, beside what other calls of the step copy.
+void keep_what_fits(Graph& graph) {
+  std::set<std::pair<const void*, size_t>> copied;
+  size_t bytes = 0;
+  for (GraphSample& sample : graph.samples) {
+    auto& inputs = sample.inputs;
+    inputs.erase(std::remove_if(inputs.begin(), inputs.end(), [&](const GraphInput& input) {
+      if (copied.count({input.data, input.bytes})) return false;
+      const bool fits = bytes + input.bytes <= kBankBytes / 2;
+      if (fits) { bytes += input.bytes; copied.insert({input.data, input.bytes}); }
+      else g->shard.header(hSamplesSkipped)++;
+      return !fits;
+    }), inputs.end());
+  }
+}
+
 // `info`: more JSON members, each with a leading comma. The graph's number, or -1 where it cannot be kept.
 int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
   auto [program, capture] = capture_over(t);
@@ -105,7 +124,7 @@ int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
   Graph& graph = g->graphs.emplace_back();
   graph.entry = entry;
   graph.samples = std::move(capture->samples);
-  for (size_t phase = 0; phase < kPhases; phase++) graph.reservoirs[phase].state = key.hash().a ^ (phase + 1) ^ entry->id;
+  keep_what_fits(graph);
   return static_cast<int64_t>(g->graphs.size()) - 1;
 }
 
@@ -126,37 +145,48 @@ bool holds(const c10::StorageImpl& storage, const GraphInput& input) {
   return from <= data && data + input.bytes <= from + storage.nbytes();
 }
 
+// What of a replay is copied already: calls share their inputs.
+struct Copy { const void* from; size_t bytes; const char* to; };
+using Copied = std::vector<Copy>;
+
 // Copies what the graph will read; false: no room now.
-bool add_graph_input(PendingSample& sample, const GraphInput& input) {
+bool add_graph_input(PendingSample& sample, const GraphInput& input, Copied& copied) {
   const auto storage = input.storage.lock();
   if (!storage || !holds(*storage, input) || is_private(input.data)) return true;
   SampledTensor out = input.tensor;
-  if (!g->banks.copy(out, input.data, input.device, input.bytes)) return false;
+  const auto known = std::find_if(copied.begin(), copied.end(), [&](const Copy& one) { return one.from == input.data && one.bytes >= input.bytes; });
+  if (known != copied.end()) out.data = known->to;
+  else if (!g->banks.copy(out, input.data, input.device, input.bytes)) return false;
+  else if (out.own.empty()) copied.push_back({input.data, input.bytes, out.data});
   sample.tensors.push_back(std::move(out));
   return true;
 }
 
-bool sample_graph(Thread& t, const Graph& graph, size_t phase, int slot) {
-  std::vector<PendingSample> taken;
-  for (const GraphSample& from : graph.samples) {
-    PendingSample sample;
-    sample.head = sample_head(t, *from.call, phase, slot);
-    if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
-    for (const GraphInput& input : from.inputs)
-      if (!add_graph_input(sample, input)) { g->shard.header(hSamplesSkipped)++; return false; }
-    if (!sample.tensors.empty()) taken.push_back(std::move(sample));
-  }
-  for (auto& sample : taken) g->banks.add(std::move(sample));
+bool sample_call(Thread& t, const GraphSample& from, size_t phase, int slot, Copied& copied) {
+  PendingSample sample;
+  sample.head = sample_head(t, *from.call, phase, slot);
+  sample.step = step_of(t);
+  if (!from.offsets.empty()) sample.head += ",\"offsets\":{" + from.offsets + "}";
+  for (const GraphInput& input : from.inputs)
+    if (!add_graph_input(sample, input, copied)) { g->shard.header(hSamplesSkipped)++; return false; }
+  if (!sample.tensors.empty()) g->banks.add(std::move(sample));
   return true;
 }
 
-void replayed(Thread& t, Graph& graph) {
+void sample_graph(Thread& t, const Graph& graph) {
   const size_t phase = phase_of(t);
-  Reservoir& reservoir = graph.reservoirs[phase];
-  if (!graph.samples.empty() && reservoir.due()) {
-    if (may_sample(t) && sample_graph(t, graph, phase, reservoir.slot())) reservoir.taken();
+  Copied copied;
+  for (const GraphSample& from : graph.samples) {
+    Reservoir& reservoir = from.call->reservoirs[phase];
+    if (!reservoir.due()) continue;
+    if (!may_sample(t)) reservoir.later();
+    else if (sample_call(t, from, phase, reservoir.slot(), copied)) reservoir.taken();
     else reservoir.missed();
   }
+}
+
+void replayed(Thread& t, const Graph& graph) {
+  if (!graph.samples.empty()) sample_graph(t, graph);
   mark_regions(t);
   t.program.push_back(graph.entry);
   count_if_loose(t);

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <mutex>
@@ -13,7 +14,7 @@
 namespace kcap {
 
 constexpr int kReservoir = 4, kBanks = 4;
-constexpr size_t kMaxTensorBytes = 8u << 20, kBankBytes = 16u << 20;
+constexpr size_t kMaxTensorBytes = 8u << 20, kBankBytes = 16u << 20, kSamplesPerTurn = 64;
 
 inline double uniform(uint64_t& state) {  // SplitMix64 (public domain), in (0, 1]
   uint64_t z = (state += 0x9E3779B97F4A7C15ull);
@@ -26,15 +27,17 @@ inline double uniform(uint64_t& state) {  // SplitMix64 (public domain), in (0, 
 // rejections drawn at once: P(none of the next accepted up to m) = (n/m)^k.
 struct Reservoir {
   uint64_t seen = 0, next = 1, state = 0;
-  int filled = 0;
+  int filled = 0, misses = 0;
 
   bool due() { return C10_UNLIKELY(++seen >= next); }
   int slot() { return filled < kReservoir ? filled : std::min(static_cast<int>(uniform(state) * kReservoir), kReservoir - 1); }
   void taken() {
+    misses = 0;
     if (filled < kReservoir) filled++;
     next = filled < kReservoir ? seen + 1 : seen + 1 + static_cast<uint64_t>(static_cast<double>(seen) * (std::pow(uniform(state), -1.0 / kReservoir) - 1.0));
   }
-  void missed() { next = seen + 1; }
+  void later() { next = seen + 1; }
+  void missed() { next = seen + (uint64_t{1} << std::min(misses++, 20)); }  // no room: not asked for again and again
 };
 
 // The CUDA driver, found at run time: raw asynchronous copies on the engine's own stream, into pinned memory.
@@ -125,6 +128,7 @@ struct SampledTensor {
 
 struct PendingSample {
   std::string head;  // the line up to its tensors
+  int64_t step = -1;
   std::vector<SampledTensor> tensors;
 };
 
@@ -207,8 +211,8 @@ class Banks {
     std::lock_guard<std::mutex> guard(mutex_);
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
-    if (!cuda_.ready() || bank.fenced || bank.used + room > kBankBytes || cuda_.capturing(stream)) return false;
-    if (bank.used && stream != stream_) return false;  // a bank has one fence
+    cramped_ = bank.fenced || bank.used + room > kBankBytes || (bank.used && stream != stream_);  // a bank has one fence
+    if (cramped_ || !cuda_.ready() || cuda_.capturing(stream)) return false;
     char* to = cuda_.ring() + static_cast<size_t>(current_) * kBankBytes + bank.used;
     if (!cuda_.copy(to, data, bytes, stream)) return false;
     bank.used += room;
@@ -228,13 +232,23 @@ class Banks {
     std::lock_guard<std::mutex> guard(mutex_);
     banks_[current_].samples.push_back(std::move(sample));
   }
-  size_t waiting() const { return banks_[current_].samples.size(); }
+  bool wants_turn() const { return cramped_ || banks_[current_].samples.size() > kSamplesPerTurn; }
+
+  // Forgets the Samples of a step that does not count.
+  void drop(int64_t step) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (Bank& bank : banks_) {
+      auto& all = bank.samples;
+      all.erase(std::remove_if(all.begin(), all.end(), [&](const PendingSample& one) { return one.step == step; }), all.end());
+    }
+  }
 
   // Ends a turn: the bank in use is fenced, the next one is emptied if its copies have arrived.
   void rotate() {
     std::lock_guard<std::mutex> guard(mutex_);
     Bank& bank = banks_[current_];
-    if (bank.samples.empty() && !bank.fenced) return drain_next(false);
+    cramped_ = false;
+    if (bank.samples.empty() && !bank.used && !bank.fenced) return drain_next(false);
     if (bank.used && !bank.fenced) bank.fenced = cuda_.fence(current_, stream_);
     if (bank.used && !bank.fenced) return;  // its stream is being captured: at a later turn
     if (!bank.fenced) flush(bank);
@@ -274,6 +288,7 @@ class Banks {
   Cuda cuda_;
   Bank banks_[kBanks];
   int current_ = 0;
+  std::atomic<bool> cramped_{false};  // a copy found no room
   Cuda::Handle stream_ = nullptr;
 };
 

@@ -59,6 +59,8 @@ void put_offsets(std::string& object, const std::string& path, const IValue& v) 
   }
 }
 
+int64_t step_of(const Thread& t) { return t.stepping ? static_cast<int64_t>(g->steps.load()) : -1; }
+
 std::string sample_head(const Thread& t, const Entry& e, size_t phase, int slot) {
   std::string head = "{\"t\":\"sample\",\"call\":" + std::to_string(e.id) + ",\"phase\":" + std::to_string(phase) + ",\"slot\":" + std::to_string(slot);
   if (t.stepping) head += ",\"step\":" + std::to_string(g->steps.load());
@@ -84,6 +86,7 @@ bool take_sample(Thread& t, const Entry& e, c10::ArrayRef<const IValue> inputs, 
     if (!add_tensors(sample, path, v, info.keep)) { g->shard.header(hSamplesSkipped)++; return false; }
   }
   sample.head = sample_head(t, e, phase, slot);
+  sample.step = step_of(t);
   if (!scalars.empty()) sample.head += ",\"scalars\":{" + scalars + "}";
   if (!offsets.empty()) sample.head += ",\"offsets\":{" + offsets + "}";
   g->banks.add(std::move(sample));

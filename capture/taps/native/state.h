@@ -101,7 +101,7 @@ struct GraphInput {
 };
 
 struct GraphSample {  // the first invocation of a call in a graph
-  const Entry* call;
+  Entry* call;
   std::string offsets;
   std::vector<GraphInput> inputs;
 };
@@ -109,7 +109,6 @@ struct GraphSample {  // the first invocation of a call in a graph
 struct Graph {
   Entry* entry = nullptr;
   std::vector<GraphSample> samples;
-  Reservoir reservoirs[kPhases];
 };
 
 struct NodeRange { size_t start = 0, end = 0; };  // of the graph's nodes, those that a call added
@@ -128,7 +127,7 @@ struct Thread {
   Recorder* owner = nullptr;  // whose entries `known` and `program` hold
   Frame* top = nullptr;
   int aten_depth = 0, depth = 0;
-  bool busy = false, stepping = false, sampled = true;
+  bool busy = false, stepping = false, sampled = true, unfinished = false;
   size_t phase = 3;
   uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there
   std::vector<Entry*> program;
@@ -157,7 +156,7 @@ inline Thread& this_thread() {
 
 constexpr int kMaxVariants = 16;
 constexpr size_t kOther = 3;  // the phase of what runs outside any step
-constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20, kSamplesPerTurn = 64;
+constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20;
 
 struct Recorder {
   std::atomic<bool> open{false}, loose{false}, closed{false};
