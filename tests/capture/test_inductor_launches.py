@@ -214,3 +214,19 @@ def test_the_class_is_inductors_own_again_afterwards(heard: Heard, tap: Inductor
     assert hasattr(CachingAutotuner.run, "__wrapped__")
     tap.uninstall()
     assert not hasattr(CachingAutotuner.run, "__wrapped__")
+
+
+def test_a_grid_of_no_blocks_launches_nothing(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64))
+    for numel in (0, 64, 0):
+        tuner.run(X, Y, numel, stream=0)
+    assert [values for _, _, values in heard.launched_with] == [(X, Y, 64)] and tap.health()[0] == "ok"
+
+
+def test_an_argument_that_was_none_is_none_and_no_number(heard: Heard, tap: Inductor) -> None:
+    """Generated code hands a number over in the place of a None that the kernel was compiled for."""
+    fn = Function("in_ptr0", "mask_ptr", "xnumel", "XBLOCK", constexprs=(3,))
+    tuner = CachingAutotuner(fn, [config(XBLOCK=64)], {"grid_type": "Grid1D"}, {"mask_ptr": None})
+    tuner.run(X, -1, 64, stream=0)
+    assert [values for _, _, values in heard.launched_with] == [(X, 64)]
+    assert heard.launches[0]["constexprs"] == {"XBLOCK": 64, "mask_ptr": None}
