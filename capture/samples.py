@@ -1,12 +1,15 @@
 """Which integer arguments a Sample keeps, decided by the argument's name.
 
 Values are kept where the name says that they point into memory or count tokens (block tables, slots, lengths, expert
-ids): without them a kernel cannot be replayed. Token ids never carry such a name. Of a few of aten's own arguments the
-range is kept, of everything else nothing, unless the session keeps tokens: what an index may be follows from the
-shape of what it indexes, and the smallest and largest token id of a prompt are token ids too.
+ids): without them a kernel cannot be replayed. Token ids never carry such a name, but for two (`EXPERTS_OR_TOKENS`) in
+calls from Python, where another argument must tell that experts are meant. Of a few of aten's own arguments the range
+is kept, of everything else nothing, unless the session keeps tokens: what an index may be follows from the shape of
+what it indexes, and the smallest and largest token id of a prompt are token ids too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 VALUE_ARGUMENTS = frozenset(
     {
@@ -119,7 +122,15 @@ VALUE_ARGUMENTS = frozenset(
 RANGE_ARGUMENTS = frozenset({"repeats", "offsets", "lengths", "shifts"})
 
 
-def keeps_values(argument: str) -> bool:
-    """Whether the values of an argument of this name are kept: `plan.kv_indptr` and `block_table_ptr` are too."""
+EXPERTS_OR_TOKENS = frozenset({"topk_ids", "topk_indices"})  # vLLM ranks a vocabulary under this name too
+
+
+def keeps_values(argument: str, beside: Iterable[str] | None = None) -> bool:
+    """Whether the values of an argument of this name are kept: `plan.kv_indptr` and `block_table_ptr` are too.
+
+    `beside`: the names of all arguments, of a call from Python.
+    """
     plain = argument.rpartition(".")[2].removesuffix("_ptr")
+    if beside is not None and plain in EXPERTS_OR_TOKENS:
+        return any("expert" in name.lower() for name in beside if name != argument)
     return argument in VALUE_ARGUMENTS or plain in VALUE_ARGUMENTS

@@ -21,7 +21,10 @@ MADE_BY_COMPILER = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Described:
-    """A call: its operator, whether it does work, its parent, its arguments as JSON and as they came."""
+    """A call: its operator, whether it does work, its parent, its arguments as JSON and as they came.
+
+    `external`: it did not come through the dispatcher.
+    """
 
     operator: str
     work: bool
@@ -29,6 +32,7 @@ class Described:
     args: list[dict[str, Any]]
     values: list[tuple[str, Any]]
     launch: dict[str, Any] | None = None
+    external: bool = False
 
     def line(self, scalars: int, offsets: int) -> bytes:
         """The call's line without its id; a bit an argument says which scalars and which offsets to leave out."""
@@ -105,7 +109,7 @@ def describe_values(
     storages: dict[int, int] = {}
     pairs = list(zip(names, values, strict=True))
     args = [{"name": argument, "value": encode(value, storages)} for argument, value in pairs]
-    return Described(name, work, parent, args, pairs, launch)
+    return Described(name, work, parent, args, pairs, launch, external=True)
 
 
 def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, Any]:

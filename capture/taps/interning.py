@@ -101,7 +101,9 @@ class CallTable:
         self._sampled[number, phase] += 1
 
     def _kept(self, call: Described, name: str) -> bool:
-        return self._keep_tokens if call.operator.startswith("aten::") else keeps_values(name)
+        if call.operator.startswith("aten::"):
+            return self._keep_tokens
+        return keeps_values(name, [argument for argument, _ in call.values] if call.external else None)
 
 
 def _content(tensor: torch.Tensor) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <deque>
 #include <mutex>
 #include <set>
@@ -76,6 +77,22 @@ inline std::string plain_name(const std::string& argument) {
   return name;
 }
 
+inline bool names_experts(std::string name) {
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name.find("expert") != std::string::npos;
+}
+
+// As kcap.capture.samples.keeps_values: of these two names are experts' numbers, and token ids where a vocabulary is ranked.
+inline Keep keep_of_external(const std::string& argument, const std::vector<std::string>& beside) {
+  const std::string plain = plain_name(argument);
+  if (policy().keep_tokens) return Keep::values;
+  if (plain == "topk_ids" || plain == "topk_indices") {
+    const bool experts = std::any_of(beside.begin(), beside.end(), [&](const std::string& name) { return name != argument && names_experts(name); });
+    return experts ? Keep::values : Keep::nothing;
+  }
+  return std::max(keep_of(argument, false), keep_of(plain, false));
+}
+
 inline void put_constant(std::string& out, const IValue& v, IntKind ints);
 
 // A thread's own shortcut from a schema's name pointers to its Operator.
@@ -113,7 +130,7 @@ class Operators {
     for (const auto& argument : arguments) {
       ArgumentInfo info;
       info.name = argument;
-      info.keep = policy().keep_tokens ? Keep::values : std::max(keep_of(argument, false), keep_of(plain_name(argument), false));
+      info.keep = keep_of_external(argument, arguments);
       op.arguments.push_back(std::move(info));
     }
     return &op;
