@@ -15,7 +15,7 @@ import torch
 import kcap
 from kcap.capture.config import Session
 from kcap.capture.merge import merge
-from kcap.capture.shards import read_shard, stems
+from kcap.capture.shards import all_closed, read_shard, stems
 from kcap.capture.taps.dispatcher import NativeRecorder
 from kcap.capture.window import POLL, StepShape, Window
 from kcap.errors import CallError
@@ -175,7 +175,7 @@ def test_a_stop_file_closes_the_window(tmp_path: Path) -> None:
     window.end()
     session.stop_file.touch()
     deadline = time.monotonic() + 10
-    while window.open and time.monotonic() < deadline:
+    while not all_closed(tmp_path / "shards") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not window.open
     assert not window.begin(StepShape("decode", [1], [1]))
