@@ -83,10 +83,10 @@ class CudaGraphs:
         self._began(graph)
         return result
 
-    def _capture_end(self, original: Callable[..., Any], graph: Any) -> Any:
+    def _capture_end(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         nodes = self._count_nodes() or 0
         try:
-            result = original(graph)
+            result = original(graph, *args, **kwargs)
         except BaseException:
             self._abandon()
             self._let_go()
@@ -95,14 +95,14 @@ class CudaGraphs:
         self._let_go()
         return result
 
-    def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
+    def _replay(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         if self._host.open:
             self._replaying(graph)
-        return original(graph)
+        return original(graph, *args, **kwargs)
 
-    def _hand_out(self, original: Callable[..., Any], graph: Any) -> Any:
+    def _hand_out(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         self.handed_out += 1
-        return original(graph)
+        return original(graph, *args, **kwargs)
 
     # ---- what the tap makes of them ----
 
