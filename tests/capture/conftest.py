@@ -6,12 +6,13 @@ import itertools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_graphs import graph_class
 
 import kcap
 from kcap.schemas.recording import Recording
@@ -58,3 +59,17 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
 
     return run
+
+
+@pytest.fixture
+def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+    """A class of graphs that needs no GPU, in the place of torch's."""
+    fake = graph_class()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake)
+    return fake
+
+
+@pytest.fixture
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_graphs import Engine, X, captured, capturing, counts, graph_class, health
+from fake_graphs import Engine, X, captured, capturing, counts, health
 
 from kcap.schemas.recording import Recording
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("no_gradients")
 METHODS = ("capture_begin", "capture_end", "replay", "raw_cuda_graph", "raw_cuda_graph_exec")
-
-
-@pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    fake = graph_class()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake)
-    return fake
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def relu() -> None:

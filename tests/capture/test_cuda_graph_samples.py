@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_graphs import X, captured, counts, graph_class, operators
+from fake_graphs import X, captured, counts, operators
 
 import kcap
 from kcap.capture.config import Session
@@ -20,20 +20,8 @@ from kcap.capture.taps import cuda_graphs
 from kcap.schemas.recording import Recording
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("no_gradients")
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    fake = graph_class()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake)
-    return fake
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,24 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_graphs import Engine, X, captured, capturing, counts, graph_class, health, operators
+from fake_graphs import Engine, X, captured, capturing, counts, health, operators
 
 from kcap.schemas.recording import Recording
 
 Record = Callable[..., Recording]
-
-
-@pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    fake = graph_class()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake)
-    return fake
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_graphs import Engine, captured, counts, graph_class, health
+from fake_graphs import Engine, captured, counts, health
 
 from kcap.capture.engines.vllm import Steps, _hook_graphs
 from kcap.capture.taps import cuda_graphs
@@ -31,13 +31,6 @@ def mm() -> None:
 
 def attend() -> None:
     attention(X, LENGTHS)
-
-
-@pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    made = graph_class()
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", made)
-    return made
 
 
 def test_no_profiler_runs_on_after_a_failure_in_the_profiled_steps(tmp_path: Path) -> None:

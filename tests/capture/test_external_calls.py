@@ -18,14 +18,9 @@ from kcap.schemas.recording import Recording
 from kcap.schemas.values import Folded, Opaque, TensorSpec, TorchConstant, Value, encode
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("no_gradients")
 both = pytest.mark.parametrize("recorder", ["native", "python"])
 X = torch.ones(4, 4)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,14 +17,9 @@ from kcap.schemas.recording import Recording
 from kcap.schemas.values import Drift, TensorSpec
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("no_gradients")
 both = pytest.mark.parametrize("recorder", ["native", "python"])
 IDS = torch.arange(5, dtype=torch.int32)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
