@@ -176,13 +176,15 @@ class Window:
     def close(self) -> None:
         with self._lock:
             self._finish()
-            if self._closed or self.recorder is None:
+            if self._closed:
                 return
             self.open, self._closed = False, True
-            for line in self.taps.lines() if self._started else ():
-                self.recorder.line(line)
+            if self._started and self.recorder is not None:
+                for line in self.taps.lines():
+                    self.recorder.line(line)
             self.taps.uninstall()
-            self.recorder.close()
+            if self.recorder is not None:
+                self.recorder.close()
 
     def _finish(self) -> None:
         """Write what was profiled, on the thread that ran it: where that is another, at its next step or its exit."""

@@ -153,3 +153,11 @@ def test_samples_of_a_call_in_many_graphs_spread_over_the_run(kind: Any, tmp_pat
         engine.step("decode", *(graph.replay for graph in graphs))
     steps = [sample.step or 0 for sample in engine.close().samples]
     assert len(steps) == 4 and min(steps) < 900
+
+
+def test_a_window_that_never_opened_gives_everything_back(kind: Any, tmp_path: Path) -> None:
+    original = kind.replay
+    engine = Engine(tmp_path)
+    assert kind.replay is not original
+    engine.window.close()
+    assert kind.replay is original
