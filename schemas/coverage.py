@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-import orjson
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat
 
 from kcap.errors import FormatError
+from kcap.schemas.jsonfile import read_lines
 from kcap.schemas.recording import GraphUse, Phase, Record
 
 FILE = "coverage.jsonl"
@@ -115,12 +115,4 @@ def read(path: Path) -> Iterator[StepCoverage]:
     """The steps in `path`; FormatError names the line that is none."""
     if not path.is_file():
         raise FormatError(str(path), "missing: record with --check-coverage to have it")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield StepCoverage.model_validate(orjson.loads(line))
-            except ValidationError as error:
-                first = error.errors()[0]
-                raise FormatError(f"{path}:{number}", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-            except orjson.JSONDecodeError as error:
-                raise FormatError(f"{path}:{number}:{error.colno}", error.msg) from None
+    yield from read_lines(path, StepCoverage)

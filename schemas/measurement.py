@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import orjson
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat
 
-from kcap.errors import FormatError
+from kcap.schemas.jsonfile import read_lines
 from kcap.schemas.recording import Argument, Phase, Record
 
 Status = Literal["ok", "skipped", "failed"]
@@ -92,12 +91,4 @@ def write(path: Path, measurements: Iterable[Measurement]) -> None:
 
 def read(path: Path) -> Iterator[Measurement]:
     """The measurements in `path`; FormatError names the line that is none."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield Measurement.model_validate(orjson.loads(line))
-            except ValidationError as error:
-                first = error.errors()[0]
-                raise FormatError(f"{path}:{number}", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-            except orjson.JSONDecodeError as error:
-                raise FormatError(f"{path}:{number}:{error.colno}", error.msg) from None
+    return read_lines(path, Measurement)
