@@ -119,9 +119,6 @@ class Window:
 
     def tap_failed(self, tap: str, error: BaseException) -> None:
         """One tap failed, and has switched itself off: noted, the others go on."""
-        self._note(tap, error)
-
-    def _note(self, tap: str, error: BaseException) -> None:
         line = {"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(OSError), self._file(".notes").open("ab") as file:
             file.write(orjson.dumps(line) + b"\n")
@@ -129,7 +126,7 @@ class Window:
     def failed(self, error: BaseException) -> None:
         """Something of kcap's own failed: stop recording, and leave a note of it."""
         self.open, self._failed, self._shape = False, True, None
-        self._note("window", error)
+        self.tap_failed("window", error)
         if self.recorder is not None:
             self.recorder.stop()
         self.settle()
