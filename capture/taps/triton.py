@@ -122,14 +122,25 @@ class Triton:
 
     @contained
     def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, given: dict[str, Any], enter: bool = False) -> bool:
+        options = {name: value for name, value in given.items() if name not in bound and name not in ENGINE_OPTIONS}
+        return self._tell(fn, bound, grid, given.get("num_warps"), given.get("num_stages"), options, enter)
+
+    def _tell(
+        self,
+        fn: Any,
+        bound: dict[str, Any],
+        grid: Any,
+        warps: int | None,
+        stages: int | None,
+        options: dict[str, Any],
+        enter: bool = False,
+    ) -> bool:
         if 0 in grid:
             return False  # Triton launches nothing then
         kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
-        options = {name: value for name, value in given.items() if name not in bound and name not in ENGINE_OPTIONS}
         constexprs = {name: bound[name] for name in kernel.constexprs if name in bound}
-        warps, stages = given.get("num_warps"), given.get("num_stages")
         launch = self.launches.launch(kernel, grid, constexprs, warps, stages, options)
-        values = [bound[name] for name in kernel.parameters]
+        values = [bound.get(name) for name in kernel.parameters]
         return launch is not None and self.listener.launched(kernel.operator, launch, values, enter)
 
     @contained
@@ -148,12 +159,8 @@ class Triton:
     def _launched_compiled(self, compiled: Any, args: tuple[Any, ...], grid: Any) -> None:
         fn = compiled.src.fn
         bound = dict(zip(fn.arg_names, args, strict=False))
-        kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
-        constants = {name: bound[name] for name in kernel.constexprs if name in bound}
         meta = compiled.metadata
-        launch = self.launches.launch(kernel, grid, constants, meta.num_warps, meta.num_stages, {})
-        if launch is not None:
-            self.listener.launched(kernel.operator, launch, [bound.get(name) for name in kernel.parameters])
+        self._tell(fn, bound, grid, meta.num_warps, meta.num_stages, {})
 
 
 def _parameters(fn: Any, bound: dict[str, Any]) -> tuple[list[str], list[str]]:
