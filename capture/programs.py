@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from kcap.capture.folding import Fold
@@ -115,6 +116,7 @@ class Programs:
         key = hashlib.sha256(b"\n".join(identity)).digest()
         return self._all.setdefault(key, Folded(key, items))
 
+    @cached_property
     def _kept(self) -> list[Folded]:
         """Those that ran or were profiled, and the graphs in them."""
         kept = {program.key: program for program in self._all.values() if program.counts or program.profiled}
@@ -124,13 +126,14 @@ class Programs:
     def _is_graph(self, item: bytes) -> bool:
         return item in self._all and self._all[item].graph
 
+    @cached_property
     def numbers(self) -> dict[bytes, int]:
         """The id of each Program in the Recording."""
-        return {program.key: number for number, program in enumerate(self._kept())}
+        return {program.key: number for number, program in enumerate(self._kept)}
 
     def number(self, index: int, own: int) -> int | None:
         """The id of a shard's own program."""
-        return self.numbers().get(self._keys.get((index, own), b""))
+        return self.numbers.get(self._keys.get((index, own), b""))
 
     def own_calls(self, index: int, own: int) -> list[int]:
         """A shard's own program: its calls and graphs by the shard's own numbers."""
@@ -143,7 +146,7 @@ class Programs:
 
     def order(self) -> list[bytes]:
         """Every Call's signature in the order in which the Programs ran them."""
-        return list(dict.fromkeys(call for program in self._kept() for call in self._flat(program)))
+        return list(dict.fromkeys(call for program in self._kept for call in self._flat(program)))
 
     def _flat(self, program: Folded) -> list[bytes]:
         return [
@@ -153,8 +156,8 @@ class Programs:
         ]
 
     def records(self, ids: dict[bytes, int]) -> list[Program]:
-        numbers = self.numbers()
-        return [self._record(program, number, ids, numbers) for number, program in enumerate(self._kept())]
+        numbers = self.numbers
+        return [self._record(program, number, ids, numbers) for number, program in enumerate(self._kept)]
 
     def _record(self, program: Folded, number: int, ids: dict[bytes, int], numbers: dict[bytes, int]) -> Program:
         calls: list[int] = []
@@ -189,7 +192,7 @@ class Programs:
         return "full" if "full" in scopes or alone else "piecewise", padded
 
     def steps(self) -> list[Step]:
-        numbers = self.numbers()
+        numbers = self.numbers
         out = []
         for index, shard in enumerate(self._fold.shards):
             for line in shard.lines.get("step", []):
