@@ -15,21 +15,35 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
-def read_json(path: Path, adapter: TypeAdapter[T]) -> T:
-    """The document in `path`; FormatError names the line and column, or the field, that is wrong."""
+def reasons(error: ValidationError) -> list[str]:
+    """What pydantic found wrong, each with the path of keys to it."""
+    found = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
+    return [f"{place}: {message}" if place else message for place, message in found]
+
+
+def parse_json(content: bytes, adapter: TypeAdapter[T], place: str) -> T:
+    """The document in `content`; FormatError names the line and column in `place`, or the field, that is wrong."""
     try:
-        return adapter.validate_python(orjson.loads(path.read_bytes()))
+        return adapter.validate_python(orjson.loads(content))
     except orjson.JSONDecodeError as error:
-        raise FormatError(f"{path}:{error.lineno}:{error.colno}", error.msg) from None
+        raise FormatError(f"{place}:{error.lineno}:{error.colno}", error.msg) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise FormatError(str(path), f"{field}: {first['msg']}" if field else first["msg"]) from None
+        raise FormatError(place, reasons(error)[0]) from None
+
+
+def read_json(path: Path, adapter: TypeAdapter[T]) -> T:
+    """The document in `path`; FormatError as for `parse_json`."""
+    return parse_json(path.read_bytes(), adapter, str(path))
+
+
+def dump_json(document: dict[str, Any]) -> bytes:
+    """`document` with its keys in the order given, indented, ended by a line break."""
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write `document` with its keys in the order given, indented, ended by a line break."""
-    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+    """Write `document` as `dump_json` has it."""
+    path.write_bytes(dump_json(document))
 
 
 def read_lines(path: Path, model: type[M]) -> Iterator[M]:
@@ -39,7 +53,6 @@ def read_lines(path: Path, model: type[M]) -> Iterator[M]:
             try:
                 yield model.model_validate(orjson.loads(line))
             except ValidationError as error:
-                first = error.errors()[0]
-                raise FormatError(f"{path}:{number}", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+                raise FormatError(f"{path}:{number}", reasons(error)[0]) from None
             except orjson.JSONDecodeError as error:
                 raise FormatError(f"{path}:{number}:{error.colno}", error.msg) from None
