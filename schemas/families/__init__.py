@@ -1,0 +1,58 @@
+"""Families: which Calls are one kernel, and what that kernel is. One file each; adding one is one new file.
+
+A family is a function from an Invocation to a Form, registered under the operators that it knows:
+
+>>> @family("rmsnorm", "_C::rms_norm")
+... def rms_norm(call: Invocation) -> Form: ...
+
+It raises Unrecognized for a Call that is not its own after all; the generic derivation then takes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from kcap.schemas.families.form import Form
+from kcap.schemas.families.invocation import Invocation, Unrecognized, base_of
+
+Recognize = Callable[[Invocation], Form]
+FAMILIES: dict[str, tuple[str, Recognize]] = {}
+
+
+def family(name: str, *operators: str) -> Callable[[Recognize], Recognize]:
+    """Register a function for these operators, named without overloads (`aten::mm`, `triton::fused_moe_kernel`)."""
+
+    def register(recognize: Recognize) -> Recognize:
+        FAMILIES.update({operator: (name, recognize) for operator in operators})
+        return recognize
+
+    return register
+
+
+def form_of(call: Invocation) -> Form | None:
+    """`call` as a kernel of the family that knows its operator; None if there is none, or it declines."""
+    name, recognize = find(call.operator)
+    if recognize is None:
+        return None
+    try:
+        form = replace(recognize(call), family=name)
+        form.sizes()
+    except (Unrecognized, RuntimeError, IndexError, TypeError, ValueError):  # shapes that the operator never takes
+        return None
+    return form
+
+
+def find(operator: str) -> tuple[str, Recognize | None]:
+    """The family that knows `operator`, by name, and its function; ("", None) if there is none."""
+    _import_all()
+    return FAMILIES.get(base_of(operator), ("", None))
+
+
+@cache
+def _import_all() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")

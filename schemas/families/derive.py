@@ -1,0 +1,156 @@
+"""From a Recording's Calls to Definitions: by family where one knows the Call, generically where none does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from kcap.schemas.definition import Definition
+from kcap.schemas.families import find, form_of, generic
+from kcap.schemas.families.form import Form
+from kcap.schemas.families.invocation import Invocation, Unrecognized, invocation_of
+from kcap.schemas.records import Call, Metadata
+from kcap.schemas.recording import Recording
+
+Bind = Callable[[Invocation], Form]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A Call of a Definition. `bind` gives an invocation of it the Definition's names; it may raise Unrecognized."""
+
+    call: Call
+    bind: Bind
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Definition and the Calls that it was derived from. `family` is empty where no family knows them."""
+
+    definition: Definition
+    family: str
+    uses: tuple[Use, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(use.call.total for use in self.uses)
+
+
+@dataclass
+class Derived:
+    """All Kernels of a Recording, the most called first.
+
+    `refused`: Calls (by id) that no Definition can hold, with the reason. `covered`: Calls that a region's Kernel
+    holds, with its family: they have no Definition of their own.
+    """
+
+    kernels: list[Kernel]
+    refused: dict[int, str] = field(default_factory=dict)
+    covered: dict[int, str] = field(default_factory=dict)
+
+    def family_of(self) -> dict[int, str]:
+        """The named family of each Call that has one, by the Call's id."""
+        own = {use.call.id: kernel.family for kernel in self.kernels if kernel.family for use in kernel.uses}
+        return {**self.covered, **own}
+
+
+def derive(recording: Recording) -> Derived:
+    """The Definitions of a Recording's kernels; views and allocations have none."""
+    return derive_calls(recording.calls, recording.metadata, recording)
+
+
+def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
+    """The same for Calls from elsewhere; without a Recording there are no sources of fused kernels."""
+    known, regions, unknown = _sort(calls)
+    covered = _cover(known, regions, unknown)
+    rest = [call for call in unknown if call.id not in covered]
+    exported = known + [(call, form) for call, form in regions if call.operator in set(covered.values())]
+    drafts = _by_family(exported)
+    found, refused = generic.derive(rest, recording)
+    kernels = _named([*drafts, *found], metadata)
+    families = {call: find(region)[0] for call, region in covered.items()}
+    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
+
+
+Formed = list[tuple[Call, Form]]
+
+
+def _sort(calls: Iterable[Call]) -> tuple[Formed, Formed, list[Call]]:
+    """Kernels that a family knows, regions that one knows, and kernels that none knows."""
+    known: Formed = []
+    regions: Formed = []
+    unknown: list[Call] = []
+    for call in calls:
+        if call.kind == "kernel" and not call.work:
+            continue
+        form = _form(call)
+        if form is not None:
+            (known if call.kind == "kernel" else regions).append((call, form))
+        elif call.kind == "kernel":
+            unknown.append(call)
+    return known, regions, unknown
+
+
+def _form(call: Call) -> Form | None:
+    if find(call.operator)[1] is None:
+        return None
+    try:
+        return form_of(invocation_of(call))
+    except Unrecognized:  # a dtype that this torch lacks
+        return None
+
+
+def _cover(known: Formed, regions: Formed, unknown: list[Call]) -> dict[int, str]:
+    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds no known kernel."""
+    opened = {call.parent for call, _ in known}
+    closed = {call.operator for call, _ in regions} - opened
+    return {call.id: call.parent for call in unknown if call.parent in closed}
+
+
+def _by_family(calls: Formed) -> list[Kernel]:
+    groups: dict[Hashable, list[Use]] = defaultdict(list)
+    forms: dict[Hashable, Form] = {}
+    for call, form in calls:
+        forms.setdefault(form.key, form)
+        groups[form.key].append(Use(call, bind_family))
+    return [Kernel(forms[key].definition(), forms[key].family, tuple(uses)) for key, uses in groups.items()]
+
+
+def bind_family(invocation: Invocation) -> Form:
+    form = form_of(invocation)
+    if form is None:
+        raise Unrecognized(f"{invocation.operator} with these values is not its family's")
+    return form
+
+
+def content(definition: Definition) -> bytes:
+    """A SHA-256 of what two equal Definitions share: all but tags and description."""
+    fields = definition.model_dump_json(exclude={"tags", "description"})
+    return hashlib.sha256(fields.encode()).digest()
+
+
+def _named(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
+    """Kernels with tags, under names of their own: where two share one, six digits of their content tell them apart."""
+    names: dict[str, int] = defaultdict(int)
+    for kernel in kernels:
+        names[kernel.definition.name] += 1
+    return [_finish(kernel, names[kernel.definition.name] > 1, metadata) for kernel in kernels]
+
+
+def _finish(kernel: Kernel, shared: bool, metadata: Metadata) -> Kernel:
+    own = kernel.definition
+    name = f"{own.name}_{content(own).hex()[:6]}" if shared else own.name
+    tags = sorted({*own.tags, *_stages(kernel), *_model(metadata), "status:draft"})
+    return Kernel(own.model_copy(update={"name": name, "tags": tags}), kernel.family, kernel.uses)
+
+
+def _stages(kernel: Kernel) -> list[str]:
+    phases = {count.phase for use in kernel.uses for count in use.call.counts if count.count}
+    return [f"stage:{phase}" for phase in phases if phase in ("prefill", "decode")]
+
+
+def _model(metadata: Metadata) -> list[str]:
+    """`meta-llama/Llama-3.1-8B` -> `model:llama-3.1-8b`, as FlashInfer-Bench's dataset writes it."""
+    return [f"model:{metadata.model.rstrip('/').split('/')[-1].lower()}"] if metadata.model else []

@@ -1,0 +1,125 @@
+"""What a family makes of a Call: named inputs and outputs over named axes, and a reference in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.families.invocation import Unrecognized
+
+Thunk = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and what gives its value.
+
+    `value`: a tensor, a number, or a function without arguments that makes it, where that needs values (a block table's)
+    or, for an output, the operator's result.
+    """
+
+    shape: tuple[str, ...] | None
+    dtype: str
+    value: Any
+    description: str | None = None
+
+    def get(self) -> Any:
+        """The value; a function is called, and may raise Unrecognized where values are not known."""
+        return self.value() if callable(self.value) else self.value
+
+
+@dataclass(frozen=True)
+class Form:
+    """One Call as a kernel of a family. `axes`: a number is constant in the model, None varies.
+
+    `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
+    as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs.
+    """
+
+    name: str
+    op_type: str
+    axes: dict[str, int | None]
+    inputs: dict[str, Slot]
+    outputs: dict[str, Slot]
+    reference: str
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    flops: Thunk | int = 0
+    touched: Thunk | None = None
+    family: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> Hashable:
+        """What two Calls of one Definition share."""
+        slots = [(n, s.shape, s.dtype) for n, s in (*self.inputs.items(), *self.outputs.items())]
+        return self.name, tuple(self.axes.items()), tuple(slots), self.reference, self.constraints
+
+    def definition(self, tags: list[str] | None = None) -> Definition:
+        """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
+        axes = {n: AxisVar() if size is None else AxisConst(value=size) for n, size in self.axes.items()}
+        return Definition(
+            name=self.name,
+            op_type=self.op_type,
+            axes=axes,
+            inputs={name: _tensor(slot) for name, slot in self.inputs.items()},
+            outputs={name: _tensor(slot) for name, slot in self.outputs.items()},
+            reference=self.reference,
+            description=self.description,
+            tags=sorted({*self.tags, *(tags or [])}),
+            constraints=list(self.constraints),
+        )
+
+    def sizes(self, values: dict[str, Any] | None = None) -> dict[str, int]:
+        """Every axis that the inputs decide, from `values` where given; Unrecognized if two of them disagree.
+
+        Without `values` inputs that a function makes are passed over.
+        """
+        found = {name: size for name, size in self.axes.items() if size is not None}
+        for name, slot in self.inputs.items():
+            value = slot.value if values is None else values[name]
+            if slot.shape is None or callable(value):
+                continue
+            _bind(found, name, slot.shape, tuple(value.shape))
+        return found
+
+
+def _tensor(slot: Slot) -> DefinitionTensor:
+    shape = None if slot.shape is None else list(slot.shape)
+    return DefinitionTensor(shape=shape, dtype=slot.dtype, description=slot.description)
+
+
+def _bind(found: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    if len(axes) != len(shape):
+        raise Unrecognized(f"input {name} has {len(shape)} dimensions, not {len(axes)}")
+    for axis, size in zip(axes, shape, strict=True):
+        if found.setdefault(axis, size) != size:
+            raise Unrecognized(f"axis {axis} would be {found[axis]} and, by input {name}, {size}")
+
+
+def of(tensor: torch.Tensor, *axes: str, description: str | None = None) -> Slot:
+    """A tensor that is there already: its dtype is the slot's."""
+    return Slot(axes, dtype_name(tensor.dtype), tensor, description)
+
+
+def made(dtype: torch.dtype | str, axes: tuple[str, ...], value: Thunk, description: str | None = None) -> Slot:
+    """A tensor made when it is asked for: from values (index inputs), or from what the operator did (outputs)."""
+    return Slot(axes, dtype if isinstance(dtype, str) else dtype_name(dtype), value, description)
+
+
+def scalar(value: Any, dtype: str = "float32", description: str | None = None) -> Slot:
+    return Slot(None, dtype, value, description)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def abbreviate(dtype: torch.dtype, usual: torch.dtype) -> str:
+    """What a name says of a dtype: nothing where it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
+    words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    return "" if dtype == usual else f"_{words.get(dtype, dtype_name(dtype))}"
