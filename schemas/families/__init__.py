@@ -27,7 +27,7 @@ def family(name: str, *operators: str) -> Callable[[Recognize], Recognize]:
     """Register a function for these operators, named without overloads (`aten::mm`, `triton::fused_moe_kernel`)."""
 
     def register(recognize: Recognize) -> Recognize:
-        FAMILIES.update({operator: (name, recognize) for operator in operators})
+        FAMILIES.update(dict.fromkeys(operators, (name, recognize)))
         return recognize
 
     return register
@@ -40,7 +40,7 @@ def form_of(call: Invocation) -> Form | None:
         return None
     try:
         form = replace(recognize(call), family=name)
-        form.sizes()
+        form.check()
     except (Unrecognized, RuntimeError, IndexError, TypeError, ValueError):  # shapes that the operator never takes
         return None
     return form

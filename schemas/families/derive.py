@@ -11,8 +11,8 @@ from kcap.schemas.definition import Definition
 from kcap.schemas.families import find, form_of, generic
 from kcap.schemas.families.form import Form
 from kcap.schemas.families.invocation import Invocation, Unrecognized, invocation_of
-from kcap.schemas.records import Call, Metadata
 from kcap.schemas.recording import Recording
+from kcap.schemas.records import Call, Metadata
 
 Bind = Callable[[Invocation], Form]
 

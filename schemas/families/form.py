@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.definition import DTYPES, AxisConst, AxisVar, Definition, DefinitionTensor, DType
 from kcap.schemas.families.invocation import Unrecognized
 
 Thunk = Callable[[], Any]
@@ -18,8 +18,8 @@ Thunk = Callable[[], Any]
 class Slot:
     """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and what gives its value.
 
-    `value`: a tensor, a number, or a function without arguments that makes it, where that needs values (a block table's)
-    or, for an output, the operator's result.
+    `value`: a tensor, a number, or a function without arguments that makes it, where that needs values (those of a
+    block table) or, for an output, the operator's result.
     """
 
     shape: tuple[str, ...] | None
@@ -59,6 +59,13 @@ class Form:
         slots = [(n, s.shape, s.dtype) for n, s in (*self.inputs.items(), *self.outputs.items())]
         return self.name, tuple(self.axes.items()), tuple(slots), self.reference, self.constraints
 
+    def check(self) -> None:
+        """Unrecognized if the inputs disagree about an axis, or a Definition has no such dtype."""
+        self.sizes()
+        for slot in (*self.inputs.values(), *self.outputs.values()):
+            if slot.dtype not in DTYPES:
+                raise Unrecognized(f"a Definition has no dtype {slot.dtype}")
+
     def definition(self, tags: list[str] | None = None) -> Definition:
         """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
         axes = {n: AxisVar() if size is None else AxisConst(value=size) for n, size in self.axes.items()}
@@ -90,7 +97,7 @@ class Form:
 
 def _tensor(slot: Slot) -> DefinitionTensor:
     shape = None if slot.shape is None else list(slot.shape)
-    return DefinitionTensor(shape=shape, dtype=slot.dtype, description=slot.description)
+    return DefinitionTensor(shape=shape, dtype=cast(DType, slot.dtype), description=slot.description)
 
 
 def _bind(found: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -52,7 +52,7 @@ class Invocation:
 
     def number(self, *names: str) -> float | int:
         """The first of `names` that is a number; Unrecognized if none is, or it drifts and no Sample tells."""
-        found = next((self[name] for name in names if isinstance(self[name], int | float)), None)
+        found: float | int | None = next((self[n] for n in names if isinstance(self[n], int | float)), None)
         if found is None:
             raise Unrecognized(f"{self.operator} has no number called {' or '.join(names)}")
         return found
