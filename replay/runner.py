@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from kcap.replay import environment, indices, memory, rules
-from kcap.replay.bind import Bound, bind
-from kcap.replay.inputs import Inputs, build, clone
-from kcap.replay.launches import Launches, is_launch
+from kcap.replay import environment, memory, rules
+from kcap.replay.bind import Bound
+from kcap.replay.inputs import Inputs
 from kcap.replay.layout import Target
-from kcap.replay.operators import Operator, resolve
+from kcap.replay.operators import Operator
+from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks
 from kcap.replay.timing.cuda import sets_needed, time_cuda
@@ -22,8 +22,7 @@ from kcap.replay.timing.host import LONGEST_IN_PLACE, LONGEST_LOOP, time_host
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget
 from kcap.schemas.measurement import SLOWED, Clocks, quartiles
-from kcap.schemas.recording import Call, Sample, SampledTensor, load
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.recording import Call, Sample
 
 SEED = 20250301
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
@@ -38,9 +37,8 @@ class Runner:
     """
 
     def __init__(self, device: str, home: str, root: Path | None, trust: bool = False) -> None:
-        self.target = Target(device, home)
-        self.recording = load(root) if root else None
-        self.launches = Launches(self.recording, trust)
+        self.rebuilder = Rebuilder(device, home, root, trust)
+        self.target = self.rebuilder.target
 
     def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         """The fields of a Measurement that this replay decides."""
@@ -51,49 +49,20 @@ class Runner:
 
     def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         torch.manual_seed(SEED)
-        operator, rule = self._resolve(call)
-        bound = bind(call, sample, operator.schema, self._load)
-        remade = [name for name in rule.remade if isinstance(bound[name], TensorSpec)]
-        for name in remade:
-            bound.set_value(name, None)
-        rule.prepare(bound)
-        indices.fill(bound)
-        sizes = memory.plan(bound, self.target.device, self.target.home)
-        total = memory.check(sizes, rule.extra_bytes(bound), self.target.device)
-        first = build(bound, self.target)
-        finish(bound, first, rule, remade)
-        timing = self._clock(operator, bound, first, rule, remade, total, Budget(seconds, LIMIT_FACTOR * seconds))
-        timing = replace(timing, notes=[*timing.notes, *operator.notes])
-        return report(timing, total, rule.touched(bound, total), self.target.device)
+        decided = self.rebuilder.decide(call, sample)
+        timing = self._clock(decided, self.rebuilder.build(decided), Budget(seconds, LIMIT_FACTOR * seconds))
+        timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
+        return report(timing, decided.total, decided.touched, self.target.device)
 
-    def _resolve(self, call: Call) -> tuple[Operator, rules.Rule]:
-        if is_launch(call):
-            return self.launches.resolve(call, self.target.device)
-        return resolve(call.operator), rules.find(call.operator)
-
-    def _load(self, tensor: SampledTensor) -> torch.Tensor | None:
-        return self.recording.value(tensor) if self.recording else None
-
-    def _clock(
-        self,
-        operator: Operator,
-        bound: Bound,
-        first: Inputs,
-        rule: rules.Rule,
-        remade: list[str],
-        total: int,
-        budget: Budget,
-    ) -> Timing:
-        device = self.target.device
-        restored = written(operator, bound, rule, self.target)
+    def _clock(self, decided: Decided, first: Inputs, budget: Budget) -> Timing:
+        device, operator = self.target.device, decided.operator
+        restored = written(operator, decided.bound, decided.rule, self.target)
         if not uses_gpu(first):
             longest = LONGEST_IN_PLACE if restored else LONGEST_LOOP
             return time_host(operator.call, first, restorer([first], restored), budget, longest)
-        sets = [first]
-        touched = rule.touched(bound, total)
-        for _ in range(sets_needed(total, touched, memory.free(device), device) - 1):
-            sets.append(clone(bound, self.target, first))
-            finish(bound, sets[-1], rule, remade)
+        touched = decided.touched
+        more = sets_needed(decided.total, touched, memory.free(device), device) - 1
+        sets = [first, *(self.rebuilder.clone(decided, first) for _ in range(more))]
         return time_cuda(operator.call, sets, touched, restorer(sets, restored), budget, device)
 
 
@@ -102,20 +71,6 @@ def uses_gpu(inputs: Inputs) -> bool:
     given = [*inputs.args, *inputs.kwargs.values()]
     made = any(isinstance(value, torch.device) and value.type == "cuda" for value in given)
     return made or any(place.startswith("cuda") for place, _ in inputs.buffers)
-
-
-def finish(bound: Bound, inputs: Inputs, rule: rules.Rule, remade: list[str]) -> None:
-    """Put the arguments that the rule makes in their places."""
-    if not remade:
-        return
-    for name, value in rule.remake(bound, inputs).items():
-        index = bound.index(name)
-        if index is None:
-            continue
-        if bound.args[index].keyword:
-            inputs.kwargs[name] = value
-        else:
-            inputs.args[index] = value
 
 
 def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:
