@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
-from kcap.schemas.form import FileName, Form, Size, Text, Texts
+from kcap.schemas.form import FileName, Form, Size, Text, Texts, check_tensors
 from kcap.schemas.jsonfile import dump_json, parse_json
 from kcap.schemas.python_source import check_positional, function, parameters, parse
 
@@ -92,12 +92,7 @@ class Definition(Form):
 
     @model_validator(mode="after")
     def _names_are_declared_once(self) -> Definition:
-        if both := self.inputs.keys() & self.outputs.keys():
-            raise ValueError(f"{', '.join(sorted(both))}: both an input and an output")
-        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, tensor in tensors.items():
-                if unknown := [axis for axis in tensor.shape or () if axis not in self.axes]:
-                    raise ValueError(f"{kind}.{name}: its axis {unknown[0]} is not among axes")
+        check_tensors(self.axes, self.inputs, self.outputs)
         return self
 
     @cached_property

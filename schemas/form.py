@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler
 from pydantic import model_serializer as serializer
@@ -41,3 +42,20 @@ Text = Annotated[str, Field(min_length=1)]
 FileName = Annotated[Text, AfterValidator(_file_name)]
 Size = Annotated[int, Field(ge=0)]
 Texts = Annotated[list[Text], BeforeValidator(_null_is_empty)]  # null is read as an empty list, and never written
+
+
+class Shaped(Protocol):
+    """A tensor whose shape names axes; None: a Python scalar."""
+
+    @property
+    def shape(self) -> list[str] | None: ...
+
+
+def check_tensors(axes: Collection[str], inputs: Mapping[str, Shaped], outputs: Mapping[str, Shaped]) -> None:
+    """ValueError if a name is both an input and an output, or a shape has an axis that is not among `axes`."""
+    if both := inputs.keys() & outputs.keys():
+        raise ValueError(f"{', '.join(sorted(both))}: both an input and an output")
+    for kind, tensors in (("inputs", inputs), ("outputs", outputs)):
+        for name, tensor in tensors.items():
+            if unknown := [axis for axis in tensor.shape or () if axis not in axes]:
+                raise ValueError(f"{kind}.{name}: its axis {unknown[0]} is not among axes")

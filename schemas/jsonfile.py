@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,22 +14,38 @@ from kcap.errors import FormatError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+NOISE = re.compile(r"^Value error, | or instance of \w+$")  # pydantic's words for Python's side of things
 
 
-def reasons(error: ValidationError) -> list[str]:
-    """What pydantic found wrong, each with the path of keys to it."""
-    found = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
+def reasons(error: ValidationError, document: Any) -> list[str]:
+    """What pydantic found wrong in `document`, each with the path of keys to it."""
+    found = [(_path(item["loc"], document), NOISE.sub("", item["msg"])) for item in error.errors()]
     return [f"{place}: {message}" if place else message for place, message in found]
+
+
+def _path(location: Sequence[int | str], document: Any) -> str:
+    """`location` without the tags of unions, which are no keys of `document`."""
+    path = []
+    for part in location:
+        inside = isinstance(document, list) if isinstance(part, int) else isinstance(document, dict)
+        if inside and (isinstance(part, int) or part in document):
+            document = document[part]  # type: ignore[index]
+            path.append(str(part))
+        elif inside and part == location[-1]:
+            path.append(str(part))  # a key that is missing
+    return ".".join(path)
 
 
 def parse_json(content: bytes, adapter: TypeAdapter[T], place: str) -> T:
     """The document in `content`; FormatError names the line and column in `place`, or the field, that is wrong."""
     try:
-        return adapter.validate_python(orjson.loads(content))
+        document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise FormatError(f"{place}:{error.lineno}:{error.colno}", error.msg) from None
+    try:
+        return adapter.validate_python(document)
     except ValidationError as error:
-        raise FormatError(place, reasons(error)[0]) from None
+        raise FormatError(place, reasons(error, document)[0]) from None
 
 
 def read_json(path: Path, adapter: TypeAdapter[T]) -> T:
@@ -36,7 +53,7 @@ def read_json(path: Path, adapter: TypeAdapter[T]) -> T:
     return parse_json(path.read_bytes(), adapter, str(path))
 
 
-def dump_json(document: dict[str, Any]) -> bytes:
+def dump_json(document: Any) -> bytes:
     """`document` with its keys in the order given, indented, ended by a line break."""
     return orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
 
@@ -51,8 +68,9 @@ def read_lines(path: Path, model: type[M]) -> Iterator[M]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                yield model.model_validate(orjson.loads(line))
+                document = orjson.loads(line)
+                yield model.model_validate(document)
             except ValidationError as error:
-                raise FormatError(f"{path}:{number}", reasons(error)[0]) from None
+                raise FormatError(f"{path}:{number}", reasons(error, document)[0]) from None
             except orjson.JSONDecodeError as error:
                 raise FormatError(f"{path}:{number}:{error.colno}", error.msg) from None

@@ -6,13 +6,15 @@ import ast
 import warnings
 from typing import Literal
 
-MAX_SOURCE = 1 << 20  # characters
+MAX_SOURCE = 1 << 19  # characters
 
 
 def parse(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST:
     """The syntax tree of `source`; ValueError says where it is no Python, or that it is too large or nested."""
     if len(source) > MAX_SOURCE:
         raise ValueError(f"longer than {MAX_SOURCE} characters")
+    if "\0" in source:
+        raise ValueError("no valid Python: it has a zero byte")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
