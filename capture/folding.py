@@ -40,9 +40,9 @@ class Fold:
             self.raw[index, number] = line
             body = {name: value for name, value in line.items() if name not in ("id", "graph")}
             folded = {**body, "args": self._fold(line)}
-            key = orjson.dumps(folded, option=orjson.OPT_SORT_KEYS)
+            key = orjson.dumps(_without_fragment(folded), option=orjson.OPT_SORT_KEYS)
             self.of[index, number] = key
-            self.signatures.setdefault(key, folded)
+            self.signatures[key] = min(self.signatures.get(key, folded), folded, key=_fragment)
 
     def _fold(self, line: dict[str, Any]) -> list[dict[str, Any]]:
         scalars, offsets = self._drift.get(_who(line), (0, 0))
@@ -90,6 +90,19 @@ class Fold:
         ]
         call = Call.model_validate({**self.signatures[key], "id": number, "counts": counts})
         return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
+
+
+def _fragment(line: dict[str, Any]) -> tuple[bool, str]:
+    """Orders lines of one Call: it keeps one fragment of those that inductor wrote for its kernel in several places."""
+    name = (line.get("launch") or {}).get("fragment")
+    return name is None, str(name)
+
+
+def _without_fragment(line: dict[str, Any]) -> dict[str, Any]:
+    launch = line.get("launch")
+    if not launch or "fragment" not in launch:
+        return line
+    return {**line, "launch": {name: value for name, value in launch.items() if name != "fragment"}}
 
 
 Who = tuple[str, bool]  # an operator, called eagerly or while a graph is captured

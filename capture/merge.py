@@ -50,9 +50,10 @@ def merge(session: Session, output: Path, sealed: bool = True) -> Recording:
 
 
 def _sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
-    """The sources that the calls name; one that cannot be read is missing, which the reader tells."""
+    """The sources and fragments that the calls name; one that cannot be read is missing, which the reader tells."""
     found = {}
-    for name in {call.launch.kernel for call in calls if call.launch and call.launch.kernel}:
+    launches = [call.launch for call in calls if call.launch]
+    for name in {name for launch in launches for name in (launch.kernel, launch.fragment) if name}:
         file = directory / KERNELS / Path(name).name
         if file.name == name and file.is_file():
             found[name] = file.read_bytes()

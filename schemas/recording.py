@@ -6,7 +6,8 @@
     steps.jsonl      a bounded sample of steps; the exact totals are in recording.json
     samples.jsonl    what single invocations held; integer values lie in values/, named by their SHA-256
     values/          safetensors files, each with one tensor `value`
-    kernels/         the sources of kernels that no library holds (Triton, inductor), named by their SHA-256
+    kernels/         the sources of kernels that no library holds (Triton, inductor), and the ATen operators that those
+                     of inductor stand for (.txt), named by their SHA-256
 
 Writing is deterministic: the same content gives the same bytes.
 """
@@ -122,7 +123,17 @@ class Recording:
         """The text in kernels/ that `launch` names; FormatError if it is missing or not what its name says."""
         if launch.kernel is None:
             raise FormatError(str(self.path), f"the source of {launch.function} was not read: {launch.unread}")
-        path = self.path / "kernels" / Path(launch.kernel).name
+        return self._text(launch.kernel)
+
+    def fragment(self, launch: Launch) -> str | None:
+        """The ATen operators that a kernel of inductor stands for (kcap.schemas.families.fragment reads them).
+
+        None where torch told of none; FormatError if the file is missing or not what its name says.
+        """
+        return None if launch.fragment is None else self._text(launch.fragment)
+
+    def _text(self, name: str) -> str:
+        path = self.path / "kernels" / Path(name).name
         try:
             content = path.read_bytes()
         except (OSError, ValueError) as error:  # ValueError: a name with a zero byte

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from kcap.schemas.values import TensorSpec, decode, encode, tensors
 
-FORMAT = (1, 1)
+FORMAT = (1, 2)
 Phase = Literal["prefill", "decode", "mixed", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
 Mode = Literal["eager", "graph"]
@@ -54,13 +54,15 @@ class Launch(Record):
     """How a kernel that no library holds was launched: its source, and all that is fixed when it is compiled.
 
     `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel
-    in it. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
+    in it. `fragment` names the file there with the ATen operators that a kernel of inductor stands for, where torch
+    told. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
     """
 
     language: Literal["triton", "cpp"] = "triton"
     kernel: str | None = None
     function: str
     unread: str | None = None
+    fragment: str | None = None
     grid: list[int] = []
     constexprs: dict[str, ValueField] = {}
     num_warps: int | None = None
@@ -75,8 +77,11 @@ class Call(Record):
     """One distinct signature: operator with overload (`aten::add.Tensor`), argument tree, parent region.
 
     A kernel launched from a source of its own is `triton::NAME.ID` (`cpp::NAME.ID`): the name for people, and eight
-    digits of the source's SHA-256. `work` is False for views and allocations: kernels of no work, hidden unless asked
-    for.
+    digits of the source's SHA-256. An engine's own fused operator that is no kernel of a library is a region with a
+    namespace of the engine's: `vllm_ir::rms_norm` (an operator of vLLM's IR, named as torch's dispatcher would),
+    `vllm_custom_op::silu_and_mul` (one of its CustomOp classes: the arguments of `forward`, then the module's own
+    parameters, buffers and plain attributes by their names). `parent` is the operator of the region around it. `work`
+    is False for views and allocations: kernels of no work, hidden unless asked for.
     """
 
     id: int = Field(ge=0)

@@ -5,6 +5,7 @@ Generated code calls `CachingAutotuner.run`; what that does to find the best con
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from kcap.capture.imports import when_imported
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
+from kcap.capture.taps.fragments import bound_in, fragment_of
 from kcap.capture.taps.launches import Kernel, Launches
 from kcap.capture.taps.methods import Methods
 
@@ -92,7 +94,7 @@ class Inductor:
         own = [i for i, name in enumerate(names[: len(names) - extra]) if name not in absent]
         parameters = [names[i] for i in own]
         fixed = [name for name in tuner.fn.arg_names if name not in parameters]
-        kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed))
+        kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed), lambda: _fragment(tuner))
         (launcher,) = tuner.launchers
         config = launcher.config
         constants |= config.kwargs
@@ -101,6 +103,12 @@ class Inductor:
         if 0 in grid:
             return kernel, NOTHING, own
         return kernel, self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {}), own
+
+
+def _fragment(tuner: Any) -> str | None:
+    """What the generated code that runs `tuner` says of it."""
+    place = bound_in(sys._getframe(1), tuner)
+    return fragment_of(*place) if place else None
 
 
 def _given(tuner: Any) -> list[str]:

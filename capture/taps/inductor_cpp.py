@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from kcap.capture.imports import when_imported
 from kcap.capture.taps.external import Externals, contained
+from kcap.capture.taps.fragments import annotate, bound_in, fragment_of
+from kcap.capture.taps.launches import kept
 from kcap.capture.taps.methods import Methods
 
 MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
@@ -28,16 +30,31 @@ class InductorCpp:
         self.failed = listener.failed
         self.on = False
         self.kernels = self.lost = 0
+        self.uncommented = ""  # why the kernels of this torch get no fragment
         self._methods = Methods()
         self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
 
     def install(self) -> None:
         self.on = True
         when_imported("torch._inductor.async_compile", self._hook)
+        when_imported("torch._inductor.codegen.cpp", self._hook_codegen)
 
     @contained
     def _hook(self, module: ModuleType) -> None:
         self._methods.around(module.AsyncCompile, "cpp_pybinding", self._bind)
+
+    @contained
+    def _hook_codegen(self, module: ModuleType) -> None:
+        if hasattr(getattr(module, "CppScheduling", None), "define_kernel"):
+            self._methods.around(module.CppScheduling, "define_kernel", self._define)
+
+    def _define(self, original: Callable[..., str], scheduling: Any, source: str, nodes: Any, *args: Any) -> str:
+        name = original(scheduling, source, nodes, *args)
+        try:
+            annotate(name, nodes)
+        except Exception as error:  # costs the fragment, not the calls
+            self.uncommented = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return name
 
     def uninstall(self) -> None:
         self.on = False
@@ -67,7 +84,9 @@ class InductorCpp:
             return "failed", ""
         if self.lost:
             return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
-        return ("ok", f"{self.kernels} kernels") if self.kernels else ("absent", "inductor compiled no C++ kernel")
+        if not self.kernels:
+            return "absent", "inductor compiled no C++ kernel"
+        return "ok", f"{self.kernels} kernels" + (f", without fragments ({self.uncommented})" * bool(self.uncommented))
 
     def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
         from torch._inductor.codecache import LambdaFuture
@@ -86,7 +105,8 @@ class InductorCpp:
                 if kernel is None:
                     self.lost += 1
                 else:
-                    kernel.name = kernel.name or _name_of(run, sys._getframe(1).f_globals)
+                    if kernel.name is None:
+                        kernel.bound(bound_in(sys._getframe(1), run))
                     self._launched(kernel, args)
             return function(*args)
 
@@ -107,6 +127,12 @@ class _CppKernel:
         self._source = source
         self._numbers: tuple[int, int | None] | None = None
         self.name: str | None = None
+        self._fragment: str | None = None
+
+    def bound(self, place: tuple[Mapping[str, Any], str] | None) -> None:
+        """Take the name, and what the generated code that binds the kernel there says of it."""
+        self.name = _human_name(place[1]) if place else "fused"
+        self._fragment = fragment_of(*place) if place else None
 
     def numbers(self, listener: Externals) -> tuple[int, int | None]:
         if self._numbers is None:
@@ -115,6 +141,7 @@ class _CppKernel:
             listener.source(f"{digest}.cpp", text)
             operator = listener.operator(f"cpp::{self.name}.s{digest[:8]}", self._parameters())
             fields = {"language": "cpp", "kernel": f"{digest}.cpp", "function": "kernel"}
+            fields |= kept(listener, self._fragment)
             self._numbers = operator, listener.launch(fields)
         return self._numbers
 
@@ -137,8 +164,7 @@ def _source_in(module: ModuleType, name: str) -> str | None:
     return match.group(1) if match else None
 
 
-def _name_of(function: Callable[..., Any], scope: dict[str, Any]) -> str:
-    """What generated code calls `function`: `cpp_fused_mul_silu_0` -> `mul_silu`."""
-    name = next((name for name, value in scope.items() if value is function), "fused")
+def _human_name(name: str) -> str:
+    """`cpp_fused_mul_silu_0` -> `mul_silu`."""
     match = re.fullmatch(r"cpp_(?:fused_*)?(\w+?)_*(?:_\d+)?", name)
     return match.group(1) if match else name

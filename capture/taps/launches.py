@@ -9,9 +9,11 @@ from weakref import WeakKeyDictionary
 
 from kcap.capture.taps.arguments import encode
 from kcap.capture.taps.external import Externals
+from kcap.capture.taps.fragments import file_of
 from kcap.capture.taps.triton_source import Unreadable, read_source
 
 Parameters = Callable[[], tuple[list[str], list[str]]]
+Fragment = Callable[[], str | None]
 UNREAD = "unread"  # the id of a kernel whose source could not be read
 
 
@@ -35,15 +37,18 @@ class Launches:
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
         self.kernels = self.lost = 0
 
-    def kernel(self, fn: Any, parameters: Parameters) -> Kernel:
-        """The kernel that the `@triton.jit` function `fn` is; `parameters` names its parameters and constexprs."""
+    def kernel(self, fn: Any, parameters: Parameters, fragment: Fragment = lambda: None) -> Kernel:
+        """The kernel that the `@triton.jit` function `fn` is; `parameters` names its parameters and constexprs.
+
+        `fragment` finds the ATen operators that it stands for, where inductor tells.
+        """
         kernel = self._kernels.get(fn)
         if kernel is None:
-            kernel = self._kernels[fn] = self._read(fn, *parameters())
+            kernel = self._kernels[fn] = self._read(fn, *parameters(), fragment())
             self.kernels += 1
         return kernel
 
-    def _read(self, fn: Any, parameters: list[str], constexprs: list[str]) -> Kernel:
+    def _read(self, fn: Any, parameters: list[str], constexprs: list[str], fragment: str | None) -> Kernel:
         try:
             source = read_source(fn)
         except Unreadable as error:
@@ -57,7 +62,8 @@ class Launches:
         if (compiled_as := getattr(fn, "__name__", source.function)) != source.function:
             self._listener.kernel_name(compiled_as, source.function)
         operator = self._listener.operator(f"triton::{source.name}.{source.id}", parameters)
-        return Kernel(operator, parameters, constexprs, {"kernel": source.file, "function": source.function})
+        fields = {"kernel": source.file, "function": source.function, **kept(self._listener, fragment)}
+        return Kernel(operator, parameters, constexprs, fields)
 
     def launch(
         self,
@@ -70,7 +76,8 @@ class Launches:
     ) -> int | None:
         """The number of a launch; None when there are too many different ones."""
         kinds = tuple(map(type, constexprs.values()))  # 1, 1.0 and True are equal
-        key = (kernel.operator, tuple(grid), tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()))
+        compiled = (tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()))
+        key = (kernel.operator, kernel.fields.get("fragment"), tuple(grid), *compiled)
         try:
             return self._known[key]
         except (KeyError, TypeError) as error:
@@ -103,6 +110,14 @@ class Launches:
             return ""
         name, reason = next(iter(self.unread.items()))
         return f", {len(self.unread)} without a source ({name}: {reason})"
+
+
+def kept(listener: Externals, fragment: str | None) -> dict[str, str]:
+    """The field of a launch that names the kernel's `fragment`, which is kept."""
+    if fragment is None:
+        return {}
+    listener.source(file_of(fragment), fragment.encode())
+    return {"fragment": file_of(fragment)}
 
 
 def constant(value: Any) -> Any:
