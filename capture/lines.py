@@ -30,6 +30,7 @@ class _Process(_Line):
 class _Call(_Line):
     id: Number
     operator: str = Field(min_length=1)
+    kind: Literal["kernel", "region"] = "kernel"
     parent: str | None = None
     work: bool = True
     graph: bool = False

@@ -38,8 +38,12 @@ class Recorder(Protocol):
     def close(self) -> None: ...
 
     # Calls that do not come through the dispatcher.
-    def operator(self, name: str, arguments: Sequence[str], work: bool) -> int:
-        """A number for the operator `name`, whose parameters are called `arguments`."""
+    def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:
+        """A number for the operator `name`, whose parameters are called `arguments`.
+
+        `region`: no kernel, but the engine's own name for what runs in it. All of that counts as it would outside;
+        a call of it in which nothing was recorded is not kept.
+        """
 
     def launch(self, body: bytes) -> int:
         """A number for what a kernel is launched with: the JSON of kcap.schemas.recording.Launch."""

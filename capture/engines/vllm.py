@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from kcap.capture.engines import vllm_fused
 from kcap.capture.imports import Hook, when_imported
 from kcap.capture.window import StepShape, Window
 
@@ -117,6 +118,7 @@ class Groups:
 
 def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) -> None:
     def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        _name_fused(worker, window)
         result = original(*args, **kwargs)
         try:
             window.start(**_facts(worker))
@@ -138,6 +140,16 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) 
 
     _wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
     _wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
+
+
+def _name_fused(worker: Any, window: Window) -> None:
+    """Graphs are captured in the warm-up, so it is done before."""
+    try:
+        compiled = vllm_fused.is_compiled(worker.vllm_config)
+        absent = "vLLM compiles the model" if compiled else "this vLLM has none"
+        window.taps.fused.record(() if compiled else vllm_fused.classes(), absent)
+    except Exception as error:
+        window.tap_failed(window.taps.fused.name, error)
 
 
 def _facts(worker: Any) -> dict[str, Any]:

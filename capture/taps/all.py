@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from kcap.capture.taps import cuda_graphs, external
+from kcap.capture.taps import cuda_graphs, external, fused
 
 if TYPE_CHECKING:  # both import torch, which kcap brings into no process by itself
     from kcap.capture.taps.library import Listener
@@ -65,6 +65,7 @@ class Taps:
         self._host = host
         self.externals = external.Externals(host, directory)
         self.graphs = cuda_graphs.CudaGraphs(host)
+        self.fused = fused.FusedOperators(self.externals)
         self._all: list[Tap] = []
         self._libraries: list[Tap] = []
         self._modules = 0
@@ -82,7 +83,7 @@ class Taps:
         self._libraries = [
             Library(module.PACKAGE, module.install, self.externals) for module in (flashinfer, deep_gemm, tvm_ffi)
         ]
-        self._all = [self.graphs, *kernels, *self._libraries]
+        self._all = [self.graphs, self.fused, *kernels, *self._libraries]
         self._each(lambda tap: tap.install())
 
     def refresh(self) -> None:

@@ -23,7 +23,7 @@ MADE_BY_COMPILER = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 class Described:
     """A call: its operator, whether it does work, its parent, its arguments as JSON and as they came.
 
-    `external`: it did not come through the dispatcher.
+    `external`: it did not come through the dispatcher. `region`: it is no kernel, whatever runs in it.
     """
 
     operator: str
@@ -33,6 +33,7 @@ class Described:
     values: list[tuple[str, Any]]
     launch: dict[str, Any] | None = None
     external: bool = False
+    region: bool = False
 
     def line(self, scalars: int, offsets: int) -> bytes:
         """The call's line without its id; a bit an argument says which scalars and which offsets to leave out."""
@@ -40,6 +41,8 @@ class Described:
         body: dict[str, Any] = {"operator": self.operator}
         if self.parent:
             body["parent"] = self.parent
+        if self.region:
+            body["kind"] = "region"
         if not self.work:
             body["work"] = False
         if self.launch is not None:
@@ -93,8 +96,12 @@ def describe(func: Any, args: Any, kwargs: Any, parent: str | None) -> Described
         value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
         values.append((argument.name, value))
         described.append(_argument(argument, value, storages))
-    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-    return Described(name, _does_work(schema), parent, described, values)
+    return Described(operator_name(schema), _does_work(schema), parent, described, values)
+
+
+def operator_name(schema: Any) -> str:
+    """`aten::add.Tensor`."""
+    return str(schema.name) + (f".{schema.overload_name}" if schema.overload_name else "")
 
 
 def describe_values(
@@ -104,12 +111,13 @@ def describe_values(
     work: bool,
     parent: str | None,
     launch: dict[str, Any] | None,
+    region: bool = False,
 ) -> Described:
     """A call that has no schema: the names of its parameters and their values."""
     storages: dict[int, int] = {}
     pairs = list(zip(names, values, strict=True))
     args = [{"name": argument, "value": encode(value, storages)} for argument, value in pairs]
-    return Described(name, work, parent, args, pairs, launch, external=True)
+    return Described(name, work, parent, args, pairs, launch, external=True, region=region)
 
 
 def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, Any]:

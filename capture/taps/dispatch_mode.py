@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcap.capture.recorder import Ranges
 from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, OVERFLOW, STEPS, TRACED, Counts
-from kcap.capture.taps.arguments import Described, describe, describe_values, is_traced
+from kcap.capture.taps.arguments import Described, describe, describe_values, is_traced, operator_name
 from kcap.capture.taps.interning import CallTable
 
 ATEN = ("aten", "prim", "prims")
@@ -81,9 +81,9 @@ class DispatchModeRecorder:
         self._open = self._loose = self._stepping = False
         self._sampled, self._capturing = True, False
         self._phase = OTHER
-        self._operators: list[tuple[str, Sequence[str], bool]] = []
+        self._operators: list[tuple[str, Sequence[str], bool, bool]] = []
         self._launches: list[dict[str, Any]] = []
-        self._entered: list[int] = []
+        self._entered: list[tuple[int, bool]] = []  # the places of calls from Python, and which are a library's
         self._program: list[int] = []
         self._stack: list[str] = []
         self._programs: dict[bytes, int] = {}
@@ -126,7 +126,7 @@ class DispatchModeRecorder:
         return len(self._program) - 1
 
     def enter(self, func: Any) -> None:
-        self._stack.append(func._schema.name)
+        self._stack.append(operator_name(func._schema))
 
     def left(self, at: int) -> None:
         """A custom operator ended; what fails here is not its caller's."""
@@ -139,7 +139,10 @@ class DispatchModeRecorder:
     def _settle(self, at: int) -> None:
         """A region if another custom operator ran in it, else a kernel without detail."""
         inside = self._program[at + 1 :]
-        if any(self._table.is_custom(number) for number in inside):
+        if self._table.is_region(self._program[at]):
+            if not inside:
+                del self._program[at]
+        elif any(self._table.is_custom(number) for number in inside):
             self._program[at] = self._table.region(self._program[at])
         else:
             del self._program[at + 1 :]
@@ -148,8 +151,8 @@ class DispatchModeRecorder:
 
     # ---- calls that do not come through the dispatcher ----
 
-    def operator(self, name: str, arguments: Sequence[str], work: bool) -> int:
-        self._operators.append((name, arguments, work))
+    def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:
+        self._operators.append((name, arguments, work, region))
         return len(self._operators) - 1
 
     def launch(self, body: bytes) -> int:
@@ -159,25 +162,28 @@ class DispatchModeRecorder:
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
         if self._mode is None or not self._on_its_thread():
             return False
-        hidden = (self._stack and self._stack[-1] == "aten") or (detail and self._entered)
+        hidden = (self._stack and self._stack[-1] == "aten") or (detail and self._in_library())
         if not self._open or self._capturing or not (self._stepping or self._loose) or hidden:
             return False
-        name, arguments, work = self._operators[operator]
+        name, arguments, work, region = self._operators[operator]
         parent = self._stack[-1] if self._stack else None
         launched = self._launches[launch] if launch >= 0 else None
         try:
-            at = self._record(describe_values(name, arguments, values, work, parent, launched), not enter)
+            at = self._record(describe_values(name, arguments, values, work, parent, launched, region), not enter)
         except Exception as error:
             self._fail(error)
             return False
         if at is not None and enter:
-            self._entered.append(at)
-            self._stack.append(name.split(".")[0])
+            self._entered.append((at, not region))
+            self._stack.append(name)
         return at is not None
 
     def leave(self) -> None:
         if self._entered and self._on_its_thread():
-            self.left(self._entered.pop())
+            self.left(self._entered.pop()[0])
+
+    def _in_library(self) -> bool:
+        return any(library for _, library in self._entered)
 
     # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 

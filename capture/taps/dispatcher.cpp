@@ -155,12 +155,13 @@ int kcap_private_memory(const uint64_t* bounds, size_t pairs) {
 
 // ---- calls from Python ----
 
-int64_t kcap_operator(const char* name, const char* arguments, int work) {
+// `region`: everything in a call of it counts as it does outside, and it is no kernel itself.
+int64_t kcap_operator(const char* name, const char* arguments, int work, int region) {
   int64_t number = -1;
   kcap::guarded([&] {
     std::vector<std::string> names;
     kcap::split(arguments, [&](std::string&& one) { names.push_back(std::move(one)); });
-    auto* op = g->operators.external(name, names, work != 0);
+    auto* op = g->operators.external(name, names, work != 0, region != 0);
     std::lock_guard<std::mutex> guard(g->mutex);
     g->externals.push_back(op);
     number = static_cast<int64_t>(g->externals.size()) - 1;
@@ -197,10 +198,14 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
   std::unique_ptr<kcap::Frame> frame;
   kcap::guarded([&] {
     const kcap::Launch* launched = launch < 0 ? nullptr : &g->launches.at(static_cast<size_t>(launch));
-    frame = kcap::told(t, g->externals.at(static_cast<size_t>(op)), launched, count, kinds, words);
-    if (frame && enter) frame->library = true;
-    else if (frame) kcap::ended(t, *frame);
-    if (frame && !enter && t.capture && !t.capture->nodes.empty()) t.capture->nodes.back().end++;  // the launch to come
+    kcap::Operator* called = g->externals.at(static_cast<size_t>(op));
+    frame = kcap::told(t, called, launched, count, kinds, words);
+    if (!frame) return;
+    frame->told = enter != 0;
+    frame->library = enter && !called->region;
+    if (enter) return;
+    kcap::ended(t, *frame);
+    if (t.capture && !t.capture->nodes.empty()) t.capture->nodes.back().end++;  // the launch to come
   });
   t.busy = false;
   return enter ? frame.release() != nullptr : frame != nullptr;
@@ -208,7 +213,7 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
 
 void kcap_leave() {
   auto& t = this_thread();
-  if (t.top && t.top->library) kcap::guarded([&] { kcap::ended(t, *t.top); });
+  if (t.top && t.top->told) kcap::guarded([&] { kcap::ended(t, *t.top); });
 }
 
 // A process group, by the name or the handle that operators are given it by.

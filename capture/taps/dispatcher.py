@@ -136,8 +136,8 @@ class NativeRecorder:
     def step_program(self) -> int:
         return int(self._quick.kcap_step_program())
 
-    def operator(self, name: str, arguments: Sequence[str], work: bool) -> int:
-        return int(self._quick.kcap_operator(name.encode(), " ".join(arguments).encode(), int(work)))
+    def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:
+        return int(self._quick.kcap_operator(name.encode(), " ".join(arguments).encode(), int(work), int(region)))
 
     def launch(self, body: bytes) -> int:
         return int(self._quick.kcap_launch(body))
@@ -185,7 +185,7 @@ def _declare(lib: ctypes.PyDLL) -> None:
         getattr(lib, f"kcap_{name}").restype = number
     lib.kcap_launch.argtypes = [text]
     lib.kcap_text.argtypes = [text]
-    lib.kcap_operator.argtypes = [text, text, small]
+    lib.kcap_operator.argtypes = [text, text, small, small]
     lib.kcap_call.argtypes = [number, number, small, text, ctypes.c_void_p, small, small]
     lib.kcap_graph_end.argtypes = [text, number]
     lib.kcap_graph_replay.argtypes = [number]

@@ -37,7 +37,7 @@ class Externals:
     def __init__(self, host: Host, directory: Path) -> None:
         self._host = host
         self._directory = directory / KERNELS
-        self._operators: dict[tuple[str, tuple[str, ...], bool], int] = {}
+        self._operators: dict[tuple[str, tuple[str, ...], bool, bool], int] = {}
         self._launches: dict[bytes, int] = {}
         self._written: set[str] = set()
         self._local = threading.local()
@@ -51,12 +51,12 @@ class Externals:
         """The tap's own failure: noted, and the tap is to switch itself off."""
         self._host.tap_failed(tap, error)
 
-    def operator(self, name: str, arguments: Sequence[str], work: bool = True) -> int:
-        key = (name, tuple(arguments), work)
+    def operator(self, name: str, arguments: Sequence[str], work: bool = True, region: bool = False) -> int:
+        key = (name, tuple(arguments), work, region)
         number = self._operators.get(key)
         if number is None:
             assert self._host.recorder is not None
-            number = self._operators[key] = self._host.recorder.operator(name, arguments, work)
+            number = self._operators[key] = self._host.recorder.operator(name, arguments, work, region)
         return number
 
     def launch(self, fields: dict[str, Any]) -> int | None:
@@ -105,6 +105,15 @@ class Externals:
         if entered:
             self._spans().append(_span(operator) if self._host.profiling else None)
         return entered
+
+    def enter_region(self, operator: int, values: Sequence[Any]) -> bool:
+        """What runs on this thread until `leave_region` is in a region; False when it is not, and then is not left."""
+        recorder = self._host.recorder
+        return recorder is not None and recorder.call(operator, -1, values, True, False)
+
+    def leave_region(self) -> None:
+        if self._host.recorder is not None:
+            self._host.recorder.leave()
 
     def leave(self) -> None:
         spans = self._spans()

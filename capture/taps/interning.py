@@ -35,7 +35,11 @@ class CallTable:
         self._sampled: Counter[tuple[int, int]] = Counter()
 
     def is_custom(self, number: int) -> bool:
-        return not self._calls[number].operator.startswith("aten::")
+        return not (self._calls[number].operator.startswith("aten::") or self.is_region(number))
+
+    def is_region(self, number: int) -> bool:
+        """Whether the call was told to be one, whatever runs in it."""
+        return self._calls[number].region
 
     def intern(self, call: Described) -> int | None:
         """The call's number, written down when it is new; None when the table is full."""

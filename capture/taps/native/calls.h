@@ -80,7 +80,7 @@ std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
     g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
     return push(t, nullptr, 0, call.op->aten);
   }
-  if (!call.op->aten) mark_regions(t);
+  if (!call.op->aten && !call.op->region) mark_regions(t);
   if (C10_UNLIKELY(t.capture != nullptr)) capture_call(t, *entry, call);
   else if (C10_UNLIKELY(entry->sampled)) sample_if_due(t, *entry, call);
   auto frame = push(t, entry, call.op->serial, call.op->aten);
@@ -115,14 +115,23 @@ inline void pop(Thread& t, const Frame& frame) {
   }
 }
 
+// What a call that is no aten operator has become by what was recorded in it.
+void settle(Thread& t, const Frame& frame) {
+  const bool alone = t.program.size() <= frame.position + 1;
+  if (frame.entry->op->region) {
+    if (alone) t.program.resize(frame.position);  // an engine's name for nothing
+    return;
+  }
+  if (alone) return;
+  Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
+  if (region) t.program[frame.position] = region;
+  else t.program.resize(frame.position + 1);  // aten operators inside a kernel are its detail
+}
+
 void ended(Thread& t, Frame& frame) {
   pop(t, frame);
   if (frame.epoch != t.epoch) return;
-  if (!frame.aten && frame.entry && t.program.size() > frame.position + 1) {
-    Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
-    if (region) t.program[frame.position] = region;
-    else t.program.resize(frame.position + 1);  // aten operators inside a kernel are its detail
-  }
+  if (!frame.aten && frame.entry) settle(t, frame);
   if (C10_UNLIKELY(t.capture != nullptr)) capture_end_of_call(t, frame.position);
   count_if_loose(t);
 }

@@ -27,7 +27,8 @@ std::string arguments_json(const Call& call) {
 std::string call_line(const Entry& e, const Operator* parent, const std::string& arguments) {
   std::string out = "{\"t\":\"call\",\"id\":" + std::to_string(e.id) + ",\"operator\":";
   put_string(out, e.op->name);
-  if (parent) { out += ",\"parent\":"; put_string(out, parent->base_name); }
+  if (parent) { out += ",\"parent\":"; put_string(out, parent->name); }
+  if (e.op->region) out += ",\"kind\":\"region\"";
   if (!e.op->work) out += ",\"work\":false";
   if (e.op->graph) out += ",\"graph\":true";
   if (e.launch) out += ",\"launch\":" + e.launch->json;

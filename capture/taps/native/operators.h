@@ -32,6 +32,7 @@ struct Operator {
   bool aten = false;      // aten, prim, prims: what runs inside one is its detail
   bool work = true;       // false: a view or an allocation
   bool graph = false;     // as it is called while a graph is captured: its scalars are fixed, and never drift
+  bool region = false;    // the engine's own name for what runs in it, where everything counts as it does outside
   uint32_t serial = 0;
   std::vector<ArgumentInfo> arguments;
   // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
@@ -120,13 +121,14 @@ class Operators {
   }
 
   // What is called from Python: `arguments` are the names of its parameters.
-  Operator* external(const std::string& name, const std::vector<std::string>& arguments, bool work) {
+  Operator* external(const std::string& name, const std::vector<std::string>& arguments, bool work, bool region) {
     std::lock_guard<std::mutex> guard(mutex_);
     Operator& op = all_.emplace_back();
     op.name = name;
     op.base_name = name.substr(0, name.find('.'));
     op.serial = static_cast<uint32_t>(all_.size());
     op.work = work;
+    op.region = region;
     for (const auto& argument : arguments) {
       ArgumentInfo info;
       info.name = argument;
@@ -163,6 +165,7 @@ class Operators {
     twin.aten = op->aten;
     twin.work = op->work;
     twin.graph = true;
+    twin.region = op->region;
     twin.arguments = op->arguments;
     twin.serial = static_cast<uint32_t>(all_.size());
     op->in_graph.store(&twin, std::memory_order_release);

@@ -48,6 +48,7 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   size_t position = 0;  // in the Program
   uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
+  bool told = false;     // Python says when it ends
   bool library = false;  // a call from Python into a library
   // Frames lie in their thread, one for each depth.
   static void* operator new(size_t, void* place) { return place; }
