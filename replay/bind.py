@@ -80,9 +80,9 @@ class Bound:
         return ((path, spec) for path, spec in self.tensors() if BY_NAME[spec.dtype].kind == "int")
 
 
-def bind(call: Call, sample: Sample | None, schema: Any, load: Load) -> Bound:
+def bind(call: Call, sample: Sample | None, schema: Any | None, load: Load) -> Bound:
     """`call` with the values that `sample` holds; Skip if a drifting value has none."""
-    names = [argument.name for argument in schema.arguments]
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
     args = [_named(argument, index, names) for index, argument in enumerate(call.args)]
     args = [a.model_copy(update={"value": _decide(a.value, str(i), sample)}) for i, a in enumerate(args)]
     bound = Bound(call.operator, args)

@@ -6,13 +6,14 @@ Outside aten nothing is guessed: an operator may read memory at an index that no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from kcap.replay.bind import Bound
 from kcap.replay.layout import compact
 from kcap.replay.skip import Skip
+from kcap.schemas.recording import Argument
 from kcap.schemas.values import TensorSpec
 
 Limit = Callable[[Bound], int]  # the first value that is no longer valid
@@ -89,24 +90,46 @@ INDEX_LISTS = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index
 
 def fill(bound: Bound) -> None:
     """Decide every integer tensor of `bound` that has no values yet; Skip where that would be a guess."""
-    for path, spec in bound.integers():
-        if path in bound.contents or spec.numel == 0:
-            continue
-        argument = bound.args[int(path.split(".")[0])]
+    for path, spec, argument in undecided(bound):
         if bound.namespace != "aten" and spec.dtype not in DATA_ONLY:
             raise Skip(f"the values of its integer argument '{argument.name or path}' were not recorded")
-        if argument.name in OFFSETS and "embedding_bag" in bound.base:
-            bound.contents[path] = offsets(spec, bound.spec("indices").numel)
-            continue
-        low, high = limits(bound, path, argument.name)
-        bound.contents[path] = torch.randint(low, high + 1, compact(spec))
+        draw(bound, path, spec, argument)
+
+
+def fill_indices(bound: Bound) -> None:
+    """Decide those integer tensors of an aten operator by which it indexes; numbers that are only data stay open."""
+    for path, spec, argument in undecided(bound):
+        if bound.namespace == "aten" and (argument.name in OFFSETS or limit_of(bound, path, argument.name)):
+            draw(bound, path, spec, argument)
+
+
+def undecided(bound: Bound) -> Iterator[tuple[str, TensorSpec, Argument]]:
+    """The integer tensors that have no values yet, with their paths and the arguments that they are in."""
+    for path, spec in bound.integers():
+        if path not in bound.contents and spec.numel:
+            yield path, spec, bound.args[int(path.split(".")[0])]
+
+
+def draw(bound: Bound, path: str, spec: TensorSpec, argument: Argument) -> None:
+    if argument.name in OFFSETS and "embedding_bag" in bound.base:
+        bound.contents[path] = offsets(spec, bound.spec("indices").numel)
+        return
+    low, high = limits(bound, path, argument.name)
+    bound.contents[path] = torch.randint(low, high + 1, compact(spec))
+
+
+def limit_of(bound: Bound, path: str, name: str | None) -> Limit | None:
+    """What bounds the values of an aten operator's integer tensor; None where they are data."""
+    if bound.namespace != "aten":
+        return None
+    return index_limit(bound, path) if bound.base in INDEX_LISTS else LIMITS.get(bound.base, {}).get(name or "")
 
 
 def limits(bound: Bound, path: str, name: str | None) -> tuple[int, int]:
     """The smallest and largest value to draw: the recorded range, cut to what the operator accepts."""
     low, high = bound.ranges.get(path, SMALL)
-    limit = index_limit(bound, path) if bound.base in INDEX_LISTS else LIMITS.get(bound.base, {}).get(name or "")
-    if bound.namespace == "aten" and limit is not None:
+    limit = limit_of(bound, path, name)
+    if limit is not None:
         first_invalid = limit(bound)
         if first_invalid <= 0:
             raise Skip(f"its argument '{name or path}' indexes an empty dimension")

@@ -123,6 +123,15 @@ class LaunchRule(Rule):
                 bound.contents[path] = drawn(spec, limit, bound.ranges.get(path))
 
 
+def launch_rule(call: Call, recording: Recording | None) -> Rule:
+    """The Rule of a kernel with a source of its own, which is read and not run; Skip if it is not there."""
+    if call.launch is None or recording is None:
+        raise Skip(NO_SOURCE)
+    text = recording.source(call.launch) if call.launch.kernel else ""
+    inductor = call.launch.language == "cpp" or inductor_made(text, [a.name or "" for a in call.args])
+    return LaunchRule(text, inductor)
+
+
 def drawn(spec: TensorSpec, limit: int, seen: tuple[int, int] | None) -> torch.Tensor:
     """Numbers from 0 to below `limit`, and within the range `seen` where one was recorded."""
     most = min(limit, 1 << (spec.bits - 1)) - 1

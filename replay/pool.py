@@ -24,10 +24,11 @@ class Died(Exception):
 
 
 class Worker:
-    """One child process at a time; `environment` is what it says of its device."""
+    """One child process at a time, running `module`; `environment` is what it says of its device."""
 
-    def __init__(self, session: dict[str, Any]) -> None:
+    def __init__(self, session: dict[str, Any], module: str = "kcap.replay.worker") -> None:
         self.session = session
+        self.module = module
         self.environment: dict[str, Any] = {}
         self.restarts = -1
         self.process: subprocess.Popen[bytes] | None = None
@@ -62,12 +63,7 @@ class Worker:
 
     def _start(self) -> None:
         self._buffer = b""
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "kcap.replay.worker",
-        ]  # -P: nothing is imported from the working directory
+        command = [sys.executable, "-P", "-m", self.module]  # -P: nothing is imported from the working directory
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, start_new_session=True)
         self.restarts += 1

@@ -48,11 +48,13 @@ class Rebuilder:
         self.recording = load(root) if root else None
         self.launches = Launches(self.recording, trust)
 
-    def decide(self, call: Call, sample: Sample | None) -> Decided:
-        """Skip says why `call` cannot be rebuilt here."""
+    def decide(self, call: Call, sample: Sample | None, cut: bool = False) -> Decided:
+        """Skip says why `call` cannot be rebuilt here. `cut`: of tables only the rows that it reads."""
         operator, rule = self._resolve(call)
         bound = bind(call, sample, operator.schema, self._load)
         remade = prepare(bound, rule)
+        if cut:
+            rule.cut(bound)
         indices.fill(bound)
         sizes = memory.plan(bound, self.target.device, self.target.home)
         total = memory.check(sizes, rule.extra_bytes(bound), self.target.device)

@@ -49,7 +49,7 @@ class Runner:
 
     def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         torch.manual_seed(SEED)
-        decided = self.rebuilder.decide(call, sample)
+        decided = self.rebuilder.decide(call, sample, cut=True)
         timing = self._clock(decided, self.rebuilder.build(decided), Budget(seconds, LIMIT_FACTOR * seconds))
         timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
         return report(timing, decided.total, decided.touched, self.target.device)

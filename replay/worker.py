@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,22 +23,46 @@ from kcap.replay.skip import Skip
 from kcap.schemas.recording import Call, Sample
 
 
+@dataclass(frozen=True)
+class Session:
+    """What a worker was told first: the Recording that its requests are of (None: a trace file), and the device."""
+
+    answers: BinaryIO
+    device: str
+    home: str
+    root: Path | None
+    trust: bool
+
+
 def main() -> None:
-    """Answer lines on standard input until it ends; what libraries print goes to standard error."""
+    """Answer requests to replay until there are no more."""
+    session = open_session()
+    if session is None:
+        return
+    runner = Runner(session.device, session.home, session.root, session.trust)
+
+    def replay(request: dict[str, Any]) -> dict[str, Any]:
+        return runner.run(Call.model_validate(request["call"]), sample_of(request), request["seconds"])
+
+    serve(session.answers, replay)
+
+
+def open_session() -> Session | None:
+    """Read the session and say what the device is, or why there is none (None); prints go to standard error."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    session = orjson.loads(sys.stdin.buffer.readline())
+    given = orjson.loads(sys.stdin.buffer.readline())
     try:
-        device = environment.choose(session["device"], session["home"])
-        send(answers, environment.describe(device, session["threads"]))
+        device = environment.choose(given["device"], given["home"])
+        send(answers, environment.describe(device, given["threads"]))
     except (ValueError, RuntimeError) as error:
         send(answers, {"error": str(error).splitlines()[0]})
-        return
-    preload(session["namespaces"])
+        return None
+    preload(given["namespaces"])
     if device == "cpu":
         limit_host_memory()
-    root = Path(session["root"]) if session["root"] else None
-    serve(Runner(device, session["home"] or "cuda", root, session.get("trust", False)), answers)
+    root = Path(given["root"]) if given["root"] else None
+    return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False))
 
 
 def preload(namespaces: list[str]) -> None:
@@ -48,15 +74,18 @@ def preload(namespaces: list[str]) -> None:
             continue
 
 
-def serve(runner: Runner, answers: BinaryIO) -> None:
+def sample_of(request: dict[str, Any]) -> Sample | None:
+    return Sample.model_validate(request["sample"]) if request["sample"] else None
+
+
+def serve(answers: BinaryIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer each line on standard input until it ends, or the CUDA context is lost: then a new process is needed."""
     send(answers, {"ready": True})
     for line in sys.stdin.buffer:
-        request = orjson.loads(line)
-        sample = Sample.model_validate(request["sample"]) if request["sample"] else None
         with torch.inference_mode():
-            answer = runner.run(Call.model_validate(request["call"]), sample, request["seconds"])
+            answer = handle(orjson.loads(line))
         send(answers, answer)
-        if answer.get("poisoned"):  # the CUDA context is lost: the next Call needs a new process
+        if answer.get("poisoned"):
             return
 
 

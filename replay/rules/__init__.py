@@ -23,6 +23,9 @@ class Rule:
     def prepare(self, bound: Bound) -> None:
         """Before anything is allocated: decide integer values, shrink what is too large, or raise Skip."""
 
+    def cut(self, bound: Bound) -> None:
+        """Cut a table down to the rows that are read, so that copies of it fit into memory: for timing only."""
+
     def extra_bytes(self, bound: Bound) -> int:
         """Bytes that `remake` will allocate on the device."""
         return 0

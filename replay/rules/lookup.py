@@ -42,7 +42,7 @@ def without(total: int, table: TensorSpec, rows: int, dim: int) -> int:
 
 @rule("aten::embedding")
 class Embedding(Rule):
-    def prepare(self, bound: Bound) -> None:
+    def cut(self, bound: Bound) -> None:
         rows_in_use(bound, "weight", "indices")
 
 

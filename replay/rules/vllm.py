@@ -55,4 +55,6 @@ def slots_touched(bound: Bound, total: int, page_size: int, caches: tuple[str, .
 class RotaryEmbedding(Rule):
     def prepare(self, bound: Bound) -> None:
         below(bound, "positions", bound.spec("cos_sin_cache").shape[0])
+
+    def cut(self, bound: Bound) -> None:
         rows_in_use(bound, "cos_sin_cache", "positions")

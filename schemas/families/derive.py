@@ -83,7 +83,7 @@ def _sort(calls: Iterable[Call]) -> tuple[Formed, Formed, list[Call]]:
     regions: Formed = []
     unknown: list[Call] = []
     for call in calls:
-        if call.kind == "kernel" and not call.work:
+        if not call.total or (call.kind == "kernel" and not call.work):
             continue
         form = _form(call)
         if form is not None:

@@ -9,6 +9,7 @@ from handmade import call, tensor
 from kcap.replay import rules
 from kcap.replay.bind import Bound, bind
 from kcap.replay.operators import resolve
+from kcap.replay.rebuild import Rebuilder
 from kcap.schemas.recording import Argument
 from kcap.schemas.values import TensorSpec, Value
 
@@ -21,7 +22,7 @@ def embedding(*ids: int, table: int = VOCABULARY) -> Bound:
     bound = bind(looked_up, None, resolve("aten::embedding").schema, lambda _: None)
     if ids:
         bound.set_content("indices", torch.tensor(ids))
-    rules.find("aten::embedding").prepare(bound)
+    rules.find("aten::embedding").cut(bound)
     return bound
 
 
@@ -46,6 +47,11 @@ def test_an_id_beyond_the_table_is_left_to_the_operator(bad: int) -> None:
     assert bound.spec("weight").shape == (7, WIDTH)
 
 
+def test_a_table_that_is_not_timed_stays_whole() -> None:
+    recorded = call("aten::embedding", tensor(7, WIDTH), tensor(3, dtype="int64", storage=1))
+    assert Rebuilder("cpu", "cpu", None).decide(recorded, None).bound.spec("weight").shape == (7, WIDTH)
+
+
 def named(operator: str, **values: Value) -> Bound:
     return Bound(operator, [Argument(name=name, value=value) for name, value in values.items()])
 
@@ -55,6 +61,7 @@ def test_a_rotary_table_keeps_the_positions_in_use() -> None:
     bound = named("_C::rotary_embedding", positions=TensorSpec((3,), "int64", storage=0), cos_sin_cache=table)
     bound.set_content("positions", torch.tensor([257, 256, 10**9]))
     rules.find(bound.operator).prepare(bound)
+    rules.find(bound.operator).cut(bound)
     assert bound.content("positions").tolist() == [1, 0, 2]  # type: ignore[union-attr]
     assert bound.spec("cos_sin_cache").shape == (3, 128)
 

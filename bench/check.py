@@ -1,0 +1,104 @@
+"""Whether a Definition's reference is what the engine's operator computes: both run on the same rebuilt inputs.
+
+Runs in a process of its own (kcap.bench.check_worker): a recorded operator may crash it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kcap.bench.tolerance import difference
+from kcap.replay.inputs import Inputs
+from kcap.replay.rebuild import Decided, Rebuilder
+from kcap.replay.runner import verdict
+from kcap.replay.skip import Skip
+from kcap.schemas.families.derive import Kernel, Use
+from kcap.schemas.families.form import Form
+from kcap.schemas.families.invocation import Invocation, Unrecognized, argument_names
+from kcap.schemas.records import Call, Sample
+
+SAME = 1.0
+
+
+class Checker:
+    """Checks references of one Recording's Kernels on one device."""
+
+    def __init__(self, kernels: list[Kernel], rebuilder: Rebuilder) -> None:
+        self.kernels = {kernel.definition.name: kernel for kernel in kernels}
+        self.rebuilder = rebuilder
+        self.references: dict[str, Any] = {}
+
+    def check(self, definition: str, call: int, sample: Sample | None, seed: int) -> dict[str, Any]:
+        """`status`: agrees, differs, skipped or failed; `error`: the greatest, in units of what is allowed."""
+        kernel = self.kernels[definition]
+        try:
+            return self._check(kernel, next(use for use in kernel.uses if use.call.id == call), sample, seed)
+        except Unrecognized as error:
+            return {"status": "skipped", "reason": str(error)}
+        except Exception as error:
+            return verdict(error, self.rebuilder.target)
+
+    def _check(self, kernel: Kernel, use: Use, sample: Sample | None, seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        if use.call.kind == "region":
+            raise Skip("a region of the engine is no operator that can run alone")
+        decided = self.rebuilder.decide(use.call, sample)
+        inputs = self.rebuilder.build(decided)
+        form = use.bind(real(decided, inputs, use.call))
+        expected = self._reference(kernel, form)
+        actual = run_operator(use, decided, inputs, form)
+        return compare(form, actual, expected)
+
+    def _reference(self, kernel: Kernel, form: Form) -> list[Any]:
+        """What the reference makes of the inputs, which it gets copies of."""
+        name = kernel.definition.name
+        if name not in self.references:
+            self.references[name] = compiled(kernel.definition.reference, name)
+        return listed(self.references[name](*(copied(slot.get()) for slot in form.inputs.values())))
+
+
+def real(decided: Decided, inputs: Inputs, call: Call) -> Invocation:
+    """The invocation with the arguments that the operator will get; a Rule's hidden tensors by name."""
+    given = iter(inputs.args)
+    names = argument_names(call.model_copy(update={"args": decided.bound.args}))
+    values = [inputs.kwargs[a.name] if a.keyword and a.name else next(given) for a in decided.bound.args]
+    hidden = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
+    tensors = {name: value for name, value in hidden.items() if isinstance(value, torch.Tensor)}
+    return Invocation(call.operator, dict(zip(names, values, strict=True)), tensors)
+
+
+def run_operator(use: Use, decided: Decided, inputs: Inputs, form: Form) -> list[Any]:
+    """The Definition's outputs as the operator makes them."""
+    invocation = real(decided, inputs, use.call)
+    invocation.result = decided.operator.call(*inputs.args, **inputs.kwargs)
+    return [slot.get() for slot in use.bind(invocation).outputs.values()]
+
+
+def compiled(text: str, name: str) -> Any:
+    """The `run` of a reference; this process is there for it."""
+    scope: dict[str, Any] = {"__name__": f"reference_{name}"}
+    exec(compile(text, f"<reference of {name}>", "exec"), scope)
+    return scope["run"]
+
+
+def copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def listed(outputs: Any) -> list[Any]:
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def compare(form: Form, actual: list[Any], expected: list[Any]) -> dict[str, Any]:
+    if len(expected) != len(form.outputs):
+        return {"status": "failed", "reason": f"the reference returns {len(expected)} of {len(form.outputs)} outputs"}
+    errors = {
+        name: difference(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu())
+        for name, out, ref in zip(form.outputs, actual, expected, strict=True)
+    }
+    name, error = max(errors.items(), key=lambda item: item[1])
+    if error <= SAME:
+        return {"status": "agrees", "error": error}
+    return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} of what is allowed"}

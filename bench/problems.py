@@ -1,0 +1,144 @@
+"""What a benchmark is made of: each Definition with its Workloads, from a Recording or a dataset alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcap.bench.contents import Contents
+from kcap.bench.workloads import Made, make
+from kcap.replay.skip import Skip
+from kcap.replay.source import group, needs_sample
+from kcap.schemas.dataset import Dataset, WorkloadCount
+from kcap.schemas.definition import Definition
+from kcap.schemas.families.derive import Derived, Kernel, Use, derive_calls
+from kcap.schemas.families.invocation import Unrecognized
+from kcap.schemas.loss import LossLedger
+from kcap.schemas.records import Call, Sample
+from kcap.schemas.workload import SafetensorsInput, Workload
+
+IN_REGION = "part of {}, which is exported whole"
+UNSAMPLED = "some of its Samples: {}"
+
+
+@dataclass
+class Problem:
+    """A Definition with its Workloads. `blobs`: the tensors of a Workload, by its uuid and the input's name."""
+
+    definition: Definition
+    family: str = ""
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    blobs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    counts: list[WorkloadCount] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Invocations that its Workloads stand for."""
+        return sum({count.call: sum(c.count for c in count.counts) for count in self.counts}.values())
+
+    def add(self, made: Sequence[Made]) -> None:
+        """The Workloads of one Call's Samples."""
+        for one in made:
+            self.workloads[one.workload.uuid] = one.workload
+            if one.blob:
+                self.blobs[one.workload.uuid] = one.blob
+            self.counts.append(one.count.model_copy(update={"samples": len(made)}))
+
+
+@dataclass(frozen=True)
+class Problems:
+    """All Problems of a Recording (with what they were derived from) or of a dataset, and what has none."""
+
+    problems: list[Problem]
+    ledger: LossLedger
+    derived: Derived | None = None
+
+
+def problems_of(contents: Contents) -> Problems:
+    """A Recording's Definitions and Workloads, derived; a dataset's, as they are."""
+    if contents.dataset is not None:
+        return Problems(of_dataset(contents.dataset), LossLedger())
+    ledger = LossLedger()
+    working = ledger.working(contents.kernels)
+    derived = derive_calls(contents.calls, contents.metadata, contents.recording)
+    samples = by_call(contents.samples)
+    problems = [problem for kernel in derived.kernels if (problem := _problem(kernel, samples, contents, ledger))]
+    _lose_the_rest(derived, {call.id: call for call in working}, ledger)
+    return Problems(problems, ledger, derived)
+
+
+def of_dataset(dataset: Dataset) -> list[Problem]:
+    """Blobs are read where they are there."""
+    counts = defaultdict(list)
+    for count in dataset.counts:
+        counts[count.definition].append(count)
+    return [
+        Problem(
+            definition,
+            workloads={workload.uuid: workload for workload in dataset.workloads.get(name, [])},
+            blobs=_read_blobs(dataset, dataset.workloads.get(name, [])),
+            counts=counts[name],
+        )
+        for name, definition in dataset.definitions.items()
+    ]
+
+
+def _read_blobs(dataset: Dataset, given: Sequence[Workload]) -> dict[str, Mapping[str, Any]]:
+    stored = {
+        workload.uuid: {name: one for name, one in workload.inputs.items() if isinstance(one, SafetensorsInput)}
+        for workload in given
+    }
+    return {
+        uuid: {name: dataset.blob(one) for name, one in named.items()}
+        for uuid, named in stored.items()
+        if named and all(dataset.blob_file(one).is_file() for one in named.values())
+    }
+
+
+def by_call(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+    found: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.call].append(sample)
+    return found
+
+
+def samples_of(call: Call, samples: Mapping[int, list[Sample]]) -> list[Sample | None]:
+    """The Samples of `call` that differ, or None alone for one that needs none or has none."""
+    if not needs_sample(call):
+        return [None]
+    return [one.sample for one in group(enumerate(samples.get(call.id, [])))]
+
+
+def _problem(
+    kernel: Kernel, samples: Mapping[int, list[Sample]], contents: Contents, ledger: LossLedger
+) -> Problem | None:
+    """The Problem of `kernel`; None if no Workload of it could be made."""
+    problem = Problem(kernel.definition, kernel.family)
+    for use in kernel.uses:
+        _add_workloads(problem, use, samples_of(use.call, samples), contents, ledger)
+    return problem if problem.workloads else None
+
+
+def _add_workloads(
+    problem: Problem, use: Use, samples: list[Sample | None], contents: Contents, ledger: LossLedger
+) -> None:
+    """A Workload for each Sample; those that cannot be made are told once for the Call."""
+    made, reason = [], ""
+    for sample in samples:
+        try:
+            made.append(make(problem.definition, use, sample, contents.recording))
+        except (Skip, Unrecognized) as error:
+            reason = str(error)
+    problem.add(made)
+    if reason and use.call.kind == "kernel":
+        tell = ledger.reduce if made else ledger.lose
+        tell(use.call.operator, UNSAMPLED.format(reason) if made else reason, use.call.total)
+
+
+def _lose_the_rest(derived: Derived, calls: Mapping[int, Call], ledger: LossLedger) -> None:
+    for number, reason in derived.refused.items():
+        ledger.lose(calls[number].operator, reason, calls[number].total)
+    for number, family in derived.covered.items():
+        ledger.reduce(calls[number].operator, IN_REGION.format(family), calls[number].total)

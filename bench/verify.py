@@ -1,0 +1,106 @@
+"""Check the references of a Recording's Definitions, and tag each Definition by what came of it.
+
+A Definition is `status:verified` where its reference agreed with the recorded operator on every Call that was tried,
+and at least one could be; otherwise it stays `status:draft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kcap.bench.contents import Contents
+from kcap.bench.problems import Problem, by_call, samples_of
+from kcap.replay.pool import Worker
+from kcap.replay.source import home_of
+from kcap.schemas.definition import Definition
+from kcap.schemas.families.derive import Derived, Kernel
+from kcap.schemas.records import Call, Sample
+
+FILE = "checks.jsonl"
+SEED = 20250301
+TIMEOUT_S = 300.0
+VERIFIED, DRAFT = "status:verified", "status:draft"
+
+
+class Check(BaseModel):
+    """A line of checks.jsonl: one Call's operator against its Definition's reference.
+
+    `error`: the greatest, in units of what kcap.bench.tolerance allows (1 and below: the same).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    definition: str
+    operator: str
+    call: int
+    status: Literal["agrees", "differs", "skipped", "failed"]
+    reason: str | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Where:
+    """The device to check on (None: as recorded), and whether a Recording from elsewhere may run its sources."""
+
+    device: str | None = None
+    trust: bool = False
+
+
+def check_references(contents: Contents, derived: Derived, where: Where) -> Iterator[Check]:
+    """The checks of all Kernels of a Recording, in a process that is restarted after a crash."""
+    samples = by_call(contents.samples)
+    with Worker(_session(contents, where), "kcap.bench.check_worker") as worker:
+        for kernel in derived.kernels:
+            for call in chosen([use.call for use in kernel.uses]):
+                sample = samples_of(call, samples)[0]
+                answer = worker.run(_request(kernel, call, sample), TIMEOUT_S)
+                yield Check(definition=kernel.definition.name, operator=call.operator, call=call.id, **answer)
+
+
+def _session(contents: Contents, where: Where) -> dict[str, Any]:
+    namespaces = sorted({call.namespace for call in contents.kernels} - {"aten", "triton", "cpp"})
+    return {
+        "device": where.device,
+        "home": home_of(contents.calls),
+        "root": str(contents.path.resolve()),
+        "namespaces": namespaces,
+        "threads": None,
+        "trust": where.trust,
+    }
+
+
+def _request(kernel: Kernel, call: Call, sample: Sample | None) -> dict[str, Any]:
+    held = sample.model_dump(mode="json") if sample else None
+    return {"definition": kernel.definition.name, "call": call.id, "sample": held, "seed": SEED}
+
+
+def chosen(calls: list[Call]) -> list[Call]:
+    """At most three Calls of different size."""
+    ordered = sorted(calls, key=lambda call: (sum(spec.numel for _, spec in call.tensors()), call.id))
+    return [ordered[i] for i in sorted({0, len(ordered) // 2, len(ordered) - 1})]
+
+
+def tag(problems: Iterable[Problem], checks: Iterable[Check]) -> None:
+    """Give each Problem's Definition the status that its checks earned."""
+    found: dict[str, set[str]] = {}
+    for check in checks:
+        found.setdefault(check.definition, set()).add(check.status)
+    for problem in problems:
+        problem.definition = with_status(problem.definition, found.get(problem.definition.name, set()))
+
+
+def with_status(definition: Definition, statuses: set[str]) -> Definition:
+    """`statuses` of its checks; what could not run here decides nothing."""
+    status = VERIFIED if statuses - {"skipped"} == {"agrees"} else DRAFT
+    tags = sorted({*(tag for tag in definition.tags if not tag.startswith("status:")), status})
+    return definition.model_copy(update={"tags": tags})
+
+
+def write_checks(root: Path, checks: Iterable[Check]) -> None:
+    with (root / FILE).open("w") as file:
+        file.writelines(check.model_dump_json(exclude_none=True) + "\n" for check in checks)
