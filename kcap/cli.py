@@ -17,6 +17,7 @@ COMMANDS = {
     "recover": ("kcap.capture.recover", "Make a Recording of what an interrupted one left."),
     "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, phase or rank."),
     "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),
+    "export": ("kcap.bench.export", "Write what was recorded in another benchmark's format."),
     "doctor": ("kcap.capture.doctor", "Tell what of this machine kcap can use."),
 }
 

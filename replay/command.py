@@ -62,7 +62,7 @@ def command(
 ) -> int:
     """Rebuild the recorded kernels' arguments and time each, on all its Samples.
 
-    PATH is a Recording, or a BackendBench trace file. Each kernel runs in a child process with a time limit.
+    PATH is a Recording, or a BackendBench trace file or parquet. Each kernel runs in a child process with a time limit.
     Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
 
     \b

@@ -14,6 +14,7 @@ from kcap.replay import trace
 from kcap.schemas.backendbench import Problems
 from kcap.schemas.dtypes import BY_NAME
 from kcap.schemas.recording import Call, Phase, Recording, Sample, load
+from kcap.schemas.source import detect
 from kcap.schemas.values import Drift, Value
 
 
@@ -61,11 +62,12 @@ class Source:
 
 
 def open_source(path: Path, choice: Choice, keep_going: bool) -> Source:
-    """Read `path`, a Recording or a trace file; CallError or FormatError say what is wrong with it."""
-    if not path.exists():
-        raise CallError(f"{path}: no such Recording or trace file (kcap record writes one)")
+    """Read `path`, a Recording, a trace file or a parquet; CallError or FormatError say what is wrong with it."""
+    kind = detect(path)
+    if kind == "dataset":
+        raise CallError(f"{path}: a dataset is not replayed: replay the Recording that it came from (kcap show {path})")
     problems = Problems() if keep_going else None
-    recording = load(path) if path.is_dir() else None
+    recording = load(path) if kind == "recording" else None
     calls = recording.calls if recording else trace.calls(path, problems)
     if not calls:
         raise CallError(f"{path}: holds no calls")

@@ -1,4 +1,4 @@
-"""A trace file's lines as Calls: the same signature on several lines becomes one Call with their summed count."""
+"""Lines of a trace file or parquet as Calls: the same signature on several lines is one Call with their summed count."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import orjson
 
-from kcap.schemas.backendbench import Problems, TraceLine, read
+from kcap.schemas.backendbench import Problems, TraceLine
 from kcap.schemas.recording import Argument, Call, Count
+from kcap.schemas.source import trace_lines
 from kcap.schemas.values import encode
 
 
 def calls(path: Path, problems: Problems | None) -> list[Call]:
-    """The Calls of the trace file `path`; bad lines are counted in `problems`, or raise FormatError without one."""
-    return merge(read(path, problems=problems))
+    """The Calls of the file `path`; bad lines are counted in `problems`, or raise FormatError without one."""
+    return merge(trace_lines(path, problems))
 
 
 def merge(lines: Iterable[TraceLine]) -> list[Call]:

@@ -10,9 +10,11 @@ import orjson
 
 from kcap.errors import CallError
 from kcap.schemas.recording import load
+from kcap.schemas.source import detect, trace_lines
 from kcap.schemas.summary import BY, By, Summary, of_recording, of_trace
 
 TOP = 40
+INDENT = orjson.OPT_INDENT_2
 
 
 @click.command(epilog="\b\nExample:\n  kcap show llama.kcap --by operator")
@@ -24,26 +26,42 @@ TOP = 40
 def command(path: Path, by: str, everything: bool, top: int | None, as_json: bool) -> None:
     """Show what ran, by kernel, operator, phase or rank.
 
-    PATH is a Recording, or a BackendBench trace file. Regions, views and allocations are hidden unless --all.
+    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset, of which the Definitions
+    are shown. Regions, views and allocations are hidden unless --all.
     """
-    if not path.exists():
-        raise CallError(f"{path}: no such Recording or trace file (kcap record writes one)")
     top = top or (None if as_json else TOP)
+    if detect(path) == "dataset":
+        _show_dataset(path, top, as_json)
+        return
     summary = _of_path(path, cast(By, by), everything, top)
     if as_json:
-        click.echo(orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(summary.as_json(), option=INDENT))
     else:
         _print(path, summary)
 
 
 def _of_path(path: Path, by: By, everything: bool, top: int | None) -> Summary:
-    if path.is_dir():
+    if detect(path) == "recording":
         return of_recording(load(path), by, everything, top)
     if by in ("phase", "rank"):
         raise CallError(f"{path}: a trace file tells no phases or ranks: show it --by kernel or operator")
-    from kcap.schemas.backendbench import read
+    return of_trace(trace_lines(path), by, top)
 
-    return of_trace(read(path), by, top)
+
+def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
+    from kcap.schemas.dataset import Dataset
+    from kcap.schemas.dataset_summary import definition_rows, definition_table
+    from kcap.schemas.tables import console
+
+    rows = definition_rows(Dataset.load(path))
+    if as_json:
+        shown = [row.as_json() for row in rows[:top]]
+        click.echo(orjson.dumps({"definitions": shown, "more": len(rows[top:]) if top else 0}, option=INDENT))
+        return
+    out = console()
+    out.print(definition_table(rows[:top]))
+    out.print(f"\n{len(rows):,} Definitions, {sum(row.workloads for row in rows):,} workloads", style="bold")
+    click.echo(f"Next: kcap export {path} --to kernelbench -o {path.name}.kernelbench", err=True)
 
 
 def _print(path: Path, summary: Summary) -> None:

@@ -14,7 +14,7 @@ BackendBench evaluates the arguments as Python; here a grammar reads them, and n
 
 from __future__ import annotations
 
-from kcap.schemas.backendbench.convert import from_recording, trace_lines
+from kcap.schemas.backendbench.convert import Converted, convert_calls, from_recording, trace_lines
 from kcap.schemas.backendbench.grammar import parse_arguments
 from kcap.schemas.backendbench.line import TraceLine
 from kcap.schemas.backendbench.loss import Loss, read_loss
@@ -23,10 +23,12 @@ from kcap.schemas.backendbench.text import Unwritable, serialize
 from kcap.schemas.backendbench.writer import write
 
 __all__ = [
+    "Converted",
     "Loss",
     "Problems",
     "TraceLine",
     "Unwritable",
+    "convert_calls",
     "from_recording",
     "parse_arguments",
     "read",

@@ -7,7 +7,8 @@ come from the Call's first Sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from kcap.schemas.backendbench.line import TraceLine
 from kcap.schemas.backendbench.loss import Ledger, Loss
@@ -32,19 +33,38 @@ def from_recording(recording: Recording) -> tuple[list[TraceLine], Loss]:
     return trace_lines(recording.calls, recording.samples)
 
 
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A Call as a line, its arguments as `text`; or `missing`, why it has none. `reduced`: what the line leaves out."""
+
+    call: Call
+    line: TraceLine | None = None
+    text: str = ""
+    missing: str = ""
+    reduced: Sequence[str] = ()
+
+
+def convert_calls(calls: Iterable[Call], samples: Iterable[Sample] = ()) -> Iterator[Converted]:
+    """Every kernel that ran, in the order of `calls`."""
+    kernels = [call for call in calls if call.kind == "kernel" and call.total]
+    first = _first_samples(samples)
+    on_host = all(spec.device.startswith("cpu") for call in kernels for _, spec in call.tensors())
+    for call in kernels:
+        yield _converted(call, first.get(call.id), on_host)
+
+
 def trace_lines(calls: Iterable[Call], samples: Iterable[Sample] = ()) -> tuple[list[TraceLine], Loss]:
     """Lines by operator, then the most frequent first. Calls whose lines are the same are one line."""
-    kernels = [call for call in calls if call.kind == "kernel" and call.total]
-    first, ledger = _first_samples(samples), Ledger()
-    on_host = all(spec.device.startswith("cpu") for call in kernels for _, spec in call.tensors())
+    ledger = Ledger()
     merged: dict[tuple[str, str], TraceLine] = {}
-    for call in kernels:
-        made = _line(call, first.get(call.id), on_host, ledger)
-        if made is not None:
-            text, line = made
-            known = merged.get((line.operator, text))
-            count = line.count + (known.count if known else 0)
-            merged[line.operator, text] = TraceLine(line.operator, count, line.args, line.kwargs)
+    for made in convert_calls(calls, samples):
+        if made.line is None:
+            ledger.miss(made.call.operator, signature(made.call.args), made.missing, made.call.total)
+            continue
+        for reason in made.reduced:
+            ledger.reduce(made.call.operator, reason, made.call.total)
+        known = merged.get((made.line.operator, made.text))
+        merged[made.line.operator, made.text] = made.line.joined(known) if known else made.line
     ordered = sorted(merged.items(), key=lambda item: (item[0][0], -item[1].count, item[0][1]))
     return [line for _, line in ordered], ledger.loss()
 
@@ -61,20 +81,18 @@ def _order(sample: Sample) -> tuple[int, str, int]:
     return sample.rank, sample.phase, -1 if sample.step is None else sample.step
 
 
-def _line(call: Call, sample: Sample | None, on_host: bool, ledger: Ledger) -> tuple[str, TraceLine] | None:
+def _converted(call: Call, sample: Sample | None, on_host: bool) -> Converted:
     try:
         if call.launch is not None:
             raise OperatorError(call.operator, SOURCES[call.launch.language])
         operator = to_trace(call.operator)
         args, kwargs = _Arguments(sample, on_host).of(call)
         text = serialize(args, kwargs)
-    except (OperatorError, Unwritable) as error:
-        reason = error.reason if isinstance(error, OperatorError) else str(error)
-        ledger.miss(call.operator, signature(call.args), reason, call.total)
-        return None
-    for reason in _losses(call, on_host):
-        ledger.reduce(call.operator, reason, call.total)
-    return text, TraceLine(operator, call.total, args, kwargs)
+    except OperatorError as error:
+        return Converted(call, missing=error.reason)
+    except Unwritable as error:
+        return Converted(call, missing=str(error))
+    return Converted(call, TraceLine(operator, call.total, args, kwargs), text, reduced=_losses(call, on_host))
 
 
 class _Arguments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kcap.schemas.operators import from_trace
 from kcap.schemas.values import Value
@@ -33,3 +33,7 @@ class TraceLine:
     def name(self) -> str:
         """The operator in the Recording's spelling: `aten::mm`."""
         return from_trace(self.operator)
+
+    def joined(self, other: TraceLine) -> TraceLine:
+        """This line with the count of another that says the same."""
+        return replace(self, count=self.count + other.count)

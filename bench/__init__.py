@@ -1,0 +1,1 @@
+"""Runs what was recorded as benchmarks, here and elsewhere: exports to other benchmarks' formats."""

@@ -1,0 +1,67 @@
+"""What an export is made from: Calls with their Samples, or a dataset of Definitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kcap.errors import CallError
+from kcap.replay import trace
+from kcap.schemas.dataset import Dataset
+from kcap.schemas.recording import Recording, load
+from kcap.schemas.records import Call, Metadata, Sample
+from kcap.schemas.source import detect
+
+
+@dataclass(frozen=True)
+class Contents:
+    """`recording` is None for a trace file, whose Calls have no phases; `dataset` is None unless PATH is one."""
+
+    path: Path
+    metadata: Metadata
+    recording: Recording | None = None
+    dataset: Dataset | None = None
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """Every Call, in the order of the file; none of a dataset."""
+        if self.recording is not None:
+            return self.recording.calls
+        return trace.calls(self.path, None) if self.dataset is None else []
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self.recording.samples if self.recording is not None else []
+
+    @cached_property
+    def kernels(self) -> list[Call]:
+        """The Calls that count: views and allocations, too, but no regions."""
+        return [call for call in self.calls if call.kind == "kernel"]
+
+    @cached_property
+    def total(self) -> int:
+        """Invocations of kernels, of which an export's shares are."""
+        return sum(call.total for call in self.kernels)
+
+
+def open_contents(path: Path, allow_truncated: bool) -> Contents:
+    """What lies at `path`; CallError for a Recording of fewer layers than its model has, unless that is allowed."""
+    kind = detect(path)
+    if kind == "dataset":
+        return Contents(path, Metadata(), dataset=Dataset.load(path))
+    if kind != "recording":
+        return Contents(path, Metadata())
+    recording = load(path)
+    if not allow_truncated:
+        _check_whole(path, recording.metadata)
+    return Contents(path, recording.metadata, recording)
+
+
+def _check_whole(path: Path, metadata: Metadata) -> None:
+    recorded, model = metadata.layers_recorded, metadata.layers_model
+    if recorded is not None and model is not None and recorded < model:
+        raise CallError(
+            f"{path}: recorded {recorded} of the model's {model} layers, so that its counts are not the model's: "
+            "pass --allow-truncated to export them as they are"
+        )

@@ -1,0 +1,57 @@
+"""The formats of other benchmarks: one file each, its Exporter registered under the target's name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from kcap.bench.contents import Contents
+from kcap.schemas.loss import ExportLoss
+
+EXPORTERS: dict[str, Exporter] = {}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export, the folder to write into, and the measurements to take times from (None: no times)."""
+
+    contents: Contents
+    output: Path
+    measurements: Path | None = None
+
+
+class Exporter:
+    """Writes one target's files. `takes`: whether it is made from Calls, or from Definitions and Workloads."""
+
+    takes: Literal["calls", "definitions"] = "calls"
+
+    def write(self, request: Request) -> ExportLoss:
+        """Write into the request's output, which is an empty folder; the loss is the caller's to write."""
+        raise NotImplementedError
+
+    def following(self, output: Path) -> str:
+        """The command that uses what was written."""
+        raise NotImplementedError
+
+
+def exporter(target: str) -> Callable[[type[Exporter]], type[Exporter]]:
+    """Register an Exporter for `target`."""
+
+    def register(kind: type[Exporter]) -> type[Exporter]:
+        EXPORTERS[target] = kind()
+        return kind
+
+    return register
+
+
+@cache
+def exporters() -> dict[str, Exporter]:
+    """Every Exporter by its target's name, sorted."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(EXPORTERS.items()))

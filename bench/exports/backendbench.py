@@ -1,0 +1,128 @@
+"""`backendbench`: a trace file, and the parquet that drives BackendBench's suite.
+
+Sources: BackendBench's `suite/torchbench.py`, `data_loaders.py`, `op_categories.py` and `utils.py`. Its suite evaluates
+`torch.ops.NAME` and every row's arguments before it isolates anything, so that one row it cannot make ends the whole
+run: such rows are in the parquet with `included_in_benchmark` false and the reason, and among the losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+
+from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.exports.lines import Entry, entries, indexes
+from kcap.bench.exports.times import Times, read_times
+from kcap.schemas.backendbench.table import TableRow, write_table
+from kcap.schemas.backendbench.writer import line_text
+from kcap.schemas.loss import ExportLoss, LossLedger
+from kcap.schemas.signature import call_key
+from kcap.schemas.values import Opaque
+
+# Its suite passes over every operator in whose name one of these occurs anywhere (`embedding`: rotary_embedding, too).
+SKIPPED = (
+    "embedding",
+    "scatter",
+    "gather",
+    "index",
+    "nll_loss",
+    "im2col_backward",
+    "col2im_backward",
+    "native_layer_norm_backward",
+    "upsample_nearest2d_backward.vec",
+    "upsample_bilinear2d_backward.vec",
+    "_cudnn_rnn_backward.default",
+    "_fft_c2c.default",
+)
+RANDOM = frozenset(
+    "bernoulli bernoulli_ dropout native_dropout exponential_ geometric_ log_normal_ multinomial normal normal_ "
+    "poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu_with_noise uniform_".split()
+)
+CREATION = frozenset(
+    "cat clone copy_ elu_backward masked_fill_ new_empty new_empty_strided new_full new_ones new_zeros nonzero repeat "
+    "split split_with_sizes unsqueeze_".split()
+)
+REGISTERED = frozenset({"aten", "prims"})  # what torch alone registers
+NO_RANDOM = "BackendBench does not support correctness testing for random ops yet"
+NO_CREATION = "BackendBench does not support correctness testing for tensor creation and manipulation ops yet"
+SYNTHETIC = "Synthetic ops are not supported in the official benchmark yet"
+
+
+@exporter("backendbench")
+class BackendBench(Exporter):
+    """trace.txt and trace.parquet, of the same lines in the same order."""
+
+    def write(self, request: Request) -> ExportLoss:
+        ledger = LossLedger()
+        found = entries(request.contents, ledger)
+        times = read_times(request.measurements, request.contents) if request.measurements else {}
+        with (request.output / "trace.txt").open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(_texts(found))
+        write_table(request.output / "trace.parquet", (_row(entry, times, ledger) for entry in found))
+        return ledger.loss("backendbench", request.contents.total)
+
+    def following(self, output: Path) -> str:
+        suite = "python -m BackendBench.scripts.main --suite torchbench --backend aten"
+        return f"{suite} --alternative-torchbench-data-path {output / 'trace.parquet'} --log-dir out"
+
+
+def _texts(found: list[Entry]) -> Iterator[str]:
+    operator = None
+    for entry in found:
+        if entry.line.operator != operator:
+            operator = entry.line.operator
+            yield f"Operator: {operator}\n"
+        yield line_text(entry.line)
+
+
+def _row(entry: Entry, times: Mapping[str, Times], ledger: LossLedger) -> TableRow:
+    """The row of `entry`; the ledger is told whether BackendBench runs it."""
+    measured = [(made.call.total, times[key]) for made in entry.made if (key := call_key(made.call)) in times]
+    failed = [f"Failed to run: {one.failed}" for _, one in measured if one.failed][:1]
+    unrunnable = failed or list(_unrunnable(entry))
+    excluded = unrunnable + list(_untestable(entry))
+    if excluded:
+        entry.lose(ledger, excluded[0])
+    else:
+        entry.keep(ledger)
+    runtime = _mean([(count, one.runtime_us) for count, one in measured])
+    return TableRow(
+        entry.line.operator,
+        entry.args,
+        entry.line.count,
+        excluded,
+        not unrunnable,
+        None if runtime is None else runtime / 1000,
+        _mean([(count, one.relative) for count, one in measured]),
+    )
+
+
+def _mean(weighted: list[tuple[int, float | None]]) -> float | None:
+    known = [(count, value) for count, value in weighted if value is not None]
+    return fmean([value for _, value in known], [count or 1 for count, _ in known]) if known else None
+
+
+def _unrunnable(entry: Entry) -> Iterator[str]:
+    """Why BackendBench cannot run it, or dies of it."""
+    operator = entry.line.operator
+    if entry.namespace not in REGISTERED:
+        yield f"torch alone does not register {entry.namespace}: BackendBench's run would end at it"
+    if skipped := next((word for word in SKIPPED if word in operator), None):
+        yield f"BackendBench passes over names that contain {skipped}"
+    if entry.line.count == 0:
+        yield SYNTHETIC
+    if indexes(entry):
+        yield "BackendBench draws its integers from -9 to 9: it would index out of bounds"
+    if any(spec.numel == 0 and spec.strides is not None for spec in entry.tensors()):
+        yield "a strided tensor of no elements: BackendBench's run would end at it"
+    if any(isinstance(value, Opaque) and value.type.startswith("ST(") for value in entry.values()):
+        yield "a sparse tensor: BackendBench's run would end at it"
+
+
+def _untestable(entry: Entry) -> Iterator[str]:
+    """Why BackendBench cannot judge it."""
+    if entry.base in RANDOM:
+        yield NO_RANDOM
+    if entry.base in CREATION:
+        yield NO_CREATION

@@ -1,0 +1,91 @@
+"""Calls as the lines that BackendBench and tritonbench share: each distinct line with the Calls that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kcap.bench.contents import Contents
+from kcap.schemas.backendbench import Converted, TraceLine, Unwritable, convert_calls
+from kcap.schemas.backendbench.writer import line_text
+from kcap.schemas.loss import LossLedger
+from kcap.schemas.values import TensorSpec, Value, tensors
+
+# Names that index with an integer tensor and that no filter of the targets takes out: their random integers are -9..9.
+INDEXING = frozenset(
+    "take take_along_dim put put_ one_hot cross_entropy_loss bincount repeat_interleave max_unpool2d max_unpool3d "
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward segment_reduce".split()
+)
+DATA_ONLY = frozenset({"int8", "uint8"})  # quantized numbers, never wide enough to index with
+
+
+@dataclass(slots=True)
+class Entry:
+    """A line, its arguments as text, and what it was made from: each Call with what the line leaves out of it."""
+
+    line: TraceLine
+    args: str
+    made: list[Converted] = field(default_factory=list)
+
+    @property
+    def namespace(self) -> str:
+        return self.line.operator.split(".")[0]
+
+    @property
+    def base(self) -> str:
+        """The operator without namespace and overload."""
+        return self.line.operator.split(".")[1]
+
+    def lose(self, ledger: LossLedger, reason: str) -> None:
+        """Its Calls are not exported."""
+        for made in self.made:
+            ledger.lose(made.call.operator, reason, made.call.total)
+
+    def keep(self, ledger: LossLedger) -> None:
+        """Its Calls are exported, but for what the line leaves out."""
+        for made in self.made:
+            for reason in made.reduced:
+                ledger.reduce(made.call.operator, reason, made.call.total)
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for value in (*self.line.args, *self.line.kwargs.values()):
+            yield from (spec for _, spec in tensors(value))
+
+    def values(self) -> Iterator[Value]:
+        """Every argument, and every item of a list."""
+        upcoming: list[Value] = [*self.line.args, *self.line.kwargs.values()]
+        while upcoming:
+            value = upcoming.pop()
+            yield value
+            if isinstance(value, list):
+                upcoming.extend(value)
+
+
+def entries(contents: Contents, ledger: LossLedger) -> list[Entry]:
+    """By operator, then the most frequent first; views and allocations, and what has no line, go to the ledger."""
+    working = ledger.working(contents.kernels)
+    found: dict[tuple[str, str], Entry] = {}
+    for made in convert_calls(working, contents.samples):
+        if made.line is None:
+            ledger.lose(made.call.operator, made.missing, made.call.total)
+            continue
+        entry = found.setdefault((made.line.operator, made.text), Entry(made.line, made.text))
+        entry.line = entry.line.joined(made.line) if entry.made else made.line
+        entry.made.append(made)
+    ordered = sorted(found.values(), key=lambda entry: (entry.line.operator, -entry.line.count, entry.args))
+    return [entry for entry in ordered if _fits(entry, ledger)]
+
+
+def _fits(entry: Entry, ledger: LossLedger) -> bool:
+    try:
+        line_text(entry.line)
+    except Unwritable as error:
+        entry.lose(ledger, str(error))
+        return False
+    return True
+
+
+def indexes(entry: Entry) -> bool:
+    """Whether random integers could make it read memory that nobody checked."""
+    wide = any(spec.dtype.startswith(("int", "uint")) and spec.dtype not in DATA_ONLY for spec in entry.tensors())
+    return wide and (entry.namespace != "aten" or entry.base in INDEXING)

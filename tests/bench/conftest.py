@@ -1,0 +1,49 @@
+"""Recordings of the calls in bench_calls, and their exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from bench_calls import ADD, METADATA, MM, SCALED, TROUBLE, numbered
+
+from kcap.schemas.recording import Sample, write_recording
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Writes a Recording of these calls and gives its path."""
+
+    def write(calls, metadata=METADATA, name="tiny.kcap"):
+        path: Path = tmp_path / name
+        samples = [
+            Sample(call=one.id, phase="decode", scalars={"1": 0.5})
+            for one in numbered(calls)
+            if one.operator == SCALED.operator
+        ]
+        write_recording(path, metadata, numbered(calls), samples=samples)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def everything(recorded):
+    return recorded([MM, ADD, SCALED, *TROUBLE.values()])
+
+
+@pytest.fixture
+def exported(kcap, tmp_path):
+    """Exports a Recording to a target; gives the folder and its loss.json, checked to add up."""
+
+    def run(path, target, *options):
+        output = tmp_path / f"{path.stem}.{target}"
+        done = kcap("export", path, "--to", target, "-o", output, *options)
+        assert done.code == 0, done.err
+        loss = orjson.loads((output / "loss.json").read_bytes())
+        assert loss["target"] == target
+        assert loss["exported"] + sum(lost["count"] for lost in loss["lost"]) == loss["total"]
+        return output, loss
+
+    return run

@@ -1,0 +1,131 @@
+"""BackendBench's files: what its own reader finds in them, and that nothing in them ends its run."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from bench_calls import ADD, MM, SCALED, TROUBLE, call, reasons, tensor
+from evaluated import backendbench_tensor, evaluate
+
+from kcap.schemas.backendbench import read
+from kcap.schemas.backendbench.table import read_table
+from kcap.schemas.measurement import Measurement, write
+from kcap.schemas.signature import call_key
+
+SKIPPED = "embedding scatter gather index nll_loss".split()
+
+
+def rows_of(output):
+    return pq.read_table(output / "trace.parquet").to_pylist()
+
+
+def included(output):
+    return [row for row in rows_of(output) if row["included_in_benchmark"]]
+
+
+def test_each_trouble_is_lost_for_its_own_reason(everything, exported):
+    _, loss = exported(everything, "backendbench")
+    expected = {
+        "library": "torch alone does not register _C",
+        "name": "names that contain index",
+        "substring": "names that contain embedding",
+        "integers": "-9 to 9",
+        "fp8": "float8_e4m3fn",
+        "triton": "Triton",
+        "opaque": "opaque",
+        "empty": "no elements",
+        "random": "random ops",
+        "creation": "tensor creation",
+    }
+    found = reasons(loss)
+    for kind, words in expected.items():
+        assert words in found[TROUBLE[kind].operator], kind
+    assert set(found) == {TROUBLE[kind].operator for kind in expected} | {"aten::view"}
+
+
+def test_what_the_suite_runs_is_what_its_code_can_make_and_call(everything, exported):
+    output, loss = exported(everything, "backendbench")
+    ran = included(output)
+    assert sum(row["count"] for row in ran) == loss["exported"] == 140
+    for row in ran:
+        assert not any(word in row["op_name"] for word in SKIPPED)
+        args, kwargs = evaluate(row["args"], backendbench_tensor)
+        namespace, name, overload = row["op_name"].split(".")
+        assert torch.is_tensor(getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs))
+
+
+def test_every_line_of_the_trace_file_is_one_that_backendbench_reads(everything, exported):
+    output, _ = exported(everything, "backendbench")
+    operator, found = None, []
+    for line in (output / "trace.txt").read_text().splitlines():
+        if match := re.match("Operator: (.*)", line):
+            operator = match.group(1)
+            continue
+        match = re.match(r"cnt: (\d+), (.*)", line)
+        assert match is not None
+        found.append((operator, int(match.group(1)), match.group(2)))
+    assert found == [(row["op_name"], row["count"], row["args"]) for row in rows_of(output)]
+
+
+def test_both_files_read_back_alike(everything, exported):
+    output, _ = exported(everything, "backendbench")
+    assert list(read(output / "trace.txt")) == list(read_table(output / "trace.parquet"))
+
+
+def test_a_drifting_scalar_is_its_first_samples(recorded, exported):
+    output, loss = exported(recorded([SCALED]), "backendbench")
+    assert [row["args"] for row in rows_of(output)] == ["((T([8], bf16), 0.5), {})"]
+    assert "drifting" in loss["reduced"][0]["reason"]
+
+
+def test_what_is_lost_is_not_reduced_too(recorded, exported):
+    shifted = call("_C::rms_norm", tensor(8, offset=4))
+    _, loss = exported(recorded([shifted]), "backendbench")
+    assert (loss["exported"], loss["reduced"]) == (0, [])
+
+
+def test_calls_with_one_line_are_one_row(recorded, exported):
+    twice = [call("aten::relu", tensor(8, device="cuda:0")), call("aten::relu", tensor(8, device="cuda:1"), count=5)]
+    output, loss = exported(recorded(twice), "backendbench")
+    assert [row["count"] for row in rows_of(output)] == [15]
+    assert loss["exported"] == 15
+
+
+def measured(one, tmp_path, **more):
+    path = tmp_path / "m.jsonl"
+    known = {"call": 0, "key": call_key(one), "operator": one.operator, "device": "cuda:0"}
+    write(path, [Measurement(**known, **more, median_us=median) for median in (10.0, 30.0)])
+    return path
+
+
+def test_measurements_give_times_over_the_floor(recorded, exported, tmp_path):
+    path = recorded([MM, ADD])
+    output, _ = exported(path, "backendbench", "--measurements", measured(MM, tmp_path, floor_us=16.0))
+    add, mm = rows_of(output)
+    assert (mm["runtime_ms"], mm["relative_runtime_to_kernel_launch"]) == (0.02, 1.25)
+    assert mm["is_overhead_dominated_op"] is True
+    assert (add["runtime_ms"], add["is_overhead_dominated_op"]) == (None, False)
+
+
+def test_a_call_that_failed_in_replay_is_excluded_as_backendbench_would(recorded, exported, tmp_path):
+    path = tmp_path / "m.jsonl"
+    write(path, [Measurement(call=0, key=call_key(MM), operator="aten::mm", status="failed", reason="no memory")])
+    output, loss = exported(recorded([MM]), "backendbench", "--measurements", path)
+    (row,) = rows_of(output)
+    assert (row["why_excluded"], row["runnable"]) == (["Failed to run: no memory"], False)
+    assert loss["exported"] == 0
+
+
+def test_measurements_of_something_else_are_refused(recorded, kcap, tmp_path):
+    path = measured(ADD, tmp_path)
+    done = kcap("export", recorded([MM]), "--to", "backendbench", "-o", tmp_path / "o", "--measurements", path)
+    assert (done.code, "measures no call" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["integers", "name", "substring"])
+def test_integers_that_index_never_reach_the_suite(kind, recorded, exported):
+    output, _ = exported(recorded([TROUBLE[kind]]), "backendbench")
+    assert included(output) == []

@@ -1,0 +1,107 @@
+"""The command: what it refuses, what it says, and that it destroys nothing it did not make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kcap.bench.exports import exporters
+from kcap.errors import FormatError
+from kcap.schemas import loss as loss_file
+
+OF_CALLS = sorted(name for name, one in exporters().items() if one.takes == "calls")
+
+
+def test_a_truncated_recording_needs_to_be_asked_for(recording, kcap, tmp_path):
+    refused = kcap("export", recording, "--to", "parquet", "-o", tmp_path / "out")
+    assert refused.code == 2
+    assert "2 of the model's 32 layers" in refused.err
+    assert "--allow-truncated" in refused.err
+    assert not (tmp_path / "out").exists()
+    assert kcap("export", recording, "--to", "parquet", "-o", tmp_path / "out", "--allow-truncated").code == 0
+
+
+@pytest.mark.parametrize("target", OF_CALLS)
+def test_the_loss_adds_up_to_the_kernels_counts(target, everything, exported):
+    _, loss = exported(everything, target)
+    assert loss["total"] == 100 + 2 * 10 + 100 + 12 * 10  # the region is none of them
+    assert all(lost["share"] == lost["count"] / loss["total"] for lost in loss["lost"] + loss["reduced"])
+
+
+@pytest.mark.parametrize("target", [name for name in OF_CALLS if name != "parquet"])
+def test_views_are_lost_by_name(target, everything, exported):
+    _, loss = exported(everything, target)
+    (view,) = [lost for lost in loss["lost"] if lost["operator"] == "aten::view"]
+    assert (view["reason"], view["calls"], view["count"]) == (loss_file.VIEW, 1, 100)
+
+
+@pytest.mark.parametrize("target", OF_CALLS)
+def test_exports_are_deterministic(target, everything, kcap, tmp_path):
+    for name in ("first", "second"):
+        assert kcap("export", everything, "--to", target, "-o", tmp_path / name).code == 0
+    first = {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()}
+    assert first == {path.name: path.read_bytes() for path in (tmp_path / "second").iterdir()}
+
+
+@pytest.mark.parametrize("target", OF_CALLS)
+def test_a_published_trace_file_exports(target, kcap, tmp_path):
+    trace = Path(__file__).parents[1] / "data" / "backendbench-traces" / "hf_Albert_training.txt"
+    done = kcap("export", trace, "--to", target, "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    loss = loss_file.read(tmp_path / "out" / "loss.json")
+    assert 0 < loss.exported <= loss.total
+
+
+def test_the_summary_and_the_next_command_are_said(everything, kcap, tmp_path):
+    done = kcap("export", everything, "--to", "backendbench", "-o", tmp_path / "out")
+    assert "exported to backendbench" in done.out.splitlines()[0]
+    assert loss_file.VIEW in done.out
+    assert done.err.startswith("Next: python -m BackendBench")
+
+
+def test_an_output_that_exists_is_replaced_only_by_force(everything, kcap, tmp_path):
+    output = tmp_path / "out"
+    args = ("export", everything, "--to", "tritonbench", "-o", output)
+    assert kcap(*args).code == 0
+    (output / "stale.json").write_text("{}")
+    again = kcap(*args)
+    assert (again.code, "--force" in again.err) == (2, True)
+    assert kcap(*args, "--force").code == 0
+    assert not (output / "stale.json").exists()
+
+
+def test_force_never_removes_what_export_did_not_make(everything, kcap, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+    for output in (mine, mine / "thesis.txt", everything, tmp_path):
+        done = kcap("export", everything, "--to", "parquet", "-o", output, "--force")
+        assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert (mine / "thesis.txt").read_text() == "years"
+    assert (everything / "recording.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "words"),
+    [
+        ("nothing", (), "no such Recording"),
+        ("EMPTY", (), "holds no calls"),
+        ("REC", ("--measurements", "nothing"), "kcap replay"),
+        ("DATASET", (), "--to one of"),
+    ],
+)
+def test_a_wrong_call_is_one_line_that_names_the_fix(recorded, kcap, tmp_path, path, options, words):
+    (tmp_path / "dataset" / "definitions").mkdir(parents=True)
+    places = {"EMPTY": recorded([], name="empty.kcap"), "REC": recorded([]), "DATASET": tmp_path / "dataset"}
+    done = kcap("export", places.get(path, path), "--to", "parquet", "-o", tmp_path / "out", *options)
+    assert (done.code, words in done.err, len(done.err.splitlines())) == (2, True, 1), done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_that_does_not_add_up_is_refused(tmp_path):
+    path = tmp_path / "loss.json"
+    path.write_bytes(orjson.dumps({"target": "parquet", "total": 5, "exported": 4}))
+    with pytest.raises(FormatError, match="add up"):
+        loss_file.read(path)

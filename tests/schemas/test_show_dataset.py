@@ -1,0 +1,65 @@
+"""`kcap show` of a FlashInfer-Bench dataset: its Definitions with what there is of each."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from kcap.schemas.dataset import WorkloadCount, write_dataset
+from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.records import Count
+from kcap.schemas.workload import RandomInput, SafetensorsInput, Workload
+
+TENSOR = DefinitionTensor(shape=["m", "n"], dtype="bfloat16")
+
+
+def definition(name):
+    axes = {"m": AxisVar(), "n": AxisConst(value=4)}
+    reference = "def run(x):\n    return x + 1\n"
+    return Definition(
+        name=name, op_type="add", axes=axes, inputs={"x": TENSOR}, outputs={"y": TENSOR}, reference=reference
+    )
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """`often` has a Call of two Samples that ran 30 times; `rare` a workload without its blob, and no counts."""
+    blob = SafetensorsInput(path="./blob/none.safetensors", tensor_key="x")
+    workloads = {
+        "often": [Workload(uuid=name, axes={"m": 2}, inputs={"x": RandomInput()}) for name in ("one", "two")],
+        "rare": [Workload(uuid="three", axes={"m": 2}, inputs={"x": blob})],
+    }
+    counts = [
+        WorkloadCount(
+            definition="often",
+            workload=name,
+            operator="aten::add",
+            call=7,
+            samples=2,
+            counts=[Count(phase="prefill", count=10), Count(phase="decode", count=20)],
+        )
+        for name in ("one", "two")
+    ]
+    write_dataset(tmp_path / "set", [definition("rare"), definition("often")], workloads, {}, counts)
+    return tmp_path / "set"
+
+
+def test_definitions_are_shown_with_their_workloads_and_counts(dataset, kcap):
+    shown = orjson.loads(kcap("show", dataset, "--json").out)["definitions"]
+    assert [(row["name"], row["workloads"], row["missing"], row["count"]) for row in shown] == [
+        ("often", 2, 0, 30),
+        ("rare", 1, 1, 0),
+    ]
+    assert shown[0]["axes"] == {"m": None, "n": 4}
+
+
+def test_the_table_tells_axes_that_vary_from_those_that_do_not(dataset, kcap):
+    done = kcap("show", dataset)
+    assert "m=·, n=4" in done.out
+    assert "2 Definitions, 3 workloads" in done.out
+    assert done.err.startswith("Next: kcap export")
+
+
+def test_top_says_how_many_more_there_are(dataset, kcap):
+    shown = orjson.loads(kcap("show", dataset, "--json", "--top", "1").out)
+    assert ([row["name"] for row in shown["definitions"]], shown["more"]) == (["often"], 1)
