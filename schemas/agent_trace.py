@@ -113,17 +113,17 @@ def _form(trace: Any) -> str:
 
 
 _TAGGED = Annotated[Conversation, Tag("object")] | Annotated[list[Entry], Tag("list")]
-_ADAPTER: TypeAdapter[AgentTrace] = TypeAdapter(Annotated[_TAGGED, Discriminator(_form)])
+ADAPTER: TypeAdapter[AgentTrace] = TypeAdapter(Annotated[_TAGGED, Discriminator(_form)])
 
 
 def from_bytes(content: bytes, place: str = "Agent Trace") -> AgentTrace:
     """The Agent Trace in `content`, in either form; FormatError names what is wrong in `place`."""
-    return parse_json(content, _ADAPTER, place)
+    return parse_json(content, ADAPTER, place)
 
 
 def to_bytes(trace: AgentTrace) -> bytes:
     """The JSON document of `trace`, indented, in the form that it has."""
-    return dump_json(_ADAPTER.dump_python(trace, mode="json"))
+    return dump_json(ADAPTER.dump_python(trace, mode="json"))
 
 
 def read(path: Path) -> AgentTrace:

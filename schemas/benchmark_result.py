@@ -50,12 +50,12 @@ class CompilationFailure(_Form):
 
 
 BenchmarkResult: TypeAlias = Success | CompilationFailure
-_ADAPTER: TypeAdapter[BenchmarkResult] = TypeAdapter(Annotated[BenchmarkResult, Field(discriminator="compiled")])
+ADAPTER: TypeAdapter[BenchmarkResult] = TypeAdapter(Annotated[BenchmarkResult, Field(discriminator="compiled")])
 
 
 def read(path: Path) -> BenchmarkResult:
     """The result in `path`; FormatError if it is neither form."""
-    return read_json(path, _ADAPTER)
+    return read_json(path, ADAPTER)
 
 
 def write(path: Path, result: BenchmarkResult) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from kcap.schemas.jsonfile import read_json, write_json
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording import Metadata, Recording
 
 Framework = Literal["SGLang", "vLLM", "MLC-LLM", "TRT-LLM"]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
@@ -37,12 +37,12 @@ class CallingRecord(BaseModel):
     kernels: list[KernelCount]
 
 
-_ADAPTER = TypeAdapter(CallingRecord)
+ADAPTER = TypeAdapter(CallingRecord)
 
 
 def read(path: Path) -> CallingRecord:
     """The record in `path`; FormatError if it has a field too many, too few or of the wrong kind."""
-    return read_json(path, _ADAPTER)
+    return read_json(path, ADAPTER)
 
 
 def write(path: Path, record: CallingRecord) -> None:
@@ -57,7 +57,7 @@ def from_recording(recording: Recording) -> CallingRecord | None:
     Ids are operator names. Only kernels that do work are in it (no regions, views or allocations);
     counts are sums over phases, ranks, eager and graph.
     """
-    framework = next((name for name in FRAMEWORKS if name == recording.metadata.framework), None)
+    framework = framework_of(recording.metadata)
     if framework is None or recording.metadata.model is None:
         return None
     counts: Counter[str] = Counter()
@@ -65,6 +65,11 @@ def from_recording(recording: Recording) -> CallingRecord | None:
         counts[call.operator] += call.total
     kernels = [KernelCount(id=name, count=count) for name, count in sorted(counts.items(), key=_most_called) if count]
     return CallingRecord(model=recording.metadata.model, framework=framework, kernels=kernels)
+
+
+def framework_of(metadata: Metadata) -> Framework | None:
+    """The framework as the record names it; None if it is none of the four."""
+    return next((name for name in FRAMEWORKS if name == metadata.framework), None)
 
 
 def _most_called(item: tuple[str, int]) -> tuple[int, str]:

@@ -113,7 +113,7 @@ class Definition(Form):
         return tuple(known[axis] for axis in shape)
 
 
-_ADAPTER = TypeAdapter(Definition)
+ADAPTER = TypeAdapter(Definition)
 
 
 def check_definition(definition: Definition) -> list[str]:
@@ -132,7 +132,7 @@ def check_definition(definition: Definition) -> list[str]:
 
 def from_bytes(content: bytes, place: str = "Definition") -> Definition:
     """The Definition in `content`; FormatError names what is wrong in `place`."""
-    return parse_json(content, _ADAPTER, place)
+    return parse_json(content, ADAPTER, place)
 
 
 def to_bytes(definition: Definition) -> bytes:

@@ -52,10 +52,11 @@ class Shaped(Protocol):
 
 
 def check_tensors(axes: Collection[str], inputs: Mapping[str, Shaped], outputs: Mapping[str, Shaped]) -> None:
-    """ValueError if a name is both an input and an output, or a shape has an axis that is not among `axes`."""
-    if both := inputs.keys() & outputs.keys():
-        raise ValueError(f"{', '.join(sorted(both))}: both an input and an output")
+    """ValueError if names are both inputs and outputs, or shapes have axes that are not among `axes`: it names all."""
+    wrong = [f"{name}: both an input and an output" for name in inputs if name in outputs]
     for kind, tensors in (("inputs", inputs), ("outputs", outputs)):
         for name, tensor in tensors.items():
-            if unknown := [axis for axis in tensor.shape or () if axis not in axes]:
-                raise ValueError(f"{kind}.{name}: its axis {unknown[0]} is not among axes")
+            unknown = dict.fromkeys(axis for axis in tensor.shape or () if axis not in axes)
+            wrong += [f"{kind}.{name}: its axis {axis} is not among axes" for axis in unknown]
+    if wrong:
+        raise ValueError("; ".join(wrong))

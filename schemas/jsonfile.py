@@ -36,16 +36,30 @@ def _path(location: Sequence[int | str], document: Any) -> str:
     return ".".join(path)
 
 
-def parse_json(content: bytes, adapter: TypeAdapter[T], place: str) -> T:
-    """The document in `content`; FormatError names the line and column in `place`, or the field, that is wrong."""
+def examine(
+    content: bytes, adapter: TypeAdapter[T], place: str, line: int | None = None
+) -> tuple[list[T], list[FormatError]]:
+    """The one document in `content`, or none and all that is wrong: at a line and column of `place`, or in a field.
+
+    `line`: where in `place` the content stands, if it is not the whole.
+    """
     try:
         document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise FormatError(f"{place}:{error.lineno}:{error.colno}", error.msg) from None
+        return [], [FormatError(f"{place}:{line or error.lineno}:{error.colno}", error.msg)]
     try:
-        return adapter.validate_python(document)
+        return [adapter.validate_python(document)], []
     except ValidationError as error:
-        raise FormatError(place, reasons(error, document)[0]) from None
+        where = f"{place}:{line}" if line else place
+        return [], [FormatError(where, reason) for reason in reasons(error, document)]
+
+
+def parse_json(content: bytes, adapter: TypeAdapter[T], place: str, line: int | None = None) -> T:
+    """The document in `content`; FormatError with the first thing that is wrong, as `examine` tells it."""
+    found, errors = examine(content, adapter, place, line)
+    if errors:
+        raise errors[0]
+    return found[0]
 
 
 def read_json(path: Path, adapter: TypeAdapter[T]) -> T:
@@ -63,14 +77,14 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_bytes(dump_json(document))
 
 
-def read_lines(path: Path, model: type[M]) -> Iterator[M]:
-    """One `model` a line; FormatError names the line that is none, and where in it the JSON breaks off."""
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of `path` that are not empty, numbered from 1."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                document = orjson.loads(line)
-                yield model.model_validate(document)
-            except ValidationError as error:
-                raise FormatError(f"{path}:{number}", reasons(error, document)[0]) from None
-            except orjson.JSONDecodeError as error:
-                raise FormatError(f"{path}:{number}:{error.colno}", error.msg) from None
+        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+
+
+def read_lines(path: Path, model: type[M]) -> Iterator[M]:
+    """One `model` a line, empty lines aside; FormatError names the line that is none, and where the JSON breaks off."""
+    adapter = TypeAdapter(model)
+    for number, line in numbered_lines(path):
+        yield parse_json(line, adapter, str(path), number)

@@ -88,7 +88,7 @@ class KernelDescription(Form):
         return self
 
 
-_ADAPTER = TypeAdapter(KernelDescription)
+ADAPTER = TypeAdapter(KernelDescription)
 
 
 def check_kernel_description(description: KernelDescription) -> list[str]:
@@ -103,7 +103,7 @@ def check_kernel_description(description: KernelDescription) -> list[str]:
 
 def from_bytes(content: bytes, place: str = "Kernel Description") -> KernelDescription:
     """The Kernel Description in `content`; FormatError names what is wrong in `place`."""
-    return parse_json(content, _ADAPTER, place)
+    return parse_json(content, ADAPTER, place)
 
 
 def to_bytes(description: KernelDescription) -> bytes:

@@ -83,12 +83,12 @@ class Solution(Form):
         return self
 
 
-_ADAPTER = TypeAdapter(Solution)
+ADAPTER = TypeAdapter(Solution)
 
 
 def from_bytes(content: bytes, place: str = "Solution") -> Solution:
     """The Solution in `content`; FormatError names what is wrong in `place`."""
-    return parse_json(content, _ADAPTER, place)
+    return parse_json(content, ADAPTER, place)
 
 
 def to_bytes(solution: Solution) -> bytes:

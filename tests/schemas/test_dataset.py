@@ -128,8 +128,8 @@ def test_a_line_is_read_back(workload: Workload) -> None:
 def test_arbitrary_bytes_are_no_workloads(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("t") / "t.jsonl"
     path.write_bytes(content)
-    if content:
-        with pytest.raises(FormatError, match=r"t\.jsonl:1"):
+    if content.strip():
+        with pytest.raises(FormatError, match=r"t\.jsonl:\d"):
             list(trace.read(path))
 
 

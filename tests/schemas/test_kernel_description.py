@@ -97,7 +97,7 @@ def test_both_names_of_a_field_are_read_and_the_tables_written() -> None:
         ({"inputs": {"x": {"shape": None}}}, r"inputs\.x\.shape"),
         ({"inputs": {"x": {"shape": [], "dtype": "int32"}}}, r"inputs\.x\.dtype"),
         ({"inputs": {"x": {"shape": [], "dtype": "float8_e4m3fn"}}}, r"inputs\.x\.dtype"),
-        ({"outputs": NORM["inputs"]}, "eps, groups, input: both an input and an output"),
+        ({"outputs": NORM["inputs"]}, "input: both an input and an output; eps: both"),
         ({"assumptions": ["B >"]}, "assumptions: no valid Python"),
         ({"reference_code": "def run("}, "reference_code: no valid Python"),
         ({"op_type": "norm"}, "op_type"),
