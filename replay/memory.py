@@ -64,10 +64,14 @@ def free(device: str) -> int:
     return int(match[1]) * 1024 if match else 4 * GIB
 
 
-def limit_host_memory() -> None:
-    """Make an allocation beyond this machine's free memory an error in this process, not the kernel's OOM killer."""
+def limit_host_memory(most: int | None = None) -> None:
+    """Make an allocation of more than `most` bytes from now on (None: this machine's free memory) an error here.
+
+    So that it is not the kernel's OOM killer that ends this process, or another.
+    """
     match = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
     used = int(match[1]) * 1024 if match else 0
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = used + int(free("cpu") * 0.9)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    limit = used + (int(free("cpu") * 0.9) if most is None else most)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

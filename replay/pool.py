@@ -74,7 +74,7 @@ class Worker:
                 raise CallError(self.environment["error"])
             self._receive(START_LIMIT_S)
         except (Died, TimeoutError) as death:
-            raise KcapError(f"the replay worker does not start: {death or 'no answer'}") from None
+            raise KcapError(f"{self.module} does not start: {death or 'no answer'}") from None
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self.process is not None and self.process.stdin is not None
@@ -103,23 +103,28 @@ class Worker:
         assert self.process is not None
         code = self.process.wait()
         if code < 0:
-            name = signal.Signals(-code).name
-            return f"{name} (killed, perhaps out of memory)" if name == "SIGKILL" else name
+            return signal_name(-code)
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"exit code {code}: {lines[-1][:200] if lines else 'no message'}"
 
     def _end(self) -> None:
-        """Close the pipes; a worker that does not end by itself is killed."""
+        """Close the pipes; a worker that does not end by itself is killed, and so is what it leaves behind."""
         if self.process is None:
             return
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self.process = None
+
+
+def signal_name(number: int) -> str:
+    """The signal that ended a process, and what a kill may mean."""
+    name = signal.Signals(number).name
+    return f"{name} (killed, perhaps out of memory)" if name == "SIGKILL" else name

@@ -1,0 +1,34 @@
+"""Lookups: positions within their table, token ids within their vocabulary, masks that leave something."""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.bench.draft import Draft
+from kcap.bench.valid import rule
+
+LONGEST = 4096  # positions where no table bounds them
+
+
+@rule("positions", "pos_ids", "position_ids")
+def positions(draft: Draft, name: str) -> torch.Tensor:
+    """A position each, within the table of cosines and sines if there is one."""
+    table = draft.first("cos_sin_cache", "cos_cache", "cos", "freqs_cis")
+    return draft.integers(0, draft.shape(table)[0] if table else LONGEST, draft.shape(name))
+
+
+@rule("input_ids", "token_ids", "ids", "indices", op_types=("embedding",))
+def token_ids(draft: Draft, name: str) -> torch.Tensor | None:
+    table = draft.first("weight", "table", "embedding")
+    return draft.integers(0, draft.shape(table)[0], draft.shape(name)) if table else None
+
+
+@rule("mask", "*_mask")
+def mask(draft: Draft, name: str) -> torch.Tensor | None:
+    """Random, but the first of each row is kept: a row without any has no softmax."""
+    if draft.definition.inputs[name].dtype != "bool":
+        return None
+    made = draft.reals(0, 1, draft.shape(name)) < 0.5
+    if made.numel():
+        made[..., 0] = True
+    return made
