@@ -9,6 +9,7 @@ import click
 
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.exports import Exporter, Request, exporters
+from kcap.bench.verify import Where
 from kcap.errors import CallError
 from kcap.schemas import loss as loss_file
 from kcap.schemas.loss import ExportLoss, Lost
@@ -22,9 +23,20 @@ MOST_SHOWN = 5
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @click.option("--allow-truncated", is_flag=True, help="Export a Recording of fewer layers than the model has.")
 @click.option("--measurements", type=click.Path(path_type=Path), help="Times for BackendBench: of kcap replay -o.")
+@click.option("--check/--no-check", default=True, help="Run each reference against the recorded operator.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Where to check. Default: as recorded.")
+@click.option("--trust", is_flag=True, help="Run the kernel sources of a Recording that was made elsewhere.")
 @click.option("--force", is_flag=True, help="Replace the output.")
 def command(
-    path: Path, target: str, output: Path, allow_truncated: bool, measurements: Path | None, force: bool
+    path: Path,
+    target: str,
+    output: Path,
+    allow_truncated: bool,
+    measurements: Path | None,
+    check: bool,
+    device: str | None,
+    trust: bool,
+    force: bool,
 ) -> None:
     """Write what was recorded in another benchmark's format, and what that format cannot carry.
 
@@ -37,7 +49,7 @@ def command(
     contents = open_contents(path, allow_truncated)
     check_takes(contents, target, chosen)
     make_room(output, path, force)
-    loss = chosen.write(Request(contents, output, measurements))
+    loss = chosen.write(Request(contents, output, measurements, check, Where(device, trust)))
     loss_file.write(output / loss_file.FILE, loss)
     click.echo(summary(loss, output))
     click.echo(f"Next: {chosen.following(output)}", err=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from kcap.bench.contents import Contents
+from kcap.bench.verify import Where
 from kcap.schemas.loss import ExportLoss
 
 EXPORTERS: dict[str, Exporter] = {}
@@ -18,11 +19,16 @@ EXPORTERS: dict[str, Exporter] = {}
 
 @dataclass(frozen=True)
 class Request:
-    """What to export, the folder to write into, and the measurements to take times from (None: no times)."""
+    """What to export, the folder to write into, and the measurements to take times from (None: no times).
+
+    `check`: whether references are checked against the recorded operators, `where`: on which device.
+    """
 
     contents: Contents
     output: Path
     measurements: Path | None = None
+    check: bool = True
+    where: Where = field(default_factory=Where)
 
 
 class Exporter:

@@ -1,0 +1,75 @@
+"""`flashinfer-bench`: a dataset directory of Definitions, Workloads and blobs, as FlashInfer-Bench's TraceSet loads it.
+
+Source: FlashInfer-Bench 0.1.2, `data/trace_set.py`, `bench/utils.py`. Index inputs are written as safetensors, since it
+draws random integers from -1024 to 1023. Beside its own files lie `counts.jsonl` (the exact counts of each Workload),
+`calling_record.json` (ids are the Definitions' names), `checks.jsonl` (each reference against the recorded operator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.problems import Problem, Problems, problems_of
+from kcap.bench.verify import VERIFIED, check_references, tag, write_checks
+from kcap.schemas import calling_record
+from kcap.schemas.calling_record import CallingRecord, KernelCount, framework_of
+from kcap.schemas.dataset import write_dataset
+from kcap.schemas.loss import ExportLoss
+from kcap.schemas.records import Metadata
+
+
+@exporter("flashinfer-bench")
+class FlashInferBench(Exporter):
+    """A Recording's Definitions derived and checked; a dataset's as they are."""
+
+    takes = "definitions"
+
+    def write(self, request: Request) -> ExportLoss:
+        found = problems_of(request.contents)
+        if request.check and found.derived is not None and request.contents.recording is not None:
+            checks = list(check_references(request.contents, found.derived, request.where))
+            tag(found.problems, checks)
+            write_checks(request.output, checks)
+        write_problems(request.output, found.problems)
+        write_calling_record(request.output, found, request.contents.metadata)
+        click.echo(told(found))
+        return found.ledger.loss("flashinfer-bench", request.contents.total)
+
+    def following(self, output: Path) -> str:
+        return f"kcap validate {output}"
+
+
+def write_problems(root: Path, problems: Iterable[Problem]) -> None:
+    problems = list(problems)
+    blobs = {uuid: blob for problem in problems for uuid, blob in problem.blobs.items()}
+    workloads = {problem.definition.name: list(problem.workloads.values()) for problem in problems}
+    counts = [count for problem in problems for count in problem.counts]
+    write_dataset(root, [problem.definition for problem in problems], workloads, blobs, counts)
+
+
+def write_calling_record(root: Path, found: Problems, metadata: Metadata) -> None:
+    """The kernel calling record of what was exported, if the framework is one that the record can name."""
+    framework = framework_of(metadata)
+    if framework is None or metadata.model is None:
+        return
+    kernels = [KernelCount(id=problem.definition.name, count=problem.total) for problem in found.problems]
+    calling_record.write(
+        root / "calling_record.json", CallingRecord(model=metadata.model, framework=framework, kernels=kernels)
+    )
+
+
+def told(found: Problems) -> str:
+    """How much lies in named families, and how much is verified, of the exported invocations."""
+    total = sum(problem.total for problem in found.problems)
+    named = sum(problem.total for problem in found.problems if problem.family)
+    verified = [problem for problem in found.problems if VERIFIED in problem.definition.tags]
+    share = sum(problem.total for problem in verified)
+    return (
+        f"{len(found.problems)} Definitions, {sum(len(p.workloads) for p in found.problems)} Workloads; of their "
+        f"{total:,} invocations {named / max(total, 1):.1%} in named families, {share / max(total, 1):.1%} of "
+        f"{len(verified)} verified Definitions"
+    )
