@@ -1,11 +1,11 @@
-"""gemm: C = A @ B.T, as linear layers call it. Operators of aten, vLLM (oneDNN on CPU) and SGLang."""
+"""gemm: C = A @ B.T, as linear layers call it. Operators of aten, vLLM (oneDNN on CPU), SGLang, FlashInfer, DeepGEMM."""
 
 from __future__ import annotations
 
 import torch
 
 from kcap.schemas.families import family
-from kcap.schemas.families.form import Form, Slot, abbreviate, made, of
+from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 
 REFERENCE = """import torch
@@ -16,14 +16,16 @@ def run(A, B):
     assert B.shape == ({n}, {k})
     return torch.matmul(A, B.T)
 """
-WITH_BIAS = """import torch
+IN_FLOAT32 = """import torch
 
 
 @torch.no_grad()
-def run(A, B, bias):
+def run({inputs}):
     assert B.shape == ({n}, {k})
-    return (torch.matmul(A.to(torch.float32), B.to(torch.float32).T) + bias.to(torch.float32)).to(A.dtype)
+    C = torch.matmul(A.to(torch.float32), B.to(torch.float32).T)
+    return {result}.to(torch.{dtype})
 """
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @family("gemm", "aten::linear")
@@ -31,9 +33,9 @@ def linear(call: Invocation) -> Form:
     return gemm(call, call.tensor("input"), call.tensor("weight"), call.optional("bias"))
 
 
-@family("gemm", "aten::mm")
+@family("gemm", "aten::mm", "aten::matmul")
 def mm(call: Invocation) -> Form:
-    return gemm(call, call.tensor("self"), call.tensor("mat2").transpose(0, 1))
+    return gemm(call, call.tensor("self"), call.tensor("mat2", "other").transpose(0, 1))
 
 
 @family("gemm", "aten::addmm")
@@ -51,26 +53,73 @@ def onednn_mm(call: Invocation) -> Form:
     return gemm(call, a, weight, call.optional("bias"))
 
 
+@family("gemm", "_C::weight_packed_linear")
+def weight_packed_linear(call: Invocation) -> Form:
+    """A weight in the layout of AMX is no matrix that a reference could read."""
+    call.refuse("is_vnni")
+    return gemm(call, call.tensor("mat1"), call.tensor("mat2"), call.optional("bias"))
+
+
+@family("gemm", "_moe_C::dsv3_router_gemm", "sgl_kernel::dsv3_router_gemm")
+def router_gemm(call: Invocation) -> Form:
+    return gemm(call, call.tensor("mat_a", "hidden_states"), call.tensor("mat_b", "router_weight"))
+
+
+@family("gemm", "_C::dsv3_fused_a_gemm", "sgl_kernel::dsv3_fused_a_gemm")
+def fused_a_gemm(call: Invocation) -> Form:
+    return gemm(call, call.tensor("mat_a"), call.tensor("mat_b").transpose(0, 1))
+
+
+@family("gemm", "deep_gemm::bf16_gemm_nt")
+def bf16_gemm_nt(call: Invocation) -> Form:
+    call.refuse("c")
+    return gemm(call, call.tensor("a"), call.tensor("b"))
+
+
+@family("gemm", "flashinfer::mm_bf16")
+def mm_bf16(call: Invocation) -> Form:
+    return gemm(call, call.tensor("a"), call.tensor("b").transpose(0, 1), call.optional("bias"))
+
+
+OUTPUTS = ("out", "c", "d", "output")
+
+
 def gemm(call: Invocation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Form:
     """`a`: [..., K], leading dimensions joined; `b`: [N, K]; `bias`: [N]."""
-    if b.dim() != 2 or a.dtype != b.dtype or not a.is_floating_point():
+    if b.dim() != 2 or a.dtype != b.dtype or a.dtype not in FLOATS:
         raise Unrecognized("not a product of two matrices of floats")
     a = a.reshape(-1, a.shape[-1])
     (m, k), n = a.shape, b.shape[0]
     inputs: dict[str, Slot] = {"A": of(a, "M", "K"), "B": of(b, "N", "K")}
     if bias is not None:
         inputs["bias"] = of(bias, "N")
+    out = result_dtype(call, a.dtype)
     word = f"{'_bias' if bias is not None else ''}{abbreviate(a.dtype, torch.float16)}"
     return Form(
-        name=f"gemm{word}_n{n}_k{k}",
+        name=f"gemm{word}{'_to' + abbreviate(out, a.dtype) if out != a.dtype else ''}_n{n}_k{k}",
         op_type="gemm",
         axes={"M": None, "N": n, "K": k},
         inputs=inputs,
-        outputs={"C": made(a.dtype, ("M", "N"), lambda: written(call, "out", "c").reshape(-1, n))},
-        reference=(REFERENCE if bias is None else WITH_BIAS).format(n=n, k=k),
+        outputs={"C": made(out, ("M", "N"), lambda: written(call, *OUTPUTS).reshape(-1, n))},
+        reference=_reference(list(inputs), n, k, None if bias is None and out == a.dtype else out),
         description=f"General matrix multiply, C = A @ B.T{' + bias' if bias is not None else ''}.",
         flops=2 * m * n * k,
     )
+
+
+def _reference(inputs: list[str], n: int, k: int, out: torch.dtype | None) -> str:
+    if out is None:
+        return REFERENCE.format(n=n, k=k)
+    result = "(C + bias.to(torch.float32))" if "bias" in inputs else "C"
+    return IN_FLOAT32.format(inputs=", ".join(inputs), n=n, k=k, result=result, dtype=dtype_name(out))
+
+
+def result_dtype(call: Invocation, usual: torch.dtype) -> torch.dtype:
+    """The dtype of what the operator writes or returns."""
+    out, wanted = call.optional(*OUTPUTS), call["out_dtype"]
+    if out is not None:
+        return out.dtype
+    return wanted if isinstance(wanted, torch.dtype) else usual
 
 
 def written(call: Invocation, *names: str) -> torch.Tensor:

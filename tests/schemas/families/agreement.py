@@ -32,9 +32,11 @@ def checked(made: Form) -> Definition:
     return definition
 
 
-def agrees(operator: str, run: Callable[..., Any], **arguments: Any) -> Form:
+def agrees(
+    operator: str, run: Callable[..., Any], hidden: dict[str, torch.Tensor] | None = None, **arguments: Any
+) -> Form:
     """The Form, once its reference gave what `run(**arguments)` gives: what it returns, or writes to its arguments."""
-    invocation = Invocation(operator, arguments)
+    invocation = Invocation(operator, arguments, hidden or {})
     made = form_of(invocation)
     assert made is not None, f"no family takes {operator}"
     definition = checked(made)
