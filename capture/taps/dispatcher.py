@@ -143,9 +143,7 @@ class NativeRecorder:
         return int(self._quick.kcap_launch(body))
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
-        kinds, words = self._pack(values)
-        address, _ = words.buffer_info()
-        return bool(self._quick.kcap_call(operator, launch, len(values), bytes(kinds), address, enter, detail))
+        return bool(self._quick.kcap_call(operator, launch, len(values), *self._pack(values), enter, detail))
 
     def leave(self) -> None:
         self._quick.kcap_leave()

@@ -164,7 +164,7 @@ def _known(fused: Fused, operator: Any) -> _Known:
     name = fused.name(operator) or ""
     names = binder(fused.function(operator)) if name else Binder()
     state = _State.of(operator, names) if name and fused.stateful else None
-    return _Known(weakref.ref(operator), name, names, state)
+    return _Known(weakref.ref(operator), name, names, state if state and state.names else None)
 
 
 PLAIN = (bool, int, float, str, type(None))
@@ -190,15 +190,11 @@ class _State:
     def names(self) -> tuple[str, ...]:
         return self.parameters + self.buffers + self.plain
 
-    def values(self, module: Any) -> list[Any]:
+    def values(self, module: Any) -> tuple[Any, ...]:
         """As they are now: a weight may have been loaded anew."""
-        own = vars(module)
+        own = module.__dict__
         parameters, buffers = own["_parameters"], own["_buffers"]
-        return [
-            *(parameters.get(name) for name in self.parameters),
-            *(buffers.get(name) for name in self.buffers),
-            *(own.get(name) for name in self.plain),
-        ]
+        return (*map(parameters.get, self.parameters), *map(buffers.get, self.buffers), *map(own.get, self.plain))
 
 
 def _is_plain(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -18,11 +19,41 @@ from kcap.capture.taps.arguments import encode
 
 # Kind in native/external.h.
 NONE, INTEGER, REAL, BOOLEAN, TENSOR, TEXT, LIST = range(7)
+WORDS = {type(None): NONE, int: INTEGER, float: REAL, bool: BOOLEAN}
+MOST_ROWS = 1 << 12
 MOST_TEXTS = 1 << 16
 LONGEST_TEXT = LONGEST_LIST = 4096
 MOST_VALUES = 1 << 16  # of one call, those in lists among them
 DEEPEST = 24  # lists in lists
 JSON_MARK = b"\x01"  # before what is JSON already, as in native/json.h
+
+
+@dataclass(frozen=True)
+class _Row:
+    """How values of certain types are packed all at once."""
+
+    kinds: bytes
+    _pack: Callable[..., bytes]
+    _tensors: tuple[int, ...]
+    _nones: tuple[int, ...]
+
+    def words(self, values: Sequence[Any]) -> bytes:
+        row = list(values)
+        for place in self._tensors:
+            row[place] = row[place]._cdata
+        for place in self._nones:
+            row[place] = 0
+        return self._pack(*row)
+
+
+def _row(types: Sequence[type]) -> _Row | None:
+    """None where a value of one of the types may take more than a word."""
+    kinds = [TENSOR if issubclass(kind, torch.Tensor) else WORDS.get(kind) for kind in types]
+    if None in kinds:
+        return None
+    pack = struct.Struct("".join("d" if kind == REAL else "q" for kind in kinds)).pack
+    places = [tuple(i for i, kind in enumerate(kinds) if kind == wanted) for wanted in (TENSOR, NONE)]
+    return _Row(bytes(kind for kind in kinds if kind is not None), pack, *places)
 
 
 class Packer:
@@ -31,12 +62,24 @@ class Packer:
     def __init__(self, number: Callable[[bytes], int]) -> None:
         self._number = number
         self._texts: dict[bytes, int] = {}
+        self._rows: dict[tuple[type, ...], _Row | None] = {}  # by the types of values; None: they are packed one by one
 
-    def __call__(self, values: Sequence[Any]) -> tuple[bytearray, array[int]]:
+    def __call__(self, values: Sequence[Any]) -> tuple[bytes, bytes]:
+        """A byte for each value, lists' among them, and a word."""
+        types = tuple(map(type, values))
+        row = self._rows.get(types)
+        if row is None and types not in self._rows and len(self._rows) < MOST_ROWS:
+            row = self._rows[types] = _row(types)
+        try:
+            return (row.kinds, row.words(values)) if row is not None else self._one_by_one(values)
+        except struct.error:  # an integer of more than a word
+            return self._one_by_one(values)
+
+    def _one_by_one(self, values: Sequence[Any]) -> tuple[bytes, bytes]:
         kinds, words = bytearray(), array("q")
         for value in values:
             self._put(kinds, words, value)
-        return kinds, words
+        return bytes(kinds), words.tobytes()
 
     def _put(self, kinds: bytearray, words: array[int], value: Any, depth: int = 0) -> None:
         if isinstance(value, torch.Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -196,6 +197,6 @@ def test_texts_past_the_limit_take_no_more_room(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("kcap.capture.taps.packing.MOST_TEXTS", 4)
     numbered: list[bytes] = []
     packer = Packer(lambda text: numbered.append(text) or len(numbered) - 1)
-    words = [packer([f"text {n}"])[1][0] for n in (0, 1, 2, 3, 4, 5, 6, 2)]
+    words = [int.from_bytes(packer([f"text {n}"])[1], sys.byteorder) for n in (0, 1, 2, 3, 4, 5, 6, 2)]
     assert words == [0, 1, 2, 3, 4, 4, 4, 2]
     assert numbered[4:] == [b'\x01{"opaque":"text"}']
