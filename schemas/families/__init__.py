@@ -39,7 +39,8 @@ def form_of(call: Invocation) -> Form | None:
     if recognize is None:
         return None
     try:
-        form = replace(recognize(call), family=name)
+        form = recognize(call)
+        form = form if form.family else replace(form, family=name)
         form.check()
     except (Unrecognized, RuntimeError, IndexError, TypeError, ValueError):  # shapes that the operator never takes
         return None

@@ -1,0 +1,120 @@
+"""What the attention families share: FlashInfer's index inputs, made from an operator's, and the references' core.
+
+FlashInfer names pages by `kv_indptr` (where each sequence's begin), `kv_indices` and `kv_last_page_len`; vLLM's and
+SGLang's kernels take a table [sequences, pages] and the sequences' lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kcap.schemas.families.invocation import Invocation, Unrecognized
+
+Make = Callable[[], torch.Tensor]
+
+ATTEND = '''CHUNK = 512  # queries at once: bounds the memory that logits take
+
+
+def attend(q, k, v, sm_scale):
+    """q: [num_q, heads, dim], k and v: [num_kv, kv_heads, dim], float32; the last query stands at the last key."""
+    num_q, num_kv, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    kv_pos = torch.arange(num_kv, device=q.device)
+    q_pos = torch.arange(num_q, device=q.device) + num_kv - num_q
+    outputs, lses = [], []
+    for start in range(0, num_q, CHUNK):
+        rows = slice(start, start + CHUNK)
+        logits = torch.einsum("qhd,khd->qhk", q[rows], k) * sm_scale
+{mask}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1), v))
+        lses.append(torch.logsumexp(logits, dim=-1) / math.log(2.0))
+    return torch.cat(outputs), torch.cat(lses)
+'''
+MASK = '        logits.masked_fill_(({hidden})[:, None, :], float("-inf"))\n'
+LATER = "kv_pos[None, :] > q_pos[rows, None]"
+EARLIER = "(kv_pos[None, :] < q_pos[rows, None] - {window})"
+
+
+def attend(causal: bool, window: int) -> str:
+    """The text of `attend`. `window`: keys before the query's own that it sees; -1: all."""
+    hidden = [f"({LATER})" if window >= 0 else LATER] if causal else []
+    hidden += [EARLIER.format(window=window)] if window >= 0 else []
+    return ATTEND.format(mask=MASK.format(hidden=" | ".join(hidden)) if hidden else "")
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of each sequence in FlashInfer's form; each function may raise Unrecognized."""
+
+    indptr: Make
+    indices: Make
+    last: Make
+    page_size: int
+
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each sequence: int64 [sequences]."""
+        before = (self.indptr().diff().long() - 1).clamp(min=0)
+        return before * self.page_size + self.last()
+
+
+def table_pages(table: torch.Tensor, lengths: torch.Tensor, page_size: int) -> Pages:
+    """The same pages from a table [sequences or more, pages or more] and `lengths` [sequences]."""
+
+    def count() -> torch.Tensor:
+        return (known(lengths, "sequence lengths").long() + page_size - 1) // page_size
+
+    def indices() -> torch.Tensor:
+        reached = torch.arange(table.shape[1], device=lengths.device)[None, :] < count()[:, None]
+        return known(table, "block table")[: len(lengths)][reached].to(torch.int32)
+
+    def last() -> torch.Tensor:
+        rest = (known(lengths, "sequence lengths") - 1) % page_size + 1
+        return torch.where(lengths > 0, rest, 0).to(torch.int32)
+
+    return Pages(lambda: starts_of(count()), indices, last, page_size)
+
+
+def listed_pages(indptr: torch.Tensor, indices: torch.Tensor, last: torch.Tensor, page_size: int) -> Pages:
+    """FlashInfer's own arguments; `indices` may be a buffer longer than what `indptr` reaches."""
+
+    def reached() -> torch.Tensor:
+        end = int(known(indptr, "page starts")[-1])
+        return known(indices, "page indices")[:end].to(torch.int32)
+
+    return Pages(lambda: known(indptr, "page starts"), reached, lambda: known(last, "last page lengths"), page_size)
+
+
+def starts_of(counts: torch.Tensor) -> torch.Tensor:
+    """[0, n0, n0 + n1, …] as int32."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def known(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """`tensor`, whose values are needed; Unrecognized if it has none."""
+    if tensor.is_meta:
+        raise Unrecognized(f"the {what} were not sampled")
+    return tensor
+
+
+def base2(lse: torch.Tensor) -> torch.Tensor:
+    """A natural log-sum-exp [heads, tokens] as FlashInfer returns it: base 2, [tokens, heads]."""
+    return (lse / math.log(2.0)).transpose(0, 1)
+
+
+def pairs(lengths: torch.Tensor, queries: torch.Tensor, causal: bool, window: int) -> int:
+    """Pairs of a query and a key that it sees, over all sequences; `lengths`, `queries`: [sequences]."""
+    queries, ends = queries.long(), lengths.long().repeat_interleave(queries.long())
+    firsts = (queries.cumsum(0) - queries).repeat_interleave(queries)
+    own = ends - queries.repeat_interleave(queries) + torch.arange(len(ends), device=ends.device) - firsts
+    begin = (own - window).clamp(min=0) if window >= 0 else torch.zeros_like(own)
+    return int(((own + 1 if causal else ends) - begin).sum())
+
+
+def refuse_unless_one(call: Invocation, *names: str) -> None:
+    """Unrecognized if one of these scales is set to something else than 1."""
+    for name in names:
+        if isinstance(call[name], torch.Tensor) or call[name] not in (None, 1, 1.0):
+            raise Unrecognized(f"{call.operator}: {name} is set")

@@ -1,0 +1,249 @@
+"""gqa_paged: the reference against vLLM's CPU operator and PyTorch's attention, names, padding, what is declined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+from paging import Batch, attention, batch, starts, tokens_of
+
+from kcap.schemas.families.invocation import Unrecognized
+
+Arguments = dict[str, Any]
+HEADS, KV_HEADS, DIM = 8, 2, 64
+DECODES = [[1], [33, 5], [128, 31, 64, 1], [200, 7, 90], [32, 32, 300]]
+PREFILLS = [([64], [64]), ([3, 1], [40, 5]), ([1, 70, 2], [33, 70, 64]), ([100, 1], [100, 257]), ([600], [640])]
+
+
+def on_cpu(one: Batch, dtype: torch.dtype, isa: str = "vec", window: int = -1, seed: int = 0, **more: Any) -> Arguments:
+    """Arguments of vLLM's CPU attention over caches that its own operator filled."""
+    kv = torch.zeros(one.pages, KV_HEADS, 2 * 32, DIM, dtype=dtype)
+    key_cache, value_cache = kv.chunk(2, dim=2)
+    slots = torch.arange(one.pages * 32)
+    keys, values = (randn(len(slots), KV_HEADS, DIM, dtype=dtype, seed=seed + n) for n in (1, 2))
+    torch.ops._C.cpu_attn_reshape_and_cache(keys, values, key_cache, value_cache, slots, isa)
+    metadata = torch.ops._C.get_scheduler_metadata(
+        *(len(one.lengths), HEADS, KV_HEADS, DIM, one.seq_lens, dtype, one.starts),
+        *(more.get("causal", True), window, isa, True, None, "auto"),
+    )
+    q = randn(one.tokens, 3 * HEADS, DIM, dtype=dtype, seed=seed)[:, :HEADS]
+    return {
+        "query": q,
+        "key_cache": key_cache,
+        "value_cache": value_cache,
+        "output": torch.empty(one.tokens, HEADS, DIM, dtype=dtype),
+        "query_start_loc": one.starts,
+        "seq_lens": one.seq_lens,
+        "scale": DIM**-0.5,
+        "causal": True,
+        "alibi_slopes": None,
+        "sliding_window_size": window,
+        "block_table": one.table,
+        "softcap": 0.0,
+        "scheduler_metadata": metadata,
+        "s_aux": None,
+        "dynamic_causal": None,
+        **more,
+    }
+
+
+@pytest.fixture
+def vllm() -> Callable[..., Any]:
+    pytest.importorskip("vllm._C")
+    return torch.ops._C.cpu_attention_with_kv_cache
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("isa", ["vec", "vec16"])
+def test_decode_is_vllms_cpu_operator(vllm: Callable[..., Any], dtype: torch.dtype, isa: str):
+    for seed, lengths in enumerate(DECODES):
+        one = batch([1] * len(lengths), lengths, 32, seed)
+        made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, isa, seed=seed))
+        assert made.name.startswith("gqa_paged_decode_nolse")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_prefill_is_vllms_cpu_operator(vllm: Callable[..., Any], dtype: torch.dtype):
+    for seed, (queries, lengths) in enumerate(PREFILLS):
+        one = batch(queries, lengths, 32, seed)
+        made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, seed=seed))
+        assert made.name.startswith("gqa_paged_prefill_causal_nolse")
+
+
+@pytest.mark.parametrize("queries", [[1, 1], [70, 1], [5, 64]])
+def test_window_is_vllms_cpu_operator(vllm: Callable[..., Any], queries: list[int]):
+    one = batch(queries, [90, 64], 32)
+    made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, window=16))
+    assert "_window15_" in made.name
+
+
+def test_attention_that_is_not_causal_is_vllms_cpu_operator(vllm: Callable[..., Any]):
+    one = batch([30, 7], [90, 64], 32)
+    made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, causal=False))
+    assert made.name.startswith("gqa_paged_prefill_nolse")
+
+
+def flash(one: Batch, dtype: torch.dtype, page_size: int, seed: int = 0, **more: Any) -> Arguments:
+    """Arguments of FlashAttention 3 as vLLM passes them."""
+    shape = (one.pages, page_size, KV_HEADS, DIM)
+    q = randn(one.tokens, HEADS, DIM, dtype=dtype, seed=seed)
+    return {
+        "q": q,
+        "k": randn(*shape, dtype=dtype, seed=seed + 1),
+        "v": randn(*shape, dtype=dtype, seed=seed + 2),
+        "out": torch.empty_like(q),
+        "cu_seqlens_q": one.starts,
+        "seqused_k": one.seq_lens,
+        "max_seqlen_q": max(one.queries),
+        "page_table": one.table,
+        "q_descale": torch.ones(1, 1).expand(len(one.lengths), KV_HEADS),
+        "softmax_scale": 0.1,
+        "is_causal": True,
+        "window_size_left": -1,
+        "window_size_right": -1,
+        "softcap": 0.0,
+        "cp_world_size": 1,
+        **more,
+    }
+
+
+def flash_attention(one: Batch) -> Callable[..., Any]:
+    """An independent FlashAttention: PyTorch's own, sequence by sequence."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, **more: Any) -> list[torch.Tensor]:
+        lse = torch.zeros(q.shape[1], len(q))
+        for row, (start, n) in enumerate(zip(one.starts.tolist(), one.queries, strict=False)):
+            keys, values, rows = tokens_of(k, one, row), tokens_of(v, one, row), slice(start, start + n)
+            window, scale = more["window_size_left"], more["softmax_scale"]
+            out[rows], lse[:, rows] = attention(q[rows], keys, values, scale, more["is_causal"], window)
+        return [out, lse]
+
+    return run
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_flash_attention_gives_outputs_and_their_log_sums_in_base_2(page_size: int):
+    cases = [([1] * len(n), n) for n in DECODES] + PREFILLS
+    for seed, (queries, lengths) in enumerate(cases):
+        one = batch(queries, lengths, page_size, seed)
+        made = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.bfloat16, page_size, seed))
+        assert list(made.outputs) == ["output", "lse"]
+        assert ("kv_last_page_len" in made.inputs) == (page_size > 1)
+
+
+def test_window_of_flash_attention():
+    one = batch([9, 40], [50, 70], 16)
+    more = {"window_size_left": 12, "window_size_right": 0, "is_causal": True}
+    made = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.float32, 16, **more))
+    assert made.name == "gqa_paged_prefill_causal_window12_fp32_h8_kv2_d64_ps16"
+    assert made.flops() == 4 * HEADS * DIM * (9 * 13 + 40 * 13)
+
+
+def test_padding_of_a_graphs_decode_is_zero():
+    """A graph of four with two sequences: the rows after them keep what was there, which no reference knows."""
+    one = batch([1, 1], [20, 5], 16)
+    arguments = flash(one, torch.bfloat16, 16)
+    q = randn(4, HEADS, DIM, seed=4)
+    padded = {
+        "q": q,
+        "out": torch.full_like(q, 7.0),
+        "cu_seqlens_q": torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32),
+        "seqused_k": torch.tensor([20, 5, 0, 0], dtype=torch.int32),
+        "page_table": torch.cat([one.table, one.table]),
+    }
+    made = agrees("_vllm_fa3_C::fwd", flash_attention(one), **{**arguments, **padded})
+    assert made.outputs["output"].get()[2:].abs().max() == 0
+    assert made.touched() == (2 * KV_HEADS * 25 + 2 * HEADS * 4) * DIM * 2
+
+
+def test_names_and_axes_of_llama_are_flashinfers():
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    arguments = {
+        "q": meta(16, 32, 128),
+        "k": meta(57056, 16, 8, 128),
+        "v": meta(57056, 16, 8, 128),
+        "out": meta(16, 32, 128),
+        "cu_seqlens_q": meta(17, dtype=torch.int32),
+        "seqused_k": meta(16, dtype=torch.int32),
+        "page_table": meta(16, 128, dtype=torch.int32),
+        "max_seqlen_q": 1,
+        "softmax_scale": 0.088,
+        "is_causal": True,
+        "window_size_left": -1,
+        "window_size_right": -1,
+    }
+    decode = checked(form("_vllm_fa3_C::fwd", **arguments))
+    assert decode.name == "gqa_paged_decode_h32_kv8_d128_ps16"
+    assert " ".join(decode.inputs) == "q k_cache v_cache kv_indptr kv_indices kv_last_page_len sm_scale"
+    assert decode.const_axes == {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16}
+    assert set(decode.var_axes) == {"batch_size", "num_pages", "len_indptr", "num_kv_indices"}
+    prefill = checked(form("_vllm_fa3_C::fwd", **{**arguments, "max_seqlen_q": 9}))
+    assert prefill.name == "gqa_paged_prefill_causal_h32_kv8_d128_ps16"
+    assert list(prefill.inputs)[3] == "qo_indptr" and "total_q" in prefill.var_axes
+    for name in ("softcap", "s_aux", "q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
+        assert declined("_vllm_fa3_C::fwd", **{**arguments, name: meta(32) if name != "softcap" else 30.0}), name
+    assert declined("_vllm_fa3_C::fwd", **{**arguments, "k": meta(57056, 16, 8, 128, dtype=torch.float8_e4m3fn)})
+    assert declined("_vllm_fa3_C::fwd", **{**arguments, "cp_world_size": 2})
+
+
+def planned(one: Batch, layout: str, names: tuple[str, ...], page_size: int = 16, **more: Any) -> Arguments:
+    """Arguments of FlashInfer's wrappers as the tap records them, its indices in a buffer with room to spare."""
+    counts = [-(-n // page_size) for n in one.lengths]
+    cache = randn(one.pages, 2, page_size, KV_HEADS, DIM)
+    pages = torch.cat([one.table[row, :count] for row, count in enumerate(counts)])
+    last = torch.tensor([(n - 1) % page_size + 1 for n in one.lengths], dtype=torch.int32)
+    indices = torch.cat([pages, torch.full((3,), -1, dtype=torch.int32)])
+    return {
+        "q": randn(one.tokens, HEADS, DIM, seed=3),
+        "paged_kv_cache": cache if layout == "NHD" else cache.transpose(2, 3),
+        "return_lse": True,
+        "plan.sm_scale": None,
+        "init.kv_layout": layout,
+        **dict(zip(names, (starts(counts), indices, last), strict=True)),
+        **more,
+    }
+
+
+DECODE = ("plan.indptr", "plan.indices", "plan.last_page_len")
+PREFILL = ("plan.paged_kv_indptr", "plan.paged_kv_indices", "plan.paged_kv_last_page_len")
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_flashinfers_wrappers(layout: str):
+    def run(**arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = arguments["paged_kv_cache"]
+        k, v = (cache if layout == "NHD" else cache.transpose(2, 3)).unbind(1)
+        q = arguments["q"]
+        given = {"window_size_left": -1, "softmax_scale": DIM**-0.5, "is_causal": True}
+        out, lse = flash_attention(one)(q, k, v, torch.empty_like(q), **given)
+        return out, (lse / 0.6931471805599453).T
+
+    one = batch([1, 1, 1], [20, 16, 3], 16)
+    made = agrees("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", run, **planned(one, layout, DECODE))
+    assert made.name == "gqa_paged_decode_h8_kv2_d64_ps16"
+    one, prefill = batch([4, 1, 3], [20, 16, 3], 16), "flashinfer::BatchPrefillWithPagedKVCacheWrapper.run"
+    arguments = planned(one, layout, PREFILL, **{"plan.qo_indptr": one.starts, "plan.causal": True})
+    assert agrees(prefill, run, **arguments).name == "gqa_paged_prefill_causal_h8_kv2_d64_ps16"
+    assert declined(prefill, **arguments, **{"plan.logits_soft_cap": 30.0})
+    assert declined(prefill.replace("run", "end_forward"), **arguments)
+
+
+def test_values_that_were_not_sampled_are_refused_only_where_they_are_needed():
+    one = batch([1, 1], [20, 5], 16)
+    arguments = flash(one, torch.bfloat16, 16)
+    unknown = {name: arguments[name].to("meta") for name in ("seqused_k", "page_table")}
+    made = form("_vllm_fa3_C::fwd", **{**arguments, **unknown})
+    with pytest.raises(Unrecognized, match="not sampled"):
+        made.inputs["kv_indices"].get()
+
+
+def test_a_decode_whose_sequences_have_not_one_query_each_is_refused():
+    one = batch([2, 0], [20, 5], 16)
+    made = form("_vllm_fa3_C::fwd", **{**flash(one, torch.bfloat16, 16), "max_seqlen_q": 1})
+    with pytest.raises(Unrecognized, match="not one query"):
+        made.inputs["kv_indptr"].get()
