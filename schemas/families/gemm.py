@@ -1,4 +1,4 @@
-"""gemm: C = A @ B.T, as linear layers call it. Operators of aten, vLLM (oneDNN on CPU), SGLang, FlashInfer, DeepGEMM."""
+"""gemm: C = A @ B.T, as linear layers call it. Operators of aten, vLLM (oneDNN on CPU), SGLang and DeepGEMM."""
 
 from __future__ import annotations
 
