@@ -15,9 +15,10 @@ from kcap.errors import FAILED, KcapError
 COMMANDS = {
     "record": ("kcap.capture.command", "Record what an inference engine runs."),
     "recover": ("kcap.capture.recover", "Make a Recording of what an interrupted one left."),
-    "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, phase or rank."),
+    "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, family, phase or rank."),
     "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),
     "export": ("kcap.bench.export", "Write what was recorded in another benchmark's format."),
+    "validate": ("kcap.schemas.validate", "Tell what is wrong with files of any format that kcap knows."),
     "doctor": ("kcap.capture.doctor", "Tell what of this machine kcap can use."),
 }
 

@@ -24,7 +24,7 @@ INDENT = orjson.OPT_INDENT_2
 @click.option("--top", type=click.IntRange(min=1), help=f"Rows to show.  [default: {TOP}; with --json all]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(path: Path, by: str, everything: bool, top: int | None, as_json: bool) -> None:
-    """Show what ran, by kernel, operator, phase or rank.
+    """Show what ran, by kernel, operator, family, phase or rank.
 
     PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset, of which the Definitions
     are shown. Regions, views and allocations are hidden unless --all.
@@ -43,8 +43,8 @@ def command(path: Path, by: str, everything: bool, top: int | None, as_json: boo
 def _of_path(path: Path, by: By, everything: bool, top: int | None) -> Summary:
     if detect(path) == "recording":
         return of_recording(load(path), by, everything, top)
-    if by in ("phase", "rank"):
-        raise CallError(f"{path}: a trace file tells no phases or ranks: show it --by kernel or operator")
+    if by not in ("kernel", "operator"):
+        raise CallError(f"{path}: a trace file tells no phases, ranks or families: show it --by kernel or operator")
     return of_trace(trace_lines(path), by, top)
 
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from kcap.schemas import coverage
 from kcap.schemas.recording import Argument, Call, Count, Metadata, Recording
 from kcap.schemas.signature import call_key, signature
 
 if TYPE_CHECKING:
     from kcap.schemas.backendbench import TraceLine
 
-By = Literal["kernel", "operator", "phase", "rank"]
-BY: tuple[By, ...] = ("kernel", "operator", "phase", "rank")
+By = Literal["kernel", "operator", "family", "phase", "rank"]
+BY: tuple[By, ...] = ("kernel", "operator", "family", "phase", "rank")
+NO_FAMILY = "(none)"
 
 
 @dataclass(slots=True)
 class Row:
-    """One line of the table. `calls`: distinct Calls in it; `graph`: how many of `count` a graph replayed."""
+    """One line of the table. `calls`: distinct Calls in it; `graph`: how many of `count` a graph replayed.
+
+    `gpu_us`: microseconds of the engine's own kernels in the profiled steps.
+    """
 
     name: str
     signature: str = ""
@@ -31,6 +36,7 @@ class Row:
     calls: int = 0
     count: int = 0
     graph: int = 0
+    gpu_us: float = 0.0
     phases: Counter[str] = field(default_factory=Counter)
 
     def add(self, count: Count) -> None:
@@ -48,7 +54,7 @@ class Summary:
     """The rows, most counted first, and what they are of.
 
     `total`: invocations that shares are of, regions apart; `more`: rows beyond those asked for;
-    `regions` and `views`: distinct Calls that are left out.
+    `regions` and `views`: distinct Calls that are left out; `gpu_us`: of all rows, in the profiled steps.
     """
 
     by: By
@@ -58,9 +64,10 @@ class Summary:
     regions: int = 0
     views: int = 0
     metadata: Metadata | None = None
+    gpu_us: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        head = {"by": self.by, "total": self.total, "more": self.more}
+        head = {"by": self.by, "total": self.total, "more": self.more, "gpu_us": self.gpu_us}
         hidden = {"regions": self.regions, "views": self.views}
         metadata = self.metadata.model_dump(mode="json") if self.metadata else None
         return {**head, "hidden": hidden, "rows": [row.as_json() for row in self.rows], "recording": metadata}
@@ -71,10 +78,12 @@ def of_recording(recording: Recording, by: By, everything: bool = False, top: in
     kernels = recording.kernels(everything)
     regions = [call for call in recording.calls if call.kind == "region"]
     shown = kernels + regions if everything and by in ("kernel", "operator") else kernels
-    rows = sorted(_FOLDS[by](shown), key=_order)
+    times = gpu_times(recording) if by in ("kernel", "operator", "family") else {}
+    rows = sorted(_fold_family(recording, shown, times) if by == "family" else _FOLDS[by](shown, times), key=_order)
     total = sum(call.total for call in kernels)
     hidden = (0, 0) if everything else (len(regions), len(recording.calls) - len(regions) - len(kernels))
-    return Summary(by, rows[:top], total, len(rows) - len(rows[:top]), *hidden, recording.metadata)
+    gpu_us = sum(row.gpu_us for row in rows)
+    return Summary(by, rows[:top], total, len(rows) - len(rows[:top]), *hidden, recording.metadata, gpu_us)
 
 
 def of_trace(lines: Iterable[TraceLine], by: By, top: int | None = None) -> Summary:
@@ -108,9 +117,32 @@ def _folded_lines(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterable[Ro
     return found.values()
 
 
-def _by_kernel(calls: Iterable[Call]) -> Iterator[Row]:
+Times: TypeAlias = Mapping[int, float]
+
+
+def gpu_times(recording: Recording) -> Times:
+    """Microseconds that the GPU spent in each Call (by id) in the profiled steps; empty where none were profiled."""
+    if recording.metadata.coverage is None:
+        return {}
+    times: dict[int, float] = defaultdict(float)
+    for step in coverage.read(recording.path / coverage.FILE):
+        for kernel in step.kernels:
+            if kernel.call is not None:
+                times[kernel.call] += kernel.us
+    return times
+
+
+def _fold_family(recording: Recording, calls: Iterable[Call], times: Times) -> Iterable[Row]:
+    from kcap.schemas.families.derive import derive
+
+    families = derive(recording).family_of()
+    return _fold(calls, lambda call, count: (families.get(call.id, NO_FAMILY), "kernel", True), times)
+
+
+def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
     for call in calls:
         row = Row(call.operator, signature(call.args), call_key(call), call.parent, call.kind, call.work, calls=1)
+        row.gpu_us = times.get(call.id, 0.0)
         for count in call.counts:
             row.add(count)
         yield row
@@ -119,21 +151,23 @@ def _by_kernel(calls: Iterable[Call]) -> Iterator[Row]:
 Place: TypeAlias = tuple[str, str, bool]
 
 
-def _fold(calls: Iterable[Call], place: Callable[[Call, Count], Place]) -> Iterable[Row]:
-    """One row for each place (name, kind, work) that a Call's counts fall into."""
+def _fold(calls: Iterable[Call], place: Callable[[Call, Count], Place], times: Times) -> Iterable[Row]:
+    """One row for each place (name, kind, work) that a Call's counts fall into; `times` only where that is one."""
     found: dict[Place, Row] = {}
     for call in calls:
         for where in dict.fromkeys(place(call, count) for count in call.counts):
             name, kind, work = where
-            found.setdefault(where, Row(name, kind=kind, work=work)).calls += 1
+            row = found.setdefault(where, Row(name, kind=kind, work=work))
+            row.calls += 1
+            row.gpu_us += times.get(call.id, 0.0)
         for count in call.counts:
             found[place(call, count)].add(count)
     return found.values()
 
 
-_FOLDS: dict[By, Callable[[Iterable[Call]], Iterable[Row]]] = {
+_FOLDS: dict[By, Callable[[Iterable[Call], Times], Iterable[Row]]] = {
     "kernel": _by_kernel,
-    "operator": lambda calls: _fold(calls, lambda call, count: (call.operator, call.kind, call.work)),
-    "phase": lambda calls: _fold(calls, lambda call, count: (count.phase, "kernel", True)),
-    "rank": lambda calls: _fold(calls, lambda call, count: (f"rank {count.rank}", "kernel", True)),
+    "operator": lambda calls, times: _fold(calls, lambda call, count: (call.operator, call.kind, call.work), times),
+    "phase": lambda calls, times: _fold(calls, lambda call, count: (count.phase, "kernel", True), times),
+    "rank": lambda calls, times: _fold(calls, lambda call, count: (f"rank {count.rank}", "kernel", True), times),
 }

@@ -115,11 +115,12 @@ class _Columns:
     """Which columns these rows need, and what each row puts into them."""
 
     def __init__(self, summary: Summary) -> None:
-        by, rows, self.total = summary.by, summary.rows, summary.total
+        by, rows, self.total, self.gpu_us = summary.by, summary.rows, summary.total, summary.gpu_us
         self.phases: list[Phase] = [p for p in PHASES if by != "phase" and any(row.phases[p] for row in rows)]
         self.graphs = any(row.graph for row in rows)
         self.second = "arguments" if by == "kernel" else "calls"
         self.numbers = [*self.phases, *(["in graphs"] if self.graphs else []), "count", "share"]
+        self.numbers += ["GPU time"] if self.gpu_us else []
 
     def cells(self, row: Row) -> Iterator[Text]:
         yield Text(row.name + (" (region)" if row.kind == "region" else "" if row.work else " (no work)"))
@@ -129,6 +130,8 @@ class _Columns:
             yield _number(row.graph)
         yield Text(f"{row.count:,}", "bold")
         yield Text(f"{row.count / self.total:.1%}" if self.total and row.kind == "kernel" else "")
+        if self.gpu_us:
+            yield Text(f"{row.gpu_us / self.gpu_us:.1%}" if row.gpu_us else "·", "" if row.gpu_us else "dim")
 
 
 def _number(count: int) -> Text:
