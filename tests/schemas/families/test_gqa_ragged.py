@@ -1,0 +1,124 @@
+"""gqa_ragged: the reference against PyTorch's attention, FlashInfer's names, what is declined."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+from paging import attention, starts
+
+WRAPPER = "flashinfer::BatchPrefillWithRaggedKVCacheWrapper.run"
+SDPA = "aten::scaled_dot_product_attention"
+BATCHES = [([5], [5]), ([1, 3], [9, 3]), ([64, 2, 7], [64, 30, 7]), ([1, 1], [1, 40]), ([600, 5], [600, 5])]
+Arguments = dict[str, Any]
+
+
+def arguments(queries: list[int], keys: list[int], heads: int, dim: int, v_dim: int, **more: Any) -> Arguments:
+    kv_heads = heads if dim != v_dim else heads // 4
+    return {
+        "q": randn(sum(queries), heads, dim, seed=1),
+        "k": randn(sum(keys), kv_heads, dim, seed=2),
+        "v": randn(sum(keys), kv_heads, v_dim, seed=3),
+        "return_lse": True,
+        "plan.qo_indptr": starts(queries),
+        "plan.kv_indptr": starts(keys),
+        "plan.causal": True,
+        **more,
+    }
+
+
+def flashinfer(**given: Any) -> Any:
+    """An independent FlashInfer: PyTorch's own attention, sequence by sequence."""
+    q, k, v = given["q"], given["k"], given["v"]
+    begins = zip(given["plan.qo_indptr"].tolist(), given["plan.kv_indptr"].tolist(), strict=True)
+    scale = given.get("plan.sm_scale") or q.shape[-1] ** -0.5
+    parts = [
+        attention(q[a:c], k[b:d], v[b:d], scale, given["plan.causal"], given.get("plan.window_left", -1))
+        for (a, b), (c, d) in pairwise(begins)
+    ]
+    output = torch.cat([out for out, _ in parts])
+    lse = torch.cat([lse.T / math.log(2) for _, lse in parts])
+    return (output, lse) if given["return_lse"] else output
+
+
+@pytest.mark.parametrize(("queries", "keys"), BATCHES)
+def test_flashinfers_wrapper(queries: list[int], keys: list[int]):
+    made = agrees(WRAPPER, flashinfer, **arguments(queries, keys, 8, 64, 64))
+    assert made.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and made.family == "gqa_ragged"
+    more = {"plan.causal": False, "plan.sm_scale": 0.3, "return_lse": False}
+    made = agrees(WRAPPER, flashinfer, **arguments(queries, keys, 8, 64, 64, **more))
+    assert made.name == "gqa_ragged_prefill_nolse_h8_kv2_d64" and list(made.outputs) == ["output"]
+
+
+def test_window_of_flashinfers_wrapper():
+    made = agrees(WRAPPER, flashinfer, **arguments([9, 40], [50, 70], 8, 64, 64, **{"plan.window_left": 12}))
+    assert made.name == "gqa_ragged_prefill_causal_window12_h8_kv2_d64"
+    assert made.flops() == 4 * 8 * 64 * (9 + 40) * 13
+
+
+def test_values_of_another_size_are_latent_attentions():
+    made = agrees(WRAPPER, flashinfer, **arguments([5, 2], [9, 2], 8, 192, 128))
+    definition = checked(made)
+    assert definition.name == "mla_ragged_prefill_causal_h8_qk192_vo128" and definition.op_type == "mla_ragged"
+    assert definition.const_axes == {"num_qo_heads": 8, "num_kv_heads": 8, "qk_dim": 192, "vo_dim": 128}
+
+
+def test_names_of_flashinfers_dataset():
+    definition = checked(form(WRAPPER, **arguments([5], [5], 32, 128, 128)))
+    assert definition.name == "gqa_ragged_prefill_causal_h32_kv8_d128"
+    assert list(definition.inputs) == ["q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"]
+    assert set(definition.var_axes) == {"total_q", "total_kv", "len_indptr"}
+    assert declined(WRAPPER, **arguments([5], [5], 32, 128, 128, **{"plan.logits_soft_cap": 30.0}))
+    assert declined(WRAPPER, **arguments([5], [5], 32, 128, 128, **{"plan.custom_mask": torch.ones(5)}))
+
+
+def test_flash_attention_without_a_page_table():
+    given = arguments([5, 2], [9, 2], 8, 64, 64, **{"plan.sm_scale": 0.2})
+
+    def run(**_: Any) -> list[torch.Tensor]:
+        out, lse = flashinfer(**given)
+        return [out, (lse * math.log(2)).T]
+
+    made = agrees(
+        "_vllm_fa2_C::varlen_fwd",
+        run,
+        q=given["q"],
+        k=given["k"],
+        v=given["v"],
+        out=None,
+        cu_seqlens_q=given["plan.qo_indptr"],
+        cu_seqlens_k=given["plan.kv_indptr"],
+        seqused_k=None,
+        block_table=None,
+        softmax_scale=0.2,
+        is_causal=True,
+        window_size_left=-1,
+        window_size_right=-1,
+        p_dropout=0.0,
+    )
+    assert made.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and made.family == "gqa_ragged"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_reference_is_atens_operator(dtype: torch.dtype):
+    for seed, (n, h, kv, s, d) in enumerate([(1, 4, 4, 7, 16), (3, 8, 2, 33, 64), (2, 6, 6, 130, 32), (1, 2, 1, 1, 8)]):
+        q = randn(n, h, s, d, dtype=dtype, seed=seed)
+        k, v = (randn(n, kv, s, d, dtype=dtype, seed=seed + i) for i in (1, 2))
+        for causal in (False, True):
+            more = {"attn_mask": None, "dropout_p": 0.0, "is_causal": causal, "scale": None, "enable_gqa": True}
+            made = agrees(SDPA, torch.ops.aten.scaled_dot_product_attention, query=q, key=k, value=v, **more)
+            assert made.sizes({name: slot.get() for name, slot in made.inputs.items()})["len_indptr"] == n + 1
+
+
+def test_masks_that_the_reference_does_not_model_are_declined():
+    q, k = torch.empty(1, 4, 7, 16, device="meta"), torch.empty(1, 4, 9, 16, device="meta")
+    assert declined(SDPA, query=q, key=k, value=k, is_causal=True)
+    assert declined(SDPA, query=q, key=q, value=q, attn_mask=torch.empty(7, 7, device="meta"))
+    assert declined(SDPA, query=q, key=q, value=q, dropout_p=0.1)
+    assert declined(SDPA, query=q, key=q[:, :1], value=q[:, :1])
+    assert declined(SDPA, query=q.expand(2, 4, 7, 16), key=q, value=q)
+    assert not declined(SDPA, query=q, key=k, value=k)
