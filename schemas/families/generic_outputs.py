@@ -1,0 +1,194 @@
+"""What a pattern's operator gives: what it returns anew, and what it writes, under names of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from kcap.schemas.definition import DTYPES
+from kcap.schemas.families.form import dtype_name
+from kcap.schemas.families.generic_fake import Fake
+from kcap.schemas.families.generic_operator import Operator, functional, operator
+from kcap.schemas.families.generic_pattern import Member, Parameter, Path, Pattern, Tensor
+from kcap.schemas.families.invocation import Unrecognized
+from kcap.schemas.work import MAY_COPY, does_work
+
+VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift"})
+ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+
+
+class Output(NamedTuple):
+    """One output. `path`: the argument that holds it once the operator ran; () where it returns it.
+
+    `place`: its place in what the reference's operator returns, `made`: its dtype there; () and its own dtype where
+    that operator writes it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    place: tuple[int, ...]
+    made: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A pattern's operator with the names of its inputs, and what of it a reference calls.
+
+    `target` is the operator itself, on copies of what it writes, or its functional variant.
+    """
+
+    pattern: Pattern
+
+    @cached_property
+    def own(self) -> Operator:
+        return operator(self.pattern.operator)
+
+    @cached_property
+    def written(self) -> list[tuple[Parameter, Tensor]]:
+        return [(p, leaf) for p, leaf in self.pattern.tensors() if p.written]
+
+    @cached_property
+    def target(self) -> Operator:
+        if not self.written:
+            return self.own
+        found = functional(self.own.name)
+        return found or self.own
+
+    @property
+    def pure(self) -> bool:
+        """Whether `target` returns what the operator writes."""
+        return self.target is not self.own
+
+    @property
+    def several(self) -> bool:
+        """Whether the reference's operator returns a tuple of returns, not one."""
+        return self.target.schema is not None and len(self.target.schema.returns) > 1
+
+    @cached_property
+    def inputs(self) -> list[Tensor]:
+        """The tensors that are inputs; an `out` of a functional variant is none."""
+        return [leaf for parameter, leaf in self.pattern.tensors() if not self.dropped(parameter)]
+
+    @cached_property
+    def tensors(self) -> dict[Path, str]:
+        """The name of each input."""
+        return {leaf.path: named(leaf.path) for leaf in self.inputs}
+
+    def row(self, member: Member) -> tuple[int, ...]:
+        """The sizes of the inputs' dimensions, one after another."""
+        if len(self.inputs) == len(self.pattern.tensors()):
+            return member.sizes
+        shapes = shapes_of(self.pattern, member)
+        return tuple(size for leaf in self.inputs for size in shapes[leaf.path])
+
+    @property
+    def copied(self) -> list[Path]:
+        """What the reference's operator writes itself."""
+        return [] if self.pure else [leaf.path for _, leaf in self.written]
+
+    def dropped(self, parameter: Parameter) -> bool:
+        return self.pure and parameter.written and parameter.keyword
+
+    def outputs(self, member: Member) -> tuple[Output, ...]:
+        """The outputs of `member`; Unrecognized if they cannot be told without data, or a Definition has no such."""
+        drifts = any(not isinstance(number, int | float) for number in member.numbers)
+        found = self._outputs(member, 1)
+        if drifts and found != self._outputs(member, 2):
+            raise Unrecognized("its outputs' sizes depend on a number that differs from call to call")
+        return found
+
+    def _outputs(self, member: Member, drift: float) -> tuple[Output, ...]:
+        if self.pure:
+            made = flatten(Fake(self.pattern, member, self.target).run(drift=drift), self.several)
+            if len(made) != len(self.written):
+                raise Unrecognized(f"it writes {len(self.written)} tensors, and {self.target.name} returns {len(made)}")
+            pairs = zip(self.written, made.items(), strict=True)
+            return tuple(
+                self._written(p, leaf, tuple(t.shape))._replace(place=place, made=dtype_name(t.dtype))
+                for (p, leaf), (place, t) in pairs
+            )
+        shapes = shapes_of(self.pattern, member)
+        writes = [self._written(parameter, leaf, shapes[leaf.path]) for parameter, leaf in self.written]
+        return (*self._returned(member, drift), *writes)
+
+    def _returned(self, member: Member, drift: float) -> list[Output]:
+        if self.own.schema is None or not (fresh := self.own.fresh()):
+            return []
+        if self.own.namespace not in ("aten", "prims") and not _has_meta(self.own.name):
+            raise Unrecognized("its library does not tell its outputs' sizes (it has no meta kernel)")
+        result = flatten(Fake(self.pattern, member, self.own).run(drift=drift), self.several)
+        kept = {index: tensor for index, tensor in result.items() if index[0] in fresh}
+        return [self._one(index, tensor, len(kept)) for index, tensor in kept.items()]
+
+    def _one(self, index: tuple[int, ...], tensor: torch.Tensor, count: int) -> Output:
+        returns = self.own.schema.returns
+        said = returns[index[0]].name if len(index) == 1 else ""
+        place = index if len(returns) > 1 else index[1:]
+        name = said or ("output" if count == 1 else f"output_{'_'.join(map(str, place))}")
+        dtype = dtype_name(tensor.dtype)
+        if dtype not in DTYPES:
+            raise Unrecognized(f"it returns {dtype}, and a Definition has no such dtype")
+        return Output(self._free(name), dtype, tuple(tensor.shape), (), index, dtype)
+
+    def _written(self, parameter: Parameter, leaf: Tensor, shape: tuple[int, ...]) -> Output:
+        name = named(leaf.path) if self.dropped(parameter) else self._free(f"{named(leaf.path)}_out")
+        return Output(name, leaf.dtype, shape, leaf.path, (), leaf.dtype)
+
+    def _free(self, name: str) -> str:
+        return f"{name}_out" if name in self.tensors.values() else name
+
+
+def named(path: Path) -> str:
+    """`("tensors", 0)` -> `tensors_0`."""
+    return "_".join(map(str, path))
+
+
+def shapes_of(pattern: Pattern, member: Member) -> dict[Path, tuple[int, ...]]:
+    """The shape of each tensor of `member`, by its path."""
+    sizes, at = {}, 0
+    for _, leaf in pattern.tensors():
+        sizes[leaf.path] = member.sizes[at : at + leaf.rank]
+        at += leaf.rank
+    return sizes
+
+
+def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.Tensor]:
+    """The tensors that an operator returned, by their place: (0,) alone, (2,) of several, (0, 1) of a list."""
+    parts = result if several else [result]
+    found: dict[tuple[int, ...], torch.Tensor] = {}
+    for place, part in enumerate(parts):
+        if isinstance(part, torch.Tensor):
+            found[place,] = part
+        elif isinstance(part, list | tuple):
+            found.update({(place, i): item for i, item in enumerate(part) if isinstance(item, torch.Tensor)})
+    return found
+
+
+def _has_meta(name: str) -> bool:
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in ("Meta", "CompositeImplicitAutograd")
+    )
+
+
+def check_kernel(signature: Signature, member: Member) -> None:
+    """Unrecognized for what computes nothing, draws random numbers, or leaves no tensor behind."""
+    own = signature.own
+    if own.schema is None:
+        if not signature.written:
+            raise Unrecognized("torch does not know this operator here: nothing tells what it returns")
+        return
+    aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in own.schema.returns)
+    if own.namespace in ("aten", "prims"):
+        if own.base in ALLOCATIONS:
+            raise Unrecognized("it allocates memory and computes nothing")
+        if own.base in VIEWS or (aliases and f"aten::{own.base}" not in MAY_COPY) or not does_work(member.call):
+            raise Unrecognized("it is a view and computes nothing")
+    if torch.Tag.nondeterministic_seeded in own.tags:
+        raise Unrecognized("it draws random numbers: no reference gives the same")
+    if not signature.written and not own.fresh():
+        raise Unrecognized("it neither returns nor writes a tensor")

@@ -1,0 +1,80 @@
+"""Hand-made Calls of operators that no family knows, and whether their Definitions hold what the operators do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kcap.bench.check import compare, compiled, copied, listed
+from kcap.schemas.definition import Definition, check_definition, from_bytes, to_bytes
+from kcap.schemas.families import generic
+from kcap.schemas.families.derive import Kernel, Use
+from kcap.schemas.families.generic_operator import operator
+from kcap.schemas.families.invocation import Invocation, schema_names
+from kcap.schemas.records import Argument, Call, Count
+from kcap.schemas.values import TensorSpec, TorchConstant, contiguous_strides
+
+
+def call(name: str, *args: Any, id: int = 0, **kwargs: Any) -> Call:
+    """The Call of `name` with these real arguments, named as torch's schema has them."""
+    arguments = [Argument(name=n, value=value(a)) for n, a in zip(schema_names(name), args, strict=False)]
+    arguments += [Argument(name=n, value=value(a), keyword=True, written=n == "out") for n, a in kwargs.items()]
+    return Call(id=id, operator=name, args=arguments, counts=[Count(phase="decode", count=1)])
+
+
+def value(given: Any) -> Any:
+    """`given` as a recorded Value."""
+    match given:
+        case torch.Tensor():
+            strides = None if given.stride() == contiguous_strides(tuple(given.shape)) else given.stride()
+            return TensorSpec(tuple(given.shape), str(given.dtype).removeprefix("torch."), strides)
+        case torch.dtype():
+            return TorchConstant("dtype", str(given).removeprefix("torch."))
+        case list():
+            return [value(item) for item in given]
+    return given
+
+
+def derive(*calls: Call) -> tuple[list[Kernel], dict[int, str]]:
+    return generic.derive([c.model_copy(update={"id": i}) for i, c in enumerate(calls)], None)
+
+
+def derived(name: str, *invocations: tuple[Any, ...], **kwargs: Any) -> Definition:
+    """The one Definition of these invocations, after its reference gave what the operator gives for each."""
+    kernels, refused = derive(*(call(name, *args, **kwargs) for args in invocations))
+    assert not refused
+    (kernel,) = kernels
+    check(kernel, name, list(invocations), kwargs)
+    return kernel.definition
+
+
+def check(kernel: Kernel, name: str, invocations: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> None:
+    """The kernel's Definition is valid, and its reference gives what the operator does, for each of its Calls."""
+    definition = kernel.definition
+    assert from_bytes(to_bytes(definition)) == definition
+    assert check_definition(definition) == []
+    for use in kernel.uses:
+        agrees(definition, use, name, invocations[use.call.id], kwargs)
+
+
+def agrees(definition: Definition, use: Use, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    args, kwargs = tuple(copied_all(a) for a in args), {n: copied_all(a) for n, a in kwargs.items()}
+    invocation = Invocation(name, dict(zip(schema_names(name), args, strict=False)) | kwargs)
+    form = use.bind(invocation)
+    inputs = {n: copied(slot.get()) for n, slot in form.inputs.items()}
+    sizes = form.sizes(inputs)
+    expected = listed(compiled(definition.reference, definition.name)(*inputs.values()))
+    own = operator(name).call
+    assert own is not None
+    invocation.result = own(*args, **kwargs)
+    actual = [slot.get() for slot in form.outputs.values()]
+    assert [tuple(tensor.shape) for tensor in actual] == [
+        definition.sizes(tensor.shape or [], sizes) for tensor in definition.outputs.values()
+    ]
+    result = compare(form, actual, expected)
+    assert result["status"] == "agrees", (definition.reference, result)
+
+
+def copied_all(given: Any) -> Any:
+    return [copied_all(item) for item in given] if isinstance(given, list) else copied(given)
