@@ -81,7 +81,7 @@ def mm_bf16(call: Invocation) -> Form:
     return gemm(call, call.tensor("a"), call.tensor("b").transpose(0, 1), call.optional("bias"))
 
 
-OUTPUTS = ("out", "c", "d", "output")
+OUTPUTS = ("out", "c", "C", "d", "output")
 
 
 def gemm(call: Invocation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Form:
