@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
 
 from kcap.schemas.form import Form, Text
 from kcap.schemas.jsonfile import read_lines
@@ -48,7 +56,11 @@ def _not_negative(value: float) -> float:
 
 
 ErrorField = Annotated[
-    float, BeforeValidator(_from_word), AfterValidator(_not_negative), PlainSerializer(_to_word, when_used="json")
+    float,
+    BeforeValidator(_from_word),
+    AfterValidator(_not_negative),
+    PlainSerializer(_to_word, when_used="json"),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"enum": ["NaN", "Infinity"]}]}),
 ]
 Measured = Annotated[FiniteFloat, Field(ge=0)]
 

@@ -1,0 +1,1 @@
+"""What is wrong with files of the formats that kcap knows: `formats` has an entry for each."""

@@ -1,0 +1,125 @@
+"""Every format that kcap knows, with how it is checked.
+
+One entry of FORMATS is one format. Adding one is adding an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter
+
+from kcap.errors import CallError, FormatError
+from kcap.schemas import agent_trace, benchmark_result, calling_record, definition, kernel_description, solution
+from kcap.schemas.backendbench import Loss, Problems
+from kcap.schemas.coverage import StepCoverage
+from kcap.schemas.dataset import WorkloadCount
+from kcap.schemas.definition import check_definition
+from kcap.schemas.kernel_description import check_kernel_description
+from kcap.schemas.loss import ExportLoss
+from kcap.schemas.measurement import Measurement
+from kcap.schemas.records import Call, Metadata, Program, Sample, Step
+from kcap.schemas.trace import Trace
+from kcap.schemas.validation.dataset import check_dataset
+from kcap.schemas.validation.recording import check_recording, check_trace_file
+from kcap.schemas.validation.report import Report
+
+T = TypeVar("T")
+Check = Callable[[Report, Path], None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its check, the keys that its JSON objects have, and the type that describes them (None: no JSON)."""
+
+    title: str
+    check: Check
+    keys: frozenset[str] = frozenset()
+    adapter: TypeAdapter[Any] | None = None
+
+
+def _keys(*models: type[BaseModel]) -> frozenset[str]:
+    return frozenset(key for model in models for key in model.model_fields)
+
+
+def _nothing(document: Any) -> list[str]:
+    return []
+
+
+def _document(title: str, adapter: TypeAdapter[T], keys: frozenset[str], advise: Callable[[T], list[str]]) -> Format:
+    def check(report: Report, path: Path) -> None:
+        if (found := report.document(path, adapter)) is not None:
+            report.warn(path, *advise(found))
+
+    return Format(title, check, keys, adapter)
+
+
+def _lines(title: str, model: type[BaseModel], refuse: Callable[[Any], list[str]] = _nothing) -> Format:
+    adapter = TypeAdapter(model)
+
+    def check(report: Report, path: Path) -> None:
+        for place, found in report.lines(path, adapter):
+            report.error(place, *refuse(found))
+
+    return Format(title, check, _keys(model), adapter)
+
+
+def _is_workload(trace: Trace) -> list[str]:
+    return [] if trace.is_workload else ["solution, evaluation: must be null in a Workload's line"]
+
+
+def _check_parquet(report: Report, path: Path) -> None:
+    try:
+        from kcap.schemas.backendbench.table import read_table
+
+        problems = Problems()
+        for _ in read_table(path, problems):
+            pass
+    except ImportError:
+        raise CallError(f"{path}: a parquet file is read with pyarrow: pip install pyarrow") from None
+    except FormatError as error:
+        return report.add(error)
+    report.skipped(path, problems)
+
+
+FORMATS: dict[str, Format] = {
+    "recording": Format("a Recording", check_recording),
+    "recording-metadata": _document("a Recording's metadata", TypeAdapter(Metadata), _keys(Metadata), _nothing),
+    "recording-call": _lines("a Recording's Calls, one a line", Call),
+    "recording-program": _lines("a Recording's Programs, one a line", Program),
+    "recording-step": _lines("a Recording's Steps, one a line", Step),
+    "recording-sample": _lines("a Recording's Samples, one a line", Sample),
+    "dataset": Format("a FlashInfer-Bench dataset", check_dataset),
+    "definition": _document(
+        "a FlashInfer-Bench Definition", definition.ADAPTER, _keys(definition.Definition), check_definition
+    ),
+    "workload": _lines("FlashInfer-Bench Workloads, one a line", Trace, _is_workload),
+    "trace": _lines("FlashInfer-Bench Traces, one a line", Trace),
+    "solution": _document("a FlashInfer-Bench Solution", solution.ADAPTER, _keys(solution.Solution), _nothing),
+    "kernel-description": _document(
+        "a Kernel Description of the FlashInfer schema set",
+        kernel_description.ADAPTER,
+        _keys(kernel_description.KernelDescription) | kernel_description.OTHER_NAMES.keys(),
+        check_kernel_description,
+    ),
+    "calling-record": _document(
+        "a kernel calling record", calling_record.ADAPTER, _keys(calling_record.CallingRecord), _nothing
+    ),
+    "benchmark-result": _document(
+        "a benchmark result",
+        benchmark_result.ADAPTER,
+        _keys(benchmark_result.Success, benchmark_result.CompilationFailure),
+        _nothing,
+    ),
+    "agent-trace": _document("an agent trace", agent_trace.ADAPTER, _keys(agent_trace.Conversation), _nothing),
+    "measurement": _lines("measurements, one a line", Measurement),
+    "coverage": _lines("profiled steps, one a line", StepCoverage),
+    "counts": _lines("counts of Workloads, one a line", WorkloadCount),
+    "export-loss": _document("what an export lost", TypeAdapter(ExportLoss), _keys(ExportLoss), _nothing),
+    "trace-loss": _document("what a trace file lost", TypeAdapter(Loss), _keys(Loss), _nothing),
+    "trace-file": Format("a BackendBench trace file", check_trace_file),
+    "parquet": Format("BackendBench's parquet", _check_parquet),
+}

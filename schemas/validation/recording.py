@@ -1,0 +1,106 @@
+"""A Recording's files: each line, what they name in each other, and the files that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter
+
+from kcap.errors import FormatError
+from kcap.schemas import backendbench, calling_record, coverage
+from kcap.schemas.recording import Call, Program, Recording, Sample, Step, load
+from kcap.schemas.validation.report import Report
+
+T = TypeVar("T")
+CALLS, PROGRAMS = TypeAdapter(Call), TypeAdapter(Program)
+STEPS, SAMPLES = TypeAdapter(Step), TypeAdapter(Sample)
+
+
+def check_recording(report: Report, root: Path) -> None:
+    """Everything in the Recording `root`. Files beside its own are left alone."""
+    try:
+        recording = load(root)
+    except FormatError as error:
+        return report.add(error)
+    calls = _table(report, root, "calls", CALLS)
+    programs = _table(report, root, "programs", PROGRAMS)
+    _numbered(report, calls)
+    _numbered(report, programs)
+    for place, program in programs:
+        report.error(place, *_unknown("calls", "a Call", program.calls, len(calls)))
+        report.error(place, *_unknown("graphs", "a Program", [graph for _, graph in program.graphs], len(programs)))
+    for place, step in _table(report, root, "steps", STEPS):
+        report.error(place, *_unknown("program", "a Program", [step.program], len(programs)))
+    for place, sample in _table(report, root, "samples", SAMPLES):
+        report.error(place, *_unknown("call", "a Call", [sample.call], len(calls)))
+        report.error(place, *_values(recording, sample))
+    if not (root / "values").is_dir():
+        report.warn(root / "values", "missing: replay draws the integers whose values were sampled")
+    for place, call in calls:
+        report.error(place, *_source(recording, call))
+    _derived(report, root)
+
+
+def _table(report: Report, root: Path, name: str, adapter: TypeAdapter[T]) -> list[tuple[str, T]]:
+    return list(report.lines(root / f"{name}.jsonl", adapter))
+
+
+def _numbered(report: Report, records: Iterable[tuple[str, Call | Program]]) -> None:
+    for number, (place, record) in enumerate(records):
+        if record.id != number:
+            report.error(place, f"id: {record.id}, but it is the number of the line, from 0: {number}")
+
+
+def _unknown(key: str, what: str, numbers: Iterable[int | None], known: int) -> list[str]:
+    missing = dict.fromkeys(n for n in numbers if n is not None and not 0 <= n < known)
+    return [f"{key}: {what} {number} that is not there" for number in missing]
+
+
+def _values(recording: Recording, sample: Sample) -> list[str]:
+    """The values that cannot be read. A Recording may be passed on without its values: then none is missed."""
+    if not (recording.path / "values").is_dir():
+        return []
+    return [
+        reason
+        for key, tensor in sample.tensors.items()
+        for reason in _failure(f"tensors.{key}", recording.value, tensor)
+    ]
+
+
+def _source(recording: Recording, call: Call) -> list[str]:
+    if call.launch is None or call.launch.kernel is None:
+        return []
+    return _failure("launch.kernel", recording.source, call.launch)
+
+
+def _failure(key: str, read: Callable[[T], object], what: T) -> list[str]:
+    try:
+        read(what)
+    except FormatError as error:
+        return [f"{key}: {Path(error.place).name}: {error.reason}"]
+    return []
+
+
+def _derived(report: Report, root: Path) -> None:
+    """The files that are made of the Recording, where they are there."""
+    if (path := root / "calling_record.json").exists():
+        report.document(path, calling_record.ADAPTER)
+    if (path := root / coverage.FILE).exists():
+        list(report.lines(path, TypeAdapter(coverage.StepCoverage)))
+    if (path := root / "trace.loss.json").exists():
+        report.document(path, TypeAdapter(backendbench.Loss))
+    if (path := root / "trace.txt").exists():
+        check_trace_file(report, path)
+
+
+def check_trace_file(report: Report, path: Path) -> None:
+    """The lines of a BackendBench trace file."""
+    problems = backendbench.Problems()
+    try:
+        for _ in backendbench.read(path, problems=problems):
+            pass
+    except FormatError as error:
+        report.add(error)
+    report.skipped(path, problems)

@@ -1,0 +1,74 @@
+"""What is wrong with a path: every problem of it, errors and warnings, with its place and reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from kcap.errors import FormatError
+from kcap.schemas.backendbench import Problems
+from kcap.schemas.jsonfile import examine, numbered_lines
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`place`: `path`, `path:line` or `path:line:column`. A warning leaves the path valid."""
+
+    place: str
+    reason: str
+    warning: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.place}: {'warning: ' if self.warning else ''}{self.reason}"
+
+
+@dataclass
+class Report:
+    """The problems found so far."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def valid(self) -> bool:
+        return all(problem.warning for problem in self.problems)
+
+    def error(self, place: Any, *reasons: str) -> None:
+        self.problems.extend(Problem(str(place), reason) for reason in reasons)
+
+    def warn(self, place: Any, *reasons: str) -> None:
+        self.problems.extend(Problem(str(place), reason, warning=True) for reason in reasons)
+
+    def add(self, *errors: FormatError) -> None:
+        self.problems.extend(Problem(error.place, error.reason) for error in errors)
+
+    def document(self, path: Path, adapter: TypeAdapter[T]) -> T | None:
+        """The document in `path`, or None where it is wrong."""
+        try:
+            found, errors = examine(path.read_bytes(), adapter, str(path))
+        except OSError as error:
+            self.error(path, f"cannot be read: {error.strerror}")
+            return None
+        self.add(*errors)
+        return found[0] if found else None
+
+    def lines(self, path: Path, adapter: TypeAdapter[T]) -> Iterator[tuple[str, T]]:
+        """The documents in `path`, one a line, each with its place; lines that are wrong are left out."""
+        try:
+            for number, line in numbered_lines(path):
+                found, errors = examine(line, adapter, str(path), number)
+                self.add(*errors)
+                yield from ((f"{path}:{number}", document) for document in found)
+        except OSError as error:
+            self.error(path, f"cannot be read: {error.strerror}")
+
+    def skipped(self, path: Path, problems: Problems) -> None:
+        """The lines of a trace file or table that its reader skipped."""
+        self.add(*problems.first)
+        if more := problems.lines - len(problems.first):
+            self.error(path, f"{more} more lines are wrong, too")
