@@ -63,7 +63,7 @@ def check_references(contents: Contents, derived: Derived, where: Where) -> Iter
 
 
 def _session(contents: Contents, where: Where) -> dict[str, Any]:
-    namespaces = sorted({call.namespace for call in contents.kernels} - {"aten", "triton", "cpp"})
+    namespaces = sorted({call.namespace for call in contents.calls} - {"aten", "triton", "cpp"})
     return {
         "device": where.device,
         "home": home_of(contents.calls),

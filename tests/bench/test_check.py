@@ -1,0 +1,108 @@
+"""References against recorded operators: a wrong one is found, and what cannot run is never called verified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from derived_calls import METADATA, call, embedding, floats, linear, ranged
+
+from kcap.bench.check import Checker
+from kcap.bench.contents import open_contents
+from kcap.bench.problems import problems_of
+from kcap.bench.tolerance import difference
+from kcap.bench.verify import DRAFT, VERIFIED, Where, check_references, chosen, tag, with_status
+from kcap.replay.rebuild import Rebuilder
+from kcap.schemas.families.derive import Kernel, derive_calls
+from kcap.schemas.recording import write_recording
+
+
+def checker(kernel: Kernel) -> Checker:
+    return Checker([kernel], Rebuilder("cpu", "cpu", None))
+
+
+def kernel_of(one) -> Kernel:
+    return derive_calls([one], METADATA).kernels[0]
+
+
+def with_reference(kernel: Kernel, before: str, after: str) -> Kernel:
+    text = kernel.definition.reference
+    assert before in text
+    changed = kernel.definition.model_copy(update={"reference": text.replace(before, after)})
+    return replace(kernel, definition=changed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reference_agrees_with_its_operator_on_fresh_inputs(seed: int) -> None:
+    kernel = kernel_of(linear(0, 7))
+    assert checker(kernel).check(kernel.definition.name, 0, None, seed)["status"] == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [
+        ("torch.matmul(A, B.T) * 1.1", "differs"),
+        ("torch.matmul(A, B.T).float()", "differs"),
+        ("torch.matmul(A, B.T)[:1]", "differs"),
+        ("A.fill_(float('nan'))", "differs"),
+        ("(torch.matmul(A, B.T), A)", "failed"),
+        ("undefined", "failed"),
+    ],
+)
+def test_a_wrong_reference_is_found(after: str, status: str) -> None:
+    kernel = with_reference(kernel_of(linear(0, 7)), "torch.matmul(A, B.T)", after)
+    assert checker(kernel).check(kernel.definition.name, 0, None, 1)["status"] == status
+
+
+def test_an_operator_that_is_not_here_is_skipped_not_verified() -> None:
+    arguments = {"out": floats(4, 64), "input": floats(4, 128, storage=1)}
+    kernel = kernel_of(call(0, "sgl_kernel::silu_and_mul", **arguments))
+    answer = checker(kernel).check(kernel.definition.name, 0, None, 1)
+    assert answer["status"] == "skipped" and "sgl_kernel" in answer["reason"]
+    assert with_status(kernel.definition, {"skipped"}).tags.count(DRAFT) == 1
+
+
+def test_one_disagreement_leaves_a_draft() -> None:
+    definition = kernel_of(linear(0, 7)).definition
+    assert VERIFIED in with_status(definition, {"agrees", "skipped"}).tags
+    for statuses in ({"agrees", "differs"}, {"agrees", "failed"}, set()):
+        assert VERIFIED not in with_status(definition, statuses).tags
+
+
+def test_a_recordings_references_are_checked_in_a_process_of_their_own(tmp_path: Path) -> None:
+    write_recording(tmp_path / "a.kcap", METADATA, [linear(0, 1), embedding(1, 9)], samples=[ranged(1, 0, 50)])
+    contents = open_contents(tmp_path / "a.kcap", False)
+    found = problems_of(contents)
+    assert found.derived is not None
+    checks = list(check_references(contents, found.derived, Where()))
+    assert {check.operator: check.status for check in checks} == {"aten::linear": "agrees", "aten::embedding": "agrees"}
+    tag(found.problems, checks)
+    assert all(VERIFIED in problem.definition.tags for problem in found.problems)
+
+
+def test_the_smallest_and_the_largest_calls_are_chosen() -> None:
+    calls = [linear(number, tokens) for number, tokens in enumerate((5, 900, 1, 60, 7))]
+    assert [call.id for call in chosen(calls)] == [2, 4, 1]
+
+
+def test_a_difference_counts_in_units_of_what_is_allowed() -> None:
+    ones = torch.ones(64, dtype=torch.bfloat16)
+    assert difference(ones, ones) == 0.0
+    assert difference(ones * 1.01, ones) < 1.0 < difference(ones * 1.2, ones)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_must_be_so_in_both(value: float) -> None:
+    odd, others = torch.tensor([1.0, value]), torch.tensor([[1.0, 1.0], [1.0, 7e37], [1.0, -float("inf")]])
+    assert difference(odd, odd) == 0.0
+    for other in others:
+        assert difference(odd, other) == difference(other, odd) == float("inf") or torch.equal(odd, other)
+
+
+def test_integers_must_be_equal_and_shapes_and_dtypes_the_same() -> None:
+    ids = torch.tensor([1, 2])
+    assert difference(ids, ids) == 0.0
+    for other in (torch.tensor([1, 3]), torch.tensor([1]), torch.tensor([1, 2], dtype=torch.int32)):
+        assert difference(ids, other) == float("inf")

@@ -1,0 +1,109 @@
+"""From a Recording to Definitions with Workloads: nothing is lost in silence, and equal things have equal names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from derived_calls import METADATA, VOCABULARY, call, embedding, floats, ints, linear, ranged
+
+from kcap.bench.contents import Contents, open_contents
+from kcap.bench.problems import Problems, problems_of
+from kcap.schemas.recording import write_recording
+from kcap.schemas.values import Drift
+from kcap.schemas.workload import SafetensorsInput, check_workload
+
+
+@pytest.fixture
+def made(tmp_path: Path):
+    """Writes these Calls and Samples, and gives the Problems made of them."""
+
+    def make(calls, samples=()) -> tuple[Contents, Problems]:
+        write_recording(tmp_path / "a.kcap", METADATA, calls, samples=samples)
+        contents = open_contents(tmp_path / "a.kcap", False)
+        return contents, problems_of(contents)
+
+    return make
+
+
+def test_calls_that_differ_in_a_variable_axis_are_workloads_of_one_definition(made) -> None:
+    _, found = made([linear(0, 1), linear(1, 7, count=2)])
+    (problem,) = found.problems
+    assert problem.definition.name == "gemm_bf16_n16_k32"
+    assert {workload.axes["M"] for workload in problem.workloads.values()} == {1, 7}
+    assert problem.total == 8
+
+
+def test_every_workload_is_an_instance_of_its_definition(made) -> None:
+    _, found = made([linear(0, 1), embedding(1, 5)], [ranged(1, 3, 9)])
+    for problem in found.problems:
+        assert [reason for w in problem.workloads.values() for reason in check_workload(problem.definition, w)] == []
+
+
+def test_stage_and_model_are_tags(made) -> None:
+    _, found = made([linear(0, 1), linear(1, 7)])
+    tags = {"model:llama-3.1-8b", "stage:decode", "stage:prefill", "status:draft"}
+    assert tags <= set(found.problems[0].definition.tags)
+
+
+def test_ids_that_were_not_kept_are_drawn_within_their_range_and_written(made) -> None:
+    _, found = made([embedding(0, 50)], [ranged(0, 3, 9)])
+    (problem,) = found.problems
+    (workload,) = problem.workloads.values()
+    (stored,) = [one for one in workload.inputs.values() if isinstance(one, SafetensorsInput)]
+    values = problem.blobs[workload.uuid][stored.tensor_key]
+    assert 3 <= int(values.min()) <= int(values.max()) <= 9 < VOCABULARY
+
+
+def test_samples_that_differ_are_workloads_that_share_the_counts_of_their_call(made) -> None:
+    _, found = made([embedding(0, 50)], [ranged(0, 3, 9), ranged(0, 90, 99), ranged(0, 3, 9)])
+    (problem,) = found.problems
+    assert len(problem.workloads) == len(problem.counts) == 2
+    assert {count.samples for count in problem.counts} == {2}
+    assert problem.total == 6
+
+
+def test_the_same_workload_has_the_same_id_in_another_recording(made) -> None:
+    first = made([linear(0, 1)])[1].problems[0].workloads
+    again = made([linear(0, 7), linear(1, 1)])[1].problems[0].workloads
+    assert set(first) < set(again)
+
+
+def test_an_integer_input_of_a_library_that_was_not_sampled_is_lost_and_said(made) -> None:
+    scattered = call(0, "_C::rotary_embedding", positions=ints(4), query=floats(4, 64), key=floats(4, 64, storage=1))
+    contents, found = made([scattered, linear(1, 1)])
+    loss = found.ledger.loss("x", contents.total)
+    assert loss.exported == 6 and sum(lost.count for lost in loss.lost) == 6
+
+
+def test_a_drifting_number_without_a_sample_is_lost_and_said(made) -> None:
+    contents, found = made([call(0, "aten::mul.Scalar", self=floats(4), other=Drift("float")), linear(1, 1)])
+    assert [lost.operator for lost in found.ledger.loss("x", contents.total).lost] == ["aten::mul.Scalar"]
+
+
+def test_a_region_stands_for_what_no_family_knows_in_it(made) -> None:
+    arguments = {"x": floats(4, 32), "weight": floats(32, storage=1), "epsilon": 1e-6}
+    region = call(0, "vllm_ir::rms_norm", **arguments).model_copy(update={"kind": "region"})
+    inside = call(1, "aten::rsqrt", self=floats(4, 1)).model_copy(update={"parent": region.operator})
+    alone = call(2, "aten::rsqrt", self=floats(4, 1))
+    _, found = made([region, inside, alone])
+    names = {problem.definition.name: problem.total for problem in found.problems}
+    assert names.pop("rmsnorm_eps1e-06_h32") == 6
+    assert list(names.values()) == [6], "the same operator outside counts on its own"
+    assert found.derived is not None and found.derived.family_of()[1] == "rmsnorm"
+
+
+def test_a_region_around_a_kernel_that_a_family_knows_is_not_exported_beside_it(made) -> None:
+    arguments = {"x": floats(4, 32), "weight": floats(32, storage=1), "epsilon": 1e-6}
+    region = call(0, "vllm_ir::rms_norm", **arguments).model_copy(update={"kind": "region"})
+    kernel = call(
+        1,
+        "_C::rms_norm",
+        5,
+        result=floats(4, 32),
+        input=floats(4, 32, storage=1),
+        weight=floats(32, storage=2),
+        epsilon=1e-6,
+    )
+    _, found = made([region, kernel.model_copy(update={"parent": region.operator})])
+    assert [problem.total for problem in found.problems] == [5]
