@@ -1,0 +1,150 @@
+"""sampling: greedy (argmax over logits), by top-k and top-p from probabilities, and repetition penalties before them.
+
+Sampling from probabilities has FlashInfer-Bench's names. It draws: two runs agree in distribution only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.families import family
+from kcap.schemas.families.form import Form, Slot, abbreviate, made, of
+from kcap.schemas.families.gemm import written
+from kcap.schemas.families.invocation import Invocation, Unrecognized
+
+GREEDY = """import torch
+
+
+@torch.no_grad()
+def run(logits):
+    assert logits.shape[-1] == {v}
+    return torch.argmax(logits, dim=-1)
+"""
+FROM_PROBS = """import torch
+
+
+@torch.no_grad()
+def run({inputs}):
+    assert probs.shape[-1] == {v}
+    sorted_probs, order = probs.to(torch.float32).sort(dim=-1, descending=True)
+{filters}    drawn = torch.multinomial(sorted_probs, 1)
+    return order.gather(-1, drawn).squeeze(-1)
+"""
+TOP_K = """    rank = torch.arange({v}, device=probs.device)
+    k = top_k.to(torch.int64)[:, None]
+    sorted_probs = torch.where((rank < k) | (k <= 0), sorted_probs, 0.0)
+    sorted_probs = sorted_probs / sorted_probs.sum(dim=-1, keepdim=True)
+"""
+TOP_P = """    p = top_p.to(torch.float32)[:, None]
+    before = sorted_probs.cumsum(dim=-1).roll(1, dims=-1)  # the token that reaches p stays
+    before[:, 0] = -1.0
+    first = torch.arange({v}, device=probs.device) == 0
+    sorted_probs = torch.where((before <= p) | (p >= 1.0) | first, sorted_probs, 0.0)
+"""
+PENALTIES = """import torch
+
+
+@torch.no_grad()
+def run(logits, prompt_mask, output_mask, repetition_penalties):
+    assert logits.shape[-1] == {v}
+    seen = prompt_mask | output_mask
+    penalty = torch.where(seen, repetition_penalties.to(torch.float32)[:, None], 1.0)
+    x = logits.to(torch.float32)
+    return torch.where(x > 0, x / penalty, x * penalty).to(logits.dtype)
+"""
+SMALLEST = 1024  # fewer columns are no vocabulary: other kernels have an argmax over what their blocks found
+ROWS = ("batch_size", "vocab_size")
+
+
+@family("greedy_sampling", "aten::argmax", "_C::greedy_argmax")
+def greedy(call: Invocation) -> Form:
+    """`logits`: [batch_size, vocab_size]; the first of equal ones."""
+    logits = call.tensor("self", "logits")
+    call.refuse("keepdim")
+    if logits.dim() != 2 or call["dim"] not in (None, -1, 1) or not logits.is_floating_point():
+        raise Unrecognized("not over a vocabulary")
+    if logits.shape[1] < SMALLEST or (call.base == "aten::argmax" and call["dim"] is None):
+        raise Unrecognized("not over a vocabulary")
+    v = logits.shape[1]
+    return Form(
+        name=f"greedy_sampling{abbreviate(logits.dtype, torch.float32)}_v{v}",
+        op_type="sampling",
+        axes={"batch_size": None, "vocab_size": v},
+        inputs={"logits": of(logits, *ROWS)},
+        outputs={"samples": made("int64", ("batch_size",), lambda: written(call, "out"))},
+        reference=GREEDY.format(v=v),
+        description="The token of the largest logit.",
+        flops=logits.numel(),
+    )
+
+
+@family("top_k_sampling", "flashinfer::top_k_sampling_from_probs")
+def top_k(call: Invocation) -> Form:
+    return from_probs(call, "top_k")
+
+
+@family("top_p_sampling", "flashinfer::top_p_sampling_from_probs", "sgl_kernel::top_p_sampling_from_probs")
+def top_p(call: Invocation) -> Form:
+    return from_probs(call, "top_p")
+
+
+@family(
+    "top_k_top_p_sampling", "flashinfer::top_k_top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs"
+)
+def top_k_top_p(call: Invocation) -> Form:
+    if call["filter_apply_order"] not in (None, "top_k_first"):
+        raise Unrecognized("top-p first")
+    return from_probs(call, "top_k", "top_p")
+
+
+FILTERS = {"top_k": (TOP_K, torch.int32), "top_p": (TOP_P, torch.float32)}
+
+
+def from_probs(call: Invocation, *filters: str) -> Form:
+    """`probs`: [batch_size, vocab_size]; each filter's limit is a number for all rows or one for each."""
+    call.refuse("indices", "maybe_indices", "return_valid")
+    probs = call.tensor("probs")
+    v = probs.shape[1]
+    inputs = {"probs": of(probs, *ROWS), **{name: limit(call, name, probs) for name in filters}}
+    return Form(
+        name=f"{'_'.join(filters)}_sampling_from_probs{abbreviate(probs.dtype, torch.float32)}_v{v}",
+        op_type="sampling",
+        axes={"batch_size": None, "vocab_size": v},
+        inputs=inputs,
+        outputs={"samples": made("int64", ("batch_size",), lambda: written(call, "output").to(torch.int64))},
+        reference=FROM_PROBS.format(
+            inputs=", ".join(inputs), v=v, filters="".join(FILTERS[name][0].format(v=v) for name in filters)
+        ),
+        description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
+    )
+
+
+def limit(call: Invocation, name: str, probs: torch.Tensor) -> Slot:
+    dtype = FILTERS[name][1]
+    given = call.optional(name, f"maybe_{name}_arr")
+    if given is not None:
+        return of(given.to(dtype), "batch_size")
+    value = call.number(name, f"{name}_val")
+    return of(torch.full((len(probs),), value, dtype=dtype, device=probs.device), "batch_size")
+
+
+@family("repetition_penalties", "_C::apply_repetition_penalties_")
+def repetition_penalties(call: Invocation) -> Form:
+    """Logits of tokens that were seen are divided by the penalty, negative ones multiplied. In place."""
+    logits, names = call.tensor("logits"), ("prompt_mask", "output_mask")
+    v = logits.shape[1]
+    penalties = of(call.tensor("repetition_penalties"), "batch_size")
+    return Form(
+        name=f"repetition_penalties{abbreviate(logits.dtype, torch.float32)}_v{v}",
+        op_type="sampling",
+        axes={"batch_size": None, "vocab_size": v},
+        inputs={
+            "logits": of(logits, *ROWS),
+            **{name: of(call.tensor(name), *ROWS) for name in names},
+            "repetition_penalties": penalties,
+        },
+        outputs={"logits_out": made(logits.dtype, ROWS, lambda: logits)},
+        reference=PENALTIES.format(v=v),
+        description="Repetition penalties (Keskar et al., arXiv:1909.05858) on the tokens of prompt and output.",
+        flops=logits.numel(),
+    )

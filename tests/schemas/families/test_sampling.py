@@ -1,0 +1,118 @@
+"""sampling: greedy against aten's and vLLM's operators; what may be drawn under top-k and top-p; penalties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+
+from kcap.bench.check import compiled
+
+SIZES = [(1, 1024), (3, 5000), (7, 2048), (2, 32000), (16, 1500)]
+
+
+def test_reference_is_atens_argmax():
+    for seed, (rows, v) in enumerate(SIZES):
+        for dtype in (torch.float32, torch.bfloat16):
+            logits = randn(rows, v, dtype=dtype, seed=seed)
+            agrees("aten::argmax", torch.ops.aten.argmax.default, self=logits, dim=-1, keepdim=False)
+
+
+def test_reference_is_vllms_cpu_operator():
+    pytest.importorskip("vllm._C")
+    for seed, (rows, v) in enumerate(SIZES):
+        agrees("_C::greedy_argmax", torch.ops._C.greedy_argmax, logits=randn(rows, v, dtype=torch.float32, seed=seed))
+
+
+def test_an_argmax_of_something_else_is_declined():
+    logits = torch.empty(2, 128256, device="meta")
+    assert form("aten::argmax", self=logits, dim=-1).name == "greedy_sampling_v128256"
+    assert declined("aten::argmax", self=logits[:, :149], dim=-1)
+    assert declined("aten::argmax", self=logits, dim=0)
+    assert declined("aten::argmax", self=logits, dim=None)
+    assert declined("aten::argmax", self=logits, dim=-1, keepdim=True)
+    assert declined("aten::argmax", self=logits.int(), dim=-1)
+
+
+def probabilities(rows: int, v: int, seed: int = 0) -> torch.Tensor:
+    return torch.softmax(3 * randn(rows, v, dtype=torch.float32, seed=seed), dim=-1)
+
+
+def drawn(made: Any, times: int) -> torch.Tensor:
+    """What the reference draws, [times, batch_size]."""
+    run = compiled(made.definition().reference, made.name)
+    return torch.stack([run(*(slot.get() for slot in made.inputs.values())) for _ in range(times)])
+
+
+def test_top_k_draws_each_of_the_k_most_likely_and_no_other():
+    torch.manual_seed(0)
+    probs = probabilities(3, 50)
+    made = form("flashinfer::top_k_sampling_from_probs", probs=probs, top_k=torch.tensor([1, 3, 0], dtype=torch.int32))
+    samples = drawn(made, 400)
+    for row, k in ((0, 1), (1, 3)):
+        assert set(samples[:, row].tolist()) == set(probs[row].topk(k).indices.tolist())
+    assert len(set(samples[:, 2].tolist())) > 10  # no limit
+    share = (samples[:, 1] == probs[1].argmax()).float().mean()
+    top = probs[1].topk(3).values
+    assert abs(share - top[0] / top.sum()) < 0.1
+
+
+def test_top_p_keeps_the_token_that_reaches_p():
+    torch.manual_seed(0)
+    probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).repeat(4, 1)
+    p = torch.tensor([0.4, 0.6, 0.0, 1.0])
+    samples = drawn(form("flashinfer::top_p_sampling_from_probs", probs=probs, top_p=p), 200)
+    assert [set(samples[:, row].tolist()) for row in range(4)] == [{0}, {0, 1}, {0}, {0, 1, 2, 3}]
+
+
+def test_top_k_comes_before_top_p():
+    torch.manual_seed(0)
+    probs = torch.tensor([[0.3, 0.3, 0.2, 0.2]])  # of the first two, each has half
+    made = form("flashinfer::top_k_top_p_sampling_from_probs", probs=probs, top_k=2, top_p=0.45)
+    assert set(drawn(made, 100)[:, 0].tolist()) <= {0, 1}
+    assert len(set(drawn(made, 100)[:, 0].tolist())) == 1
+
+
+def test_names_and_dtypes_are_flashinfer_benchs():
+    probs = torch.empty(4, 128256, device="meta")
+    definition = checked(form("flashinfer::top_k_sampling_from_probs", probs=probs, top_k=50, indices=None))
+    assert definition.name == "top_k_sampling_from_probs_v128256"
+    assert {name: (t.shape, t.dtype) for name, t in definition.inputs.items()} == {
+        "probs": (["batch_size", "vocab_size"], "float32"),
+        "top_k": (["batch_size"], "int32"),
+    }
+    assert definition.outputs["samples"].dtype == "int64"
+    both = {
+        "maybe_top_k_arr": torch.ones(4, dtype=torch.int64),
+        "top_k_val": 0,
+        "maybe_top_p_arr": None,
+        "top_p_val": 0.9,
+    }
+    made = form("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, output=torch.empty(4), **both)
+    assert made.name == "top_k_top_p_sampling_from_probs_v128256"
+    assert made.inputs["top_k"].dtype == "int32"
+
+
+def test_selected_rows_and_another_order_are_declined():
+    probs = torch.empty(4, 128256, device="meta")
+    assert declined("flashinfer::top_p_sampling_from_probs", probs=probs, top_p=0.9, indices=torch.zeros(4))
+    limits = {"top_k": 5, "top_p": 0.9, "filter_apply_order": "joint"}
+    assert declined("flashinfer::top_k_top_p_sampling_from_probs", probs=probs, **limits)
+
+
+def test_repetition_penalties_of_vllm():
+    apply = pytest.importorskip("vllm._custom_ops").apply_repetition_penalties_torch
+    for seed, (rows, v) in enumerate(SIZES):
+        masks = [randn(rows, v, dtype=torch.float32, seed=s) > 0.5 for s in (seed, seed + 1)]
+        agrees(
+            "_C::apply_repetition_penalties_",
+            lambda logits, prompt_mask, output_mask, repetition_penalties: apply(
+                logits, prompt_mask, output_mask, repetition_penalties
+            ),
+            logits=randn(rows, v, dtype=torch.float32, seed=seed),
+            prompt_mask=masks[0],
+            output_mask=masks[1],
+            repetition_penalties=torch.rand(rows) + 0.5,
+        )
