@@ -149,7 +149,7 @@ def _name_fused(worker: Any, window: Window) -> None:
         absent = "vLLM compiles the model" if compiled else "this vLLM has none"
         window.taps.fused.record(() if compiled else vllm_fused.classes(), absent)
     except Exception as error:
-        window.tap_failed(window.taps.fused.name, error)
+        window.taps.fused.fail(error)
 
 
 def _facts(worker: Any) -> dict[str, Any]:

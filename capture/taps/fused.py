@@ -66,7 +66,7 @@ class FusedOperators:
                 for owner in _having(fused.owner, fused.method):
                     self._replace(owner, fused)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _replace(self, owner: type, fused: Fused) -> None:
         original: Function = namespace(owner)[fused.method]
@@ -117,16 +117,17 @@ class FusedOperators:
             number, values = known.call(self._listener, operator, args, kwargs)
             return self._listener.enter_region(number, values)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return False
 
     def _leave(self) -> None:
         try:
             self._listener.leave_region()
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Switch the tap off, and say so once."""
         if self._on:
             self._on = False
             self._listener.failed(NAME, error)

@@ -203,6 +203,13 @@ def test_a_weight_that_is_loaded_anew_is_seen_as_it_is(engine: Engine) -> None:
     assert dtypes == ["float32", "float64"]
 
 
+def test_an_operator_at_the_address_of_one_that_is_gone_is_itself(engine: Engine) -> None:
+    for _ in range(20):
+        engine.step("decode", lambda: Activation()(X))
+        engine.step("decode", lambda: Norm()(X))
+    assert regions(engine.close()) == {"engine_op::activation": 20, "engine_op::norm": 20}
+
+
 def test_an_operator_that_is_no_module_has_the_arguments_of_its_call(engine: Engine) -> None:
     operator = Ir()
     engine.step("decode", lambda: operator.run(X, None, epsilon=1e-6), lambda: operator.run(X, X[0], 1e-6))

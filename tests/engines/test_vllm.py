@@ -24,7 +24,10 @@ LAYERS, MODEL_LAYERS = 2, 3
 LINEAR = "_C::onednn_mm"
 ATTENTION = "_C::cpu_attention_with_kv_cache"
 CACHE_UPDATE = "_C::cpu_attn_reshape_and_cache"
-REGIONS = {"vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"}
+OPAQUE = {"vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"}
+NORM, ADDED_NORM = "vllm_ir::rms_norm", "vllm_ir::fused_add_rms_norm.maybe_inplace"
+SILU, ROTARY = "vllm_custom_op::silu_and_mul", "vllm_custom_op::rotary_embedding"
+REGIONS = {NORM: 1, ADDED_NORM: 2 * LAYERS} | dict.fromkeys((SILU, ROTARY, *OPAQUE), LAYERS)  # in a step
 BLOCK = 128  # tokens of a cache page, which a prefix hit covers whole
 OUTPUT = 4
 Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -69,7 +72,7 @@ def assert_counts_of_a_llama(recording: Recording, linears: int = 4 * LAYERS + 1
         assert found[LINEAR] == linears
         assert found[ATTENTION] == LAYERS
         assert found[CACHE_UPDATE] == LAYERS
-        assert operators(recording, program, "region") == dict.fromkeys(REGIONS, LAYERS)
+        assert operators(recording, program, "region") == REGIONS
     steps = sum(recording.metadata.steps.values())
     assert sum(count.count for program in recording.programs for count in program.counts) == steps
     totals = Counter[str]()
@@ -109,10 +112,35 @@ def test_nothing_from_start_up_is_counted(alone: Recording) -> None:
 
 
 def test_regions_are_never_among_the_kernels(alone: Recording) -> None:
-    assert {call.operator for call in alone.calls if call.kind == "region"} == REGIONS
-    assert not REGIONS & {call.operator for call in alone.kernels(hidden=True)}
+    assert {call.operator for call in alone.calls if call.kind == "region"} == set(REGIONS)
+    assert not REGIONS.keys() & {call.operator for call in alone.kernels(hidden=True)}
     parents = {call.operator: call.parent for call in alone.kernels() if call.operator in (ATTENTION, CACHE_UPDATE)}
-    assert set(parents.values()) == REGIONS
+    assert set(parents.values()) == OPAQUE
+
+
+def test_what_vllm_fuses_by_name_alone_is_the_parent_of_its_kernels(alone: Recording) -> None:
+    """In every step: nothing of a norm, an activation or a rotary embedding is outside its region."""
+    calls = {call.id: call for call in alone.calls}
+    norm = Counter({"aten::pow.Tensor_Scalar": 1, "aten::mean.dim": 1, "aten::rsqrt": 1, "aten::mul.Tensor": 2})
+    for program in alone.programs:
+        ran = [calls[number] for number in program.calls]
+        inside = {name: Counter(call.operator for call in ran if call.parent == name and call.work) for name in REGIONS}
+        for name, times in ((NORM, 1), (ADDED_NORM, 2 * LAYERS)):
+            assert {operator: inside[name][operator] for operator in norm} == {o: n * times for o, n in norm.items()}
+        assert inside[SILU] == {"aten::silu": LAYERS, "aten::mul.Tensor": LAYERS}
+        assert inside[ROTARY] == {"_C::rotary_embedding": LAYERS}
+        assert not [call for call in ran if call.parent is None and call.operator in ("aten::rsqrt", "aten::silu")]
+
+
+def test_a_fused_operators_arguments_say_all_that_it_computes_with(alone: Recording) -> None:
+    def names(operator: str) -> list[str]:
+        (found,) = {tuple(a.name or "" for a in call.args) for call in alone.calls if call.operator == operator}
+        return list(found)
+
+    assert names(NORM) == ["x", "weight", "epsilon", "variance_size"]
+    assert names(ADDED_NORM) == ["x", "x_residual", "weight", "epsilon", "variance_size"]
+    assert names(SILU) == ["x"]
+    assert {"positions", "query", "key", "cos_sin_cache", "head_size", "is_neox_style"} <= {*names(ROTARY)}
 
 
 def test_sampling_is_in_every_step(alone: Recording) -> None:
