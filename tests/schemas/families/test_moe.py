@@ -1,0 +1,130 @@
+"""fused_moe: references against vLLM's CPU operators, the layouts of their weights, names, bytes, what is declined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+
+SIZES = [(1, 4, 32, 64, 2), (5, 8, 64, 32, 3), (17, 16, 96, 128, 8), (64, 4, 128, 256, 1), (3, 32, 32, 32, 4)]
+
+
+def routed(tokens: int, experts: int, top_k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and different experts for each token."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.rand(tokens, experts, generator=generator).argsort(dim=-1)[:, :top_k]
+    return torch.rand(tokens, top_k, generator=generator), ids.to(torch.int32)
+
+
+def matrices(experts: int, intermediate: int, hidden: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    w1, w2 = randn(experts, 2 * intermediate, hidden, seed=seed), randn(experts, hidden, intermediate, seed=seed + 1)
+    return w1 / hidden**0.5, w2 / intermediate**0.5
+
+
+def packed(weight: torch.Tensor, isa: str) -> torch.Tensor:
+    out = torch.empty_like(weight)
+    torch.ops._C.prepack_moe_weight(weight, out, isa)
+    return out
+
+
+def test_reference_is_vllms_cpu_operator():
+    pytest.importorskip("vllm._C")
+    for seed, (tokens, e, intermediate, hidden, k) in enumerate(SIZES):
+        w1, w2 = matrices(e, intermediate, hidden, seed)
+        x, (weights, ids) = randn(tokens, hidden, seed=seed), routed(tokens, e, k, seed)
+        made = agrees(
+            "_C::cpu_fused_moe",
+            torch.ops._C.cpu_fused_moe,
+            output=torch.empty_like(x),
+            input=x,
+            w13=packed(w1, "vec"),
+            w2=packed(w2, "vec"),
+            w13_bias=None,
+            w2_bias=None,
+            topk_weights=weights,
+            topk_id=ids,
+            skip_weighted=False,
+            act="silu",
+            isa="vec",
+        )
+        assert torch.equal(made.inputs["gemm1_weights"].get(), w1)
+        assert torch.equal(made.inputs["gemm2_weights"].get(), w2)
+
+
+@pytest.mark.parametrize("isa", ["vec", "amx"])
+def test_weights_are_matrices_whatever_their_layout(isa: str):
+    pytest.importorskip("vllm._C")
+    w1, w2 = matrices(3, 64, 96)
+    x, (weights, ids) = randn(2, 96), routed(2, 3, 2)
+    packs = {"w13": packed(w1, isa), "w2": packed(w2, isa)}
+    made = form("_C::cpu_fused_moe", input=x, topk_weights=weights, topk_id=ids, act="silu", isa=isa, **packs)
+    assert torch.equal(made.inputs["gemm1_weights"].get(), w1) and torch.equal(made.inputs["gemm2_weights"].get(), w2)
+
+
+def by_tokens(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> Any:
+    """Token by token, in float64; the gate's rows are the first matrix's second half."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token, row in enumerate(x.double()):
+        for weight, expert in zip(weights[token].double(), ids[token].tolist(), strict=True):
+            up, gate = (w1[expert].double() @ row).chunk(2)
+            out[token] += weight * (w2[expert].double() @ (gate * torch.sigmoid(gate) * up))
+    return out.to(x.dtype)
+
+
+def test_flashinfers_gate_is_the_second_half():
+    for seed, (tokens, e, intermediate, hidden, k) in enumerate(SIZES):
+        (w1, w2), (weights, ids) = matrices(e, intermediate, hidden, seed), routed(tokens, e, k, seed)
+        made = agrees(
+            "flashinfer::cutlass_fused_moe",
+            lambda input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, **_: [
+                by_tokens(input, fc1_expert_weights, fc2_expert_weights, token_final_scales, token_selected_experts)
+            ],
+            input=randn(tokens, hidden, seed=seed),
+            token_selected_experts=ids,
+            token_final_scales=weights,
+            fc1_expert_weights=w1,
+            fc2_expert_weights=w2,
+            output_dtype=torch.bfloat16,
+            quant_scales=[],
+            activation_type=3,
+        )
+        assert made.name == f"fused_moe_upgate_topk{k}_e{e}_h{hidden}_i{intermediate}"
+
+
+def qwen3(**other: Any) -> dict[str, Any]:
+    """The arguments of Qwen3-30B-A3B's experts."""
+    shapes = {"output": (32, 2048), "input": (32, 2048), "w13": (128, 1536, 2048), "w2": (128, 2048, 768)}
+    given = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
+    weights = torch.empty(32, 8, device="meta")
+    return {**given, "topk_weights": weights, "topk_id": weights.int(), "act": "silu", "isa": "vec", **other}
+
+
+def test_names_of_qwen3():
+    made = form("_C::cpu_fused_moe", **qwen3())
+    definition = checked(made)
+    assert definition.name == "fused_moe_topk8_e128_h2048_i768"
+    assert definition.var_axes == ["seq_len"]
+    assert list(definition.inputs) == ["hidden_states", "gemm1_weights", "gemm2_weights", "topk_weights", "topk_ids"]
+    assert made.flops == 2 * 32 * 8 * 3 * 2048 * 768
+
+
+def test_only_experts_with_tokens_are_touched():
+    ids = torch.tensor([[0, 5], [5, 0], [5, 9]])
+    given = {"input": randn(3, 64), "topk_weights": torch.rand(3, 2), "topk_id": ids, "act": "silu", "isa": "vec"}
+    w1, w2 = matrices(16, 32, 64)
+    made = form("_C::cpu_fused_moe", w13=w1, w2=w2, **given)
+    assert made.touched is not None
+    assert made.touched() == 3 * (3 * 32 * 64 * 2) + 2 * 3 * 64 * 2 + 6 * 12
+
+
+def test_what_is_not_modelled_is_declined():
+    assert declined("_C::cpu_fused_moe", **qwen3(act="swigluoai"))
+    assert declined("_C::cpu_fused_moe", **qwen3(isa="neon"))
+    assert declined("_C::cpu_fused_moe", **qwen3(skip_weighted=True))
+    assert declined("_C::cpu_fused_moe", **qwen3(w13_bias=torch.empty(128, 1536)))
+    names = {"hidden_states": "input", "w1": "w13", "w2": "w2", "topk_weights": "topk_weights", "topk_ids": "topk_id"}
+    packs = {name: qwen3()[other] for name, other in names.items()}
+    assert form("_C::fused_experts_cpu", **packs, is_vnni=False).name == "fused_moe_topk8_e128_h2048_i768"
+    assert declined("_C::fused_experts_cpu", **packs, is_vnni=True)
