@@ -65,6 +65,8 @@ class Dataset:
             _add_definition(dataset, path)
         for path in files(root / "workloads", "jsonl"):
             for trace in traces_file.read(path):
+                if not trace.is_workload:
+                    raise FormatError(str(path), f"{trace.workload.uuid}: a Workload has no solution or evaluation")
                 dataset.workloads.setdefault(trace.definition, []).append(trace.workload)
         for path in files(root / "solutions", "json"):
             solution = solutions_file.read(path)
@@ -133,8 +135,8 @@ def write_dataset(
         for workload in given:
             if workload.uuid in blobs:
                 _write_blob(_made(root / blob_path(definition, workload.uuid)), blobs[workload.uuid])
-    with _made(root / COUNTS).open("wb") as file:
-        file.writelines(count.line() for count in counts)
+    if lines := [count.line() for count in counts]:
+        _made(root / COUNTS).write_bytes(b"".join(lines))
 
 
 def _write_workloads(root: Path, definition: Definition, workloads: Sequence[Workload]) -> None:

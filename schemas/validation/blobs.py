@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from kcap.errors import FormatError
@@ -54,7 +53,6 @@ def missing_blobs(dataset: Dataset, workload: Workload) -> Iterator[str]:
                 yield given.path
 
 
-@lru_cache(maxsize=64)
 def header(path: Path) -> Header:
     """Each tensor's dtype, by safetensors' name, and shape; FormatError if it is no safetensors file."""
     from safetensors import SafetensorError, safe_open

@@ -50,7 +50,7 @@ class _Check:
         if definition is None:
             return
         self.report.warn(path, *check_definition(definition))
-        self._lies_in(path, "definitions", definition.op_type, f"{definition.name}.json")
+        self._lies_in(path, definition.op_type, f"{definition.name}.json")
         if definition.name in self.dataset.definitions:
             self.report.error(path, f"name: {definition.name} is there twice")
         self.dataset.definitions[definition.name] = definition
@@ -64,7 +64,7 @@ class _Check:
             if definition := self.dataset.definitions.get(trace.definition):
                 found[definition.name] = definition
         for definition in found.values():
-            self._lies_in(path, "workloads", definition.op_type, f"{definition.name}.jsonl")
+            self._lies_in(path, definition.op_type, f"{definition.name}.jsonl")
         if missing:
             self.report.warn(path, f"{len(missing)} inputs are in blobs that are not there, first {missing[0]}")
 
@@ -89,7 +89,7 @@ class _Check:
             self.report.error(path, f"definition: {solution.definition} is not in definitions/")
         if solution.name in self.solutions:
             self.report.error(path, f"name: {solution.name} is there twice")
-        self._lies_in(path, "solutions", solution.definition, f"{solution.name}.json")
+        self._lies_in(path, solution.definition, f"{solution.name}.json")
         self.solutions[solution.name] = solution.definition
 
     def traces(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class _Check:
             self.report.error(place, *self._trace(trace))
             found.add(trace.definition)
         for name in sorted(found):
-            self._lies_in(path, "traces", f"{name}.jsonl")
+            self._lies_in(path, f"{name}.jsonl")
 
     def _trace(self, trace: Trace) -> Iterator[str]:
         definition = self.dataset.definitions.get(trace.definition)
@@ -116,8 +116,7 @@ class _Check:
             if self.uuids.get(count.workload) != count.definition:
                 self.report.error(place, f"workload: {count.definition} has no Workload {count.workload}")
 
-    def _lies_in(self, path: Path, folder: str, *end: str) -> None:
-        """`path` is in `folder` and ends in `end`; between them FlashInfer-Bench's layouts differ."""
-        parts = path.relative_to(self.dataset.root).parts
-        if parts[0] != folder or parts[-len(end) :] != end:
-            self.report.error(path, f"what it holds belongs into {'/'.join((folder, *end))}")
+    def _lies_in(self, path: Path, *end: str) -> None:
+        """The path must end so; what is before it differs between FlashInfer-Bench's layouts."""
+        if path.parts[-len(end) :] != end:
+            self.report.error(path, f"for what it holds, its path must end in {'/'.join(end)}")

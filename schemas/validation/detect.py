@@ -30,7 +30,8 @@ def detect(path: Path) -> str | None:
     document = _first(path)
     if isinstance(document, dict):
         return _closest({key for key, value in document.items() if value is not None})
-    return "agent-trace" if isinstance(document, list) else _closest(_keys_in(head))
+    is_list = isinstance(document, list) or head.lstrip(BLANKS).startswith(b"[")
+    return "agent-trace" if is_list else _closest(_keys_in(head))
 
 
 def _of_folder(path: Path) -> str | None:

@@ -57,14 +57,19 @@ def _document(title: str, adapter: TypeAdapter[T], keys: frozenset[str], advise:
     return Format(title, check, keys, adapter)
 
 
-def _lines(title: str, model: type[BaseModel], refuse: Callable[[Any], list[str]] = _nothing) -> Format:
+def _lines(
+    title: str,
+    model: type[BaseModel],
+    keys: frozenset[str] | None = None,
+    refuse: Callable[[Any], list[str]] = _nothing,
+) -> Format:
     adapter = TypeAdapter(model)
 
     def check(report: Report, path: Path) -> None:
         for place, found in report.lines(path, adapter):
             report.error(place, *refuse(found))
 
-    return Format(title, check, _keys(model), adapter)
+    return Format(title, check, keys or _keys(model), adapter)
 
 
 def _is_workload(trace: Trace) -> list[str]:
@@ -96,7 +101,9 @@ FORMATS: dict[str, Format] = {
     "definition": _document(
         "a FlashInfer-Bench Definition", definition.ADAPTER, _keys(definition.Definition), check_definition
     ),
-    "workload": _lines("FlashInfer-Bench Workloads, one a line", Trace, _is_workload),
+    "workload": _lines(
+        "FlashInfer-Bench Workloads, one a line", Trace, frozenset({"definition", "workload"}), _is_workload
+    ),
     "trace": _lines("FlashInfer-Bench Traces, one a line", Trace),
     "solution": _document("a FlashInfer-Bench Solution", solution.ADAPTER, _keys(solution.Solution), _nothing),
     "kernel-description": _document(

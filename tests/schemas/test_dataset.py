@@ -168,6 +168,19 @@ def test_a_definition_that_is_there_twice_is_refused(dataset: Dataset) -> None:
         Dataset.load(dataset.root)
 
 
+def test_an_evaluated_trace_is_no_workload(dataset: Dataset) -> None:
+    one = trace.Trace(definition="take_n4", solution="s", workload=WORKLOAD)
+    trace.write(dataset.root / "workloads/take/take_n4.jsonl", [one])
+    with pytest.raises(FormatError, match="u1: a Workload has no solution"):
+        Dataset.load(dataset.root)
+
+
+def test_a_dataset_without_counts_has_no_file_of_them(tmp_path: Path) -> None:
+    write_dataset(tmp_path, [DEFINITION], {}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["definitions"]
+    assert Dataset.load(tmp_path).counts == []
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
