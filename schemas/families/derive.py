@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kcap.schemas.definition import Definition
 from kcap.schemas.families import find, form_of, generic
 from kcap.schemas.families.form import Form
-from kcap.schemas.families.invocation import Invocation, Unrecognized, invocation_of
+from kcap.schemas.families.invocation import Invocation, Unrecognized, base_of, invocation_of
 from kcap.schemas.recording import Recording
 from kcap.schemas.records import Call, Metadata
 
@@ -66,7 +66,7 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     known, regions, unknown = _sort(calls)
     covered = _cover(known, regions, unknown)
     rest = [call for call in unknown if call.id not in covered]
-    exported = known + [(call, form) for call, form in regions if call.operator in set(covered.values())]
+    exported = known + [(call, form) for call, form in regions if base_of(call.operator) in set(covered.values())]
     drafts = _by_family(exported)
     found, refused = generic.derive(rest, recording)
     kernels = _named([*drafts, *found], metadata)
@@ -103,10 +103,13 @@ def _form(call: Call) -> Form | None:
 
 
 def _cover(known: Formed, regions: Formed, unknown: list[Call]) -> dict[int, str]:
-    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds no known kernel."""
-    opened = {call.parent for call, _ in known}
-    closed = {call.operator for call, _ in regions} - opened
-    return {call.id: call.parent for call in unknown if call.parent in closed}
+    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds no known kernel.
+
+    A parent is named without its overload by one recorder and with it by the other.
+    """
+    opened = {base_of(call.parent) for call, _ in known if call.parent}
+    closed = {base_of(call.operator) for call, _ in regions} - opened
+    return {c.id: base_of(c.parent) for c in unknown if c.parent and base_of(c.parent) in closed}
 
 
 def _by_family(calls: Formed) -> list[Kernel]:
