@@ -1,14 +1,9 @@
-"""What the attention families share: FlashInfer's index inputs, made from an operator's, and the references' core.
-
-FlashInfer names pages by `kv_indptr` (where each sequence's begin), `kv_indices` and `kv_last_page_len`; vLLM's and
-SGLang's kernels take a table [sequences, pages] and the sequences' lengths.
-"""
+"""What the attention families share: the core of their references, and how much work an invocation is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -43,53 +38,6 @@ def attend(causal: bool, window: int) -> str:
     hidden = [f"({LATER})" if window >= 0 else LATER] if causal else []
     hidden += [EARLIER.format(window=window)] if window >= 0 else []
     return ATTEND.format(mask=MASK.format(hidden=" | ".join(hidden)) if hidden else "")
-
-
-@dataclass(frozen=True)
-class Pages:
-    """The pages of each sequence in FlashInfer's form; each function may raise Unrecognized."""
-
-    indptr: Make
-    indices: Make
-    last: Make
-    page_size: int
-
-    def lengths(self) -> torch.Tensor:
-        """Tokens of each sequence: int64 [sequences]."""
-        before = (self.indptr().diff().long() - 1).clamp(min=0)
-        return before * self.page_size + self.last()
-
-
-def table_pages(table: torch.Tensor, lengths: torch.Tensor, page_size: int) -> Pages:
-    """The same pages from a table [sequences or more, pages or more] and `lengths` [sequences]."""
-
-    def count() -> torch.Tensor:
-        return (known(lengths, "sequence lengths").long() + page_size - 1) // page_size
-
-    def indices() -> torch.Tensor:
-        reached = torch.arange(table.shape[1], device=lengths.device)[None, :] < count()[:, None]
-        return known(table, "block table")[: len(lengths)][reached].to(torch.int32)
-
-    def last() -> torch.Tensor:
-        rest = (known(lengths, "sequence lengths") - 1) % page_size + 1
-        return torch.where(lengths > 0, rest, 0).to(torch.int32)
-
-    return Pages(lambda: starts_of(count()), indices, last, page_size)
-
-
-def listed_pages(indptr: torch.Tensor, indices: torch.Tensor, last: torch.Tensor, page_size: int) -> Pages:
-    """FlashInfer's own arguments; `indices` may be a buffer longer than what `indptr` reaches."""
-
-    def reached() -> torch.Tensor:
-        end = int(known(indptr, "page starts")[-1])
-        return known(indices, "page indices")[:end].to(torch.int32)
-
-    return Pages(lambda: known(indptr, "page starts"), reached, lambda: known(last, "last page lengths"), page_size)
-
-
-def starts_of(counts: torch.Tensor) -> torch.Tensor:
-    """[0, n0, n0 + n1, …] as int32."""
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
 
 
 def known(tensor: torch.Tensor, what: str) -> torch.Tensor:

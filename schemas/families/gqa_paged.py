@@ -10,11 +10,12 @@ from dataclasses import replace
 import torch
 
 from kcap.schemas.families import family, wrapper
-from kcap.schemas.families.attention import base2, listed_pages, refuse_unless_one, table_pages
+from kcap.schemas.families.attention import base2, refuse_unless_one
 from kcap.schemas.families.cpu_cache import unpacked
 from kcap.schemas.families.form import Form
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.paged import Paged, paged
+from kcap.schemas.families.pages import Batch, listed_pages, table_pages
 from kcap.schemas.families.ragged import Ragged, ragged
 
 UNMODELLED = (
@@ -34,9 +35,12 @@ def cpu_attention(call: Invocation) -> Form:
             q=q,
             k=k,
             v=v,
-            pages=table_pages(call.tensor("block_table"), lengths, k.shape[1]),
-            starts=call.tensor("query_start_loc"),
-            decode=len(q) == len(lengths),
+            batch=Batch(
+                tokens=len(q),
+                pages=table_pages(call.tensor("block_table"), lengths, k.shape[1]),
+                starts=call.tensor("query_start_loc"),
+                decode=len(q) == len(lengths),
+            ),
             scale=float(call.number("scale")),
             output=lambda: call.tensor("output"),
             causal=bool(call["causal"]),
@@ -79,9 +83,12 @@ def _with_table(call: Invocation, one: Ragged, table: torch.Tensor) -> Form:
             q=one.q,
             k=one.k,
             v=one.v,
-            pages=table_pages(table, lengths, one.k.shape[1]),
-            starts=one.starts,
-            decode=call["max_seqlen_q"] == 1 and len(one.q) == len(lengths),
+            batch=Batch(
+                tokens=len(one.q),
+                pages=table_pages(table, lengths, one.k.shape[1]),
+                starts=one.starts,
+                decode=call["max_seqlen_q"] == 1 and len(one.q) == len(lengths),
+            ),
             scale=one.scale,
             output=one.output,
             lse=one.lse,
@@ -105,14 +112,17 @@ def flashinfer_prefill(call: Invocation) -> Form:
 def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: torch.Tensor | None) -> Form:
     """A FlashInfer wrapper's run with its plan; its log-sum-exp is of base 2 as it comes."""
     wrapper.refuse(call)
-    (k, v), q = wrapper.cache(call), call.tensor("q")
+    (k, v), q, lasts = wrapper.cache(call), call.tensor("q"), call.tensor(last)
     one = Paged(
         q=q,
         k=k,
         v=v,
-        pages=listed_pages(call.tensor(indptr), call.tensor(indices), call.tensor(last), k.shape[1]),
-        starts=starts,
-        decode=starts is None,
+        batch=Batch(
+            tokens=len(q),
+            pages=listed_pages(call.tensor(indptr), call.tensor(indices), lambda: lasts, k.shape[1]),
+            starts=starts,
+            decode=starts is None,
+        ),
         scale=wrapper.scale(call, q.shape[-1]),
         output=lambda: wrapper.returned(call, 0),
         lse=(lambda: wrapper.returned(call, 1)) if call["return_lse"] else None,
