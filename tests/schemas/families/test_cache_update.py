@@ -1,0 +1,175 @@
+"""cache_update: the reference against vLLM's CPU operators and plain loops, in every layout of a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+from paging import batch
+
+from kcap.schemas.families.form import Form
+
+SIZES = [(1, 2, 64), (5, 1, 32), (33, 4, 64), (64, 8, 128), (90, 3, 96)]
+PAGES, ROWS = 4, 32
+Arguments = dict[str, Any]
+
+
+def slots_for(tokens: int, seed: int = 0, padding: int = 2) -> torch.Tensor:
+    """A slot for each token but the last ones, which are padding."""
+    slots = torch.randperm(PAGES * ROWS, generator=torch.Generator().manual_seed(seed))[:tokens]
+    slots[max(tokens - padding, 1) :] = -1
+    return slots
+
+
+def projected(tokens: int, heads: int, dim: int, dtype: torch.dtype, seed: int = 0) -> Arguments:
+    """Keys and values as views of one projection."""
+    both = randn(tokens, 2, heads, dim, dtype=dtype, seed=seed)
+    return {"key": both[:, 0], "value": both[:, 1], "slot_mapping": slots_for(tokens, seed)}
+
+
+@pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_reference_is_vllms_cpu_operator(isa: str, dtype: torch.dtype):
+    """AMX's layout is written without AMX."""
+    pytest.importorskip("vllm._C")
+    for seed, (tokens, heads, dim) in enumerate(SIZES):
+        key_cache, value_cache = randn(PAGES, heads, 2 * ROWS, dim, dtype=dtype, seed=seed + 9).chunk(2, dim=2)
+        given = {**projected(tokens, heads, dim, dtype, seed), "key_cache": key_cache, "value_cache": value_cache}
+        run = torch.ops._C.cpu_attn_reshape_and_cache
+        made = agrees("_C::cpu_attn_reshape_and_cache", run, **given, isa=isa)
+        assert made.name.endswith(f"_kv{heads}_d{dim}_ps{ROWS}")
+
+
+def test_latent_reference_is_vllms_cpu_operator():
+    pytest.importorskip("vllm._C")
+    run = torch.ops._C.concat_and_cache_mla_cpu
+    for seed, (tokens, ckv, kpe) in enumerate([(1, 64, 16), (7, 512, 64), (33, 128, 32), (64, 96, 16), (100, 256, 64)]):
+        made = agrees(
+            "_C::concat_and_cache_mla_cpu",
+            run,
+            kv_c_normed=randn(tokens, ckv, seed=seed),
+            k_pe=randn(tokens, kpe, seed=seed + 1),
+            kv_cache=randn(PAGES, ROWS, ckv + kpe, seed=seed + 2),
+            slot_mapping=slots_for(tokens, seed),
+        )
+        assert made.name == f"cache_update_mla_ckv{ckv}_kpe{kpe}_ps{ROWS}"
+
+
+def written(cache: torch.Tensor, new: torch.Tensor, slots: list[int]) -> None:
+    """`cache`: a view [pages, rows of a page, …] of what is written."""
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            cache[slot // cache.shape[1], slot % cache.shape[1]] = new[token]
+
+
+def vllm_flash(**given: Any) -> None:
+    slots = given["slot_mapping"].tolist()
+    written(given["key_cache"], given["key"], slots)
+    written(given["value_cache"], given["value"], slots)
+
+
+def flash(tokens: int, heads: int, dim: int, seed: int = 0) -> Arguments:
+    """Caches interleaved in one allocation, and more keys than slots, as vLLM pads a graph's batch."""
+    key_cache, value_cache = randn(PAGES, 2, ROWS, heads, dim, seed=seed + 5).unbind(1)
+    given = projected(tokens + 3, heads, dim, torch.bfloat16, seed)
+    return {
+        **given,
+        "slot_mapping": given["slot_mapping"][:tokens],
+        "key_cache": key_cache,
+        "value_cache": value_cache,
+        "kv_cache_dtype": "auto",
+        "k_scale": torch.ones(()),
+        "v_scale": torch.ones(()),
+    }
+
+
+def test_caches_of_flash_attention():
+    for seed, sizes in enumerate(SIZES):
+        made = agrees("_C_cache_ops::reshape_and_cache_flash", vllm_flash, **flash(*sizes, seed))
+    assert made.touched() == 90 * (4 * 3 * 96 * 2 + 8)
+
+
+def test_caches_whose_keys_are_split():
+    given = projected(9, 2, 64, torch.bfloat16)
+
+    def run(**given: Any) -> None:
+        for token, slot in enumerate(given["slot_mapping"].tolist()):
+            page, row = divmod(slot, ROWS)
+            if slot >= 0:
+                given["key_cache"][page, :, :, row, :] = given["key"][token].unflatten(1, (8, 8))
+                given["value_cache"][page, :, :, row] = given["value"][token]
+
+    caches = {"key_cache": randn(PAGES, 2, 8, ROWS, 8), "value_cache": randn(PAGES, 2, 64, ROWS)}
+    agrees("_C_cache_ops::reshape_and_cache", run, **given, **caches)
+
+
+@pytest.mark.parametrize("skipped", [None, -1, 0])
+def test_sglangs_operator(skipped: int | None):
+    def run(**given: Any) -> None:
+        slots = [-1 if slot == skipped else slot for slot in given["indices"].tolist()]
+        written(given["k_cache"][:, None], given["k"], slots)
+        written(given["v_cache"][:, None], given["v"], slots)
+
+    more = {} if skipped is None else {"reserved_skip_index": skipped}
+    names = {"k": (4, 128), "v": (4, 128), "k_cache": (50, 128), "v_cache": (50, 128)}
+    tensors = {name: randn(*shape, seed=n) for n, (name, shape) in enumerate(names.items())}
+    made = agrees("sglang::store_cache", run, **tensors, indices=torch.tensor([7, 0, 49, 3]), **more)
+    assert made.name == f"cache_update{'_skip0' if skipped == 0 else ''}_kv1_d128_ps1"
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_flashinfers_operator(layout: str):
+    one = batch([3, 1, 9], [20, 33, 9], 16)
+    counts = [-(-n // 16) for n in one.lengths]
+    where = [
+        (row, length - n + i)
+        for row, (n, length) in enumerate(zip(one.queries, one.lengths, strict=True))
+        for i in range(n)
+    ]
+    cache = randn(one.pages, 2, 16, 2, 64)
+
+    def run(**given: Any) -> None:
+        both = given["paged_kv_cache"] if layout == "NHD" else given["paged_kv_cache"].transpose(2, 3)
+        for token, (row, position) in enumerate(where):
+            cells = both[one.table[row, position // 16], :, position % 16]
+            cells.copy_(torch.stack((given["append_key"][token], given["append_value"][token])))
+
+    agrees(
+        "flashinfer::append_paged_kv_cache",
+        run,
+        append_key=randn(13, 2, 64, seed=1),
+        append_value=randn(13, 2, 64, seed=2),
+        batch_indices=torch.tensor([row for row, _ in where], dtype=torch.int32),
+        positions=torch.tensor([position for _, position in where], dtype=torch.int32),
+        paged_kv_cache=cache if layout == "NHD" else cache.transpose(2, 3).contiguous(),
+        kv_indices=torch.cat([one.table[row, :count] for row, count in enumerate(counts)]),
+        kv_indptr=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
+        kv_last_page_len=torch.tensor([4, 1, 9], dtype=torch.int32),
+        kv_layout=layout,
+    )
+
+
+def llama(**more: Any) -> Form:
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    caches = {"key_cache": meta(57056, 16, 8, 128), "value_cache": meta(57056, 16, 8, 128)}
+    new = {"key": meta(16, 8, 128), "value": meta(16, 8, 128), "slot_mapping": meta(16, dtype=torch.int64)}
+    return form("_C_cache_ops::reshape_and_cache_flash", **{**new, **caches, **more})
+
+
+def test_names_of_llama():
+    definition = checked(llama())
+    assert definition.name == "cache_update_kv8_d128_ps16" and definition.op_type == "cache_update"
+    assert list(definition.inputs) == ["k", "v", "k_cache", "v_cache", "slot_mapping"]
+    assert list(definition.outputs) == ["k_cache_out", "v_cache_out"]
+    assert definition.const_axes == {"page_size": 16, "num_kv_heads": 8, "head_dim": 128}
+    assert definition.var_axes == ["num_tokens", "num_pages"]
+
+
+def test_quantized_caches_are_declined():
+    given = flash(5, 2, 64)
+    caches = {name: given[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
+    assert declined("_C_cache_ops::reshape_and_cache_flash", **{**given, **caches})
