@@ -1,0 +1,145 @@
+"""rope: rotary position embedding (Su et al., arXiv:2104.09864) with cosines and sines from a table.
+
+Names of FlashInfer-Bench's op_type `rope`. Operators of vLLM, SGLang and FlashInfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kcap.schemas.families import family
+from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
+from kcap.schemas.families.invocation import Invocation, Unrecognized
+
+REFERENCE = """import torch
+
+
+def rotate(x, cos, sin, is_neox):
+    x_rot = x[..., :{rot}].to(torch.float32)
+    if is_neox:
+        x1, x2 = x_rot.chunk(2, dim=-1)
+    else:
+        x1, x2 = x_rot[..., 0::2], x_rot[..., 1::2]
+    y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    y = torch.cat((y1, y2), dim=-1) if is_neox else torch.stack((y1, y2), dim=-1).flatten(-2)
+    return torch.cat((y.to(x.dtype), x[..., {rot}:]), dim=-1)
+
+
+@torch.no_grad()
+def run({arguments}):
+    assert q.shape[-1] == {size} and cos_sin_cache.shape[-1] == {rot}
+    cos, sin = cos_sin_cache[positions.long()].to(torch.float32)[:, None, :].chunk(2, dim=-1)
+    return {returned}
+"""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """An invocation. `q`, `k`: [tokens, heads, head size], what they are after it: `q_out`, `k_out`."""
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    cos_sin_cache: torch.Tensor
+    positions: torch.Tensor
+    is_neox: bool
+    q_out: Callable[[], torch.Tensor]
+    k_out: Callable[[], torch.Tensor]
+
+
+@family(
+    "rope",
+    "_C::rotary_embedding",
+    "sgl_kernel::rotary_embedding",
+    "flashinfer::apply_rope_with_cos_sin_cache",
+    "flashinfer::apply_rope_with_cos_sin_cache_inplace",
+)
+def rotary_embedding(call: Invocation) -> Form:
+    """In place, but for FlashInfer's that returns both. Heads lie side by side or in a dimension of their own."""
+    call.refuse("rope_dim_offset", "inverse")
+    positions, size = call.tensor("positions"), int(call.number("head_size"))
+    tokens, inplace = positions.numel(), not call.operator.endswith("_cos_sin_cache")
+
+    def heads(name: str) -> torch.Tensor:
+        return call.tensor(name).reshape(tokens, -1, size)
+
+    def after(name: str, place: int) -> torch.Tensor:
+        given: torch.Tensor = call.tensor(name) if inplace else call.result[place]
+        return given.reshape(tokens, -1, size)
+
+    return rope(
+        Rope(
+            q=heads("query"),
+            k=None if call["key"] is None else heads("key"),
+            cos_sin_cache=call.tensor("cos_sin_cache"),
+            positions=positions.flatten(),
+            is_neox=bool(call["is_neox"]),
+            q_out=lambda: after("query", 0),
+            k_out=lambda: after("key", 1),
+        )
+    )
+
+
+@family("rope", "sglang::apply_rope_inplace")
+def sglang_rope(call: Invocation) -> Form:
+    """In place; `q` and `k` may be the rotated part of wider heads."""
+    cache = call.tensor("cos_sin_cache")
+    if call["rope_dim"] not in (None, 0, cache.shape[-1]):
+        raise Unrecognized("its table is wider than what it rotates")
+    return rope(
+        Rope(
+            q=call.tensor("q"),
+            k=call.tensor("k"),
+            cos_sin_cache=cache,
+            positions=call.tensor("positions"),
+            is_neox=bool(call["is_neox"]),
+            q_out=lambda: call.tensor("q"),
+            k_out=lambda: call.tensor("k"),
+        )
+    )
+
+
+def rope(one: Rope) -> Form:
+    """The Form; a table of another type than float32 is said in its name."""
+    (tokens, heads, size), rot = one.q.shape, one.cos_sin_cache.shape[-1]
+    both = {"q": (one.q, "num_qo_heads", one.q_out)}
+    if one.k is not None:
+        both["k"] = (one.k, "num_kv_heads", one.k_out)
+        heads += one.k.shape[1]
+    if rot > size or rot % 2 or (one.k is not None and one.k.dtype != one.q.dtype):
+        raise Unrecognized("it rotates more than a head")
+    inputs: dict[str, Slot] = {name: of(x, "num_tokens", axis, "head_size") for name, (x, axis, _) in both.items()}
+    inputs["cos_sin_cache"] = of(one.cos_sin_cache, "max_seq_len", "rotary_dim", description="Cosines, then sines.")
+    inputs["positions"] = of(one.positions, "num_tokens", description="Rows of cos_sin_cache.")
+    inputs["is_neox"] = scalar(one.is_neox, "bool", "Halves of a head are rotated together, not neighbours.")
+    words = abbreviate(one.q.dtype, torch.bfloat16) + ("" if one.k is not None else "_q")
+    table = abbreviate(one.cos_sin_cache.dtype, torch.float32)
+    words += f"{table}cache" if table else ""
+    width = 2 * heads * rot * one.q.element_size() + rot * one.cos_sin_cache.element_size()
+    return Form(
+        name=f"rope_with_cos_sin_cache_{'neox' if one.is_neox else 'gptj'}_style{words}_d{size}_rd{rot}",
+        op_type="rope",
+        axes={
+            "num_tokens": None,
+            **{axis: None for _, axis, _ in both.values()},
+            "max_seq_len": None,
+            "head_size": size,
+            "rotary_dim": rot,
+        },
+        inputs=inputs,
+        outputs={
+            f"{name}_out": made(x.dtype, ("num_tokens", axis, "head_size"), out)
+            for name, (x, axis, out) in both.items()
+        },
+        reference=REFERENCE.format(
+            arguments=", ".join(inputs),
+            size=size,
+            rot=rot,
+            returned=", ".join(f"rotate({name}, cos, sin, is_neox)" for name in both),
+        ),
+        description="Rotary position embedding of queries and keys.",
+        flops=3 * tokens * heads * rot,
+        touched=lambda: tokens * (width + one.positions.element_size()),
+    )

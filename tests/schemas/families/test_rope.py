@@ -1,0 +1,125 @@
+"""rope: the reference against vLLM's CPU operator and a complex rotation, strides, names, what is declined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+
+ROTARY = "_C::rotary_embedding"
+SIZES = [(1, 4, 2, 64), (7, 8, 1, 128), (33, 2, 2, 96), (64, 32, 8, 128), (130, 3, 3, 64)]
+Arguments = dict[str, Any]
+
+
+def arguments(tokens: int, heads: int, kv: int, size: int, rot: int, dtype: torch.dtype, seed: int = 0) -> Arguments:
+    """Query and key are views of one projection, as vLLM passes them."""
+    both = randn(tokens, (heads + 2 * kv) * size, dtype=dtype, seed=seed)
+    query, key, _ = both.split([heads * size, kv * size, kv * size], dim=1)
+    angle = randn(200, rot // 2, dtype=torch.float32, seed=seed + 1) * 3
+    return {
+        "positions": torch.randint(0, 200, (tokens,), generator=torch.Generator().manual_seed(seed)),
+        "query": query,
+        "key": key,
+        "head_size": size,
+        "cos_sin_cache": torch.cat((angle.cos(), angle.sin()), dim=1).to(dtype),
+        "is_neox": True,
+    }
+
+
+def rotated(x: torch.Tensor, given: Arguments) -> torch.Tensor:
+    """An independent rotation, by complex numbers: [tokens, heads, head size]."""
+    rot = given["cos_sin_cache"].shape[1]
+    cos, sin = given["cos_sin_cache"][given["positions"].flatten()].double().chunk(2, dim=1)
+    head = x[..., :rot].double().unflatten(-1, (2, -1) if given["is_neox"] else (-1, 2))
+    pairs = head.movedim(-2, -1) if given["is_neox"] else head
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None])
+    flat = (turned.movedim(-1, -2) if given["is_neox"] else turned).flatten(-2)
+    return torch.cat((flat.to(x.dtype), x[..., rot:]), dim=-1)
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_reference_is_vllms_cpu_operator(dtype: torch.dtype, is_neox: bool):
+    pytest.importorskip("vllm._C")
+    for seed, (tokens, heads, kv, size) in enumerate(SIZES):
+        for rot in (size, size // 2):
+            given = arguments(tokens, heads, kv, size, rot, dtype, seed)
+            made = agrees(ROTARY, torch.ops._C.rotary_embedding, **{**given, "is_neox": is_neox})
+            assert f"{'neox' if is_neox else 'gptj'}_style" in made.name
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("operator", ["sgl_kernel::rotary_embedding", "flashinfer::apply_rope_with_cos_sin_cache"])
+def test_operators_in_place_and_not(operator: str, is_neox: bool):
+    def run(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = [given[name].unflatten(1, (-1, 64)) for name in ("query", "key")]
+        q, k = (rotated(x, given) for x in heads)
+        if operator.startswith("sgl"):
+            heads[0].copy_(q)
+            heads[1].copy_(k)
+        return q.flatten(1), k.flatten(1)
+
+    given = {**arguments(9, 4, 2, 64, 32, torch.bfloat16), "is_neox": is_neox}
+    made = agrees(operator, run, **{**given, "cos_sin_cache": given["cos_sin_cache"].float()})
+    assert made.name == f"rope_with_cos_sin_cache_{'neox' if is_neox else 'gptj'}_style_d64_rd32"
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_sglangs_operator_rotates_part_of_wider_heads(is_neox: bool):
+    given = arguments(9, 4, 2, 64, 32, torch.bfloat16)
+    heads = {"q": given["query"].unflatten(1, (-1, 64)), "k": given["key"].unflatten(1, (-1, 64))}
+    views = {name: x[..., 32:] for name, x in heads.items()}
+
+    def run(q: torch.Tensor, k: torch.Tensor, **more: Any) -> None:
+        for x in (q, k):
+            x.copy_(rotated(x, more))
+
+    made = agrees(
+        "sglang::apply_rope_inplace",
+        run,
+        **views,
+        cos_sin_cache=given["cos_sin_cache"],
+        positions=given["positions"].int(),
+        is_neox=is_neox,
+        rope_dim=0,
+    )
+    assert made.inputs["positions"].dtype == "int32"
+
+
+def test_a_query_alone():
+    def run(**given: Any) -> None:
+        query = given["query"].unflatten(1, (-1, 64))
+        query.copy_(rotated(query, given))
+
+    made = agrees(ROTARY, run, **{**arguments(9, 4, 2, 64, 64, torch.bfloat16), "key": None})
+    assert list(made.outputs) == ["q_out"] and "_q_" in made.name
+
+
+def test_names_of_llama_are_flashinfers():
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    given = {
+        "positions": meta(256, dtype=torch.int64),
+        "query": meta(256, 4096),
+        "key": meta(256, 1024),
+        "head_size": 128,
+        "cos_sin_cache": meta(131072, 128, dtype=torch.float32),
+        "is_neox": True,
+        "rope_dim_offset": 0,
+        "inverse": False,
+    }
+    made = form(ROTARY, **given)
+    definition = checked(made)
+    assert definition.name == "rope_with_cos_sin_cache_neox_style_d128_rd128" and definition.op_type == "rope"
+    assert list(definition.inputs) == ["q", "k", "cos_sin_cache", "positions", "is_neox"]
+    assert list(definition.outputs) == ["q_out", "k_out"]
+    assert definition.const_axes == {"head_size": 128, "rotary_dim": 128}
+    assert definition.var_axes == ["num_tokens", "num_qo_heads", "num_kv_heads", "max_seq_len"]
+    assert made.touched() == 256 * (2 * 40 * 128 * 2 + 128 * 4 + 8)
+    assert form(ROTARY, **{**given, "cos_sin_cache": meta(131072, 128)}).name.endswith("_style_bf16cache_d128_rd128")
+    assert declined(ROTARY, **{**given, "inverse": True})
+    assert declined(ROTARY, **{**given, "rope_dim_offset": 64})
+    assert declined(ROTARY, **{**given, "positions": meta(3, 256, dtype=torch.int64)})
