@@ -1,7 +1,7 @@
 """Inductor: the ATen operators that a fused kernel stands for, as the wrapper around it has them in a comment.
 
-torch writes that comment (`torch._inductor.utils.get_kernel_metadata`) above its Triton kernels; above C++ kernels the
-tap has it written while they are compiled, so that wrappers read from inductor's cache have it, too.
+torch writes that comment above its Triton kernels; while a kernel is compiled kcap.capture.taps.annotations adds to it,
+and writes it above C++ kernels, so that wrappers read from inductor's cache have it, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any
 
 HEAD = "# Graph fragment:"
+LINE = "#   "  # begins each line below it
+REUSE = re.compile(r"^\s+(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*  # reuse$", re.MULTILINE | re.ASCII)
 LONGEST = 1 << 20  # characters
 MOST_FRAMES = 16
 
@@ -28,7 +30,8 @@ def fragment_of(scope: Mapping[str, Any], name: str) -> str | None:
     """The fragment of the kernel that the generated module of this `scope` calls `name`, and what it is called with.
 
     `%add : Tensor … = call_function[target=…](args = …)` a line, then `call(arg0_1, buf0, 64)`: what the kernel is
-    first called with, by the wrapper's names. None where the wrapper's text is not there or has no such comment.
+    first called with, by the wrapper's names; before it `reuse(buf4, buf1)` for each of these that took over another's
+    memory. None where the wrapper's text is not there or has no such comment.
     """
     try:
         return _in_text(_text(str(scope.get("__file__"))), name)
@@ -48,17 +51,6 @@ def bound_in(frame: FrameType | None, value: object) -> tuple[Mapping[str, Any],
     return None
 
 
-def annotate(name: str, nodes: Any) -> None:
-    """Give the C++ kernel called `name`, which inductor's wrapper has just defined, the comment that Triton's have."""
-    from torch._inductor.utils import get_kernel_metadata
-    from torch._inductor.virtualized import V
-
-    wrapper = V.graph.wrapper_code
-    line: Any = wrapper.lines[-1] if wrapper.lines else None
-    if getattr(line, "kernel_name", None) == name and line.metadata is None and wrapper.comment == "#":
-        line.metadata = "\n".join(get_kernel_metadata([one for node in nodes for one in node.get_nodes()], wrapper))
-
-
 @lru_cache(maxsize=2)
 def _text(file: str) -> str:
     return Path(file).read_text()
@@ -70,7 +62,12 @@ def _in_text(text: str, name: str) -> str | None:
     if head < 0:
         return None
     lines = text[head:start].splitlines()[1:]
-    if not lines or len(text[head:start]) > LONGEST or not all(line.startswith("#   ") for line in lines):
+    if not lines or len(text[head:start]) > LONGEST or not all(line.startswith(LINE) for line in lines):
         return None  # the comment of another kernel
     call = re.compile(rf"^\s+{re.escape(name)}(?:\.run)?(\(.*\))$", re.MULTILINE | re.ASCII).search(text, start)
-    return "\n".join(line[4:] for line in lines) + (f"\ncall{call[1]}\n" if call else "\n")
+    found = [line[len(LINE) :] for line in lines]
+    if call:
+        given = set(re.findall(r"\w+", call[1]))
+        reused = [f"reuse({new}, {old})" for new, old in REUSE.findall(text, start, call.start()) if new in given]
+        found += [*reused, f"call{call[1]}"]
+    return "\n".join([*found, ""])

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kcap.capture.imports import when_imported
+from kcap.capture.taps.annotations import Annotations
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.fragments import bound_in, fragment_of
 from kcap.capture.taps.launches import Kernel, Launches
@@ -35,10 +36,12 @@ class Inductor:
         # By a launcher and the numbers among its arguments.
         self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], Described]] = WeakKeyDictionary()
         self._methods = Methods()
+        self._annotations = Annotations("torch._inductor.codegen.triton", "TritonScheduling")
 
     def install(self) -> None:
         self.on = True
         when_imported("torch._inductor.runtime.triton_heuristics", self._hook)
+        self._annotations.install()
 
     @contained
     def _hook(self, module: ModuleType) -> None:
@@ -48,6 +51,7 @@ class Inductor:
     def uninstall(self) -> None:
         self.on = False
         self._methods.undo()
+        self._annotations.uninstall()
 
     def refresh(self) -> None:
         """Nothing: the class is patched as it is imported."""
@@ -57,7 +61,8 @@ class Inductor:
             return "failed", ""
         if not self._hooked:
             return "absent", "inductor compiled nothing"
-        return self.launches.health()
+        status, detail = self.launches.health()
+        return status, f"{detail}{self._annotations.trouble}"
 
     def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
         interpreted = getattr(tuner, "triton_interpret", False)  # which launches as anybody's Triton

@@ -11,8 +11,9 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from kcap.capture.imports import when_imported
+from kcap.capture.taps.annotations import Annotations
 from kcap.capture.taps.external import Externals, contained
-from kcap.capture.taps.fragments import annotate, bound_in, fragment_of
+from kcap.capture.taps.fragments import bound_in, fragment_of
 from kcap.capture.taps.launches import kept
 from kcap.capture.taps.methods import Methods
 
@@ -30,35 +31,23 @@ class InductorCpp:
         self.failed = listener.failed
         self.on = False
         self.kernels = self.lost = 0
-        self.uncommented = ""  # why the kernels of this torch get no fragment
+        self._annotations = Annotations("torch._inductor.codegen.cpp", "CppScheduling")
         self._methods = Methods()
         self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
 
     def install(self) -> None:
         self.on = True
         when_imported("torch._inductor.async_compile", self._hook)
-        when_imported("torch._inductor.codegen.cpp", self._hook_codegen)
+        self._annotations.install()
 
     @contained
     def _hook(self, module: ModuleType) -> None:
         self._methods.around(module.AsyncCompile, "cpp_pybinding", self._bind)
 
-    @contained
-    def _hook_codegen(self, module: ModuleType) -> None:
-        if hasattr(getattr(module, "CppScheduling", None), "define_kernel"):
-            self._methods.around(module.CppScheduling, "define_kernel", self._define)
-
-    def _define(self, original: Callable[..., str], scheduling: Any, source: str, nodes: Any, *args: Any) -> str:
-        name = original(scheduling, source, nodes, *args)
-        try:
-            annotate(name, nodes)
-        except Exception as error:  # costs the fragment, not the calls
-            self.uncommented = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return name
-
     def uninstall(self) -> None:
         self.on = False
         self._methods.undo()
+        self._annotations.uninstall()
         for module, name, seen, bound in self._rebound:
             if vars(module).get(name) is seen:
                 setattr(module, name, bound)
@@ -86,7 +75,7 @@ class InductorCpp:
             return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
         if not self.kernels:
             return "absent", "inductor compiled no C++ kernel"
-        return "ok", f"{self.kernels} kernels" + (f", without fragments ({self.uncommented})" * bool(self.uncommented))
+        return "ok", f"{self.kernels} kernels{self._annotations.trouble}"
 
     def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
         from torch._inductor.codecache import LambdaFuture

@@ -1,0 +1,128 @@
+"""Inductor: what the comment above a fused kernel leaves out of its ATen operators, added while it is compiled.
+
+torch.fx nodes that only select from others (getitem, views) are missing from it, and which of the wrapper's buffers is
+which node's. C++ kernels have no such comment: they get torch's own (`torch._inductor.utils.get_kernel_metadata`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.imports import when_imported
+from kcap.capture.taps.fragments import HEAD, LINE
+from kcap.capture.taps.methods import Methods
+
+MOST_VIEWS = 16  # one of the other
+
+
+class Annotations:
+    """Completes the comments of the kernels that a class of inductor's defines; failing costs only those."""
+
+    def __init__(self, module: str, scheduling: str) -> None:
+        self._module = module
+        self._scheduling = scheduling
+        self._methods = Methods()
+        self.trouble = ""  # for the tap's health
+
+    def install(self) -> None:
+        when_imported(self._module, self._hook)
+
+    def uninstall(self) -> None:
+        self._methods.undo()
+
+    def _hook(self, module: ModuleType) -> None:
+        owner = getattr(module, self._scheduling, None)
+        if self._methods.on and hasattr(owner, "define_kernel"):
+            self._methods.around(owner, "define_kernel", self._define)
+
+    def _define(self, original: Callable[..., str], scheduling: Any, source: str, nodes: Any, *more: Any) -> str:
+        name = original(scheduling, source, nodes, *more)
+        try:
+            annotate(name, nodes)
+        except Exception as error:
+            self.trouble = f", comments not completed ({type(error).__name__}: {str(error)[:120]!r})"
+        return name
+
+
+def annotate(name: str, nodes: Any) -> None:
+    """Complete the comment of the kernel called `name`, which inductor's wrapper has just defined for `nodes`."""
+    from torch._inductor.utils import get_kernel_metadata
+    from torch._inductor.virtualized import V
+
+    wrapper = V.graph.wrapper_code
+    line: Any = wrapper.lines[-1] if wrapper.lines else None
+    if getattr(line, "kernel_name", None) != name or wrapper.comment != "#":
+        return
+    single = [one for node in nodes if hasattr(node, "get_nodes") for one in node.get_nodes()]
+    told = line.metadata or "\n".join(get_kernel_metadata(single, wrapper))
+    if HEAD in told:
+        line.metadata = "\n".join([told, *(LINE + text for text in _missing(single))])
+
+
+def _missing(single: list[Any]) -> Iterator[str]:
+    """`%empty = buf4`: the wrapper's name of a node or buffer; `%arg0_1 = s72`; the nodes that torch left out."""
+    buffers = {name: known for name, known in _buffers(single) if name != known}
+    yield from (f"%{name} = {known}" for name, known in buffers.items())
+    origins = {node for one in single if one.node for node in one.node.origins if node.op == "call_function"}
+    reached = _Reached({node.name for node in origins} | {name for name, _ in _buffers(single)})
+    for node in sorted(origins, key=lambda node: node.name):
+        for given in node.all_input_nodes:
+            reached.reach(given, MOST_VIEWS)
+    yield from filter(None, reached.lines.values())
+
+
+def _buffers(single: list[Any]) -> Iterator[tuple[str, str]]:
+    """What the fragment and its nodes call each buffer that is read or written, and what the wrapper calls it."""
+    from torch._inductor.virtualized import V
+
+    real_names = V.graph.scheduler.mutation_real_name
+    for one in single:
+        for access in (*one.read_writes.reads, *one.read_writes.writes):
+            real = real_names.get(access.name, access.name)
+            yield access.name, real
+            for name in dict.fromkeys((access.name, real)):
+                if (node := _origin(V.graph.try_get_buffer(name))) is not None:
+                    yield node.name, real
+
+
+def _origin(buffer: Any) -> Any:
+    """The torch.fx node that inductor made `buffer` for, where it knows one."""
+    while buffer is not None and hasattr(buffer, "data") and type(buffer).__name__ in ("TensorBox", "StorageBox"):
+        buffer = buffer.data
+    return getattr(buffer, "origin_node", None)
+
+
+class _Reached:
+    """Nodes that can be had from `known` ones without computing, with their lines; None: not."""
+
+    def __init__(self, known: set[str]) -> None:
+        self.known = known
+        self.lines: dict[str, str | None] = {}
+
+    def reach(self, node: Any, depth: int) -> bool:
+        if node.name in self.known:
+            return True
+        if node.name not in self.lines:
+            self.lines[node.name] = None
+            self.lines[node.name] = self._line(node, depth)
+        return self.lines[node.name] is not None
+
+    def _line(self, node: Any, depth: int) -> str | None:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            return f"%{node.name} = {value}" if type(value).__name__ == "SymInt" else None
+        given = node.all_input_nodes
+        if node.op != "call_function" or not given or not depth or not _selects(node.target):
+            return None
+        reached = [self.reach(one, depth - 1) for one in given]
+        return node.format_node(include_tensor_metadata=True) if all(reached) else None
+
+
+def _selects(target: Any) -> bool:
+    """Whether an operator gives a view or a part of what it is given."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return getattr(target, "__name__", "") == "getitem"
+    return any(given.alias_info and not given.alias_info.is_write for given in schema.arguments)
