@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kcap.schemas.families.generic_operator import Operator
-from kcap.schemas.families.generic_pattern import Baked, Member, Number, Parameter, Path, Pattern, Tensor
+from kcap.schemas.families.generic_pattern import Baked, Member, Number, Path, Pattern, Tensor
+from kcap.schemas.families.generic_program import Untraceable
 from kcap.schemas.families.invocation import Unrecognized, torch_dtype
 from kcap.schemas.values import TorchConstant
 
@@ -31,6 +33,9 @@ class Arguments:
     tensors: dict[Path, torch.Tensor]
 
 
+Watch = Callable[[Arguments], AbstractContextManager[Any]]
+
+
 @dataclass(frozen=True)
 class Fake:
     """A member's invocation of `target`, which is the pattern's operator or its functional variant."""
@@ -39,32 +44,54 @@ class Fake:
     member: Member
     target: Operator
 
-    def run(
-        self, watch: Callable[[Arguments], AbstractContextManager[Any]] = lambda _: nullcontext(), drift: float = 1
-    ) -> Any:
-        """What `target` returns, on fake tensors; Unrecognized if torch cannot tell without data."""
+    def run(self, watch: Watch = lambda _: nullcontext(), drift: float = 1) -> Any:
+        """What `target` returns, `watch` around it; Unrecognized if torch cannot tell without data.
+
+        The tensors are on the devices that they had (what some operators return depends on it), else on none.
+        """
+        try:
+            return self._run(_fake(), "", watch, drift)
+        except Unrecognized as error:
+            if self.target.tags & UNKNOWN or isinstance(error, Untraceable):
+                raise
+            return self._run(nullcontext(), "meta", watch, drift)
+
+    def _run(self, mode: AbstractContextManager[Any], device: str, watch: Watch, drift: float) -> Any:
         assert self.target.call is not None
-        with torch.no_grad(), FakeTensorMode(allow_fallback_kernels=False):
+        with torch.no_grad(), mode:
             try:
-                arguments = make(self.pattern, self.member, lambda n, value: drift if n.type == "number" else value)
+                arguments = make(self.pattern, self.member, _number(drift), device)
                 args, kwargs = taken(self.pattern, self.target, arguments.values)
                 with watch(arguments):
                     return self.target.call(*args, **kwargs)
             except Unrecognized:
                 raise
             except Exception as error:  # whatever its shape function raises
-                if self.target.tags & UNKNOWN:
-                    raise Unrecognized("its outputs' sizes depend on its inputs' values") from None
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-                raise Unrecognized(f"torch cannot tell its outputs' sizes: {reason}") from None
+                raise Unrecognized(_reason(self.target, error)) from None
 
 
-def make(pattern: Pattern, member: Member, number: Callable[[Number, Any], Any]) -> Arguments:
-    """The arguments of `member`, contiguous on the devices' kinds that it had; `number` gives those of Number."""
+def _number(drift: float) -> Callable[[Number, Any], Any]:
+    return lambda number, value: drift if number.type == "number" else value
+
+
+def _reason(target: Operator, error: Exception) -> str:
+    if target.tags & UNKNOWN:
+        return "its outputs' sizes depend on its inputs' values"
+    told = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+    return f"torch cannot tell its outputs' sizes: {told}"
+
+
+@cache
+def _fake() -> FakeTensorMode:
+    return FakeTensorMode(allow_fallback_kernels=False)
+
+
+def make(pattern: Pattern, member: Member, number: Callable[[Number, Any], Any], device: str = "meta") -> Arguments:
+    """The arguments of `member`, contiguous, on `device` ("": where they were); `number` gives those of Number."""
     found = Arguments({}, {})
-    maker = _Maker(iter(member.sizes), iter(member.numbers), number, found.tensors)
+    maker = _Maker(iter(member.sizes), iter(member.numbers), number, found.tensors, device)
     for parameter in pattern.parameters:
-        found.values[parameter.name] = maker.value(parameter.node, parameter)
+        found.values[parameter.name] = maker.value(parameter.node, parameter.name)
     return found
 
 
@@ -81,35 +108,40 @@ class _Maker:
     numbers: Iterator[Any]
     number: Callable[[Number, Any], Any]
     tensors: dict[Path, torch.Tensor]
+    device: str
 
-    def value(self, node: Any, parameter: Parameter) -> Any:
+    def value(self, node: Any, name: str) -> Any:
         match node:
             case Tensor(dtype=dtype, rank=rank, device=device, path=path):
                 shape = [next(self.sizes) for _ in range(rank)]
-                made = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu" if device == "cpu" else "cuda")
+                made = torch.empty(shape, dtype=torch_dtype(dtype), device=self.device or kind(device))
                 self.tensors[path] = made
                 return made
             case Number():
                 return self.number(node, next(self.numbers))
             case Baked(value=value):
-                return constant(value, parameter.name)
-        return [self.value(item, parameter) for item in node]
+                return constant(value, name, self.device)
+        return [self.value(item, name) for item in node]
 
 
-def constant(value: Any, name: str) -> Any:
-    """The torch object that a baked value stands for; a trace file writes a device as a string, too."""
-    if isinstance(value, TorchConstant):
-        if value.kind == "dtype":
-            return torch_dtype(value.name)
-        if value.kind == "device":
-            return device(value.name)
-        if value.name not in WORDS:
+def constant(value: Any, name: str, device: str) -> Any:
+    """The torch object that a baked value stands for, a device moved to `device`; a trace file has it as a string."""
+    match value:
+        case TorchConstant(kind="dtype", name=word):
+            return torch_dtype(word)
+        case TorchConstant(kind="device", name=word):
+            return torch.device(device or kind(word))
+        case TorchConstant(name=word) if word in WORDS:
+            return WORDS[word]
+        case TorchConstant():
             raise Unrecognized(f"torch has no {value.kind} {value.name[:40]}")
-        return WORDS[value.name]
-    if isinstance(value, str) and name == "device":
-        return device(value)
-    return float("nan") if value == "nan" else value
+        case str() if name == "device":
+            return torch.device(device or kind(value))
+        case "nan":
+            return float("nan")
+    return value
 
 
-def device(name: str) -> torch.device:
-    return torch.device("cpu" if name.split(":")[0] == "cpu" else "cuda")
+def kind(device: str) -> str:
+    """Of a device: torch tells what an operator returns on CPUs and on CUDA's; others are taken for the latter."""
+    return "cpu" if device.split(":")[0] == "cpu" else "cuda"

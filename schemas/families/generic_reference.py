@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kcap.schemas.families.generic_fake import Arguments, Fake, make, taken
 from kcap.schemas.families.generic_group import Group
@@ -82,10 +81,9 @@ def _operator(group: Group) -> list[str]:
     copies = {path: f"{named(path)}_out" for path in signature.copied}
     program = Program(_device(signature), {})
     scalars = {number.path for number in group.scalars}
-    with FakeTensorMode():
-        arguments = make(
-            signature.pattern, group.members[0], lambda n, value: Name(named(n.path)) if n.path in scalars else value
-        )
+    arguments = make(
+        signature.pattern, group.members[0], lambda n, value: Name(named(n.path)) if n.path in scalars else value
+    )
     program.names.update({id(tensor): copies.get(path, named(path)) for path, tensor in arguments.tensors.items()})
     text = program.call(signature.target.python, *taken(_said(signature.pattern), signature.target, arguments.values))
     lines = [f"{copy} = {named(path)}.clone()" for path, copy in copies.items()]
