@@ -5,9 +5,11 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.benchmark_result import CompilationFailure, Device, Success, read, write
+from kcap.schemas.benchmark_result import BenchmarkResult, CompilationFailure, Device, Success, read, write
 
 HEAD = {"device": {"name": "NVIDIA A100-SXM4-80GB"}, "kernel_id": "gemm", "source": "flashinfer"}
 SUCCESS = HEAD | {"compiled": True, "time": 0.25, "speedup": 2.0, "max_diff": 1e-6}
@@ -59,3 +61,28 @@ def test_neither_form_is_a_format_error(tmp_path: Path, document: Any) -> None:
 def test_a_time_that_is_none_is_not_made(time: float) -> None:
     with pytest.raises(ValueError):
         Success(device=Device(name="x"), kernel_id="k", source="s", time=time)
+
+
+numbers = st.floats(min_value=0, allow_infinity=False)
+head = {"device": st.builds(Device, name=st.text()), "kernel_id": st.text(), "source": st.text()}
+results = st.builds(
+    Success, **head, time=numbers, speedup=st.none() | numbers, max_diff=st.none() | numbers
+) | st.builds(CompilationFailure, **head, compile_error=st.text())
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results") / "result.json"
+
+
+@given(result=results)
+def test_what_is_written_is_read_back(file: Path, result: BenchmarkResult) -> None:
+    write(file, result)
+    assert read(file) == result
+
+
+@given(content=st.binary())
+def test_arbitrary_bytes_are_no_result(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match=r"result\.json"):
+        read(file)

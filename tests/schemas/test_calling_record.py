@@ -4,9 +4,11 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.calling_record import CallingRecord, KernelCount, from_recording, read, write
+from kcap.schemas.calling_record import FRAMEWORKS, CallingRecord, KernelCount, from_recording, read, write
 from kcap.schemas.recording import Call, Count, Launch, Metadata, load, write_recording
 
 EXAMPLE = {
@@ -87,3 +89,31 @@ def test_kernels_with_a_source_of_their_own_keep_their_ids(tmp_path: Path) -> No
     record = from_recording(load(path))
     assert record is not None
     assert record.model_dump()["kernels"] == [{"id": "triton::fused_add_rms_norm.s0a1b2c3d", "count": 5600}]
+
+
+records = st.builds(
+    CallingRecord,
+    model=st.text(),
+    framework=st.sampled_from(FRAMEWORKS),
+    kernels=st.lists(st.builds(KernelCount, id=st.text(min_size=1), count=st.integers(0, 2**63 - 1)), max_size=5),
+)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records") / "record.json"
+
+
+@given(record=records)
+def test_what_is_written_is_read_back_in_order(file: Path, record: CallingRecord) -> None:
+    write(file, record)
+    again = read(file)
+    assert again.model_copy(update={"kernels": []}) == record.model_copy(update={"kernels": []})
+    assert again.kernels == sorted(record.kernels, key=lambda kernel: (-kernel.count, kernel.id))
+
+
+@given(content=st.binary())
+def test_arbitrary_bytes_are_no_record(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match=r"record\.json"):
+        read(file)
