@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kcap.schemas.families.generic_form import Generic
+from kcap.schemas.families.generic_fused import signatures
 from kcap.schemas.families.generic_group import Grouping
-from kcap.schemas.families.generic_outputs import Signature, check_kernel
+from kcap.schemas.families.generic_outputs import Signature, why_no_kernel
 from kcap.schemas.families.generic_pattern import Member, Pattern, read
 from kcap.schemas.families.invocation import Unrecognized
 from kcap.schemas.operators import SOURCES
@@ -24,35 +25,35 @@ Refused = dict[int, str]
 def derive(calls: list[Call], recording: Recording | None) -> tuple[list[Kernel], Refused]:
     """Kernels for `calls`, and why the others have none, by Call id."""
     refused: Refused = {}
+    launched = [call for call in calls if call.namespace in SOURCES]
+    found = [*_operators(calls, refused), *signatures(launched, recording, refused)]
+    return [kernel for signature, members in found for kernel in _kernels(signature, members, refused)], refused
+
+
+def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature, list[Member]]]:
+    """The patterns of the operators among `calls` with their Calls."""
     patterns: dict[Pattern, list[Member]] = defaultdict(list)
     for call in calls:
-        try:
-            pattern, member = _read(call)
-        except Unrecognized as error:
-            refused[call.id] = str(error)
+        if call.namespace not in SOURCES:
+            try:
+                pattern, member = read(call)
+            except Unrecognized as error:
+                refused[call.id] = str(error)
+            else:
+                patterns[pattern].append(member)
+    for pattern, members in patterns.items():
+        signature = Signature(pattern)
+        if reason := why_no_kernel(signature, members[0]):
+            refused.update({member.call.id: reason for member in members})
         else:
-            patterns[pattern].append(member)
-    kernels = [kernel for pattern, members in patterns.items() for kernel in _kernels(pattern, members, refused)]
-    return kernels, refused
+            yield signature, members
 
 
-def _read(call: Call) -> tuple[Pattern, Member]:
-    if call.namespace in SOURCES:
-        raise Unrecognized("its source says nothing of the ATen operators that it stands for")
-    return read(call)
-
-
-def _kernels(pattern: Pattern, members: list[Member], refused: Refused) -> Iterator[Kernel]:
+def _kernels(signature: Signature, members: list[Member], refused: Refused) -> Iterator[Kernel]:
     """The Kernels of one pattern's Calls."""
     from kcap.schemas.families.derive import Kernel, Use  # it imports this module
 
-    grouping = Grouping(Signature(pattern), refused)
-    try:
-        check_kernel(grouping.signature, members[0])
-    except Unrecognized as error:
-        refused.update({member.call.id: str(error) for member in members})
-        return
-    for group in grouping.groups(members):
+    for group in Grouping(signature, refused).groups(members):
         generic = Generic(group)
         try:
             definition = generic.form.definition()

@@ -25,6 +25,7 @@ from kcap.schemas.signature import word
 from kcap.schemas.values import TensorSpec
 
 MOST_CONSTANTS = 4  # sizes in a name
+LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class Generic:
         """Without values."""
         inputs = {name: Slot(shape, leaf.dtype, None, self._told(leaf)) for name, shape, leaf in self._tensors()}
         inputs |= {named(number.path): Slot(None, self._number(number), None) for number in self.group.scalars}
-        text, tag = reference(self.group, list(inputs))
+        text, tags = reference(self.group, list(inputs))
         return Form(
             name=self._name(),
-            op_type=self.group.signature.own.base.strip("_"),
+            op_type=self.group.signature.op_type,
             axes=self._axes(inputs),
             inputs=inputs,
             outputs={output.name: Slot(shape, output.dtype, None) for output, shape in self.group.outputs},
             reference=text,
             description=self._description(),
-            tags=(tag,),
+            tags=tags,
             constraints=constraints(self.group.axes),
         )
 
@@ -88,12 +89,12 @@ class Generic:
         return "int64" if kind == "int" else "float32"
 
     def _name(self) -> str:
-        own, tensors = self.group.signature.own, self.group.signature.pattern.tensors()
-        base = own.base.strip("_") + ("_inplace" if own.base.endswith("_") else "")
-        kinds = [leaf.dtype for _, leaf in tensors] + [output.dtype for output, _ in self.group.outputs]
+        kinds = [leaf.dtype for leaf in self.group.signature.inputs] + [
+            output.dtype for output, _ in self.group.outputs
+        ]
         sizes = dict.fromkeys(name for name in self.group.axes.names if name not in self.group.axes.variable)
-        parts = [base, own.overload.lower(), *dict.fromkeys(map(word, kinds)), *list(sizes)[:MOST_CONSTANTS]]
-        return "_".join(part for part in parts if part)[:100]
+        parts = [self.group.signature.title, *dict.fromkeys(map(word, kinds)), *list(sizes)[:MOST_CONSTANTS]]
+        return "_".join(parts)[:LONGEST_NAME]
 
     def _description(self) -> str:
         own, tensors = self.group.signature.own, self.group.signature.pattern.tensors()

@@ -61,12 +61,13 @@ class Operator:
         return kind in NUMBERS or (self.namespace not in TORCH and kind in ("int", "Optional[int]"))
 
     def fresh(self) -> list[int]:
-        """Which of its returns are new, not an argument that it wrote; Unrecognized for what is no tensor."""
-        found = [i for i, r in enumerate(self.schema.returns) if not is_written(r)]
-        for index in found:
-            if "Tensor" not in str(self.schema.returns[index].type):
-                raise Unrecognized(f"it returns {self.schema.returns[index].type}, not a tensor")
-        return found
+        """Which of its returns are new, not an argument that it wrote."""
+        return [i for i, returned in enumerate(self.schema.returns) if not is_written(returned)]
+
+    def strange(self) -> str | None:
+        """The type of a return that is no tensor and no list of them."""
+        types = [str(self.schema.returns[index].type) for index in self.fresh()]
+        return next((kind for kind in types if "Tensor" not in kind), None)
 
 
 def is_written(argument: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from kcap.schemas.definition import DTYPES
 from kcap.schemas.families.form import dtype_name
 from kcap.schemas.families.generic_fake import Fake
-from kcap.schemas.families.generic_operator import Operator, functional, operator
+from kcap.schemas.families.generic_operator import TORCH, Operator, functional, operator
 from kcap.schemas.families.generic_pattern import Member, Parameter, Path, Pattern, Tensor
 from kcap.schemas.families.invocation import Unrecognized
 from kcap.schemas.work import MAY_COPY, does_work
@@ -35,6 +35,13 @@ class Output(NamedTuple):
     made: str
 
 
+class Reference(NamedTuple):
+    """The text of a reference, and tags that say where it is from."""
+
+    text: str
+    tags: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Signature:
     """A pattern's operator with the names of its inputs, and what of it a reference calls.
@@ -47,6 +54,21 @@ class Signature:
     @cached_property
     def own(self) -> Operator:
         return operator(self.pattern.operator)
+
+    @property
+    def title(self) -> str:
+        """The operator in a Definition's name: `add_tensor`, `copy_inplace`."""
+        base = self.own.base.strip("_") + ("_inplace" if self.own.base.endswith("_") else "")
+        return f"{base}_{self.own.overload.lower()}" if self.own.overload else base
+
+    @property
+    def op_type(self) -> str:
+        return self.own.base.strip("_")
+
+    @property
+    def reference(self) -> Reference | None:
+        """The reference, where it is known already."""
+        return None
 
     @cached_property
     def written(self) -> list[tuple[Parameter, Tensor]]:
@@ -119,7 +141,7 @@ class Signature:
     def _returned(self, member: Member, drift: float) -> list[Output]:
         if self.own.schema is None or not (fresh := self.own.fresh()):
             return []
-        if self.own.namespace not in ("aten", "prims") and not _has_meta(self.own.name):
+        if self.own.namespace not in TORCH and not _has_meta(self.own.name):
             raise Unrecognized("its library does not tell its outputs' sizes (it has no meta kernel)")
         result = flatten(Fake(self.pattern, member, self.own).run(drift=drift), self.several)
         kept = {index: tensor for index, tensor in result.items() if index[0] in fresh}
@@ -175,20 +197,24 @@ def _has_meta(name: str) -> bool:
     )
 
 
-def check_kernel(signature: Signature, member: Member) -> None:
-    """Unrecognized for what computes nothing, draws random numbers, or leaves no tensor behind."""
+def why_no_kernel(signature: Signature, member: Member) -> str | None:
+    """What it does instead: nothing, what no reference can repeat, or nothing that a Definition has."""
     own = signature.own
     if own.schema is None:
-        if not signature.written:
-            raise Unrecognized("torch does not know this operator here: nothing tells what it returns")
-        return
-    aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in own.schema.returns)
-    if own.namespace in ("aten", "prims"):
-        if own.base in ALLOCATIONS:
-            raise Unrecognized("it allocates memory and computes nothing")
-        if own.base in VIEWS or (aliases and f"aten::{own.base}" not in MAY_COPY) or not does_work(member.call):
-            raise Unrecognized("it is a view and computes nothing")
+        return None if signature.written else "torch does not know this operator here: nothing tells what it returns"
+    if own.namespace in TORCH and own.base in ALLOCATIONS:
+        return "it allocates memory and computes nothing"
+    if own.namespace in TORCH and _is_view(own, member):
+        return "it is a view and computes nothing"
     if torch.Tag.nondeterministic_seeded in own.tags:
-        raise Unrecognized("it draws random numbers: no reference gives the same")
+        return "it draws random numbers: no reference gives the same"
+    if strange := own.strange():
+        return f"it returns {strange}, not a tensor"
     if not signature.written and not own.fresh():
-        raise Unrecognized("it neither returns nor writes a tensor")
+        return "it neither returns nor writes a tensor"
+    return None
+
+
+def _is_view(own: Operator, member: Member) -> bool:
+    aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in own.schema.returns)
+    return own.base in VIEWS or (aliases and f"aten::{own.base}" not in MAY_COPY) or not does_work(member.call)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from kcap.schemas.families.generic_fake import Arguments, Fake, make, taken
 from kcap.schemas.families.generic_group import Group
 from kcap.schemas.families.generic_operator import TORCH
-from kcap.schemas.families.generic_outputs import Signature, flatten, named
+from kcap.schemas.families.generic_outputs import Reference, Signature, flatten, named
 from kcap.schemas.families.generic_pattern import Member, Pattern
 from kcap.schemas.families.generic_program import Name, Program, Recorder, Untraceable
 from kcap.schemas.families.invocation import Unrecognized
@@ -26,17 +24,14 @@ def run({inputs}):
 ANYWHERE = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 
 
-class Reference(NamedTuple):
-    text: str
-    tag: str
-
-
 def reference(group: Group, inputs: list[str]) -> Reference:
     """`inputs`: tensors, then scalars, as `run` takes them."""
+    if group.signature.reference is not None:
+        return group.signature.reference
     lines = _decomposed(group)
     tag = "reference:operator" if lines is None else "reference:decomposition"
     body = "\n    ".join(lines or _operator(group))
-    return Reference(TEXT.format(inputs=", ".join(inputs), body=body), tag)
+    return Reference(TEXT.format(inputs=", ".join(inputs), body=body), (tag,))
 
 
 def _device(signature: Signature) -> str:
