@@ -3,10 +3,10 @@
     python scripts/gpu/check.py [--quick] [--output DIR] [--only PART]…
 
 Parts: `counts` (Llama-3.1-8B's configuration, dummy weights, compiled with CUDA graphs and eager: the architecture's
-numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `modes` (piecewise
-graphs, compiled without graphs, MoE, FP8, speculative decoding), `outputs` (tokens and compilations with and without
-recording), `replays` (a million of a graph), `overhead`, `tests` (those marked gpu). Prints a short table last. Needs
-an NVIDIA GPU and vLLM; exits with 1 if a check fails.
+numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `datasets` (exported,
+each reference checked on the GPU), `modes` (piecewise graphs, compiled without graphs, MoE, FP8, speculative decoding),
+`outputs` (tokens and compilations with and without recording), `replays` (a million of a graph), `overhead`, `tests`
+(those marked gpu). Prints a short table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -103,6 +103,14 @@ class Parts:
         found += f"{failed['calls']} failed; GPU {summary['gpu_time_us'] / 1e3:.1f} ms"
         return [Check(f"replay {self.llama.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
 
+    def datasets(self) -> list[Check]:
+        recordings = [self.output / "llama-eager.kcap", self.llama]
+        there = [str(path) for path in recordings if (path / "recording.json").is_file()]
+        done = self._script("datasets.py", *there, "--output", str(self.output))
+        rows = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD "))]
+        found = [Check(*line[5:].rsplit(": ", 1), line.startswith("ok ")) for line in rows]
+        return found or [Check("datasets", f"status {done.returncode}", False)]
+
     def outputs(self) -> list[Check]:
         done = self._script("outputs.py", *self.depth)
         said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if " recorded the same" in line)
@@ -148,7 +156,7 @@ def _median(text: str) -> float:
 def main() -> None:
     parts: dict[str, Callable[[Parts], list[Check]]] = {
         name: getattr(Parts, name)
-        for name in ("counts", "qwen", "replay", "modes", "outputs", "replays", "overhead", "tests")
+        for name in ("counts", "qwen", "replay", "datasets", "modes", "outputs", "replays", "overhead", "tests")
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer layers and shorter runs")
