@@ -123,7 +123,7 @@ def check_definition(definition: Definition) -> list[str]:
     """
     reasons = []
     names = parameters(function(definition.reference, "run"))[: len(definition.inputs)]
-    if names != list(definition.inputs):
+    if names != list(definition.inputs)[: len(names)]:  # *args may take the others
         reasons.append(f"reference: run takes {', '.join(names)}; the inputs are {', '.join(definition.inputs)}")
     bound = {axis for tensor in definition.inputs.values() for axis in tensor.shape or ()}
     unbound = [axis for axis in definition.var_axes if axis not in bound]

@@ -10,7 +10,7 @@ import orjson
 from kcap.errors import FAILED, CallError
 from kcap.schemas.validation.detect import detect
 from kcap.schemas.validation.formats import FORMATS
-from kcap.schemas.validation.report import Report
+from kcap.schemas.validation.report import Report, printable
 
 UNKNOWN = "no format that kcap knows: give the one that it should have with --format"
 
@@ -51,13 +51,13 @@ def _print(path: Path, name: str | None, report: Report) -> None:
     for problem in report.problems:
         click.echo(str(problem))
     if report.valid and name:
-        click.echo(f"{path}: valid, {FORMATS[name].title}")
+        click.echo(f"{printable(str(path))}: valid, {FORMATS[name].title}")
 
 
 def _print_json(checked: list[tuple[Path, str | None]], reports: list[Report]) -> None:
     documents = [
         {
-            "path": str(path),
+            "path": printable(str(path)),
             "format": name,
             "valid": report.valid,
             "problems": [

@@ -16,13 +16,25 @@ from kcap.schemas.jsonfile import examine, numbered_lines
 T = TypeVar("T")
 
 
+def printable(text: str) -> str:
+    """`text` in one line, with escapes for what is not to be shown: control characters, parts of a character."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 @dataclass(frozen=True)
 class Problem:
-    """`place`: `path`, `path:line` or `path:line:column`. A warning leaves the path valid."""
+    """`place`: `path`, `path:line` or `path:line:column`. A warning leaves the path valid.
+
+    Both texts can come from the file, so what a terminal would obey is in them as escapes.
+    """
 
     place: str
     reason: str
     warning: bool = False
+
+    @classmethod
+    def of(cls, place: object, reason: str, warning: bool = False) -> Problem:
+        return cls(printable(str(place)), printable(reason), warning)
 
     def __str__(self) -> str:
         return f"{self.place}: {'warning: ' if self.warning else ''}{self.reason}"
@@ -39,13 +51,13 @@ class Report:
         return all(problem.warning for problem in self.problems)
 
     def error(self, place: Any, *reasons: str) -> None:
-        self.problems.extend(Problem(str(place), reason) for reason in reasons)
+        self.problems.extend(Problem.of(place, reason) for reason in reasons)
 
     def warn(self, place: Any, *reasons: str) -> None:
-        self.problems.extend(Problem(str(place), reason, warning=True) for reason in reasons)
+        self.problems.extend(Problem.of(place, reason, warning=True) for reason in reasons)
 
     def add(self, *errors: FormatError) -> None:
-        self.problems.extend(Problem(error.place, error.reason) for error in errors)
+        self.problems.extend(Problem.of(error.place, error.reason) for error in errors)
 
     def document(self, path: Path, adapter: TypeAdapter[T]) -> T | None:
         """The document in `path`, or None where it is wrong."""

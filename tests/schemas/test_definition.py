@@ -179,6 +179,20 @@ def test_a_shape_becomes_sizes_and_an_unbound_axis_is_named() -> None:
         definition.sizes(["M"], {})
 
 
+def test_parameters_under_other_names_are_told() -> None:
+    told = [
+        check_definition(from_bytes(orjson.dumps(GEMM | {"reference": f"def run({names}): ..."})))
+        for names in ("B, A", "A, C=1", "A, B, C=1", "A, *others", "*inputs")
+    ]
+    assert told == [
+        ["reference: run takes B, A; the inputs are A, B"],
+        ["reference: run takes A, C; the inputs are A, B"],
+        [],
+        [],
+        [],
+    ]
+
+
 def test_a_variable_axis_that_no_input_has_is_told() -> None:
     axes = {**GEMM["axes"], "P": {"type": "var"}}
     assert check_definition(from_bytes(orjson.dumps(GEMM | {"axes": axes}))) == [

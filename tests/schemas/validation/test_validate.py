@@ -161,6 +161,19 @@ def test_json_has_the_problems_for_programs(kcap: Run, tmp_path: Path) -> None:
     assert [problem["severity"] for problem in second["problems"]] == ["warning"]
 
 
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_names_and_keys_of_a_file_never_reach_the_terminal_as_they_are(
+    kcap: Run, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    path = tmp_path / "d\udcff\x1b[31m.json"
+    path.write_bytes(orjson.dumps(orjson.loads(DEFINITION.read_bytes()) | {"\x1b[2J\n": 1}))
+    ran = kcap("validate", *option, path)
+    assert ran.code == 1
+    assert ran.out.replace("\\\\", "\\").count(r"d\udcff\x1b[31m.json") >= 1
+    assert "\x1b" not in ran.out
+    assert r"\x1b[2J\n: " in ran.out.replace("\\\\", "\\")
+
+
 def test_a_trace_file_with_many_bad_lines_says_how_many(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("Operator: aten.relu.default\n" + "cnt: x\n" * 150)
     problems = told("trace-file", tmp_path / "t.txt")
