@@ -15,7 +15,7 @@ from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.runner import verdict
 from kcap.schemas.families.derive import Kernel, Use
 from kcap.schemas.families.form import Form
-from kcap.schemas.families.invocation import Invocation, Unrecognized, argument_names
+from kcap.schemas.families.invocation import Invocation, Unrecognized, argument_names, constants
 from kcap.schemas.records import Call, Sample
 
 SAME = 1.0
@@ -63,7 +63,7 @@ def real(decided: Decided, inputs: Inputs, call: Call) -> Invocation:
     values = [inputs.kwargs[a.name] if a.keyword and a.name else next(given) for a in decided.bound.args]
     hidden = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
     tensors = {name: value for name, value in hidden.items() if isinstance(value, torch.Tensor)}
-    return Invocation(call.operator, dict(zip(names, values, strict=True)), tensors)
+    return Invocation(call.operator, {**constants(call), **dict(zip(names, values, strict=True))}, tensors)
 
 
 def run_operator(use: Use, decided: Decided, inputs: Inputs, form: Form) -> list[Any]:

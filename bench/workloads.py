@@ -21,7 +21,7 @@ from kcap.schemas.families.derive import Use
 from kcap.schemas.families.form import Form, Slot
 from kcap.schemas.families.invocation import Invocation, Unrecognized, invocation_of
 from kcap.schemas.recording import Recording
-from kcap.schemas.records import Call, Sample
+from kcap.schemas.records import Call, Launch, Sample
 from kcap.schemas.workload import Input, RandomInput, SafetensorsInput, ScalarInput, Workload
 
 NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
@@ -39,7 +39,7 @@ class Made:
 
 def make(definition: Definition, use: Use, sample: Sample | None, recording: Recording | None) -> Made:
     """The Workload of `use` on `sample`; Skip or Unrecognized where one cannot be made."""
-    form = use.bind(described(decided(use.call, sample, recording)))
+    form = use.bind(described(decided(use.call, sample, recording), use.call.launch))
     values = {name: slot.get() for name, slot in form.inputs.items()}
     if use.call.namespace != "aten":
         check_known(form, values)
@@ -57,11 +57,11 @@ def decided(call: Call, sample: Sample | None, recording: Recording | None) -> B
     return bound
 
 
-def described(bound: Bound) -> Invocation:
+def described(bound: Bound, launch: Launch | None = None) -> Invocation:
     """The invocation without data but for its integer tensors' values."""
     specs = dict(bound.integers())
     contents = {path: whole(values, specs[path].shape) for path, values in bound.contents.items() if path in specs}
-    return invocation_of(Call(id=0, operator=bound.operator, args=bound.args), contents)
+    return invocation_of(Call(id=0, operator=bound.operator, args=bound.args, launch=launch), contents)
 
 
 def whole(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -90,10 +90,14 @@ def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None
     """
     known = contents or {}
     names = argument_names(call)
-    return Invocation(
-        call.operator,
-        {n: without_data(a.value, str(i), known) for i, (n, a) in enumerate(zip(names, call.args, strict=True))},
-    )
+    given = {n: without_data(a.value, str(i), known) for i, (n, a) in enumerate(zip(names, call.args, strict=True))}
+    return Invocation(call.operator, {**constants(call), **given})
+
+
+def constants(call: Call) -> dict[str, Any]:
+    """What a Triton kernel was compiled for, by name: a family reads it as it does arguments."""
+    fixed = call.launch.constexprs if call.launch else {}
+    return {name: without_data(value, name, {}) for name, value in fixed.items()}
 
 
 def argument_names(call: Call) -> list[str]:
