@@ -45,7 +45,7 @@ def merge(session: Session, output: Path, sealed: bool = True) -> Recording:
     metadata = make_metadata(session, shards, programs, calls, notes).model_copy(update=known)
     write_recording(output, metadata, calls, programs.records(ids), programs.steps(), samples, values, kernels)
     recording = load(output)
-    _derive(recording)
+    derive_files(recording)
     return recording
 
 
@@ -71,7 +71,8 @@ def _sealed(kernels: Iterable[str], notes: list[str], sealed: bool) -> str | Non
         return None
 
 
-def _derive(recording: Recording) -> None:
+def derive_files(recording: Recording) -> None:
+    """Write the calling record and the trace file of a Recording into it."""
     from kcap.schemas import backendbench, calling_record
 
     record = calling_record.from_recording(recording)

@@ -11,17 +11,7 @@ from kcap.capture.programs import Batch, Programs
 from kcap.capture.redact import redact_arguments, redact_command
 from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, TRACED, Shard
 from kcap.schemas.recording import PHASES, Call, Metadata, Tap
-
-
-def _totals(calls: list[Call]) -> dict[str, int]:
-    kernels = [call for call in calls if call.kind == "kernel"]
-    return {
-        "calls": len(calls),
-        "kernels": sum(call.total for call in kernels if call.work),
-        "views": sum(call.total for call in kernels if not call.work),
-        "regions": sum(call.total for call in calls if call.kind == "region"),
-    }
-
+from kcap.schemas.records import totals
 
 RECORDERS = ("dispatcher", "dispatch_mode", "window")  # who fails when the recorder does
 
@@ -82,7 +72,7 @@ def make_metadata(
         taps=_taps(shards),
         steps={name: times for name, times in sorted(steps.items()) if times},
         batches=_batches(programs, mine),
-        totals=_totals(calls),
+        totals=totals(calls),
         dropped=dropped,
         notes=sorted({*_notes(recording), *notes}),
     )

@@ -19,6 +19,8 @@ COMMANDS = {
     "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),
     "export": ("kcap.bench.export", "Write what was recorded in another benchmark's format."),
     "validate": ("kcap.schemas.validate", "Tell what is wrong with files of any format that kcap knows."),
+    "merge": ("kcap.bench.merge", "Make one Recording or dataset of several."),
+    "diff": ("kcap.bench.diff", "Compare two Recordings, trace files or datasets."),
     "doctor": ("kcap.capture.doctor", "Tell what of this machine kcap can use."),
 }
 

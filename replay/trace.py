@@ -1,4 +1,4 @@
-"""Lines of a trace file or parquet as Calls: the same signature on several lines is one Call with their summed count."""
+"""Lines of a trace file or parquet as Calls: a signature on several lines is one Call with their summed count."""
 
 from __future__ import annotations
 

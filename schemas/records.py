@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
@@ -23,6 +24,13 @@ class Record(BaseModel):
     """A line of a Recording: immutable; keys that this version does not know are kept out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """pydantic's, which would keep what cached properties of the original hold."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in vars(copied).keys() - type(self).model_fields.keys():
+            del vars(copied)[name]
+        return copied
 
     def line(self) -> bytes:
         return orjson.dumps(self.model_dump(mode="json", exclude_defaults=True)) + b"\n"
@@ -48,6 +56,16 @@ class Count(Record):
     rank: int = 0
     mode: Mode = "eager"
     count: int = Field(ge=0)
+
+
+def add_counts(counts: Iterable[Count]) -> list[Count]:
+    """Counts of one phase, rank and mode summed, in the order of their first."""
+    found: dict[tuple[str, int, str], Count] = {}
+    for one in counts:
+        place = (one.phase, one.rank, one.mode)
+        known = found.get(place)
+        found[place] = one.model_copy(update={"count": one.count + known.count}) if known else one
+    return list(found.values())
 
 
 class Launch(Record):
@@ -108,6 +126,15 @@ class Call(Record):
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Every tensor argument with its path in `args` (`"0"`, `"2.1"`)."""
         return tensors([argument.value for argument in self.args])
+
+
+def totals(calls: Iterable[Call]) -> dict[str, int]:
+    """What recording.json sums up: Calls, and invocations of kernels that do work, of views and of regions."""
+    found = Counter({"calls": 0, "kernels": 0, "views": 0, "regions": 0})
+    for call in calls:
+        found["calls"] += 1
+        found["regions" if call.kind == "region" else "kernels" if call.work else "views"] += call.total
+    return dict(found)
 
 
 class Program(Record):

@@ -314,3 +314,9 @@ def test_value_file_outside_the_recording_is_not_read(recording: Path) -> None:
     (recording.parent / "secret").write_bytes(b"x")
     with pytest.raises(FormatError, match="values/secret"):
         load(recording).value(SampledTensor(file="../../secret"))
+
+
+def test_a_copy_with_other_counts_has_their_total():
+    call = Call(id=0, operator="aten::mm", counts=[Count(phase="decode", count=3)])
+    assert call.total == 3
+    assert call.model_copy(update={"counts": [Count(phase="decode", count=5)]}).total == 5

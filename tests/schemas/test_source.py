@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from kcap.errors import CallError
+from kcap.replay import trace
 from kcap.schemas.backendbench.table import TableRow, write_table
 from kcap.schemas.source import detect, trace_lines
 
@@ -64,3 +65,10 @@ def test_a_dataset_that_is_to_be_replayed_says_what_to_do(kcap, tmp_path):
     done = kcap("replay", tmp_path)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
     assert "replay the Recording" in done.err
+
+
+def test_a_signature_on_three_lines_is_one_call_with_their_sum(tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text("Operator: aten.mm.default\n" + "".join(f"cnt: {count}, {MM}\n" for count in (1, 2, 3)))
+    (call,) = trace.calls(path, None)
+    assert (call.total, [one.count for one in call.counts]) == (6, [6])

@@ -1,0 +1,135 @@
+"""`kcap merge`: several Recordings, or several datasets, as one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from kcap.capture.coverage import summarize
+from kcap.capture.merge import derive_files
+from kcap.errors import CallError, FormatError
+from kcap.schemas import coverage
+from kcap.schemas.coverage import StepCoverage
+from kcap.schemas.dataset import Dataset, write_dataset
+from kcap.schemas.merge_datasets import merge_datasets
+from kcap.schemas.merge_metadata import files_in
+from kcap.schemas.merge_part import Part
+from kcap.schemas.merge_recordings import Merged, merge_recordings
+from kcap.schemas.recording import load, write_recording
+from kcap.schemas.source import detect
+from kcap.schemas.workload import SafetensorsInput
+
+FOLDERS = ("values", "kernels")  # of content named by its SHA-256
+COPIED = ("solutions", "traces")
+
+
+@click.command(epilog="\b\nExample:\n  kcap merge monday.kcap tuesday.kcap -o week.kcap")
+@click.argument("paths", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="The directory to write.")
+@click.option("--hosts", is_flag=True, help="The Recordings are of the hosts of one run: steps are not added.")
+@click.option("--force", is_flag=True, help="Replace the output.")
+def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> None:
+    """Merge Recordings of the same model with the same settings, or FlashInfer-Bench datasets.
+
+    Counts add, and equal calls, Definitions and workloads join. Of runs, ranks keep their numbers. With --hosts, ranks
+    that two Recordings share are moved up: the second's follow the first's.
+    """
+    kinds = {path: detect(path) for path in paths}
+    if len(set(kinds.values())) > 1 or not set(kinds.values()) <= {"recording", "dataset"}:
+        found = ", ".join(f"{path} ({kind})" for path, kind in kinds.items())
+        raise CallError(f"only Recordings, or only datasets, are merged: {found}")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise CallError("one of those to merge is given twice: its counts would be, too")
+    if hosts and "dataset" in kinds.values():
+        raise CallError("--hosts is for Recordings: a dataset keeps its ranks in its counts")
+    _check_output(output, paths, force)
+    if "dataset" in kinds.values():
+        merge_into_dataset(output, [Dataset.load(path) for path in paths], force)
+    else:
+        write_merged(output, merge_recordings([load(path) for path in paths], hosts), force)
+    click.echo(f"Next: kcap show {output}", err=True)
+
+
+def _check_output(output: Path, paths: Sequence[Path], force: bool) -> None:
+    if output.exists() and not force:
+        raise CallError(f"{output}: already exists: pass --force to replace it")
+    if any(path.resolve().is_relative_to(output.resolve()) for path in paths):
+        raise CallError(f"{output}: is or holds one of those to merge: choose another -o")
+    if output.exists() and not any((output / name).exists() for name in ("recording.json", "definitions")):
+        raise CallError(f"{output}: neither a Recording nor a dataset, and so not replaced: choose another -o")
+
+
+def write_merged(output: Path, merged: Merged, force: bool = False) -> None:
+    """Write a merged Recording with its files; FormatError for one whose content is not what its name says."""
+    files = {name: dict(_files(merged.parts, name)) for name in FOLDERS}
+    if force:
+        shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(mode=0o700, parents=True)
+    for folder, found in files.items():
+        (output / folder).mkdir(mode=0o700)
+        for name, path in sorted(found.items()):
+            shutil.copyfile(path, output / folder / name)
+    metadata = merged.metadata
+    if steps := list(_coverage(merged)):
+        coverage.write(output / coverage.FILE, steps)
+        summary = summarize(steps).model_dump(mode="json", exclude_defaults=True)
+        metadata = metadata.model_copy(update={"coverage": summary})
+    write_recording(output, metadata, merged.calls, merged.programs, merged.steps, merged.samples)
+    derive_files(load(output))
+
+
+def _files(parts: Sequence[Part], folder: str) -> Iterator[tuple[str, Path]]:
+    for part in parts:
+        for name in sorted(files_in(part.recording.path / folder)):
+            path = part.recording.path / folder / name
+            if hashlib.sha256(path.read_bytes()).hexdigest() != name.split(".")[0]:
+                raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
+            yield name, path
+
+
+def _coverage(merged: Merged) -> Iterator[StepCoverage]:
+    for part in merged.parts:
+        if (part.recording.path / coverage.FILE).is_file():
+            for step in coverage.read(part.recording.path / coverage.FILE):
+                yield merged.moved(part, step)
+
+
+def merge_into_dataset(output: Path, datasets: Sequence[Dataset], force: bool = False) -> None:
+    """Write the merged dataset: its own files, and the blobs, Solutions and Traces of all as they are."""
+    merged = merge_datasets(output, datasets)
+    copies = dict(_copies(datasets))
+    if force:
+        shutil.rmtree(output, ignore_errors=True)
+    write_dataset(output, merged.definitions.values(), merged.workloads, {}, merged.counts)
+    for name, content in copies.items():
+        path = output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _copies(datasets: Sequence[Dataset]) -> Iterator[tuple[str, bytes]]:
+    """Files by their path in the dataset; lines of Traces are joined, and all else must be the same."""
+    seen: dict[str, bytes] = {}
+    for dataset in datasets:
+        for path in dict.fromkeys(_to_copy(dataset)):
+            name, content = str(path.relative_to(dataset.root)), path.read_bytes()
+            known = seen.get(name, content)
+            if name.endswith(".jsonl"):
+                content = b"".join(dict.fromkeys(known.splitlines(keepends=True) + content.splitlines(keepends=True)))
+            elif known != content:
+                raise CallError(f"different content under one name: {name}: rename one")
+            seen[name] = content
+    yield from seen.items()
+
+
+def _to_copy(dataset: Dataset) -> Iterator[Path]:
+    for folder in COPIED:
+        yield from sorted(path for path in (dataset.root / folder).rglob("*") if path.is_file())
+    for given in dataset.workloads.values():
+        for one in (one for workload in given for one in workload.inputs.values()):
+            if isinstance(one, SafetensorsInput) and (path := dataset.blob_file(one)).is_file():
+                yield path

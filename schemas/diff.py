@@ -1,0 +1,162 @@
+"""How two sets of Calls, or of Definitions, differ: what only one has, and what both have in other numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcap.schemas.dataset import Dataset
+from kcap.schemas.merge_datasets import changed_fields
+from kcap.schemas.records import Call, Count
+from kcap.schemas.signature import call_key, signature
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A Call or a Definition. `counts`: invocations by `phase rank mode`, a Definition's Workloads under `workloads`;
+    `counted`: how many of them are part of the total (a region's are not)."""
+
+    name: str
+    detail: str
+    counts: Mapping[str, int]
+    counted: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "detail": self.detail, "counts": dict(self.counts)}
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What both have, with other counts, or (`fields`) with other content."""
+
+    a: Entry
+    b: Entry
+    fields: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        head = {"name": self.a.name, "detail": self.a.detail, "fields": self.fields}
+        return {**head, "a": dict(self.a.counts), "b": dict(self.b.counts)}
+
+
+@dataclass(frozen=True)
+class Share:
+    """All entries of one name: invocations in `a` and `b`."""
+
+    name: str
+    a: int
+    b: int
+
+
+@dataclass(frozen=True)
+class Diff:
+    """`totals`: invocations of kernels in a and b, which shares are of; `names`: those whose sums differ."""
+
+    only_a: list[Entry]
+    only_b: list[Entry]
+    changed: list[Changed]
+    names: list[Share]
+    totals: tuple[int, int]
+
+    @property
+    def equal(self) -> bool:
+        return not (self.only_a or self.only_b or self.changed)
+
+    def as_json(self) -> dict[str, Any]:
+        a, b = self.totals
+        names = [
+            {"name": s.name, "a": s.a, "b": s.b, "a_share": _share(s.a, a), "b_share": _share(s.b, b)}
+            for s in self.names
+        ]
+        return {
+            "equal": self.equal,
+            "totals": {"a": a, "b": b},
+            "names": names,
+            "only_a": [entry.as_json() for entry in self.only_a],
+            "only_b": [entry.as_json() for entry in self.only_b],
+            "changed": [changed.as_json() for changed in self.changed],
+        }
+
+
+def _share(count: int, total: int) -> float:
+    return count / total if total else 0.0
+
+
+def diff_calls(a: Iterable[Call], b: Iterable[Call]) -> Diff:
+    """Calls by `call_key`: how they are numbered and ordered does not matter."""
+    return _diff(_calls(a), _calls(b), {})
+
+
+def diff_datasets(a: Dataset, b: Dataset) -> Diff:
+    """Definitions by name, with their counts and the number of their Workloads."""
+    both = a.definitions.keys() & b.definitions.keys()
+    fields = {name: changed_fields(a.definitions[name], b.definitions[name]) for name in both}
+    return _diff(_definitions(a), _definitions(b), fields)
+
+
+def _diff(a: Mapping[str, Entry], b: Mapping[str, Entry], fields: Mapping[str, list[str]]) -> Diff:
+    changed = [
+        Changed(a[key], b[key], fields.get(key, []))
+        for key in a
+        if key in b and (a[key].counts != b[key].counts or fields.get(key))
+    ]
+    return Diff(
+        only_a=_sorted(entry for key, entry in a.items() if key not in b),
+        only_b=_sorted(entry for key, entry in b.items() if key not in a),
+        changed=sorted(changed, key=lambda one: (-abs(one.a.counted - one.b.counted), one.a.name, one.a.detail)),
+        names=_names(a.values(), b.values()),
+        totals=(sum(one.counted for one in a.values()), sum(one.counted for one in b.values())),
+    )
+
+
+def _sorted(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (-entry.counted, entry.name, entry.detail))
+
+
+def _names(a: Iterable[Entry], b: Iterable[Entry]) -> list[Share]:
+    first, second = _by_name(a), _by_name(b)
+    shares = [Share(name, first[name], second[name]) for name in dict.fromkeys([*first, *second])]
+    return sorted((s for s in shares if s.a != s.b), key=lambda s: (-abs(s.a - s.b), s.name))
+
+
+def _by_name(entries: Iterable[Entry]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for entry in entries:
+        found[entry.name] += entry.counted
+    return found
+
+
+def _calls(calls: Iterable[Call]) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for call in calls:
+        key = f"{call_key(call)} {call.kind}"
+        counts = _places(call.counts)
+        if key in found:
+            counts = counts + Counter(found[key].counts)
+        counted = sum(counts.values()) if call.kind == "kernel" else 0
+        found[key] = Entry(call.operator, signature(call.args), counts, counted)
+    return found
+
+
+def _places(counts: Iterable[Count]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in counts:
+        found[f"{one.phase} {one.rank} {one.mode}"] += one.count
+    return +found
+
+
+def _definitions(dataset: Dataset) -> dict[str, Entry]:
+    counts: dict[str, Counter[str]] = {name: Counter() for name in dataset.definitions}
+    calls = {(one.definition, one.operator, one.call): one for one in dataset.counts}
+    for (name, _, _), one in calls.items():
+        counts.setdefault(name, Counter()).update(_places(one.counts))
+    return {
+        name: Entry(
+            name,
+            definition.op_type,
+            {**counts[name], "workloads": len(dataset.workloads.get(name, ()))},
+            counts[name].total(),
+        )
+        for name, definition in dataset.definitions.items()
+    }

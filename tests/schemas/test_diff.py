@@ -1,0 +1,122 @@
+"""`kcap diff`: what only one has, what both have in other numbers, and an exit code that says it."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from kcap.schemas.dataset import WorkloadCount, write_dataset
+from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.recording import Argument, Call, Count, Metadata, write_recording
+from kcap.schemas.values import TensorSpec
+from kcap.schemas.workload import RandomInput, Workload
+
+
+def call(operator, *counts, size=4, **more):
+    argument = Argument(value=TensorSpec((size,), "float32"))
+    return Call(id=0, operator=operator, args=[argument], counts=list(counts), **more)
+
+
+def decode(count, **more):
+    return Count(phase="decode", count=count, **more)
+
+
+@pytest.fixture
+def compare(tmp_path, kcap):
+    """Compares Recordings of these Calls; gives the exit code and the JSON."""
+
+    def run(a, b):
+        for name, calls in (("a", a), ("b", b)):
+            write_recording(tmp_path / name, Metadata(), [c.model_copy(update={"id": i}) for i, c in enumerate(calls)])
+        done = kcap("diff", tmp_path / "a", tmp_path / "b", "--json")
+        return done.code, orjson.loads(done.out)
+
+    return run
+
+
+def test_order_and_numbers_of_calls_do_not_matter(compare):
+    a, b = call("aten::relu", decode(3)), call("aten::relu", decode(3), size=8)
+    code, found = compare([a, b], [b, a])
+    assert (code, found["equal"]) == (0, True)
+
+
+def test_calls_that_only_one_has_are_named(compare):
+    both = call("aten::relu", decode(3))
+    code, found = compare([both, call("aten::mm", decode(1))], [both, call("aten::relu", decode(2), size=8)])
+    assert (code, found["equal"]) == (1, False)
+    assert [one["name"] for one in found["only_a"]] == ["aten::mm"]
+    assert [(one["name"], one["detail"]) for one in found["only_b"]] == [("aten::relu", "f32[8]")]
+    assert found["changed"] == []
+
+
+def test_counts_differ_by_phase_rank_and_mode_though_their_sum_does_not(compare):
+    code, found = compare([call("aten::relu", decode(3))], [call("aten::relu", decode(2), decode(1, mode="graph"))])
+    assert code == 1
+    assert found["changed"][0]["a"] == {"decode 0 eager": 3}
+    assert found["changed"][0]["b"] == {"decode 0 eager": 2, "decode 0 graph": 1}
+    assert found["names"] == []
+
+
+def test_operators_are_summed_with_their_shares(compare):
+    a = [call("aten::relu", decode(1)), call("aten::relu", decode(1), size=8), call("aten::mm", decode(2))]
+    b = [call("aten::relu", decode(6)), call("aten::mm", decode(2))]
+    _, found = compare(a, b)
+    assert found["names"] == [{"name": "aten::relu", "a": 2, "b": 6, "a_share": 0.5, "b_share": 0.75}]
+    assert found["totals"] == {"a": 4, "b": 8}
+
+
+def test_a_region_and_a_kernel_of_one_signature_are_two_and_regions_no_part_of_the_total(compare):
+    a = [call("vllm::attention", decode(3), kind="region")]
+    code, found = compare(a, [call("vllm::attention", decode(3))])
+    assert (code, found["totals"]) == (1, {"a": 0, "b": 3})
+    assert len(found["only_a"]) == len(found["only_b"]) == 1
+
+
+def test_the_table_tells_the_same(tmp_path, kcap):
+    for name, count in (("a", 3), ("b", 5)):
+        write_recording(tmp_path / name, Metadata(), [call("aten::relu", decode(count))])
+    done = kcap("diff", tmp_path / "a", tmp_path / "b")
+    assert (done.code, "decode 0 eager 3 → 5" in done.out, "+2" in done.out) == (1, True, True)
+    same = kcap("diff", tmp_path / "a", tmp_path / "a")
+    assert (same.code, same.out) == (0, "equal: 3 invocations each\n")
+
+
+def test_trace_files_are_compared_too(tmp_path, kcap):
+    for name, count in (("a", 3), ("b", 5)):
+        (tmp_path / f"{name}.txt").write_text(f"Operator: aten.relu.default\ncnt: {count}, ((T([4], f32),), {{}})\n")
+    assert kcap("diff", tmp_path / "a.txt", tmp_path / "b.txt").code == 1
+    assert kcap("diff", tmp_path / "a.txt", tmp_path / "a.txt").code == 0
+
+
+def dataset(root, n=4, uuids=("u",), count=5):
+    tensor = DefinitionTensor(shape=["m", "n"], dtype="bfloat16")
+    axes = {"m": AxisVar(), "n": AxisConst(value=n)}
+    reference = "def run(x):\n    return x\n"
+    one = Definition(
+        name="id", op_type="id", axes=axes, inputs={"x": tensor}, outputs={"y": tensor}, reference=reference
+    )
+    workloads = [Workload(uuid=uuid, axes={"m": 1}, inputs={"x": RandomInput()}) for uuid in uuids]
+    counts = [
+        WorkloadCount(definition="id", workload=u, operator="x::y", call=0, counts=[decode(count)]) for u in uuids
+    ]
+    write_dataset(root, [one], {"id": workloads}, {}, counts)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("other", "fields", "b"),
+    [
+        ({"n": 5}, ["axes"], {"decode 0 eager": 5, "workloads": 1}),
+        ({"count": 6}, [], {"decode 0 eager": 6, "workloads": 1}),
+        ({"uuids": ("u", "v")}, [], {"decode 0 eager": 5, "workloads": 2}),
+    ],
+)
+def test_datasets_differ_in_content_counts_and_workloads(tmp_path, kcap, other, fields, b):
+    done = kcap("diff", dataset(tmp_path / "a"), dataset(tmp_path / "b", **other), "--json")
+    (changed,) = orjson.loads(done.out)["changed"]
+    assert (done.code, changed["fields"], changed["b"]) == (1, fields, b)
+
+
+def test_a_dataset_and_a_recording_are_not_compared(tmp_path, kcap, recording):
+    done = kcap("diff", dataset(tmp_path / "a"), recording)
+    assert (done.code, "with a dataset only" in done.err) == (2, True)
