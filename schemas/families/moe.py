@@ -52,15 +52,21 @@ class Experts:
 
     @property
     def touched(self) -> int:
-        """Bytes: of the weights, only those of experts with tokens; where ids are not known, as many as may have."""
-        count = min(len(self.w1), self.ids.numel())
-        used = count if self.ids.is_meta else len({*self.ids.flatten().tolist()} & {*range(len(self.w1))})
-        matrices = used * size(self.w1[0], self.w2[0])
+        """Bytes: of the matrices, only those of experts with tokens."""
+        matrices = used(self.ids, len(self.w1)) * size(self.w1[0], self.w2[0])
         return matrices + size(self.x, self.x, self.weights, self.ids)
 
 
+def used(ids: torch.Tensor, experts: int) -> int:
+    """How many experts have tokens; where the ids are not known, how many can have."""
+    if ids.is_meta:
+        return min(experts, int(ids.numel()))
+    return len({*ids.flatten().tolist()} & {*range(experts)})
+
+
 def size(*tensors: torch.Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Bytes of all elements."""
+    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)
 
 
 @family("fused_moe", "_C::cpu_fused_moe")

@@ -1,0 +1,95 @@
+"""moe_gemm: one matrix of each token's experts, as vLLM's Triton `fused_moe_kernel` is launched for each of the two.
+
+The kernel takes tokens sorted by expert and padded to blocks, or, for few tokens, an expert each. Here it is always
+the experts of each row: sorting is no part of it. Rows of another rank's experts (id -1) are zero.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.families import family
+from kcap.schemas.families.form import Form, abbreviate, made, of
+from kcap.schemas.families.gemm import FLOATS
+from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.moe import size, used
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run({inputs}):
+    assert B.shape == ({e}, {n}, {k})
+    rows, top_k = topk_ids.shape
+    C = torch.zeros((rows, top_k, {n}), dtype=torch.float32, device=A.device)
+    for expert in topk_ids.unique().tolist():
+        if 0 <= expert < {e}:
+            row, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
+            C[row, slot] = A[row].to(torch.float32) @ B[expert].to(torch.float32).T
+    return {result}.to(A.dtype)
+"""
+WEIGHTED = "(C * topk_weights[..., None].to(torch.float32))"
+
+
+@family("moe_gemm", "triton::fused_moe_kernel")
+def fused_moe_kernel(call: Invocation) -> Form:
+    """`a_ptr`: [rows, K], `b_ptr`: [experts, N, K], `c_ptr`: [..., N] with as many rows as all tokens have experts.
+
+    SGLang's kernel of this name is declined: it is given weights whether or not it multiplies by them.
+    """
+    call.refuse("b_bias_ptr", "a_scale_ptr", "b_scale_ptr")
+    a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
+    if "a_desc" in call.arguments or {a.dtype, b.dtype, c.dtype} != {a.dtype} or a.dtype not in FLOATS:
+        raise Unrecognized("SGLang's, or quantized")
+    (rows, k), (e, n, _) = a.shape, b.shape
+    top_k, rest = divmod(c.numel() // n, rows)
+    if rest:
+        raise Unrecognized("rows without all of their experts")
+    weights, chosen = call.optional("topk_weights_ptr"), ("num_rows", "top_k")
+    inputs = {"A": of(a, "num_rows", "K"), "B": of(b, "num_experts", "N", "K")}
+    inputs["topk_ids"] = made("int32", chosen, lambda: expert_of_rows(call, rows, top_k))
+    if weights is not None:
+        inputs["topk_weights"] = of(weights.reshape(rows, top_k), *chosen)
+    word = f"{'_weighted' if weights is not None else ''}{abbreviate(a.dtype, torch.bfloat16)}"
+    return Form(
+        name=f"moe_gemm{word}_topk{top_k}_e{e}_n{n}_k{k}",
+        op_type="moe",
+        axes={"num_rows": None, "num_experts": e, "top_k": top_k, "N": n, "K": k},
+        inputs=inputs,
+        outputs={"C": made(c.dtype, ("num_rows", "top_k", "N"), lambda: c.reshape(rows, top_k, n))},
+        reference=REFERENCE.format(
+            inputs=", ".join(inputs), e=e, n=n, k=k, result="C" if weights is None else WEIGHTED
+        ),
+        description="C[i, j] = A[i] @ B[topk_ids[i, j]].T" + (" * topk_weights[i, j]." if weights is not None else "."),
+        flops=2 * rows * top_k * n * k,
+        touched=lambda: size(a, c) + size(b[0]) * _experts(call, rows, top_k, e),
+    )
+
+
+def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
+    """[rows, top_k], int32, from the experts of blocks and the tokens in each, whose ids count all tokens' experts."""
+    experts, tokens = call.tensor("expert_ids_ptr"), call.optional("sorted_token_ids_ptr")
+    if experts.is_meta:
+        raise Unrecognized("no Sample holds its experts")
+    if tokens is None:
+        return experts[: rows * top_k].reshape(rows, top_k).to(torch.int32)
+    block = block_size(len(tokens), len(experts))
+    end = int(call.tensor("num_tokens_post_padded_ptr").item())
+    ids = experts.repeat_interleave(block)[:end]
+    used_tokens = tokens[:end].to(torch.int64)
+    found = torch.full((rows * top_k,), -1, dtype=torch.int32, device=experts.device)
+    real = used_tokens < rows * top_k
+    found[used_tokens[real]] = ids[real].to(torch.int32)
+    return found.reshape(rows, top_k)
+
+
+def _experts(call: Invocation, rows: int, top_k: int, experts: int) -> int:
+    """How many have rows, or can have where no Sample tells."""
+    if call.tensor("expert_ids_ptr").is_meta:
+        return min(experts, rows * top_k)
+    return used(expert_of_rows(call, rows, top_k), experts)
+
+
+def block_size(tokens: int, blocks: int) -> int:
+    """Tokens in a block, a power of two; the last block of the buffer may be cut."""
+    return 1 << (-(-tokens // blocks) - 1).bit_length()

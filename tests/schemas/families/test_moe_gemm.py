@@ -1,0 +1,106 @@
+"""moe_gemm: vLLM's Triton kernel, block by block as it runs, against the reference; names, bytes, what is declined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+
+KERNEL = "triton::fused_moe_kernel.s5cd60b9f"
+
+
+def aligned(ids: torch.Tensor, experts: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens by expert in blocks, the experts of blocks, the number of tokens with padding. Buffers are longer."""
+    flat, tokens, owners = ids.flatten(), [], []
+    for expert in range(experts):
+        own = torch.nonzero(flat == expert).flatten().flip(0)
+        blocks = -(-len(own) // block)
+        tokens.append(torch.cat([own, torch.full((blocks * block - len(own),), flat.numel())]))
+        owners += [expert] * blocks
+    used = torch.cat(tokens)
+    spare = (len(owners) + 3) * block - 1  # the last block is cut
+    buffer = torch.full((spare,), flat.numel(), dtype=torch.int32)
+    buffer[: len(used)] = used
+    owners = torch.tensor(owners + [0] * (-(-spare // block) - len(owners)), dtype=torch.int32)
+    return buffer, owners, torch.tensor([len(used)], dtype=torch.int32)
+
+
+def kernel(block: int, top_k: int) -> Any:
+    """The kernel, a block at a time."""
+
+    def run(a_ptr: Any, b_ptr: Any, c_ptr: Any, topk_weights_ptr: Any, **pointers: Any) -> None:
+        tokens, experts = pointers["sorted_token_ids_ptr"], pointers["expert_ids_ptr"]
+        c, weights = c_ptr.view(-1, c_ptr.shape[-1]), topk_weights_ptr
+        for i in range(int(pointers["num_tokens_post_padded_ptr"]) // block):
+            rows = torch.tensor([i]) if tokens is None else tokens[block * i : block * (i + 1)].long()
+            rows = rows[rows < len(c)]
+            product = a_ptr[rows // top_k].double() @ b_ptr[int(experts[i])].double().T
+            c[rows] = (product * (weights.flatten()[rows, None] if weights is not None else 1)).to(c.dtype)
+
+    return run
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "block"), [(5, 4, 2, 16), (33, 8, 3, 16), (64, 4, 1, 32), (7, 16, 8, 64)]
+)
+def test_sorted_tokens(weighted: bool, tokens: int, experts: int, top_k: int, block: int):
+    ids = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens)).argsort(-1)[:, :top_k]
+    buffer, owners, total = aligned(ids, experts, block)
+    rows, each = (tokens * top_k, 1) if weighted else (tokens, top_k)
+    made = agrees(
+        KERNEL,
+        kernel(block, each),
+        a_ptr=randn(rows, 48),
+        b_ptr=randn(experts, 32, 48, seed=1),
+        c_ptr=torch.empty(tokens, top_k, 32, dtype=torch.bfloat16),
+        topk_weights_ptr=torch.rand(tokens, top_k) if weighted else None,
+        sorted_token_ids_ptr=buffer,
+        expert_ids_ptr=owners,
+        num_tokens_post_padded_ptr=total,
+    )
+    assert torch.equal(made.inputs["topk_ids"].get(), ids.reshape(rows, each).int())
+    assert made.name == f"moe_gemm{'_weighted' if weighted else ''}_topk{each}_e{experts}_n32_k48"
+
+
+def test_few_tokens_have_an_expert_each():
+    ids = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    agrees(
+        KERNEL,
+        kernel(1, 2),
+        a_ptr=randn(2, 48),
+        b_ptr=randn(4, 32, 48, seed=1),
+        c_ptr=torch.empty(2, 2, 32, dtype=torch.bfloat16),
+        topk_weights_ptr=None,
+        sorted_token_ids_ptr=None,
+        expert_ids_ptr=ids.flatten(),
+        num_tokens_post_padded_ptr=torch.tensor([4]),
+    )
+
+
+def qwen3(**other: Any) -> dict[str, Any]:
+    """The second launch for Qwen3-30B-A3B, of 8 tokens."""
+    shapes = {"a_ptr": (64, 768), "b_ptr": (128, 2048, 768), "c_ptr": (8, 8, 2048)}
+    given = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
+    numbers = {"sorted_token_ids_ptr": 1024, "expert_ids_ptr": 64, "num_tokens_post_padded_ptr": 1}
+    ints = {name: torch.empty(count, dtype=torch.int32, device="meta") for name, count in numbers.items()}
+    return {**given, **ints, "topk_weights_ptr": torch.empty(8, 8, device="meta"), **other}
+
+
+def test_names_of_qwen3():
+    made = form(KERNEL, **qwen3())
+    definition = checked(made)
+    assert definition.name == "moe_gemm_weighted_topk1_e128_n2048_k768"
+    assert definition.var_axes == ["num_rows"]
+    assert definition.inputs["topk_ids"].shape == definition.inputs["topk_weights"].shape == ["num_rows", "top_k"]
+    assert made.touched is not None
+    assert made.touched() == 2 * (64 * 768 + 8 * 8 * 2048 + 64 * 2048 * 768)  # at most an expert for each row
+
+
+def test_what_is_not_modelled_is_declined():
+    assert declined(KERNEL, **qwen3(b_scale_ptr=torch.empty(128)))
+    assert declined(KERNEL, **qwen3(b_bias_ptr=torch.empty(128, 2048)))
+    assert declined(KERNEL, **qwen3(a_desc=None))
+    assert declined(KERNEL, **qwen3(c_ptr=torch.empty(9, 7, 2048, dtype=torch.bfloat16)))

@@ -1,0 +1,117 @@
+"""moe_routing and moe_sum: against vLLM's operator and its PyTorch fallbacks, names, what is declined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, checked, declined, form, randn
+
+SIZES = [(1, 8, 2), (5, 16, 4), (17, 64, 8), (33, 128, 8), (7, 256, 6)]
+
+
+def test_reference_is_vllms_cpu_operator():
+    pytest.importorskip("vllm._C")
+    for seed, (tokens, experts, k) in enumerate([(1, 256, 6), (5, 256, 6), (17, 256, 6), (33, 256, 6), (64, 256, 6)]):
+        logits, bias = randn(tokens, experts, dtype=torch.float32, seed=seed), randn(experts, dtype=torch.float32)
+        made = agrees(
+            "_C::biased_topk_cpu",
+            torch.ops._C.biased_topk_cpu,
+            hidden_states=logits,
+            gating_output=logits,
+            correction_bias=bias,
+            topk=k,
+            renormalize=True,
+            scoring_func="sqrtsoftplus",
+            num_fused_shared_experts=0,
+            routed_scaling_factor=1.5,
+            apply_routed_scaling_factor_on_output=True,
+        )
+        assert made.name == "moe_routing_bias_sqrtsoftplus_renorm_scale1.5_topk6_e256"
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_softmax_of_the_best_logits(renormalize: bool):
+    """vLLM's fallback: renormalized, it is the softmax over the chosen logits alone."""
+    for seed, (tokens, experts, k) in enumerate(SIZES):
+        logits = randn(tokens, experts, dtype=torch.float32, seed=seed)
+        weights, ids = torch.empty(tokens, k), torch.empty(tokens, k, dtype=torch.int32)
+
+        def run(topk_weights: Any, topk_indices: Any, gating_output: Any, renormalize: bool, **_: Any) -> None:
+            best, chosen = torch.topk(gating_output, topk_indices.shape[1], dim=-1)
+            whole = torch.logsumexp(best if renormalize else gating_output, dim=-1, keepdim=True)
+            topk_weights.copy_((best - whole).exp())
+            topk_indices.copy_(chosen)
+
+        shared = {"topk_weights": weights, "topk_indices": ids, "gating_output": logits, "renormalize": renormalize}
+        agrees("_moe_C::topk_softmax", run, token_expert_indices=ids, bias=None, **shared)
+
+
+def test_of_equal_experts_the_first_are_chosen():
+    logits = torch.zeros(3, 64, dtype=torch.bfloat16)
+    weights, ids = torch.empty(3, 4), torch.arange(4, dtype=torch.int32).repeat(3, 1)
+    shared = {"topk_weights": weights, "topk_indices": ids, "gating_output": logits, "renormalize": True}
+    agrees("_moe_C::topk_softmax", lambda topk_weights, **_: topk_weights.fill_(0.25), **shared)
+
+
+def test_groups_as_in_deepseek():
+    """Against vLLM's fallback, whose ids are in no order."""
+    fallback = pytest.importorskip("vllm.model_executor.layers.fused_moe.router.grouped_topk_router").grouped_topk
+    for seed, (tokens, experts, groups, kept) in enumerate(
+        [(1, 256, 8, 4), (5, 64, 4, 2), (9, 32, 8, 3), (33, 16, 2, 1)]
+    ):
+        logits, bias = randn(tokens, experts, dtype=torch.float32, seed=seed), randn(experts, dtype=torch.float32)
+
+        def run(scores: Any, num_expert_group: int, topk_group: int, bias: Any, **_: Any) -> Any:
+            weights, ids = fallback(scores, scores, 4, True, num_expert_group, topk_group, "sigmoid", 2.5, bias)
+            order = (scores.sigmoid() + bias).gather(1, ids.long()).sort(descending=True).indices
+            return weights.gather(1, order), ids.gather(1, order)
+
+        made = agrees(
+            "_moe_C::grouped_topk",
+            run,
+            scores=logits,
+            num_expert_group=groups,
+            topk_group=kept,
+            topk=4,
+            renormalize=True,
+            routed_scaling_factor=2.5,
+            bias=bias,
+            scoring_func=1,
+        )
+        assert made.name == f"moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng{groups}_kg{kept}_e{experts}"
+
+
+def test_names_of_qwen3():
+    weights, ids = torch.empty(256, 8, device="meta"), torch.empty(256, 8, dtype=torch.int32, device="meta")
+    logits = torch.empty(256, 128, dtype=torch.bfloat16, device="meta")
+    shared = {"topk_weights": weights, "topk_indices": ids, "gating_output": logits, "renormalize": True}
+    definition = checked(form("_moe_C::topk_softmax", token_expert_indices=ids, bias=None, **shared))
+    assert definition.name == "moe_routing_bf16_softmax_renorm_topk8_e128"
+    assert definition.var_axes == ["seq_len"]
+    assert {name: t.dtype for name, t in definition.outputs.items()} == {"topk_weights": "float32", "topk_ids": "int32"}
+    assert form("sgl_kernel::topk_softmax", moe_softcapping=0.0, **shared).name == definition.name
+    assert declined("sgl_kernel::topk_softmax", moe_softcapping=30.0, **shared)
+
+
+def test_fused_shared_experts_and_groups_without_a_bias_are_declined():
+    logits, bias = torch.empty(4, 64, device="meta"), torch.empty(64, device="meta")
+    gate = {"input": logits, "bias": bias, "topk": 4, "num_expert_group": 4, "topk_group": 2}
+    assert form("sgl_kernel::moe_fused_gate", **gate, num_fused_shared_experts=0).op_type == "moe_routing"
+    assert declined("sgl_kernel::moe_fused_gate", **gate, num_fused_shared_experts=1)
+    assert declined("_moe_C::grouped_topk", scores=logits, bias=bias, topk=4, scoring_func=7, num_expert_group=1)
+
+
+def test_moe_sum_adds_up_a_tokens_experts():
+    for seed, (tokens, hidden, k) in enumerate(SIZES):
+        x, output = randn(tokens, k, hidden, seed=seed), torch.empty(tokens, hidden, dtype=torch.bfloat16)
+        made = agrees("_moe_C::moe_sum", lambda input, output: torch.sum(input, 1, out=output), input=x, output=output)
+        assert made.name == f"moe_sum_topk{k}_h{hidden}"
+        agrees(
+            "sgl_kernel::moe_sum_reduce",
+            lambda input, output, routed_scaling_factor: output.copy_(input.double().sum(1) * routed_scaling_factor),
+            input=x,
+            output=output,
+            routed_scaling_factor=2.5,
+        )
