@@ -1,7 +1,4 @@
-"""gqa_paged: attention of grouped queries over a paged cache. Operators of vLLM, SGLang and FlashInfer.
-
-Left out, because two launches are one kernel there: SGLang's Triton decode and vLLM's Triton attention in segments.
-"""
+"""gqa_paged: attention of grouped queries over a paged cache. Operators of vLLM, SGLang and FlashInfer in C++."""
 
 from __future__ import annotations
 

@@ -159,6 +159,35 @@ def test_padding_of_a_graphs_decode_is_zero():
     assert made.touched() == (2 * KV_HEADS * 25 + 2 * HEADS * 4) * DIM * 2
 
 
+@pytest.mark.parametrize("window", [-1, 12])
+def test_unified_attention_in_triton(window: int):
+    def run(**given: Any) -> None:
+        q, caches = given["query_ptr"], (given["key_cache_ptr"], given["value_cache_ptr"])
+        more = {"window_size_left": window, "softmax_scale": given["scale"], "is_causal": True}
+        flash_attention(one)(q, *caches, given["output_ptr"], **more)
+
+    operator = "triton::kernel_unified_attention.s01234567"
+    for queries, lengths in [([9, 40], [50, 70]), ([1, 1, 1], [33, 7, 16])]:
+        one = batch(queries, lengths, 16)
+        given = flash(one, torch.bfloat16, 16)
+        tensors = {
+            "query_ptr": given["q"],
+            "output_ptr": given["out"],
+            "key_cache_ptr": given["k"],
+            "value_cache_ptr": given["v"],
+            "block_tables_ptr": one.table,
+            "seq_lens_ptr": one.seq_lens,
+            "query_start_len_ptr": one.starts,
+        }
+        constants = {"scale": 0.1, "SLIDING_WINDOW": window + 1, "IS_3D": False, "USE_SOFTCAP": False}
+        made = agrees(operator, run, **tensors, **constants)
+        assert made.name.startswith("gqa_paged_decode" if queries[0] == 1 else "gqa_paged_prefill_causal")
+    for name in ("IS_3D", "USE_SOFTCAP", "USE_SINKS", "USE_ALIBI_SLOPES"):
+        assert declined(operator, **tensors, **{**constants, name: True}), name
+    assert declined(operator, **tensors, **{**constants, "CHUNK_LOOKBACK": 2})
+    assert declined(operator, **tensors, scale=0.1), "nothing tells whether there is a window"
+
+
 def test_names_and_axes_of_llama_are_flashinfers():
     def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
