@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
+from kcap.schemas.dataset import files
 from kcap.schemas.definition import Definition
 from kcap.schemas.definition import from_bytes as definition_from_bytes
+from kcap.schemas.definition import read as read_definition
 from kcap.schemas.kernel_conversion import from_definition, to_definition
 from kcap.schemas.kernel_description import (
     DTYPES,
@@ -20,6 +23,7 @@ from kcap.schemas.kernel_description import (
     to_bytes,
 )
 
+PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"
 NORM: dict[str, Any] = {
     "id": "rmsnorm",
     "axes": {"G": {"type": "var"}, "B": {"type": "var", "parent": "G"}, "D": {"type": "const", "value": 4}},
@@ -170,6 +174,31 @@ def test_the_fp8_type_goes_by_each_sets_name() -> None:
 def test_a_description_that_cannot_be_a_definition_is_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(FormatError, match=reason):
         to_definition(described(**change), "norm")
+
+
+def test_every_published_definition_is_carried_or_refused_for_its_dtype() -> None:
+    carried, refused = [], []
+    for path in files(PUBLISHED / "definitions", "json"):
+        definition = read_definition(path)
+        try:
+            description, _ = from_definition(definition)
+        except FormatError as error:
+            refused.append(error.reason.split("has no ")[1].split(";")[0])
+        else:
+            assert check_kernel_description(description) == []
+            assert to_definition(description, definition.op_type).axes.keys() == definition.axes.keys()
+            carried.append(definition.op_type)
+    assert (len(carried), set(carried)) == (31, {"gdn", "gemm", "moe", "rmsnorm"})
+    assert (len(refused), set(refused)) == (47, {"int32", "int64"})
+
+
+def test_a_published_kernel_computes_the_same_there_and_back() -> None:
+    definition = read_definition(PUBLISHED / "definitions" / "rmsnorm" / "fused_add_rmsnorm_h2048.json")
+    again = to_definition(from_definition(definition)[0], definition.op_type)
+    inputs = [torch.randn(3, 2048).bfloat16(), torch.randn(3, 2048).bfloat16(), torch.randn(2048).bfloat16()]
+    there, back = run_of(definition.reference)(*inputs), run_of(again.reference)(*inputs)
+    assert len(again.outputs) == len(back if isinstance(back, tuple) else [back])
+    assert torch.equal(there, back)
 
 
 def test_a_definition_with_indices_cannot_be_a_description() -> None:
