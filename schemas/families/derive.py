@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kcap.schemas.definition import Definition
 from kcap.schemas.families import find, form_of, generic
@@ -69,7 +69,7 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     exported = known + [(call, form) for call, form in regions if base_of(call.operator) in set(covered.values())]
     drafts = _by_family(exported)
     found, refused = generic.derive(rest, recording)
-    kernels = _named([*drafts, *found], metadata)
+    kernels = _named(_joined([*drafts, *found]), metadata)
     families = {call: find(region)[0] for call, region in covered.items()}
     return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
 
@@ -132,6 +132,14 @@ def content(definition: Definition) -> bytes:
     """A SHA-256 of what two equal Definitions share: all but tags and description."""
     fields = definition.model_dump_json(exclude={"tags", "description"})
     return hashlib.sha256(fields.encode()).digest()
+
+
+def _joined(kernels: list[Kernel]) -> list[Kernel]:
+    """Kernels of the same content as one: a copy to the GPU and one on it have the same Definition."""
+    groups: dict[bytes, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[content(kernel.definition)].append(kernel)
+    return [replace(same[0], uses=tuple(use for kernel in same for use in kernel.uses)) for same in groups.values()]
 
 
 def _named(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
