@@ -204,3 +204,15 @@ def test_a_workload_that_is_no_instance_is_told_why(change: dict[str, object], r
 
 def test_a_workload_may_repeat_a_constant_axis_and_leave_out_an_optional_input() -> None:
     assert changed(axes={"M": 3, "N": 4}) == []
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, -0.5, 2**62])
+def test_a_scalar_keeps_its_type(value: float) -> None:
+    given_ = ScalarInput.model_validate({"type": "scalar", "value": value})
+    assert (type(given_.value), given_.value) == (type(value), value)
+
+
+@pytest.mark.parametrize("value", [None, "1", [1], float("nan"), float("inf")])
+def test_what_is_no_scalar_in_json_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="value"):
+        ScalarInput.model_validate({"type": "scalar", "value": value})
