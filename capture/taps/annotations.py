@@ -63,23 +63,24 @@ def annotate(name: str, nodes: Any) -> None:
 
 def _missing(single: list[Any]) -> Iterator[str]:
     """`%empty = buf4`: the wrapper's name of a node or buffer; `%arg0_1 = s72`; the nodes that torch left out."""
-    buffers = {name: known for name, known in _buffers(single) if name != known}
-    yield from (f"%{name} = {known}" for name, known in buffers.items())
+    given = dict(_buffers(single, "reads"))
+    made = dict(_buffers(single, "writes"))
+    yield from (f"%{name} = {known}" for name, known in {**given, **made}.items() if name != known)
     origins = {node for one in single if one.node for node in one.node.origins if node.op == "call_function"}
-    reached = _Reached({node.name for node in origins} | {name for name, _ in _buffers(single)})
+    reached = _Reached({node.name for node in origins} | (set(given) - set(made)))
     for node in sorted(origins, key=lambda node: node.name):
         for given in node.all_input_nodes:
             reached.reach(given, MOST_VIEWS)
     yield from filter(None, reached.lines.values())
 
 
-def _buffers(single: list[Any]) -> Iterator[tuple[str, str]]:
-    """What the fragment and its nodes call each buffer that is read or written, and what the wrapper calls it."""
+def _buffers(single: list[Any], accesses: str) -> Iterator[tuple[str, str]]:
+    """What the fragment and its nodes call each buffer that is read (written), and what the wrapper calls it."""
     from torch._inductor.virtualized import V
 
     real_names = V.graph.scheduler.mutation_real_name
     for one in single:
-        for access in (*one.read_writes.reads, *one.read_writes.writes):
+        for access in getattr(one.read_writes, accesses):
             real = real_names.get(access.name, access.name)
             yield access.name, real
             for name in dict.fromkeys((access.name, real)):
@@ -110,9 +111,8 @@ class _Reached:
         return self.lines[node.name] is not None
 
     def _line(self, node: Any, depth: int) -> str | None:
-        if node.op == "placeholder":
-            value = node.meta.get("val")
-            return f"%{node.name} = {value}" if type(value).__name__ == "SymInt" else None
+        if type(value := node.meta.get("val")).__name__ == "SymInt":
+            return f"%{node.name} = {value}"
         given = node.all_input_nodes
         if node.op != "call_function" or not given or not depth or not _selects(node.target):
             return None
