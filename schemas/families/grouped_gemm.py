@@ -1,0 +1,138 @@
+"""grouped_gemm: C = A @ B[g] for the rows of each group g, of floats, or of float8 with block scales.
+
+Rows are in one matrix, by `group_ends` (aten: where each group's rows end) or `group_ids` (DeepGEMM: each row's group,
+-1 for padding), or padded to the longest group: `masked_m` rows of each count. Rows of no group are zero here; kernels
+leave them as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kcap.schemas.families import family
+from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
+from kcap.schemas.families.gemm import FLOATS, result_dtype, written
+from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.quantized_gemm import QUANTIZED, block, pair
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run({inputs}):
+    assert B.shape == ({g}, {n}, {k})
+    C = torch.zeros((*A.shape[:-1], {n}), dtype=torch.{dtype}, device=A.device)
+    for g in range({g}):
+        {rows}
+        a, b = A[rows].to(torch.float32), B[g].to(torch.float32)
+{scales}        C[rows] = (a @ b.T).to(C.dtype)
+    return C
+"""
+SCALES = """        a = a * A_scale[rows].repeat_interleave({kb}, dim=-1)[..., :{k}]
+        b_scale = B_scale[g].repeat_interleave({nb}, dim=0)[:{n}]
+        b = b * b_scale.repeat_interleave({kb}, dim=1)[:, :{k}]
+"""
+ROWS = {
+    "group_ends": "rows = slice(int(group_ends[g - 1]) if g else 0, int(group_ends[g]))",
+    "group_ids": "rows = group_ids == g",
+    "masked_m": "rows = (g, slice(int(masked_m[g])))",
+}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows are whose: an input by `name`, a key of ROWS, over `axis`. `mask` sets other rows of C to zero."""
+
+    name: str
+    tensor: torch.Tensor
+    axis: str
+    mask: Callable[[torch.Tensor], torch.Tensor]
+
+
+@family("grouped_gemm", "aten::_grouped_mm")
+def grouped_mm(call: Invocation) -> Form:
+    """`self`: [M, K], `mat2`: [groups, K, N], `offs`: [groups]."""
+    call.refuse("bias")
+    a, b, ends = call.tensor("self"), call.tensor("mat2"), call.tensor("offs")
+
+    def mask(c: torch.Tensor) -> torch.Tensor:
+        inside = torch.arange(len(c), device=c.device) < ends[-1]
+        return c.where(inside[:, None], torch.zeros_like(c))
+
+    return grouped(call, (a, None), (b.transpose(1, 2), None), Groups("group_ends", ends, "G", mask))
+
+
+@family("grouped_gemm", "deep_gemm::m_grouped_fp8_gemm_nt_contiguous", "deep_gemm::m_grouped_bf16_gemm_nt_contiguous")
+def contiguous(call: Invocation) -> Form:
+    call.refuse("use_psum_layout")
+    ids = call.tensor("m_indices", "grouped_layout")
+    groups = Groups("group_ids", ids, "M", lambda c: c.where((ids >= 0)[:, None], torch.zeros_like(c)))
+    return grouped(call, operand(call["a"]), operand(call["b"]), groups)
+
+
+@family("grouped_gemm", "deep_gemm::m_grouped_fp8_gemm_nt_masked", "deep_gemm::m_grouped_bf16_gemm_nt_masked")
+def masked(call: Invocation) -> Form:
+    counts = call.tensor("masked_m")
+
+    def mask(c: torch.Tensor) -> torch.Tensor:
+        inside = torch.arange(c.shape[1], device=c.device) < counts[:, None]
+        return c.where(inside[..., None], torch.zeros_like(c))
+
+    return grouped(call, operand(call["a"]), operand(call["b"]), Groups("masked_m", counts, "G", mask))
+
+
+Operand = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def operand(value: object) -> Operand:
+    """A matrix, or a pair of one and its scales."""
+    return (value, None) if isinstance(value, torch.Tensor) else pair(value)
+
+
+def grouped(call: Invocation, a: Operand, b: Operand, groups: Groups) -> Form:
+    """`a`: [M, K] or [G, M, K], `b`: [G, N, K]; scales of one row's blocks, and of blocks of both N and K."""
+    if a[0].dtype != b[0].dtype or a[0].dtype not in (QUANTIZED if a[1] is not None else FLOATS):
+        raise Unrecognized("not a product of floats, or of quantized matrices with scales")
+    (g, n, k), leading = b[0].shape, ("M",) if a[0].dim() == 2 else ("G", "M")
+    inputs = {"A": of(a[0], *leading, "K"), "B": of(b[0], "G", "N", "K"), **_scales(a[1], b[1], leading)}
+    inputs[groups.name] = of(groups.tensor, groups.axis)
+    out = result_dtype(call, torch.bfloat16 if a[1] is not None else a[0].dtype)
+    quantized = "quantized_" if a[1] is not None else ""
+    word = abbreviate(a[0].dtype, QUANTIZED[0] if quantized else torch.bfloat16) + abbreviate(out, torch.bfloat16)
+    return Form(
+        name=f"{quantized}grouped_gemm_by_{groups.name}{word}_g{g}_n{n}_k{k}",
+        op_type="grouped_gemm",
+        axes={"M": None, "G": g, "N": n, "K": k, **_counts(b[1])},
+        inputs=inputs,
+        outputs={"C": made(out, (*leading, "N"), lambda: groups.mask(written(call, "out", "d")))},
+        reference=_reference(list(inputs), (g, n, k), ROWS[groups.name], b[1], dtype_name(out)),
+        description="One product for each group of rows. Rows of no group are zero.",
+        tags=(f"quantization:{dtype_name(a[0].dtype)}",) if quantized else (),
+        flops=2 * a[0].numel() * n,
+    )
+
+
+def _scales(a: torch.Tensor | None, b: torch.Tensor | None, leading: tuple[str, ...]) -> dict[str, Slot]:
+    if a is None or b is None:
+        return {}
+    if {a.dtype, b.dtype} != {torch.float32}:
+        raise Unrecognized("packed scales")
+    return {"A_scale": of(a, *leading, "K_group"), "B_scale": of(b, "G", "N_group", "K_group")}
+
+
+def _counts(scale: torch.Tensor | None) -> dict[str, int | None]:
+    return {} if scale is None else {"N_group": scale.shape[1], "K_group": scale.shape[2]}
+
+
+def _reference(
+    inputs: list[str], sizes: tuple[int, int, int], rows: str, scale: torch.Tensor | None, dtype: str
+) -> str:
+    g, n, k = sizes
+    text = ""
+    if scale is not None:
+        columns = block(k, scale.shape[2])
+        text = SCALES.format(n=n, k=k, kb=columns, nb=block(n, scale.shape[1]))
+    return REFERENCE.format(inputs=", ".join(inputs), g=g, n=n, k=k, rows=rows, scales=text, dtype=dtype)
