@@ -15,10 +15,10 @@ from kcap.schemas.definition import Definition
 
 @dataclass
 class Draft:
-    """`axes`: the sizes of the variable axes; `given`: the scalars, and the tensors read from files.
+    """`axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
 
-    `missing`: the files that are not there, by input. `make` is asked for an input that is neither given nor made, and
-    gives None for one that may be drawn. `generator`, on the CPU, draws what rules make.
+    `make` is asked for an input that is neither given nor made, and gives None for one that may be drawn. `generator`,
+    on the CPU, draws what rules make. `ruled`: what rules made; `changes`: what else to tell.
     """
 
     definition: Definition
@@ -28,6 +28,7 @@ class Draft:
     make: Callable[[Draft, str], Any]
     missing: dict[str, str] = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
+    ruled: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
 
     def __contains__(self, name: str) -> bool:
@@ -73,9 +74,7 @@ class Draft:
 
     def notes(self) -> list[str]:
         """What is not as the Workload says: which files are missing, what rules made, what was changed."""
-        ruled = [
-            name for name in self.definition.inputs if self.made.get(name) is not None and name not in self.missing
-        ]
+        ruled = [name for name in self.definition.inputs if name in self.ruled and name not in self.missing]
         files = dict.fromkeys(self.missing.values())
         absent = [(file, [name for name, path in self.missing.items() if path == file]) for file in files]
         return [

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from kcap.bench import constraints, valid
+from kcap.bench import constraints, given, valid
 from kcap.bench.draft import Draft
 from kcap.bench.draw import draw, torch_dtype
-from kcap.errors import FormatError, KcapError
+from kcap.errors import KcapError
 from kcap.replay import memory
-from kcap.replay.indices import DATA_ONLY
+from kcap.replay.indices import DATA_ONLY, SMALL
 from kcap.replay.skip import Skip
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition, DefinitionTensor
-from kcap.schemas.workload import SafetensorsInput, ScalarInput, Workload, check_workload
+from kcap.schemas.workload import Workload, check_workload
 
 SHARE = 0.5  # of the free memory, which the kernel needs too
 
@@ -50,8 +50,8 @@ def make_inputs(
     """The inputs of `workload` on `device`, the same for the same `seed`.
 
     Skip if inputs and outputs take more than `limit` bytes (None: half of what is free), FormatError for a blob that is
-    damaged or of another shape or dtype, KcapError for a Workload that is none of the Definition's, or has an integer
-    input that no rule can make, `Broken` for a constraint that does not hold.
+    damaged or of another shape or dtype, KcapError for a Workload that is none of the Definition's, or whose missing
+    blob has integers that no rule knows, `Broken` for a constraint that does not hold.
     """
     where = f"{definition.name} {workload.uuid}"
     if reasons := check_workload(definition, workload):
@@ -69,32 +69,8 @@ def make_inputs(
 
 def _draft(definition: Definition, workload: Workload, dataset: Dataset | None, seed: int) -> Draft:
     axes = {name: size for name, size in workload.axes.items() if name not in definition.const_axes}
-    draft = Draft(definition, axes, {}, torch.Generator().manual_seed(seed), _make)
-    for name, given in workload.inputs.items():
-        if isinstance(given, ScalarInput):
-            draft.given[name] = given.value
-        elif isinstance(given, SafetensorsInput):
-            if (tensor := _blob(draft, name, given, dataset)) is not None:
-                draft.given[name] = tensor
-            else:
-                draft.missing[name] = given.path
-    for name, tensor in definition.inputs.items():
-        if tensor.optional and name not in workload.inputs:
-            draft.given[name] = None
-    return draft
-
-
-def _blob(draft: Draft, name: str, given: SafetensorsInput, dataset: Dataset | None) -> torch.Tensor | None:
-    """The tensor of `given`; None if its file is not there."""
-    if dataset is None or not dataset.blob_file(given).is_file():
-        return None
-    tensor: torch.Tensor = dataset.blob(given)
-    shape, dtype = draft.shape(name), torch_dtype(draft.definition.inputs[name].dtype)
-    if tensor.shape != shape or tensor.dtype != dtype:
-        found = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
-        wanted = f"{dtype} {list(shape)}".removeprefix("torch.")
-        raise FormatError(str(dataset.blob_file(given)), f"{given.tensor_key}: {found}, but {name} is {wanted}")
-    return tensor
+    found = given.read(definition, workload, dataset)
+    return Draft(definition, axes, found.values, torch.Generator().manual_seed(seed), _make, found.missing)
 
 
 def _check(draft: Draft, where: str, inputs: dict[str, Any] | None = None) -> None:
@@ -109,11 +85,15 @@ def _check(draft: Draft, where: str, inputs: dict[str, Any] | None = None) -> No
 
 
 def _decide(draft: Draft, where: str) -> None:
-    """Make every integer input; KcapError if no rule knows it, for a random index may point anywhere."""
+    """Make every integer input. One that no rule knows is drawn small, as replay draws it, unless it had a file."""
     for name, tensor in draft.definition.inputs.items():
-        if tensor.shape is not None and _index(tensor) and draft[name] is None:
-            fix = "give it as safetensors, or add a rule to bench/valid"
-            raise KcapError(f"{where}: inputs.{name}: {tensor.dtype} that no rule can make: {fix}")
+        if tensor.shape is None or not _index(tensor) or draft[name] is not None or name in draft.given:
+            continue
+        if name in draft.missing:
+            raise KcapError(f"{where}: inputs.{name}: {draft.missing[name]} is not there, and no rule knows its values")
+        low, high = SMALL
+        draft.made[name] = draft.integers(low, high + 1, draft.shape(name)).to(torch_dtype(tensor.dtype))
+        draft.changes.append(f"drawn from {low} to {high}, for no rule knows it: {name}")
 
 
 def _index(tensor: DefinitionTensor) -> bool:
@@ -122,10 +102,10 @@ def _index(tensor: DefinitionTensor) -> bool:
 
 def _make(draft: Draft, name: str) -> torch.Tensor | None:
     """The input `name` by the first rule that makes it; None if none does."""
-    tensor = draft.definition.inputs[name]
     for rule in valid.rules_for(draft.definition.op_type, name):
         if (made := rule.make(draft, name)) is not None:
-            return made.reshape(draft.shape(name)).to(torch_dtype(tensor.dtype))
+            draft.ruled.append(name)
+            return made.reshape(draft.shape(name)).to(torch_dtype(draft.definition.inputs[name].dtype))
     return None
 
 

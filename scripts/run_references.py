@@ -1,6 +1,6 @@
 """Run the reference of every Definition of a dataset on rebuilt inputs of its Workloads, each in a process of its own.
 
-    python scripts/run_references.py DATASET [--device cuda] [--timeout SECONDS] [--limit GIB] [--most N] [--small]
+    python scripts/run_references.py DATASET [--device cuda] [--small] [--most N] [--timeout SECONDS] [--limit GIB]
 
 A Definition without Workloads runs on made-up axes; `--small` runs all of them on those alone. `--most`: Workloads of
 each Definition, 0: all. Ends with 1 if a reference failed, with 3 if one was skipped.
@@ -48,17 +48,24 @@ def workloads_of(dataset: Dataset, definition: Definition, small: bool, most: in
     return (given[:most] if most else given) or [made_up(definition)]
 
 
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)
+
+
 @click.command(help=__doc__)
 @click.argument("root", metavar="DATASET", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for one reference and its inputs.")
 @click.option("--limit", type=float, help="GiB that inputs and outputs may take (default: half of what is free).")
+@click.option("--memory", type=float, help="GiB that one reference may take (default: what is free).")
 @click.option("--most", default=0, show_default=True)
 @click.option("--small", is_flag=True)
-def main(root: Path, device: str, timeout: float, limit: float | None, most: int, small: bool) -> None:
+def main(
+    root: Path, device: str, timeout: float, limit: float | None, memory: float | None, most: int, small: bool
+) -> None:
     dataset, counts, began = Dataset.load(root), Counter[str](), time.monotonic()
     print(f"{'definition':<62}  ran skip fail seconds  notes")
-    with References(root, device, int(limit * GIB) if limit else None) as references:
+    with References(root, device, _bytes(limit), _bytes(memory)) as references:
         for definition in dataset.definitions.values():
             start = time.monotonic()
             given = workloads_of(dataset, definition, small, most)

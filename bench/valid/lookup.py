@@ -12,7 +12,11 @@ LONGEST = 4096  # positions where no table bounds them
 
 @rule("positions", "pos_ids", "position_ids")
 def positions(draft: Draft, name: str) -> torch.Tensor:
-    """A position each, within the table of cosines and sines if there is one."""
+    """A position each, within the table of cosines and sines, or the pages of a sequence, if there are any."""
+    if pages := draft.first("block_table", "block_tables"):
+        return draft.integers(
+            0, draft.shape(pages)[1] * (draft.size("page_size", "block_size") or 1), draft.shape(name)
+        )
     table = draft.first("cos_sin_cache", "cos_cache", "cos", "freqs_cis")
     return draft.integers(0, draft.shape(table)[0] if table else LONGEST, draft.shape(name))
 
@@ -21,6 +25,14 @@ def positions(draft: Draft, name: str) -> torch.Tensor:
 def token_ids(draft: Draft, name: str) -> torch.Tensor | None:
     table = draft.first("weight", "table", "embedding")
     return draft.integers(0, draft.shape(table)[0], draft.shape(name)) if table else None
+
+
+@rule("index", "indices_*", op_types=("index", "index_select"))
+def rows(draft: Draft, name: str) -> torch.Tensor | None:
+    """Within every axis of what is indexed, whichever it is."""
+    if "self" not in draft or not (sizes := draft.shape("self")):
+        return None
+    return draft.integers(0, min(sizes), draft.shape(name))
 
 
 @rule("mask", "*_mask")

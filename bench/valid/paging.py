@@ -26,11 +26,10 @@ def pages(draft: Draft, name: str) -> torch.Tensor | None:
 
 
 @rule(*TABLES[:2])
-def block_table(draft: Draft, name: str) -> torch.Tensor | None:
-    """A page in every cell, used or not."""
+def block_table(draft: Draft, name: str) -> torch.Tensor:
+    """A page in every cell, used or not; of a cache that is no input, as many as there are cells."""
     rows, columns = draft.shape(name)
-    limit = draft.size(*PAGES)
-    return draft.distinct(rows * columns, limit) if limit else None
+    return draft.distinct(rows * columns, draft.size(*PAGES) or rows * columns)
 
 
 @rule("*last_page_len*")

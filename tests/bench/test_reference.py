@@ -138,7 +138,7 @@ def test_a_reference_in_another_order_is_called_by_name_and_that_is_said(referen
 
 def test_inputs_that_cannot_be_made_are_the_result(references: References) -> None:
     of = definition({"x": tensor("float32", "M"), "where": tensor("int64", "M")}, {"M": None})
-    result = references.run(of, workload(of, M=2), 60)
+    result = references.run(of, workload(of, {"where": "gone"}, M=2), 60)
     assert result.status == "failed"
     assert "inputs.where" in str(result.reason)
     large = definition({"x": tensor("float32", "M")}, {"M": None})

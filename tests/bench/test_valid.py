@@ -151,7 +151,9 @@ TABLE = {"block_table": tensor("int32", "T", "B")}
 RANGES = [
     ("positions", "int64", "rope", {"cos_sin_cache": tensor("float32", "P")}, 0, 6),
     ("positions", "int64", "rope", {}, 0, 4095),
+    ("positions", "int64", "slot_mapping", TABLE, 0, 11),
     ("input_ids", "int64", "embedding", {"weight": tensor("float32", "V")}, 0, 49),
+    ("indices_0", "int64", "index", {"self": tensor("float32", "V", "P")}, 0, 6),
     ("slot_mapping", "int64", "paged_cache_update", {}, 0, 63),
     ("block_table_row", "int32", "test", {}, 0, 15),
     ("seq_lens", "int32", "gqa_paged", TABLE, 1, 12),
@@ -182,7 +184,14 @@ def test_a_mask_leaves_each_row_something() -> None:
     assert not bool(mask.all())
 
 
-def test_an_index_that_no_rule_knows_is_refused() -> None:
+def test_integers_that_no_rule_knows_are_small_and_that_is_said() -> None:
+    of = definition({"other": tensor("int32", "T")}, {"T": None})
+    made = make_inputs(of, workload(of, T=300), None)
+    assert made.inputs[0].unique().tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert made.notes == ["drawn from 1 to 7, for no rule knows it: other"]
+
+
+def test_integers_whose_file_is_missing_are_not_guessed() -> None:
     of = definition({"where": tensor("int32", "T")}, {"T": None})
-    with pytest.raises(KcapError, match=r"some_kernel one: inputs.where: int32 that no rule can make: give it as"):
-        make_inputs(of, workload(of, T=3), None)
+    with pytest.raises(KcapError, match=r"some_kernel one: inputs.where: gone is not there, and no rule knows its"):
+        make_inputs(of, workload(of, {"where": "gone"}, T=3), None)
