@@ -1,0 +1,105 @@
+"""`sol-execbench`: a folder for each problem, with `definition.json` and `workload.jsonl`.
+
+Source: SOL-ExecBench's `data/definition.py`, `data/workload.py` and `driver/templates/eval_driver.py`. Its forms are
+FlashInfer-Bench's, with a tolerance for each Workload, |out - ref| <= max_atol + max_rtol * |ref| for a share of the
+elements. Blobs are named from the output's root, which FLASHINFER_TRACE_DIR tells its driver. Its validators want the
+names of `run`'s parameters to be the inputs', and no input named as an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.exports.cases import NO_BLOB, Account, Case
+from kcap.bench.tolerance import RTOL
+from kcap.schemas.definition import Definition
+from kcap.schemas.jsonfile import write_json
+from kcap.schemas.loss import ExportLoss
+from kcap.schemas.python_source import function, parameters
+from kcap.schemas.workload import RandomInput, SafetensorsInput
+
+MATCHED = 0.99
+
+
+@exporter("sol-execbench")
+class SolExecBench(Exporter):
+    """One folder for each Definition, a Workload for every Sample."""
+
+    takes = "definitions"
+
+    def write(self, request: Request) -> ExportLoss:
+        account = Account(request.contents)
+        taken = account.taken_cases(_refuse, samples=True)
+        for name, group in groupby(taken, key=lambda case: case.definition.name):
+            _write(request.output, name, list(group))
+        return account.loss("sol-execbench")
+
+    def following(self, output: Path) -> str:
+        problems = sorted(path.name for path in output.iterdir() if path.is_dir())
+        one = output / (problems[0] if problems else "PROBLEM")
+        return f"FLASHINFER_TRACE_DIR={output} sol-execbench {one} --solution solution.json"
+
+
+def _refuse(case: Case) -> str | None:
+    """Why its validators or its generator of inputs would stop at it."""
+    definition = case.definition
+    inputs = list(definition.inputs)
+    if parameters(function(definition.reference, "run")) != inputs:
+        return "SOL-ExecBench wants run's parameters to be named as the inputs"
+    if both := [name for name in inputs if name in definition.axes]:
+        return f"SOL-ExecBench takes no input named as an axis: {both[0]}"
+    if missing := [name for name in inputs if name not in case.workload.inputs]:
+        return f"SOL-ExecBench has no optional inputs: {missing[0]} is left out"
+    return NO_BLOB if case.lacks_blob() else None
+
+
+def _write(root: Path, name: str, given: list[Case]) -> None:
+    from safetensors.torch import save_file
+
+    folder = root / name
+    folder.mkdir()
+    write_json(folder / "definition.json", described(given[0].definition))
+    with (folder / "workload.jsonl").open("wb") as file:
+        file.writelines(orjson.dumps(_workload(case, name)) + b"\n" for case in given)
+    for case in given:
+        if case.blob:
+            tensors = {key: tensor.clone().contiguous() for key, tensor in case.blob.items()}
+            save_file(tensors, folder / f"{case.workload.uuid}.safetensors")
+
+
+def described(definition: Definition) -> dict[str, Any]:
+    """Its Definition: FlashInfer-Bench's without tags."""
+    plain = definition.model_dump(mode="json")
+    for tensor in plain["inputs"].values():
+        tensor.pop("optional", None)
+    return {key: value for key, value in plain.items() if key != "tags"}
+
+
+def _workload(case: Case, name: str) -> dict[str, Any]:
+    inputs = {}
+    for key, _, given in case.tensors():
+        path = f"{name}/{case.workload.uuid}.safetensors"
+        stored = SafetensorsInput(path=path, tensor_key=key) if isinstance(given, SafetensorsInput) else given
+        inputs[key] = (stored or RandomInput()).model_dump(mode="json")
+    uuid, axes = case.workload.uuid, case.workload.axes
+    return {"uuid": uuid, "axes": axes, "inputs": inputs, "tolerance": tolerance(case.definition)}
+
+
+def tolerance(definition: Definition) -> dict[str, Any]:
+    """What a right kernel may differ by: the widest of its outputs' dtypes, nothing for integers alone."""
+    dtypes = [getattr(torch, output.dtype, None) for output in definition.outputs.values()]
+    bound = _widest(dtype for dtype in dtypes if dtype is not None)
+    ratio = MATCHED if bound else 1.0
+    negative = "-inf" in definition.reference  # the logarithm of an empty sum
+    return {"max_atol": bound, "max_rtol": bound, "required_matched_ratio": ratio, "allow_negative_inf": negative}
+
+
+def _widest(dtypes: Iterable[torch.dtype]) -> float:
+    return max((RTOL.get(dtype, 0.0) for dtype in dtypes), default=0.0)

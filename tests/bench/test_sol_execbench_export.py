@@ -1,0 +1,73 @@
+"""SOL-ExecBench's folders: what its validators and its driver ask for."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from bench_calls import reasons
+from bench_datasets import definition, of, workload, write_small
+from safetensors.torch import load_file
+
+from kcap.bench.exports.sol_execbench import tolerance
+from kcap.schemas.dataset import write_dataset
+from kcap.schemas.definition import Definition
+
+
+def lines(path):
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_each_definition_is_a_folder_with_every_workload(exported, tmp_path):
+    output, loss = exported(write_small(tmp_path / "set"), "sol-execbench")
+    assert {path.name for path in output.iterdir()} == {"scale", "lookup", "masked", "two", "fp8", "loss.json"}
+    assert [one["uuid"] for one in lines(output / "lookup" / "workload.jsonl")] == ["l1", "l2"]
+    assert (loss["exported"], loss["total"]) == (80, 80)
+
+
+def test_a_definition_is_one_of_flashinfer_bench_without_tags(exported, tmp_path):
+    output, _ = exported(write_small(tmp_path / "set"), "sol-execbench")
+    written = orjson.loads((output / "masked" / "definition.json").read_bytes())
+    assert "tags" not in written
+    assert all("optional" not in tensor for tensor in written["inputs"].values())
+    assert Definition.model_validate(written).name == "masked"
+
+
+def test_blobs_are_named_from_the_root_that_its_driver_is_told(exported, tmp_path):
+    output, _ = exported(write_small(tmp_path / "set"), "sol-execbench")
+    first = lines(output / "lookup" / "workload.jsonl")[0]["inputs"]
+    assert first["table"] == {"type": "random"}
+    assert load_file(output / first["rows"]["path"])[first["rows"]["tensor_key"]].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "rtol", "ratio"),
+    [(["bfloat16"], 3.2e-2, 0.99), (["float32", "bfloat16"], 3.2e-2, 0.99), (["int64"], 0.0, 1.0)],
+)
+def test_the_tolerance_is_that_of_the_widest_output(dtypes, rtol, ratio):
+    outputs = {f"y{number}": of("m n", dtype) for number, dtype in enumerate(dtypes)}
+    found = tolerance(definition("d", {"x": of("m n")}, outputs, "x"))
+    assert (found["max_rtol"], found["max_atol"], found["required_matched_ratio"]) == (rtol, rtol, ratio)
+    assert found["allow_negative_inf"] is False
+
+
+def test_a_logarithm_of_nothing_may_be_minus_infinity():
+    assert tolerance(definition("d", {"x": of("m")}, {"y": of("m")}, "x.fill_(-float('-inf'))"))["allow_negative_inf"]
+
+
+X, Y = {"x": of("m n")}, {"y": of("m n")}
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (definition("d", X, Y, "", reference="def run(other):\n    return other\n"), "parameters"),
+        (definition("d", {"n": of("m")}, {"y": of("m")}, "n"), "named as an axis: n"),
+        (definition("d", {**X, "b": of("n", optional=True)}, Y, "x"), "no optional inputs: b"),
+    ],
+)
+def test_what_its_validators_refuse_is_a_loss(one, words, exported, tmp_path):
+    given = workload(one, "w")
+    given = given.model_copy(update={"inputs": {k: v for k, v in given.inputs.items() if k != "b"}})
+    write_dataset(tmp_path / "set", [one], {"d": [given]}, {})
+    _, loss = exported(tmp_path / "set", "sol-execbench")
+    assert words in reasons(loss)["d"]
