@@ -1,0 +1,67 @@
+"""all_reduce: the sum over a group's ranks, as one process sees it that has the tensors of all.
+
+One rank's call holds its own tensor alone. The Definition's input stacks all ranks' [world_size, num_tokens,
+hidden_size], since no reference could sum what it does not get; of the others only the shape is known, so that their
+values are random. Calls whose group's size was not recorded are declined, and so is `c10d::allreduce_`, whose
+operation (a sum, a maximum) is an object that no Recording holds.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.families import family
+from kcap.schemas.families.form import Form, Thunk, abbreviate, made, of
+from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.moe import size
+from kcap.schemas.values import Group
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(inputs):
+    assert inputs.shape[::2] == ({ranks}, {h})
+    return inputs.to(torch.float32).sum(dim=0).to(inputs.dtype)
+"""
+
+
+@family("all_reduce", "_C_custom_ar::all_reduce", "sgl_kernel::all_reduce")
+def custom_all_reduce(call: Invocation) -> Form:
+    return all_reduce(call, call.tensor("inp"), lambda: call.tensor("out"))
+
+
+@family("all_reduce", "vllm::all_reduce", "sglang::outplace_all_reduce")
+def returned(call: Invocation) -> Form:
+    return all_reduce(call, call.tensor("tensor"), lambda: call.result)
+
+
+@family("all_reduce", "sglang::inplace_all_reduce")
+def in_place(call: Invocation) -> Form:
+    return all_reduce(call, call.tensor("tensor"), lambda: call.tensor("tensor"))
+
+
+@family("all_reduce", "_c10d_functional::all_reduce", "_c10d_functional::all_reduce_")
+def functional(call: Invocation) -> Form:
+    if call["reduce_op"] != "sum":
+        raise Unrecognized("no sum")
+    return all_reduce(call, call.tensor("input"), lambda: call.result)
+
+
+def all_reduce(call: Invocation, x: torch.Tensor, output: Thunk) -> Form:
+    """`x`: [..., hidden_size] of this rank, leading dimensions joined."""
+    group = next((value for value in call.arguments.values() if isinstance(value, Group)), None)
+    if group is None:
+        raise Unrecognized("the size of its group is not known")
+    h, flat = x.shape[-1], x.reshape(-1, x.shape[-1])
+    return Form(
+        name=f"all_reduce{abbreviate(x.dtype, torch.bfloat16)}_ws{group.size}_h{h}",
+        op_type="comm",
+        axes={"world_size": group.size, "num_tokens": None, "hidden_size": h},
+        inputs={"inputs": of(flat.expand(group.size, *flat.shape), "world_size", "num_tokens", "hidden_size")},
+        outputs={"output": made(x.dtype, ("num_tokens", "hidden_size"), lambda: output().reshape(-1, h))},
+        reference=REFERENCE.format(ranks=group.size, h=h),
+        description=f"The sum of the tensors of {group.size} ranks; each of them gets it.",
+        flops=(group.size - 1) * x.numel(),
+        touched=lambda: size(x, x),
+    )
