@@ -57,11 +57,11 @@ def _keys_in(head: bytes) -> set[str]:
 
 
 def _closest(keys: set[str]) -> str | None:
-    """The format that has most of `keys`, and of those the one with the fewest others."""
+    """The format that has most of `keys`, and of those the one with the fewest more."""
 
     def likeness(name: str) -> tuple[int, int]:
         known = FORMATS[name].keys
-        return len(known & keys) - len(keys - known), -len(known - keys)
+        return len(known & keys), -len(known - keys)
 
     name = max((name for name, known in FORMATS.items() if known.keys), key=likeness)
     return name if FORMATS[name].keys & keys else None
