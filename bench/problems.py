@@ -105,10 +105,14 @@ def by_call(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
 
 
 def samples_of(call: Call, samples: Mapping[int, list[Sample]]) -> list[Sample | None]:
-    """The Samples of `call` that differ, or None alone for one that needs none or has none."""
+    """The Samples of `call` that differ, or None alone for one that needs none or has none.
+
+    Samples without values of tensors (those of profiled steps) stand back where others have some.
+    """
     if not needs_sample(call):
         return [None]
-    return [one.sample for one in group(enumerate(samples.get(call.id, [])))]
+    found = samples.get(call.id, [])
+    return [one.sample for one in group(enumerate([one for one in found if one.tensors] or found))]
 
 
 def _problem(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from derived_calls import METADATA, VOCABULARY, call, embedding, floats, ints, linear, ranged
 
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.problems import Problems, problems_of
 from kcap.schemas.recording import write_recording
-from kcap.schemas.values import Drift
+from kcap.schemas.values import Drift, TensorSpec
 from kcap.schemas.workload import SafetensorsInput, check_workload
 
 
@@ -61,6 +62,20 @@ def test_samples_that_differ_are_workloads_that_share_the_counts_of_their_call(m
     assert len(problem.workloads) == len(problem.counts) == 2
     assert {count.samples for count in problem.counts} == {2}
     assert problem.total == 6
+
+
+def test_a_sample_without_values_stands_back_where_another_has_some(made) -> None:
+    bare = ranged(0, 3, 9).model_copy(update={"tensors": {}})
+    _, found = made([embedding(0, 50)], [bare, ranged(0, 3, 9)])
+    assert [count.samples for count in found.problems[0].counts] == [1]
+
+
+def test_ids_have_the_dtype_that_they_were_recorded_with(made) -> None:
+    narrow = embedding(0, 50)
+    narrow.args[1] = narrow.args[1].model_copy(update={"value": TensorSpec((50,), "int32", storage=1)})
+    _, found = made([narrow], [ranged(0, 3, 9)])
+    (blob,) = found.problems[0].blobs.values()
+    assert {tensor.dtype for tensor in blob.values()} == {torch.int32}
 
 
 def test_the_same_workload_has_the_same_id_in_another_recording(made) -> None:
