@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from kcap.schemas.families.generic_form import Generic
 from kcap.schemas.families.generic_fused import signatures
 from kcap.schemas.families.generic_group import Grouping
-from kcap.schemas.families.generic_outputs import Signature, why_no_kernel
+from kcap.schemas.families.generic_outputs import Signature
 from kcap.schemas.families.generic_pattern import Member, Pattern, read
+from kcap.schemas.families.generic_refused import why_no_kernel
 from kcap.schemas.families.invocation import Unrecognized
 from kcap.schemas.operators import SOURCES
 from kcap.schemas.records import Call

@@ -38,17 +38,21 @@ Watch = Callable[[Arguments], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Fake:
-    """A member's invocation of `target`, which is the pattern's operator or its functional variant."""
+    """A member's invocation of `target`, which is the pattern's operator or its functional variant.
+
+    The tensors are on the devices that they had (what some operators return depends on it), else on none; with
+    `device` "meta", which is ten times as fast, on none.
+    """
 
     pattern: Pattern
     member: Member
     target: Operator
+    device: str = ""
 
     def run(self, watch: Watch = lambda _: nullcontext(), drift: float = 1) -> Any:
-        """What `target` returns, `watch` around it; Unrecognized if torch cannot tell without data.
-
-        The tensors are on the devices that they had (what some operators return depends on it), else on none.
-        """
+        """What `target` returns, `watch` around it; Unrecognized if torch cannot tell without data."""
+        if self.device == "meta":
+            return self._run(nullcontext(), "meta", watch, drift)
         try:
             return self._run(_fake(), "", watch, drift)
         except Unrecognized as error:

@@ -97,7 +97,7 @@ class Generic:
         return "_".join(parts)[:LONGEST_NAME]
 
     def _description(self) -> str:
-        own, tensors = self.group.signature.own, self.group.signature.pattern.tensors()
+        own, tensors = self.group.signature.own, self.group.signature.leaves
         lines = [f"{own.name}, as {len(self.group.members)} distinct Calls made it."]
         if len({leaf.device for _, leaf in tensors}) > 1:
             lines.append(
@@ -112,7 +112,7 @@ class Generic:
 
     def _told(self, leaf: Tensor) -> str | None:
         """How a tensor lies in memory, which no Definition's axes say."""
-        place = [known for _, known in self.group.signature.pattern.tensors()].index(leaf)
+        place = [known for _, known in self.group.signature.leaves].index(leaf)
         strided = [spec for spec in self._layouts[place] if spec.strides is not None]
         if not strided:
             return None

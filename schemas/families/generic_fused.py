@@ -37,7 +37,7 @@ class Fused(Signature):
 
     @cached_property
     def inputs(self) -> list[Tensor]:
-        leaves = {leaf.path: leaf for _, leaf in self.pattern.tensors()}
+        leaves = {leaf.path: leaf for _, leaf in self.leaves}
         return [leaves[self._path(port)] for port in self.first.inputs]
 
     @property
@@ -53,7 +53,7 @@ class Fused(Signature):
     def reference(self) -> Reference:
         return Reference(self.first.source, ("fused", "reference:inductor-fragment"))
 
-    def outputs(self, member: Member) -> tuple[Output, ...]:
+    def outputs(self, member: Member, device: str = "") -> tuple[Output, ...]:
         ports = self.references[member.call.id].outputs
         return tuple(Output(p.name, p.dtype, p.shape, self._path(p), (), p.dtype) for p in ports)
 

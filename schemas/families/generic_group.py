@@ -37,6 +37,7 @@ class Grouping:
     signature: Signature
     refused: dict[int, str] = field(default_factory=dict)
     known: dict[Hashable, tuple[Output, ...]] = field(default_factory=dict)
+    plain: bool = False
 
     def groups(self, members: list[Member]) -> Iterator[Group]:
         rows = [self.signature.row(member) for member in members]
@@ -44,14 +45,14 @@ class Grouping:
         typical = [members[index] for index in self._telling(axes, rows, members)]
         try:
             found = [self._outputs(member) for member in typical]
-        except Unrecognized as error:
-            yield from self._without(members, str(error))
+            shapes = _shapes([axes.sizes(self.signature.row(member)) for member in typical], axes, found)
+            parts = self._split(axes, members) if shapes is None else []
+        except Unrecognized:
+            yield from self._without(members)
             return
-        shapes = _shapes([axes.sizes(self.signature.row(member)) for member in typical], axes, found)
-        if shapes is None:
-            for part in self._split(axes, members):
-                yield from self.groups(part)
-        else:
+        for part in parts:
+            yield from self.groups(part)
+        if shapes is not None:
             outputs = list(zip(found[0], shapes, strict=True))
             yield Group(self.signature, members, axes, outputs, self._scalars(members), typical)
 
@@ -65,13 +66,22 @@ class Grouping:
         return sorted(chosen)
 
     def _outputs(self, member: Member) -> tuple[Output, ...]:
+        """The member's outputs; on no device where that told the same of another member."""
         key = (member.sizes, tuple(map(repr, member.numbers)))
         if key not in self.known:
-            self.known[key] = self.signature.outputs(member)
+            found = self.signature.outputs(member, "meta" if self.plain else "")
+            self.plain = self.plain or self._told_plainly(member, found)
+            self.known[key] = found
         return self.known[key]
 
-    def _without(self, members: list[Member], reason: str) -> Iterator[Group]:
-        """Members that torch takes, one by one; the others are refused."""
+    def _told_plainly(self, member: Member, found: tuple[Output, ...]) -> bool:
+        try:
+            return self.signature.outputs(member, "meta") == found
+        except Unrecognized:
+            return False
+
+    def _without(self, members: list[Member]) -> Iterator[Group]:
+        """The groups of those that torch takes, asked for one by one; the others are refused."""
         taken = []
         for member in members:
             try:
@@ -80,7 +90,7 @@ class Grouping:
                 self.refused[member.call.id] = str(error)
             else:
                 taken.append(member)
-        if taken and len(taken) < len(members):
+        if taken:
             yield from self.groups(taken)
 
     def _split(self, axes: Axes, members: list[Member]) -> list[list[Member]]:

@@ -14,10 +14,6 @@ from kcap.schemas.families.generic_fake import Fake
 from kcap.schemas.families.generic_operator import TORCH, Operator, functional, operator
 from kcap.schemas.families.generic_pattern import Member, Parameter, Path, Pattern, Tensor
 from kcap.schemas.families.invocation import Unrecognized
-from kcap.schemas.work import MAY_COPY, does_work
-
-VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift"})
-ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
 class Output(NamedTuple):
@@ -71,8 +67,12 @@ class Signature:
         return None
 
     @cached_property
+    def leaves(self) -> list[tuple[Parameter, Tensor]]:
+        return [(parameter, leaf) for parameter, leaf in self.pattern.leaves() if isinstance(leaf, Tensor)]
+
+    @cached_property
     def written(self) -> list[tuple[Parameter, Tensor]]:
-        return [(p, leaf) for p, leaf in self.pattern.tensors() if p.written]
+        return [(p, leaf) for p, leaf in self.leaves if p.written]
 
     @cached_property
     def target(self) -> Operator:
@@ -94,7 +94,7 @@ class Signature:
     @cached_property
     def inputs(self) -> list[Tensor]:
         """The tensors that are inputs; an `out` of a functional variant is none."""
-        return [leaf for parameter, leaf in self.pattern.tensors() if not self.dropped(parameter)]
+        return [leaf for parameter, leaf in self.leaves if not self.dropped(parameter)]
 
     @cached_property
     def tensors(self) -> dict[Path, str]:
@@ -103,10 +103,18 @@ class Signature:
 
     def row(self, member: Member) -> tuple[int, ...]:
         """The sizes of the inputs' dimensions, one after another."""
-        if len(self.inputs) == len(self.pattern.tensors()):
+        if len(self.inputs) == len(self.leaves):
             return member.sizes
-        shapes = shapes_of(self.pattern, member)
+        shapes = self.shapes(member)
         return tuple(size for leaf in self.inputs for size in shapes[leaf.path])
+
+    def shapes(self, member: Member) -> dict[Path, tuple[int, ...]]:
+        """The shape of each tensor of `member`, by its path."""
+        found, at = {}, 0
+        for _, leaf in self.leaves:
+            found[leaf.path] = member.sizes[at : at + leaf.rank]
+            at += leaf.rank
+        return found
 
     @property
     def copied(self) -> list[Path]:
@@ -116,17 +124,17 @@ class Signature:
     def dropped(self, parameter: Parameter) -> bool:
         return self.pure and parameter.written and parameter.keyword
 
-    def outputs(self, member: Member) -> tuple[Output, ...]:
-        """The outputs of `member`; Unrecognized if they cannot be told without data, or a Definition has no such."""
+    def outputs(self, member: Member, device: str = "") -> tuple[Output, ...]:
+        """The outputs of `member`, told as Fake does on `device`; Unrecognized if no Definition can have them."""
         drifts = any(not isinstance(number, int | float) for number in member.numbers)
-        found = self._outputs(member, 1)
-        if drifts and found != self._outputs(member, 2):
+        found = self._outputs(member, device, 1)
+        if drifts and found != self._outputs(member, device, 2):
             raise Unrecognized("its outputs' sizes depend on a number that differs from call to call")
         return found
 
-    def _outputs(self, member: Member, drift: float) -> tuple[Output, ...]:
+    def _outputs(self, member: Member, device: str, drift: float) -> tuple[Output, ...]:
         if self.pure:
-            made = flatten(Fake(self.pattern, member, self.target).run(drift=drift), self.several)
+            made = flatten(Fake(self.pattern, member, self.target, device).run(drift=drift), self.several)
             if len(made) != len(self.written):
                 raise Unrecognized(f"it writes {len(self.written)} tensors, and {self.target.name} returns {len(made)}")
             pairs = zip(self.written, made.items(), strict=True)
@@ -134,16 +142,16 @@ class Signature:
                 self._written(p, leaf, tuple(t.shape))._replace(place=place, made=dtype_name(t.dtype))
                 for (p, leaf), (place, t) in pairs
             )
-        shapes = shapes_of(self.pattern, member)
+        shapes = self.shapes(member)
         writes = [self._written(parameter, leaf, shapes[leaf.path]) for parameter, leaf in self.written]
-        return (*self._returned(member, drift), *writes)
+        return (*self._returned(member, device, drift), *writes)
 
-    def _returned(self, member: Member, drift: float) -> list[Output]:
+    def _returned(self, member: Member, device: str, drift: float) -> list[Output]:
         if self.own.schema is None or not (fresh := self.own.fresh()):
             return []
         if self.own.namespace not in TORCH and not _has_meta(self.own.name):
             raise Unrecognized("its library does not tell its outputs' sizes (it has no meta kernel)")
-        result = flatten(Fake(self.pattern, member, self.own).run(drift=drift), self.several)
+        result = flatten(Fake(self.pattern, member, self.own, device).run(drift=drift), self.several)
         kept = {index: tensor for index, tensor in result.items() if index[0] in fresh}
         return [self._one(index, tensor, len(kept)) for index, tensor in kept.items()]
 
@@ -170,15 +178,6 @@ def named(path: Path) -> str:
     return "_".join(map(str, path))
 
 
-def shapes_of(pattern: Pattern, member: Member) -> dict[Path, tuple[int, ...]]:
-    """The shape of each tensor of `member`, by its path."""
-    sizes, at = {}, 0
-    for _, leaf in pattern.tensors():
-        sizes[leaf.path] = member.sizes[at : at + leaf.rank]
-        at += leaf.rank
-    return sizes
-
-
 def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.Tensor]:
     """The tensors that an operator returned, by their place: (0,) alone, (2,) of several, (0, 1) of a list."""
     parts = result if several else [result]
@@ -195,26 +194,3 @@ def _has_meta(name: str) -> bool:
     return any(
         torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in ("Meta", "CompositeImplicitAutograd")
     )
-
-
-def why_no_kernel(signature: Signature, member: Member) -> str | None:
-    """What it does instead: nothing, what no reference can repeat, or nothing that a Definition has."""
-    own = signature.own
-    if own.schema is None:
-        return None if signature.written else "torch does not know this operator here: nothing tells what it returns"
-    if own.namespace in TORCH and own.base in ALLOCATIONS:
-        return "it allocates memory and computes nothing"
-    if own.namespace in TORCH and _is_view(own, member):
-        return "it is a view and computes nothing"
-    if torch.Tag.nondeterministic_seeded in own.tags:
-        return "it draws random numbers: no reference gives the same"
-    if strange := own.strange():
-        return f"it returns {strange}, not a tensor"
-    if not signature.written and not own.fresh():
-        return "it neither returns nor writes a tensor"
-    return None
-
-
-def _is_view(own: Operator, member: Member) -> bool:
-    aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in own.schema.returns)
-    return own.base in VIEWS or (aliases and f"aten::{own.base}" not in MAY_COPY) or not does_work(member.call)

@@ -62,9 +62,6 @@ class Pattern(NamedTuple):
             for leaf in _leaves(parameter.node):
                 yield parameter, leaf
 
-    def tensors(self) -> list[tuple[Parameter, Tensor]]:
-        return [(parameter, leaf) for parameter, leaf in self.leaves() if isinstance(leaf, Tensor)]
-
     def numbers(self) -> list[Number]:
         return [leaf for _, leaf in self.leaves() if isinstance(leaf, Number)]
 

@@ -67,7 +67,10 @@ def _trace(group: Group, member: Member) -> list[str]:
     result = Fake(signature.pattern, member, signature.target).run(watch)
     made = flatten(result, signature.several)
     names = [program.write(made[output.place]) for output, _ in group.outputs]
-    return [*program.body(names), _returns(group, names)]
+    lines = program.body(names)
+    if lines and len(names) == 1 and lines[-1].startswith(f"{names[0]} = "):
+        return [*lines[:-1], _returns(group, [lines[-1].removeprefix(f"{names[0]} = ")])]
+    return [*lines, _returns(group, names)]
 
 
 def _operator(group: Group) -> list[str]:
