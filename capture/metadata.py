@@ -54,6 +54,7 @@ def make_metadata(
         if (total := sum(shard.header(header) for shard in recording))
     }
     return Metadata(
+        kernel_ids="definition",
         kcap=__version__,
         model=session.model or first.get("model"),
         framework=session.framework,

@@ -1,6 +1,6 @@
 """The FlashInfer schema set's kernel calling record: which kernels a model on a framework called, how often.
 
-Its form is `{"model": "meta-llama/Llama-3.1-8B", "framework": "vLLM", "kernels": [{"id": "aten::mm", "count": 4}]}`.
+Its form is `{"model": "meta-llama/Llama-3.1-8B", "framework": "vLLM", "kernels": [{"id": "rmsnorm", "count": 4}]}`.
 """
 
 from __future__ import annotations
@@ -54,17 +54,27 @@ def write(path: Path, record: CallingRecord) -> None:
 def from_recording(recording: Recording) -> CallingRecord | None:
     """The record of a Recording, or None for one that names no model or none of the four frameworks.
 
-    Ids are operator names. Only kernels that do work are in it (no regions, views or allocations);
+    Ids are the names of the Definitions that kcap derives, or the operator's where it derives none. Only kernels that
+    do work are in it (no views or allocations; an engine's region stands for its operators where it is one kernel);
     counts are sums over phases, ranks, eager and graph.
     """
     framework = framework_of(recording.metadata)
     if framework is None or recording.metadata.model is None:
         return None
-    counts: Counter[str] = Counter()
-    for call in recording.kernels():
-        counts[call.operator] += call.total
+    counts = kernel_counts(recording)
     kernels = [KernelCount(id=name, count=count) for name, count in sorted(counts.items(), key=_most_called) if count]
     return CallingRecord(model=recording.metadata.model, framework=framework, kernels=kernels)
+
+
+def kernel_counts(recording: Recording) -> Counter[str]:
+    """Invocations by Definition; by operator for Calls that have none."""
+    from kcap.schemas.families.derive import derive
+
+    derived = derive(recording)
+    counts = Counter({kernel.definition.name: kernel.total for kernel in derived.kernels})
+    for number in derived.refused:
+        counts[recording.calls[number].operator] += recording.calls[number].total
+    return counts
 
 
 def framework_of(metadata: Metadata) -> Framework | None:

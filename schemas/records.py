@@ -234,7 +234,7 @@ class Metadata(BaseModel):
     seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
     coverage: dict[str, Any] | None = None  # a kcap.schemas.coverage.CoverageSummary
     recorder: list[str] = []
-    kernel_ids: str = "operator"
+    kernel_ids: str = "operator"  # of calling_record.json: "definition" since Definitions are derived
     complete: bool = True
     taps: list[Tap] = []
     steps: dict[str, int] = {}
