@@ -6,6 +6,7 @@ Operators of FlashInfer, FlashMLA and vLLM on CPU. Left out, because two launche
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,8 @@ from kcap.schemas.families.form import Form
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.latent import Latent, latent
 from kcap.schemas.families.pages import Batch, last_lengths, listed_pages, table_pages
+
+DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scale", "is_causal")
 
 
 @family("mla_paged", "flashinfer::BatchMLAPagedAttentionWrapper")
@@ -67,14 +70,22 @@ def cpu_decode(call: Invocation) -> Form:
 )
 def flash_mla(call: Invocation) -> Form:
     """FlashMLA with one query a sequence: [sequences, 1, heads, latent + rotated]; its log-sum-exp is natural."""
-    call.refuse("is_fp8", "indices", "attn_sink", "extra_k_cache", "vcache")
-    q, cache = call.tensor("q"), call.tensor("kcache", "kv_cache")
+    given = named(call)
+    given.refuse("is_fp8", "indices", "attn_sink", "extra_k_cache", "vcache")
+    q, cache = given.tensor("q"), given.tensor("kcache", "kv_cache")
     if q.dim() != 4 or q.shape[1] != 1 or cache.dim() != 4 or cache.shape[2] != 1:
         raise Unrecognized("it has several queries a sequence, or several heads of keys")
     q, cache = q[:, 0], cache[:, :, 0]
-    batch = table_of(call, "block_table", call.tensor("seqlens_k"), q, cache)
-    size = int(call.number("head_size_v"))
-    return decode(call, q, cache, size, batch, lambda: call.result[0][:, 0], lambda: base2(call.result[1][:, :, 0].mT))
+    batch = table_of(given, "block_table", given.tensor("seqlens_k"), q, cache)
+    size = int(given.number("head_size_v"))
+    return decode(given, q, cache, size, batch, lambda: call.result[0][:, 0], lambda: base2(call.result[1][:, :, 0].mT))
+
+
+def named(call: Invocation) -> Invocation:
+    """`call` with FlashMLA's names where its schema has none (vLLM 0.22 calls them `_0`, `_1` …)."""
+    if "_0" not in call.arguments:
+        return call
+    return replace(call, arguments=dict(zip(DENSE, call.arguments.values(), strict=False)))
 
 
 def table_of(call: Invocation, table: str, lengths: torch.Tensor, q: torch.Tensor, cache: torch.Tensor) -> Batch:

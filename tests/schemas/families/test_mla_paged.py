@@ -104,6 +104,8 @@ def test_flash_mla(operator: str):
         "is_causal": True,
     }
     assert agrees(operator, run, **given).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
+    unnamed = {f"_{place}": value for place, value in enumerate(given.values())}
+    assert form(operator, **unnamed).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
     assert declined(operator, **given, is_fp8=True)
     assert declined(operator, **given, indices=one.table)
     assert declined(operator, **{**given, "q": randn(3, 2, HEADS, CKV + KPE)})
