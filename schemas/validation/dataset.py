@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
+from kcap.schemas import calling_record, loss
 from kcap.schemas import definition as definitions
 from kcap.schemas import solution as solutions
 from kcap.schemas.dataset import COUNTS, Dataset, WorkloadCount, files
@@ -17,6 +19,10 @@ from kcap.schemas.validation.report import Report
 from kcap.schemas.workload import check_workload
 
 TRACES, COUNT_LINES = TypeAdapter(Trace), TypeAdapter(WorkloadCount)
+BESIDE: dict[str, TypeAdapter[Any]] = {
+    loss.FILE: TypeAdapter(loss.ExportLoss),
+    "calling_record.json": calling_record.ADAPTER,
+}
 
 
 def check_dataset(report: Report, root: Path) -> None:
@@ -34,6 +40,9 @@ def check_dataset(report: Report, root: Path) -> None:
         check.traces(path)
     if (path := root / COUNTS).exists():
         check.counts(path)
+    for name, adapter in BESIDE.items():
+        if (root / name).exists():
+            report.document(root / name, adapter)
 
 
 class _Check:

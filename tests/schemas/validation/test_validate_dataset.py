@@ -196,3 +196,12 @@ def test_a_blob_outside_the_dataset_is_told_and_never_opened(root: Path) -> None
     put(root, WORKLOADS, line(root, inputs=inputs | {"rows": path}))
     (problem,) = told(root)
     assert problem.startswith(f"{WORKLOADS}:1: workload.inputs.rows: '../out.safetensors': a blob's path is relative")
+
+
+def test_what_an_export_writes_beside_a_dataset_is_checked_too(root: Path) -> None:
+    put(root, "loss.json", {"target": "flashinfer-bench", "total": 3, "exported": 2})
+    put(root, "calling_record.json", {"model": "m", "framework": "vLLM"})
+    assert told(root) == [
+        "loss.json: exported and lost do not add up to the total",
+        "calling_record.json: kernels: Field required",
+    ]
