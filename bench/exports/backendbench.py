@@ -15,7 +15,6 @@ from kcap.bench.exports import Exporter, Request, exporter
 from kcap.bench.exports.lines import Entry, entries, indexes
 from kcap.bench.exports.times import Times, read_times
 from kcap.schemas.backendbench.table import TableRow, write_table
-from kcap.schemas.backendbench.writer import line_text
 from kcap.schemas.loss import ExportLoss, LossLedger
 from kcap.schemas.signature import call_key
 from kcap.schemas.values import Opaque
@@ -73,12 +72,12 @@ def _texts(found: list[Entry]) -> Iterator[str]:
         if entry.line.operator != operator:
             operator = entry.line.operator
             yield f"Operator: {operator}\n"
-        yield line_text(entry.line)
+        yield entry.text()
 
 
 def _row(entry: Entry, times: Mapping[str, Times], ledger: LossLedger) -> TableRow:
     """The row of `entry`; the ledger is told whether BackendBench runs it."""
-    measured = [(made.call.total, times[key]) for made in entry.made if (key := call_key(made.call)) in times]
+    measured = [(made.call.total, one) for made in entry.made if times and (one := times.get(call_key(made.call)))]
     failed = [f"Failed to run: {one.failed}" for _, one in measured if one.failed][:1]
     unrunnable = failed or list(_unrunnable(entry))
     excluded = unrunnable + list(_untestable(entry))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kcap.bench.contents import Contents
 from kcap.schemas.backendbench import Converted, TraceLine, Unwritable, convert_calls
-from kcap.schemas.backendbench.writer import line_text
+from kcap.schemas.backendbench.writer import count_text
 from kcap.schemas.loss import LossLedger
 from kcap.schemas.values import TensorSpec, Value, tensors
 
@@ -35,6 +35,10 @@ class Entry:
     def base(self) -> str:
         """The operator without namespace and overload."""
         return self.line.operator.split(".")[1]
+
+    def text(self) -> str:
+        """The line in a trace file; Unwritable if it is too long, or its count too large."""
+        return count_text(self.line.count, self.args)
 
     def lose(self, ledger: LossLedger, reason: str) -> None:
         """Its Calls are not exported."""
@@ -78,7 +82,7 @@ def entries(contents: Contents, ledger: LossLedger) -> list[Entry]:
 
 def _fits(entry: Entry, ledger: LossLedger) -> bool:
     try:
-        line_text(entry.line)
+        entry.text()
     except Unwritable as error:
         entry.lose(ledger, str(error))
         return False
@@ -87,5 +91,6 @@ def _fits(entry: Entry, ledger: LossLedger) -> bool:
 
 def indexes(entry: Entry) -> bool:
     """Whether random integers could make it read memory that nobody checked."""
-    wide = any(spec.dtype.startswith(("int", "uint")) and spec.dtype not in DATA_ONLY for spec in entry.tensors())
-    return wide and (entry.namespace != "aten" or entry.base in INDEXING)
+    if entry.namespace == "aten" and entry.base not in INDEXING:
+        return False
+    return any(spec.dtype.startswith(("int", "uint")) and spec.dtype not in DATA_ONLY for spec in entry.tensors())

@@ -52,9 +52,14 @@ def _texts(lines: Iterable[TraceLine], ledger: Ledger, written: Written) -> Iter
 def line_text(line: TraceLine) -> str:
     """`cnt: 3, ((…), {…})` with its newline; Unwritable if the format cannot say it."""
     check_operator_name(line.operator)
-    if not 0 <= line.count <= MAX_COUNT:
+    return count_text(line.count, serialize(line.args, line.kwargs))
+
+
+def count_text(count: int, arguments: str) -> str:
+    """The same of arguments that are serialized already."""
+    if not 0 <= count <= MAX_COUNT:
         raise Unwritable("a count that is negative or more than 2**40")
-    text = f"cnt: {line.count}, {serialize(line.args, line.kwargs)}\n"
+    text = f"cnt: {count}, {arguments}\n"
     if len(text) > MAX_LINE:
         raise Unwritable(f"arguments of more than {MAX_LINE >> 20} MiB")
     return text
