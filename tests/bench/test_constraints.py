@@ -50,8 +50,9 @@ def test_a_constraint_that_does_not_hold_is_told_with_its_numbers() -> None:
     [
         "__import__('os').system('false') == 0",
         "w.__class__ == 1",
-        "w.tolist() == 1",
-        "w.numpy() == 1",
+        "kv_indptr.tolist() == [0, 2, 5, 9]",
+        "len(kv_indptr.tolist()) == 4",
+        "kv_indptr.zero_().sum().item() == 0",
         "open('/etc/passwd')",
         "(lambda: 1)() == 1",
         "[x for x in w.shape] == 1",
