@@ -97,7 +97,7 @@ def grouped(call: Invocation, a: Operand, b: Operand, groups: Groups) -> Form:
     if a[0].dtype != b[0].dtype or a[0].dtype not in (QUANTIZED if a[1] is not None else FLOATS):
         raise Unrecognized("not a product of floats, or of quantized matrices with scales")
     (g, n, k), leading = b[0].shape, ("M",) if a[0].dim() == 2 else ("G", "M")
-    inputs = {"A": of(a[0], *leading, "K"), "B": of(b[0], "G", "N", "K"), **_scales(a[1], b[1], leading)}
+    inputs = {"A": of(a[0], *leading, "K"), "B": of(b[0], "G", "N", "K"), **block_scales(a[1], b[1], leading)}
     inputs[groups.name] = of(groups.tensor, groups.axis)
     out = result_dtype(call, torch.bfloat16 if a[1] is not None else a[0].dtype)
     quantized = "quantized_" if a[1] is not None else ""
@@ -105,7 +105,7 @@ def grouped(call: Invocation, a: Operand, b: Operand, groups: Groups) -> Form:
     return Form(
         name=f"{quantized}grouped_gemm_by_{groups.name}{word}_g{g}_n{n}_k{k}",
         op_type="grouped_gemm",
-        axes={"M": None, "G": g, "N": n, "K": k, **_counts(b[1])},
+        axes={"M": None, "G": g, "N": n, "K": k, **block_counts(b[1])},
         inputs=inputs,
         outputs={"C": made(out, (*leading, "N"), lambda: groups.mask(written(call, "out", "d")))},
         reference=_reference(list(inputs), (g, n, k), ROWS[groups.name], b[1], dtype_name(out)),
@@ -115,15 +115,19 @@ def grouped(call: Invocation, a: Operand, b: Operand, groups: Groups) -> Form:
     )
 
 
-def _scales(a: torch.Tensor | None, b: torch.Tensor | None, leading: tuple[str, ...]) -> dict[str, Slot]:
+def block_scales(
+    a: torch.Tensor | None, b: torch.Tensor | None, leading: tuple[str, ...], group: str = "G"
+) -> dict[str, Slot]:
+    """The inputs of scales: of A's rows, [..., K_group], and of B's blocks."""
     if a is None or b is None:
         return {}
     if {a.dtype, b.dtype} != {torch.float32}:
         raise Unrecognized("packed scales")
-    return {"A_scale": of(a, *leading, "K_group"), "B_scale": of(b, "G", "N_group", "K_group")}
+    return {"A_scale": of(a, *leading, "K_group"), "B_scale": of(b, group, "N_group", "K_group")}
 
 
-def _counts(scale: torch.Tensor | None) -> dict[str, int | None]:
+def block_counts(scale: torch.Tensor | None) -> dict[str, int | None]:
+    """The axes that count B's blocks."""
     return {} if scale is None else {"N_group": scale.shape[1], "K_group": scale.shape[2]}
 
 
@@ -131,8 +135,13 @@ def _reference(
     inputs: list[str], sizes: tuple[int, int, int], rows: str, scale: torch.Tensor | None, dtype: str
 ) -> str:
     g, n, k = sizes
-    text = ""
-    if scale is not None:
-        columns = block(k, scale.shape[2])
-        text = SCALES.format(n=n, k=k, kb=columns, nb=block(n, scale.shape[1]))
-    return REFERENCE.format(inputs=", ".join(inputs), g=g, n=n, k=k, rows=rows, scales=text, dtype=dtype)
+    return REFERENCE.format(
+        inputs=", ".join(inputs), g=g, n=n, k=k, rows=rows, scales=scaling(scale, n, k), dtype=dtype
+    )
+
+
+def scaling(scale: torch.Tensor | None, n: int, k: int) -> str:
+    """The lines that multiply `a` and `b` of group `g` by their scales; `scale` is that of B, [G, N_group, K_group]."""
+    if scale is None:
+        return ""
+    return SCALES.format(n=n, k=k, nb=block(n, scale.shape[1]), kb=block(k, scale.shape[2]))

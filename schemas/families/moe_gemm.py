@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 
 from kcap.schemas.families import family
-from kcap.schemas.families.form import Form, abbreviate, made, of
+from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
 from kcap.schemas.families.gemm import FLOATS
+from kcap.schemas.families.grouped_gemm import block_counts, block_scales, scaling
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.moe import size, used
+from kcap.schemas.families.quantized_gemm import QUANTIZED
 
 REFERENCE = """import torch
 
@@ -20,13 +22,14 @@ REFERENCE = """import torch
 @torch.no_grad()
 def run({inputs}):
     assert B.shape == ({e}, {n}, {k})
-    rows, top_k = topk_ids.shape
-    C = torch.zeros((rows, top_k, {n}), dtype=torch.float32, device=A.device)
-    for expert in topk_ids.unique().tolist():
-        if 0 <= expert < {e}:
-            row, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
-            C[row, slot] = A[row].to(torch.float32) @ B[expert].to(torch.float32).T
-    return {result}.to(A.dtype)
+    C = torch.zeros((*topk_ids.shape, {n}), dtype=torch.float32, device=A.device)
+    for g in topk_ids.unique().tolist():
+        if not 0 <= g < {e}:
+            continue
+        rows, slots = torch.nonzero(topk_ids == g, as_tuple=True)
+        a, b = A[rows].to(torch.float32), B[g].to(torch.float32)
+{scales}        C[rows, slots] = a @ b.T
+    return {result}.to(torch.{dtype})
 """
 WEIGHTED = "(C * topk_weights[..., None].to(torch.float32))"
 
@@ -35,18 +38,27 @@ WEIGHTED = "(C * topk_weights[..., None].to(torch.float32))"
 def fused_moe_kernel(call: Invocation) -> Form:
     """`a_ptr`: [rows, K], `b_ptr`: [experts, N, K], `c_ptr`: [..., N] with as many rows as all tokens have experts.
 
-    SGLang's kernel of this name is declined: it is given weights whether or not it multiplies by them.
+    Scales of quantized matrices are [rows, K_group] and [experts, N_group, K_group]. SGLang's kernel of this name is
+    declined: it is given weights whether or not it multiplies by them.
     """
-    call.refuse("b_bias_ptr", "a_scale_ptr", "b_scale_ptr")
+    call.refuse("b_bias_ptr")
     a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
-    if "a_desc" in call.arguments or {a.dtype, b.dtype, c.dtype} != {a.dtype} or a.dtype not in FLOATS:
-        raise Unrecognized("SGLang's, or quantized")
+    scales = call.optional("a_scale_ptr"), call.optional("b_scale_ptr")
+    if "a_desc" in call.arguments or a.dtype != b.dtype or a.dtype not in (FLOATS if scales[1] is None else QUANTIZED):
+        raise Unrecognized("SGLang's, or matrices of two dtypes")
     (rows, k), (e, n, _) = a.shape, b.shape
     top_k, rest = divmod(c.numel() // n, rows)
-    if rest:
-        raise Unrecognized("rows without all of their experts")
-    weights, chosen = call.optional("topk_weights_ptr"), ("num_rows", "top_k")
+    if rest or (scales[0] is None) != (scales[1] is None):
+        raise Unrecognized("rows without all of their experts, or without scales")
     inputs = {"A": of(a, "num_rows", "K"), "B": of(b, "num_experts", "N", "K")}
+    inputs |= block_scales(*scales, ("num_rows",), "num_experts")
+    return _form(call, inputs, (rows, top_k, e, n, k))
+
+
+def _form(call: Invocation, inputs: dict[str, Slot], sizes: tuple[int, int, int, int, int]) -> Form:
+    a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
+    (rows, top_k, e, n, k), chosen = sizes, ("num_rows", "top_k")
+    weights, scale = call.optional("topk_weights_ptr"), call.optional("b_scale_ptr")
     inputs["topk_ids"] = made("int32", chosen, lambda: expert_of_rows(call, rows, top_k))
     if weights is not None:
         inputs["topk_weights"] = of(weights.reshape(rows, top_k), *chosen)
@@ -54,13 +66,20 @@ def fused_moe_kernel(call: Invocation) -> Form:
     return Form(
         name=f"moe_gemm{word}_topk{top_k}_e{e}_n{n}_k{k}",
         op_type="moe",
-        axes={"num_rows": None, "num_experts": e, "top_k": top_k, "N": n, "K": k},
+        axes={"num_rows": None, "num_experts": e, "top_k": top_k, "N": n, "K": k, **block_counts(scale)},
         inputs=inputs,
         outputs={"C": made(c.dtype, ("num_rows", "top_k", "N"), lambda: c.reshape(rows, top_k, n))},
         reference=REFERENCE.format(
-            inputs=", ".join(inputs), e=e, n=n, k=k, result="C" if weights is None else WEIGHTED
+            inputs=", ".join(inputs),
+            e=e,
+            n=n,
+            k=k,
+            scales=scaling(scale, n, k),
+            result="C" if weights is None else WEIGHTED,
+            dtype=dtype_name(c.dtype),
         ),
         description="C[i, j] = A[i] @ B[topk_ids[i, j]].T" + (" * topk_weights[i, j]." if weights is not None else "."),
+        tags=(f"quantization:{dtype_name(a.dtype)}",) if scale is not None else (),
         flops=2 * rows * top_k * n * k,
         touched=lambda: size(a, c) + size(b[0]) * _experts(call, rows, top_k, e),
     )

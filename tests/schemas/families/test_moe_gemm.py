@@ -65,6 +65,37 @@ def test_sorted_tokens(weighted: bool, tokens: int, experts: int, top_k: int, bl
     assert made.name == f"moe_gemm{'_weighted' if weighted else ''}_topk{each}_e{experts}_n32_k48"
 
 
+@pytest.mark.parametrize(("groups", "size"), [((2, 3), (128, 128)), ((192, 1), (1, 384))])
+def test_scales_of_blocks_and_of_channels(groups: tuple[int, int], size: tuple[int, int]):
+    ids = torch.tensor([[3, 0], [1, 2], [0, 1]], dtype=torch.int32)
+    a, b = randn(3, 384).to(torch.float8_e4m3fn), randn(4, 192, 384, seed=1).to(torch.float8_e4m3fn)
+    a_scale, b_scale = torch.rand(3, groups[1]) + 0.1, torch.rand(4, *groups) + 0.1
+
+    def run(a_ptr: Any, b_ptr: Any, a_scale_ptr: Any, b_scale_ptr: Any, **pointers: Any) -> None:
+        rows, columns = torch.arange(192)[:, None] // size[0], torch.arange(384) // size[1]
+        scaled = {
+            "a_ptr": a_ptr.double() * a_scale_ptr[:, columns],
+            "b_ptr": b_ptr.double() * b_scale_ptr[:, rows, columns],
+        }
+        kernel(1, 2)(**scaled, **pointers)
+
+    made = agrees(
+        KERNEL,
+        run,
+        a_ptr=a,
+        b_ptr=b,
+        c_ptr=torch.empty(3, 2, 192, dtype=torch.bfloat16),
+        a_scale_ptr=a_scale,
+        b_scale_ptr=b_scale,
+        topk_weights_ptr=None,
+        sorted_token_ids_ptr=None,
+        expert_ids_ptr=ids.flatten(),
+        num_tokens_post_padded_ptr=torch.tensor([6]),
+    )
+    assert made.name == "moe_gemm_float8_e4m3fn_topk2_e4_n192_k384"
+    assert made.tags == ("quantization:float8_e4m3fn",)
+
+
 def test_few_tokens_have_an_expert_each():
     ids = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
     agrees(
