@@ -49,7 +49,14 @@ def moe_align(call: Invocation) -> Form:
     return Form(
         name=f"moe_align_topk{ids.shape[1]}_e{e}_bs{block}",
         op_type="moe",
-        axes={"seq_len": None, "top_k": ids.shape[1], "num_sorted": None, "num_blocks": None, "num_totals": 1},
+        axes={
+            "seq_len": None,
+            "num_experts": e,
+            "top_k": ids.shape[1],
+            "num_sorted": None,
+            "num_blocks": None,
+            "num_totals": 1,
+        },
         inputs={
             "topk_ids": of(ids, "seq_len", "top_k"),
             "sorted_token_ids": of(tokens, "num_sorted", description="For its length: it is written only."),

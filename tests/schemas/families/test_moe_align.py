@@ -54,6 +54,7 @@ def test_names_of_qwen3():
     definition = checked(form(OPERATOR, topk_ids=ids, **given))
     assert definition.name == "moe_align_topk8_e128_bs32"
     assert definition.var_axes == ["seq_len", "num_sorted", "num_blocks"]
+    assert definition.const_axes["num_experts"] == 128  # bounds the ids that a reader draws
     assert len(given["sorted_token_ids"]) == 6016 and len(given["experts_ids"]) == 188  # as recorded on a GPU
 
 
