@@ -13,20 +13,20 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from kcap.schemas.form import Form, Size
 from kcap.schemas.jsonfile import dump_json, parse_json
+from kcap.schemas.strict import Size, StrictModel
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class FunctionCall(Form):
+class FunctionCall(StrictModel):
     """The function that is called; `arguments` is a JSON document in a string, as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Form):
+class ToolCall(StrictModel):
     """A call that a message asks for."""
 
     id: str
@@ -34,7 +34,7 @@ class ToolCall(Form):
     function: FunctionCall
 
 
-class Message(Form):
+class Message(StrictModel):
     """One message of a conversation, in OpenAI's format."""
 
     role: Role
@@ -49,7 +49,7 @@ class Message(Form):
         return self
 
 
-class Choice(Form):
+class Choice(StrictModel):
     """One answer of the model; further fields pass."""
 
     model_config = ConfigDict(extra="allow")
@@ -59,7 +59,7 @@ class Choice(Form):
     finish_reason: str | None = None
 
 
-class Response(Form):
+class Response(StrictModel):
     """What the model returned; further fields pass."""
 
     model_config = ConfigDict(extra="allow")
@@ -68,7 +68,7 @@ class Response(Form):
     choices: list[Choice]
 
 
-class Conversation(Form):
+class Conversation(StrictModel):
     """The short form: a model's whole conversation, its answers among the messages."""
 
     model: str
@@ -76,7 +76,7 @@ class Conversation(Form):
     conversation: list[Message]
 
 
-class LLMRequest(Form):
+class LLMRequest(StrictModel):
     """A request to a model: the conversation that it was sent, and its response."""
 
     type: Literal["llm_request"] = "llm_request"
@@ -86,7 +86,7 @@ class LLMRequest(Form):
     annotation: str | None = None
 
 
-class ToolExecution(Form):
+class ToolExecution(StrictModel):
     """A tool that ran: its arguments by name, its result and what it printed."""
 
     type: Literal["tool_call"] = "tool_call"
@@ -96,7 +96,7 @@ class ToolExecution(Form):
     cli_output: str | None = None
 
 
-class MCP(Form):
+class MCP(StrictModel):
     """An interaction by the Model Context Protocol, whose fields the set leaves open."""
 
     model_config = ConfigDict(extra="allow")

@@ -15,9 +15,9 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
-from kcap.schemas.form import FileName, Form, Size, Text, Texts, check_tensors
 from kcap.schemas.jsonfile import dump_json, parse_json
 from kcap.schemas.python_source import check_positional, function, parameters, parse
+from kcap.schemas.strict import FileName, Size, StrictModel, Text, Texts, check_tensors
 
 DType = Literal[
     "float32",
@@ -35,7 +35,7 @@ DType = Literal[
 DTYPES: tuple[DType, ...] = get_args(DType)
 
 
-class AxisConst(Form):
+class AxisConst(StrictModel):
     """An axis whose size is part of the kernel."""
 
     type: Literal["const"] = "const"
@@ -43,7 +43,7 @@ class AxisConst(Form):
     description: str | None = None
 
 
-class AxisVar(Form):
+class AxisVar(StrictModel):
     """An axis whose size each Workload gives."""
 
     type: Literal["var"] = "var"
@@ -53,7 +53,7 @@ class AxisVar(Form):
 Axis: TypeAlias = Annotated[AxisConst | AxisVar, Field(discriminator="type")]
 
 
-class DefinitionTensor(Form):
+class DefinitionTensor(StrictModel):
     """An input or output: `shape` names its axes; [] is a 0-D tensor, None a Python scalar."""
 
     shape: list[Text] | None
@@ -62,7 +62,7 @@ class DefinitionTensor(Form):
     optional: bool = False
 
 
-class Definition(Form):
+class Definition(StrictModel):
     """A kernel: `reference` defines `run`, which takes the inputs by position, in order, and returns the outputs."""
 
     name: FileName

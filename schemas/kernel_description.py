@@ -13,23 +13,23 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
-from kcap.schemas.form import Form, Size, Text, Texts, check_tensors
 from kcap.schemas.jsonfile import dump_json, parse_json
 from kcap.schemas.python_source import check_positional, function, parse
+from kcap.schemas.strict import Size, StrictModel, Text, Texts, check_tensors
 
 DType = Literal["float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2", "float4_e2m1", "int8", "bool"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 OTHER_NAMES = {"name": "id", "code": "reference_code"}
 
 
-class AxisConst(Form):
+class AxisConst(StrictModel):
     """An axis whose size is part of the kernel."""
 
     type: Literal["const"] = "const"
     value: Size
 
 
-class AxisVar(Form):
+class AxisVar(StrictModel):
     """An axis whose size the input data give; `parent` is the axis that it is nested in (a group's rows)."""
 
     type: Literal["var"] = "var"
@@ -39,14 +39,14 @@ class AxisVar(Form):
 Axis: TypeAlias = Annotated[AxisConst | AxisVar, Field(discriminator="type")]
 
 
-class DescribedTensor(Form):
+class DescribedTensor(StrictModel):
     """An input or output: `shape` names its axes; [] is a scalar, given as a number or as a 0-D tensor."""
 
     shape: list[Text]
     dtype: DType = "float16"
 
 
-class KernelDescription(Form):
+class KernelDescription(StrictModel):
     """A kernel of the older set."""
 
     id: Text

@@ -11,13 +11,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, field_validator, model_validator
 
-from kcap.schemas.form import FileName, Form, Text
 from kcap.schemas.jsonfile import dump_json, parse_json
+from kcap.schemas.strict import FileName, StrictModel, Text
 
 Language = Literal["python", "triton", "cpp", "cuda", "tilelang"]
 
 
-class SourceFile(Form):
+class SourceFile(StrictModel):
     """One file. `path` is relative to the folder that the Solution is built in."""
 
     path: Text
@@ -31,7 +31,7 @@ class SourceFile(Form):
         return path
 
 
-class BuildSpec(Form):
+class BuildSpec(StrictModel):
     """How the sources become a function.
 
     `entry_point` is `file::function`. With `destination_passing_style` the function takes the outputs, allocated, after
@@ -63,7 +63,7 @@ class BuildSpec(Form):
         return self.entry_point.split("::")[1]
 
 
-class Solution(Form):
+class Solution(StrictModel):
     """One implementation of the Definition named `definition`."""
 
     name: FileName

@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from kcap.schemas.form import Form, Text
 from kcap.schemas.jsonfile import read_lines
+from kcap.schemas.strict import StrictModel, Text
 from kcap.schemas.workload import Workload
 
 EvaluationStatus: TypeAlias = Literal[
@@ -65,7 +65,7 @@ ErrorField = Annotated[
 Measured = Annotated[FiniteFloat, Field(ge=0)]
 
 
-class Correctness(Form):
+class Correctness(StrictModel):
     """The largest errors of all outputs against the reference."""
 
     max_relative_error: ErrorField = 0.0
@@ -73,7 +73,7 @@ class Correctness(Form):
     extra: dict[str, Any] | None = None
 
 
-class Performance(Form):
+class Performance(StrictModel):
     """Latencies in milliseconds; `speedup_factor` is the reference's over the Solution's."""
 
     latency_ms: Measured = 0.0
@@ -81,14 +81,14 @@ class Performance(Form):
     speedup_factor: Measured = 0.0
 
 
-class Environment(Form):
+class Environment(StrictModel):
     """The device by name, and the versions of the libraries."""
 
     hardware: Text
     libs: dict[str, str] = {}
 
 
-class Evaluation(Form):
+class Evaluation(StrictModel):
     """What came of one run: correctness with PASSED and INCORRECT_NUMERICAL only, performance with PASSED only."""
 
     status: EvaluationStatus
@@ -110,7 +110,7 @@ class Evaluation(Form):
 _MEASURED_WITH = {"correctness": ("PASSED", "INCORRECT_NUMERICAL"), "performance": ("PASSED",)}
 
 
-class Trace(Form):
+class Trace(StrictModel):
     """One line. `solution` and `evaluation` None: a Workload's."""
 
     written: ClassVar[frozenset[str]] = frozenset({"solution", "evaluation"})

@@ -11,23 +11,23 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, FiniteFloat
 
 from kcap.schemas.definition import Definition, DefinitionTensor
-from kcap.schemas.form import FileName, Form, Size, Text
+from kcap.schemas.strict import FileName, Size, StrictModel, Text
 
 
-class RandomInput(Form):
+class RandomInput(StrictModel):
     """A tensor whose content does not matter: drawn when the Workload is run."""
 
     type: Literal["random"] = "random"
 
 
-class ScalarInput(Form):
+class ScalarInput(StrictModel):
     """A Python scalar."""
 
     type: Literal["scalar"] = "scalar"
     value: int | FiniteFloat | bool
 
 
-class SafetensorsInput(Form):
+class SafetensorsInput(StrictModel):
     """A tensor in a safetensors file; `path` is relative to the root of the dataset."""
 
     type: Literal["safetensors"] = "safetensors"
@@ -38,7 +38,7 @@ class SafetensorsInput(Form):
 Input: TypeAlias = Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]
 
 
-class Workload(Form):
+class Workload(StrictModel):
     """One instance of a Definition. `axes`: elements; `uuid` is part of the name of its blob."""
 
     uuid: FileName

@@ -11,7 +11,7 @@ from pydantic import model_serializer as serializer
 MAX_NAME = 200  # bytes; `<name>_<uuid>.safetensors` must stay below the 255 that file systems take
 
 
-class Form(BaseModel):
+class StrictModel(BaseModel):
     """A strict JSON object: unknown keys and values of another type are refused, and it cannot be changed.
 
     A key with a default is written where it was given or is among `written`.
