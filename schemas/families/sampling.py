@@ -37,7 +37,6 @@ TOP_K = """    rank = torch.arange({v}, device=probs.device)
 """
 TOP_P = """    p = top_p.to(torch.float32)[:, None]
     before = sorted_probs.cumsum(dim=-1).roll(1, dims=-1)  # the token that reaches p stays
-    before[:, 0] = -1.0
     first = torch.arange({v}, device=probs.device) == 0
     sorted_probs = torch.where((before <= p) | (p >= 1.0) | first, sorted_probs, 0.0)
 """
