@@ -44,6 +44,9 @@ class FragmentReference:
     scratch: tuple[str, ...] = ()
 
 
+Outputs = list[tuple[str, Pointer]]
+
+
 @dataclass(frozen=True)
 class Unknown:
     """There is no reference, and why."""
@@ -77,17 +80,18 @@ def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
         return Unknown(str(error))
 
 
-def _reference(nodes: Nodes, binding: Binding, outputs: dict[str, Pointer]) -> FragmentReference:
-    used = {name for name in binding.reads if _uses(nodes, name, list(outputs))}
+def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentReference:
+    results = [name for name, _ in outputs]
+    used = _used(nodes, results)
     if unused := [name for name in binding.reads if name not in used]:
         raise FragmentError(f"it reads %{unused[0]}, which none of its fragment's operators takes")
     inputs = dict(sorted(binding.reads.items(), key=lambda item: int(item[1].path)))
     parameters = {name: (pointer.name, nodes.given[name]) for name, pointer in inputs.items()}
-    known = {pointer.path for pointer in outputs.values()}
+    known = {pointer.path for _, pointer in outputs}
     return FragmentReference(
-        write_run(nodes, parameters, list(outputs)),
+        write_run(nodes, parameters, results),
         tuple(_port(pointer.name, pointer) for pointer in inputs.values()),
-        tuple(_port(pointer.name + "_out" * pointer.read, pointer) for pointer in outputs.values()),
+        tuple(_port(pointer.name + "_out" * pointer.read, pointer) for _, pointer in outputs),
         tuple(sorted({pointer.path for pointer in binding.writes.values()} - known, key=int)),
     )
 
@@ -96,28 +100,42 @@ def _port(name: str, pointer: Pointer) -> Port:
     return Port(name, pointer.path, pointer.tensor.shape, pointer.tensor.dtype)
 
 
-def _uses(nodes: Nodes, name: str, outputs: list[str]) -> bool:
-    taken = set[str]().union(*(nodes.takes(operation) for operation in nodes.needed(outputs)), outputs)
-    return any(nodes.find(node) == name for node in taken)
+def _used(nodes: Nodes, results: list[str]) -> set[str]:
+    """The given buffers that `results` come from, by name."""
+    taken = set(results).union(*(nodes.takes(operation) for operation in nodes.needed(results)))
+    return {found for name in taken if isinstance(found := nodes.find(name), str)}
 
 
-def _outputs(nodes: Nodes, binding: Binding) -> dict[str, Pointer]:
+def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
     """The nodes that the kernel writes, in the order of its arguments.
 
     A buffer that inductor made for no node holds the one end of the fragment that is like it, or is scratch.
     """
-    found = {name: pointer for name, pointer in binding.writes.items() if nodes.computed(name)}
-    for name in binding.writes:
-        if name in nodes.fragment.operations and name not in found:
+    found, loose, copied = [], {}, 0
+    for name, pointer in binding.writes.items():
+        node = nodes.stored(name)
+        if node is None:
+            loose[name] = pointer
+        elif nodes.computed(node) and _like(nodes, node, pointer, binding.symbols):
+            found.append((node, pointer))
+            copied += node != name
+        else:
             raise FragmentError(f"its fragment does not say all that %{name} comes from")
-    loose = {name: pointer for name, pointer in binding.writes.items() if name not in nodes.fragment.operations}
+    if copied < len(nodes.copies):
+        raise FragmentError("its fragment does not say which buffer it writes in place")
+    found += _loose(nodes, binding, loose)
+    return sorted(found, key=lambda output: int(output[1].path))
+
+
+def _loose(nodes: Nodes, binding: Binding, loose: dict[str, Pointer]) -> Outputs:
     claims = {name: _claims(nodes, binding, pointer) for name, pointer in loose.items()}
+    found = []
     for name, ends in claims.items():
         others = {end for other, known in claims.items() if other != name for end in known}
         if len(ends) > 1 or others & set(ends):
             raise FragmentError(f"its fragment does not say which operator gives %{name}")
-        found |= {ends[end]: loose[name] for end in ends}
-    return dict(sorted(found.items(), key=lambda item: int(item[1].path)))
+        found += [(node, loose[name]) for node in ends.values()]
+    return found
 
 
 def _claims(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:

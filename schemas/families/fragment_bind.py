@@ -19,7 +19,7 @@ from kcap.schemas.families.fragment_values import FragmentError, Size, size_of
 from kcap.schemas.records import Call
 from kcap.schemas.values import TensorSpec
 
-MOST_ORDERS = 5000
+MOST_ORDERS = 500
 _POINTER = re.compile(r"(in|out|in_out)_ptr(\d+)", re.ASCII)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import cached_property
 
 from kcap.schemas.families.fragment_text import Fragment, Layout, Operation
@@ -15,6 +16,7 @@ VIEWS = frozenset(
 )
 
 
+COPY = "aten.copy_.default"
 CONVERT = "prims.convert_element_type.default"
 FLOAT32 = TorchConstant("dtype", "float32")
 HALVES = (TorchConstant("dtype", "bfloat16"), TorchConstant("dtype", "float16"))
@@ -25,7 +27,6 @@ class Nodes:
 
     def __init__(self, fragment: Fragment) -> None:
         self.fragment = fragment
-        self._computed: dict[str, bool] = {}
 
     @cached_property
     def given(self) -> dict[str, Layout | None]:
@@ -59,19 +60,53 @@ class Nodes:
 
     def computed(self, name: str) -> bool:
         """Whether the kernel can have this node from what it is given."""
-        if name not in self._computed:
-            self._computed[name] = False  # for a node that needs itself
-            found = self.find(name)
-            needs = found.refs() if isinstance(found, Operation) else ()
-            self._computed[name] = found is not None and all(map(self.computed, needs))
-        return self._computed[name]
+        found = self.find(name)
+        return name in self._computable if isinstance(found, Operation) else found is not None
+
+    @cached_property
+    def _computable(self) -> set[str]:
+        """Operations all of whose arguments are given or computable (Kahn's order: a fragment may be long)."""
+        lacking = {name: self._operands(node) for name, node in self.fragment.operations.items()}
+        takers: dict[str, list[str]] = defaultdict(list)
+        for name, operands in lacking.items():
+            for operand in operands:
+                takers[operand].append(name)
+        ready = [name for name, operands in lacking.items() if not operands]
+        found = set[str]()
+        while ready:
+            found.add(name := ready.pop())
+            for taker in takers[name]:
+                lacking[taker].discard(name)
+                if not lacking[taker]:
+                    ready.append(taker)
+        return found
+
+    def _operands(self, operation: Operation) -> set[str]:
+        """Of what it takes, what is neither given nor a size."""
+        return {name for name in operation.refs() if not isinstance(self.find(name), str | Size | int)}
 
     @cached_property
     def ends(self) -> list[str]:
         """Operations that the kernel computes, and neither names as written nor takes for another."""
         mine = [operation for operation in self.fragment.operations.values() if self.computed(operation.name)]
         taken = set[str]().union(*(operation.refs() for operation in mine))
-        return [operation.name for operation in mine if operation.name not in taken | set(self.fragment.writes)]
+        known = taken | set(self.fragment.writes) | set(self.copies)
+        return [operation.name for operation in mine if operation.name not in known]
+
+    def stored(self, name: str) -> str | None:
+        """The node whose value the written buffer `name` holds: itself, or what is copied there; None: none is told."""
+        own = self.fragment.operations.get(name)
+        if own is not None and own.target != COPY:
+            return name
+        buffer = self.fragment.buffer(name)
+        copied = [source for copy, source in self.copies.items() if self.fragment.buffer(copy) == buffer]
+        return copied[0] if len(copied) == 1 else None
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Nodes that write to what they are given, and the node whose value they write."""
+        mine = [operation for operation in self.fragment.operations.values() if operation.target == COPY]
+        return {copy.name: value.name for copy in mine if isinstance(value := copy.args[-1], Ref)}
 
     def sources(self, name: str) -> list[str]:
         """`name`, and what it is a view of."""
@@ -103,15 +138,16 @@ class Nodes:
         return operation.refs()
 
     def needed(self, names: list[str]) -> list[Operation]:
-        """The Operations that `names` come from, each after those that it takes."""
+        """The Operations that `names`, which are computed, come from, each after those that it takes."""
         ordered: dict[str, Operation] = {}
-        for name in names:
-            self._need(name, ordered)
+        stack = [(name, False) for name in reversed(names)]
+        while stack:
+            name, complete = stack.pop()
+            found = self.find(name)
+            if not isinstance(found, Operation) or name in ordered:
+                continue
+            if complete:
+                ordered[name] = found
+            else:
+                stack += [(name, True), *((other, False) for other in reversed(self.takes(found)))]
         return list(ordered.values())
-
-    def _need(self, name: str, ordered: dict[str, Operation]) -> None:
-        found = self.find(name)
-        if isinstance(found, Operation) and name not in ordered:
-            for other in self.takes(found):
-                self._need(other, ordered)
-            ordered[name] = found

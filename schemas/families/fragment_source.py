@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 from collections import Counter
@@ -13,8 +14,7 @@ from kcap.schemas.families.fragment_values import FragmentError, FragmentValue, 
 from kcap.schemas.operators import OperatorError, check_operator_name, from_trace, why_not_called
 from kcap.schemas.values import TorchConstant
 
-COPY = "aten.copy_.default"
-SHORT = {CONVERT: "cast", "getitem": "part", COPY: "copy"}
+SHORT = {CONVERT: "cast", "getitem": "part"}
 TAKEN = frozenset({"torch", "run", "max", "min", "float"})
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
 Parameters = Mapping[str, tuple[str, Layout | None]]
@@ -33,7 +33,12 @@ def write_run(nodes: Nodes, inputs: Parameters, outputs: list[str]) -> str:
     returned = [writer.value(Ref(name)) for name in outputs]
     sizes = [f"{short} = {_shown(symbol, inputs)}" for symbol, short in writer.symbols.items()]
     lines = [f"def run({', '.join(parameters)}):", *(f"    {line}" for line in [*sizes, *body])]
-    return "import torch\n\n\n" + "\n".join([*lines, f"    return {', '.join(returned)}", ""])
+    text = "import torch\n\n\n" + "\n".join([*lines, f"    return {', '.join(returned)}", ""])
+    try:
+        ast.parse(text)
+    except SyntaxError as error:  # a keyword for a name
+        raise FragmentError(f"its fragment makes no Python: {error.msg}") from None
+    return text
 
 
 def _names(operations: list[Operation]) -> dict[str, str]:
@@ -72,10 +77,9 @@ class _Writer:
         if operation.target == CONVERT and len(operation.args) == 2:
             return f"{self.value(self.nodes.unrounded(operation))}.to({self.value(operation.args[1])})"
         check_target(operation.target)
-        target = "aten.copy.default" if operation.target == COPY else operation.target
         given = [self.value(value) for value in operation.args]
         given += [f"{name}={self.value(value)}" for name, value in operation.kwargs.items()]
-        return f"torch.ops.{target}({', '.join(given)})"
+        return f"torch.ops.{operation.target}({', '.join(given)})"
 
     def value(self, value: FragmentValue) -> str:
         match value:
@@ -117,5 +121,5 @@ def check_target(target: str) -> None:
     base = target.split(".")[1]
     if RANDOM.search(base):
         raise FragmentError(f"{target} draws random numbers")
-    if base.endswith("_") and not base.endswith("__") and target != COPY:
+    if base.endswith("_") and not base.endswith("__"):
         raise FragmentError(f"{target} writes to its argument")

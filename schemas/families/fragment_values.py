@@ -14,11 +14,12 @@ from kcap.schemas.dtypes import BY_NAME
 from kcap.schemas.values import TorchConstant
 
 DEEPEST = 32
+LONGEST_SIZE = 128  # tokens after the first
 SYMBOL = re.compile(r"(?:s|u|ps|zuf|zf)\d+", re.ASCII)
 FUNCTIONS = {"Max": "max", "Min": "min"}
 _TOKEN = re.compile(
     r"\s*(?:(?P<ref>%[A-Za-z_]\w*)|(?P<torch>torch(?:\.[A-Za-z_]\w*)+)|(?P<device>(?:cpu|cuda|meta)\b(?::\d+)?)"
-    r"|(?P<float>\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|\b(?:inf|nan)\b)|(?P<int>\d+)|(?P<word>[A-Za-z_]\w*)"
+    r"|(?P<float>\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|\b(?:inf|nan)\b)|(?P<int>\d{1,20})|(?P<word>[A-Za-z_]\w*)"
     r"|(?P<mark>//|\*\*|[-+*%()\[\]{},:]))",
     re.ASCII,
 )
@@ -157,7 +158,10 @@ class Parser:
         if depth > DEEPEST:
             raise FragmentError(f"nested more than {DEEPEST} deep")
         left = self._single(depth)
+        first = self.place
         while _BINDS.get(self.peek(), 0) > binds:
+            if self.place - first > LONGEST_SIZE:
+                raise FragmentError("an expression is too long")
             operation = self.take()[1]
             left = _joined(operation, left, self.value(depth + 1, _BINDS[operation]))
         return left

@@ -1,0 +1,112 @@
+"""Fragments of Triton kernels that torch 2.11 wrote on an H200, read and made references of without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+
+from kcap.bench.check import compiled, listed
+from kcap.schemas.families.fragment import FragmentReference, Unknown, reference_from
+from kcap.schemas.recording import Argument, Call, Launch
+from kcap.schemas.values import TensorSpec
+
+DATA = Path(__file__).parents[2] / "data" / "fragments" / "h200.jsonl"
+LINES = [orjson.loads(line) for line in DATA.read_bytes().splitlines()]
+KERNELS = [(Call.model_validate(line["call"]), str(line["fragment"])) for line in LINES]
+IDS = [call.operator.split("::")[1] for call, _ in KERNELS]
+
+
+def torchs_own(fragment: str) -> str:
+    """The fragment as a wrapper has it that was compiled without kcap."""
+    lines = fragment.splitlines()
+    return "\n".join(lines[: 1 + next(i for i, line in enumerate(lines) if line.startswith("return "))])
+
+
+@pytest.mark.parametrize(("call", "fragment"), KERNELS, ids=IDS)
+def test_a_kernel_recorded_on_a_gpu_has_a_reference_that_runs_on_a_cpu(call: Call, fragment: str) -> None:
+    found = reference_from(call, fragment)
+    assert isinstance(found, FragmentReference), found
+    given = [torch.zeros(port.shape, dtype=getattr(torch, port.dtype)) for port in found.inputs]
+    results = listed(compiled(found.source, "fused")(*given))
+    made = [(tuple(result.shape), str(result.dtype).removeprefix("torch.")) for result in results]
+    assert made == [(port.shape, port.dtype) for port in found.outputs]
+
+
+@pytest.mark.parametrize(("call", "fragment"), KERNELS, ids=IDS)
+def test_without_what_kcap_adds_a_reference_is_the_same_or_there_is_none(call: Call, fragment: str) -> None:
+    found = reference_from(call, torchs_own(fragment))
+    assert isinstance(found, Unknown) or found == reference_from(call, fragment)
+
+
+def test_most_fragments_stand_without_what_kcap_adds() -> None:
+    found = [reference_from(call, torchs_own(fragment)) for call, fragment in KERNELS]
+    assert sum(isinstance(one, FragmentReference) for one in found) >= len(KERNELS) // 2 - 1
+
+
+def test_one_kernel_has_one_reference_whatever_its_graph_calls_its_nodes() -> None:
+    call, fragment = KERNELS[0]
+    renamed = fragment.replace("arg1_1", "arg31_1").replace("%add ", "%add_77 ").replace("%add,", "%add_77,")
+    renamed = renamed.replace("s77", "s72")
+    assert renamed != fragment
+    assert reference_from(call, renamed) == reference_from(call, fragment)
+
+
+def tensor(name: str, *shape: int, dtype: str = "float32") -> Argument:
+    return Argument(name=name, value=TensorSpec(shape, dtype, storage=int(name[-1])))
+
+
+def launched(*args: Argument) -> Call:
+    return Call(id=0, operator="triton::fused.s01234567", args=list(args), launch=Launch(function="fused"))
+
+
+LIKE = 'Tensor "f32[s0, 4][4, 1]cuda:0"'
+A, B = (f"%{name} : {LIKE} = PlaceHolder[target={name}]\n" for name in "ab")
+SUB = f"%sub : {LIKE}[num_users=1] = call_function[target=torch.ops.aten.sub.Tensor](args = (%a, %b), kwargs = {{}})\n"
+INTO_A = launched(tensor("in_out_ptr0", 8, 4), tensor("in_ptr0", 8, 4))
+
+
+def test_two_buffers_that_either_could_be_written_over_are_no_guess() -> None:
+    found = reference_from(INTO_A, f"{A}{B}{SUB}return %sub\n")
+    assert found == Unknown("2 orders fit the buffers that it reads")
+
+
+@pytest.mark.parametrize(("over", "source"), [("a", "(in_out_ptr0, in_ptr0)"), ("b", "(in_ptr0, in_out_ptr0)")])
+def test_the_wrapper_tells_which_buffer_is_written_over(over: str, source: str) -> None:
+    other = {"a": "b", "b": "a"}[over]
+    told = f"{A}{B}{SUB}return %sub\n%sub = buf1\nreuse(buf1, {over})\ncall(buf1, {other}, 32)\n"
+    found = reference_from(INTO_A, told)
+    assert isinstance(found, FragmentReference), found
+    assert f"torch.ops.aten.sub.Tensor{source}" in found.source
+    assert [port.name for port in found.outputs] == ["in_out_ptr0_out"]
+
+
+def test_a_buffer_of_partial_results_that_it_reads_leaves_no_reference() -> None:
+    partial = '%buf0 : Tensor "f32[s0, 1][1, s0]cuda:0" = PlaceHolder[target=buf0]\n'
+    call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("in_ptr2", 8, 1), tensor("out_ptr3", 8, 4))
+    found = reference_from(call, f"{A}{B}{partial}{SUB}return %sub\n")
+    assert found == Unknown("it reads %buf0, which none of its fragment's operators takes")
+
+
+def test_a_fragment_of_other_shapes_is_of_another_use() -> None:
+    call = launched(tensor("in_ptr0", 32), tensor("in_ptr1", 32), tensor("out_ptr2", 32))
+    told = f"{A}{B}{SUB}return %sub\n%sub = buf0\ncall(a, b, buf0, 32)\n"
+    assert reference_from(call, told) == Unknown("its fragment's %a is not like argument 0: it is of another use")
+
+
+@pytest.mark.parametrize(
+    ("operator", "reason"),
+    [
+        ("torch.ops.aten.from_file.default", "from_file reaches files or libraries: not called from files"),
+        ("torch.ops.aten.rand_like.default", "aten.rand_like.default draws random numbers"),
+        ("torch.ops.aten.sub_.Tensor", "aten.sub_.Tensor writes to its argument"),
+        ("os.system", "not an operator's name: it must be namespace.operator.overload"),
+        ("torch.ops.aten.__class__.default", "__class__ is no operator's name"),
+    ],
+)
+def test_operators_that_no_reference_may_call_are_refused(operator: str, reason: str) -> None:
+    call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("out_ptr2", 8, 4))
+    told = f"{A}{B}{SUB}return %sub\n".replace("torch.ops.aten.sub.Tensor", operator)
+    assert reference_from(call, told) == Unknown(reason)
