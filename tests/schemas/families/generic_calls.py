@@ -72,6 +72,8 @@ def agrees(definition: Definition, use: Use, name: str, args: tuple[Any, ...], k
     assert [tuple(tensor.shape) for tensor in actual] == [
         definition.sizes(tensor.shape or [], sizes) for tensor in definition.outputs.values()
     ]
+    wanted = [f"torch.{tensor.dtype}" for tensor in definition.outputs.values()]
+    assert [str(tensor.dtype) for tensor in expected] == [str(tensor.dtype) for tensor in actual] == wanted
     result = compare(form, actual, expected)
     assert result["status"] == "agrees", (definition.reference, result)
 

@@ -139,12 +139,24 @@ def test_broadcasting_either_way_is_two_definitions():
         check(kernel, "aten::add.Tensor", calls, {})
 
 
-def test_sizes_that_a_decomposition_would_bake_in_leave_the_operator():
-    calls = [(randn(1, 2, n, n), [2, 2], [1, 1], [0, 0], [1, 1]) for n in (4, 6)]
-    kernels, refused = derive(*(call("aten::im2col", *args) for args in calls))
+def test_what_broadcasts_in_the_middle_of_the_sizes_is_seen():
+    sizes = [(1, 5, 5), (5, 1, 5), (5, 5, 1), (1, 1, 1)]
+    calls = [(randn(a) > 0, randn(b), randn(c)) for a, b, c in sizes]
+    kernels, refused = derive(*(call("aten::where.self", *args) for args in calls))
     assert not refused
     for kernel in kernels:
-        check(kernel, "aten::im2col", calls, {})
+        check(kernel, "aten::where.self", calls, {})
+
+
+def test_sizes_that_a_decomposition_would_bake_in_leave_the_operator():
+    one = derived("aten::roll", (randn(4, 3), [1], [0]))
+    several = derived("aten::roll", (randn(4, 3), [1], [0]), (randn(6, 3), [1], [0]))
+    assert "reference:decomposition" in one.tags and "reference:operator" in several.tags
+
+
+def test_an_out_of_another_dtype_gets_it():
+    found = derived("aten::add.out", (randn(4, dtype=BF16), randn(4, dtype=BF16)), out=torch.empty(4))
+    assert found.outputs["out"].dtype == "float32" and ".to(torch.float32)" in found.reference
 
 
 def test_no_definition_has_an_axis_that_no_input_has():

@@ -1,0 +1,81 @@
+"""Definitions of inductor's fused kernels, by the ATen operators that a Recording keeps beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import kcap
+from kcap.bench.check import compiled
+from kcap.schemas.definition import check_definition
+from kcap.schemas.families import generic
+from kcap.schemas.families.derive import Kernel
+from kcap.schemas.families.invocation import invocation_of
+from kcap.schemas.recording import Recording, write_recording
+from kcap.schemas.records import Argument, Call, Count, Launch, Metadata
+from kcap.schemas.values import TensorSpec
+
+FRAGMENT = b"""%arg0_1 : Tensor "f32[s0, 8][8, 1]cpu" = PlaceHolder[target=arg0_1]
+%mul : Tensor "f32[s0, 8][8, 1]cpu"[num_users=1] = \
+call_function[target=torch.ops.aten.mul.Tensor](args = (%arg0_1, %arg0_1), kwargs = {})
+return %mul
+call(arg0_1, mul, s0)
+"""
+NAME = f"{hashlib.sha256(FRAGMENT).hexdigest()}.txt"
+
+
+def launch(number: int, rows: int, fragment: str | None = NAME) -> Call:
+    tensors = {n: TensorSpec((rows, 8), "float32", storage=i) for i, n in enumerate(("in_ptr0", "out_ptr0"))}
+    return Call(
+        id=number,
+        operator="triton::fused_mul.s0123abcd",
+        args=[Argument(name=n, value=v) for n, v in {**tensors, "xnumel": rows * 8}.items()],
+        launch=Launch(function="fused_mul", fragment=fragment),
+        counts=[Count(phase="decode", count=1)],
+    )
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    calls = [launch(0, 3), launch(1, 5), launch(2, 7, fragment=None)]
+    write_recording(tmp_path / "r.kcap", Metadata(), calls, kernels={NAME: FRAGMENT})
+    return kcap.load(tmp_path / "r.kcap")
+
+
+def kernel_of(recording: Recording) -> Kernel:
+    (found,), _ = generic.derive(recording.calls, recording)
+    return found
+
+
+def test_launches_of_one_fragment_are_one_definition_over_their_sizes(recording: Recording):
+    definition = kernel_of(recording).definition
+    assert definition.name == "fused_mul_f32_d8" and definition.op_type == "fused"
+    assert definition.tags == ["fused", "reference:inductor-fragment"]
+    assert definition.inputs["in_ptr0"].shape == definition.outputs["out_ptr0"].shape == ["n0", "d8"]
+    assert check_definition(definition) == []
+
+
+def test_an_invocation_is_bound_by_the_kernels_own_arguments(recording: Recording):
+    kernel = kernel_of(recording)
+    invocation = invocation_of(kernel.uses[1].call)
+    x, out = torch.randn(5, 8), torch.empty(5, 8)
+    invocation.arguments |= {"in_ptr0": x, "out_ptr0": out}
+    form = kernel.uses[1].bind(invocation)
+    assert form.inputs["in_ptr0"].get() is x and form.outputs["out_ptr0"].get() is out
+    assert form.sizes()["n0"] == 5
+    reference = compiled(kernel.definition.reference, "fused")
+    torch.testing.assert_close(reference(x), x * x)
+
+
+def test_a_launch_without_a_fragment_is_refused_with_the_reason(recording: Recording):
+    kernels, refused = generic.derive(recording.calls, recording)
+    assert len(kernels[0].uses) == 2 and list(refused) == [2]
+    assert "told no operators" in refused[2]
+
+
+def test_a_launch_without_its_recording_is_refused(recording: Recording):
+    kernels, refused = generic.derive(recording.calls, None)
+    assert not kernels and set(refused) == {0, 1, 2}
