@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from kcap.bench.contents import Contents
 from kcap.bench.problems import Problem, by_call, samples_of
@@ -20,27 +17,11 @@ from kcap.replay.source import home_of
 from kcap.schemas.definition import Definition
 from kcap.schemas.families.derive import Derived, Kernel
 from kcap.schemas.records import Call, Sample
+from kcap.schemas.reference_check import ReferenceCheck
 
-FILE = "checks.jsonl"
 SEED = 20250301
 TIMEOUT_S = 300.0
 VERIFIED, DRAFT = "status:verified", "status:draft"
-
-
-class Check(BaseModel):
-    """A line of checks.jsonl: one Call's operator against its Definition's reference.
-
-    `error`: the greatest, in units of what kcap.bench.tolerance allows (1 and below: the same).
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    definition: str
-    operator: str
-    call: int
-    status: Literal["agrees", "differs", "skipped", "failed"]
-    reason: str | None = None
-    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +32,7 @@ class Where:
     trust: bool = False
 
 
-def check_references(contents: Contents, derived: Derived, where: Where) -> Iterator[Check]:
+def check_references(contents: Contents, derived: Derived, where: Where) -> Iterator[ReferenceCheck]:
     """The checks of all Kernels of a Recording, in a process that is restarted after a crash."""
     samples = by_call(contents.samples)
     with Worker(_session(contents, where), "kcap.bench.check_worker") as worker:
@@ -59,7 +40,7 @@ def check_references(contents: Contents, derived: Derived, where: Where) -> Iter
             for call in chosen([use.call for use in kernel.uses]):
                 sample = samples_of(call, samples)[0]
                 answer = worker.run(_request(kernel, call, sample), TIMEOUT_S)
-                yield Check(definition=kernel.definition.name, operator=call.operator, call=call.id, **answer)
+                yield ReferenceCheck(definition=kernel.definition.name, operator=call.operator, call=call.id, **answer)
 
 
 def _session(contents: Contents, where: Where) -> dict[str, Any]:
@@ -85,7 +66,7 @@ def chosen(calls: list[Call]) -> list[Call]:
     return [ordered[i] for i in sorted({0, len(ordered) // 2, len(ordered) - 1})]
 
 
-def tag(problems: Iterable[Problem], checks: Iterable[Check]) -> None:
+def tag(problems: Iterable[Problem], checks: Iterable[ReferenceCheck]) -> None:
     """Give each Problem's Definition the status that its checks earned."""
     found: dict[str, set[str]] = {}
     for check in checks:
@@ -99,8 +80,3 @@ def with_status(definition: Definition, statuses: set[str]) -> Definition:
     status = VERIFIED if statuses - {"skipped"} == {"agrees"} else DRAFT
     tags = sorted({*(tag for tag in definition.tags if not tag.startswith("status:")), status})
     return definition.model_copy(update={"tags": tags})
-
-
-def write_checks(root: Path, checks: Iterable[Check]) -> None:
-    with (root / FILE).open("w") as file:
-        file.writelines(check.model_dump_json(exclude_none=True) + "\n" for check in checks)

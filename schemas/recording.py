@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
 from kcap.errors import FormatError
+from kcap.schemas.jsonfile import read_json, read_lines
 from kcap.schemas.records import (
     FORMAT,
     PHASES,
@@ -164,11 +165,11 @@ def load(path: str | os.PathLike[str]) -> Recording:
     file = root / "recording.json"
     if not file.is_file():
         raise FormatError(str(root), "not a Recording: it has no recording.json (kcap record writes one)")
+    metadata = read_json(file, TypeAdapter(Metadata))
     try:
-        metadata = Metadata.model_validate(orjson.loads(file.read_bytes()))
         major = int(metadata.format.split(".")[0])
-    except (ValueError, ValidationError) as error:
-        raise FormatError(str(file), _reason(error)) from None
+    except ValueError as error:
+        raise FormatError(str(file), f"format: {error}") from None
     if major > FORMAT[0]:
         raise FormatError(str(file), f"format {metadata.format} is newer than {FORMAT[0]}.x: upgrade kcap to read it")
     return Recording(root, metadata)
@@ -180,19 +181,7 @@ R = TypeVar("R", bound=Record)
 def _read_lines(path: Path, model: type[R]) -> Iterator[R]:
     if not path.is_file():
         raise FormatError(str(path), "missing: the Recording is damaged")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield model.model_validate(orjson.loads(line))
-            except (ValueError, ValidationError) as error:
-                raise FormatError(f"{path}:{number}", _reason(error)) from None
-
-
-def _reason(error: ValueError) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error)
+    return read_lines(path, model)
 
 
 def write_recording(

@@ -14,8 +14,8 @@ import click
 
 from kcap.bench.exports import Exporter, Request, exporter
 from kcap.bench.problems import Problem, Problems, problems_of
-from kcap.bench.verify import VERIFIED, check_references, tag, write_checks
-from kcap.schemas import calling_record
+from kcap.bench.verify import VERIFIED, check_references, tag
+from kcap.schemas import calling_record, reference_check
 from kcap.schemas.calling_record import CallingRecord, KernelCount, framework_of
 from kcap.schemas.dataset import write_dataset
 from kcap.schemas.loss import ExportLoss
@@ -33,7 +33,7 @@ class FlashInferBench(Exporter):
         if request.check and found.derived is not None and request.contents.recording is not None:
             checks = list(check_references(request.contents, found.derived, request.where))
             tag(found.problems, checks)
-            write_checks(request.output, checks)
+            reference_check.write(request.output / reference_check.FILE, checks)
         write_problems(request.output, found.problems)
         write_calling_record(request.output, found, request.contents.metadata)
         click.echo(told(found))

@@ -22,6 +22,7 @@ from kcap.schemas.kernel_description import check_kernel_description
 from kcap.schemas.loss import ExportLoss
 from kcap.schemas.measurement import Measurement
 from kcap.schemas.records import Call, Metadata, Program, Sample, Step
+from kcap.schemas.reference_check import ReferenceCheck
 from kcap.schemas.trace import Trace
 from kcap.schemas.validation.dataset import check_dataset
 from kcap.schemas.validation.recording import check_recording, check_trace_file
@@ -125,6 +126,7 @@ FORMATS: dict[str, Format] = {
     "measurement": _lines("measurements, one a line", Measurement),
     "coverage": _lines("profiled steps, one a line", StepCoverage),
     "counts": _lines("counts of Workloads, one a line", WorkloadCount),
+    "reference-check": _lines("checks of references, one a line", ReferenceCheck),
     "export-loss": _document("what an export lost", TypeAdapter(ExportLoss), _keys(ExportLoss), _nothing),
     "trace-loss": _document("what a trace file lost", TypeAdapter(Loss), _keys(Loss), _nothing),
     "trace-file": Format("a BackendBench trace file", check_trace_file),
