@@ -1,0 +1,47 @@
+"""rmsnorm_quant: against torch's norm and a division, names, what is declined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from agreement import agrees, checked, declined, form, randn
+
+FP8 = torch.float8_e4m3fn
+SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
+
+
+def quantized(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    normed = torch.nn.functional.rms_norm(x.double(), [x.shape[-1]], weight.double(), 1e-5)
+    return (normed / scale.double()).clamp(-448, 448).to(FP8)
+
+
+def plain(result: Any, input: Any, weight: Any, scale: Any, epsilon: float) -> None:
+    result.copy_(quantized(input, weight, scale))
+
+
+def fused(result: Any, input: Any, residual: Any, weight: Any, scale: Any, epsilon: float) -> None:
+    total = input.double() + residual.double()
+    residual.copy_(total)
+    result.copy_(quantized(total, weight, scale))
+
+
+def test_the_norm_is_divided_by_the_scale():
+    for seed, (rows, hidden) in enumerate(SIZES):
+        given = {"result": torch.empty(rows, hidden, dtype=FP8), "input": randn(rows, hidden, seed=seed)}
+        rest = {"weight": randn(hidden, seed=seed), "scale": torch.tensor([0.02]), "epsilon": 1e-5}
+        made = agrees("_C::rms_norm_static_fp8_quant", plain, **given, **rest)
+        assert made.name == f"rmsnorm_quant_h{hidden}"
+        residual = randn(rows, hidden, seed=seed + 7)
+        made = agrees("_C::fused_add_rms_norm_static_fp8_quant", fused, **given, residual=residual, **rest)
+        assert made.name == f"fused_add_rmsnorm_quant_h{hidden}"
+
+
+def test_names_and_what_is_declined():
+    x, q = torch.empty(8, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(8, 4096, dtype=FP8, device="meta")
+    given = {"out": q, "input": x, "weight": x[0], "scale": torch.ones(1), "eps": 1e-6}
+    definition = checked(form("flashinfer::rmsnorm_quant", **given))
+    assert definition.name == "rmsnorm_quant_eps1e-06_h4096"
+    assert definition.inputs["scale"].shape == [] and definition.tags == ["quantization:float8_e4m3fn"]
+    assert declined("flashinfer::rmsnorm_quant", **{**given, "scale": torch.ones(8)})
+    assert declined("flashinfer::rmsnorm_quant", **{**given, "out": q.to(torch.int8)})
