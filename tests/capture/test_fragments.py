@@ -1,0 +1,179 @@
+"""The ATen operators of a fused kernel, as the tap finds them in generated code and keeps them with the kernel."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from shard_lines import MATRIX, Line, call, step_lines, write_shard
+
+from kcap.capture.config import Session
+from kcap.capture.merge import merge
+from kcap.capture.shards import KERNELS
+from kcap.capture.taps.annotations import Annotations
+from kcap.capture.taps.external import Externals
+from kcap.capture.taps.fragments import bound_in, file_of, fragment_of
+from kcap.capture.taps.launches import Kernel, Launches
+from kcap.errors import FormatError
+from kcap.schemas import seal
+
+WRAPPER = """
+# kernel path: /home/someone/cache/ab/cab.py
+# Source node to ATen node mapping:
+#   their_name => add
+# Graph fragment:
+#   %arg0_1 : Tensor "f32[4][1]cuda:0" = PlaceHolder[target=arg0_1]
+#   return %add
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
+def triton_poi_fused_add_0(in_ptr0): pass
+''', device_str='cuda')
+
+
+triton_poi_fused_mul_1 = async_compile.triton('triton_poi_fused_mul_1', '''
+''', device_str='cuda')
+
+class Runner:
+    def call(self, args):
+        buf9 = buf8; del buf8  # reuse
+        buf2 = buf1; del buf1  # reuse
+        triton_poi_fused_add_0.run(buf2, arg0_1, 4, stream=stream0)
+        triton_poi_fused_add_0.run(buf3, arg7_1, 4, stream=stream0)
+"""
+TOLD = (
+    '%arg0_1 : Tensor "f32[4][1]cuda:0" = PlaceHolder[target=arg0_1]\nreturn %add\nreuse(buf2, buf1)\n'
+    "call(buf2, arg0_1, 4, stream=stream0)\n"
+)
+
+
+@pytest.fixture
+def scope(tmp_path: Path) -> dict[str, Any]:
+    """The globals of a generated module."""
+    file = tmp_path / "cwrapper.py"
+    file.write_text(WRAPPER)
+    return {"__file__": str(file)}
+
+
+def test_a_fragment_is_the_comment_above_its_kernel_and_its_first_call(scope: dict[str, Any]) -> None:
+    assert fragment_of(scope, "triton_poi_fused_add_0") == TOLD
+
+
+def test_neither_paths_nor_names_of_the_users_program_are_in_it(scope: dict[str, Any]) -> None:
+    told = str(fragment_of(scope, "triton_poi_fused_add_0"))
+    assert "someone" not in told and "their_name" not in told
+
+
+@pytest.mark.parametrize("name", ["triton_poi_fused_mul_1", "triton_poi_fused_add", "elsewhere"])
+def test_a_kernel_without_a_comment_of_its_own_has_none(scope: dict[str, Any], name: str) -> None:
+    assert fragment_of(scope, name) is None
+
+
+@pytest.mark.parametrize("text", [None, b"\xff\xfe", b""])
+def test_a_wrapper_that_cannot_be_read_costs_the_fragment(tmp_path: Path, text: bytes | None) -> None:
+    file = tmp_path / "cwrapper.py"
+    if text is not None:
+        file.write_bytes(text)
+    assert fragment_of({"__file__": str(file)}, "triton_poi_fused_add_0") is None
+    assert fragment_of({}, "triton_poi_fused_add_0") is None
+
+
+def test_the_name_of_a_kernel_is_that_in_the_nearest_caller() -> None:
+    kernel = object()
+    scope: dict[str, Any] = {"kernel_3": kernel, "bound_in": bound_in, "sys": sys}
+    exec("def call(value): return bound_in(sys._getframe(0), value)", scope)
+    place = scope["call"](kernel)
+    assert place is not None and place[0] is scope and place[1] == "kernel_3"
+    assert scope["call"](object()) is None
+
+
+class Scheduling:
+    """As inductor's class that defines kernels."""
+
+    def define_kernel(self, source: str, nodes: list[Any], kernel: Any) -> str:
+        return f"{source} of {len(nodes)}"
+
+
+def test_a_comment_that_cannot_be_completed_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("generating")
+    module.Scheduling = Scheduling  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "generating", module)
+    annotations = Annotations("generating", "Scheduling")
+    annotations.install()
+    assert Scheduling().define_kernel("code", [SimpleNamespace()], None) == "code of 1"
+    assert "comments not completed" in annotations.trouble  # there is no graph that inductor compiles
+    annotations.uninstall()
+    assert not hasattr(Scheduling.define_kernel, "__wrapped__")
+
+
+def test_a_class_that_is_not_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "generating", ModuleType("generating"))
+    annotations = Annotations("generating", "Scheduling")
+    annotations.install()
+    assert not annotations.trouble
+
+
+def test_a_launch_names_its_fragment_and_one_of_another_is_another(tmp_path: Path) -> None:
+    lines: list[Any] = []
+    recorder = SimpleNamespace(launch=lambda body: lines.append(orjson.loads(body)) or len(lines) - 1)
+    launches = Launches(Externals(SimpleNamespace(recorder=recorder), tmp_path))  # type: ignore[arg-type]
+    kernels = [
+        Kernel(0, [], [], {"function": "k", **more}) for more in ({}, {"fragment": "a.txt"}, {"fragment": "b.txt"})
+    ]
+    numbers = [launches.launch(kernel, [1], {}, None, None, {}) for kernel in [*kernels, *kernels]]
+    assert numbers == [0, 1, 2, 0, 1, 2]
+    assert [line.get("fragment") for line in lines] == [None, "a.txt", "b.txt"]
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    session = Session(str(tmp_path / "shards"))
+    session.write()
+    return session
+
+
+def launched(number: int, fragment: str | None) -> Line:
+    launch = {"function": "k", "unread": "no", "grid": [4], **({"fragment": fragment} if fragment else {})}
+    return call(number, "triton::k", MATRIX, launch=launch)
+
+
+def keep(session: Session, text: str) -> str:
+    directory = Path(session.directory) / KERNELS
+    directory.mkdir(exist_ok=True)
+    (directory / file_of(text)).write_text(text)
+    return file_of(text)
+
+
+def test_calls_of_one_kernel_from_several_places_are_one_call_with_one_fragment(
+    session: Session, tmp_path: Path
+) -> None:
+    first, second = sorted(keep(session, text) for text in ("return %a\n", "return %b\n"))
+    write_shard(session, 0, [launched(0, None), launched(1, second), *step_lines([0, 1])], [5])
+    write_shard(session, 1, [launched(0, first), *step_lines([0])], [2])
+    recording = merge(session, tmp_path / "out")
+    (kernel,) = recording.calls
+    assert kernel.total == 12 and kernel.launch is not None and kernel.launch.fragment == first
+    assert [path.name for path in (recording.path / "kernels").iterdir()] == [first]
+
+
+def test_the_seal_holds_for_fragments_too(session: Session, tmp_path: Path) -> None:
+    name = keep(session, "return %a\n")
+    write_shard(session, 0, [launched(0, name), *step_lines([0])], [1])
+    recording = merge(session, tmp_path / "out")
+    assert seal.holds(recording.metadata.seal, [name]) and not seal.holds(recording.metadata.seal, [])
+
+
+def test_a_fragment_that_was_changed_is_refused(session: Session, tmp_path: Path) -> None:
+    name = keep(session, "return %a\n")
+    write_shard(session, 0, [launched(0, name), *step_lines([0])], [1])
+    recording = merge(session, tmp_path / "out")
+    launch = recording.calls[0].launch
+    assert launch is not None and recording.fragment(launch) == "return %a\n"
+    assert hashlib.sha256(b"return %a\n").hexdigest() == Path(name).stem
+    (recording.path / "kernels" / name).write_text("return %b\n")
+    with pytest.raises(FormatError, match="the Recording was changed"):
+        recording.fragment(launch)
