@@ -147,7 +147,7 @@ def _name_fused(worker: Any, window: Window) -> None:
     try:
         compiled = vllm_fused.is_compiled(worker.vllm_config)
         absent = "vLLM compiles the model" if compiled else "this vLLM has none"
-        window.taps.fused.record(() if compiled else vllm_fused.classes(), absent)
+        window.taps.fused.record(() if compiled else vllm_fused.functions(), absent)
     except Exception as error:
         window.taps.fused.fail(error)
 

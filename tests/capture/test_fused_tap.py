@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 from fake_graphs import Engine, captured, graph_class, health
 
 from kcap.capture.taps.fused import Fused
+from kcap.capture.taps.patching import MARK
 from kcap.schemas.recording import Call, Recording
 from kcap.schemas.values import TensorSpec, TorchConstant
 
@@ -91,10 +95,6 @@ class Rotary(CustomOp):
         return torch.ops.kcfused.leaf(x)  # type: ignore[no-any-return]
 
 
-class Unnamed(CustomOp):
-    name = ""
-
-
 class Ir:
     """As an operator of vLLM's IR: no module."""
 
@@ -104,27 +104,23 @@ class Ir:
         return x.rsqrt()
 
 
-def classes() -> list[Fused]:
-    def name(operator: Any) -> str | None:
-        return f"engine_op::{operator.name}" if operator.name else None
-
-    return [
-        Fused(CustomOp, "forward", name, lambda operator: operator._forward_method, stateful=True),
-        Fused(Ir, "run", name, lambda operator: operator.run),
-    ]
+def record(engine: Engine, *operators: Any) -> None:
+    """Each by the function that runs it."""
+    engine.window.taps.fused.record([fused(operator) for operator in operators], "it has none")
 
 
-ORIGINAL = (CustomOp.forward, Overriding.forward, Ir.run)
+def fused(operator: Any) -> Fused:
+    module = isinstance(operator, torch.nn.Module)
+    attribute = "forward" if "forward" in vars(type(operator)) else "_forward_method" if module else "run"
+    return Fused(operator, attribute, f"engine_op::{operator.name}", stateful=module)
 
 
 @pytest.fixture(params=["native", "python"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     made = Engine(tmp_path, recorder=request.param)
     made.open()
-    made.window.taps.fused.record(classes(), "it has none")
     yield made
     made.window.close()
-    assert (CustomOp.forward, Overriding.forward, Ir.run) == ORIGINAL
 
 
 def regions(recording: Recording) -> dict[str, int]:
@@ -149,6 +145,7 @@ def arguments(recording: Recording, operator: str) -> list[dict[str | None, Any]
 
 def test_aten_calls_in_a_fused_operator_count_as_before_and_have_it_for_parent(engine: Engine) -> None:
     norm, activation = Norm(), Activation()
+    record(engine, norm, activation)
     for _ in range(3):
         engine.step("decode", lambda: activation(norm(X)), lambda: X.sigmoid())
     recording = engine.close()
@@ -177,6 +174,7 @@ def test_aten_calls_in_a_fused_operator_count_as_before_and_have_it_for_parent(e
 
 def test_a_modules_own_tensors_and_plain_attributes_are_arguments_by_name(engine: Engine) -> None:
     norm = Norm()
+    record(engine, norm)
     engine.step("decode", lambda: norm(X), lambda: norm(X, residual=X))
     alone, added = arguments(engine.close(), "engine_op::norm")
     matrix, vector = TensorSpec((4, 8), "float32"), TensorSpec((8,), "float32", storage=1)
@@ -196,6 +194,7 @@ def test_a_modules_own_tensors_and_plain_attributes_are_arguments_by_name(engine
 
 def test_a_weight_that_is_loaded_anew_is_seen_as_it_is(engine: Engine) -> None:
     norm = Norm()
+    record(engine, norm)
     engine.step("decode", lambda: norm(X))
     norm.weight = torch.nn.Parameter(torch.ones(8, dtype=torch.float64))
     engine.step("decode", lambda: norm(X))
@@ -203,15 +202,75 @@ def test_a_weight_that_is_loaded_anew_is_seen_as_it_is(engine: Engine) -> None:
     assert dtypes == ["float32", "float64"]
 
 
-def test_an_operator_at_the_address_of_one_that_is_gone_is_itself(engine: Engine) -> None:
-    for _ in range(20):
-        engine.step("decode", lambda: Activation()(X))
-        engine.step("decode", lambda: Norm()(X))
-    assert regions(engine.close()) == {"engine_op::activation": 20, "engine_op::norm": 20}
+def test_an_operator_that_is_not_named_costs_nothing_and_is_no_region(engine: Engine) -> None:
+    """Of one class with one that is: neither it nor the class is touched."""
+    named, other = Norm(), Norm()
+    record(engine, named)
+    engine.step("decode", lambda: named(X), lambda: other(X))
+    assert "_forward_method" not in vars(other) and not hasattr(Norm._forward_method, MARK)
+    recording = engine.close()
+    assert regions(recording) == {"engine_op::norm": 1}
+    assert kernels(recording)["aten::pow.Tensor_Scalar", None] == 1
+
+
+def test_a_function_that_an_object_keeps_is_called_without_the_object(engine: Engine) -> None:
+    class Implementation:
+        name = "kept"
+
+        def __init__(self) -> None:
+            self.run = lambda x, factor=2.0: x * factor
+
+    implementation = Implementation()
+    kept = implementation.run
+    engine.window.taps.fused.record([Fused(implementation, "run", "engine_op::kept")], "")
+    engine.step("decode", lambda: implementation.run(X))
+    recording = engine.close()
+    assert arguments(recording, "engine_op::kept") == [{"x": TensorSpec((4, 8), "float32"), "factor": 2.0}]
+    assert implementation.run is kept
+
+
+def test_each_function_is_put_back_as_it_was(engine: Engine) -> None:
+    norm, kept, changed = Norm(), Norm(), Norm()
+    kept._forward_method = bound = kept._forward_method
+    record(engine, norm, kept, changed)
+    assert all(hasattr(operator._forward_method, MARK) for operator in (norm, kept, changed))
+    changed._forward_method = own = X.mul
+    engine.close()
+    assert vars(norm).get("_forward_method") is None and norm._forward_method.__func__ is Norm._forward_method
+    assert vars(kept)["_forward_method"] == bound and not hasattr(kept._forward_method, MARK)
+    assert changed._forward_method is own
+
+
+def test_a_copy_of_an_operator_runs_on_what_it_holds_itself(engine: Engine) -> None:
+    norm = Norm()
+    norm._forward_method = norm._forward_method  # as vLLM's keep it
+    record(engine, norm)
+    copied = copy.deepcopy(norm)
+    copied.weight = torch.nn.Parameter(torch.zeros(8))
+    assert not copied(X).any() and norm(X).any()
+
+
+def test_an_operator_is_not_kept_alive(engine: Engine) -> None:
+    norm = Norm()
+    record(engine, norm)
+    alive = weakref.ref(norm)
+    del norm
+    gc.collect()
+    assert alive() is None
+    engine.close()
+
+
+def test_what_is_recorded_already_is_recorded_once(engine: Engine) -> None:
+    norm = Norm()
+    record(engine, norm)
+    record(engine, norm)
+    engine.step("decode", lambda: norm(X))
+    assert regions(engine.close()) == {"engine_op::norm": 1}
 
 
 def test_an_operator_that_is_no_module_has_the_arguments_of_its_call(engine: Engine) -> None:
     operator = Ir()
+    record(engine, operator)
     engine.step("decode", lambda: operator.run(X, None, epsilon=1e-6), lambda: operator.run(X, X[0], 1e-6))
     recording = engine.close()
     without, given = arguments(recording, "engine_op::rms_norm.overload")
@@ -222,6 +281,7 @@ def test_an_operator_that_is_no_module_has_the_arguments_of_its_call(engine: Eng
 
 def test_a_class_with_a_method_of_its_own_is_recorded_by_that(engine: Engine) -> None:
     operator = Overriding()
+    record(engine, operator)
     engine.step("decode", lambda: operator(X))
     recording = engine.close()
     assert arguments(recording, "engine_op::overriding") == [{"y": TensorSpec((4, 8), "float32"), "factor": 2.0}]
@@ -229,15 +289,11 @@ def test_a_class_with_a_method_of_its_own_is_recorded_by_that(engine: Engine) ->
 
 
 def test_a_fused_operator_in_which_nothing_ran_does_not_appear(engine: Engine) -> None:
-    engine.step("decode", lambda: Nothing()(X), lambda: X.neg())
+    nothing = Nothing()
+    record(engine, nothing)
+    engine.step("decode", lambda: nothing(X), lambda: X.neg())
     recording = engine.close()
     assert [(call.operator, call.total) for call in recording.calls] == [("aten::neg", 1)]
-
-
-def test_what_the_adapter_gives_no_name_stays_as_it_was(engine: Engine) -> None:
-    unnamed = Unnamed()
-    engine.step("decode", lambda: unnamed(X).neg())
-    assert regions(engine.close()) == {}
 
 
 def test_fused_operators_in_each_other_are_each_a_region(engine: Engine) -> None:
@@ -248,6 +304,7 @@ def test_fused_operators_in_each_other_are_each_a_region(engine: Engine) -> None
             return activation(x).neg()
 
     activation, outer = Activation(), Outer()
+    record(engine, activation, outer)
     engine.step("decode", lambda: outer(X))
     recording = engine.close()
     parents = {call.operator: call.parent for call in recording.calls}
@@ -264,10 +321,10 @@ def test_a_kernel_around_a_fused_operator_stays_a_kernel(recorder: str, tmp_path
     """What it calls has always been its detail: neither the region nor what is in it is recorded."""
     found: list[list[tuple[str, str, str | None, int]]] = []
     activation = Activation()
-    for number, named in enumerate([classes(), []]):
+    for number, named in enumerate([[activation], []]):
         engine = Engine(tmp_path / str(number), recorder=recorder)
         engine.open()
-        engine.window.taps.fused.record(named, "")
+        record(engine, *named)
         inside[:] = [activation]
         engine.step("decode", lambda: torch.ops.kcfused.outer(X))
         found.append([(c.operator, c.kind, c.parent, c.total) for c in engine.close().calls])
@@ -276,13 +333,15 @@ def test_a_kernel_around_a_fused_operator_stays_a_kernel(recorder: str, tmp_path
 
 def test_a_kernel_of_a_library_in_a_fused_operator_is_a_kernel_still(engine: Engine) -> None:
     rotary = Rotary()
+    record(engine, rotary)
     engine.step("decode", lambda: rotary(X))
     kinds = {call.operator: (call.kind, call.parent) for call in engine.close().calls}
     assert kinds == {"engine_op::rotary": ("region", None), "kcfused::leaf": ("kernel", "engine_op::rotary")}
 
 
 def test_a_kernel_of_a_library_makes_a_region_of_the_operator_around_the_fused_one(engine: Engine) -> None:
-    inside[:] = [Rotary()]
+    inside[:] = [rotary := Rotary()]
+    record(engine, rotary)
     engine.step("decode", lambda: torch.ops.kcfused.outer(X))
     assert [(call.operator, call.kind, call.parent) for call in engine.close().calls] == [
         ("kcfused::outer", "region", None),
@@ -302,6 +361,7 @@ def test_a_librarys_detail_is_kept_in_a_fused_operator(engine: Engine) -> None:
             return x
 
     calling = Calling()
+    record(engine, calling)
     engine.step("decode", lambda: calling(X))
     kinds = {call.operator: (call.kind, call.parent) for call in engine.close().calls}
     assert kinds == {"engine_op::calling": ("region", None), "tvm::kernel": ("kernel", "engine_op::calling")}
@@ -309,6 +369,7 @@ def test_a_librarys_detail_is_kept_in_a_fused_operator(engine: Engine) -> None:
 
 def test_an_operator_that_raises_is_left_and_raises_as_before(engine: Engine) -> None:
     failing = Failing()
+    record(engine, failing)
 
     def body() -> None:
         for _ in range(100):  # deeper than is followed, were one not left
@@ -324,6 +385,7 @@ def test_an_operator_that_raises_is_left_and_raises_as_before(engine: Engine) ->
 
 def test_outside_a_step_nothing_counts(engine: Engine) -> None:
     norm = Norm()
+    record(engine, norm)
     norm(X)
     engine.step("decode", lambda: norm(X))
     norm(X)
@@ -337,6 +399,7 @@ def test_a_tap_that_fails_is_noted_and_the_engine_goes_on(engine: Engine, monkey
         raise RuntimeError("of the tap")
 
     monkeypatch.setattr(engine.window.taps.externals, "operator", broken)
+    record(engine, norm)
     for _ in range(3):
         engine.step("decode", lambda: norm(X))
     recording = engine.close()
@@ -359,7 +422,8 @@ def test_an_engine_without_such_classes_has_a_whole_recording_that_says_why(reco
 def test_a_compiler_sees_the_method_as_it_was(engine: Engine) -> None:
     """One graph, no break, the same result; and nothing of kcap's is guarded on."""
     norm = Norm()
-    plain = ORIGINAL[0](norm, X)
+    record(engine, norm)
+    plain = Norm()(X)
     compiled = torch.compile(norm, backend="eager", fullgraph=True)
     engine.step("decode", lambda: compiled(X))
     assert torch.equal(compiled(X), plain)
@@ -373,8 +437,8 @@ def test_a_compiler_sees_the_method_as_it_was(engine: Engine) -> None:
 def test_a_captured_fused_operator_is_a_region_of_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", kind := graph_class())
     engine = Engine(tmp_path)
-    engine.window.taps.fused.record(classes(), "")
     norm, nothing = Norm(), Nothing()
+    record(engine, norm, nothing)
     graph = captured(kind, lambda: norm(nothing(X)))  # before the window opens, as engines do
     engine.open()
     for _ in range(5):
@@ -398,7 +462,7 @@ def test_both_recorders_record_the_same_regions(tmp_path: Path) -> None:
     for recorder in ("native", "python"):
         engine = Engine(tmp_path / recorder, recorder=recorder)
         engine.open()
-        engine.window.taps.fused.record(classes(), "")
+        record(engine, norm, activation, operator)
         engine.step("prefill", lambda: activation(norm(X, X)), lambda: operator.run(X, X[0], 1e-5))
         recording = engine.close()
         found.append([identity(call) for call in recording.calls if call.kind == "region"])
