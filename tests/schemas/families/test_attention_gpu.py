@@ -148,7 +148,8 @@ def test_flashinfers_wrapper(kind: str):
             made.plan(indptr, pages, last, *heads, q_data_type=torch.bfloat16)
         else:
             names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
-            made.plan(one.starts.cuda(), indptr.cuda(), pages, last.cuda(), *heads, causal=True)
+            planned = (one.starts.cuda(), indptr.cuda(), pages, last.cuda())
+            made.plan(*planned, *heads, causal=True, q_data_type=torch.bfloat16)
         plan = dict(zip((f"plan.{n}" for n in names), (indptr, pages, last), strict=True))
         given = {"q": randn(one.tokens, HEADS, DIM), "paged_kv_cache": randn(one.pages, 2, ROWS, KV_HEADS, DIM)}
         told = {"return_lse": True, "plan.qo_indptr": one.starts, "plan.causal": True, "init.kv_layout": "NHD"}
