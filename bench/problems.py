@@ -11,7 +11,7 @@ from kcap.bench.contents import Contents
 from kcap.bench.workloads import Made, make
 from kcap.replay.skip import Skip
 from kcap.replay.source import group, needs_sample
-from kcap.schemas.dataset import Dataset, WorkloadCount
+from kcap.schemas.dataset import Dataset, WorkloadCount, invocations
 from kcap.schemas.definition import Definition
 from kcap.schemas.families.derive import Derived, Kernel, Use, derive_calls
 from kcap.schemas.families.invocation import Unrecognized
@@ -36,7 +36,7 @@ class Problem:
     @property
     def total(self) -> int:
         """Invocations that its Workloads stand for."""
-        return sum({count.call: sum(c.count for c in count.counts) for count in self.counts}.values())
+        return invocations(self.counts)[self.definition.name]
 
     def add(self, made: Sequence[Made]) -> None:
         """The Workloads of one Call's Samples."""

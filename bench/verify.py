@@ -14,14 +14,13 @@ from kcap.bench.contents import Contents
 from kcap.bench.problems import Problem, by_call, samples_of
 from kcap.replay.pool import Worker
 from kcap.replay.source import home_of
-from kcap.schemas.definition import Definition
+from kcap.schemas.definition import DRAFT, VERIFIED, Definition
 from kcap.schemas.families.derive import Derived, Kernel
 from kcap.schemas.records import Call, Sample
 from kcap.schemas.reference_check import ReferenceCheck
 
 SEED = 20250301
 TIMEOUT_S = 300.0
-VERIFIED, DRAFT = "status:verified", "status:draft"
 
 
 @dataclass(frozen=True)

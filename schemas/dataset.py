@@ -12,6 +12,7 @@ Source: FlashInfer-Bench 0.1.2, `data/trace_set.py`; as it does, the reader take
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -42,6 +43,15 @@ class WorkloadCount(Record):
     call: int = Field(ge=0)
     samples: int = Field(default=1, ge=1)
     counts: list[Count] = []
+
+
+def invocations(counts: Iterable[WorkloadCount]) -> Counter[str]:
+    """Invocations by Definition. A Call of several Samples is in several Workloads and counts once."""
+    calls = {(one.definition, one.operator, one.call): sum(c.count for c in one.counts) for one in counts}
+    found: Counter[str] = Counter()
+    for (definition, _, _), count in calls.items():
+        found[definition] += count
+    return found
 
 
 @dataclass(frozen=True)

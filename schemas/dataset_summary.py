@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from kcap.schemas.dataset import Dataset
+from kcap.schemas.dataset import Dataset, invocations
 from kcap.schemas.workload import SafetensorsInput, Workload
 
 
@@ -33,7 +32,7 @@ class DefinitionRow:
 
 def definition_rows(dataset: Dataset) -> list[DefinitionRow]:
     """One row a Definition: the most often invoked first, then by type and name."""
-    counts = definition_counts(dataset)
+    counts = invocations(dataset.counts)
     rows = [
         DefinitionRow(
             name,
@@ -48,15 +47,6 @@ def definition_rows(dataset: Dataset) -> list[DefinitionRow]:
         for name, definition in dataset.definitions.items()
     ]
     return sorted(rows, key=lambda row: (-row.count, row.op_type, row.name))
-
-
-def definition_counts(dataset: Dataset) -> Counter[str]:
-    """Invocations by Definition. A Call of several Samples is in several Workloads and counts once."""
-    calls = {(one.definition, one.operator, one.call): sum(c.count for c in one.counts) for one in dataset.counts}
-    counts: Counter[str] = Counter()
-    for (definition, _, _), count in calls.items():
-        counts[definition] += count
-    return counts
 
 
 def _misses_blob(dataset: Dataset, workload: Workload) -> bool:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from kcap.errors import CallError
 from kcap.schemas.dataset import Dataset, WorkloadCount
-from kcap.schemas.definition import Definition
+from kcap.schemas.definition import DRAFT, VERIFIED, Definition
 from kcap.schemas.records import add_counts
 from kcap.schemas.workload import Workload
 
-VERIFIED, DRAFT = "status:verified", "status:draft"
 CallKey = tuple[str, str, tuple[str, ...], int]
 
 

@@ -14,10 +14,11 @@ import click
 
 from kcap.bench.exports import Exporter, Request, exporter
 from kcap.bench.problems import Problem, Problems, problems_of
-from kcap.bench.verify import VERIFIED, check_references, tag
+from kcap.bench.verify import check_references, tag
 from kcap.schemas import calling_record, reference_check
 from kcap.schemas.calling_record import CallingRecord, KernelCount, framework_of
 from kcap.schemas.dataset import write_dataset
+from kcap.schemas.definition import VERIFIED
 from kcap.schemas.loss import ExportLoss
 from kcap.schemas.records import Metadata
 

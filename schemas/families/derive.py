@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
-from kcap.schemas.definition import Definition
+from kcap.schemas.definition import DRAFT, Definition
 from kcap.schemas.families import find, form_of, generic
 from kcap.schemas.families.form import Form
 from kcap.schemas.families.invocation import Invocation, Unrecognized, base_of, invocation_of
@@ -153,7 +153,7 @@ def _named(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
 def _finish(kernel: Kernel, shared: bool, metadata: Metadata) -> Kernel:
     own = kernel.definition
     name = f"{own.name}_{content(own).hex()[:6]}" if shared else own.name
-    tags = sorted({*own.tags, *_stages(kernel), *_model(metadata), "status:draft"})
+    tags = sorted({*own.tags, *_stages(kernel), *_model(metadata), DRAFT})
     return Kernel(own.model_copy(update={"name": name, "tags": tags}), kernel.family, kernel.uses)
 
 

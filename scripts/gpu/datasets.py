@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.schemas.dataset import Dataset
+from kcap.schemas.definition import VERIFIED
 from kcap.schemas.recording import Recording, load
 from kcap.schemas.summary import NO_FAMILY, of_recording
 
 FUSED = "reference:inductor-fragment"
-VERIFIED = "status:verified"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from kcap.bench.check import Checker
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
 from kcap.bench.tolerance import difference
-from kcap.bench.verify import DRAFT, VERIFIED, Where, check_references, chosen, tag, with_status
+from kcap.bench.verify import Where, check_references, chosen, tag, with_status
 from kcap.replay.rebuild import Rebuilder
+from kcap.schemas.definition import DRAFT, VERIFIED
 from kcap.schemas.families.derive import Kernel, derive_calls
 from kcap.schemas.recording import write_recording
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import CallError
-from kcap.schemas.dataset import Dataset, WorkloadCount, blob_path, write_dataset
-from kcap.schemas.dataset_summary import definition_counts
+from kcap.schemas.dataset import Dataset, WorkloadCount, blob_path, invocations, write_dataset
 from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
 from kcap.schemas.diff import diff_datasets
 from kcap.schemas.merge_datasets import merge_datasets
@@ -98,8 +97,8 @@ def test_merging_is_the_identity_of_one_and_associative_and_commutative(root, da
     assert content(merged(merged(a, b), c)) == content(merged(a, merged(b, c))) == content(merged(a, b, c))
     summed = Counter()
     for one in (a, b, c):
-        summed.update(definition_counts(one))
-    assert definition_counts(merged(a, b, c)) == +summed
+        summed.update(invocations(one.counts))
+    assert invocations(merged(a, b, c).counts) == +summed
     assert diff_datasets(a, a).equal
 
 
@@ -107,7 +106,7 @@ def test_calls_of_other_recordings_keep_apart_under_one_number(root):
     a = dataset([definition()], {"add": [workload("u")]}, [counted("u", 5, call=3)], root)
     b = dataset([definition()], {"add": [workload("v", m=9)]}, [counted("v", 7, call=3)], root)
     whole = merge_datasets(root, [a, b])
-    assert definition_counts(whole) == {"add": 12}
+    assert invocations(whole.counts) == {"add": 12}
     assert len({line.call for line in whole.counts}) == 2
 
 
