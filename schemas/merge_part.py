@@ -10,7 +10,7 @@ from functools import cached_property
 import orjson
 
 from kcap.errors import FormatError
-from kcap.schemas.recording import Count, Program, Recording
+from kcap.schemas.recording import Call, Count, Program, Recording
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,8 @@ class Part:
 
     @cached_property
     def call_keys(self) -> dict[int, str]:
-        """A SHA-256 of each Call's line but for id and counts, by its id."""
-        return {
-            call.id: _digest(call.model_copy(update={"id": 0, "counts": []}).line()) for call in self.recording.calls
-        }
+        """A SHA-256 of each Call's line but for id, counts and what torch told of its kernel, by its id."""
+        return {call.id: _digest(_identity(call).line()) for call in self.recording.calls}
 
     @cached_property
     def program_keys(self) -> dict[int, str]:
@@ -55,6 +53,11 @@ class Part:
 
     def damaged(self, table: str, named: str) -> FormatError:
         return FormatError(str(self.recording.path / f"{table}.jsonl"), f"names {named} that is not there")
+
+
+def _identity(call: Call) -> Call:
+    launch = call.launch and call.launch.model_copy(update={"fragment": None})
+    return call.model_copy(update={"id": 0, "counts": [], "launch": launch})
 
 
 def _digest(content: bytes) -> str:

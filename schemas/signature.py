@@ -76,6 +76,6 @@ def call_key(call: Call) -> str:
     args = [[argument.name if argument.keyword else None, encode(argument.value)] for argument in call.args]
     identity: list[Any] = [call.operator, call.parent, args]
     if call.launch is not None:
-        identity.append(call.launch.model_dump(mode="json", exclude_defaults=True))
+        identity.append(call.launch.model_dump(mode="json", exclude_defaults=True, exclude={"fragment"}))
     text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -69,8 +69,8 @@ def _missing(single: list[Any]) -> Iterator[str]:
     origins = {node for one in single if one.node for node in one.node.origins if node.op == "call_function"}
     reached = _Reached({node.name for node in origins} | (set(given) - set(made)))
     for node in sorted(origins, key=lambda node: node.name):
-        for given in node.all_input_nodes:
-            reached.reach(given, MOST_VIEWS)
+        for operand in node.all_input_nodes:
+            reached.reach(operand, MOST_VIEWS)
     yield from filter(None, reached.lines.values())
 
 

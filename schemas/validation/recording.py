@@ -70,9 +70,10 @@ def _values(recording: Recording, sample: Sample) -> list[str]:
 
 
 def _source(recording: Recording, call: Call) -> list[str]:
-    if call.launch is None or call.launch.kernel is None:
+    if call.launch is None:
         return []
-    return _failure("launch.kernel", recording.source, call.launch)
+    unread = [] if call.launch.kernel is None else _failure("launch.kernel", recording.source, call.launch)
+    return unread + _failure("launch.fragment", recording.fragment, call.launch)
 
 
 def _failure(key: str, read: Callable[[T], object], what: T) -> list[str]:

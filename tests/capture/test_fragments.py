@@ -21,6 +21,10 @@ from kcap.capture.taps.fragments import bound_in, file_of, fragment_of
 from kcap.capture.taps.launches import Kernel, Launches
 from kcap.errors import FormatError
 from kcap.schemas import seal
+from kcap.schemas.merge_recordings import merge_recordings
+from kcap.schemas.signature import call_key
+from kcap.schemas.validation.recording import check_recording
+from kcap.schemas.validation.report import Report
 
 WRAPPER = """
 # kernel path: /home/someone/cache/ab/cab.py
@@ -160,11 +164,29 @@ def test_calls_of_one_kernel_from_several_places_are_one_call_with_one_fragment(
     assert [path.name for path in (recording.path / "kernels").iterdir()] == [first]
 
 
+def test_a_call_is_the_same_whatever_torch_told_of_its_kernel(session: Session, tmp_path: Path) -> None:
+    untold = Session(str(tmp_path / "untold"))
+    untold.write()
+    write_shard(untold, 0, [launched(0, None), *step_lines([0])], [3])
+    write_shard(session, 0, [launched(0, keep(session, "return %a\n")), *step_lines([0])], [3])
+    one, two = merge(untold, tmp_path / "one"), merge(session, tmp_path / "two")
+    assert one.calls != two.calls and call_key(one.calls[0]) == call_key(two.calls[0])
+    (both,) = merge_recordings([one, two]).calls
+    assert both.total == 6
+
+
 def test_the_seal_holds_for_fragments_too(session: Session, tmp_path: Path) -> None:
     name = keep(session, "return %a\n")
     write_shard(session, 0, [launched(0, name), *step_lines([0])], [1])
     recording = merge(session, tmp_path / "out")
     assert seal.holds(recording.metadata.seal, [name]) and not seal.holds(recording.metadata.seal, [])
+
+
+def checked(path: Path) -> str:
+    """What `kcap validate` finds wrong."""
+    report = Report()
+    check_recording(report, path)
+    return " ".join(map(str, report.problems))
 
 
 def test_a_fragment_that_was_changed_is_refused(session: Session, tmp_path: Path) -> None:
@@ -174,6 +196,8 @@ def test_a_fragment_that_was_changed_is_refused(session: Session, tmp_path: Path
     launch = recording.calls[0].launch
     assert launch is not None and recording.fragment(launch) == "return %a\n"
     assert hashlib.sha256(b"return %a\n").hexdigest() == Path(name).stem
+    assert "launch.fragment" not in checked(recording.path)
     (recording.path / "kernels" / name).write_text("return %b\n")
+    assert "launch.fragment" in checked(recording.path)
     with pytest.raises(FormatError, match="the Recording was changed"):
         recording.fragment(launch)

@@ -50,7 +50,7 @@ def test_values_are_what_torch_meant(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1", "(1, 2", "1 2", "%", "torch.load", "a.b", "s0 + tanh", "{'a': 1}", "[" * 99]
+    "text", ["", "[1", "(1, 2", "1 2", "%", "torch.load", "a.b", "s0 + tanh", "{'a': 1}", "[" * 99, "9" * 5000]
 )
 def test_what_is_no_value_is_refused(text: str) -> None:
     with pytest.raises(FragmentError):
