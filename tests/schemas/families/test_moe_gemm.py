@@ -8,6 +8,8 @@ import pytest
 import torch
 from agreement import agrees, checked, declined, form, randn
 
+from kcap.schemas.families.moe_gemm import block_size
+
 KERNEL = "triton::fused_moe_kernel.s5cd60b9f"
 
 
@@ -109,6 +111,12 @@ def test_few_tokens_have_an_expert_each():
         expert_ids_ptr=ids.flatten(),
         num_tokens_post_padded_ptr=torch.tensor([4]),
     )
+
+
+def test_block_sizes_as_recorded():
+    assert [block_size(6016, 188), block_size(1024, 64), block_size(14208, 222)] == [32, 16, 64]
+    assert block_size(22416, 176) == 128  # the last block is cut
+    assert block_size(17, 2) == 16
 
 
 def qwen3(**other: Any) -> dict[str, Any]:

@@ -48,6 +48,18 @@ def test_a_float8_scale_takes_the_largest_magnitude_to_448():
         assert made.name == f"quantize_per_token_h{hidden}"
 
 
+def test_rows_of_zeros_stay_zeros():
+    """A graph's padding: no magnitude, so no scale."""
+    x, q, scale = torch.zeros(3, 64, dtype=torch.bfloat16), torch.empty(3, 64, dtype=FP8), torch.empty(3, 1)
+    x[1] = randn(64)
+
+    def run(input: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor) -> None:
+        output_s.copy_(input.float().abs().amax(-1, keepdim=True) / 448)
+        output_q.copy_(to_fp8(input, output_s.clamp(min=1e-30)))
+
+    agrees("sgl_kernel::sgl_per_token_quant_fp8", run, input=x, output_q=q, output_s=scale)
+
+
 def test_groups_of_columns():
     """Scales lie column by column, as DeepGEMM reads them; an all but empty group counts as `eps`."""
     for seed, (rows, hidden) in enumerate([(1, 128), (7, 256), (16, 384), (33, 1024), (5, 4096)]):
