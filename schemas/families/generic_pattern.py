@@ -88,7 +88,7 @@ def read(call: Call) -> tuple[Pattern, Member]:
     reader = _Reader(operator(call.operator))
     parameters = []
     for name, argument in zip(argument_names(call), call.args, strict=True):
-        if not name.isidentifier() or (keyword.iskeyword(name) and argument.keyword):
+        if not name.isidentifier() or keyword.iskeyword(name) or name == "torch":
             raise Unrecognized(f"its argument {name[:40]!r} cannot be a name in a reference")
         declared = reader.own.argument(name)
         by_keyword = argument.keyword or bool(declared is not None and declared.kwarg_only)

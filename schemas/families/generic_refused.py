@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kcap.schemas.families.generic_operator import TORCH, Operator
-from kcap.schemas.families.generic_outputs import Signature
+from kcap.schemas.families.generic_outputs import Signature, named
 from kcap.schemas.families.generic_pattern import Member
 from kcap.schemas.work import MAY_COPY, does_work
 
@@ -16,6 +16,10 @@ ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted
 def why_no_kernel(signature: Signature, member: Member) -> str | None:
     """What it does instead: nothing, what no reference can repeat, or nothing that a Definition has."""
     own = signature.own
+    names = [named(leaf.path) for _, leaf in signature.pattern.leaves()]
+    names += [f"{named(leaf.path)}_out" for _, leaf in signature.written]
+    if len(set(names)) < len(names):
+        return "two of its arguments would have one name in a reference"
     if own.schema is None:
         return None if signature.written else "torch does not know this operator here: nothing tells what it returns"
     if own.namespace in TORCH and own.base in ALLOCATIONS:

@@ -260,6 +260,11 @@ REFUSED = {
     "collective": ("c10d::allreduce_", [Argument(value=spec())]),
     "cannot tell": ("aten::mm", [Argument(value=spec()), Argument(value=spec())]),
     "cannot be a name": ("absent::op", [Argument(name="x): pass #", value=spec(), written=True)]),
+    "'from' cannot be": ("absent::op", [Argument(name="from", value=spec(), written=True)]),
+    "have one name": (
+        "absent::op",
+        [Argument(name="x", value=spec(), written=True), Argument(name="x_out", value=spec())],
+    ),
     "a number that differs": (
         "aten::topk",
         [Argument(value=spec()), Argument(value=Drift("number")), Argument(value=-1)],

@@ -90,7 +90,7 @@ leaves = st.one_of(
 arguments = st.builds(
     Argument,
     name=st.one_of(st.none(), st.sampled_from(["self", "out", "dim", "from", "a b", "x"])),
-    value=st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=6),
+    value=specs | st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=6),
     keyword=st.booleans(),
     default=st.booleans(),
     written=st.booleans(),
