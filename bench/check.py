@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kcap.bench.tolerance import difference
+from kcap.replay.definitions.prepared import compiled
 from kcap.replay.inputs import Inputs
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.runner import verdict
@@ -71,13 +72,6 @@ def run_operator(use: Use, decided: Decided, inputs: Inputs, form: Form) -> list
     invocation = real(decided, inputs, use.call)
     invocation.result = decided.operator.call(*inputs.args, **inputs.kwargs)
     return [slot.get() for slot in use.bind(invocation).outputs.values()]
-
-
-def compiled(text: str, name: str) -> Any:
-    """The `run` of a reference; this process is there for it."""
-    scope: dict[str, Any] = {"__name__": f"reference_{name}"}
-    exec(compile(text, f"<reference of {name}>", "exec"), scope)
-    return scope["run"]
 
 
 def copied(value: Any) -> Any:

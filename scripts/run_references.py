@@ -15,9 +15,9 @@ from pathlib import Path
 
 import click
 
-from kcap.bench.made_up import made_up
-from kcap.bench.reference import ReferenceResult, References
 from kcap.errors import DONE, FAILED, PARTIAL
+from kcap.replay.definitions.made_up import made_up
+from kcap.replay.definitions.reference import ReferenceResult, References
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition
 from kcap.schemas.workload import Workload

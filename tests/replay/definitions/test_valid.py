@@ -10,10 +10,10 @@ from definitions import DATASET, definition, tensor, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.bench import inputs
-from kcap.bench.inputs import Made, make_inputs
-from kcap.bench.made_up import made_up
 from kcap.errors import KcapError
+from kcap.replay.definitions import inputs
+from kcap.replay.definitions.inputs import Made, make_inputs
+from kcap.replay.definitions.made_up import made_up
 from kcap.schemas.dataset import Dataset
 
 SIZES = st.integers(1, 9)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kcap.bench.draw import bits
+from kcap.replay.definitions.draw import bits
 from kcap.schemas.definition import Definition
 
 

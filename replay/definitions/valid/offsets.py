@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from kcap.bench import constraints
-from kcap.bench.draft import Draft
-from kcap.bench.valid import rule
+from kcap.replay.definitions import constraints
+from kcap.replay.definitions.draft import Draft
+from kcap.replay.definitions.valid import rule
 
 KEYS = ("kv_indptr", "paged_kv_indptr", "cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_k")
 QUERIES = ("qo_indptr", "q_indptr", "cu_seqlens_q", "cu_seq_lens_q", "query_start_loc")

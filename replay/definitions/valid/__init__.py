@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import torch
 
-from kcap.bench.draft import Draft
+from kcap.replay.definitions.draft import Draft
 
 Make: TypeAlias = Callable[[Draft, str], "torch.Tensor | None"]
 

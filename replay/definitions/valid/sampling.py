@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kcap.bench.draft import Draft
-from kcap.bench.valid import rule
+from kcap.replay.definitions.draft import Draft
+from kcap.replay.definitions.valid import rule
 
 MOST_K = 100  # serving rarely asks for more
 

@@ -9,10 +9,10 @@ import torch
 from definitions import definition, tensor, workload
 from safetensors.torch import save_file
 
-from kcap.bench.constraints import Broken
-from kcap.bench.inputs import make_inputs
-from kcap.bench.made_up import made_up
 from kcap.errors import FormatError, KcapError
+from kcap.replay.definitions.constraints import Broken
+from kcap.replay.definitions.inputs import make_inputs
+from kcap.replay.definitions.made_up import made_up
 from kcap.replay.skip import Skip
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition, DefinitionTensor

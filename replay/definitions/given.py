@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kcap.bench.draw import torch_dtype
 from kcap.errors import FormatError
+from kcap.replay.definitions.draw import torch_dtype
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition
 from kcap.schemas.workload import SafetensorsInput, ScalarInput, Workload

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from kcap.bench import constraints
 from kcap.errors import KcapError
+from kcap.replay.definitions import constraints
 from kcap.schemas.definition import Definition
 from kcap.schemas.workload import Input, RandomInput, ScalarInput, Workload
 

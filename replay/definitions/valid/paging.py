@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from kcap.bench.draft import Draft
-from kcap.bench.valid import cut, rule
-from kcap.bench.valid.offsets import KEYS, QUERIES
 from kcap.errors import KcapError
+from kcap.replay.definitions.draft import Draft
+from kcap.replay.definitions.valid import cut, rule
+from kcap.replay.definitions.valid.offsets import KEYS, QUERIES
 from kcap.replay.rules.paging import renumber, renumber_slots
 
 TABLES = ("block_table*", "page_table*", "slot_mapping")

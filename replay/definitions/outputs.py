@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kcap.bench.draw import PACKED, torch_dtype
+from kcap.replay.definitions.draw import PACKED, torch_dtype
 from kcap.schemas.definition import Definition
 from kcap.schemas.records import Record
 

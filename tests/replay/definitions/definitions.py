@@ -7,7 +7,7 @@ from pathlib import Path
 from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
 from kcap.schemas.workload import RandomInput, SafetensorsInput, ScalarInput, Workload
 
-DATASET = Path(__file__).parents[1] / "data" / "flashinfer-trace"
+DATASET = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 VAR, RANDOM = AxisVar(), RandomInput()
 COPY = "import torch\n\n\ndef run(x):\n    return x.clone()\n"
 

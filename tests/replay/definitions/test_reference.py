@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from definitions import COPY, DATASET, copying, definition, tensor, workload
 
-from kcap.bench.inputs import make_inputs
-from kcap.bench.made_up import made_up
-from kcap.bench.reference import ReferenceResult, References
+from kcap.replay.definitions.inputs import make_inputs
+from kcap.replay.definitions.made_up import made_up
+from kcap.replay.definitions.reference import ReferenceResult, References
 from kcap.replay.skip import Skip
 from kcap.schemas.dataset import Dataset
 
@@ -108,7 +108,7 @@ def test_a_reference_cannot_raise_its_own_memory_limit(references: References) -
 
 
 def test_what_one_reference_changes_the_next_does_not_see(references: References) -> None:
-    spoil = "import torch\nimport kcap.bench.outputs as o\ndef run(x):\n    torch.Tensor.clone = None\n    return x\n"
+    spoil = "import torch\ndef run(x):\n    torch.Tensor.clone = None\n    return x\n"
     assert run(references, spoil).status == "ok"
     assert run(references, COPY).status == "ok"
 

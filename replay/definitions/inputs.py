@@ -1,8 +1,8 @@
 """The inputs of a Workload: scalars as they are, tensors from the dataset's blobs, the rest drawn or made by rules.
 
-What a random number cannot be (an offset, a page, an expert, a probability) is made by a rule of `bench/valid`, and so
-is what the Workload names a file for that is not there; both are said in the notes. The Definition's constraints hold
-of what is made.
+What a random number cannot be (an offset, a page, an expert, a probability) is made by a rule of
+`replay/definitions/valid`, and so is what the Workload names a file for that is not there; both are said in the notes.
+The Definition's constraints hold of what is made.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from kcap.bench import constraints, given, valid
-from kcap.bench.draft import Draft
-from kcap.bench.draw import draw, torch_dtype
 from kcap.errors import KcapError
 from kcap.replay import memory
+from kcap.replay.definitions import constraints, given, valid
+from kcap.replay.definitions.draft import Draft
+from kcap.replay.definitions.draw import draw, torch_dtype
 from kcap.replay.indices import DATA_ONLY, SMALL
 from kcap.replay.skip import Skip
 from kcap.schemas.dataset import Dataset

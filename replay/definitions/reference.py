@@ -1,7 +1,7 @@
 """Run a Definition's reference on a Workload, in a process of its own for each: it is code from elsewhere.
 
-A worker (kcap.bench.reference_worker) has torch imported and forks for each reference, so that one that crashes, hangs,
-fills the memory or leaves something behind costs its own result alone.
+A worker (kcap.replay.definitions.reference_worker) forks for each reference, so that one that crashes, hangs, fills the
+memory or leaves something behind costs its own result alone.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from kcap.bench.outputs import Output
+from kcap.replay.definitions.outputs import Output
 from kcap.replay.pool import Worker
 from kcap.schemas import definition as definitions_file
 from kcap.schemas.definition import Definition
 from kcap.schemas.records import Record
 from kcap.schemas.workload import Workload
 
-MODULE = "kcap.bench.reference_worker"
+MODULE = "kcap.replay.definitions.reference_worker"
 
 
 class ReferenceResult(Record):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.constraints import Broken, check, evaluate, names, solved
+from kcap.replay.definitions.constraints import Broken, check, evaluate, names, solved
 
 VALUES = {
     "batch_size": 3,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kcap.bench.draft import Draft
-from kcap.bench.valid import rule
+from kcap.replay.definitions.draft import Draft
+from kcap.replay.definitions.valid import rule
 
 
 @rule("*_scale", "*_scales", "*_scale_inv", "*_scales_scalar", "*_scales_gate_scalar", "scale_a", "scale_b")
