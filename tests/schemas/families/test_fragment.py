@@ -76,7 +76,8 @@ def test_two_buffers_that_either_could_be_written_over_are_no_guess() -> None:
 @pytest.mark.parametrize(("over", "source"), [("a", "(in_out_ptr0, in_ptr0)"), ("b", "(in_ptr0, in_out_ptr0)")])
 def test_the_wrapper_tells_which_buffer_is_written_over(over: str, source: str) -> None:
     other = {"a": "b", "b": "a"}[over]
-    told = f"{A}{B}{SUB}return %sub\n%sub = buf1\nreuse(buf1, {over})\ncall(buf1, {other}, 32)\n"
+    given = f"buf1, reinterpret_tensor({other}, (8, 4), (4, 1), 0), 32"
+    told = f"{A}{B}{SUB}return %sub\n%sub = buf1\nreuse(buf1, {over})\ncall({given})\n"
     found = reference_from(INTO_A, told)
     assert isinstance(found, FragmentReference), found
     assert f"torch.ops.aten.sub.Tensor{source}" in found.source
