@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CALLS, LINEAR, METADATA
 
 from kcap.schemas import coverage
 from kcap.schemas.coverage import KernelTime, StepCoverage
-from kcap.schemas.recording import Argument, Call, Count, write_recording
+from kcap.schemas.recording import Argument, Call, Count, load, write_recording
 from kcap.schemas.values import TensorSpec
 
 Kcap = Callable[..., Any]
+MATRIX_PRODUCTS = 17  # of the Recording in the fixture
 
 
 @pytest.fixture
 def profiled(recording: Path) -> Path:
     """A linear and an operator that no family knows, with the GPU time of one profiled step."""
+    known = load(recording)
     count = [Count(phase="decode", count=8)]
     arguments = {"input": TensorSpec((4, 64), "bfloat16"), "weight": TensorSpec((32, 64), "bfloat16", storage=1)}
     linear = Call(
-        id=len(CALLS),
+        id=len(known.calls),
         operator="aten::linear",
         args=[Argument(name=name, value=value) for name, value in arguments.items()],
         counts=count,
     )
-    other = Call(id=len(CALLS) + 1, operator="other::op", args=[Argument(value=1.5)], counts=count)
-    metadata = METADATA.model_copy(update={"coverage": {"share": 1.0}})
-    write_recording(recording, metadata, [*CALLS, linear, other])
+    other = Call(id=len(known.calls) + 1, operator="other::op", args=[Argument(value=1.5)], counts=count)
+    metadata = known.metadata.model_copy(update={"coverage": {"share": 1.0}})
+    write_recording(recording, metadata, [*known.calls, linear, other])
     kernels = [KernelTime(name="a", us=30.0, call=linear.id), KernelTime(name="b", us=10.0, call=other.id)]
     step = StepCoverage(index=0, phase="decode", kernels=[*kernels, KernelTime(name="c", us=5.0, reason="unknown")])
     coverage.write(recording / coverage.FILE, [step])
@@ -45,7 +46,7 @@ def rows(kcap: Kcap, *words: object) -> dict[str, Any]:
 
 def test_matrix_products_are_of_the_family_gemm_and_an_unknown_operator_of_none(kcap: Kcap, profiled: Path) -> None:
     found = rows(kcap, profiled, "--by", "family")
-    assert found["gemm"]["count"] == 8 + LINEAR.total
+    assert found["gemm"]["count"] == 8 + MATRIX_PRODUCTS
     assert found["(none)"]["count"] >= 8
     assert sum(row["count"] for name, row in found.items() if name != "total") == found["total"]["total"]
     assert found["gemm"]["gpu_us"] == 30.0 and found["(none)"]["gpu_us"] == 10.0
