@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from kcap.bench.contents import Contents, open_contents
-from kcap.bench.exports import Exporter, Request, exporters
-from kcap.bench.verify import Where
+from kcap.bench.exports import Exporter, Request, find, targets
+from kcap.bench.where import Where
 from kcap.errors import CallError
 from kcap.schemas import loss as loss_file
 from kcap.schemas.loss import ExportLoss, Lost
@@ -19,7 +19,7 @@ MOST_SHOWN = 5
 
 @click.command(epilog="\b\nExample:\n  kcap export llama.kcap --to backendbench -o llama.backendbench")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--to", "target", type=click.Choice(list(exporters())), required=True, help="Whose format.")
+@click.option("--to", "target", type=click.Choice(targets()), required=True, help="Whose format.")
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @click.option("--allow-truncated", is_flag=True, help="Export a Recording of fewer layers than the model has.")
 @click.option("--measurements", type=click.Path(path_type=Path), help="Times for BackendBench: of kcap replay -o.")
@@ -43,7 +43,7 @@ def command(
     PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset. `loss.json` in the output
     tells in numbers what the target cannot carry.
     """
-    chosen = exporters()[target]
+    chosen = find(target)
     if measurements is not None and not measurements.is_file():
         raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
     contents = open_contents(path, allow_truncated)
@@ -58,7 +58,7 @@ def command(
 def check_takes(contents: Contents, target: str, chosen: Exporter) -> None:
     """CallError where PATH does not have what the target is made from."""
     if contents.dataset is not None and chosen.takes == "calls":
-        usable = ", ".join(name for name, one in exporters().items() if one.takes == "definitions")
+        usable = ", ".join(name for name in targets() if find(name).takes == "definitions")
         raise CallError(f"{contents.path}: a dataset has Definitions and no calls for {target}: --to one of {usable}")
     if contents.dataset is None and not contents.calls:
         raise CallError(f"{contents.path}: holds no calls")

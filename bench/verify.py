@@ -7,11 +7,11 @@ and at least one could be; otherwise it stays `status:draft`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from kcap.bench.contents import Contents
 from kcap.bench.problems import Problem, by_call, samples_of
+from kcap.bench.where import Where
 from kcap.replay.pool import Worker
 from kcap.replay.source import home_of
 from kcap.schemas.definition import DRAFT, VERIFIED, Definition
@@ -21,14 +21,6 @@ from kcap.schemas.reference_check import ReferenceCheck
 
 SEED = 20250301
 TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class Where:
-    """The device to check on (None: as recorded), and whether a Recording from elsewhere may run its sources."""
-
-    device: str | None = None
-    trust: bool = False
 
 
 def check_references(contents: Contents, derived: Derived, where: Where) -> Iterator[ReferenceCheck]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kcap.bench.exports import exporters
+from kcap.bench.exports import targets
 from kcap.schemas.recording import Argument, Call, Count, Launch, Metadata, write_recording
 from kcap.schemas.records import totals
 from kcap.schemas.values import TensorSpec, Value
@@ -83,4 +83,4 @@ def main(number: int, targets: list[str]) -> None:
 
 if __name__ == "__main__":
     count, *chosen = sys.argv[1:] or [str(CALLS)]
-    main(int(count), chosen or list(exporters()))
+    main(int(count), chosen or targets())

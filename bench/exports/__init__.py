@@ -1,4 +1,7 @@
-"""The formats of other benchmarks: one file each, its Exporter registered under the target's name."""
+"""The formats of other benchmarks: one file each, its Exporter registered under the file's name with dashes.
+
+A target's module is imported when it is asked for: some take seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from kcap.bench.contents import Contents
-from kcap.bench.verify import Where
+from kcap.bench.where import Where
 from kcap.schemas.loss import ExportLoss
 
 EXPORTERS: dict[str, Exporter] = {}
@@ -55,9 +57,12 @@ def exporter(target: str) -> Callable[[type[Exporter]], type[Exporter]]:
     return register
 
 
-@cache
-def exporters() -> dict[str, Exporter]:
-    """Every Exporter by its target's name, sorted."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    return dict(sorted(EXPORTERS.items()))
+def targets() -> list[str]:
+    """The name of every target: that of its file, with dashes."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if not module.ispkg)
+
+
+def find(target: str) -> Exporter:
+    """The Exporter of `target`, one of `targets()`."""
+    importlib.import_module(f"{__name__}.{target.replace('-', '_')}")
+    return EXPORTERS[target]

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 from kcap.bench.exports import Exporter, Request, exporter
-from kcap.bench.exports.lines import Entry, entries, indexes
-from kcap.bench.exports.times import Times, read_times
+from kcap.bench.exports.common.lines import Entry, entries, indexes
+from kcap.bench.exports.common.times import Times, read_times
 from kcap.schemas.backendbench.table import TableRow, write_table
 from kcap.schemas.loss import ExportLoss, LossLedger
 from kcap.schemas.signature import call_key

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 from kcap.bench.exports import Exporter, Request, exporter
-from kcap.bench.exports.cases import NO_BLOB, SAMPLES, Account, Case
-from kcap.bench.exports.model_source import FLOATS, MAX_STORED, model_source, stored_bytes
+from kcap.bench.exports.common.cases import NO_BLOB, SAMPLES, Account, Case
+from kcap.bench.exports.common.model_source import FLOATS, MAX_STORED, model_source, stored_bytes
 from kcap.replay.definitions import valid
 from kcap.schemas.loss import ExportLoss
 from kcap.schemas.workload import RandomInput

@@ -17,7 +17,7 @@ import orjson
 import torch
 
 from kcap.bench.exports import Exporter, Request, exporter
-from kcap.bench.exports.cases import NO_BLOB, Account, Case
+from kcap.bench.exports.common.cases import NO_BLOB, Account, Case
 from kcap.bench.tolerance import RTOL
 from kcap.schemas.definition import Definition
 from kcap.schemas.jsonfile import write_json

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kcap.bench.exports import Exporter, Request, exporter
-from kcap.bench.exports.lines import Entry, entries, indexes
+from kcap.bench.exports.common.lines import Entry, entries, indexes
 from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS
 from kcap.schemas.jsonfile import write_json
 from kcap.schemas.loss import ExportLoss, LossLedger

@@ -13,7 +13,8 @@ from kcap.bench.check import Checker
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
 from kcap.bench.tolerance import difference
-from kcap.bench.verify import Where, check_references, chosen, tag, with_status
+from kcap.bench.verify import check_references, chosen, tag, with_status
+from kcap.bench.where import Where
 from kcap.replay.rebuild import Rebuilder
 from kcap.schemas.definition import DRAFT, VERIFIED
 from kcap.schemas.families.derive import Kernel, derive_calls

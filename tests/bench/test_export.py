@@ -7,11 +7,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from kcap.bench.exports import exporters
+from kcap.bench.exports import find, targets
 from kcap.errors import FormatError
 from kcap.schemas import loss as loss_file
 
-OF_CALLS = sorted(name for name, one in exporters().items() if one.takes == "calls")
+OF_CALLS = [name for name in targets() if find(name).takes == "calls"]
 
 
 def test_a_truncated_recording_needs_to_be_asked_for(recording, kcap, tmp_path):

@@ -11,7 +11,7 @@ from zlib import compress
 
 import torch
 
-from kcap.bench.exports.cases import Case
+from kcap.bench.exports.common.cases import Case
 from kcap.schemas.definition import DefinitionTensor
 from kcap.schemas.workload import Input, ScalarInput
 
