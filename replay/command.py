@@ -1,11 +1,11 @@
-"""`kcap replay`: rebuild recorded calls and time them."""
+"""`kcap replay`: rebuild recorded calls, or a dataset's Workloads, and time them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import click
 import orjson
@@ -14,21 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.replay import report
+from kcap.replay.job import Choice, Request, Source
 from kcap.replay.pool import Worker
 from kcap.replay.results import Results, Row
-from kcap.replay.source import Choice, Group, Job, Source, open_source
-from kcap.schemas.dtypes import BY_NAME
+from kcap.replay.source import open_source
 from kcap.schemas.measurement import Measurement
-from kcap.schemas.recording import PHASES, Call, Phase
-from kcap.schemas.signature import call_key
-
-LEAST_SECONDS = 0.01  # of sampling, for each of a Call's Samples
+from kcap.schemas.recording import PHASES, Phase
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--device", help="cuda, cuda:N or cpu.  [default: what it was recorded on]")
-@click.option("--op", "globs", multiple=True, metavar="GLOB", help="Only operators that match, as 'aten::*mm*'.")
+@click.option("--op", "globs", multiple=True, metavar="GLOB", help="Only operators (Definitions) that match.")
 @click.option("--phase", type=click.Choice(PHASES), help="Only what ran in this phase.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the N most frequent calls.")
 @click.option("--rows", type=click.IntRange(min=1), default=40, show_default=True, help="Rows of the table.")
@@ -39,7 +36,7 @@ LEAST_SECONDS = 0.01  # of sampling, for each of a Call's Samples
     "--timeout", type=click.FloatRange(min=0.1), default=60, show_default=True, help="Seconds per call at most."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
-@click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that was not made by you, here.")
+@click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Write a measurement a line.")
 @click.option("--force", is_flag=True, help="Overwrite the output.")
@@ -62,20 +59,19 @@ def command(
 ) -> int:
     """Rebuild the recorded kernels' arguments and time each, on all its Samples.
 
-    PATH is a Recording, or a BackendBench trace file or parquet. Each kernel runs in a child process with a time limit.
-    Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
+    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset, of which each Definition's
+    reference is timed on each of its Workloads: that is code from elsewhere, which runs only with --trust. Each kernel
+    runs in a child process with a time limit. Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
 
     \b
     Example:
       kcap replay llama.kcap --phase decode -o llama.measurements.jsonl
+      kcap replay flashinfer-trace --trust --op 'rmsnorm*'
     """
     check_options(device, output, force)
-    source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going)
-    namespaces = sorted({job.call.namespace for job in source.jobs})
-    root = str(source.root) if source.root else None
-    session = {"device": device, "home": source.home, "root": root, "namespaces": namespaces, "threads": threads}
-    session["trust"] = trust
-    with opened(output) as file, Worker(session) as worker:
+    source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going, trust)
+    session = {**source.session, "device": device, "threads": threads}
+    with opened(output) as file, Worker(session, source.module) as worker:
         results = replay(source, worker, seconds, timeout, file)
         environment = worker.environment
     if as_json:
@@ -110,8 +106,8 @@ def replay(source: Source, worker: Worker, seconds: float, timeout: float, file:
     with progress() as bar:
         task = bar.add_task("replay", total=len(source.jobs))
         for job in source.jobs:
-            bar.update(task, description=job.call.operator[:40])
-            row = Row(job, [measure(job, group, worker, seconds, timeout) for group in job.groups])
+            bar.update(task, description=job.name[:40])
+            row = Row(job, [measure(request, worker, timeout) for request in job.requests(seconds)])
             results.rows.append(row)
             if file:
                 file.writelines(measurement.line() for measurement in row.measurements)
@@ -124,34 +120,10 @@ def progress() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def measure(job: Job, group: Group, worker: Worker, seconds: float, timeout: float) -> Measurement:
-    """Have the worker replay one Call on one Sample."""
-    share = max(seconds / len(job.groups), LEAST_SECONDS)
-    sample = group.sample.model_dump(mode="json", exclude_defaults=True) if group.sample else None
-    call = job.call.model_dump(mode="json", exclude_defaults=True)
-    answer = worker.run({"call": call, "sample": sample, "seconds": share}, timeout)
-    return Measurement.model_validate({**described(job, group), **worker.environment, **answer})
-
-
-def described(job: Job, group: Group) -> dict[str, Any]:
-    """What a measurement says of its Call."""
-    call = job.call
-    return {
-        "call": call.id,
-        "key": call_key(call),
-        "operator": call.operator,
-        "args": call.args,
-        "sample": group.index,
-        "phases": group.phases,
-        "count": job.count,
-        "dtype": main_dtype(call),
-    }
-
-
-def main_dtype(call: Call) -> str | None:
-    """The dtype of the first tensor of floats, or of the first tensor at all."""
-    dtypes = [spec.dtype for _, spec in call.tensors()]
-    return next((name for name in dtypes if BY_NAME[name].kind == "float"), dtypes[0] if dtypes else None)
+def measure(request: Request, worker: Worker, timeout: float) -> Measurement:
+    """Have the worker make one measurement."""
+    answer = worker.run(request.body, timeout)
+    return Measurement.model_validate({**worker.environment, **answer, **request.told})
 
 
 def say_next(source: Source, output: Path | None) -> None:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from kcap.replay.results import Results, Row, counted, total
 from kcap.schemas.measurement import AT_FLOOR, DISTURBED, NOTHING, SLOWED
-from kcap.schemas.signature import signature
 
 PIPED_WIDTH = 120
 HOST_ROWS = 10
@@ -74,7 +73,7 @@ def cells(row: Row, whole: float, phases: set[str]) -> Iterator[Text]:
     yield Text(f"{row.job.count:,}")
     yield Text("all" if len(phases) > 1 and set(row.job.counts) == phases else ",".join(row.job.counts))
     yield Text(clock(row), "dim")
-    yield Text.assemble(row.job.call.operator, ("  " + signature(row.job.call.args), "dim"))
+    yield Text.assemble(row.job.name, ("  " + row.job.arguments, "dim"))
 
 
 def clock(row: Row) -> str:

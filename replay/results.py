@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from kcap.replay.source import Job
+from kcap.replay.job import Job
 from kcap.schemas.measurement import Measurement
-from kcap.schemas.signature import signature
 
 
 @dataclass(frozen=True)
 class Row:
-    """A Call and its measurements. Times are microseconds of one invocation."""
+    """A job and its measurements. Times are microseconds of one invocation."""
 
     job: Job
     measurements: list[Measurement]
@@ -56,11 +55,8 @@ class Row:
         return any(note in measurement.notes for measurement in self.measurements)
 
     def as_json(self) -> dict[str, Any]:
-        call = self.job.call
         return {
-            "call": call.id,
-            "operator": call.operator,
-            "signature": signature(call.args),
+            **self.job.as_json(),
             "count": self.job.count,
             "phases": self.job.counts,
             "status": self.status,

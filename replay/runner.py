@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,20 @@ import torch
 from kcap.replay import environment, memory, rules
 from kcap.replay.bind import Bound
 from kcap.replay.inputs import Inputs
+from kcap.replay.job import SEED
 from kcap.replay.layout import Target
 from kcap.replay.operators import Operator
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks
-from kcap.replay.timing.cuda import sets_needed, time_cuda
-from kcap.replay.timing.host import LONGEST_IN_PLACE, LONGEST_LOOP, time_host
+from kcap.replay.timing.clock import Size, time_on
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.stop import Budget
 from kcap.schemas.measurement import SLOWED, Clocks, quartiles
 from kcap.schemas.recording import Call, Sample
 
-SEED = 20250301
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
 LEAST_CLOCK = 0.75  # of the highest SM clock
-RESTORED_BYTES = 64 << 20  # written arguments up to this size are restored before each sample of the clock
 
 
 class Runner:
@@ -55,22 +53,11 @@ class Runner:
         return report(timing, decided.total, decided.touched, self.target.device)
 
     def _clock(self, decided: Decided, first: Inputs, budget: Budget) -> Timing:
-        device, operator = self.target.device, decided.operator
+        operator = decided.operator
         restored = written(operator, decided.bound, decided.rule, self.target)
-        if not uses_gpu(first):
-            longest = LONGEST_IN_PLACE if restored else LONGEST_LOOP
-            return time_host(operator.call, first, restorer([first], restored), budget, longest)
-        touched = decided.touched
-        more = sets_needed(decided.total, touched, memory.free(device), device) - 1
-        sets = [first, *(self.rebuilder.clone(decided, first) for _ in range(more))]
-        return time_cuda(operator.call, sets, touched, restorer(sets, restored), budget, device)
-
-
-def uses_gpu(inputs: Inputs) -> bool:
-    """Whether a tensor lies on a GPU or one is made there; the rest is the host's work."""
-    given = [*inputs.args, *inputs.kwargs.values()]
-    made = any(isinstance(value, torch.device) and value.type == "cuda" for value in given)
-    return made or any(place.startswith("cuda") for place, _ in inputs.buffers)
+        size = Size(decided.total, decided.touched)
+        clone = partial(self.rebuilder.clone, decided, first)
+        return time_on(self.target.device, operator.call, first, clone, size, restored, budget)
 
 
 def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:
@@ -82,21 +69,6 @@ def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) 
         if (argument.written or argument.name in writes) and argument.name not in rule.harmless:
             keys.add((memory.place(spec.device, target.device, target.home), spec.storage))
     return sorted(keys)
-
-
-def restorer(sets: list[Inputs], keys: list[memory.Key]) -> Callable[[], None]:
-    """What puts the storages `keys` of every set back to the content they have now."""
-    saved = {key: sets[0].buffers[key] for key in keys}
-    if sum(len(buffer) for buffer in saved.values()) > RESTORED_BYTES:
-        return lambda: None
-    saved = {key: buffer.clone() for key, buffer in saved.items()}
-
-    def restore() -> None:
-        for inputs in sets:
-            for key, content in saved.items():
-                inputs.buffers[key].copy_(content)
-
-    return restore
 
 
 def report(timing: Timing, set_bytes: int, touched: int, device: str) -> dict[str, Any]:

@@ -1,31 +1,25 @@
-"""What to replay: the Calls of a Recording or a trace file, chosen, and each with the Samples that it needs."""
+"""The Calls of a Recording or a trace file to replay, chosen, and each with the Samples that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from kcap.errors import CallError
 from kcap.replay import trace
+from kcap.replay.definitions.source import open_dataset
+from kcap.replay.job import LEAST_SECONDS, Choice, Job, Request, Source
 from kcap.schemas.backendbench import Problems
 from kcap.schemas.dtypes import BY_NAME
 from kcap.schemas.recording import Call, Phase, Recording, Sample, load
+from kcap.schemas.signature import call_key, signature
 from kcap.schemas.source import detect
 from kcap.schemas.values import Drift, Value
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which Calls to replay: names that match a glob, one phase, the `top` most frequent, views too or not."""
-
-    globs: tuple[str, ...] = ()
-    phase: Phase | None = None
-    top: int | None = None
-    views: bool = False
 
 
 @dataclass
@@ -38,34 +32,56 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A Call to replay, on each of its groups, and how often it ran in the phases asked for."""
+class CallJob(Job):
+    """A Call to replay on each of its groups."""
 
     call: Call
     groups: list[Group]
-    counts: dict[str, int]
 
     @property
-    def count(self) -> int:
-        return sum(self.counts.values())
+    def name(self) -> str:
+        return self.call.operator
+
+    @property
+    def arguments(self) -> str:
+        return signature(self.call.args)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"call": self.call.id, "operator": self.name, "signature": self.arguments}
+
+    def requests(self, seconds: float) -> Iterator[Request]:
+        share = max(seconds / len(self.groups), LEAST_SECONDS)
+        call = self.call.model_dump(mode="json", exclude_defaults=True)
+        for group in self.groups:
+            sample = group.sample.model_dump(mode="json", exclude_defaults=True) if group.sample else None
+            yield Request({"call": call, "sample": sample, "seconds": share}, self._told(group))
+
+    def _told(self, group: Group) -> dict[str, Any]:
+        call = self.call
+        return {
+            "call": call.id,
+            "key": call_key(call),
+            "operator": call.operator,
+            "args": call.args,
+            "sample": group.index,
+            "phases": group.phases,
+            "count": self.count,
+            "dtype": main_dtype(call),
+        }
 
 
-@dataclass(frozen=True)
-class Source:
-    """`home` is the device type that the Calls were recorded on: `cuda`, `cpu`, or None if no tensor tells."""
-
-    path: Path
-    root: Path | None
-    jobs: list[Job]
-    home: str | None
-    bad_lines: int = 0
+def main_dtype(call: Call) -> str | None:
+    """The dtype of the first tensor of floats, or of the first tensor at all."""
+    dtypes = [spec.dtype for _, spec in call.tensors()]
+    return next((name for name in dtypes if BY_NAME[name].kind == "float"), dtypes[0] if dtypes else None)
 
 
-def open_source(path: Path, choice: Choice, keep_going: bool) -> Source:
-    """Read `path`, a Recording, a trace file or a parquet; CallError or FormatError say what is wrong with it."""
+def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = False) -> Source:
+    """Read `path`, a Recording, a trace file, a parquet or, with `trust`, a dataset; CallError or FormatError say what
+    is wrong with it."""
     kind = detect(path)
     if kind == "dataset":
-        raise CallError(f"{path}: a dataset is not replayed: replay the Recording that it came from (kcap show {path})")
+        return open_dataset(path, choice, trust)
     problems = Problems() if keep_going else None
     recording = load(path) if kind == "recording" else None
     calls = recording.calls if recording else trace.calls(path, problems)
@@ -76,8 +92,14 @@ def open_source(path: Path, choice: Choice, keep_going: bool) -> Source:
     if not jobs:
         raise CallError(f"{path}: none of its {len(calls)} calls matches --op or --phase (kcap show {path} lists them)")
     jobs.sort(key=lambda job: (-job.count, job.call.id))
-    bad = problems.lines if problems else 0
-    return Source(path, path.resolve() if recording else None, jobs[: choice.top], home_of(calls), bad)
+    jobs = jobs[: choice.top]
+    session = {
+        "home": home_of(calls),
+        "root": str(path.resolve()) if recording else None,
+        "namespaces": sorted({job.call.namespace for job in jobs}),
+        "trust": trust,
+    }
+    return Source(path, jobs, session, bad_lines=problems.lines if problems else 0)
 
 
 def wanted(call: Call, choice: Choice) -> bool:
@@ -99,13 +121,13 @@ def _by_call(recording: Recording) -> dict[int, list[tuple[int, Sample]]]:
     return found
 
 
-def _job(call: Call, samples: dict[int, list[tuple[int, Sample]]], choice: Choice) -> Job:
+def _job(call: Call, samples: dict[int, list[tuple[int, Sample]]], choice: Choice) -> CallJob:
     counts: dict[str, int] = {}
     for count in call.counts:
         if choice.phase in (None, count.phase):
             counts[count.phase] = counts.get(count.phase, 0) + count.count
     matching = [(i, s) for i, s in samples.get(call.id, []) if choice.phase in (None, s.phase)]
-    return Job(call, group(matching) if needs_sample(call) else [Group(None, None)], counts)
+    return CallJob(counts, call, group(matching) if needs_sample(call) else [Group(None, None)])
 
 
 def group(samples: Iterable[tuple[int, Sample]]) -> list[Group]:

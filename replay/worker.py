@@ -52,17 +52,24 @@ def open_session() -> Session | None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     given = orjson.loads(sys.stdin.buffer.readline())
-    try:
-        device = environment.choose(given["device"], given["home"])
-        send(answers, environment.describe(device, given["threads"]))
-    except (ValueError, RuntimeError) as error:
-        send(answers, {"error": str(error).splitlines()[0]})
+    there = device_of(given)
+    send(answers, there)
+    if "error" in there:
         return None
+    device = str(there["device"])
     preload(given["namespaces"])
     if device == "cpu":
         limit_host_memory()
     root = Path(given["root"]) if given["root"] else None
     return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False))
+
+
+def device_of(given: dict[str, Any]) -> dict[str, str | int | None]:
+    """What a measurement says of the session's device; under `error`, why there is none."""
+    try:
+        return environment.describe(environment.choose(given["device"], given["home"]), given["threads"])
+    except (ValueError, RuntimeError) as error:
+        return {"error": str(error).splitlines()[0]}
 
 
 def preload(namespaces: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The measurement: one JSON line for each Call and Sample that was replayed, skipped or failed.
+"""The measurement: one JSON line for each Call and Sample, or Workload, that was replayed, skipped or failed.
 
 Times are microseconds of one invocation; every sample of the clock is kept, none is cut.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from kcap.schemas.jsonfile import read_lines
 from kcap.schemas.recording import Argument, Phase, Record
@@ -42,11 +42,16 @@ class Clocks(Record):
 
 
 class Measurement(Record):
-    """What one Call took on one Sample, where, and how that was measured; `reason` says why not."""
+    """What one Call took on one Sample, where, and how that was measured; `reason` says why not.
 
-    call: int = Field(ge=0)
+    Of a dataset: what a Definition's reference took on the Workload with this uuid; `operator` is the Definition.
+    """
+
+    call: int | None = Field(default=None, ge=0)
     key: str = ""  # kcap.schemas.signature.call_key: the same in any Recording
     operator: str = Field(min_length=1)
+    definition: str | None = None
+    workload: str | None = None
     args: list[Argument] = []
     sample: int | None = None  # line of samples.jsonl, from 0; None where the Call needs no Sample
     phases: list[Phase] = []  # the phases of the Samples that this one stands for; none: all
@@ -73,6 +78,12 @@ class Measurement(Record):
     driver: str | None = None
     torch: str = ""
     threads: int | None = None  # of torch's CPU pool; None on a GPU
+
+    @model_validator(mode="after")
+    def _names_a_call_or_a_workload(self) -> Measurement:
+        if (self.call is None) is (self.workload is None) or (self.definition is None) is not (self.workload is None):
+            raise ValueError("it is of a call, or of a definition and a workload")
+        return self
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:

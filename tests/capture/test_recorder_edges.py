@@ -13,7 +13,8 @@ import torch
 
 import kcap
 from kcap.errors import CallError
-from kcap.replay.source import Choice, open_source
+from kcap.replay.job import Choice
+from kcap.replay.source import open_source
 from kcap.schemas.recording import Recording
 
 Record = Callable[..., Recording]

@@ -13,7 +13,8 @@ import orjson
 import pytest
 from handmade import Values, call, tensor
 
-from kcap.replay.source import Choice, open_source
+from kcap.replay.job import Choice
+from kcap.replay.source import open_source
 from kcap.schemas.measurement import Measurement, read
 from kcap.schemas.recording import Call, Sample
 from kcap.schemas.values import Drift

@@ -11,13 +11,14 @@ import pytest
 import torch
 from handmade import call, tensor
 
-from kcap.replay import memory, runner
+from kcap.replay import memory
 from kcap.replay.bind import bind
 from kcap.replay.inputs import Inputs, build, clone
 from kcap.replay.layout import Target
 from kcap.replay.operators import resolve
-from kcap.replay.runner import Runner, uses_gpu
-from kcap.replay.timing import cuda
+from kcap.replay.runner import Runner
+from kcap.replay.timing import clock, cuda
+from kcap.replay.timing.clock import uses_gpu
 from kcap.replay.timing.stop import Budget
 from kcap.schemas.measurement import AT_FLOOR, NOTHING
 from kcap.schemas.recording import Argument, Call
@@ -208,7 +209,7 @@ def no_gpu_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     room = memory.free
     monkeypatch.setattr(memory, "free", lambda device: 100 << 30 if device == "cuda:0" else room(device))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 140 << 30))
-    monkeypatch.setattr(runner, "time_cuda", lambda *_: pytest.fail("timed on the GPU"))
+    monkeypatch.setattr(clock, "time_cuda", lambda *_: pytest.fail("timed on the GPU"))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from kcap.replay import report
 from kcap.replay.results import Results, Row
-from kcap.replay.source import Group, Job
+from kcap.replay.source import CallJob, Group
 from kcap.schemas.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement
 
 
 def row(number: int, count: int, time_us: float, method: str, *notes: str) -> Row:
     made = call("_C_cache_ops::reshape_and_cache_flash", *[tensor(1024, 4096, storage=n) for n in range(9)], id=number)
-    job = Job(made, [Group(None, None)], {"decode": count - 1, "mixed": 1})
+    job = CallJob({"decode": count - 1, "mixed": 1}, made, [Group(None, None)])
     fields = {"call": number, "operator": made.operator, "median_us": time_us, "method": method, "cache": "cold"}
     return Row(job, [Measurement.model_validate({**fields, "notes": list(notes), "floor_us": 0.9})])
 

@@ -13,7 +13,7 @@ from handmade import call, request_for, tensor
 
 from kcap.replay.inputs import Inputs
 from kcap.replay.pool import Worker
-from kcap.replay.runner import restorer
+from kcap.replay.timing.clock import restorer
 from kcap.replay.timing.host import LONGEST_IN_PLACE, time_host
 from kcap.replay.timing.stop import Budget
 
