@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from kcap.errors import CallError
 from kcap.replay import trace
-from kcap.schemas.dataset import Dataset
+from kcap.schemas.dataset import Dataset, invocations
 from kcap.schemas.recording import Recording, load
 from kcap.schemas.records import Call, Metadata, Sample
 from kcap.schemas.source import detect
@@ -41,8 +42,18 @@ class Contents:
 
     @cached_property
     def total(self) -> int:
-        """Invocations of kernels, of which an export's shares are."""
+        """Invocations, of which an export's shares are: of kernels, or those that a dataset's Workloads stand for."""
+        if self.dataset is not None:
+            return sum(_stood_for(self.dataset))
         return sum(call.total for call in self.kernels)
+
+
+def _stood_for(dataset: Dataset) -> Iterator[int]:
+    """Invocations of each Definition; without counts, each of its Workloads is one."""
+    counted = invocations(dataset.counts)
+    for name in dataset.definitions:
+        uuids = {workload.uuid for workload in dataset.workloads.get(name, ())}
+        yield counted[name] if name in counted else len(uuids)
 
 
 def open_contents(path: Path, allow_truncated: bool) -> Contents:

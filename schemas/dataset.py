@@ -78,6 +78,7 @@ class Dataset:
                 if not trace.is_workload:
                     raise FormatError(str(path), f"{trace.workload.uuid}: a Workload has no solution or evaluation")
                 dataset.workloads.setdefault(trace.definition, []).append(trace.workload)
+        _check_counts(dataset)
         for path in files(root / "solutions", "json"):
             solution = solutions_file.read(path)
             dataset.solutions.setdefault(solution.definition, []).append(solution)
@@ -124,6 +125,13 @@ def _add_definition(dataset: Dataset, path: Path) -> None:
 
 def _counts(path: Path) -> Iterator[WorkloadCount]:
     return read_lines(path, WorkloadCount) if path.is_file() else iter(())
+
+
+def _check_counts(dataset: Dataset) -> None:
+    known = {(name, workload.uuid) for name, given in dataset.workloads.items() for workload in given}
+    for count in dataset.counts:
+        if count.definition not in dataset.definitions or (count.definition, count.workload) not in known:
+            raise FormatError(str(dataset.root / COUNTS), f"{count.definition} has no Workload {count.workload}")
 
 
 def write_dataset(

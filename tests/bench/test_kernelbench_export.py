@@ -84,6 +84,13 @@ def test_workloads_without_counts_count_as_one_each(exported, tmp_path):
     assert (len(found), loss["total"], loss["exported"]) == (2, 2, 2)
 
 
+def test_a_workload_without_counts_beside_others_counts_as_none(exported, tmp_path):
+    eps = ScalarInput(value=1.0)
+    given = [workload(SCALE, uuid, m=m, eps=eps) for uuid, m in (("a", 1), ("b", 2))]
+    found, loss = exported_one(exported, tmp_path, SCALE, *given, counts=[counted(SCALE, "a", 9, 0)])
+    assert (len(found), loss["total"], loss["exported"]) == (2, 9, 9)
+
+
 def test_recorded_values_that_are_gone_are_a_loss(exported, tmp_path):
     given = workload(LOOKUP, "gone", rows=stored(LOOKUP, "gone", "rows"))
     found, loss = exported_one(exported, tmp_path, LOOKUP, given, counts=[counted(LOOKUP, "gone", 9, 0)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import orjson
 import pytest
 from bench_calls import reasons
-from bench_datasets import definition, of, workload, write_small
+from bench_datasets import SCALE, counted, definition, of, workload, write_small
 from safetensors.torch import load_file
 
 from kcap.bench.exports.sol_execbench import tolerance
 from kcap.schemas.dataset import write_dataset
 from kcap.schemas.definition import Definition
+from kcap.schemas.workload import ScalarInput
 
 
 def lines(path):
@@ -22,6 +23,19 @@ def test_each_definition_is_a_folder_with_every_workload(exported, tmp_path):
     assert {path.name for path in output.iterdir()} == {"scale", "lookup", "masked", "two", "fp8", "loss.json"}
     assert [one["uuid"] for one in lines(output / "lookup" / "workload.jsonl")] == ["l1", "l2"]
     assert (loss["exported"], loss["total"]) == (80, 80)
+
+
+def test_a_call_whose_samples_are_one_workload_counts_once(exported, tmp_path):
+    given = workload(SCALE, "s", eps=ScalarInput(value=1.0))
+    counts = [counted(SCALE, "s", 9, 0, samples=2)] * 2
+    write_dataset(tmp_path / "set", [SCALE], {"scale": [given]}, {}, counts)
+    _, loss = exported(tmp_path / "set", "sol-execbench")
+    assert (loss["exported"], loss["total"]) == (9, 9)
+
+
+@pytest.mark.parametrize("target", ["flashinfer-bench", "kernelbench", "kernel-description", "sol-execbench"])
+def test_every_target_of_a_dataset_has_the_same_total(target, exported, tmp_path):
+    assert exported(write_small(tmp_path / "set"), target)[1]["total"] == 80
 
 
 def test_a_definition_is_one_of_flashinfer_bench_without_tags(exported, tmp_path):

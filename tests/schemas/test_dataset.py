@@ -162,6 +162,15 @@ def test_a_folder_without_definitions_is_no_dataset(tmp_path: Path) -> None:
         Dataset.load(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["definition", "workload"])
+def test_counts_of_a_workload_that_is_not_there_are_refused(dataset: Dataset, key: str) -> None:
+    path = dataset.root / "counts.jsonl"
+    line = orjson.loads(path.read_bytes().splitlines()[0])
+    path.write_bytes(orjson.dumps({**line, key: "other"}) + b"\n")
+    with pytest.raises(FormatError, match="has no Workload"):
+        Dataset.load(dataset.root)
+
+
 def test_a_definition_that_is_there_twice_is_refused(dataset: Dataset) -> None:
     shutil.copytree(dataset.root / "definitions/take", dataset.root / "definitions/taken")
     with pytest.raises(FormatError, match="name: take_n4 is there twice"):

@@ -44,20 +44,28 @@ class Case:
 def cases(problem: Problem, samples: bool) -> list[Case]:
     """The most often invoked first. With `samples` every Workload, else one for each Call.
 
-    Where the dataset has no counts, a Workload counts as one.
+    A Workload without counts counts as one, or as none where its Definition has others with counts.
     """
+    found = _counted(problem, samples)
+    named = {count.workload for count in problem.counts}
+    for number, uuid in enumerate(uuid for uuid in problem.workloads if uuid not in named):
+        found[uuid] = _case(problem, uuid)
+        if not problem.counts:
+            found[uuid].calls[number, problem.definition.name] = 1
+    return sorted(found.values(), key=lambda case: (-case.count, case.workload.uuid))
+
+
+def _counted(problem: Problem, samples: bool) -> dict[str, Case]:
+    """By Workload. A Call counts with the first of its Workloads, once where several of its Samples are that one."""
     found: dict[str, Case] = {}
     seen: set[tuple[int, str]] = set()
     for count in problem.counts:
         call = (count.call, count.operator)
         if call not in seen or samples:
             case = found.setdefault(count.workload, _case(problem, count.workload))
-            case.calls[call] = 0 if call in seen else sum(one.count for one in count.counts)
+            case.calls.setdefault(call, 0 if call in seen else sum(one.count for one in count.counts))
         seen.add(call)
-    for number, uuid in enumerate(problem.workloads if not problem.counts else ()):
-        found[uuid] = _case(problem, uuid)
-        found[uuid].calls[number, problem.definition.name] = 1
-    return sorted(found.values(), key=lambda case: (-case.count, case.workload.uuid))
+    return found
 
 
 def _case(problem: Problem, uuid: str) -> Case:
@@ -76,7 +84,6 @@ class Account:
         self.regions = {call.id for call in contents.calls if call.kind == "region"}
         self.taken: set[str] = set()  # operators of regions
         self.refused: dict[str, str] = {}  # operators of regions, and why
-        self.total = contents.total
 
     @property
     def ledger(self) -> LossLedger:
@@ -86,8 +93,6 @@ class Account:
         """The cases for which `refuse` gives no reason."""
         for problem in self.problems.problems:
             for case in cases(problem, samples):
-                if self.contents.dataset is not None:
-                    self.total += case.count
                 reason = refuse(case)
                 self._book(case, reason)
                 if reason is None:
@@ -108,4 +113,4 @@ class Account:
         for number, region in covered.items():
             if region in self.refused and region not in self.taken:
                 self.ledger.lose(calls[number].operator, self.refused[region], calls[number].total)
-        return self.ledger.loss(target, self.total)
+        return self.ledger.loss(target, self.contents.total)
