@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ arguments = st.builds(
     value=st.none() | st.integers(-9, 9) | st.just(TensorSpec((2, 3), "bfloat16", (1, 2), 5, "cuda:0", 1)),
     keyword=st.booleans(),
 )
-measurements = st.builds(
+of_calls = st.builds(
     Measurement,
     call=st.integers(0, 10**6),
     key=texts,
@@ -50,6 +51,8 @@ measurements = st.builds(
     driver=st.none() | texts,
     threads=st.none() | st.integers(1, 512),
 )
+named = st.fixed_dictionaries({"call": st.none(), "definition": texts, "workload": texts})
+measurements = of_calls | st.builds(lambda one, names: one.model_copy(update=names), of_calls, named)
 
 
 @settings(max_examples=100, deadline=None)
@@ -59,6 +62,16 @@ def test_read_gives_back_what_was_written(given: list[Measurement]) -> None:
         path = Path(directory) / "m.jsonl"
         write(path, given)
         assert list(read(path)) == given
+
+
+@pytest.mark.parametrize(
+    "names", [{}, {"definition": "d"}, {"workload": "w"}, {"call": 0, "definition": "d", "workload": "w"}]
+)
+def test_a_line_is_of_a_call_or_of_a_definition_and_a_workload(tmp_path: Path, names: dict[str, object]) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(orjson.dumps({"operator": "d", **names}))
+    with pytest.raises(FormatError, match="of a call, or of a definition and a workload"):
+        list(read(path))
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
