@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ class Choice:
     phase: Phase | None = None
     top: int | None = None
     views: bool = False
+
+    def takes(self, name: str) -> bool:
+        """Whether an operator or Definition of this name is one of them."""
+        return not self.globs or any(fnmatchcase(name, glob) for glob in self.globs)
 
 
 @dataclass(frozen=True)

@@ -2,78 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from kcap.errors import CallError
 from kcap.replay import trace
+from kcap.replay.call_job import CallJob, Group
 from kcap.replay.definitions.source import open_dataset
-from kcap.replay.job import LEAST_SECONDS, Choice, Job, Request, Source
+from kcap.replay.job import Choice, Source
 from kcap.schemas.backendbench import Problems
 from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.recording import Call, Phase, Recording, Sample, load
-from kcap.schemas.signature import call_key, signature
+from kcap.schemas.recording import Call, Recording, Sample, load
 from kcap.schemas.source import detect
 from kcap.schemas.values import Drift, Value
-
-
-@dataclass
-class Group:
-    """Samples of one Call that hold the same: replayed once for all of them. `sample` None: it needs none."""
-
-    sample: Sample | None
-    index: int | None
-    phases: list[Phase] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class CallJob(Job):
-    """A Call to replay on each of its groups."""
-
-    call: Call
-    groups: list[Group]
-
-    @property
-    def name(self) -> str:
-        return self.call.operator
-
-    @property
-    def arguments(self) -> str:
-        return signature(self.call.args)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"call": self.call.id, "operator": self.name, "signature": self.arguments}
-
-    def requests(self, seconds: float) -> Iterator[Request]:
-        share = max(seconds / len(self.groups), LEAST_SECONDS)
-        call = self.call.model_dump(mode="json", exclude_defaults=True)
-        for group in self.groups:
-            sample = group.sample.model_dump(mode="json", exclude_defaults=True) if group.sample else None
-            yield Request({"call": call, "sample": sample, "seconds": share}, self._told(group))
-
-    def _told(self, group: Group) -> dict[str, Any]:
-        call = self.call
-        return {
-            "call": call.id,
-            "key": call_key(call),
-            "operator": call.operator,
-            "args": call.args,
-            "sample": group.index,
-            "phases": group.phases,
-            "count": self.count,
-            "dtype": main_dtype(call),
-        }
-
-
-def main_dtype(call: Call) -> str | None:
-    """The dtype of the first tensor of floats, or of the first tensor at all."""
-    dtypes = [spec.dtype for _, spec in call.tensors()]
-    return next((name for name in dtypes if BY_NAME[name].kind == "float"), dtypes[0] if dtypes else None)
 
 
 def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = False) -> Source:
@@ -106,7 +49,7 @@ def wanted(call: Call, choice: Choice) -> bool:
     """Regions are never replayed: what runs in them counts on its own."""
     if call.kind == "region" or not (call.work or choice.views):
         return False
-    return not choice.globs or any(fnmatchcase(call.operator, glob) for glob in choice.globs)
+    return choice.takes(call.operator)
 
 
 def home_of(calls: Iterable[Call]) -> str | None:

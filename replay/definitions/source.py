@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -68,17 +67,12 @@ def open_dataset(path: Path, choice: Choice, trust: bool) -> Source:
     if not every:
         raise CallError(f"{path}: holds no Workloads (kcap export --to flashinfer-bench writes some)")
     weights = weigh(dataset.counts)
-    named = [(of, workload) for of, workload in every if wanted(of.name, choice)]
-    jobs = [job for of, workload in named if (job := _job(of, workload, weights, choice)).count]
+    chosen = [_job(of, workload, weights, choice) for of, workload in every if choice.takes(of.name)]
+    jobs = sorted((job for job in chosen if job.count), key=lambda job: -job.count)
     if not jobs:
         reason = f"none of its {len(every)} Workloads matches --op or --phase"
         raise CallError(f"{path}: {reason} (kcap show {path} lists its Definitions; counts.jsonl has their phases)")
-    jobs.sort(key=lambda job: -job.count)
     return Source(path, jobs[: choice.top], {"home": None, "root": str(path.resolve()), "limit": None}, MODULE)
-
-
-def wanted(name: str, choice: Choice) -> bool:
-    return not choice.globs or any(fnmatchcase(name, glob) for glob in choice.globs)
 
 
 def _job(definition: Definition, workload: Workload, weights: Weights, choice: Choice) -> WorkloadJob:

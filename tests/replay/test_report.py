@@ -8,8 +8,8 @@ from handmade import call, tensor
 from rich.console import Console
 
 from kcap.replay import report
+from kcap.replay.call_job import CallJob, Group
 from kcap.replay.results import Results, Row
-from kcap.replay.source import CallJob, Group
 from kcap.schemas.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement
 
 
