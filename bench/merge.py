@@ -57,8 +57,9 @@ def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> 
 def _check_output(output: Path, paths: Sequence[Path], force: bool) -> None:
     if output.exists() and not force:
         raise CallError(f"{output}: already exists: pass --force to replace it")
-    if any(path.resolve().is_relative_to(output.resolve()) for path in paths):
-        raise CallError(f"{output}: is or holds one of those to merge: choose another -o")
+    for path, root in ((path.resolve(), output.resolve()) for path in paths):
+        if path.is_relative_to(root) or root.is_relative_to(path):
+            raise CallError(f"{output}: is, holds or lies in one of those to merge: choose another -o")
     if output.exists() and not any((output / name).exists() for name in ("recording.json", "definitions")):
         raise CallError(f"{output}: neither a Recording nor a dataset, and so not replaced: choose another -o")
 
@@ -66,6 +67,7 @@ def _check_output(output: Path, paths: Sequence[Path], force: bool) -> None:
 def write_merged(output: Path, merged: Merged, force: bool = False) -> None:
     """Write a merged Recording with its files; FormatError for one whose content is not what its name says."""
     files = {name: dict(_files(merged.parts, name)) for name in FOLDERS}
+    steps = list(_coverage(merged))
     if force:
         shutil.rmtree(output, ignore_errors=True)
     output.mkdir(mode=0o700, parents=True)
@@ -74,7 +76,7 @@ def write_merged(output: Path, merged: Merged, force: bool = False) -> None:
         for name, path in sorted(found.items()):
             shutil.copyfile(path, output / folder / name)
     metadata = merged.metadata
-    if steps := list(_coverage(merged)):
+    if steps:
         coverage.write(output / coverage.FILE, steps)
         summary = summarize(steps).model_dump(mode="json", exclude_defaults=True)
         metadata = metadata.model_copy(update={"coverage": summary})

@@ -24,7 +24,6 @@ SETTINGS = (
     "layers_model",
     "device",
     "recorder",
-    "kernel_ids",
 )
 UNSEALED = "not all kernel sources were sealed by this user: look at them in kernels/, then pass --trust to replay"
 
@@ -50,6 +49,7 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
         format="{}.{}".format(*FORMAT),
         **settings,
         **same,
+        kernel_ids="definition",  # the calling record is derived anew
         world_size=_world(parts),
         seal=sealed,
         coverage=None if len(several) > 1 else several[0].coverage,

@@ -70,6 +70,7 @@ def recordings(draw, hosts=False):
     metadata = Metadata(
         model="m",
         framework="vLLM",
+        kernel_ids="definition",
         world_size=3,
         complete=draw(st.booleans()),
         steps=dict(Counter(step.phase for step in steps)),
@@ -231,6 +232,12 @@ def test_other_settings_are_refused_by_name(name):
         merged(host(0), other)
 
 
+def test_a_recording_whose_calling_record_names_operators_merges_with_one_that_names_definitions():
+    older, newer = host(0), host(0)
+    newer.metadata = newer.metadata.model_copy(update={"kernel_ids": "definition"})
+    assert merged(older, newer).metadata.kernel_ids == "definition"
+
+
 def test_a_program_of_a_call_that_is_not_there_is_named():
     damaged = memory(Metadata(), [], [Program(id=0, calls=[4])])
     with pytest.raises(FormatError, match=r"programs\.jsonl: names a Call 4"):
@@ -296,6 +303,13 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(two, kcap, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+def test_what_is_to_be_replaced_stays_where_one_of_those_to_merge_is_damaged(two, kcap, tmp_path):
+    assert kcap("merge", two[0], "-o", tmp_path / "c").code == 0
+    (two[1] / "coverage.jsonl").write_text("{")
+    assert kcap("merge", *two, "-o", tmp_path / "c", "--force").code == 1
+    assert load(tmp_path / "c").calls[0].total == 3
+
+
 def test_wrong_calls_of_merge_name_the_fix(two, kcap, tmp_path, recording):
     (tmp_path / "set" / "definitions").mkdir(parents=True)
     (tmp_path / "mine").mkdir()
@@ -306,6 +320,7 @@ def test_wrong_calls_of_merge_name_the_fix(two, kcap, tmp_path, recording):
         ((tmp_path / "set", "-o", tmp_path / "c", "--hosts"), "--hosts is for Recordings"),
         ((a, b, "-o", a), "already exists"),
         ((a, b, "-o", a, "--force"), "choose another -o"),
+        ((a, b, "-o", a / "in"), "choose another -o"),
         ((a, b, "-o", tmp_path / "mine", "--force"), "choose another -o"),
         ((a, recording, "-o", tmp_path / "c"), "differ in model"),
     ):
