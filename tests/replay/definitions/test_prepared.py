@@ -1,0 +1,62 @@
+"""A prepared Workload: its reference and its arguments, and what a first run of them tells."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from definitions import copying, definition, tensor, workload
+
+from kcap.replay.definitions.prepared import Prepared, prepare
+from kcap.replay.definitions.time_reference import clone, inputs_of, try_once
+from kcap.replay.skip import Skip
+from kcap.schemas.definition import Definition
+
+
+def prepared(of: Definition) -> Prepared:
+    return prepare(of, workload(of), None)
+
+
+def test_the_reference_is_called_by_name_and_a_solution_by_position() -> None:
+    row, column = tensor("float32", "N"), tensor("float32", "M")
+    ready = prepared(definition({"x": row, "y": column}, {"N": 4, "M": 5}, reference="def run(y, x):\n    return x\n"))
+    assert [len(value) for value in ready.made.inputs] == [4, 5]
+    assert torch.equal(ready.reference(*ready.arguments), ready.made.inputs[0])
+    assert ready.notes == ["called by name, by position it would fail: its reference takes y, x"]
+
+
+def test_preparing_runs_nothing_until_the_reference_is_asked_for() -> None:
+    ready = prepared(copying("raise RuntimeError('ran')\ndef run(x):\n    return x\n"))
+    assert len(ready.arguments) == 1
+    with pytest.raises(RuntimeError, match="ran"):
+        _ = ready.reference
+
+
+def test_the_same_seed_makes_the_same_inputs_and_a_limit_is_kept() -> None:
+    of = copying("def run(x):\n    return x\n")
+    one, same, other = (prepare(of, workload(of), None, seed=seed).arguments[0] for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    with pytest.raises(Skip, match="its tensors take"):
+        prepare(of, workload(of), None, limit=31)
+
+
+@pytest.mark.parametrize(
+    ("body", "written"), [("return x.mul_(2)", True), ("x[1:3] = 0\n    return x", True), ("return x * 2", False)]
+)
+def test_a_first_run_tells_what_the_reference_writes_to_and_leaves_it_as_it_was(body: str, written: bool) -> None:
+    ready = prepared(copying(f"def run(x):\n    {body}\n"))
+    inputs = inputs_of(ready.arguments)
+    before = inputs.args[0].clone()
+    with torch.inference_mode():
+        assert try_once(ready, inputs) == ([("cpu", 0)] if written else [])
+    assert torch.equal(inputs.args[0], before)
+
+
+def test_a_clone_has_the_content_at_another_address() -> None:
+    inputs = inputs_of([torch.arange(6.0).view(2, 3).t(), 0.5, torch.tensor(3), None])
+    again = clone(inputs)
+    assert again.args[1::2] == [0.5, None]
+    for number in (0, 2):
+        assert torch.equal(again.args[number], inputs.args[number])
+        assert again.args[number].data_ptr() != inputs.args[number].data_ptr()
+    assert {key: len(buffer) for key, buffer in again.buffers.items()} == {("cpu", 0): 24, ("cpu", 2): 8}
