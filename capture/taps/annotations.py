@@ -37,10 +37,10 @@ class Annotations:
         if self._methods.on and hasattr(owner, "define_kernel"):
             self._methods.around(owner, "define_kernel", self._define)
 
-    def _define(self, original: Callable[..., str], scheduling: Any, source: str, nodes: Any, *more: Any) -> str:
-        name = original(scheduling, source, nodes, *more)
+    def _define(self, original: Callable[..., str], scheduling: Any, *given: Any, **named: Any) -> str:
+        name = original(scheduling, *given, **named)
         try:
-            annotate(name, nodes)
+            annotate(name, given[1])
         except Exception as error:
             self.trouble = f", comments not completed ({type(error).__name__}: {str(error)[:120]!r})"
         return name
@@ -53,12 +53,19 @@ def annotate(name: str, nodes: Any) -> None:
 
     wrapper = V.graph.wrapper_code
     line: Any = wrapper.lines[-1] if wrapper.lines else None
-    if getattr(line, "kernel_name", None) != name or wrapper.comment != "#":
-        return
+    if getattr(line, "kernel_name", None) != name or not hasattr(line, "metadata") or wrapper.comment != "#":
+        return  # what was defined before is only called again
     single = [one for node in nodes if hasattr(node, "get_nodes") for one in node.get_nodes()]
     told = line.metadata or "\n".join(get_kernel_metadata(single, wrapper))
     if HEAD in told:
-        line.metadata = "\n".join([told, *(LINE + text for text in _missing(single))])
+        line.metadata = _comment("\n".join([told, *(LINE + text for text in _missing(single))]))
+
+
+def _comment(text: str) -> str:
+    """ValueError where a line of it would be code: an operator's text arguments stand in it without quotes."""
+    if not all(line.startswith("#") and line.isprintable() for line in text.splitlines()):
+        raise ValueError("a line of it is no comment")
+    return text
 
 
 def _missing(single: list[Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import BuiltinFunctionType, ModuleType
+from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
 
 from kcap.capture.imports import when_imported
@@ -95,12 +95,16 @@ class InductorCpp:
                     self.lost += 1
                 else:
                     if kernel.name is None:
-                        kernel.bound(bound_in(sys._getframe(1), run))
+                        self._bound(kernel, run, sys._getframe(1))
                     self._launched(kernel, args)
             return function(*args)
 
         setattr(run, MARK, (self, function, source))
         return run
+
+    @contained
+    def _bound(self, kernel: _CppKernel, run: Callable[..., Any], caller: FrameType) -> None:
+        kernel.bound(bound_in(caller, run))
 
     @contained
     def _launched(self, kernel: _CppKernel, args: tuple[Any, ...]) -> None:

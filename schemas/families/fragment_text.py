@@ -150,7 +150,8 @@ def _sizes(text: str) -> tuple[Size | int, ...]:
 
 def _operation(match: re.Match[str]) -> Operation:
     args = Parser(match["args"]).whole(tuples=True)
-    assert isinstance(args, list)
+    if not isinstance(args, list):
+        raise FragmentError(f"{match['args'][:40]!r} are no arguments")
     kwargs = Parser(match["kwargs"]).mapping()
     target = match["target"].removeprefix("torch.ops.")
     target = "getitem" if target in ("operator.getitem", "_operator.getitem") else target

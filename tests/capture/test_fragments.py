@@ -15,9 +15,9 @@ from shard_lines import MATRIX, Line, call, step_lines, write_shard
 from kcap.capture.config import Session
 from kcap.capture.merge import merge
 from kcap.capture.shards import KERNELS
-from kcap.capture.taps.annotations import Annotations
+from kcap.capture.taps.annotations import Annotations, annotate
 from kcap.capture.taps.external import Externals
-from kcap.capture.taps.fragments import bound_in, file_of, fragment_of
+from kcap.capture.taps.fragments import HEAD, LINE, bound_in, file_of, fragment_of
 from kcap.capture.taps.launches import Kernel, Launches
 from kcap.errors import FormatError
 from kcap.schemas import seal
@@ -111,6 +111,41 @@ def test_a_comment_that_cannot_be_completed_costs_nothing_else(monkeypatch: pyte
     assert "comments not completed" in annotations.trouble  # there is no graph that inductor compiles
     annotations.uninstall()
     assert not hasattr(Scheduling.define_kernel, "__wrapped__")
+
+
+def test_a_kernel_that_is_defined_by_keywords_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("generating")
+    module.Scheduling = Scheduling  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "generating", module)
+    annotations = Annotations("generating", "Scheduling")
+    annotations.install()
+    assert Scheduling().define_kernel(source="code", nodes=[], kernel=None) == "code of 0"
+    annotations.uninstall()
+
+
+def generating(line: SimpleNamespace) -> Any:
+    """While inductor generates a wrapper whose last line is `line`."""
+    from torch._inductor.virtualized import V
+
+    return V.set_graph_handler(SimpleNamespace(wrapper_code=SimpleNamespace(lines=[line], comment="#")))  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_was_defined_before_and_is_only_called_again_is_no_trouble() -> None:
+    with generating(SimpleNamespace(kernel_name="kernel")):
+        annotate("kernel", [])
+
+
+@pytest.mark.parametrize("text", ["%a = f(x\nimport os)", "%a = f(x\rimport os)", "%a = f(\0)", "%a = f(\ud800)"])
+def test_text_of_an_operator_never_becomes_code_of_the_wrapper(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = SimpleNamespace(kernel_name="kernel", metadata=(told := f"{HEAD}\n{LINE}return %a"))
+    monkeypatch.setattr("kcap.capture.taps.annotations._missing", lambda single: [text])
+    with generating(line), pytest.raises(ValueError, match="no comment"):
+        annotate("kernel", [])
+    assert line.metadata == told
+    monkeypatch.setattr("kcap.capture.taps.annotations._missing", lambda single: ["%a = buf0"])
+    with generating(line):
+        annotate("kernel", [])
+    assert line.metadata == f"{told}\n{LINE}%a = buf0"
 
 
 def test_a_class_that_is_not_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

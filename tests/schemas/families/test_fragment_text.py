@@ -88,7 +88,17 @@ def test_a_fragment_holds_buffers_operations_and_what_kcap_added() -> None:
     assert fragment.reused == {"buf6": "buf1"} and fragment.call == ["buf0", None, None]
 
 
-@pytest.mark.parametrize("line", ["what", "%a = [1]", "return a", '%a : Tensor "f99[1][1]cpu" = PlaceHolder[target=a]'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "what",
+        "%a = [1]",
+        "return a",
+        '%a : Tensor "f99[1][1]cpu" = PlaceHolder[target=a]',
+        "%a : [num_users=1] = call_function[target=torch.ops.aten.neg.default](args = 5, kwargs = {})",
+        "%a : [num_users=1] = call_function[target=torch.ops.aten.neg.default](args = %b, kwargs = {})",
+    ],
+)
 def test_a_line_that_is_none_is_named(line: str) -> None:
     with pytest.raises(FragmentError, match="line 2 of its fragment"):
         read_fragment(f"return %a\n{line}\n")
