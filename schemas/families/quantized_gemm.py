@@ -65,7 +65,8 @@ def block_scaled_mm(call: Invocation) -> Form:
 def column_major(call: Invocation, names: tuple[str, str, str, str]) -> Form:
     """The second matrix, and block scales of it, are given as [K, N]."""
     a, b, a_scale, b_scale = (call.tensor(name) for name in names)
-    blocks = b_scale.dim() == 2 and b_scale.numel() not in (1, b.shape[1])
+    n = b.shape[1]
+    blocks = b_scale.dim() == 2 and b_scale.shape not in ((1, 1), (1, n), (n, 1))
     return quantized_gemm(call, a, b.transpose(0, 1), a_scale, b_scale.transpose(0, 1) if blocks else b_scale)
 
 
@@ -92,7 +93,7 @@ class Scale:
             raise Unrecognized(f"{name} is packed")
         if tensor.numel() == 1 and tensor.shape != (rows, 1):
             return cls(of(tensor.reshape(())), name, "tensor")
-        if tensor.numel() == rows:
+        if tensor.shape in ((rows,), (rows, 1), (1, rows)):  # as many blocks as rows are blocks all the same
             return cls(of(tensor.reshape(-1), axis), f"{name}[:, None]", "token" if matrix == "A" else "channel")
         groups, columns = tensor.shape
         text = f"{name}.repeat_interleave({block(k, columns)}, dim=1)[:, :{k}]"

@@ -88,6 +88,19 @@ def test_blocks_of_128(m: int, n: int, k: int):
     agrees("sgl_kernel::fp8_blockwise_scaled_mm", lambda **_: expected, **mats)
 
 
+def test_as_many_blocks_as_channels_are_blocks():
+    """DeepSeek-V3's o_proj: 56 by 128 scales for 7168 channels."""
+    a, b, d = (
+        torch.empty(s, dtype=t, device="meta")
+        for s, t in (((7, 16384), FP8), ((256, 16384), FP8), ((7, 256), torch.bfloat16))
+    )
+    a_scale, b_scale = scales(7, 128), scales(2, 128)
+    made = form("deep_gemm::fp8_gemm_nt", a=[a, a_scale], b=[b, b_scale], d=d, c=None)
+    assert made.name == "quantized_gemm_n256_k16384_ng2_kg128"
+    mats = {"mat_a": a, "mat_b": b.T, "scales_a": a_scale, "scales_b": b_scale.T, "out_dtype": torch.bfloat16}
+    assert form("sgl_kernel::fp8_blockwise_scaled_mm", **mats).key == made.key
+
+
 def test_int8_of_sglang():
     a, b = quantized(5, 64, dtype=torch.int8), quantized(32, 64, 1, torch.int8)
     mats = {"mat_a": a, "mat_b": b.T, "scales_a": scales(5, 1), "scales_b": scales(32, 1), "out_dtype": torch.float16}
