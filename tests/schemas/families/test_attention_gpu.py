@@ -92,7 +92,7 @@ def test_flash_attention_without_a_page_table():
 
 
 def test_cache_update():
-    library("vllm._C")
+    library("vllm._custom_ops")
     for seed, tokens in enumerate([1, 7, 33, 64, 100]):
         key_cache, value_cache = randn(8, 2, ROWS, KV_HEADS, DIM, seed=seed).unbind(1)
         slots = torch.randperm(8 * ROWS, generator=torch.Generator().manual_seed(seed))[:tokens]
@@ -106,7 +106,7 @@ def test_cache_update():
 
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_rope(is_neox: bool):
-    library("vllm._C")
+    library("vllm._custom_ops")
     for seed, tokens in enumerate([1, 7, 33, 64, 100]):
         both = randn(tokens, 48 * DIM, seed=seed)
         query, key = both[:, : 32 * DIM], both[:, 32 * DIM : 40 * DIM]
