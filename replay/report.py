@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.replay.results import Results, Row, counted, total
-from kcap.schemas.measurement import AT_FLOOR, DISTURBED, NOTHING, SLOWED
+from kcap.schemas.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
 
 PIPED_WIDTH = 120
 HOST_ROWS = 10
@@ -110,6 +110,8 @@ def summary(results: Results) -> Iterator[Text]:
 
 def remarks(results: Results) -> Iterator[Text]:
     """What to know before believing the times."""
+    if rows := results.noted(MADE_UP):
+        yield Text(f"{MADE_UP} blobs: index inputs of {len(rows)} Workloads, valid but not those recorded", "yellow")
     if rows := results.noted(NOTHING):
         yield Text(f"{NOTHING}: {len(rows)} calls, {counted(rows):,} counts (no elements, or no work)", "dim")
     if rows := results.noted(AT_FLOOR):

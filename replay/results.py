@@ -52,7 +52,8 @@ class Row:
         return self.timed is not None and self.timed.method == "host"
 
     def noted(self, note: str) -> bool:
-        return any(note in measurement.notes for measurement in self.measurements)
+        """Whether a measurement has this note, or one that begins with it."""
+        return any(one.startswith(note) for measurement in self.measurements for one in measurement.notes)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -20,9 +20,10 @@ Status = Literal["ok", "skipped", "failed"]
 Method = Literal["graph", "events", "host", "none"]
 Cache = Literal["cold", "warm"]  # cold: inputs rotate over at least five times the last-level cache
 StopRule = Literal["converged", "limit"]  # the median's error fell below the bound; the time was up
-NOTHING = "nothing was launched"  # a note, as the three below
+NOTHING = "nothing was launched"  # a note, as the four below
 AT_FLOOR = "within twice the floor, the time of a kernel that does next to nothing"
 SLOWED = "the SM clock was below three quarters of its highest"
+MADE_UP = "made up for want of"  # a file of the dataset, which the note names
 DISTURBED = "other processes took the CPU during more than a quarter of the samples"
 Time = Annotated[FiniteFloat, Field(ge=0)]
 

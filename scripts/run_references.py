@@ -20,6 +20,7 @@ from kcap.replay.definitions.made_up import made_up
 from kcap.replay.definitions.reference import ReferenceResult, References
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition
+from kcap.schemas.measurement import MADE_UP
 from kcap.schemas.workload import Workload
 
 GIB = 1 << 30
@@ -38,7 +39,7 @@ def row(definition: Definition, results: list[ReferenceResult], seconds: float) 
 def told(result: ReferenceResult) -> list[str]:
     """Its reason and notes without what differs from Workload to Workload, and outputs that are not finite."""
     wild = [o.name for o in result.outputs if o.nan or o.inf]
-    notes = ["blobs made up" if note.startswith("made up for want of") else note.split(":")[0] for note in result.notes]
+    notes = ["blobs made up" if note.startswith(MADE_UP) else note.split(":")[0] for note in result.notes]
     reason = [result.reason] if result.reason else []
     return [*reason, *dict.fromkeys(notes), *([f"not finite: {', '.join(wild)}"] if wild else [])]
 

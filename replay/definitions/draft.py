@@ -11,6 +11,7 @@ import torch
 
 from kcap.replay.definitions.draw import bits
 from kcap.schemas.definition import Definition
+from kcap.schemas.measurement import MADE_UP
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Draft:
         files = dict.fromkeys(self.missing.values())
         absent = [(file, [name for name, path in self.missing.items() if path == file]) for file in files]
         return [
-            *(f"made up for want of {file}: {', '.join(names)}" for file, names in absent),
+            *(f"{MADE_UP} {file}: {', '.join(names)}" for file, names in absent),
             *([f"made up within what is valid: {', '.join(ruled)}"] if ruled else []),
             *self.changes,
         ]

@@ -26,7 +26,7 @@ def time_host(
     """
     first = loop(call, inputs, 1)
     if first > budget.most * 1e9:
-        return Timing([first / 1e3], 1, "limit", "host", "cold", 1, ["the first and only invocation"])
+        return Timing([first / 1e3], 1, "limit", "host", "cold", 1, ["one invocation alone"])
     restore()
     again = loop(call, inputs, 1)
     n = min(max(WINDOW_NS // max(again, 1), 1), longest)
