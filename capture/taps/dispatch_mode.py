@@ -137,8 +137,13 @@ class DispatchModeRecorder:
             self._fail(error)
 
     def _settle(self, at: int) -> None:
+        if at < len(self._program):  # the step that it began in goes on
+            self._settle_call(at, self._program[at + 1 :])
+        if not self._stepping and not self._stack:
+            self._count_loose(OTHER)
+
+    def _settle_call(self, at: int, inside: list[int]) -> None:
         """A region if another custom operator ran in it, else a kernel without detail."""
-        inside = self._program[at + 1 :]
         if self._table.is_region(self._program[at]):
             if not inside:
                 del self._program[at]
@@ -146,8 +151,6 @@ class DispatchModeRecorder:
             self._program[at] = self._table.region(self._program[at])
         else:
             del self._program[at + 1 :]
-        if not self._stepping and not self._stack:
-            self._count_loose(OTHER)
 
     # ---- calls that do not come through the dispatcher ----
 

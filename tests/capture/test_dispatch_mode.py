@@ -101,6 +101,17 @@ def test_a_call_that_a_step_ends_in_is_left(recorder: DispatchModeRecorder) -> N
     assert recorder.call(library, -1, [X], False, True), "nothing is around it"
 
 
+@pytest.mark.parametrize("region", [True, False])
+def test_a_call_that_outlasts_its_step_does_not_fail_the_recorder(region: bool, recorder: DispatchModeRecorder) -> None:
+    outer = recorder.operator("engine::outer", ["x"], True, region)
+    recorder.start(loose=True)
+    recorder.step_begin(0)
+    assert recorder.call(outer, -1, [X], True, False)
+    recorder.step_end(1, 1, b"")
+    recorder.leave()
+    assert (recorder.error, recorder._open) == ("", True)
+
+
 def test_a_window_that_opens_in_a_step_has_no_thread_yet(recorder: DispatchModeRecorder) -> None:
     library = recorder.operator("lib::call", ["x"], True)
     recorder.step_begin(0)
