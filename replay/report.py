@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kcap.replay.results import Results, Row, counted, total
 from kcap.schemas.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
+from kcap.schemas.validation.report import printable
 
 PIPED_WIDTH = 120
 HOST_ROWS = 10
@@ -73,7 +74,7 @@ def cells(row: Row, whole: float, phases: set[str]) -> Iterator[Text]:
     yield Text(f"{row.job.count:,}")
     yield Text("all" if len(phases) > 1 and set(row.job.counts) == phases else ",".join(row.job.counts))
     yield Text(clock(row), "dim")
-    yield Text.assemble(row.job.name, ("  " + row.job.arguments, "dim"))
+    yield Text.assemble(printable(row.job.name), ("  " + printable(row.job.arguments), "dim"))
 
 
 def clock(row: Row) -> str:
@@ -100,7 +101,7 @@ def summary(results: Results) -> Iterator[Text]:
     for status, style in (("skipped", "yellow"), ("failed", "bold red")):
         reasons = results.reasons(status)
         for reason, calls, count in reasons[:REASONS]:
-            yield Text(f"{status}: {reason}: {calls} calls, {count:,} counts ({share(count, whole)})", style)
+            yield Text(f"{status}: {printable(reason)}: {calls} calls, {count:,} counts ({share(count, whole)})", style)
         if len(reasons) > REASONS:
             rest = sum(count for _, _, count in reasons[REASONS:])
             yield Text(

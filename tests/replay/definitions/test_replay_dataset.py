@@ -181,6 +181,18 @@ def test_a_bad_reference_costs_its_own_line_and_exits_1(kcap: Kcap, tmp_path: Pa
     assert (lines["lies"].operator, lines["lies"].call, lines["lies"].count) == ("lies", None, 1)
 
 
+def test_what_names_and_reasons_hold_never_reaches_the_terminal_as_it_is(kcap: Kcap, tmp_path: Path) -> None:
+    x = tensor("float32", "m", "\x1b[31m")
+    run = "def run(x):\n    if len(x) > 1:\n        raise ValueError('\\x1b]0;title')\n    return x\n"
+    of = definition({"x": x}, {"m": None, "\x1b[31m": None}, reference=run)
+    given = [of_size(of, f"u{m}", m=m, **{"\x1b[31m": 2}) for m in (1, 2)]
+    write_dataset(tmp_path, [of], {of.name: given}, {})
+    done = kcap("replay", tmp_path, "--trust", "--device", "cpu", "--seconds", 0.001)
+    assert done.code == 1
+    assert "\x1b" not in done.out + done.err
+    assert r"\x1b]0;title" in done.out
+
+
 def test_what_one_reference_changes_the_next_does_not_see(kcap: Kcap, tmp_path: Path) -> None:
     spoil = scaled(f"import torch\ntorch.Tensor.clone = None\ntorch.clone = None\n{COPY}", "a_spoiler")
     assert (
