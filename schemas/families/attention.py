@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from kcap.schemas.families.gemm import FLOATS
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 
 Make = Callable[[], torch.Tensor]
@@ -59,6 +60,12 @@ def pairs(lengths: torch.Tensor, queries: torch.Tensor, causal: bool, window: in
     own = ends - queries.repeat_interleave(queries) + torch.arange(len(ends), device=ends.device) - firsts
     begin = (own - window).clamp(min=0) if window >= 0 else torch.zeros_like(own)
     return int(((own + 1 if causal else ends) - begin).sum())
+
+
+def refuse_quantized(queries: torch.Tensor, *cached: torch.Tensor) -> None:
+    """Unrecognized unless all are floats of one dtype: float8 queries have scales of their own, too."""
+    if queries.dtype not in FLOATS or {tensor.dtype for tensor in cached} != {queries.dtype}:
+        raise Unrecognized("its queries or its caches are quantized")
 
 
 def refuse_unless_one(call: Invocation, *names: str) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import Make, attend, pairs
+from kcap.schemas.families.attention import Make, attend, pairs, refuse_quantized
 from kcap.schemas.families.form import Form, abbreviate, of, scalar
-from kcap.schemas.families.invocation import Unrecognized
 from kcap.schemas.families.paged import gather, outputs
 from kcap.schemas.families.pages import Batch
 
@@ -55,8 +54,7 @@ class Latent:
 def latent(one: Latent) -> Form:
     """The Form of a decode or a prefill."""
     (tokens, h, c), p, ps = one.q_nope.shape, one.q_pe.shape[2], one.ckv.shape[1]
-    if {x.dtype for x in (one.q_pe, one.ckv, one.kpe)} != {one.q_nope.dtype}:
-        raise Unrecognized("its cache is quantized")
+    refuse_quantized(one.q_nope, one.q_pe, one.ckv, one.kpe)
     batch, cache = one.batch, ("num_pages", "page_size")
     inputs = {
         "q_nope": of(one.q_nope, batch.axis, "num_qo_heads", "head_dim_ckv"),

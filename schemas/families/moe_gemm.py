@@ -39,7 +39,7 @@ def fused_moe_kernel(call: Invocation) -> Form:
     """`a_ptr`: [rows, K], `b_ptr`: [experts, N, K], `c_ptr`: [..., N] with as many rows as all tokens have experts.
 
     Scales of quantized matrices are [rows, K_group] and [experts, N_group, K_group]. SGLang's kernel of this name is
-    declined: it is given weights whether or not it multiplies by them.
+    declined: it reads its matrices through descriptors where it has some.
     """
     call.refuse("b_bias_ptr")
     a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
@@ -58,7 +58,7 @@ def fused_moe_kernel(call: Invocation) -> Form:
 def _form(call: Invocation, inputs: dict[str, Slot], sizes: tuple[int, int, int, int, int]) -> Form:
     a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
     (rows, top_k, e, n, k), chosen = sizes, ("num_rows", "top_k")
-    weights, scale = call.optional("topk_weights_ptr"), call.optional("b_scale_ptr")
+    weights, scale = multiplied(call), call.optional("b_scale_ptr")
     inputs["topk_ids"] = made("int32", chosen, lambda: expert_of_rows(call, rows, top_k))
     if weights is not None:
         inputs["topk_weights"] = of(weights.reshape(rows, top_k), *chosen)
@@ -83,6 +83,11 @@ def _form(call: Invocation, inputs: dict[str, Slot], sizes: tuple[int, int, int,
         flops=2 * rows * top_k * n * k,
         touched=lambda: size(a, c) + size(b[0]) * _experts(call, rows, top_k, e),
     )
+
+
+def multiplied(call: Invocation) -> torch.Tensor | None:
+    """The weights, which the kernel may be given though it was compiled without them."""
+    return None if call["MUL_ROUTED_WEIGHT"] is False else call.optional("topk_weights_ptr")
 
 
 def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import Make, attend, pairs
+from kcap.schemas.families.attention import Make, attend, pairs, refuse_quantized
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Unrecognized
 from kcap.schemas.families.pages import Batch
@@ -65,8 +65,9 @@ class Paged:
 def paged(one: Paged) -> Form:
     """The Form of a decode or a prefill."""
     (tokens, h, d), (ps, kv) = one.q.shape, one.k.shape[1:3]
-    if one.k.shape != one.v.shape or {one.k.dtype, one.v.dtype} != {one.q.dtype} or d != one.k.shape[3]:
-        raise Unrecognized("its caches are quantized, or its values have a size of their own")
+    refuse_quantized(one.q, one.k, one.v)
+    if one.k.shape != one.v.shape or d != one.k.shape[3]:
+        raise Unrecognized("its values have a size of their own")
     batch = one.batch
     inputs = {"q": of(one.q, batch.axis, "num_qo_heads", "head_dim"), "k_cache": of(one.k, *CACHE)}
     inputs |= {"v_cache": of(one.v, *CACHE), **batch.inputs()}

@@ -96,7 +96,8 @@ def quantize(call: Invocation, x: torch.Tensor, q: torch.Tensor, scale: torch.Te
     """`x` and `q`: [..., hidden_size], leading dimensions joined; `scale`: [], [num_tokens] or [num_tokens, groups]."""
     h = x.shape[-1]
     shape, axes = _scales(kind, x.numel() // h, h)
-    if scale.dtype != torch.float32 or scale.numel() != math.prod(shape):
+    grouped = not kind.group or scale.shape[-1] == shape[-1]
+    if scale.dtype != torch.float32 or scale.numel() != math.prod(shape) or not grouped:
         raise Unrecognized("scales of another shape, or packed")
     inputs = {"input": of(x.reshape(-1, h), "num_tokens", "hidden_size")}
     outputs: dict[str, Slot] = {"output": made(q.dtype, ("num_tokens", "hidden_size"), lambda: q.reshape(-1, h))}

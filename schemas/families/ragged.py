@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import Make, attend, known, pairs
+from kcap.schemas.families.attention import Make, attend, known, pairs, refuse_quantized
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Unrecognized
 
@@ -72,8 +72,9 @@ class Ragged:
 def ragged(one: Ragged) -> Form:
     """The Form of a prefill."""
     (_, h, d), (_, kv, vo) = one.q.shape, one.v.shape
-    if one.kv_starts is None or {one.k.dtype, one.v.dtype} != {one.q.dtype}:
-        raise Unrecognized("keys are quantized, or no one says where they begin")
+    refuse_quantized(one.q, one.k, one.v)
+    if one.kv_starts is None:
+        raise Unrecognized("no one says where its keys begin")
     kind, qk_axis, vo_axis = ("gqa", "head_dim", "head_dim") if d == vo else ("mla", "qk_dim", "vo_dim")
     dims = f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"
     heads = f"_h{h}_kv{kv}" if d == vo or h != kv else f"_h{h}"

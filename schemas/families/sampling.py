@@ -33,8 +33,8 @@ def run({inputs}):
 TOP_K = """    rank = torch.arange({v}, device=probs.device)
     k = top_k.to(torch.int64)[:, None]
     sorted_probs = torch.where((rank < k) | (k <= 0), sorted_probs, 0.0)
-    sorted_probs = sorted_probs / sorted_probs.sum(dim=-1, keepdim=True)
 """
+RENORMALIZED = "    sorted_probs = sorted_probs / sorted_probs.sum(dim=-1, keepdim=True)\n"
 TOP_P = """    p = top_p.to(torch.float32)[:, None]
     before = sorted_probs.cumsum(dim=-1).roll(1, dims=-1)  # the token that reaches p stays
     first = torch.arange({v}, device=probs.device) == 0
@@ -91,28 +91,33 @@ def top_p(call: Invocation) -> Form:
     "top_k_top_p_sampling", "flashinfer::top_k_top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs"
 )
 def top_k_top_p(call: Invocation) -> Form:
-    if call["filter_apply_order"] not in (None, "top_k_first"):
-        raise Unrecognized("top-p first")
-    return from_probs(call, "top_k", "top_p")
+    """Joint, as SGLang's kernel is, top-p is over all probabilities; else over what top-k left of them."""
+    order = "joint" if call.base.startswith("sgl_kernel::") else call["filter_apply_order"]
+    if order not in (None, "top_k_first", "joint"):
+        raise Unrecognized("filters of an unknown order")
+    return from_probs(call, "top_k", "top_p", joint=order == "joint")
 
 
 FILTERS = {"top_k": (TOP_K, torch.int32), "top_p": (TOP_P, torch.float32)}
 
 
-def from_probs(call: Invocation, *filters: str) -> Form:
+def from_probs(call: Invocation, *filters: str, joint: bool = False) -> Form:
     """`probs`: [batch_size, vocab_size]; each filter's limit is a number for all rows or one for each."""
     call.refuse("indices", "maybe_indices", "return_valid")
     probs = call.tensor("probs")
     v = probs.shape[1]
     inputs = {"probs": of(probs, *ROWS), **{name: limit(call, name, probs) for name in filters}}
     return Form(
-        name=f"{'_'.join(filters)}_sampling_from_probs{abbreviate(probs.dtype, torch.float32)}_v{v}",
+        name=f"{'_'.join(filters)}_sampling_from_probs{'_joint' if joint else ''}"
+        f"{abbreviate(probs.dtype, torch.float32)}_v{v}",
         op_type="sampling",
         axes={"batch_size": None, "vocab_size": v},
         inputs=inputs,
         outputs={"samples": made("int64", ("batch_size",), lambda: written(call, "output").to(torch.int64))},
         reference=FROM_PROBS.format(
-            inputs=", ".join(inputs), v=v, filters="".join(FILTERS[name][0].format(v=v) for name in filters)
+            inputs=", ".join(inputs),
+            v=v,
+            filters=("" if joint else RENORMALIZED).join(FILTERS[name][0].format(v=v) for name in filters),
         ),
         description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
     )

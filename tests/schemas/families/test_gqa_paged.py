@@ -217,6 +217,8 @@ def test_names_and_axes_of_llama_are_flashinfers():
     for name in ("softcap", "s_aux", "q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
         assert declined("_vllm_fa3_C::fwd", **{**arguments, name: meta(32) if name != "softcap" else 30.0}), name
     assert declined("_vllm_fa3_C::fwd", **{**arguments, "k": meta(57056, 16, 8, 128, dtype=torch.float8_e4m3fn)})
+    quantized = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
+    assert declined("_vllm_fa3_C::fwd", **{**arguments, **quantized}), "q_descale, k_descale and v_descale count"
     assert declined("_vllm_fa3_C::fwd", **{**arguments, "cp_world_size": 2})
 
 

@@ -138,6 +138,13 @@ def test_names_of_qwen3():
     assert made.touched() == 2 * (64 * 768 + 8 * 8 * 2048 + 64 * 2048 * 768)  # at most an expert for each row
 
 
+def test_a_kernel_compiled_without_weights_ignores_them():
+    without = form(KERNEL, **qwen3(MUL_ROUTED_WEIGHT=False))
+    assert without.name == "moe_gemm_topk1_e128_n2048_k768"
+    assert without.key == form(KERNEL, **qwen3(topk_weights_ptr=None)).key
+    assert form(KERNEL, **qwen3(MUL_ROUTED_WEIGHT=True)).key == form(KERNEL, **qwen3()).key
+
+
 def test_what_is_not_modelled_is_declined():
     assert declined(KERNEL, **qwen3(b_scale_ptr=torch.empty(128)))
     assert declined(KERNEL, **qwen3(b_bias_ptr=torch.empty(128, 2048)))

@@ -99,5 +99,6 @@ def test_what_is_not_modelled_is_declined():
     assert not declined("sgl_kernel::sgl_per_token_group_quant_8bit", **grouped)
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **grouped, scale_ue8m0=True)
     assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **{**grouped, "output_s": torch.ones(8, 1).int()})
+    assert declined("sgl_kernel::sgl_per_token_group_quant_8bit", **{**grouped, "output_s": torch.ones(2, 8)})
     out = torch.empty(8, 256, dtype=torch.int8)
     assert declined("_C::static_scaled_int8_quant", out=out, input=x, scale=torch.ones(1), azp=torch.ones(1))

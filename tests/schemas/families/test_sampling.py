@@ -75,6 +75,18 @@ def test_top_k_comes_before_top_p():
     assert len(set(drawn(made, 100)[:, 0].tolist())) == 1
 
 
+def test_joint_filters_are_over_all_probabilities():
+    torch.manual_seed(0)
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
+    limits = {"top_k": 2, "top_p": 0.5}  # of the first two alone, the first has more than half
+    operator = "flashinfer::top_k_top_p_sampling_from_probs"
+    first = form(operator, probs=probs, filter_apply_order="top_k_first", **limits)
+    joint = form(operator, probs=probs, filter_apply_order="joint", **limits)
+    of_sglang = form("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, **limits)
+    assert [set(drawn(made, 100)[:, 0].tolist()) for made in (first, joint)] == [{0}, {0, 1}]
+    assert of_sglang.key == joint.key
+
+
 def test_names_and_dtypes_are_flashinfer_benchs():
     probs = torch.empty(4, 128256, device="meta")
     definition = checked(form("flashinfer::top_k_sampling_from_probs", probs=probs, top_k=50, indices=None))
@@ -91,14 +103,14 @@ def test_names_and_dtypes_are_flashinfer_benchs():
         "top_p_val": 0.9,
     }
     made = form("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, output=torch.empty(4), **both)
-    assert made.name == "top_k_top_p_sampling_from_probs_v128256"
+    assert made.name == "top_k_top_p_sampling_from_probs_joint_v128256"
     assert made.inputs["top_k"].dtype == "int32"
 
 
 def test_selected_rows_and_another_order_are_declined():
     probs = torch.empty(4, 128256, device="meta")
     assert declined("flashinfer::top_p_sampling_from_probs", probs=probs, top_p=0.9, indices=torch.zeros(4))
-    limits = {"top_k": 5, "top_p": 0.9, "filter_apply_order": "joint"}
+    limits = {"top_k": 5, "top_p": 0.9, "filter_apply_order": "top_p_first"}
     assert declined("flashinfer::top_k_top_p_sampling_from_probs", probs=probs, **limits)
 
 
