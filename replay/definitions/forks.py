@@ -6,7 +6,9 @@ This process never asks for a GPU: a fork could not use one after that.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from kcap.replay.pool import signal_name
 from kcap.replay.worker import send
 from kcap.schemas.records import Record
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MOST_ANSWER = 1 << 26  # bytes: every sample of the clock is in it
 
 
@@ -64,6 +67,7 @@ def _answer(make: Callable[[dict[str, Any]], Record], request: dict[str, Any]) -
 def _end_with(make: Callable[[], dict[str, Any]], pipe: int) -> None:
     """In the fork: answer and end, whatever `make` runs."""
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever session or group the code moves to
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.write(pipe, orjson.dumps(make()))
     finally:

@@ -71,9 +71,11 @@ def test_a_reference_that_hangs_is_skipped_at_its_limit(references: References) 
     assert run(references, COPY).status == "ok"
 
 
-def test_a_hanging_reference_does_not_outlive_its_limit(references: References, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["pass", "os.setsid()"])
+def test_a_hanging_reference_does_not_outlive_its_limit(references: References, tmp_path: Path, first: str) -> None:
     beat = tmp_path / "beat"
-    text = f"import time\ndef run(x):\n    while True:\n        open({str(beat)!r}, 'a').write('.'); time.sleep(0.05)\n"
+    write = f"open({str(beat)!r}, 'a').write('.'); time.sleep(0.05)"
+    text = f"import os, time\ndef run(x):\n    {first}\n    while True:\n        {write}\n"
     run(references, text, timeout=2)
     size = beat.stat().st_size
     assert size > 0
