@@ -20,6 +20,8 @@ from kcap.schemas.families.form import Form
 from kcap.schemas.families.invocation import Invocation, Unrecognized, base_of
 
 Recognize = Callable[[Invocation], Form]
+# What arguments raise that the operator itself never takes: a number for a tensor, other ranks, a size of zero
+NEVER_TAKEN = (Unrecognized, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 FAMILIES: dict[str, tuple[str, Recognize]] = {}
 
 
@@ -42,7 +44,7 @@ def form_of(call: Invocation) -> Form | None:
         form = recognize(call)
         form = form if form.family else replace(form, family=name)
         form.check()
-    except (Unrecognized, RuntimeError, IndexError, TypeError, ValueError):  # shapes that the operator never takes
+    except NEVER_TAKEN:
         return None
     return form
 

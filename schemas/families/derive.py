@@ -65,7 +65,7 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     """The same for Calls from elsewhere; without a Recording there are no sources of fused kernels."""
     known, regions, unknown = _sort(calls)
     covered = _cover(known, regions, unknown)
-    rest = [call for call in unknown if call.id not in covered]
+    rest = [call for call in unknown if call.kind == "kernel" and call.id not in covered]
     exported = known + [(call, form) for call, form in regions if base_of(call.operator) in set(covered.values())]
     drafts = _by_family(exported)
     found, refused = generic.derive(rest, recording)
@@ -78,7 +78,7 @@ Formed = list[tuple[Call, Form]]
 
 
 def _sort(calls: Iterable[Call]) -> tuple[Formed, Formed, list[Call]]:
-    """Kernels that a family knows, regions that one knows, and kernels that none knows."""
+    """Kernels that a family knows, regions that one knows, and what none knows of both."""
     known: Formed = []
     regions: Formed = []
     unknown: list[Call] = []
@@ -88,7 +88,7 @@ def _sort(calls: Iterable[Call]) -> tuple[Formed, Formed, list[Call]]:
         form = _form(call)
         if form is not None:
             (known if call.kind == "kernel" else regions).append((call, form))
-        elif call.kind == "kernel":
+        else:
             unknown.append(call)
     return known, regions, unknown
 
@@ -103,13 +103,16 @@ def _form(call: Call) -> Form | None:
 
 
 def _cover(known: Formed, regions: Formed, unknown: list[Call]) -> dict[int, str]:
-    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds no known kernel.
+    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds nothing known.
 
-    A parent is named without its overload by one recorder and with it by the other.
+    A kernel names its parent's operator, not the parent's Call: a family has to know all Calls of that. A parent is
+    named without its overload by one recorder and with it by the other.
     """
-    opened = {base_of(call.parent) for call, _ in known if call.parent}
+    opened = {base_of(call.parent) for call, _ in (*known, *regions) if call.parent}
+    opened |= {base_of(call.operator) for call in unknown if call.kind == "region"}
     closed = {base_of(call.operator) for call, _ in regions} - opened
-    return {c.id: base_of(c.parent) for c in unknown if c.parent and base_of(c.parent) in closed}
+    kernels = [call for call in unknown if call.kind == "kernel" and call.parent]
+    return {call.id: parent for call in kernels if (parent := base_of(call.parent or "")) in closed}
 
 
 def _by_family(calls: Formed) -> list[Kernel]:

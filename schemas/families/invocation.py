@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -51,9 +52,9 @@ class Invocation:
         return next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
 
     def number(self, *names: str) -> float | int:
-        """The first of `names` that is a number; Unrecognized if none is, or it drifts and no Sample tells."""
+        """The first of `names` that is a finite number; Unrecognized if none is, or it drifts and no Sample tells."""
         found: float | int | None = next((self[n] for n in names if isinstance(self[n], int | float)), None)
-        if found is None:
+        if found is None or not math.isfinite(found):
             raise Unrecognized(f"{self.operator} has no number called {' or '.join(names)}")
         return found
 

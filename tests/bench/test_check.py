@@ -17,7 +17,8 @@ from kcap.bench.verify import check_references, chosen, tag, with_status
 from kcap.bench.where import Where
 from kcap.replay.rebuild import Rebuilder
 from kcap.schemas.definition import DRAFT, VERIFIED
-from kcap.schemas.families.derive import Kernel, derive_calls
+from kcap.schemas.families.derive import Kernel, bind_family, derive_calls
+from kcap.schemas.families.form import Form
 from kcap.schemas.recording import write_recording
 
 
@@ -64,6 +65,22 @@ def test_an_operator_that_is_not_here_is_skipped_not_verified() -> None:
     answer = checker(kernel).check(kernel.definition.name, 0, None, 1)
     assert answer["status"] == "skipped" and "sgl_kernel" in answer["reason"]
     assert with_status(kernel.definition, {"skipped"}).tags.count(DRAFT) == 1
+
+
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_outputs_without_a_number_are_no_agreement(tokens: int) -> None:
+    kernel = kernel_of(linear(0, tokens))
+    if tokens:  # both give nothing but nan
+        kernel = with_reference(kernel, "torch.matmul(A, B.T)", "torch.matmul(A, B.T) * float('nan')")
+        kernel = replace(kernel, uses=(replace(kernel.uses[0], bind=lambda i: nothing(bind_family(i))),))
+    answer = checker(kernel).check(kernel.definition.name, 0, None, 1)
+    assert answer["status"] == "skipped" and "no number" in answer["reason"]
+
+
+def nothing(form: Form) -> Form:
+    """`form` with an output of nan."""
+    (name, slot), *_ = form.outputs.items()
+    return replace(form, outputs={name: replace(slot, value=lambda: slot.get() * float("nan"))})
 
 
 def test_one_disagreement_leaves_a_draft() -> None:
