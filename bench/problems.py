@@ -14,12 +14,13 @@ from kcap.replay.source import group, needs_sample
 from kcap.schemas.dataset import Dataset, WorkloadCount, invocations
 from kcap.schemas.definition import Definition
 from kcap.schemas.families.derive import Derived, Kernel, Use, derive_calls
-from kcap.schemas.families.invocation import Unrecognized
+from kcap.schemas.families.invocation import Unrecognized, base_of
 from kcap.schemas.loss import LossLedger
 from kcap.schemas.records import Call, Sample
 from kcap.schemas.workload import SafetensorsInput, Workload
 
 IN_REGION = "part of {}, which is exported whole"
+IN_LOST_REGION = "part of {}, whose inputs are not known"
 UNSAMPLED = "some of its Samples: {}"
 
 
@@ -65,7 +66,7 @@ def problems_of(contents: Contents) -> Problems:
     derived = derive_calls(contents.calls, contents.metadata, contents.recording)
     samples = by_call(contents.samples)
     problems = [problem for kernel in derived.kernels if (problem := _problem(kernel, samples, contents, ledger))]
-    _lose_the_rest(derived, {call.id: call for call in working}, ledger)
+    _lose_the_rest(derived, problems, {call.id: call for call in working}, ledger)
     return Problems(problems, ledger, derived)
 
 
@@ -141,8 +142,14 @@ def _add_workloads(
         tell(use.call.operator, UNSAMPLED.format(reason) if made else reason, use.call.total)
 
 
-def _lose_the_rest(derived: Derived, calls: Mapping[int, Call], ledger: LossLedger) -> None:
+def _lose_the_rest(
+    derived: Derived, problems: Sequence[Problem], calls: Mapping[int, Call], ledger: LossLedger
+) -> None:
+    exported = {base_of(count.operator) for problem in problems for count in problem.counts}
     for number, reason in derived.refused.items():
         ledger.lose(calls[number].operator, reason, calls[number].total)
     for number, family in derived.covered.items():
-        ledger.reduce(calls[number].operator, IN_REGION.format(family), calls[number].total)
+        call = calls[number]
+        whole = base_of(call.parent or "") in exported
+        tell, reason = (ledger.reduce, IN_REGION) if whole else (ledger.lose, IN_LOST_REGION)
+        tell(call.operator, reason.format(family), call.total)

@@ -108,6 +108,40 @@ def test_a_region_stands_for_what_no_family_knows_in_it(made) -> None:
     assert found.derived is not None and found.derived.family_of()[1] == "rmsnorm"
 
 
+def test_a_region_of_which_a_family_knows_some_calls_only_stands_for_none(made) -> None:
+    arguments = {"x": floats(4, 32), "weight": floats(32, storage=1), "epsilon": 1e-6}
+    known, other = call(0, "vllm_ir::rms_norm", **arguments), call(1, "vllm_ir::rms_norm", **arguments, variance_size=8)
+    inside = call(2, "aten::rsqrt", self=floats(4, 1)).model_copy(update={"parent": known.operator})
+    _, found = made([*(one.model_copy(update={"kind": "region"}) for one in (known, other)), inside])
+    assert [problem.definition.op_type for problem in found.problems] == ["rsqrt"]
+
+
+def test_a_region_around_another_is_not_exported_beside_it(made) -> None:
+    arguments = {"x": floats(4, 32), "weight": floats(32, storage=1), "epsilon": 1e-6}
+    outer = call(0, "vllm_custom_op::gemma_rms_norm", **{**arguments, "variance_epsilon": 1e-6})
+    inner = call(1, "vllm_ir::rms_norm", **arguments).model_copy(update={"parent": outer.operator})
+    regions = [one.model_copy(update={"kind": "region"}) for one in (outer, inner)]
+    add, root = call(2, "aten::neg", self=floats(4)), call(3, "aten::rsqrt", self=floats(4, 1))
+    parents = ((add, outer), (root, inner))
+    _, found = made([*regions, *(one.model_copy(update={"parent": around.operator}) for one, around in parents)])
+    assert sorted(problem.definition.op_type for problem in found.problems) == ["neg", "rmsnorm"]
+
+
+def test_what_lies_in_a_region_without_a_workload_is_lost(made) -> None:
+    arguments = {"x": floats(4, 32), "weight": floats(32, storage=1), "epsilon": 1e-6}
+    region = call(
+        0,
+        "vllm_custom_op::gemma_rms_norm",
+        x=TensorSpec((4, 32), "bfloat16", offset=None),
+        weight=arguments["weight"],
+        variance_epsilon=1e-6,
+    )
+    inside = call(1, "aten::rsqrt", self=floats(4, 1)).model_copy(update={"parent": region.operator})
+    contents, found = made([region.model_copy(update={"kind": "region"}), inside])
+    loss = found.ledger.loss("x", contents.total)
+    assert not found.problems and loss.exported == 0 and not loss.reduced
+
+
 def test_a_region_around_a_kernel_that_a_family_knows_is_not_exported_beside_it(made) -> None:
     arguments = {"x": floats(4, 32), "weight": floats(32, storage=1), "epsilon": 1e-6}
     region = call(0, "vllm_ir::rms_norm", **arguments).model_copy(update={"kind": "region"})
