@@ -37,7 +37,10 @@ def functions() -> Iterator[Fused]:
     ir = sys.modules.get(IR)
     of_ir: Any = ir.IrOp.registry if ir else {}
     for name, operator in of_ir.items():
-        yield Fused(operator.impls["native"], "impl_fn", f"vllm_ir::{name}")
+        native = operator.impls["native"]
+        if hasattr(native, "uuid"):
+            native.uuid()  # keys vLLM's caches; made once, of the file that `impl_fn` is from
+        yield Fused(native, "impl_fn", f"vllm_ir::{name}")
     for module in CUSTOM_OPS:
         if module in sys.modules:
             yield from _of_custom_ops(sys.modules[module].CustomOp, of_ir)

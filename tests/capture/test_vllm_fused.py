@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -113,6 +115,10 @@ class SimpleImplementation:
     def __init__(self, function: Any) -> None:
         self.impl_fn = function
 
+    @functools.cache  # noqa: B019
+    def uuid(self) -> str:
+        return inspect.getfile(self.impl_fn)
+
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
@@ -161,6 +167,13 @@ def test_only_a_call_for_which_the_ir_chooses_pytorch_is_a_region(engine: Engine
     recording = recorded(engine, bodies, **vars(worker("NONE")))
     found = parents(recording)
     assert (found["aten::rsqrt"], found["aten::exp"]) == ("vllm_ir::rms_norm", None)
+
+
+def test_the_key_that_vllm_caches_compiled_models_by_stays_as_it_was(engine: Engine, vllm: SimpleNamespace) -> None:
+    native = vllm.norm.impls["native"]
+    engine.worker(**vars(worker("NONE"))).compile_or_warm_up_model()  # type: ignore[attr-defined]
+    assert hasattr(native.impl_fn, MARK) and native.uuid() == __file__
+    engine.close()
 
 
 @pytest.mark.parametrize(
