@@ -26,12 +26,13 @@ from kcap.schemas import solution as solutions_file
 from kcap.schemas import trace as traces_file
 from kcap.schemas.definition import Definition
 from kcap.schemas.jsonfile import read_lines
-from kcap.schemas.records import Count, Record
+from kcap.schemas.records import MAX_NUMBER, Count, Record
 from kcap.schemas.solution import Solution
 from kcap.schemas.trace import Trace
 from kcap.schemas.workload import SafetensorsInput, Workload
 
 COUNTS = "counts.jsonl"
+MAX_PART, MAX_PATH = 255, 2048  # bytes of a name, characters of a path
 
 
 class WorkloadCount(Record):
@@ -40,7 +41,7 @@ class WorkloadCount(Record):
     definition: str
     workload: str
     operator: str
-    call: int = Field(ge=0)
+    call: int = Field(ge=0, le=MAX_NUMBER)
     samples: int = Field(default=1, ge=1)
     counts: list[Count] = []
 
@@ -95,14 +96,17 @@ class Dataset:
         try:
             with safe_open(path, framework="pt") as file:
                 return file.get_tensor(given.tensor_key)
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+        except (SafetensorError, OSError, ValueError, KeyError, MemoryError) as error:
             raise FormatError(str(path), f"{given.tensor_key}: not readable ({error})") from None
 
     def blob_file(self, given: SafetensorsInput) -> Path:
-        """Where the blob of `given` is or would be; FormatError for a path that leads out of the dataset."""
+        """Where the blob of `given` is or would be; FormatError for a path that leads out of the dataset, or that no
+        file system takes."""
         path = PurePosixPath(given.path)
         if path.is_absolute() or ".." in path.parts or "\0" in given.path:
             raise FormatError(str(self.root), f"{given.path!r}: a blob's path is relative to the dataset, without ..")
+        if max(len(part.encode()) for part in (*path.parts, "")) > MAX_PART or len(given.path) > MAX_PATH:
+            raise FormatError(str(self.root), f"{given.path[:MAX_PART]!r}…: a blob's path is too long")
         return self.root / path
 
 

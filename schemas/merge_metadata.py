@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from kcap.errors import CallError, KcapError
+from kcap.errors import CallError, FormatError, KcapError
 from kcap.schemas.merge_part import Part
 from kcap.schemas.recording import Recording
 from kcap.schemas.records import FORMAT, Call, Metadata, Tap, totals
@@ -84,8 +84,15 @@ def _summed(several: Iterable[dict[str, int]], hosts: bool) -> dict[str, int]:
 
 
 def _batches(several: Iterable[Metadata], hosts: bool) -> list[dict[str, Any]]:
-    kinds = [{_kind(batch): int(batch["steps"]) for batch in one.batches} for one in several]
+    kinds = [{_kind(batch): _steps(batch) for batch in one.batches} for one in several]
     return [{**orjson.loads(kind), "steps": steps} for kind, steps in _summed(kinds, hosts).items()]
+
+
+def _steps(batch: dict[str, Any]) -> int:
+    steps = batch.get("steps")
+    if not isinstance(steps, int):
+        raise FormatError("recording.json", f"batches: a batch has a number of steps, not {steps!r}")
+    return steps
 
 
 def _kind(batch: dict[str, Any]) -> str:

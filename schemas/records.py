@@ -49,13 +49,17 @@ class Argument(Record):
         raise TypeError("an Argument is part of a Call's line")
 
 
+MAX_NUMBER = 1 << 48  # of a count, so that sums stay within the 64 bits that JSON and tables have
+MAX_RANK = (1 << 31) - 1  # and of layers: what a table's 32 bits hold
+
+
 class Count(Record):
     """How often a Call was invoked in one phase on one rank, eagerly or by replaying a graph."""
 
     phase: Phase
-    rank: int = 0
+    rank: int = Field(default=0, ge=0, le=MAX_RANK)
     mode: Mode = "eager"
-    count: int = Field(ge=0)
+    count: int = Field(ge=0, le=MAX_NUMBER)
 
 
 def add_counts(counts: Iterable[Count]) -> list[Count]:
@@ -224,13 +228,13 @@ class Metadata(BaseModel):
     framework_version: str | None = None
     engine_arguments: dict[str, Any] = {}
     command: list[str] = []
-    layers_recorded: int | None = None
-    layers_model: int | None = None
+    layers_recorded: int | None = Field(default=None, ge=0, le=MAX_RANK)
+    layers_model: int | None = Field(default=None, ge=0, le=MAX_RANK)
     device: str | None = None
     driver: str | None = None
     torch: str | None = None
     python: str | None = None
-    world_size: int = 1
+    world_size: int = Field(default=1, le=MAX_RANK)
     seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
     coverage: dict[str, Any] | None = None  # a kcap.schemas.coverage.CoverageSummary
     recorder: list[str] = []

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from kcap.schemas.dtypes import BY_NAME
 
+MAX_ELEMENTS = 1 << 56  # torch counts elements and bits in 63 bits
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -205,7 +207,10 @@ def _decode_tensor(body: Any) -> TensorSpec:
     if offset is not None:
         (offset,) = _sizes([offset], "offset")
     (storage,) = _sizes([body.get("storage", 0)], "storage")
-    return TensorSpec(shape, body["dtype"], strides, offset, str(body.get("device", "cpu")), storage)
+    spec = TensorSpec(shape, body["dtype"], strides, offset, str(body.get("device", "cpu")), storage)
+    if max(math.prod(max(n, 1) for n in shape), spec.extent, offset or 0) > MAX_ELEMENTS:
+        raise ValueError("a tensor of more elements than any memory has")
+    return spec
 
 
 def _sizes(data: Any, what: str) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ def header(path: Path) -> Header:
         with safe_open(path, framework="numpy") as file:
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
             return {key: (one.get_dtype(), tuple(one.get_shape())) for key, one in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise FormatError(str(path), f"{path.name}: not a readable safetensors file ({error})") from None
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -157,9 +158,23 @@ def test_a_blob_is_never_read_outside_the_dataset(dataset: Dataset, path: str) -
         dataset.blob(SafetensorsInput(path=path.format("secret.safetensors"), tensor_key="rows"))
 
 
+@pytest.mark.parametrize("path", ["y" * 256, "ä" * 128, "z/" * 1025])
+def test_a_blob_has_a_name_that_a_file_can_have(dataset: Dataset, path: str) -> None:
+    with pytest.raises(FormatError, match="path is too long"):
+        dataset.blob_file(BLOB.model_copy(update={"path": path}))
+
+
 def test_a_folder_without_definitions_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a dataset"):
         Dataset.load(tmp_path)
+
+
+@pytest.mark.parametrize("number", ['"count":18446744073709551615', '"count":1,"rank":2147483648', '"count":-1'])
+def test_numbers_that_no_sum_or_table_could_hold_are_refused(dataset: Dataset, number: str) -> None:
+    path = dataset.root / "counts.jsonl"
+    path.write_bytes(re.sub(rb'"count":\d+', number.encode(), path.read_bytes()))
+    with pytest.raises(FormatError, match="Input should be"):
+        Dataset.load(dataset.root)
 
 
 @pytest.mark.parametrize("key", ["definition", "workload"])

@@ -238,6 +238,12 @@ def test_a_recording_whose_calling_record_names_operators_merges_with_one_that_n
     assert merged(older, newer).metadata.kernel_ids == "definition"
 
 
+@pytest.mark.parametrize("batch", [{"phase": "decode"}, {"phase": "decode", "steps": "many"}])
+def test_a_batch_without_a_number_of_steps_is_refused(batch):
+    with pytest.raises(FormatError, match="number of steps"):
+        merged(memory(Metadata(batches=[batch]), []))
+
+
 def test_a_program_of_a_call_that_is_not_there_is_named():
     damaged = memory(Metadata(), [], [Program(id=0, calls=[4])])
     with pytest.raises(FormatError, match=r"programs\.jsonl: names a Call 4"):

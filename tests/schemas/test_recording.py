@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 import kcap
 from kcap.errors import FormatError
@@ -33,6 +34,7 @@ from kcap.schemas.recording import (
     load,
     write_recording,
 )
+from kcap.schemas.records import MAX_NUMBER, MAX_RANK
 from kcap.schemas.values import (
     CONSTANT_KINDS,
     Drift,
@@ -45,7 +47,8 @@ from kcap.schemas.values import (
     encode,
 )
 
-sizes = st.integers(0, 2**62)
+sizes = st.integers(0, 2**11)  # the elements of five dimensions can be counted
+jumps = st.integers(0, 2**40)
 names = st.text(min_size=1, max_size=20)
 numbers = st.integers(0, 2**62)
 
@@ -53,8 +56,8 @@ numbers = st.integers(0, 2**62)
 @st.composite
 def tensor_specs(draw: st.DrawFn) -> TensorSpec:
     shape = draw(st.lists(sizes, max_size=5).map(tuple))
-    strides = draw(st.none() | st.lists(sizes, min_size=len(shape), max_size=len(shape)).map(tuple))
-    offset = draw(st.none() | sizes)
+    strides = draw(st.none() | st.lists(jumps, min_size=len(shape), max_size=len(shape)).map(tuple))
+    offset = draw(st.none() | jumps)
     device = draw(st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]))
     return TensorSpec(shape, draw(st.sampled_from(sorted(BY_NAME))), strides, offset, device, draw(numbers))
 
@@ -75,7 +78,13 @@ leaves = (
 )
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_leaves=10)
 phases = st.sampled_from(PHASES)
-counts = st.builds(Count, phase=phases, rank=numbers, mode=st.sampled_from(["eager", "graph"]), count=numbers)
+counts = st.builds(
+    Count,
+    phase=phases,
+    rank=st.integers(0, MAX_RANK),
+    mode=st.sampled_from(["eager", "graph"]),
+    count=st.integers(0, MAX_NUMBER),
+)
 arguments = st.builds(
     Argument,
     name=st.none() | names,
@@ -259,6 +268,26 @@ def test_odd_fields_are_a_validation_error(model: type[Any], data: st.DataObject
 def test_deep_nesting_is_refused_before_the_stack_ends() -> None:
     with pytest.raises(ValueError, match="32 deep"):
         decode(orjson.loads(b"[" * 200 + b"]" * 200))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"shape": [1 << 62, 4]},
+        {"shape": [0, 1 << 62, 4]},
+        {"shape": [2], "strides": [1 << 62]},
+        {"shape": [1], "offset": 1 << 62},
+    ],
+)
+def test_a_tensor_that_torch_cannot_count_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="more elements than any memory"):
+        decode({"tensor": {"dtype": "int8", **body}})
+
+
+@pytest.mark.parametrize("field", ["world_size", "layers_recorded", "layers_model"])
+def test_metadata_has_numbers_that_fit_a_table(field: str) -> None:
+    with pytest.raises(ValidationError, match="less than or equal"):
+        Metadata(**{field: 1 << 31})
 
 
 def test_newer_major_format_is_refused_by_name(tmp_path: Path) -> None:
