@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
+from filecmp import cmp
 from pathlib import Path
 
 import click
@@ -14,17 +15,18 @@ from kcap.capture.merge import derive_files
 from kcap.errors import CallError, FormatError
 from kcap.schemas import coverage
 from kcap.schemas.coverage import StepCoverage
-from kcap.schemas.dataset import Dataset, write_dataset
+from kcap.schemas.dataset import Dataset, files, write_dataset
+from kcap.schemas.jsonfile import numbered_lines
 from kcap.schemas.merge_datasets import merge_datasets
 from kcap.schemas.merge_metadata import files_in
 from kcap.schemas.merge_part import Part
 from kcap.schemas.merge_recordings import Merged, merge_recordings
 from kcap.schemas.recording import load, write_recording
 from kcap.schemas.source import detect
-from kcap.schemas.workload import SafetensorsInput
+from kcap.schemas.validation.blobs import header
+from kcap.schemas.workload import SafetensorsInput, Workload
 
 FOLDERS = ("values", "kernels")  # of content named by its SHA-256
-COPIED = ("solutions", "traces")
 
 
 @click.command(epilog="\b\nExample:\n  kcap merge monday.kcap tuesday.kcap -o week.kcap")
@@ -101,37 +103,56 @@ def _coverage(merged: Merged) -> Iterator[StepCoverage]:
 
 
 def merge_into_dataset(output: Path, datasets: Sequence[Dataset], force: bool = False) -> None:
-    """Write the merged dataset: its own files, and the blobs, Solutions and Traces of all as they are."""
+    """Write the merged dataset: its own files, the blobs and Solutions of all as they are, the lines of their Traces.
+
+    CallError for other content under one name, FormatError for a blob that is no safetensors file.
+    """
     merged = merge_datasets(output, datasets)
-    copies = dict(_copies(datasets))
+    copies, traces = _copies(datasets), _traces(datasets)
     if force:
         shutil.rmtree(output, ignore_errors=True)
     write_dataset(output, merged.definitions.values(), merged.workloads, {}, merged.counts)
-    for name, content in copies.items():
-        path = output / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    for name, path in copies.items():
+        shutil.copyfile(path, _made(output / name))
+    for name, lines in traces.items():
+        _made(output / name).write_bytes(b"\n".join(lines) + b"\n")
 
 
-def _copies(datasets: Sequence[Dataset]) -> Iterator[tuple[str, bytes]]:
-    """Files by their path in the dataset; lines of Traces are joined, and all else must be the same."""
-    seen: dict[str, bytes] = {}
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _copies(datasets: Sequence[Dataset]) -> dict[Path, Path]:
+    """Files by their path in the dataset; one name is one content."""
+    found: dict[Path, Path] = {}
     for dataset in datasets:
-        for path in dict.fromkeys(_to_copy(dataset)):
-            name, content = str(path.relative_to(dataset.root)), path.read_bytes()
-            known = seen.get(name, content)
-            if name.endswith(".jsonl"):
-                content = b"".join(dict.fromkeys(known.splitlines(keepends=True) + content.splitlines(keepends=True)))
-            elif known != content:
+        for path in _to_copy(dataset):
+            name = path.relative_to(dataset.root)
+            if not cmp(found.setdefault(name, path), path, shallow=False):
                 raise CallError(f"different content under one name: {name}: rename one")
-            seen[name] = content
-    yield from seen.items()
+    return found
 
 
 def _to_copy(dataset: Dataset) -> Iterator[Path]:
-    for folder in COPIED:
-        yield from sorted(path for path in (dataset.root / folder).rglob("*") if path.is_file())
-    for given in dataset.workloads.values():
-        for one in (one for workload in given for one in workload.inputs.values()):
-            if isinstance(one, SafetensorsInput) and (path := dataset.blob_file(one)).is_file():
-                yield path
+    """What was read as a Solution or can be as a blob: no other file, which a link could name anywhere."""
+    yield from files(dataset.root / "solutions", "json")
+    given = [one for workloads in dataset.workloads.values() for workload in workloads for one in _blobs(workload)]
+    for path in dict.fromkeys(dataset.blob_file(one) for one in given):
+        if path.is_file():
+            header(path)
+            yield path
+
+
+def _blobs(workload: Workload) -> Iterator[SafetensorsInput]:
+    yield from (one for one in workload.inputs.values() if isinstance(one, SafetensorsInput))
+
+
+def _traces(datasets: Sequence[Dataset]) -> dict[Path, dict[bytes, None]]:
+    """The lines of each file, those that are equal once."""
+    found: dict[Path, dict[bytes, None]] = {}
+    for dataset in datasets:
+        for path in files(dataset.root / "traces", "jsonl"):
+            lines = dict.fromkeys(line.strip() for _, line in numbered_lines(path))
+            found.setdefault(path.relative_to(dataset.root), {}).update(lines)
+    return found

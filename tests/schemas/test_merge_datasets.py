@@ -162,6 +162,41 @@ def test_the_command_joins_blobs_solutions_and_traces(kcap, tmp_path):
     assert len((tmp_path / "c" / "traces" / "someone" / "add" / "add.jsonl").read_text().splitlines()) == 3
 
 
+def one_with_a_trace(root, uuid):
+    """A dataset of one Workload; its Traces end without a line break."""
+    write_dataset(root, [definition()], {"add": [workload(uuid)]}, {})
+    path = root / "traces" / "someone" / "add" / "add.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(Trace(definition="add", workload=workload(uuid)).line().rstrip())
+    return root
+
+
+def test_lines_of_traces_stay_lines_where_a_file_does_not_end_in_one(kcap, tmp_path):
+    given = [one_with_a_trace(tmp_path / name, name) for name in "ab"]
+    assert kcap("merge", *given, "-o", tmp_path / "c").code == 0
+    assert [trace.workload.uuid for trace in Dataset.load(tmp_path / "c").traces["add"]] == ["a", "b"]
+
+
+def test_a_link_to_a_file_of_another_kind_is_not_copied(kcap, tmp_path):
+    (tmp_path / "secret").write_text("key")
+    root = one_with_a_trace(tmp_path / "a", "a")
+    (root / "solutions").mkdir()
+    for name in ("solutions/x", "traces/x.txt"):
+        (root / name).symlink_to(tmp_path / "secret")
+    assert kcap("merge", root, "-o", tmp_path / "c").code == 0
+    assert not any(path.name.startswith("x") for path in (tmp_path / "c").rglob("*"))
+
+
+def test_a_blob_that_is_no_safetensors_file_is_not_copied(kcap, tmp_path):
+    given = SafetensorsInput(path="secret", tensor_key="x")
+    one = Workload(uuid="u", axes={"m": 1}, inputs={"x": given})
+    write_dataset(tmp_path / "a", [definition()], {"add": [one]}, {})
+    (tmp_path / "a" / "secret").write_text("key")
+    done = kcap("merge", tmp_path / "a", "-o", tmp_path / "c")
+    assert (done.code, "not a readable safetensors file" in done.err) == (1, True)
+    assert not (tmp_path / "c").exists()
+
+
 def test_blobs_that_differ_under_one_name_are_refused(kcap, tmp_path):
     import torch
 
