@@ -9,6 +9,7 @@ from typing import Any
 
 from kcap.bench.contents import Contents
 from kcap.bench.workloads import Made, make
+from kcap.errors import FormatError
 from kcap.replay.skip import Skip
 from kcap.replay.source import group, needs_sample
 from kcap.schemas.dataset import Dataset, WorkloadCount, invocations
@@ -17,7 +18,8 @@ from kcap.schemas.families.derive import Derived, Kernel, Use, derive_calls
 from kcap.schemas.families.invocation import Unrecognized, base_of
 from kcap.schemas.loss import LossLedger
 from kcap.schemas.records import Call, Sample
-from kcap.schemas.workload import SafetensorsInput, Workload
+from kcap.schemas.validation.blobs import check_blobs
+from kcap.schemas.workload import SafetensorsInput, Workload, check_workload
 
 IN_REGION = "part of {}, which is exported whole"
 IN_LOST_REGION = "part of {}, whose inputs are not known"
@@ -79,23 +81,24 @@ def of_dataset(dataset: Dataset) -> list[Problem]:
         Problem(
             definition,
             workloads={workload.uuid: workload for workload in dataset.workloads.get(name, [])},
-            blobs=_read_blobs(dataset, dataset.workloads.get(name, [])),
+            blobs=_read_blobs(dataset, definition, dataset.workloads.get(name, [])),
             counts=counts[name],
         )
         for name, definition in dataset.definitions.items()
     ]
 
 
-def _read_blobs(dataset: Dataset, given: Sequence[Workload]) -> dict[str, Mapping[str, Any]]:
-    stored = {
-        workload.uuid: {name: one for name, one in workload.inputs.items() if isinstance(one, SafetensorsInput)}
-        for workload in given
-    }
-    return {
-        uuid: {name: dataset.blob(one) for name, one in named.items()}
-        for uuid, named in stored.items()
-        if named and all(dataset.blob_file(one).is_file() for one in named.values())
-    }
+def _read_blobs(dataset: Dataset, definition: Definition, given: Sequence[Workload]) -> dict[str, Mapping[str, Any]]:
+    """By Workload and input; FormatError for a tensor that is not its input's, before it is read."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for workload in given:
+        stored = {name: one for name, one in workload.inputs.items() if isinstance(one, SafetensorsInput)}
+        whole = stored and all(dataset.blob_file(one).is_file() for one in stored.values())
+        if whole and not check_workload(definition, workload):
+            for reason in check_blobs(dataset, definition, workload):
+                raise FormatError(str(dataset.root), f"{definition.name} {workload.uuid}: {reason}")
+            found[workload.uuid] = {name: dataset.blob(one) for name, one in stored.items()}
+    return found
 
 
 def by_call(samples: Sequence[Sample]) -> dict[int, list[Sample]]:

@@ -9,6 +9,7 @@ import torch
 from bench_calls import reasons
 from bench_datasets import LOOKUP, SCALE, counted, definition, of, stored, workload, write_small
 
+from kcap.bench.exports.common.model_source import MAX_RATIO, MAX_STORED, stored_bytes
 from kcap.schemas.dataset import write_dataset
 from kcap.schemas.workload import ScalarInput
 
@@ -95,6 +96,25 @@ def test_recorded_values_that_are_gone_are_a_loss(exported, tmp_path):
     given = workload(LOOKUP, "gone", rows=stored(LOOKUP, "gone", "rows"))
     found, loss = exported_one(exported, tmp_path, LOOKUP, given, counts=[counted(LOOKUP, "gone", 9, 0)])
     assert (found, "not in the dataset" in reasons(loss)["x::lookup"]) == ({}, True)
+
+
+def test_a_workload_that_is_no_instance_is_a_loss(exported, tmp_path):
+    other = workload(SCALE, "o").model_copy(update={"axes": {}})
+    found, loss = exported_one(exported, tmp_path, SCALE, other, counts=[counted(SCALE, "o", 9, 0)])
+    assert (found, loss["lost"][0]["reason"], loss["exported"]) == ({}, "axes: m has no size", 0)
+
+
+def test_a_blob_of_another_shape_is_refused_before_it_is_read(kcap, tmp_path):
+    given = workload(LOOKUP, "u", rows=stored(LOOKUP, "u", "rows"))
+    rows = torch.zeros(7, 3, dtype=torch.int32)
+    write_dataset(tmp_path / "one", [LOOKUP], {"lookup": [given]}, {"u": {"rows": rows}})
+    done = kcap("export", tmp_path / "one", "--to", "kernelbench", "-o", tmp_path / "out")
+    assert (done.code, "rows is [7, 3]" in done.err, len(done.err.splitlines())) == (1, True, 1)
+
+
+def test_values_that_cannot_fit_are_not_even_compressed():
+    rows = torch.empty(1, dtype=torch.int8).expand((MAX_STORED + 1) * MAX_RATIO)  # takes a byte
+    assert stored_bytes(rows) > MAX_STORED
 
 
 def test_values_too_many_for_a_source_file_are_a_loss(exported, tmp_path):

@@ -10,7 +10,7 @@ from kcap.bench.contents import Contents
 from kcap.bench.problems import Problem, Problems, problems_of
 from kcap.schemas.definition import Definition, DefinitionTensor
 from kcap.schemas.loss import ExportLoss, LossLedger
-from kcap.schemas.workload import Input, SafetensorsInput, Workload
+from kcap.schemas.workload import Input, SafetensorsInput, Workload, check_workload
 
 NO_BLOB = "its recorded values are not in the dataset"
 SAMPLES = "all Samples but one of each Call"
@@ -36,6 +36,10 @@ class Case:
 
     def sizes(self, tensor: DefinitionTensor) -> tuple[int, ...]:
         return self.definition.sizes(tensor.shape or [], self.workload.axes)
+
+    def misfit(self) -> str | None:
+        """Why it is no instance of its Definition."""
+        return next(iter(check_workload(self.definition, self.workload)), None)
 
     def lacks_blob(self) -> bool:
         return any(isinstance(given, SafetensorsInput) and name not in self.blob for name, _, given in self.tensors())
@@ -90,10 +94,10 @@ class Account:
         return self.problems.ledger
 
     def taken_cases(self, refuse: Callable[[Case], str | None], samples: bool) -> Iterator[Case]:
-        """The cases for which `refuse` gives no reason."""
+        """The cases that are instances of their Definition and for which `refuse` gives no reason."""
         for problem in self.problems.problems:
             for case in cases(problem, samples):
-                reason = refuse(case)
+                reason = case.misfit() or refuse(case)
                 self._book(case, reason)
                 if reason is None:
                     yield case

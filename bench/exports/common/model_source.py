@@ -17,6 +17,7 @@ from kcap.schemas.workload import Input, ScalarInput
 
 FLOATS = ("float32", "float16", "bfloat16")
 MAX_STORED = 1 << 20  # bytes of text
+MAX_RATIO = 1032  # of zlib
 TAKEN = frozenset({"self", "run", "torch", "nn", "b64decode", "decompress", "stored", "Model"})
 IMPORTS = "import torch\nfrom torch import nn\n"
 STORED = '''from base64 import b64decode
@@ -106,8 +107,9 @@ def _packed(tensor: torch.Tensor) -> str:
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """The size of `tensor` in a source file."""
-    return len(_packed(tensor))
+    """The size of `tensor` in a source file; of one too large for MAX_STORED, no more than the least it could be."""
+    least = tensor.nbytes // MAX_RATIO
+    return least if least > MAX_STORED else len(_packed(tensor))
 
 
 def _stored(tensor: Any) -> str:
