@@ -31,8 +31,8 @@ class KernelDescriptions(Exporter):
             name = case.definition.name
             if name not in written:
                 written[name] = _write(request.output, case.definition)
-            for (_, operator), count in case.calls.items():
-                for reason in (WORKLOADS, *written[name]):
+            for (number, operator), count in case.calls.items():
+                for reason in (WORKLOADS, *written[name]) if number not in account.regions else ():
                     account.ledger.reduce(operator, reason, count)
         return account.loss("kernel-description")
 

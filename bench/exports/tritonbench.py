@@ -88,10 +88,14 @@ def _looks_up(entry: Entry) -> bool:
 
 def _gemms(kept: Iterable[Entry]) -> Iterator[dict[str, Any]]:
     for entry in kept:
-        if entry.line.operator in GEMMS:
-            first, second = entry.line.args[:2]
-            if isinstance(first, TensorSpec) and isinstance(second, TensorSpec) and first.dtype in PRECISIONS:
-                yield _input(entry.line.count, f"((), {_gemm(first, second)!r})")
+        match entry.line.operator in GEMMS, *entry.line.args[:2]:
+            case True, TensorSpec(shape=(_, _)) as first, TensorSpec(shape=(_, _)) as second:
+                if _is_product(first, second):
+                    yield _input(entry.line.count, f"((), {_gemm(first, second)!r})")
+
+
+def _is_product(first: TensorSpec, second: TensorSpec) -> bool:
+    return first.shape[1] == second.shape[0] and first.dtype == second.dtype and first.dtype in PRECISIONS
 
 
 def _gemm(first: TensorSpec, second: TensorSpec) -> dict[str, str]:

@@ -30,6 +30,14 @@ def test_workloads_are_said_to_be_left_out(path: Path, exported) -> None:
     assert {reduced["count"] for reduced in loss["reduced"]} == {12}
 
 
+def test_a_region_counts_as_the_kernels_in_it_alone(tmp_path: Path, exported) -> None:
+    region = linear(0, 1, count=50).model_copy(update={"kind": "region"})
+    inside = linear(1, 1).model_copy(update={"operator": "x::y", "parent": region.operator})
+    write_recording(tmp_path / "a.kcap", METADATA, [region, inside])
+    _, loss = exported(tmp_path / "a.kcap", "kernel-description")
+    assert loss["total"] == 6 and all(reduced["count"] <= 6 for reduced in loss["reduced"])
+
+
 def test_what_is_written_is_a_valid_kernel_description(kcap, path: Path, exported) -> None:
     output, _ = exported(path, "kernel-description")
     (file,) = output.glob("gemm*.json")

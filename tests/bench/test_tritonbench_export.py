@@ -71,3 +71,11 @@ def test_a_product_of_a_precision_that_gemm_lacks_is_in_the_aten_file_alone(reco
     double = call("aten::mm", tensor(2, 2, dtype="float64"), tensor(2, 2, dtype="float64"))
     output, _ = exported(recorded([double]), "tritonbench")
     assert set(files(output)) == {"aten.mm.default"}
+
+
+@pytest.mark.parametrize("args", ["", "T([4], f32),", "T([4], f32), T([4], f32),", "T([2, 3], f32), T([2, 3], f32),"])
+def test_a_product_that_is_none_is_no_gemm(args, exported, tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text(f"Operator: aten.mm.default\ncnt: 3, (({args}), {{}})\n")
+    output, _ = exported(path, "tritonbench")
+    assert not (output / "gemm.json").exists()
