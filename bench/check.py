@@ -83,8 +83,8 @@ def listed(outputs: Any) -> list[Any]:
 
 
 def told(output: Any) -> bool:
-    """Whether an output tells something of what made it: an empty one does not, nor one without a finite number."""
-    return bool(torch.as_tensor(output).double().isfinite().any())
+    """Whether an output tells something of what made it: an empty one does not, nor one of nan alone."""
+    return not bool(torch.as_tensor(output).double().isnan().all())
 
 
 def compare(form: Form, actual: list[Any], expected: list[Any]) -> dict[str, Any]:
