@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -48,9 +52,10 @@ def command(
         raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
     contents = open_contents(path, allow_truncated)
     check_takes(contents, target, chosen)
-    make_room(output, path, force)
-    loss = chosen.write(Request(contents, output, measurements, check, Where(device, trust)))
-    loss_file.write(output / loss_file.FILE, loss)
+    check_room(output, path, force)
+    with replacing(output) as folder:
+        loss = chosen.write(Request(contents, folder, measurements, check, Where(device, trust)))
+        loss_file.write(folder / loss_file.FILE, loss)
     click.echo(summary(loss, output))
     click.echo(f"Next: {chosen.following(output)}", err=True)
 
@@ -64,19 +69,40 @@ def check_takes(contents: Contents, target: str, chosen: Exporter) -> None:
         raise CallError(f"{contents.path}: holds no calls")
 
 
-def make_room(output: Path, source: Path, force: bool) -> None:
-    """An empty folder at `output`; CallError if there is something already, and no `force`, or if it holds `source`."""
+def check_room(output: Path, source: Path, force: bool) -> None:
+    """CallError if there is something at `output` already, and no `force`, or if it lies in `source` or holds it."""
     if output.exists() and not force:
         raise CallError(f"{output}: already exists: pass --force to replace it")
     if source.resolve().is_relative_to(output.resolve()):
         raise CallError(f"{output}: holds {source}, which is to be exported: choose another -o")
-    if output.is_dir() and not output.is_symlink():
-        if any(output.iterdir()) and not (output / loss_file.FILE).is_file():
-            raise CallError(f"{output}: not made by kcap export, and so not replaced: choose another -o")
-        shutil.rmtree(output)
-    elif output.exists():
+    if output.resolve().is_relative_to(source.resolve()):
+        raise CallError(f"{output}: lies in {source}, which is to be exported: choose another -o")
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise CallError(f"{output}: not a folder: choose another -o")
-    output.mkdir(parents=True)
+    if output.is_dir() and any(output.iterdir()) and not (output / loss_file.FILE).is_file():
+        raise CallError(f"{output}: not made by kcap export, and so not replaced: choose another -o")
+
+
+@contextmanager
+def replacing(output: Path) -> Iterator[Path]:
+    """A folder beside `output` that takes its place at the end, or goes if something fails."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        yield folder
+        if output.exists():
+            shutil.rmtree(output)
+        folder.chmod(0o777 & ~_umask())
+        folder.rename(output)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def summary(loss: ExportLoss, output: Path) -> str:

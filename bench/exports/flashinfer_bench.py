@@ -64,13 +64,12 @@ def write_calling_record(root: Path, found: Problems, metadata: Metadata) -> Non
 
 
 def told(found: Problems) -> str:
-    """How much lies in named families, and how much is verified, of the exported invocations."""
-    total = sum(problem.total for problem in found.problems)
-    named = sum(problem.total for problem in found.problems if problem.family)
+    """How much there is; of a Recording, how much lies in named families, and how much is verified, by invocations."""
+    text = f"{len(found.problems)} Definitions, {sum(len(p.workloads) for p in found.problems)} Workloads"
+    if found.derived is None:
+        return text
+    total = max(sum(problem.total for problem in found.problems), 1)
+    named = sum(problem.total for problem in found.problems if problem.family) / total
     verified = [problem for problem in found.problems if VERIFIED in problem.definition.tags]
-    share = sum(problem.total for problem in verified)
-    return (
-        f"{len(found.problems)} Definitions, {sum(len(p.workloads) for p in found.problems)} Workloads; of their "
-        f"{total:,} invocations {named / max(total, 1):.1%} in named families, {share / max(total, 1):.1%} of "
-        f"{len(verified)} verified Definitions"
-    )
+    share = sum(problem.total for problem in verified) / total
+    return f"{text}; weighed by invocations, {named:.1%} in named families, {len(verified)} verified ({share:.1%})"

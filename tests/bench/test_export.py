@@ -105,3 +105,24 @@ def test_a_loss_that_does_not_add_up_is_refused(tmp_path):
     path.write_bytes(orjson.dumps({"target": "parquet", "total": 5, "exported": 4}))
     with pytest.raises(FormatError, match="add up"):
         loss_file.read(path)
+
+
+def test_an_export_that_fails_leaves_nothing_and_what_was_there_stays(everything, kcap, tmp_path, monkeypatch):
+    args = ("export", everything, "--to", "parquet", "-o", tmp_path / "out")
+    assert kcap(*args).code == 0
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+
+    def full(self, request):
+        (request.output / "half").write_text("half")
+        raise OSError(28, "No space left on device", "out")
+
+    monkeypatch.setattr(type(find("parquet")), "write", full)
+    assert kcap(*args, "--force").code == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_output_inside_the_source_is_refused(everything, kcap):
+    done = kcap("export", everything, "--to", "parquet", "-o", everything / "out")
+    assert done.code == 2 and "lies in" in done.err
+    assert not (everything / "out").exists()
