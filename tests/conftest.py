@@ -33,8 +33,8 @@ def kcap(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return run
 
 
-def tensor(*shape: int, **more: object) -> Argument:
-    return Argument(value=TensorSpec(shape, "bfloat16", **more))
+def tensor(*shape: int, argument: str | None = None, **more: object) -> Argument:
+    return Argument(name=argument, value=TensorSpec(shape, "bfloat16", **more))
 
 
 def count(phase: str, n: int, mode: str = "eager", rank: int = 0) -> Count:
@@ -51,7 +51,12 @@ LINEAR = Call(
 NORM = Call(
     id=1,
     operator="_C::rms_norm",
-    args=[tensor(64, 4096), tensor(64, 4096), tensor(4096), Argument(value=1e-5)],
+    args=[
+        tensor(64, 4096, argument="result"),
+        tensor(64, 4096, argument="input"),
+        tensor(4096, argument="weight"),
+        Argument(name="epsilon", value=1e-5),
+    ],
     counts=[count("prefill", 4), count("decode", 2800)],
 )
 REGION = Call(

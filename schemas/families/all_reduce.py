@@ -13,7 +13,7 @@ import torch
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Thunk, abbreviate, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
-from kcap.schemas.families.moe import size
+from kcap.schemas.families.results import size
 from kcap.schemas.values import Group
 
 REFERENCE = """import torch

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from kcap.schemas.families.gemm import FLOATS
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import FLOATS
 
 Make = Callable[[], torch.Tensor]
 

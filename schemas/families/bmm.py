@@ -6,8 +6,8 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, abbreviate, made, of
-from kcap.schemas.families.gemm import FLOATS, result_dtype, written
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import FLOATS, result_dtype, written
 
 REFERENCE = """import torch
 

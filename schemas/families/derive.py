@@ -146,16 +146,20 @@ def _joined(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def _named(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
-    """Kernels with tags, under names of their own: where two share one, six digits of their content tell them apart."""
+    """Kernels with tags, under names of their own.
+
+    Six digits of its content end a name that no family gave, so that it means the same in another Recording, or that
+    two Kernels share.
+    """
     names: dict[str, int] = defaultdict(int)
     for kernel in kernels:
         names[kernel.definition.name] += 1
-    return [_finish(kernel, names[kernel.definition.name] > 1, metadata) for kernel in kernels]
+    return [_finish(k, not k.family or names[k.definition.name] > 1, metadata) for k in kernels]
 
 
-def _finish(kernel: Kernel, shared: bool, metadata: Metadata) -> Kernel:
+def _finish(kernel: Kernel, numbered: bool, metadata: Metadata) -> Kernel:
     own = kernel.definition
-    name = f"{own.name}_{content(own).hex()[:6]}" if shared else own.name
+    name = f"{own.name}_{content(own).hex()[:6]}" if numbered else own.name
     tags = sorted({*own.tags, *_stages(kernel), *_model(metadata), DRAFT})
     return Kernel(own.model_copy(update={"name": name, "tags": tags}), kernel.family, kernel.uses)
 

@@ -37,7 +37,8 @@ class Form:
     """One Call as a kernel of a family. `axes`: a number is constant in the model, None varies.
 
     `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
-    as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs.
+    as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs. `random`: it
+    draws numbers, so that two runs agree in distribution alone.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Form:
     constraints: tuple[str, ...] = ()
     flops: Thunk | int = 0
     touched: Thunk | None = None
+    random: bool = False
     family: str = field(default="", compare=False)
 
     @property

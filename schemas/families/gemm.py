@@ -7,6 +7,7 @@ import torch
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import FLOATS, OUTPUTS, result_dtype, written
 
 REFERENCE = """import torch
 
@@ -25,7 +26,6 @@ def run({inputs}):
     C = torch.matmul(A.to(torch.float32), B.to(torch.float32).T)
     return {result}.to(torch.{dtype})
 """
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @family("gemm", "aten::linear")
@@ -81,9 +81,6 @@ def mm_bf16(call: Invocation) -> Form:
     return gemm(call, call.tensor("a"), call.tensor("b").transpose(0, 1), call.optional("bias"))
 
 
-OUTPUTS = ("out", "c", "C", "d", "output")
-
-
 def gemm(call: Invocation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> Form:
     """`a`: [..., K], leading dimensions joined; `b`: [N, K]; `bias`: [N]."""
     if b.dim() != 2 or a.dtype != b.dtype or a.dtype not in FLOATS:
@@ -112,17 +109,3 @@ def _reference(inputs: list[str], n: int, k: int, out: torch.dtype | None) -> st
         return REFERENCE.format(n=n, k=k)
     result = "(C + bias.to(torch.float32))" if "bias" in inputs else "C"
     return IN_FLOAT32.format(inputs=", ".join(inputs), n=n, k=k, result=result, dtype=dtype_name(out))
-
-
-def result_dtype(call: Invocation, usual: torch.dtype) -> torch.dtype:
-    """The dtype of what the operator writes or returns."""
-    out, wanted = call.optional(*OUTPUTS), call["out_dtype"]
-    if out is not None:
-        return out.dtype
-    return wanted if isinstance(wanted, torch.dtype) else usual
-
-
-def written(call: Invocation, *names: str) -> torch.Tensor:
-    """The argument of one of these names that the operator wrote, or else what it returned."""
-    found = call.optional(*names)
-    return call.result if found is None else found

@@ -14,9 +14,9 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
-from kcap.schemas.families.gemm import FLOATS, result_dtype, written
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.quantized_gemm import QUANTIZED, block, pair
+from kcap.schemas.families.results import FLOATS, result_dtype, written
 
 REFERENCE = """import torch
 

@@ -13,8 +13,8 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, abbreviate, made, of
-from kcap.schemas.families.gemm import FLOATS, written
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import FLOATS, size, written
 
 REFERENCE = """import torch
 
@@ -62,11 +62,6 @@ def used(ids: torch.Tensor, experts: int) -> int:
     if ids.is_meta:
         return min(experts, int(ids.numel()))
     return len({*ids.flatten().tolist()} & {*range(experts)})
-
-
-def size(*tensors: torch.Tensor) -> int:
-    """Bytes of all elements."""
-    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)
 
 
 @family("fused_moe", "_C::cpu_fused_moe")

@@ -12,7 +12,7 @@ import torch
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
-from kcap.schemas.families.moe import size
+from kcap.schemas.families.results import size
 
 REFERENCE = """import torch
 

@@ -10,11 +10,11 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
-from kcap.schemas.families.gemm import FLOATS
 from kcap.schemas.families.grouped_gemm import block_counts, block_scales, scaling
 from kcap.schemas.families.invocation import Invocation, Unrecognized
-from kcap.schemas.families.moe import size, used
+from kcap.schemas.families.moe import used
 from kcap.schemas.families.quantized_gemm import QUANTIZED
+from kcap.schemas.families.results import FLOATS, size
 
 REFERENCE = """import torch
 

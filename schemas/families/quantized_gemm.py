@@ -15,8 +15,8 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
-from kcap.schemas.families.gemm import OUTPUTS, result_dtype, written
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import OUTPUTS, result_dtype, written
 
 REFERENCE = """import torch
 

@@ -10,8 +10,8 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, Thunk, abbreviate, made, of
-from kcap.schemas.families.gemm import written
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import written
 
 REFERENCE = """import torch
 

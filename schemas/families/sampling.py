@@ -9,8 +9,8 @@ import torch
 
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of
-from kcap.schemas.families.gemm import written
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import written
 
 GREEDY = """import torch
 
@@ -120,6 +120,7 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> Form:
             filters=("" if joint else RENORMALIZED).join(FILTERS[name][0].format(v=v) for name in filters),
         ),
         description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
+        random=True,
     )
 
 

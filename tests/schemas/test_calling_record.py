@@ -64,7 +64,7 @@ def test_ids_are_definitions_and_counts_sums_over_phases_ranks_and_graphs_of_ker
         "model": "meta-llama/Llama-3.1-8B",
         "framework": "vLLM",
         "kernels": [
-            {"id": "_C::rms_norm", "count": 2804},
+            {"id": "rmsnorm_h4096", "count": 2804},
             {"id": "gemm_bf16_n6144_k4096", "count": 17},
             {"id": "_vllm_fa3_C::fwd", "count": 3},
         ],

@@ -60,11 +60,11 @@ def test_a_parquet_shows_and_replays_like_a_trace_file(parquet, kcap):
     assert orjson.loads(replayed.out)["calls"][0]["operator"] == "aten::mm"
 
 
-def test_a_dataset_that_is_to_be_replayed_says_what_to_do(kcap, tmp_path):
+def test_a_dataset_that_is_to_be_replayed_wants_trust(kcap, tmp_path):
     (tmp_path / "definitions").mkdir()
     done = kcap("replay", tmp_path)
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "replay the Recording" in done.err
+    assert "--trust" in done.err
 
 
 def test_a_signature_on_three_lines_is_one_call_with_their_sum(tmp_path):
