@@ -26,6 +26,7 @@ from kcap.schemas.values import TensorSpec
 from kcap.schemas.workload import Input, RandomInput, SafetensorsInput, ScalarInput, Workload
 
 NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
+SEED = 20250301  # for indices that were not recorded
 UNKNOWN = "its integer input {} was not sampled, and other values could be invalid"
 
 
@@ -39,7 +40,8 @@ class Made:
 
 
 def make(definition: Definition, use: Use, sample: Sample | None, recording: Recording | None) -> Made:
-    """The Workload of `use` on `sample`; Skip or Unrecognized where one cannot be made."""
+    """The Workload of `use` on `sample`, the same whenever it is made; Skip or Unrecognized where one cannot be."""
+    torch.manual_seed(SEED)
     form = use.bind(described(decided(use.call, sample, recording), use.call.launch))
     values = {name: slot.get() for name, slot in form.inputs.items()}
     if use.call.namespace != "aten":

@@ -84,6 +84,12 @@ def test_the_same_workload_has_the_same_id_in_another_recording(made) -> None:
     assert set(first) < set(again)
 
 
+def test_indices_that_are_drawn_are_the_same_every_time(made) -> None:
+    calls, samples = [embedding(0, 50), embedding(1, 9)], [ranged(0, 3, 99), ranged(1, 3, 99)]
+    first, again = (list(made(calls, samples)[1].problems[0].workloads) for _ in range(2))
+    assert first == again and len(first) == 2
+
+
 def test_an_integer_input_of_a_library_that_was_not_sampled_is_lost_and_said(made) -> None:
     scattered = call(0, "_C::rotary_embedding", positions=ints(4), query=floats(4, 64), key=floats(4, 64, storage=1))
     contents, found = made([scattered, linear(1, 1)])
