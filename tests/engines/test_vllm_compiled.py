@@ -96,6 +96,11 @@ def test_an_eager_engine_runs_no_fused_kernel(eager: Recording) -> None:
     assert not cpp(iter(eager.calls))
 
 
+def test_every_fused_kernel_has_the_operators_that_it_stands_for(recording: Recording) -> None:
+    launches = [call.launch for call in cpp(iter(recording.calls)) if call.launch]
+    assert launches and all(launch.fragment for launch in launches)
+
+
 def test_every_fused_kernel_has_its_source_and_none_is_left_over(recording: Recording) -> None:
     launches = [call.launch for call in cpp(iter(recording.calls))]
     assert launches
@@ -104,7 +109,7 @@ def test_every_fused_kernel_has_its_source_and_none_is_left_over(recording: Reco
         assert (launch.language, launch.function) == ("cpp", "kernel")
         assert launch.kernel == hashlib.sha256(recording.source(launch).encode()).hexdigest() + ".cpp"
     kept = {path.name for path in (recording.path / "kernels").iterdir()}
-    assert kept == {launch.kernel for launch in launches if launch}
+    assert kept == {name for launch in launches if launch for name in (launch.kernel, launch.fragment) if name}
     assert seal.holds(recording.metadata.seal, kept)
 
 
