@@ -41,7 +41,7 @@ class Made:
 
 def make(definition: Definition, use: Use, sample: Sample | None, recording: Recording | None) -> Made:
     """The Workload of `use` on `sample`, the same whenever it is made; Skip or Unrecognized where one cannot be."""
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)
     form = use.bind(described(decided(use.call, sample, recording), use.call.launch))
     values = {name: slot.get() for name, slot in form.inputs.items()}
     if use.call.namespace != "aten":
