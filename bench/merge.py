@@ -15,7 +15,7 @@ from kcap.capture.merge import derive_files
 from kcap.errors import CallError, FormatError
 from kcap.schemas import coverage
 from kcap.schemas.coverage import StepCoverage
-from kcap.schemas.dataset import Dataset, files, write_dataset
+from kcap.schemas.dataset import Dataset, files, with_folder, write_dataset
 from kcap.schemas.jsonfile import numbered_lines
 from kcap.schemas.merge_datasets import merge_datasets
 from kcap.schemas.merge_metadata import files_in
@@ -113,14 +113,9 @@ def merge_into_dataset(output: Path, datasets: Sequence[Dataset], force: bool = 
         shutil.rmtree(output, ignore_errors=True)
     write_dataset(output, merged.definitions.values(), merged.workloads, {}, merged.counts)
     for name, path in copies.items():
-        shutil.copyfile(path, _made(output / name))
+        shutil.copyfile(path, with_folder(output / name))
     for name, lines in traces.items():
-        _made(output / name).write_bytes(b"\n".join(lines) + b"\n")
-
-
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+        with_folder(output / name).write_bytes(b"\n".join(lines) + b"\n")
 
 
 def _copies(datasets: Sequence[Dataset]) -> dict[Path, Path]:

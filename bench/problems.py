@@ -11,7 +11,7 @@ from kcap.bench.contents import Contents
 from kcap.bench.workloads import Made, make
 from kcap.errors import FormatError
 from kcap.replay.skip import Skip
-from kcap.replay.source import group, needs_sample
+from kcap.replay.source import Samples, by_call, group, needs_sample
 from kcap.schemas.dataset import Dataset, WorkloadCount, invocations
 from kcap.schemas.definition import Definition
 from kcap.schemas.families.derive import Derived, Kernel, Use, derive_calls
@@ -101,14 +101,7 @@ def _read_blobs(dataset: Dataset, definition: Definition, given: Sequence[Worklo
     return found
 
 
-def by_call(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    found: dict[int, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        found[sample.call].append(sample)
-    return found
-
-
-def samples_of(call: Call, samples: Mapping[int, list[Sample]]) -> list[Sample | None]:
+def samples_of(call: Call, samples: Samples) -> list[Sample | None]:
     """The Samples of `call` that differ, or None alone for one that needs none or has none.
 
     Samples without values of tensors (those of profiled steps) stand back where others have some.
@@ -116,12 +109,10 @@ def samples_of(call: Call, samples: Mapping[int, list[Sample]]) -> list[Sample |
     if not needs_sample(call):
         return [None]
     found = samples.get(call.id, [])
-    return [one.sample for one in group(enumerate([one for one in found if one.tensors] or found))]
+    return [one.sample for one in group([(i, one) for i, one in found if one.tensors] or found)]
 
 
-def _problem(
-    kernel: Kernel, samples: Mapping[int, list[Sample]], contents: Contents, ledger: LossLedger
-) -> Problem | None:
+def _problem(kernel: Kernel, samples: Samples, contents: Contents, ledger: LossLedger) -> Problem | None:
     """The Problem of `kernel`; None if no Workload of it could be made."""
     problem = Problem(kernel.definition, kernel.family)
     for use in kernel.uses:

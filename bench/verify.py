@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kcap.bench.contents import Contents
-from kcap.bench.problems import Problem, by_call, samples_of
+from kcap.bench.problems import Problem, samples_of
 from kcap.bench.where import Where
+from kcap.replay.job import SEED
 from kcap.replay.pool import Worker
-from kcap.replay.source import home_of
+from kcap.replay.source import by_call, home_of
 from kcap.schemas.definition import DRAFT, VERIFIED, Definition
 from kcap.schemas.families.derive import Derived, Kernel
 from kcap.schemas.records import Call, Sample
 from kcap.schemas.reference_check import ReferenceCheck
 
-SEED = 20250301
 TIMEOUT_S = 300.0
 
 

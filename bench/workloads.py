@@ -12,13 +12,14 @@ import torch
 
 from kcap.replay import indices, rules
 from kcap.replay.bind import Bound, bind
+from kcap.replay.job import SEED
 from kcap.replay.launches import is_launch, launch_rule
 from kcap.replay.rebuild import prepare
 from kcap.replay.skip import Skip
 from kcap.schemas.dataset import WorkloadCount, blob_path
 from kcap.schemas.definition import Definition
 from kcap.schemas.families.derive import Use
-from kcap.schemas.families.form import Form, Slot
+from kcap.schemas.families.form import Form
 from kcap.schemas.families.invocation import Invocation, Unrecognized, invocation_of, torch_dtype
 from kcap.schemas.recording import Recording
 from kcap.schemas.records import Call, Launch, Sample
@@ -26,7 +27,6 @@ from kcap.schemas.values import TensorSpec
 from kcap.schemas.workload import Input, RandomInput, SafetensorsInput, ScalarInput, Workload
 
 NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
-SEED = 20250301  # for indices that were not recorded
 UNKNOWN = "its integer input {} was not sampled, and other values could be invalid"
 
 
@@ -87,13 +87,9 @@ def check_known(form: Form, values: dict[str, Any]) -> None:
             raise Skip(UNKNOWN.format(name))
 
 
-def dtype(slot: Slot) -> torch.dtype:
-    found: torch.dtype = getattr(torch, slot.dtype)
-    return found
-
-
 def _finish(definition: Definition, form: Form, values: dict[str, Any], call: Call) -> Made:
-    blob = {n: v.to(dtype(form.inputs[n])) for n, v in values.items() if isinstance(v, torch.Tensor) and not v.is_meta}
+    known = {n: value for n, value in values.items() if isinstance(value, torch.Tensor) and not value.is_meta}
+    blob = {name: value.to(torch_dtype(form.inputs[name].dtype)) for name, value in known.items()}
     sizes = form.sizes(values)
     axes = {name: sizes[name] for name in definition.var_axes}
     plain = {name: _plain(name, values[name]) for name in form.inputs if name not in blob}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import orjson
 
@@ -14,7 +15,7 @@ from kcap.replay.definitions.source import open_dataset
 from kcap.replay.job import Choice, Source
 from kcap.schemas.backendbench import Problems
 from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.recording import Call, Recording, Sample, load
+from kcap.schemas.recording import Call, Sample, load
 from kcap.schemas.source import detect
 from kcap.schemas.values import Drift, Value
 
@@ -30,7 +31,7 @@ def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = Fals
     calls = recording.calls if recording else trace.calls(path, problems)
     if not calls:
         raise CallError(f"{path}: holds no calls")
-    samples = _by_call(recording) if recording else {}
+    samples = by_call(recording.samples) if recording else {}
     jobs = [job for call in calls if wanted(call, choice) and (job := _job(call, samples, choice)).count]
     if not jobs:
         raise CallError(f"{path}: none of its {len(calls)} calls matches --op or --phase (kcap show {path} lists them)")
@@ -57,14 +58,17 @@ def home_of(calls: Iterable[Call]) -> str | None:
     return "cuda" if "cuda" in devices else "cpu" if "cpu" in devices else None
 
 
-def _by_call(recording: Recording) -> dict[int, list[tuple[int, Sample]]]:
+Samples: TypeAlias = "Mapping[int, list[tuple[int, Sample]]]"  # by Call, each with its place in the Recording
+
+
+def by_call(samples: Iterable[Sample]) -> Samples:
     found: dict[int, list[tuple[int, Sample]]] = {}
-    for index, sample in enumerate(recording.samples):
+    for index, sample in enumerate(samples):
         found.setdefault(sample.call, []).append((index, sample))
     return found
 
 
-def _job(call: Call, samples: dict[int, list[tuple[int, Sample]]], choice: Choice) -> CallJob:
+def _job(call: Call, samples: Samples, choice: Choice) -> CallJob:
     counts: dict[str, int] = {}
     for count in call.counts:
         if choice.phase in (None, count.phase):

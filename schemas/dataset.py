@@ -152,18 +152,20 @@ def write_dataset(
     """
     for definition in definitions:
         given = workloads.get(definition.name, ())
-        definitions_file.write(_made(root / "definitions" / definition.op_type / f"{definition.name}.json"), definition)
+        definitions_file.write(
+            with_folder(root / "definitions" / definition.op_type / f"{definition.name}.json"), definition
+        )
         _write_workloads(root, definition, given)
         for workload in given:
             if workload.uuid in blobs:
-                _write_blob(_made(root / blob_path(definition, workload.uuid)), blobs[workload.uuid])
+                _write_blob(with_folder(root / blob_path(definition, workload.uuid)), blobs[workload.uuid])
     if lines := [count.line() for count in counts]:
-        _made(root / COUNTS).write_bytes(b"".join(lines))
+        with_folder(root / COUNTS).write_bytes(b"".join(lines))
 
 
 def _write_workloads(root: Path, definition: Definition, workloads: Sequence[Workload]) -> None:
     if workloads:
-        path = _made(root / "workloads" / definition.op_type / f"{definition.name}.jsonl")
+        path = with_folder(root / "workloads" / definition.op_type / f"{definition.name}.jsonl")
         traces_file.write(path, (Trace(definition=definition.name, workload=workload) for workload in workloads))
 
 
@@ -173,6 +175,7 @@ def _write_blob(path: Path, tensors: Mapping[str, Any]) -> None:
     save_file({key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}, path)
 
 
-def _made(path: Path) -> Path:
+def with_folder(path: Path) -> Path:
+    """`path`, whose folder is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

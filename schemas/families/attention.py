@@ -29,6 +29,8 @@ def attend(q, k, v, sm_scale):
         lses.append(torch.logsumexp(logits, dim=-1) / math.log(2.0))
     return torch.cat(outputs), torch.cat(lses)
 '''
+SCALE = "Softmax scale. Default is (1/sqrt(head_dim))."
+LSE = "The 2-based log-sum-exp of attention logits."
 MASK = '        logits.masked_fill_(({hidden})[:, None, :], float("-inf"))\n'
 LATER = "kv_pos[None, :] > q_pos[rows, None]"
 EARLIER = "(kv_pos[None, :] < q_pos[rows, None] - {window})"

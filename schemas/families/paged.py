@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import Make, attend, pairs, refuse_quantized
+from kcap.schemas.families.attention import LSE, SCALE, Make, attend, pairs, refuse_quantized
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Unrecognized
 from kcap.schemas.families.pages import Batch
 
-LSE = "The 2-based log-sum-exp of attention logits."
 GATHER = """    for b in range(kv_indptr.shape[0] - 1):
         pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
         rows = {rows}
@@ -71,7 +70,7 @@ def paged(one: Paged) -> Form:
     batch = one.batch
     inputs = {"q": of(one.q, batch.axis, "num_qo_heads", "head_dim"), "k_cache": of(one.k, *CACHE)}
     inputs |= {"v_cache": of(one.v, *CACHE), **batch.inputs()}
-    inputs["sm_scale"] = scalar(one.scale, description="Softmax scale. Default is (1/sqrt(head_dim)).")
+    inputs["sm_scale"] = scalar(one.scale, description=SCALE)
     causal = "_causal" if one.causal and not batch.decode else ""
     words = causal + (f"_window{one.window}" if one.window >= 0 else "")
     words += ("" if one.lse else "_nolse") + abbreviate(one.q.dtype, torch.bfloat16)

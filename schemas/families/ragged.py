@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import Make, attend, known, pairs, refuse_quantized
+from kcap.schemas.families.attention import LSE, SCALE, Make, attend, known, pairs, refuse_quantized
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Unrecognized
 
@@ -84,8 +84,7 @@ def ragged(one: Ragged) -> Form:
     shape = ("total_q", "num_qo_heads", vo_axis)
     outputs = {"output": made(one.q.dtype, shape, one.output)}
     if one.lse is not None:
-        text = "The 2-based log-sum-exp of attention logits."
-        outputs["lse"] = made("float32", shape[:2], one.lse, text)
+        outputs["lse"] = made("float32", shape[:2], one.lse, LSE)
     return Form(
         name=f"{kind}_ragged_prefill{properties}{heads}{dims}",
         op_type=f"{kind}_ragged",
@@ -113,7 +112,7 @@ def _inputs(one: Ragged, qk_axis: str, vo_axis: str) -> dict[str, Slot]:
         "v": of(one.v, "total_kv", "num_kv_heads", vo_axis),
         "qo_indptr": made("int32", ("len_indptr",), one.qo_indptr, "Query offsets for each sequence."),
         "kv_indptr": made("int32", ("len_indptr",), one.kv_indptr, "Key-value offsets for each sequence."),
-        "sm_scale": scalar(one.scale, description="Softmax scale. Default is (1/sqrt(head_dim))."),
+        "sm_scale": scalar(one.scale, description=SCALE),
     }
 
 

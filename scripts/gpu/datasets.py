@@ -14,8 +14,9 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+
+from counts import Check
 
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import VERIFIED
@@ -25,24 +26,17 @@ from kcap.schemas.summary import NO_FAMILY, of_recording
 FUSED = "reference:inductor-fragment"
 
 
-@dataclass(frozen=True)
-class Row:
-    what: str
-    found: str
-    passed: bool
-
-
-def family_time(recording: Recording) -> Row:
+def family_time(recording: Recording) -> Check:
     """Of the GPU time of the profiled steps, what is of named families."""
     summary = of_recording(recording, "family")
     times = {row.name: row.gpu_us for row in summary.rows}
     share = 1 - times.get(NO_FAMILY, 0.0) / summary.gpu_us if summary.gpu_us else 0.0
     top = ", ".join(f"{name} {us / summary.gpu_us:.1%}" for name, us in sorted(times.items(), key=lambda i: -i[1])[:6])
     eager = recording.metadata.engine_arguments.get("enforce_eager") is True
-    return Row("GPU time in named families", f"{share:.1%} ({top})", share >= 0.95 or not eager)
+    return Check("GPU time in named families", f"{share:.1%} ({top})", share >= 0.95 or not eager)
 
 
-def checked(dataset: Path) -> Row:
+def checked(dataset: Path) -> Check:
     """How the checks of all references ended; every one that could run must agree."""
     lines = [json.loads(line) for line in (dataset / "checks.jsonl").read_text().splitlines()]
     found = Counter(line["status"] for line in lines)
@@ -50,10 +44,10 @@ def checked(dataset: Path) -> Row:
         if line["status"] != "agrees":
             print("  ", line["status"], line["definition"], line["operator"], line.get("reason"))
     text = ", ".join(f"{count} {status}" for status, count in found.most_common())
-    return Row("references on the GPU", text, not found["differs"] and not found["failed"])
+    return Check("references on the GPU", text, not found["differs"] and not found["failed"])
 
 
-def fused(recording: Recording, dataset: Path) -> Row:
+def fused(recording: Recording, dataset: Path) -> Check:
     """Of inductor's kernels, by invocations: those whose reference from their ATen graph agreed."""
     loaded = Dataset.load(dataset)
     kernels = [call for call in recording.kernels() if call.launch is not None and call.launch.fragment is not None]
@@ -64,17 +58,17 @@ def fused(recording: Recording, dataset: Path) -> Row:
     agreed = sum(call.total for call in launches if call.id in calls)
     text = f"of {total:,} launches {had / max(total, 1):.1%} had their ATen graph, "
     text += f"{agreed / max(total, 1):.1%} a reference that agreed"
-    return Row("kernels with a source of their own", text, True)
+    return Check("kernels with a source of their own", text, True)
 
 
-def check(path: Path, output: Path) -> list[Row]:
+def check(path: Path, output: Path) -> list[Check]:
     command = ["export", str(path), "--to", "flashinfer-bench", "-o", str(output), "--allow-truncated", "--force"]
     done = subprocess.run([sys.executable, "-m", "kcap", *command], capture_output=True, text=True)
     print(done.stdout, done.stderr, sep="\n", flush=True)
     if done.returncode:
-        return [Row(f"export {path.name}", f"status {done.returncode}", False)]
+        return [Check(f"export {path.name}", f"status {done.returncode}", False)]
     recording = load(path)
-    exported = Row(f"export {path.name}", done.stdout.splitlines()[0], True)
+    exported = Check(f"export {path.name}", done.stdout.splitlines()[0], True)
     return [exported, family_time(recording), checked(output), fused(recording, output)]
 
 
