@@ -8,7 +8,7 @@ import torch
 
 from kcap.replay.memory import Key, place
 from kcap.replay.skip import Skip
-from kcap.schemas.dtypes import BY_NAME
+from kcap.schemas import dtypes
 from kcap.schemas.values import TensorSpec
 
 
@@ -31,8 +31,8 @@ def tensor(spec: TensorSpec, buffer: torch.Tensor) -> torch.Tensor:
 
 def torch_dtype(name: str) -> torch.dtype:
     """torch's dtype of this name; Skip if this torch has none."""
-    found = getattr(torch, name, None) if name in BY_NAME else None
-    if not isinstance(found, torch.dtype):
+    found = dtypes.torch_dtype(name)
+    if found is None:
         raise Skip(f"torch {torch.__version__} has no dtype {name}")
     return found
 

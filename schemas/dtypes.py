@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,14 @@ _ALL = (
 )
 BY_NAME = {d.name: d for d in _ALL}
 BY_WORD = {d.word: d for d in _ALL if d.word}
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """torch's dtype of this name; None if it is in no table here, or this torch has none."""
+    import torch
+
+    found = getattr(torch, name, None) if name in BY_NAME else None
+    return found if isinstance(found, torch.dtype) else None
 
 
 def dtype(name: str) -> DType:

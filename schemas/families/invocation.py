@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.dtypes import BY_NAME
+from kcap.schemas import dtypes
 from kcap.schemas.records import Call
 from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
 
@@ -78,8 +78,8 @@ def base_of(operator: str) -> str:
 
 def torch_dtype(name: str) -> torch.dtype:
     """torch's dtype of this name; Unrecognized if this torch has none."""
-    found = getattr(torch, name, None) if name in BY_NAME else None
-    if not isinstance(found, torch.dtype):
+    found = dtypes.torch_dtype(name)
+    if found is None:
         raise Unrecognized(f"torch {torch.__version__} has no dtype {name}")
     return found
 
