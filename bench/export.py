@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.exports import Exporter, Request, find, targets
+from kcap.bench.replacing import replacing
 from kcap.bench.where import Where
 from kcap.errors import CallError
 from kcap.schemas import loss as loss_file
@@ -81,28 +77,6 @@ def check_room(output: Path, source: Path, force: bool) -> None:
         raise CallError(f"{output}: not a folder: choose another -o")
     if output.is_dir() and any(output.iterdir()) and not (output / loss_file.FILE).is_file():
         raise CallError(f"{output}: not made by kcap export, and so not replaced: choose another -o")
-
-
-@contextmanager
-def replacing(output: Path) -> Iterator[Path]:
-    """A folder beside `output` that takes its place at the end, or goes if something fails."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        yield folder
-        if output.exists():
-            shutil.rmtree(output)
-        folder.chmod(0o777 & ~_umask())
-        folder.rename(output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def summary(loss: ExportLoss, output: Path) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from kcap.bench.replacing import replacing
 from kcap.capture.coverage import summarize
 from kcap.capture.merge import derive_files
 from kcap.errors import CallError, FormatError
@@ -50,9 +51,11 @@ def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> 
         raise CallError("--hosts is for Recordings: a dataset keeps its ranks in its counts")
     _check_output(output, paths, force)
     if "dataset" in kinds.values():
-        merge_into_dataset(output, [Dataset.load(path) for path in paths], force)
+        with replacing(output) as folder:
+            merge_into_dataset(folder, [Dataset.load(path) for path in paths])
     else:
-        write_merged(output, merge_recordings([load(path) for path in paths], hosts), force)
+        with replacing(output, private=True) as folder:
+            write_merged(folder, merge_recordings([load(path) for path in paths], hosts))
     click.echo(f"Next: kcap show {output}", err=True)
 
 
@@ -66,13 +69,10 @@ def _check_output(output: Path, paths: Sequence[Path], force: bool) -> None:
         raise CallError(f"{output}: neither a Recording nor a dataset, and so not replaced: choose another -o")
 
 
-def write_merged(output: Path, merged: Merged, force: bool = False) -> None:
+def write_merged(output: Path, merged: Merged) -> None:
     """Write a merged Recording with its files; FormatError for one whose content is not what its name says."""
     files = {name: dict(_files(merged.parts, name)) for name in FOLDERS}
     steps = list(_coverage(merged))
-    if force:
-        shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(mode=0o700, parents=True)
     for folder, found in files.items():
         (output / folder).mkdir(mode=0o700)
         for name, path in sorted(found.items()):
@@ -102,15 +102,13 @@ def _coverage(merged: Merged) -> Iterator[StepCoverage]:
                 yield merged.moved(part, step)
 
 
-def merge_into_dataset(output: Path, datasets: Sequence[Dataset], force: bool = False) -> None:
+def merge_into_dataset(output: Path, datasets: Sequence[Dataset]) -> None:
     """Write the merged dataset: its own files, the blobs and Solutions of all as they are, the lines of their Traces.
 
     CallError for other content under one name, FormatError for a blob that is no safetensors file.
     """
     merged = merge_datasets(output, datasets)
     copies, traces = _copies(datasets), _traces(datasets)
-    if force:
-        shutil.rmtree(output, ignore_errors=True)
     write_dataset(output, merged.definitions.values(), merged.workloads, {}, merged.counts)
     for name, path in copies.items():
         shutil.copyfile(path, with_folder(output / name))
