@@ -190,7 +190,8 @@ def _follow(command_line: list[str], session: Session, directory: Path, log: Pat
 
 def _prepare_recorder(session: Session) -> None:
     """Build the native recorder before the engine starts; a failure is the engine processes' own to report."""
-    from kcap.capture.taps.dispatcher import Unavailable, build
+    from kcap.capture.native_build import Unavailable
+    from kcap.capture.taps.dispatcher import build
 
     if session.recorder == "python":
         return

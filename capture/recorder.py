@@ -73,8 +73,9 @@ class Recorder(Protocol):
 
 def open_recorder(session: Session) -> tuple[Recorder, str]:
     """The recorder that works here, and why it is not the native one ("" if it is)."""
+    from kcap.capture.native_build import Unavailable
     from kcap.capture.taps.dispatch_mode import DispatchModeRecorder
-    from kcap.capture.taps.dispatcher import NativeRecorder, Unavailable
+    from kcap.capture.taps.dispatcher import NativeRecorder
 
     if session.fail == "load":
         raise RuntimeError("made to fail")

@@ -1,91 +1,23 @@
-"""Builds and loads the native recorder: once per torch version, compiler and source, kept in the user's cache."""
+"""Loads the native recorder, which is built at its first use."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kcap.capture import native_build
 from kcap.capture.recorder import Ranges
 from kcap.capture.samples import RANGE_ARGUMENTS, VALUE_ARGUMENTS
 from kcap.capture.taps.packing import Packer
 
 SOURCE = Path(__file__).with_name("dispatcher.cpp")
-# -DNDEBUG: the wheel is built with it, and RecordFunction's layout depends on it. The last three let the recorder's
-# own functions, and ATen's inline ones in it, call each other directly: a seventh of what a call costs.
-FLAGS = (
-    *("-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-w"),
-    *("-fno-semantic-interposition", "-Wl,-Bsymbolic-functions", "-fno-plt"),
-)
-
-
-class Unavailable(Exception):
-    """The native recorder cannot be had here; the message says why."""
-
-
-def compiler() -> str:
-    found = next(
-        (path for name in (os.environ.get("CXX"), "g++", "clang++") if name and (path := shutil.which(name))), None
-    )
-    if found is None:
-        raise Unavailable("no C++ compiler: install g++ (or name one in CXX) for the native recorder")
-    return found
-
-
-def _sources() -> list[Path]:
-    return [SOURCE, *sorted(SOURCE.parent.glob("native/*.h"))]
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "kcap"
-
-
-def _command(cxx: str, output: Path) -> list[str]:
-    import torch
-
-    root = Path(torch.__file__).parent
-    return [
-        cxx,
-        *FLAGS,
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-I{root / 'include'}",
-        str(SOURCE),
-        *("-o", str(output)),
-        *(f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"),
-    ]
-
-
-def _key(cxx: str) -> str:
-    import torch
-
-    digest = hashlib.sha256(f"{torch.__version__} {sys.platform} {FLAGS}".encode())
-    digest.update(subprocess.run([cxx, "--version"], capture_output=True, timeout=60).stdout)
-    for source in _sources():
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def build() -> Path:
-    """The compiled recorder, built if it is not cached (about 10 s); Unavailable if it cannot be."""
-    cxx = compiler()
-    target = _cache() / f"dispatcher-{_key(cxx)}.so"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(f".{os.getpid()}.tmp")
-    done = subprocess.run(_command(cxx, partial), capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise Unavailable(f"the native recorder does not compile with {cxx}: {lines[0][:200]}")
-    partial.replace(target)
-    return target
+    """The compiled recorder; Unavailable if it cannot be had."""
+    return native_build.build([SOURCE, *sorted(SOURCE.parent.glob("native/*.h"))])
 
 
 class NativeRecorder:

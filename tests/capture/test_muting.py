@@ -20,6 +20,7 @@ from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 import kcap
+from kcap.capture import native_build
 from kcap.capture.taps import dispatcher
 from kcap.schemas.recording import Recording
 
@@ -200,7 +201,7 @@ def library(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ctyp
         path.with_suffix(".cpp").write_text(LIBRARY)
         how = ["-Wl,-z,now,-z,relro"] if request.param == "locked" else ["-Wl,-z,lazy,-z,norelro"]
         flags = [*"-shared -fPIC -fno-plt -O1".split(), *how, f"-L{torch_libs}", "-Wl,--no-as-needed", "-ltorch_cpu"]
-        subprocess.run([dispatcher.compiler(), path.with_suffix(".cpp"), "-o", path, *flags], check=True)
+        subprocess.run([native_build.compiler(), path.with_suffix(".cpp"), "-o", path, *flags], check=True)
         lib = ctypes.CDLL(str(path))
         lib.target.restype = lib.pointer.restype = ctypes.c_void_p
         return lib
@@ -273,6 +274,7 @@ UNKNOWN = """
 import ctypes, sys
 from pathlib import Path
 import torch, kcap
+from kcap.capture import native_build
 from kcap.capture.taps import dispatcher
 dispatcher.SOURCE = Path(sys.argv[1])
 x = torch.randn(4, 4)
