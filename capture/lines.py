@@ -82,6 +82,8 @@ class _Profiled(_Line):
     phase: Phase
     tokens: Number
     sequences: Number
+    lengths: list[Number] = []
+    queries: list[Number] = []
 
 
 class _Batch(_Line):

@@ -256,7 +256,7 @@ class Window:
         if program >= 0:
             known = {"index": index, "program": program, "phase": PHASES.index(shape.phase)}
             size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
-            recorder.line(orjson.dumps({"t": "profiled", **known, **size}))
+            recorder.line(orjson.dumps({"t": "profiled", **known, **size, **_listed(shape)}))
 
     @_contained
     def discard(self) -> None:
@@ -273,5 +273,8 @@ class Window:
         every = 1 << max(0, (self._steps // MAX_STEP_LINES).bit_length())
         if self._steps % every:
             return b""
-        body = orjson.dumps({"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED]})
-        return b"," + body[1:-1]
+        return b"," + orjson.dumps(_listed(shape))[1:-1]
+
+
+def _listed(shape: StepShape) -> dict[str, list[int]]:
+    return {"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED]}

@@ -27,7 +27,9 @@ Time = Annotated[FiniteFloat, Field(ge=0)]
 class KernelTime(Record):
     """One kernel, copy or memset that ran on the GPU: its whole name, and the Call (by id) that launched it.
 
-    `reason` says why there is no Call; `graph`: a replayed CUDA graph ran it.
+    `reason` says why there is no Call; `graph`: a replayed CUDA graph ran it. `start_us`: when it started after the
+    step's first kernel had; `launched_us`: when the host asked for it (or for its graph), by the same clock. Both are
+    None where the Recording was made before format 1.3, the second also where the launch is not known.
     """
 
     name: str
@@ -35,6 +37,8 @@ class KernelTime(Record):
     call: int | None = None
     reason: str | None = None
     graph: bool = False
+    start_us: Time | None = None
+    launched_us: FiniteFloat | None = None
 
     def line(self) -> bytes:
         raise TypeError("a KernelTime is part of a StepCoverage's line")
@@ -62,6 +66,8 @@ class StepCoverage(Record):
     phase: Phase
     tokens: int = 0
     sequences: int = 0
+    lengths: list[int] = []
+    queries: list[int] = []
     mode: GraphUse = "eager"
     padded: int | None = None
     program: int | None = None  # id in programs.jsonl

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from kcap.schemas.values import TensorSpec, decode, encode, tensors
 
-FORMAT = (1, 2)
+FORMAT = (1, 3)
 Phase = Literal["prefill", "decode", "mixed", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
 Mode = Literal["eager", "graph"]

@@ -38,7 +38,7 @@ def attribute(trace: Trace, steps: Iterable[ProfiledStep]) -> list[Attributed]:
     for step in steps:
         if step.index in work:
             raise ValueError(f"two steps of index {step.index}")
-        work[step.index] = _Work(step, stacks, bool(trace.gpu))
+        work[step.index] = _Work(step, stacks, trace)
     _divide(trace, stacks, work)
     learnt: Learnt = defaultdict(set)
     for each in work.values():
@@ -68,13 +68,13 @@ def _divide(trace: Trace, stacks: Stacks, work: dict[int, _Work]) -> None:
 class _Work:
     """What one step launched: plainly, by graphs (by correlation), and what cannot be attributed."""
 
-    def __init__(self, step: ProfiledStep, stacks: Stacks, on_gpu: bool) -> None:
+    def __init__(self, step: ProfiledStep, stacks: Stacks, trace: Trace) -> None:
         self.step = step
         self.lost: list[Found] = []
         self.graphs: dict[int, tuple[Launch, list[Gpu]]] = {}
         self._launched: list[tuple[Launch, Gpu]] = []
         self._plain: list[Found] = []
-        self._stacks, self._on_gpu = stacks, on_gpu
+        self._stacks, self._launches, self._on_gpu = stacks, trace.launches, bool(trace.gpu)
         self._counts = align(stacks.steps.get(step.index, []), step)
         self._bases = {ran.base for ran in step.ran()}
         self._functions = Functions(step.ran())
@@ -128,7 +128,14 @@ class _Work:
         found = [(event, each, False) for event, each in self._plain + self.lost]
         found += [(event, each, True) for event, each in self._of_graphs(learnt)]
         found.sort(key=lambda item: item[0].start)
-        return Attributed(self.step.index, [_kernel(*each) for each in found], list(self._disagreements()))
+        kernels = [_kernel(event, each, graph, self._times(event, found[0][0])) for event, each, graph in found]
+        return Attributed(self.step.index, kernels, list(self._disagreements()))
+
+    def _times(self, event: Gpu, first: Gpu) -> dict[str, float]:
+        """When `event` started and when it was launched, after the step's first kernel started."""
+        launch = self._launches.get(event.correlation or 0)
+        launched = {} if launch is None else {"launched_us": round(launch.at - first.start, 3)}
+        return {"start_us": round(event.start - first.start, 3), **launched}
 
     def _disagreements(self) -> Iterator[Disagreement]:
         """Where the profiler counts otherwise; of what it cannot see (a library's own calls) nothing is said."""
@@ -154,10 +161,10 @@ def _more(name: str) -> str:
     return f"{name} ran more often than it was recorded"
 
 
-def _kernel(event: Gpu, found: Ran | str, graph: bool) -> KernelTime:
+def _kernel(event: Gpu, found: Ran | str, graph: bool, times: dict[str, float]) -> KernelTime:
     reason = found if isinstance(found, str) else of_region(found.base) if found.region else None
     call = found.call if isinstance(found, Ran) and reason is None else None
-    return KernelTime(name=event.name, us=event.us, call=call, reason=reason, graph=graph)
+    return KernelTime(name=event.name, us=event.us, call=call, reason=reason, graph=graph, **times)
 
 
 def of_region(name: str) -> str:

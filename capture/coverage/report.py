@@ -15,13 +15,14 @@ MOST_UNEXPLAINED = 20
 PRINTED = 10
 NAME_WIDTH = 72
 MODES = ("eager", "piecewise", "full")
+KIND = {"rank", "phase", "tokens", "sequences", "lengths", "queries", "mode", "padded", "program"}
 
 
 def covered(attributed: Attributed, step: Step) -> StepCoverage:
     """A line of coverage.jsonl: `step` says what kind of step it was."""
     kernels = attributed.kernels
     return StepCoverage(
-        **step.model_dump(include={"rank", "phase", "tokens", "sequences", "mode", "padded", "program"}),
+        **step.model_dump(include=KIND),
         index=attributed.index,
         gpu_us=_sum(kernel.us for kernel in kernels),
         explained_us=_sum(kernel.us for kernel in kernels if kernel.call is not None),

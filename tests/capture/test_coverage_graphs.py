@@ -39,6 +39,19 @@ def numbered(body: list[Ran], *nodes: int) -> Replayed:
     return Replayed(body, sum(nodes), ranges)
 
 
+def test_kernels_tell_when_they_started_and_when_they_were_launched(profile: Profile) -> None:
+    profile.launch(50, "copy", by="cudaMemcpyAsync")
+    found = replayed(profile, numbered([MM], 2), kernels=("gemm", "reduce"))
+    times = [(kernel.start_us, kernel.launched_us) for kernel in found.kernels]
+    assert times == [(0.0, -1000.0), (50.0, -950.0), (51.0, -950.0)]
+
+
+def test_a_kernel_of_an_unknown_launch_tells_when_it_started_alone(profile: Profile) -> None:
+    profile.gpu("lost", 500.0)
+    (kernel,) = profile.one(MM).kernels
+    assert (kernel.start_us, kernel.launched_us) == (0.0, None)
+
+
 def in_order(found: Attributed) -> list[int | None]:
     return [kernel.call for kernel in found.kernels]
 

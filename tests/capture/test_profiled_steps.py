@@ -89,6 +89,7 @@ def test_profiled_steps_without_a_gpu_say_so_and_still_hold_profiler_against_rec
     assert [(step.index, step.phase, step.tokens, step.sequences) for step in found] == [
         (index, "decode", 1, 1) for index in range(3)
     ]
+    assert [(step.lengths, step.queries) for step in found] == [([index], [1]) for index in range(3)]
     assert {step.program for step in found} <= {program.id for program in recording.programs}
     assert not any(step.disagreements for step in found)
     summary = CoverageSummary.model_validate(recording.metadata.coverage)

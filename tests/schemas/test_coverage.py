@@ -27,7 +27,14 @@ counts = st.integers(0, 2**53)
 times = st.floats(0, 1e18)
 texts = st.text(max_size=30)
 kernels = st.builds(
-    KernelTime, name=texts, us=times, call=st.none() | counts, reason=st.none() | texts, graph=st.booleans()
+    KernelTime,
+    name=texts,
+    us=times,
+    call=st.none() | counts,
+    reason=st.none() | texts,
+    graph=st.booleans(),
+    start_us=st.none() | times,
+    launched_us=st.none() | st.floats(-1e18, 1e18),
 )
 disagreements = st.builds(Disagreement, operator=texts, profiled=counts, recorded=counts)
 steps = st.builds(
@@ -37,6 +44,8 @@ steps = st.builds(
     phase=st.sampled_from(PHASES),
     tokens=counts,
     sequences=counts,
+    lengths=st.lists(counts, max_size=3),
+    queries=st.lists(counts, max_size=3),
     mode=st.sampled_from(["eager", "piecewise", "full"]),
     padded=st.none() | counts,
     program=st.none() | counts,
@@ -87,6 +96,13 @@ def test_a_newer_kcaps_line_is_read_without_what_is_not_known(tmp_path: Path) ->
     path.write_bytes(b'{"index":1,"phase":"decode","later":{"a":1},"kernels":[{"name":"k","us":2,"sm":90}]}\n')
     (step,) = read(path)
     assert (step.index, step.kernels[0].us, step.kernels[0].call) == (1, 2.0, None)
+
+
+def test_a_line_from_before_starts_were_kept_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "coverage.jsonl"
+    path.write_bytes(b'{"index":1,"phase":"decode","kernels":[{"name":"k","us":2}]}\n')
+    (step,) = read(path)
+    assert (step.kernels[0].start_us, step.kernels[0].launched_us, step.lengths) == (None, None, [])
 
 
 @pytest.mark.parametrize(
