@@ -18,18 +18,24 @@ from kcap.schemas.recording import Argument, Phase, Record
 Status = Literal["ok", "skipped", "failed"]
 # CUDA graph replays, CUDA event pairs, the host's clock (no GPU time); none: the GPU was given nothing to do.
 Method = Literal["graph", "events", "host", "none"]
-Cache = Literal["cold", "warm"]  # cold: inputs rotate over at least five times the last-level cache
-StopRule = Literal["converged", "limit"]  # the median's error fell below the bound; the time was up
-NOTHING = "nothing was launched"  # a note, as the four below
+# What the caches hold of the inputs. cold: none of them; warm: all that fits, one set is used again and again;
+# serving: as in a step of many layers, no weight and no key-value cache, but the activations.
+Cache = Literal["cold", "warm", "serving"]
+CACHES: tuple[Cache, ...] = ("cold", "warm", "serving")
+# The median's error fell below the bound; the noise no longer changes, and more samples would say nothing new; the time
+# was up.
+StopRule = Literal["converged", "stable", "limit"]
+NOTHING = "nothing was launched"  # a note, as those below
 AT_FLOOR = "within twice the floor, the time of a kernel that does next to nothing"
 SLOWED = "the SM clock was below three quarters of its highest"
+DROPPED = "samples are not in the median: meanwhile " + SLOWED  # after their number
 MADE_UP = "made up for want of"  # a file of the dataset, which the note names
 DISTURBED = "other processes took the CPU during more than a quarter of the samples"
 Time = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class Clocks(Record):
-    """The GPU's state right after the timed work, read and never set."""
+    """The GPU's state right before or after the timed work, read and never set."""
 
     sm_mhz: int | None = None
     sm_max_mhz: int | None = None
@@ -40,6 +46,17 @@ class Clocks(Record):
 
     def line(self) -> bytes:
         raise TypeError("Clocks are part of a Measurement's line")
+
+
+class KernelDuration(Record):
+    """A kernel, copy or memset as the profiler saw it: median microseconds of one, and how many an invocation has."""
+
+    name: str = Field(min_length=1)
+    us: Time
+    count: Annotated[FiniteFloat, Field(gt=0)] = 1.0  # no whole number where invocations differ
+
+    def line(self) -> bytes:
+        raise TypeError("a KernelDuration is part of a Measurement's line")
 
 
 class Measurement(Record):
@@ -63,6 +80,9 @@ class Measurement(Record):
     q1_us: Time | None = None
     q3_us: Time | None = None
     samples_us: list[Time] = []
+    slow_samples: list[Annotated[int, Field(ge=0)]] = []  # places in samples_us: kept, but not in median and quartiles
+    kernels: list[KernelDuration] = []  # of one invocation, from a pass of its own; another clock than the median's
+    kernel_us: Time | None = None  # their sum
     floor_us: Time | None = None  # a kernel of one element, by the same method
     n: int = Field(default=0, ge=0)  # invocations in one sample of the clock
     stop: StopRule | None = None
@@ -75,6 +95,7 @@ class Measurement(Record):
     dtype: str | None = None
     device: str = "cpu"
     device_name: str = ""
+    clocks_before: Clocks | None = None
     clocks: Clocks | None = None
     driver: str | None = None
     torch: str = ""

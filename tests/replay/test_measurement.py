@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.measurement import Clocks, Measurement, quartiles, read, write
+from kcap.schemas.measurement import CACHES, Clocks, KernelDuration, Measurement, quartiles, read, write
 from kcap.schemas.recording import PHASES, Argument
 from kcap.schemas.values import TensorSpec
 
@@ -19,6 +19,9 @@ times = st.floats(0, 1e9, allow_nan=False)
 optional_times = st.none() | times
 texts = st.text(max_size=20)
 clocks = st.builds(Clocks, sm_mhz=st.none() | st.integers(0, 3000), power_w=optional_times)
+durations = st.builds(
+    KernelDuration, name=st.text(min_size=1, max_size=20), us=times, count=st.floats(0.001, 99, allow_nan=False)
+)
 arguments = st.builds(
     Argument,
     name=st.none() | texts,
@@ -42,11 +45,15 @@ of_calls = st.builds(
     samples_us=st.lists(times, max_size=5),
     floor_us=optional_times,
     n=st.integers(0, 10**6),
-    stop=st.sampled_from([None, "converged", "limit"]),
+    slow_samples=st.lists(st.integers(0, 99), max_size=3),
+    kernels=st.lists(durations, max_size=2),
+    kernel_us=optional_times,
+    stop=st.sampled_from([None, "converged", "stable", "limit"]),
     method=st.sampled_from([None, "graph", "events", "host", "none"]),
-    cache=st.sampled_from([None, "cold", "warm"]),
+    cache=st.sampled_from([None, *CACHES]),
     notes=st.lists(texts, max_size=2),
     device=texts,
+    clocks_before=st.none() | clocks,
     clocks=st.none() | clocks,
     driver=st.none() | texts,
     threads=st.none() | st.integers(1, 512),
