@@ -103,7 +103,7 @@ class Recording:
         upcoming = next(replayed, None)
         for position in range(len(program.calls) + 1):
             while upcoming is not None and upcoming[0] == position:
-                yield from map(self._call, self._program(upcoming[1]).calls)
+                yield from map(self._call, self.program(upcoming[1]).calls)
                 upcoming = next(replayed, None)
             if position < len(program.calls):
                 yield self._call(program.calls[position])
@@ -115,7 +115,8 @@ class Recording:
             )
         return self.calls[number]
 
-    def _program(self, number: int) -> Program:
+    def program(self, number: int) -> Program:
+        """The Program of this id; FormatError if there is none."""
         if not 0 <= number < len(self.programs):
             raise FormatError(str(self.path / "programs.jsonl"), f"names a Program {number} that it does not have")
         return self.programs[number]
