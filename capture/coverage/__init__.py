@@ -6,7 +6,7 @@ covered       a step of it as a line of coverage.jsonl; summarize and lines make
 """
 
 from kcap.capture.coverage.attribute import Attributed, attribute
-from kcap.capture.coverage.report import covered, lines, shorten, summarize
+from kcap.capture.coverage.report import covered, lines, summarize
 from kcap.capture.coverage.steps import ProfiledStep, Ran, Replayed
 from kcap.capture.coverage.trace import CALL, STEP, Trace, read_trace
 
@@ -22,6 +22,5 @@ __all__ = [
     "covered",
     "lines",
     "read_trace",
-    "shorten",
     "summarize",
 ]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from kcap.capture.coverage.attribute import Attributed
 from kcap.schemas.coverage import CoverageSummary, Disagreement, Share, StepCoverage, Unexplained
+from kcap.schemas.kernel_name import shorten
 from kcap.schemas.recording import Step
 
 MOST_UNEXPLAINED = 20
 PRINTED = 10
-NAME_WIDTH = 72
 MODES = ("eager", "piecewise", "full")
 KIND = {"rank", "phase", "tokens", "sequences", "lengths", "queries", "mode", "padded", "program"}
 
@@ -120,31 +119,3 @@ def _percent(share: float | None) -> str:
 
 def _time(us: float) -> str:
     return f"{us:.1f} µs" if us < 1000 else f"{us / 1000:,.1f} ms"
-
-
-_OPERATOR = re.compile(r"operator(->\*?|<=>|<<=?|>>=?|<=?|>=?)")
-_ARGUMENTS = re.compile(r"(?<=[\w>…])\((?!anonymous namespace\)).*", re.DOTALL)
-
-
-def shorten(kernel: str, width: int = NAME_WIDTH) -> str:
-    """A kernel's name for a table: C++ without its result, its arguments and what is in `<…>`, where these balance."""
-    name = _ARGUMENTS.sub("", _without_templates(kernel)).removeprefix("void ")
-    return name if len(name) <= width else name[: width - 1] + "…"
-
-
-def _without_templates(name: str) -> str:
-    out, depth, position = [], 0, 0
-    while position < len(name):
-        operator = _OPERATOR.match(name, position)
-        piece = operator[0] if operator else name[position]
-        position += len(piece)
-        if piece == "<":
-            out += ["<…>"] * (depth == 0)
-            depth += 1
-        elif piece == ">":
-            depth -= 1
-            if depth < 0:
-                return name
-        elif depth == 0:
-            out.append(piece)
-    return "".join(out) if depth == 0 else name

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.capture.coverage import Attributed, covered, lines, shorten, summarize
+from kcap.capture.coverage import Attributed, covered, lines, summarize
 from kcap.schemas.coverage import Disagreement, KernelTime, StepCoverage
+from kcap.schemas.kernel_name import shorten
 from kcap.schemas.recording import Step
 
 GEMM = KernelTime(name="gemm", us=97.5, call=3)
