@@ -61,7 +61,14 @@ def pairs(lengths: torch.Tensor, queries: torch.Tensor, causal: bool, window: in
     firsts = (queries.cumsum(0) - queries).repeat_interleave(queries)
     own = ends - queries.repeat_interleave(queries) + torch.arange(len(ends), device=ends.device) - firsts
     begin = (own - window).clamp(min=0) if window >= 0 else torch.zeros_like(own)
-    return int(((own + 1 if causal else ends) - begin).sum())
+    return int(((own + 1 if causal else ends) - begin).clamp(min=0).sum())
+
+
+def first_seen(lengths: torch.Tensor, queries: torch.Tensor, window: int) -> torch.Tensor:
+    """The first key of each sequence that one of its queries sees; its length where it has no query."""
+    lengths, queries = lengths.long(), queries.long()
+    first = (lengths - queries - window).clamp(min=0) if window >= 0 else torch.zeros_like(lengths)
+    return torch.where(queries > 0, first, lengths)
 
 
 def refuse_quantized(queries: torch.Tensor, *cached: torch.Tensor) -> None:

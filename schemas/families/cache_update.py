@@ -15,6 +15,7 @@ from kcap.schemas.families.attention import known
 from kcap.schemas.families.cpu_cache import unpacked
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import size
 
 REFERENCE = """import torch
 
@@ -111,8 +112,15 @@ def update(call: Invocation, caches: Callable[[], Pair], slots: Slot) -> Form:
             ps=page_size, kv=heads, d=dim, written=f"slot_mapping != {skipped}" if skips else "slot_mapping >= 0"
         ),
         description="New keys and values are written to a paged cache.",
-        touched=lambda: 4 * k.numel() * k.element_size() + 8 * len(k),
+        touched=lambda: _touched(slots, k, skipped if skips else None),
     )
+
+
+def _touched(slots: Slot, k: torch.Tensor, skipped: int | None) -> int:
+    """Bytes: of a token that is padding, neither key nor value is read."""
+    named: torch.Tensor = slots.get()
+    rows = len(k) if named.is_meta else int((named >= 0 if skipped is None else named != skipped).sum())
+    return 4 * rows * k[:1].numel() * k.element_size() + size(named)
 
 
 def new_rows(call: Invocation, slots: Slot, *names: str) -> torch.Tensor:

@@ -8,6 +8,7 @@ from kcap.schemas.families import family
 from kcap.schemas.families.cache_update import slots_of
 from kcap.schemas.families.form import Form, abbreviate, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import size
 
 REFERENCE = """import torch
 
@@ -43,5 +44,10 @@ def latent_update(call: Invocation) -> Form:
         outputs={"kv_cache_out": made(cache.dtype, rows, lambda: call.tensor("kv_cache"))},
         reference=REFERENCE.format(ckv=c, kpe=p, ps=page_size, both=both),
         description="New latent keys and values are written to a paged cache.",
-        touched=lambda: tokens * (2 * both * cache.element_size() + slots.value.element_size()),
+        touched=lambda: _used(slots.value) * 2 * both * cache.element_size() + size(slots.value),
     )
+
+
+def _used(slots: torch.Tensor) -> int:
+    """Tokens that are no padding."""
+    return int(slots.numel() if slots.is_meta else (slots >= 0).sum())

@@ -7,6 +7,7 @@ import torch
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, abbreviate, made, of
 from kcap.schemas.families.invocation import Invocation
+from kcap.schemas.families.results import distinct, size
 
 REFERENCE = """import torch
 
@@ -33,5 +34,5 @@ def embedding(call: Invocation) -> Form:
         outputs={"output": made(weight.dtype, ("num_tokens", "hidden_size"), lambda: call.result.reshape(-1, hidden))},
         reference=REFERENCE.format(vocabulary=vocabulary, hidden=hidden),
         description="Rows of the embedding table. Token ids are in [0, vocab_size).",
-        touched=lambda: ids.numel() * (2 * row + ids.element_size()),
+        touched=lambda: (ids.numel() + distinct(ids)) * row + size(ids),
     )

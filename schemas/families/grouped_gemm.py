@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kcap.schemas.families import family
+from kcap.schemas.families.attention import known
 from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.quantized_gemm import QUANTIZED, block, pair
@@ -44,12 +45,21 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Groups:
-    """Which rows are whose: an input by `name`, a key of ROWS, over `axis`. `mask` sets other rows of C to zero."""
+    """Which rows are whose: an input by `name`, a key of ROWS, over `axis`. `mask` sets other rows of C to zero.
+
+    `counts`: how many rows each group has that has any.
+    """
 
     name: str
     tensor: torch.Tensor
     axis: str
     mask: Callable[[torch.Tensor], torch.Tensor]
+    counts: Callable[[torch.Tensor], torch.Tensor]
+
+    def used(self) -> tuple[int, int]:
+        """Rows that are of a group, and groups that have rows; Unrecognized where no Sample tells."""
+        counts = self.counts(known(self.tensor, "groups of its rows"))
+        return int(counts.sum()), int((counts > 0).sum())
 
 
 @family("grouped_gemm", "aten::_grouped_mm")
@@ -62,14 +72,25 @@ def grouped_mm(call: Invocation) -> Form:
         inside = torch.arange(len(c), device=c.device) < ends[-1]
         return c.where(inside[:, None], torch.zeros_like(c))
 
-    return grouped(call, (a, None), (b.transpose(1, 2), None), Groups("group_ends", ends, "G", mask))
+    return grouped(
+        call,
+        (a, None),
+        (b.transpose(1, 2), None),
+        Groups("group_ends", ends, "G", mask, lambda e: e.diff(prepend=e.new_zeros(1))),
+    )
 
 
 @family("grouped_gemm", "deep_gemm::m_grouped_fp8_gemm_nt_contiguous", "deep_gemm::m_grouped_bf16_gemm_nt_contiguous")
 def contiguous(call: Invocation) -> Form:
     call.refuse("use_psum_layout")
     ids = call.tensor("m_indices", "grouped_layout")
-    groups = Groups("group_ids", ids, "M", lambda c: c.where((ids >= 0)[:, None], torch.zeros_like(c)))
+    groups = Groups(
+        "group_ids",
+        ids,
+        "M",
+        lambda c: c.where((ids >= 0)[:, None], torch.zeros_like(c)),
+        lambda i: i[i >= 0].bincount(),
+    )
     return grouped(call, operand(call["a"]), operand(call["b"]), groups)
 
 
@@ -81,7 +102,7 @@ def masked(call: Invocation) -> Form:
         inside = torch.arange(c.shape[1], device=c.device) < counts[:, None]
         return c.where(inside[..., None], torch.zeros_like(c))
 
-    return grouped(call, operand(call["a"]), operand(call["b"]), Groups("masked_m", counts, "G", mask))
+    return grouped(call, operand(call["a"]), operand(call["b"]), Groups("masked_m", counts, "G", mask, lambda c: c))
 
 
 Operand = tuple[torch.Tensor, torch.Tensor | None]
@@ -111,8 +132,17 @@ def grouped(call: Invocation, a: Operand, b: Operand, groups: Groups) -> Form:
         reference=_reference(list(inputs), (g, n, k), ROWS[groups.name], b[1], dtype_name(out)),
         description="One product for each group of rows. Rows of no group are zero.",
         tags=(f"quantization:{dtype_name(a[0].dtype)}",) if quantized else (),
-        flops=2 * a[0].numel() * n,
+        flops=lambda: 2 * groups.used()[0] * n * k,
+        touched=lambda: _touched(groups.used(), (n, k), (a[0], b[0]), out),
     )
+
+
+def _touched(
+    used: tuple[int, int], sizes: tuple[int, int], operands: tuple[torch.Tensor, torch.Tensor], out: torch.dtype
+) -> int:
+    """Bytes of the rows and the groups in use; of the scales, which are few, none."""
+    (rows, groups), (n, k), (a, b) = used, sizes, operands
+    return int(rows * (k * a.element_size() + n * out.itemsize) + groups * n * k * b.element_size())
 
 
 def block_scales(

@@ -53,7 +53,7 @@ class Latent:
 
 def latent(one: Latent) -> Form:
     """The Form of a decode or a prefill."""
-    (tokens, h, c), p, ps = one.q_nope.shape, one.q_pe.shape[2], one.ckv.shape[1]
+    (_, h, c), p, ps = one.q_nope.shape, one.q_pe.shape[2], one.ckv.shape[1]
     refuse_quantized(one.q_nope, one.q_pe, one.ckv, one.kpe)
     batch, cache = one.batch, ("num_pages", "page_size")
     inputs = {
@@ -66,7 +66,6 @@ def latent(one: Latent) -> Form:
     }
     kind = "decode" if batch.decode else "prefill_causal" if one.causal else "prefill"
     words = ("" if one.lse else "_nolse") + abbreviate(one.q_nope.dtype, torch.bfloat16)
-    row, query = (c + p) * one.ckv.element_size(), h * (2 * c + p) * one.ckv.element_size()
     return Form(
         name=f"mla_paged_{kind}{words}_h{h}_ckv{c}_kpe{p}_ps{ps}",
         op_type="mla_paged",
@@ -86,5 +85,13 @@ def latent(one: Latent) -> Form:
         description="Batched Multi-head Latent Attention with a paged KV cache.",
         constraints=batch.constraints,
         flops=lambda: 2 * h * (2 * c + p) * pairs(batch.pages.lengths(), batch.queries(), one.causal, -1),
-        touched=lambda: int(batch.pages.lengths().sum()) * row + tokens * query,
+        touched=lambda: _touched(one),
     )
+
+
+def _touched(one: Latent) -> int:
+    """Bytes: rows of padding are neither read nor written."""
+    queries, (h, c), p = one.batch.queries(), one.q_nope.shape[1:], one.q_pe.shape[2]
+    rows, tokens = one.batch.pages.rows(queries), int(queries.sum())
+    numbers = rows * (c + p) + tokens * h * (2 * c + p)
+    return numbers * one.ckv.element_size() + (4 * h * tokens if one.lse else 0)

@@ -53,15 +53,25 @@ class Experts:
     @property
     def touched(self) -> int:
         """Bytes: of the matrices, only those of experts with tokens."""
-        matrices = used(self.ids, len(self.w1)) * size(self.w1[0], self.w2[0])
+        matrices = used(self.ids, len(self.w1)) * size(self.w1[:1], self.w2[:1])
         return matrices + size(self.x, self.x, self.weights, self.ids)
 
 
 def used(ids: torch.Tensor, experts: int) -> int:
-    """How many experts have tokens; where the ids are not known, how many can have."""
+    """How many experts have tokens; where the ids [tokens, top_k] are not known, as many as one token has at least."""
     if ids.is_meta:
-        return min(experts, int(ids.numel()))
-    return len({*ids.flatten().tolist()} & {*range(experts)})
+        return min(experts, ids.shape[1] if len(ids) else 0)
+    return len(ids[own(ids, experts)].unique())
+
+
+def own(ids: torch.Tensor, experts: int) -> torch.Tensor:
+    """Which ids are of this rank's experts."""
+    return (ids >= 0) & (ids < experts)
+
+
+def chosen(ids: torch.Tensor, experts: int) -> int:
+    """Pairs of a token and one of this rank's experts; where the ids are not known, all."""
+    return int(ids.numel() if ids.is_meta else own(ids, experts).sum())
 
 
 @family("fused_moe", "_C::cpu_fused_moe")
@@ -136,7 +146,7 @@ def fused_moe(call: Invocation, experts: Experts, halves: str) -> Form:
         description="Experts of a mixture: each token's, by silu and a gate, summed by its weights.",
         tags=("fused",),
         constraints=("gemm1_out_size == 2 * intermediate_size",),
-        flops=2 * tokens * k * (g * h + h * w2.shape[2]),
+        flops=lambda: 2 * chosen(experts.ids, e) * (g * h + h * w2.shape[2]),
         touched=lambda: experts.touched,
     )
 

@@ -71,7 +71,7 @@ def moe_align(call: Invocation) -> Form:
         },
         reference=REFERENCE.format(e=e, b=block, last=block - 1),
         description=f"Tokens by expert in blocks of {block}; ids from seq_len * top_k on are padding.",
-        touched=lambda: size(ids, tokens, experts, total),
+        touched=lambda: size(ids, total) + ids.numel() * tokens.element_size(),
     )
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.families import family
+from kcap.schemas.families import family, moe
 from kcap.schemas.families.form import Form, Slot, abbreviate, dtype_name, made, of
 from kcap.schemas.families.grouped_gemm import block_counts, block_scales, scaling
 from kcap.schemas.families.invocation import Invocation, Unrecognized
-from kcap.schemas.families.moe import used
 from kcap.schemas.families.quantized_gemm import QUANTIZED
 from kcap.schemas.families.results import FLOATS, size
 
@@ -80,8 +79,8 @@ def _form(call: Invocation, inputs: dict[str, Slot], sizes: tuple[int, int, int,
         ),
         description="C[i, j] = A[i] @ B[topk_ids[i, j]].T" + (" * topk_weights[i, j]." if weights is not None else "."),
         tags=(f"quantization:{dtype_name(a.dtype)}",) if scale is not None else (),
-        flops=2 * rows * top_k * n * k,
-        touched=lambda: size(a, c) + size(b[0]) * _experts(call, rows, top_k, e),
+        flops=lambda: 2 * moe.chosen(_ids(call, rows, top_k), e) * n * k,
+        touched=lambda: size(a, c) + size(b[:1]) * moe.used(_ids(call, rows, top_k), e),
     )
 
 
@@ -107,11 +106,11 @@ def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
     return found.reshape(rows, top_k)
 
 
-def _experts(call: Invocation, rows: int, top_k: int, experts: int) -> int:
-    """How many have rows, or can have where no Sample tells."""
+def _ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
+    """The experts of the rows, without data where no Sample tells."""
     if call.tensor("expert_ids_ptr").is_meta:
-        return min(experts, rows * top_k)
-    return used(expert_of_rows(call, rows, top_k), experts)
+        return torch.empty((rows, top_k), dtype=torch.int32, device="meta")
+    return expert_of_rows(call, rows, top_k)
 
 
 def block_size(tokens: int, blocks: int) -> int:

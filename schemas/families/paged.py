@@ -63,7 +63,7 @@ class Paged:
 
 def paged(one: Paged) -> Form:
     """The Form of a decode or a prefill."""
-    (tokens, h, d), (ps, kv) = one.q.shape, one.k.shape[1:3]
+    (_, h, d), (ps, kv) = one.q.shape, one.k.shape[1:3]
     refuse_quantized(one.q, one.k, one.v)
     if one.k.shape != one.v.shape or d != one.k.shape[3]:
         raise Unrecognized("its values have a size of their own")
@@ -95,8 +95,15 @@ def paged(one: Paged) -> Form:
         description=f"Batched Grouped Query Attention {kind} with a paged KV cache.",
         constraints=batch.constraints,
         flops=lambda: 4 * h * d * pairs(batch.pages.lengths(), batch.queries(), one.causal, one.window),
-        touched=lambda: (2 * kv * int(batch.pages.lengths().sum()) + 2 * h * tokens) * d * one.q.element_size(),
+        touched=lambda: _touched(one),
     )
+
+
+def _touched(one: Paged) -> int:
+    """Bytes: rows of padding are neither read nor written."""
+    queries, (h, d), kv = one.batch.queries(), one.q.shape[1:], one.k.shape[2]
+    rows, tokens = one.batch.pages.rows(queries, one.window), int(queries.sum())
+    return 2 * (kv * rows + h * tokens) * d * one.q.element_size() + (4 * h * tokens if one.lse else 0)
 
 
 def gather(batch: Batch) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import Make, known
+from kcap.schemas.families.attention import Make, first_seen, known
 from kcap.schemas.families.form import Slot, made
 from kcap.schemas.families.invocation import Unrecognized
 
@@ -29,6 +29,18 @@ class Pages:
         """Tokens of each sequence: int64 [sequences]."""
         before = (self.indptr().diff().long() - 1).clamp(min=0)
         return before * self.page_size + self.last()
+
+    def rows(self, queries: torch.Tensor, window: int = -1) -> int:
+        """Rows of the cache that `queries` [sequences] see; of a page that sequences share, the longest part."""
+        lengths, starts = self.lengths(), self.indptr().long()
+        counts = starts.diff()
+        page = torch.arange(int(counts.sum()), device=starts.device)
+        page = (page - (starts[:-1] - starts[0]).repeat_interleave(counts)) * self.page_size
+        begin = first_seen(lengths, queries, window).repeat_interleave(counts)
+        seen = torch.minimum(lengths.repeat_interleave(counts), page + self.page_size) - torch.maximum(begin, page)
+        distinct, place = self.indices().unique(return_inverse=True)
+        longest = torch.zeros(len(distinct), dtype=torch.int64, device=seen.device)
+        return int(longest.scatter_reduce(0, place, seen.clamp(min=0), "amax").sum())
 
 
 def table_pages(table: torch.Tensor, lengths: torch.Tensor, page_size: int) -> Pages:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.families.attention import LSE, SCALE, Make, attend, known, pairs, refuse_quantized
+from kcap.schemas.families.attention import LSE, SCALE, Make, attend, first_seen, known, pairs, refuse_quantized
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Unrecognized
 
@@ -102,6 +102,7 @@ def ragged(one: Ragged) -> Form:
         description="Batched Grouped Query Attention prefill with ragged (variable-length) inputs.",
         constraints=("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"),
         flops=lambda: _flops(one, h, d + vo),
+        touched=lambda: _touched(one),
     )
 
 
@@ -119,3 +120,12 @@ def _inputs(one: Ragged, qk_axis: str, vo_axis: str) -> dict[str, Slot]:
 def _flops(one: Ragged, heads: int, dims: int) -> int:
     queries, keys = one.qo_indptr().diff(), one.kv_indptr().diff()
     return 2 * heads * dims * pairs(keys, queries, one.causal, one.window)
+
+
+def _touched(one: Ragged) -> int:
+    """Bytes: of the keys and values only those that a query sees."""
+    queries, keys = one.qo_indptr().diff(), one.kv_indptr().diff()
+    rows = int((keys - first_seen(keys, queries, one.window)).sum())
+    (tokens, h, d), (_, kv, vo) = one.q.shape, one.v.shape
+    numbers = (kv * rows + h * tokens) * (d + vo)
+    return numbers * one.q.element_size() + (4 * h * tokens if one.lse else 0)

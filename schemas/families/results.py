@@ -27,3 +27,8 @@ def written(call: Invocation, *names: str) -> torch.Tensor:
 def size(*tensors: torch.Tensor) -> int:
     """Bytes of all elements."""
     return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)
+
+
+def distinct(indices: torch.Tensor) -> int:
+    """How many rows `indices` name; where their values are not known, one."""
+    return min(indices.numel(), 1) if indices.is_meta else len(indices.unique())

@@ -13,6 +13,7 @@ import torch
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import distinct
 
 REFERENCE = """import torch
 
@@ -38,7 +39,10 @@ def run({arguments}):
 
 @dataclass(frozen=True)
 class Rope:
-    """An invocation. `q`, `k`: [tokens, heads, head size], what they are after it: `q_out`, `k_out`."""
+    """An invocation. `q`, `k`: [tokens, heads, head size], what they are after it: `q_out`, `k_out`.
+
+    `copies`: it leaves `q` and `k` as they were, and so writes what it does not rotate, too.
+    """
 
     q: torch.Tensor
     k: torch.Tensor | None
@@ -47,6 +51,7 @@ class Rope:
     is_neox: bool
     q_out: Callable[[], torch.Tensor]
     k_out: Callable[[], torch.Tensor]
+    copies: bool = False
 
 
 @family(
@@ -78,6 +83,7 @@ def rotary_embedding(call: Invocation) -> Form:
             is_neox=bool(call["is_neox"]),
             q_out=lambda: after("query", 0),
             k_out=lambda: after("key", 1),
+            copies=not inplace,
         )
     )
 
@@ -117,7 +123,8 @@ def rope(one: Rope) -> Form:
     words = abbreviate(one.q.dtype, torch.bfloat16) + ("" if one.k is not None else "_q")
     table = abbreviate(one.cos_sin_cache.dtype, torch.float32)
     words += f"{table}cache" if table else ""
-    width = 2 * heads * rot * one.q.element_size() + rot * one.cos_sin_cache.element_size()
+    width = 2 * heads * (size if one.copies else rot) * one.q.element_size() + one.positions.element_size()
+    row = rot * one.cos_sin_cache.element_size()
     return Form(
         name=f"rope_with_cos_sin_cache_{'neox' if one.is_neox else 'gptj'}_style{words}_d{size}_rd{rot}",
         op_type="rope",
@@ -141,5 +148,5 @@ def rope(one: Rope) -> Form:
         ),
         description="Rotary position embedding of queries and keys.",
         flops=3 * tokens * heads * rot,
-        touched=lambda: tokens * (width + one.positions.element_size()),
+        touched=lambda: tokens * width + distinct(one.positions) * row,
     )

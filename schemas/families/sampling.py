@@ -10,7 +10,7 @@ import torch
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, abbreviate, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
-from kcap.schemas.families.results import written
+from kcap.schemas.families.results import size, written
 
 GREEDY = """import torch
 
@@ -121,6 +121,7 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> Form:
         ),
         description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
         random=True,
+        touched=lambda: size(probs) // 2,  # unfiltered, a draw stops at the token that it finds: halfway on average
     )
 
 
@@ -152,4 +153,5 @@ def repetition_penalties(call: Invocation) -> Form:
         reference=PENALTIES.format(v=v),
         description="Repetition penalties (Keskar et al., arXiv:1909.05858) on the tokens of prompt and output.",
         flops=logits.numel(),
+        touched=lambda: size(call.tensor("prompt_mask")),  # logits of unseen tokens stay as they are
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kcap.schemas.families import family
 from kcap.schemas.families.form import Form, Slot, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
+from kcap.schemas.families.results import size
 
 REFERENCE = """import torch
 
@@ -61,5 +62,5 @@ def mapping(call: Invocation, suffix: str, word: str, output: str, axes: dict[st
         reference=REFERENCE.format(page_size=page_size, output=output),
         description="The slot of each token in the paged cache: page · page size + row.",
         constraints=("num_tokens == query_start_loc[-1].item()",),
-        touched=lambda: len(positions) * (16 + table.element_size()) + starts.numel() * starts.element_size(),
+        touched=lambda: size(positions, starts) + 8 * len(positions),  # and of the table the entries of some pages
     )

@@ -24,7 +24,7 @@ def test_names_of_llama_and_the_bytes_of_the_rows_read():
     assert definition.name == "embedding_v128256_h4096"
     assert definition.var_axes == ["num_tokens"]
     assert list(definition.inputs) == ["input_ids", "weight"]
-    assert made.touched is not None and made.touched() == 64 * (2 * 4096 * 2 + 8)
+    assert made.touched is not None and made.touched() == (64 + 1) * 4096 * 2 + 64 * 8  # ids may all be one
     assert form("aten::embedding", weight=weight, indices=torch.empty(64, dtype=torch.int32)).name == (
         "embedding_int32_v128256_h4096"
     )

@@ -107,7 +107,7 @@ def test_names_of_qwen3():
     assert definition.name == "fused_moe_topk8_e128_h2048_i768"
     assert definition.var_axes == ["seq_len"]
     assert list(definition.inputs) == ["hidden_states", "gemm1_weights", "gemm2_weights", "topk_weights", "topk_ids"]
-    assert made.flops == 2 * 32 * 8 * 3 * 2048 * 768
+    assert made.flops() == 2 * 32 * 8 * 3 * 2048 * 768
 
 
 def test_only_experts_with_tokens_are_touched():

@@ -135,7 +135,7 @@ def test_names_of_qwen3():
     assert definition.var_axes == ["num_rows"]
     assert definition.inputs["topk_ids"].shape == definition.inputs["topk_weights"].shape == ["num_rows", "top_k"]
     assert made.touched is not None
-    assert made.touched() == 2 * (64 * 768 + 8 * 8 * 2048 + 64 * 2048 * 768)  # at most an expert for each row
+    assert made.touched() == 2 * (64 * 768 + 8 * 8 * 2048 + 2048 * 768)  # one expert at least: no Sample tells
 
 
 def test_a_kernel_compiled_without_weights_ignores_them():
