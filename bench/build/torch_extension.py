@@ -1,0 +1,56 @@
+"""C++ and CUDA bound by pybind11, compiled by `torch.utils.cpp_extension` as FlashInfer-Bench has it do."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from kcap.bench.build import Builder, Function, builder, toolkit
+from kcap.bench.build.failure import BuildFailed, check_callable, of_compiler, said
+from kcap.bench.build.library import check_compilers, compiled, needs_cuda, to_compile
+from kcap.schemas.solution import Solution
+
+
+@builder("cpp", "cuda", binding="torch")
+class TorchExtension(Builder):
+    def build(self, solution: Solution, sources: Path, name: str) -> Function:
+        folder = sources.with_name(f"{name}_torch")
+        try:
+            module = compiled(folder, name, lambda: _load(solution, sources, folder, name))
+            module = module or _import(folder / f"{name}.so", name)
+            function = getattr(module, solution.spec.entry_function, None)
+        except BuildFailed:
+            raise
+        except BaseException as error:  # whatever foreign code raises, SystemExit among it
+            raise BuildFailed(f"does not load: {said(error)}") from None
+        return check_callable(function, "the extension", solution.spec.entry_function)
+
+
+def _load(solution: Solution, sources: Path, folder: Path, name: str) -> ModuleType:
+    """The module, compiled into `folder`."""
+    files = to_compile(solution, sources)
+    check_compilers()
+    with_cuda = needs_cuda(solution)
+    if with_cuda:
+        toolkit.prepare()
+    from torch.utils.cpp_extension import load
+
+    includes = [str(sources)]
+    try:
+        module: ModuleType = load(
+            name, files, extra_include_paths=includes, build_directory=str(folder), with_cuda=with_cuda
+        )
+    except RuntimeError as error:
+        if isinstance(error.__cause__, Exception):  # the compiler's exit code
+            raise of_compiler(str(error), str(sources)) from None
+        raise
+    return module
+
+
+def _import(library: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
