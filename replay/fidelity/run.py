@@ -1,0 +1,107 @@
+"""Replay what the profiled steps of a Recording ran, and hold it against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kcap.replay.fidelity.compare import Replayed, compare
+from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
+from kcap.replay.fidelity.nearest import Nearest, Steps, by_place, nearest
+from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
+from kcap.replay.source import Samples, by_call, needs_sample
+from kcap.schemas.measurement import Measurement
+from kcap.schemas.program_measurement import ProgramCall, ProgramMeasurement
+from kcap.schemas.recording import Call, Recording
+
+NO_DURATIONS = "the profiler saw no kernel of its replay"
+NO_PROGRAM = "its steps name no Program"
+Chosen = Mapping[int, Nearest]  # the Sample for each Call, by id
+
+
+class Replayer(Protocol):
+    """What replays; kcap.replay.fidelity.replaying has the one that does it on a GPU."""
+
+    def call(self, call: Call, chosen: Nearest, kind: KindSteps) -> Measurement:
+        """One Call alone, in the `serving` state, with its kernels' durations."""
+
+    def program(self, number: int, chosen: Chosen, kind: KindSteps) -> ProgramMeasurement:
+        """A Program as a whole, with its kernels' durations."""
+
+
+@dataclass
+class Ran:
+    """What was held against each other, and the measurements that it rests on."""
+
+    fidelity: Fidelity
+    measurements: list[Measurement] = field(default_factory=list)
+    programs: list[ProgramMeasurement] = field(default_factory=list)
+
+
+def total(kinds: list[KindSteps]) -> int:
+    """How many replays these kinds of steps take."""
+    return sum(len(kind.invocations) + 1 for kind in kinds)
+
+
+def run(
+    recording: Recording, kinds: list[KindSteps], replayer: Replayer, tell: Callable[[str], None] = lambda name: None
+) -> Ran:
+    """Replay every Call and Program of `kinds`; `tell` hears of each before it is replayed."""
+    samples, steps = by_call(recording.samples), by_place(recording.steps)
+    ran = Ran(Fidelity([]))
+    for kind in kinds:
+        chosen = {number: choose(recording.calls[number], kind, samples, steps) for number in kind.invocations}
+        alone = {}
+        for number, sample in chosen.items():
+            tell(recording.calls[number].operator)
+            ran.measurements.append(measurement := replayer.call(recording.calls[number], sample, kind))
+            alone[number] = of_measurement(measurement, sample)
+        tell(f"Program of {kind.kind.phase}")
+        whole = None if kind.program is None else replayer.program(kind.program, chosen, kind)
+        ran.programs += [whole] if whole else []
+        ran.fidelity.kinds.append(held(recording, kind, alone, whole))
+    return ran
+
+
+def held(
+    recording: Recording, kind: KindSteps, alone: Mapping[int, Replayed], whole: ProgramMeasurement | None
+) -> KindFidelity:
+    calls = {call.id: call for call in recording.calls}
+    inside = {call.call: of_program_call(call) for call in whole.calls} if whole else {}
+    serving, in_program = compare(kind, calls, alone, SERVING), compare(kind, calls, inside, PROGRAM)
+    return KindFidelity.of(kind, serving, in_program, of_program(whole))
+
+
+def choose(call: Call, kind: KindSteps, samples: Samples, steps: Steps) -> Nearest:
+    return nearest(samples.get(call.id, []), kind.kind, kind.steps, steps) if needs_sample(call) else Nearest()
+
+
+def of_measurement(measurement: Measurement, chosen: Nearest) -> Replayed:
+    """Kernel durations and nothing else: another clock's time is no answer."""
+    names = frozenset(kernel.name for kernel in measurement.kernels)
+    if measurement.status != "ok":
+        return Replayed(reason=f"{measurement.status}: {measurement.reason}", sample=chosen.index)
+    reason = "" if measurement.kernel_us is not None else NO_DURATIONS
+    return Replayed(measurement.kernel_us, reason, names, chosen.index, chosen.context)
+
+
+def of_program_call(call: ProgramCall) -> Replayed:
+    if call.status in ("skipped", "failed"):
+        return Replayed(reason=f"{call.status}: {call.reason}", sample=call.sample)
+    us = call.us if call.status == "ok" else None
+    names = frozenset(kernel.name for kernel in call.kernels)
+    return Replayed(us, "" if us is not None else NO_DURATIONS, names, call.sample)
+
+
+def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
+    if whole is None:
+        return ProgramTime(reason=NO_PROGRAM)
+    if whole.status != "ok" or whole.median_us is None:
+        return ProgramTime(None, whole.reason or whole.status, whole.program)
+    return ProgramTime(whole.median_us, "", whole.program, whole.invocations, whole.left_out)
+
+
+def kinds_of(recording: Recording) -> list[KindSteps]:
+    """As `profiled_kinds` has them."""
+    return profiled_kinds(recording)

@@ -1,0 +1,98 @@
+"""All kinds of profiled steps: does the replay add up to what the engine's GPU did?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from kcap.replay.fidelity.compare import EXACT, TOTAL, Compared, share_of
+from kcap.replay.fidelity.engine import KindSteps, StepKind
+from kcap.replay.fidelity.span import Span
+
+SPAN = 0.10  # how far a Program's back-to-back time may be from the span that the GPU took by itself
+SERVING, PROGRAM = "serving", "Program"  # each Call alone, its caches as in serving; the Calls in their order
+
+
+@dataclass(frozen=True)
+class ProgramTime:
+    """A Program replayed as a whole, in microseconds; `us` None: it was not, for `reason`.
+
+    `left_out`: of its kernels' `invocations`.
+    """
+
+    us: float | None = None
+    reason: str = ""
+    program: int | None = None
+    invocations: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class KindFidelity:
+    """One kind of step, `steps` of which were profiled, in both states; times are microseconds of one step."""
+
+    kind: StepKind
+    steps: int
+    serving: Compared
+    in_program: Compared
+    span: Span | None
+    program: ProgramTime
+
+    @classmethod
+    def of(cls, engine: KindSteps, serving: Compared, in_program: Compared, program: ProgramTime) -> KindFidelity:
+        return cls(engine.kind, len(engine.steps), serving, in_program, engine.span, program)
+
+    @property
+    def span_ratio(self) -> float | None:
+        """The Program's back-to-back time over what the GPU took by itself."""
+        if self.span is None or self.program.us is None or self.span.own_us <= 0:
+            return None
+        return self.program.us / self.span.own_us
+
+    @cached_property
+    def best(self) -> Compared:
+        """The state that holds, or else the one that is closer in total; what serves is asked first."""
+        states = (self.serving, self.in_program)
+        return next((one for one in states if not any(one.outside())), min(states, key=lambda one: one.error))
+
+    def outside(self) -> Iterator[str]:
+        """What is not within the bounds, in words; nothing where one of the states holds, and the span."""
+        if any(self.best.outside()):
+            yield from self.serving.outside()
+            yield from self.in_program.outside()
+        yield from self._span_outside()
+
+    def _span_outside(self) -> Iterator[str]:
+        if self.program.us is None:
+            yield f"the Program was not replayed as a whole: {self.program.reason}"
+        elif self.span_ratio is None:
+            yield "the step's span is not known: kernels have no start before format 1.3, record anew"
+        elif abs(self.span_ratio - 1) > SPAN + EXACT:
+            yield f"the Program takes {self.span_ratio:.1%} of the step's span, {SPAN:.0%} off are allowed"
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """All kinds of steps, most GPU time first. Times are microseconds over all profiled steps."""
+
+    kinds: list[KindFidelity]
+
+    def engine_us(self) -> float:
+        return sum(each.steps * each.serving.engine_us for each in self.kinds)
+
+    def replayed_us(self) -> float:
+        return sum(each.steps * each.best.replayed_us for each in self.kinds)
+
+    def missing_us(self) -> float:
+        return sum(each.steps * each.best.missing_us for each in self.kinds)
+
+    @property
+    def error(self) -> float:
+        """As Compared.error, each kind of step weighing as often as it was profiled."""
+        difference = sum(each.steps * each.best.difference_us for each in self.kinds)
+        return share_of(abs(difference) + self.missing_us(), self.engine_us())
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= TOTAL + EXACT and not any(any(each.outside()) for each in self.kinds)
