@@ -17,6 +17,7 @@ COMMANDS = {
     "recover": ("kcap.capture.recover", "Make a Recording of what an interrupted one left."),
     "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, family, phase or rank."),
     "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),
+    "bench": ("kcap.bench.command", "Judge kernels that others wrote for what was recorded."),
     "export": ("kcap.bench.export", "Write what was recorded in another benchmark's format."),
     "validate": ("kcap.schemas.validate", "Tell what is wrong with files of any format that kcap knows."),
     "merge": ("kcap.bench.merge", "Make one Recording or dataset of several."),

@@ -69,6 +69,18 @@ class Dataset:
     @classmethod
     def load(cls, root: Path) -> Dataset:
         """Read `root`; FormatError at the first file that is wrong, or if it is no dataset."""
+        dataset = cls.load_problems(root)
+        for path in files(root / "solutions", "json"):
+            solution = solutions_file.read(path)
+            dataset.solutions.setdefault(solution.definition, []).append(solution)
+        for path in files(root / "traces", "jsonl"):
+            for trace in traces_file.read(path):
+                dataset.traces.setdefault(trace.definition, []).append(trace)
+        return dataset
+
+    @classmethod
+    def load_problems(cls, root: Path) -> Dataset:
+        """The same without its Solutions and Traces, which are not read."""
         if not (root / "definitions").is_dir():
             raise FormatError(str(root), "not a dataset: it has no definitions/ (kcap export writes one)")
         dataset = cls(root, counts=list(_counts(root / COUNTS)))
@@ -80,12 +92,6 @@ class Dataset:
                     raise FormatError(str(path), f"{trace.workload.uuid}: a Workload has no solution or evaluation")
                 dataset.workloads.setdefault(trace.definition, []).append(trace.workload)
         _check_counts(dataset)
-        for path in files(root / "solutions", "json"):
-            solution = solutions_file.read(path)
-            dataset.solutions.setdefault(solution.definition, []).append(solution)
-        for path in files(root / "traces", "jsonl"):
-            for trace in traces_file.read(path):
-                dataset.traces.setdefault(trace.definition, []).append(trace)
         return dataset
 
     def blob(self, given: SafetensorsInput) -> Any:

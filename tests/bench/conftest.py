@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -45,5 +46,26 @@ def exported(kcap, tmp_path):
         assert loss["target"] == target
         assert loss["exported"] + sum(lost["count"] for lost in loss["lost"]) == loss["total"]
         return output, loss
+
+    return run
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """`kcap bench` asks the judge in fake_judge; gives the environment in which it can be found."""
+    from kcap.bench import judging
+    from kcap.bench.schedule import Where
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(judging, "Where", partial(Where, module="fake_judge"))
+
+
+@pytest.fixture
+def bench(kcap, faked, tmp_path):
+    """Runs `kcap bench` on the dataset and the Solutions in `tmp_path`; the output is `tmp_path / "out"`."""
+
+    def run(*options, path=None):
+        args = ("--solutions", tmp_path / "solutions", "-o", tmp_path / "out", "--trust", "--device", "cpu")
+        return kcap("bench", path or tmp_path / "dataset", *args, *options)
 
     return run

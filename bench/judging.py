@@ -1,0 +1,147 @@
+"""One run of `kcap bench`: what is left to judge is judged, and every Outcome is on disk as soon as it is there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kcap import __version__
+from kcap.bench.options import Options
+from kcap.bench.results import outcomes as outcomes_file
+from kcap.bench.results import run as runs
+from kcap.bench.results.outcomes import Kept, key
+from kcap.bench.results.run import RefusedFile, Run, SolutionFile
+from kcap.bench.schedule import Where, find
+from kcap.bench.schedule.common.crew import Crew
+from kcap.bench.schedule.common.units import Unit, ordered
+from kcap.bench.solutions import Found, Refused
+from kcap.bench.subject import Prepared, Subject
+from kcap.replay.definitions.source import UNCOUNTED, Weights
+from kcap.schemas import solution as solutions_file
+from kcap.schemas.outcome import Outcome
+from kcap.schemas.workload import Workload
+
+Add = Callable[[Outcome], object]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """`chosen`: by Definition, the Workloads to judge on. `device`: cpu, cuda or cuda:N."""
+
+    options: Options
+    subject: Subject
+    found: Sequence[Found]
+    refused: Sequence[Refused]
+    chosen: Mapping[str, Sequence[Workload]]
+    weights: Weights
+    device: str
+
+    @property
+    def run(self) -> Run:
+        return Run(
+            kcap=__version__,
+            path=str(self.options.path),
+            identity=self.subject.identity,
+            device=self.device,
+            threads=self.options.threads,
+            options=self.options.told(),
+            solutions={_name(one): SolutionFile(file=str(one.file), sha256=_digest(one)) for one in self.found},
+            refused=[RefusedFile(file=str(one.file), reason=one.reason) for one in self.refused],
+        )
+
+    def begin(self) -> tuple[Run, Kept]:
+        """bench.json written, and what an earlier run judged that need not be judged again.
+
+        CallError if that was on something else, or elsewhere.
+        """
+        output, run = self.options.output, self.run
+        if not (output / runs.FILE).is_file():
+            runs.write(output, run)
+            return run, Kept([])
+        before = runs.read(output)
+        runs.check_same(output, before, run)
+        changed = {name for name, one in run.solutions.items() if _changed(before.solutions.get(name), one)}
+        kept = outcomes_file.keep(output, lambda one: one.status != "NOT_JUDGED" and "/".join(key(one)) not in changed)
+        solutions = {**before.solutions, **run.solutions}
+        run = run.model_copy(update={"machine": before.machine, "solutions": solutions})
+        runs.write(output, run)
+        return run, kept
+
+    def units(self, done: Iterable[Outcome]) -> list[Unit]:
+        """What is left: each Solution with the Workloads that it has no Outcome on."""
+        judged = {(*key(one), one.workload) for one in done}
+        return [unit for one in self.found if (unit := self._unit(one, judged)).workloads]
+
+    def _unit(self, one: Found, judged: set[tuple[str, str, str, str | None]]) -> Unit:
+        solution = one.solution
+        whose = (solution.definition, solution.author, solution.name)
+        every = () if (*whose, None) in judged else self.chosen[solution.definition]
+        left = tuple(workload for workload in every if (*whose, workload.uuid) not in judged)
+        return Unit(str(one.file), solution, self.subject.definitions[solution.definition], left)
+
+    def judge(self, run: Run, units: Sequence[Unit], prepared: Prepared) -> Generator[Outcome, None, None]:
+        """Judge `units`; an Outcome is on disk when it is given. Closing the iterator stops the judges."""
+        sound = [unit for unit in units if unit.definition.name not in prepared.faults]
+        with outcomes_file.opened(self.options.output) as add:
+            for unit in units:
+                if (fault := prepared.faults.get(unit.definition.name)) is not None:
+                    yield from self._at_fault(unit, fault, add)
+            if sound:
+                yield from self._judge(run, sound, prepared, add)
+
+    def _at_fault(self, unit: Unit, reason: str, add: Add) -> Iterator[Outcome]:
+        names = {"solution": unit.solution.name, "author": unit.solution.author, "definition": unit.definition.name}
+        for workload in unit.workloads:
+            told = {"file": unit.file, "workload": workload.uuid, "status": "NOT_JUDGED", "reason": reason}
+            yield self._keep(Outcome.model_validate({**names, **told}), add)
+
+    def _judge(self, run: Run, units: Sequence[Unit], prepared: Prepared, add: Add) -> Iterator[Outcome]:
+        options = self.options
+        where = Where(self.device, options.session(prepared.root), len(units))
+        with (
+            find(options.executor).open(where) as slots,
+            closing(Crew(slots, ordered(units), options.limit_s).judge()) as told,
+        ):
+            before = run.machine
+            for one in told:
+                if isinstance(one, Outcome):
+                    yield self._keep(one, add)
+                    continue
+                run = run.joined(one)
+                runs.check_machine(options.output, before, run.machine)
+                runs.write(options.output, run)
+
+    def _keep(self, outcome: Outcome, add: Add) -> Outcome:
+        counts = self.weights.get((outcome.definition, outcome.workload or ""))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        count = sum(counts.values()) if counts is not None else None
+        outcome = outcome.model_copy(update={"count": count, "timestamp": outcome.timestamp or now})
+        add(outcome)
+        return outcome
+
+
+def choose(subject: Subject, weights: Weights, most: int | None) -> dict[str, list[Workload]]:
+    """At most `most` Workloads of each Definition, the most counted first."""
+
+    def count(name: str, workload: Workload) -> int:
+        return sum(weights.get((name, workload.uuid), UNCOUNTED).values())
+
+    return {
+        name: sorted(subject.workloads.get(name, ()), key=lambda one, name=name: -count(name, one))[:most]  # type: ignore[misc]
+        for name in subject.definitions
+    }
+
+
+def _name(one: Found) -> str:
+    return f"{one.solution.definition}/{one.solution.author}/{one.solution.name}"
+
+
+def _digest(one: Found) -> str:
+    return hashlib.sha256(solutions_file.to_bytes(one.solution)).hexdigest()
+
+
+def _changed(before: SolutionFile | None, now: SolutionFile) -> bool:
+    return before is not None and before.sha256 != now.sha256

@@ -1,0 +1,152 @@
+"""What Solutions are judged on: the Definitions and Workloads of a dataset, or those derived from a Recording."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kcap.bench.contents import Contents, open_contents
+from kcap.bench.exports.flashinfer_bench import write_problems
+from kcap.bench.problems import Problems, problems_of
+from kcap.bench.replacing import replacing
+from kcap.bench.verify import check_references, tag
+from kcap.bench.where import Where
+from kcap.errors import CallError
+from kcap.replay.definitions.source import UNTRUSTED
+from kcap.replay.source import home_of
+from kcap.schemas import definition as definitions_file
+from kcap.schemas import reference_check
+from kcap.schemas.dataset import Dataset, WorkloadCount
+from kcap.schemas.definition import Definition
+from kcap.schemas.jsonfile import read_lines
+from kcap.schemas.records import Call, Metadata
+from kcap.schemas.reference_check import ReferenceCheck
+from kcap.schemas.source import detect
+from kcap.schemas.workload import Workload
+
+DATASET = "dataset"
+DIFFERS = "its reference differs from the recorded operator"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The dataset folder that judges read, and the Definitions that are at fault themselves, each with its reason."""
+
+    root: Path
+    faults: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Subject(ABC):
+    """`identity` is of the Definitions and Workloads alone. `home`: the device type that was recorded on."""
+
+    path: Path
+    definitions: Mapping[str, Definition]
+    workloads: Mapping[str, Sequence[Workload]]
+    counts: Sequence[WorkloadCount]
+    identity: str
+    home: str | None = None
+    calls: Sequence[Call] = ()
+    metadata: Metadata | None = None
+
+    @abstractmethod
+    def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
+        """Make what judges read of the Definitions `names`; files go below `output`."""
+
+
+@dataclass(frozen=True)
+class OfDataset(Subject):
+    """A dataset is judged on as it is."""
+
+    def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
+        return Prepared(self.path.resolve(), {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCalls(Subject):
+    """A Recording's, or a trace file's: a dataset is made of the Definitions that there are Solutions for."""
+
+    contents: Contents
+    found: Problems
+
+    def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
+        """Checks are made once; what an earlier run made stays."""
+        root = output / DATASET
+        there = {path.stem for path in (root / "definitions").rglob("*.json")}
+        checks = _read(root / reference_check.FILE)
+        if set(names) - there:
+            checks += self._check(set(names) - there, where)
+            self._write(root, {*names, *there}, checks)
+        return Prepared(root.resolve(), {one.definition: _fault(one) for one in checks if one.status == "differs"})
+
+    def _check(self, names: Collection[str], where: Where) -> list[ReferenceCheck]:
+        derived = self.found.derived
+        if derived is None or self.contents.recording is None:
+            return []
+        kernels = [kernel for kernel in derived.kernels if kernel.definition.name in names]
+        return list(check_references(self.contents, replace(derived, kernels=kernels), where))
+
+    def _write(self, root: Path, names: Collection[str], checks: list[ReferenceCheck]) -> None:
+        problems = [problem for problem in self.found.problems if problem.definition.name in names]
+        tag(problems, checks)
+        with replacing(root) as folder:
+            write_problems(folder, problems)
+            reference_check.write(folder / reference_check.FILE, checks)
+
+
+def open_subject(path: Path, trust: bool) -> Subject:
+    """What lies at `path`; CallError for a dataset without `trust`, FormatError as its reader."""
+    if detect(path) == "dataset":
+        return _of_dataset(path, trust)
+    contents = open_contents(path, allow_truncated=True)
+    if not contents.calls:
+        raise CallError(f"{path}: holds no calls")
+    found = problems_of(contents)
+    return OfCalls(
+        path,
+        {problem.definition.name: problem.definition for problem in found.problems},
+        {problem.definition.name: list(problem.workloads.values()) for problem in found.problems},
+        [count for problem in found.problems for count in problem.counts],
+        _digest(_files(path)),
+        home_of(contents.calls),
+        contents.calls,
+        contents.metadata,
+        contents=contents,
+        found=found,
+    )
+
+
+def _of_dataset(path: Path, trust: bool) -> Subject:
+    if not trust:
+        raise CallError(f"{path}: {UNTRUSTED}")
+    dataset = Dataset.load_problems(path)
+    if not any(dataset.workloads.values()):
+        raise CallError(f"{path}: holds no Workloads (kcap export --to flashinfer-bench writes some)")
+    definitions = dict(sorted(dataset.definitions.items()))
+    parts = [definitions_file.to_bytes(one) for one in definitions.values()]
+    parts += [one.model_dump_json().encode() for name in definitions for one in dataset.workloads.get(name, ())]
+    return OfDataset(path, definitions, dataset.workloads, dataset.counts, _digest(parts))
+
+
+def _files(path: Path) -> Iterable[bytes]:
+    """What a Recording's Definitions and Workloads are made from."""
+    names = ("calls.jsonl", "samples.jsonl") if path.is_dir() else ("",)
+    return (file.read_bytes() for name in names if (file := path / name).is_file())
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> list[ReferenceCheck]:
+    return list(read_lines(path, ReferenceCheck)) if path.is_file() else []
+
+
+def _fault(check: ReferenceCheck) -> str:
+    return f"{DIFFERS} {check.operator}" + (f": {check.reason}" if check.reason else "")

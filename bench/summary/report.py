@@ -1,0 +1,149 @@
+"""How the end of `kcap bench` looks: a row a Solution, what the best save together, and what was not judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kcap.bench.results.run import RefusedFile
+from kcap.bench.summary.baseline import Baseline
+from kcap.bench.summary.saving import ALL, Saving, best, key_of, together
+from kcap.bench.summary.score import Score
+from kcap.replay.report import duration
+from kcap.schemas.validation.report import printable
+
+SHOWN = 12
+COLUMNS = ("passed", "geomean", "by count", "saves")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Scores with what each saves of the baseline. `notes`: what to know before believing them."""
+
+    scores: Sequence[Score]
+    saved: Mapping[str, Mapping[str, Saving]]
+    baseline: Baseline
+    refused: Sequence[RefusedFile] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def best(self) -> list[Score]:
+        return best(self.scores, self.saved)
+
+    @property
+    def whole(self) -> dict[str, Saving]:
+        """What the best of each Definition save together."""
+        return together((self.saved[key_of(score)] for score in self.best), self.baseline.totals)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "baseline": self.baseline.title,
+            "solutions": [{**_score(score), "saves": _savings(self.saved[key_of(score)])} for score in self.scores],
+            "best": [key_of(score) for score in self.best],
+            "saves": _savings(self.whole),
+            "refused": [one.model_dump() for one in self.refused],
+            "notes": list(self.notes),
+        }
+
+
+def show(out: Console, summary: Summary) -> None:
+    """Print the table and the lines below it."""
+    out.print(table(summary))
+    for line in lines(summary):
+        out.print(line)
+
+
+def table(summary: Summary) -> Table:
+    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    for name in COLUMNS:
+        out.add_column(name, justify="right", no_wrap=True)
+    out.add_column("Definition and Solution", no_wrap=True, overflow="ellipsis", ratio=2)
+    out.add_column("why not", no_wrap=True, overflow="ellipsis", ratio=3)
+    for score in summary.scores:
+        saving = summary.saved[key_of(score)].get(ALL)
+        passed = f"{len(score.passed)}/{len(score.workloads)}"
+        out.add_row(
+            Text(passed, "green" if score.ranked else "yellow"),
+            _times(score.geometric_mean),
+            _times(score.weighted),
+            _signed(saving.saved_us) if saving else "–",
+            Text.assemble(printable(score.definition), (f"  {printable(score.name)}", "bold")),
+            Text(_against(score), "dim"),
+        )
+    return out
+
+
+def lines(summary: Summary) -> Iterator[Text]:
+    """What is saved, then what was not judged."""
+    found = summary.best
+    who = f"{key_of(found[0])} saves" if len(found) == 1 else f"the best of {len(found)} Definitions save"
+    for phase, saving in summary.whole.items() if found else ():
+        yield Text(f"{printable(who)} {_of_phase(phase, saving, summary.baseline.title)}", "bold")
+    if found and not summary.baseline.totals:
+        yield Text(
+            "which share of the whole that is, is not known: --measurements FILE (kcap replay PATH -o FILE)", "dim"
+        )
+    for note in summary.notes:
+        yield Text(note, "yellow")
+    for reason, count in Counter(_not_judged(summary.scores)).most_common(SHOWN):
+        yield Text(f"not judged: {printable(reason)}: {count} Workloads", "yellow")
+    for refused in summary.refused[:SHOWN]:
+        yield Text(f"refused: {printable(refused.file)}: {printable(refused.reason)}", "yellow")
+    if len(summary.refused) > SHOWN:
+        yield Text(f"refused: {len(summary.refused) - SHOWN} more files: bench.json has all", "yellow")
+
+
+def _of_phase(phase: str, saving: Saving, of: str) -> str:
+    """`4.1 % of decode time (12.3 ms of 300.1 ms)`."""
+    time = "the time" if phase == ALL else f"{phase} time"
+    if saving.share is None:
+        return f"{duration(saving.saved_us)} of {time} that {of} take: {duration(saving.before_us)}"
+    return f"{saving.share:.1%} of {time} ({_signed(saving.saved_us)} of {duration(saving.total_us or 0)}, {of})"
+
+
+def _not_judged(scores: Sequence[Score]) -> Iterator[str]:
+    for score in scores:
+        yield from (one.reason or "" for one in score.outcomes.values() if one.status == "NOT_JUDGED")
+        yield from ["not reached"] * (len(score.workloads) - len(score.outcomes))
+
+
+def _against(score: Score) -> str:
+    counts = ", ".join(f"{n} {status}" for status, n in score.statuses.items() if status != "PASSED")
+    missing = len(score.workloads) - len(score.outcomes)
+    parts = [counts, f"{missing} missing" if missing else "", (score.worst.reason or "") if score.worst else ""]
+    return printable(": ".join(part for part in parts if part))
+
+
+def _times(speedup: float | None) -> str:
+    return "–" if speedup is None else f"{speedup:.2f}×"
+
+
+def _signed(us: float) -> str:
+    return f"-{duration(-us)}" if us < 0 else duration(us)
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {
+        "definition": score.definition,
+        "author": score.author,
+        "solution": score.solution,
+        "workloads": len(score.workloads),
+        "judged": score.judged,
+        "passed": len(score.passed),
+        "statuses": score.statuses,
+        "ranked": score.ranked,
+        "geometric_mean": score.geometric_mean,
+        "weighted": score.weighted,
+        "worst": score.worst.reason if score.worst else None,
+    }
+
+
+def _savings(savings: Mapping[str, Saving]) -> dict[str, Any]:
+    names = ("before_us", "after_us", "total_us", "saved_us", "share")
+    return {phase: {name: getattr(saving, name) for name in names} for phase, saving in savings.items()}
