@@ -1,0 +1,101 @@
+"""A judge of the tests' own: one thread, numpy and torch imported, that opens a cage for each JSON line it reads.
+
+`python cage_server.py [USER]`; each answer says how the cage ended, what was printed, and what is left of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import cage_bodies
+
+from kcap.bench.integrity.cage import Cage, open_cage
+from kcap.errors import KcapError
+
+MARK = "KCAP_CAGE_TEST"
+LIMITS = {"memory": 1 << 30, "disk": 16 << 20, "processes": 64}
+KEPT: dict[str, Any] = {}
+
+
+def marked() -> list[int]:
+    """Processes other than this one that came of it."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in Path(entry.path, "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def held_here() -> list[Any]:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [len(os.listdir("/proc/self/fd")), children, len(mounts)]
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    before = held_here()
+    wanted = {**LIMITS, **request.get("cage", {})}
+    cage = Cage(**{**wanted, "folder": Path(wanted["folder"]), "hidden": tuple(map(Path, wanted.get("hidden", ())))})
+    body = getattr(cage_bodies, request["body"])
+    with tempfile.TemporaryFile() as log:
+        start = time.monotonic()
+        without = frozenset(request.get("without", ()))
+        caged = open_cage(cage, log.fileno(), lambda: body(*request.get("args", ())), without, KEPT.pop("cage", None))
+        how = caged.poll()
+        while how is None and time.monotonic() - start < request.get("seconds", 30):
+            time.sleep(0.005)
+            how = caged.poll()
+        late = how is None
+        ended = caged.end(keep_scratch=request.get("keep", False))
+        took = time.monotonic() - start
+        if request.get("keep"):
+            KEPT["cage"] = caged
+        log.seek(0)
+        printed = log.read(1 << 22).decode(errors="replace")
+    left = {"processes": marked(), "before": before, "after": held_here()}
+    said = {"held": caged.confined, "refused": caged.refused, "pid": caged.pid}
+    return {**said, "ended": str(ended), "late": late, "log": printed, "seconds": took, **left}
+
+
+def become(user: int) -> None:
+    """Another user, who may read what root may, so that Python itself is found."""
+    reading = 1 << 2
+    libc = ctypes.CDLL(None)
+    libc.prctl(8, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    from kcap.bench.integrity.cage import calls
+
+    calls.capset(reading)
+    calls.prctl(calls.PR_CAP_AMBIENT, 2, 2)
+    calls.prctl(calls.PR_SET_DUMPABLE, 1)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        become(int(sys.argv[1]))
+    else:
+        import numpy  # noqa: F401
+        import torch  # noqa: F401
+    for line in sys.stdin:
+        try:
+            said = answer(json.loads(line))
+        except KcapError as error:
+            said = {"error": str(error)}
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()
