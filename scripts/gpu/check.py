@@ -3,10 +3,11 @@
     python scripts/gpu/check.py [--quick] [--output DIR] [--only PART]…
 
 Parts: `counts` (Llama-3.1-8B's configuration, dummy weights, compiled with CUDA graphs and eager: the architecture's
-numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `datasets` (exported,
-each reference checked on the GPU), `modes` (piecewise graphs, compiled without graphs, MoE, FP8, speculative decoding),
-`outputs` (tokens and compilations with and without recording), `replays` (a million of a graph), `overhead`, `tests`
-(those marked gpu). Prints a short table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
+numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `fidelity` (replayed
+kernels and whole Programs against the engine's own GPU time), `datasets` (exported, each reference checked on the GPU),
+`modes` (piecewise graphs, compiled without graphs, MoE, FP8, speculative decoding), `outputs` (tokens and compilations
+with and without recording), `replays` (a million of a graph), `overhead`, `tests` (those marked gpu). Prints a short
+table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MODES = {
     "n-gram speculation": (LLAMA, "--engine-arg", NGRAM),
     "mixture of experts": (MOE, "--engine-arg", "moe_backend=triton"),  # others are compiled for minutes first
 }
+PARTS = "counts qwen replay fidelity datasets modes outputs replays overhead tests".split()
 LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
 
 
@@ -103,13 +105,14 @@ class Parts:
         found += f"{failed['calls']} failed; GPU {summary['gpu_time_us'] / 1e3:.1f} ms"
         return [Check(f"replay {self.llama.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
 
+    def fidelity(self) -> list[Check]:
+        more = ("--quick", "--mode", "compiled", "--batch", "16") if self.quick else ()
+        return _lines("fidelity", self._script("fidelity.py", *more, "--output", str(self.output), timeout=3600))
+
     def datasets(self) -> list[Check]:
         recordings = [self.output / "llama-eager.kcap", self.llama]
         there = [str(path) for path in recordings if (path / "recording.json").is_file()]
-        done = self._script("datasets.py", *there, "--output", str(self.output))
-        rows = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD "))]
-        found = [Check(*line[5:].rsplit(": ", 1), line.startswith("ok ")) for line in rows]
-        return found or [Check("datasets", f"status {done.returncode}", False)]
+        return _lines("datasets", self._script("datasets.py", *there, "--output", str(self.output)))
 
     def outputs(self) -> list[Check]:
         done = self._script("outputs.py", *self.depth)
@@ -138,8 +141,15 @@ class Parts:
         last = done.stdout.strip().splitlines()[-1:] or ["nothing"]
         return [Check("tests marked gpu", last[0], done.returncode == 0)]
 
-    def _script(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return run(sys.executable, str(ROOT / "scripts/gpu" / name), *words)
+    def _script(self, name: str, *words: str, timeout: int = 580) -> subprocess.CompletedProcess[str]:
+        return run(sys.executable, str(ROOT / "scripts/gpu" / name), *words, timeout=timeout)
+
+
+def _lines(what: str, done: subprocess.CompletedProcess[str]) -> list[Check]:
+    """The table that a script printed last."""
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD "))]
+    found = [Check(*line[5:].rsplit(": ", 1), line.startswith("ok ")) for line in rows]
+    return found or [Check(what, f"status {done.returncode}", False)]
 
 
 def _same(mode: str, found: str) -> Check:
@@ -154,10 +164,7 @@ def _median(text: str) -> float:
 
 
 def main() -> None:
-    parts: dict[str, Callable[[Parts], list[Check]]] = {
-        name: getattr(Parts, name)
-        for name in ("counts", "qwen", "replay", "datasets", "modes", "outputs", "replays", "overhead", "tests")
-    }
+    parts: dict[str, Callable[[Parts], list[Check]]] = {name: getattr(Parts, name) for name in PARTS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer layers and shorter runs")
     parser.add_argument("--output", type=Path, default=Path("gpu-check"))

@@ -1,0 +1,100 @@
+"""What `scripts/gpu/fidelity.py` makes of what `kcap replay --fidelity` found, and `check.py` of that."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    for name in ("check", "counts", "outputs", "fidelity"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("fidelity"), importlib.import_module("check")
+
+
+def kind(phase: str, tokens: int, sequences: int, *outside: str) -> dict[str, Any]:
+    state = {"engine_us": 5000.0, "replayed_us": 4950.0, "error": 0.01}
+    span = {"us": 5300.0, "waits_us": 100.0, "own_us": 5200.0}
+    size = {"phase": phase, "tokens": tokens, "sequences": sequences, "mode": "full"}
+    program = {"us": 5252.0, "over_span": 1.01}
+    states = {"serving": state, "Program": state}
+    return {**size, "states": states, "span": span, "program": program, "outside": list(outside)}
+
+
+PREFILL, DECODE = kind("prefill", 4096, 1), kind("decode", 1, 1)
+
+
+def printed(scripts: tuple[Any, Any], batch: int, kinds: list[dict[str, Any]]) -> list[Any]:
+    return list(scripts[0].checks("eager-1", batch, {"kinds": kinds}))
+
+
+def test_the_steps_asked_for_are_judged_and_no_others(scripts: tuple[Any, Any]) -> None:
+    mixed = kind("mixed", 70, 9, "in total 80% off")
+    decode, prefill = printed(scripts, 1, [PREFILL, mixed, DECODE])
+    assert (decode.what, prefill.what) == ("eager-1, decode of 1, full steps", "eager-1, prefill of 4,096, full steps")
+    assert decode.passed and prefill.passed
+    both = "99.0% (1.0% off)"
+    assert decode.found == f"5.000 ms; serving {both}; Program {both}; span 5.200 ms at 101.0%"
+
+
+def test_a_kind_outside_the_bounds_fails(scripts: tuple[Any, Any]) -> None:
+    rows = printed(scripts, 1, [PREFILL, kind("decode", 1, 1, "serving: lib::norm")])
+    assert [row.passed for row in rows] == [False, True]
+
+
+@pytest.mark.parametrize("kinds", [[], [kind("decode", 8, 8)]])
+def test_a_step_that_was_not_profiled_fails(kinds: list[dict[str, Any]], scripts: tuple[Any, Any]) -> None:
+    (row,) = printed(scripts, 16, kinds)
+    assert (row.found, row.passed) == ("no such step was profiled", False)
+
+
+def test_every_batch_has_a_prompt_and_one_is_a_prefill_of_4096(scripts: tuple[Any, Any]) -> None:
+    assert scripts[0].PROMPTS.keys() == {1, 16, 128}
+    assert list(scripts[0].PROMPTS.values()).count(4096) == 1
+
+
+@pytest.mark.parametrize(("status", "passed"), [(0, True), (3, True), (1, False)])
+def test_what_kcap_printed_is_read_also_where_it_is_outside(
+    status: int, passed: bool, scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        asked.append(words[0])
+        text = "" if status == 1 else orjson.dumps({"kinds": [PREFILL, DECODE]}).decode()
+        return subprocess.CompletedProcess(words, status if words[0] == "replay" else 0, text)
+
+    monkeypatch.setattr(scripts[0], "run", run)
+    rows = list(scripts[0].part("eager", 1, tmp_path))
+    assert asked == ["record", "replay"]
+    assert all(row.passed for row in rows) is passed
+
+
+def test_check_reads_the_table_of_the_script(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = "noise\nok   eager-1, decode of 1  : 5 ms; span 5 ms at 101.0%\nBAD  compiled-1, decode of 1: none\n"
+    monkeypatch.setattr(scripts[1], "run", lambda *words, **more: subprocess.CompletedProcess([], 1, lines, ""))
+    rows = scripts[1].Parts(tmp_path, quick=True).fidelity()
+    assert [(row.what.strip(), row.found, row.passed) for row in rows] == [
+        ("eager-1, decode of 1", "5 ms; span 5 ms at 101.0%", True),
+        ("compiled-1, decode of 1", "none", False),
+    ]
+
+
+def test_check_says_when_the_script_printed_nothing(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scripts[1], "run", lambda *words, **more: subprocess.CompletedProcess([], 2, "", ""))
+    (row,) = scripts[1].Parts(tmp_path, quick=False).fidelity()
+    assert (row.found, row.passed) == ("status 2", False)
