@@ -7,8 +7,8 @@ The Definition's constraints hold of what is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
@@ -31,12 +31,13 @@ class Made:
     """`inputs` in the Definition's order, None where the Workload leaves an optional one out.
 
     `axes`: the sizes of the variable axes, a cache's cut to the pages in use. `notes`: what is not as the Workload has
-    it.
+    it. `origins`: of each input, whether the Workload gives it, a rule made it, or nothing is known of it.
     """
 
     inputs: list[Any]
     notes: list[str]
     axes: dict[str, int]
+    origins: dict[str, Literal["given", "ruled", "drawn"]] = field(default_factory=dict)
 
 
 def make_inputs(
@@ -64,7 +65,13 @@ def make_inputs(
     generator = torch.Generator(device).manual_seed(seed)
     inputs = {name: _place(draft, name, generator) for name in definition.inputs}
     _check(draft, where, inputs)
-    return Made(list(inputs.values()), draft.notes(), draft.axes)
+    return Made(list(inputs.values()), draft.notes(), draft.axes, {name: _origin(draft, name) for name in inputs})
+
+
+def _origin(draft: Draft, name: str) -> Literal["given", "ruled", "drawn"]:
+    if name in draft.given:
+        return "given"
+    return "drawn" if draft.made.get(name) is None else "ruled"
 
 
 def _draft(definition: Definition, workload: Workload, dataset: Dataset | None, seed: int) -> Draft:

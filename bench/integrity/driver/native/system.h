@@ -1,0 +1,87 @@
+// The clock, copies and messages of the driver, by inline system calls and inline loops: no table of library addresses
+// that foreign code in this process could rewrite lies between the driver and the kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace kcap {
+
+inline long system_call(long number, long a = 0, long b = 0, long c = 0) {
+#if defined(__x86_64__)
+  long out;
+  asm volatile("syscall" : "=a"(out) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+  return out;
+#elif defined(__aarch64__)
+  register long x8 asm("x8") = number;
+  register long x0 asm("x0") = a;
+  register long x1 asm("x1") = b;
+  register long x2 asm("x2") = c;
+  asm volatile("svc #0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
+  return x0;
+#else
+#error "kcap bench: no system calls are written for this processor"
+#endif
+}
+
+inline uint64_t nanoseconds(clockid_t clock) {
+  timespec time;
+  system_call(SYS_clock_gettime, clock, reinterpret_cast<long>(&time));
+  return uint64_t(time.tv_sec) * 1'000'000'000 + uint64_t(time.tv_nsec);
+}
+
+inline uint64_t now() { return nanoseconds(CLOCK_MONOTONIC); }
+
+// CPU time that other threads of this process have had so far.
+inline uint64_t other_threads() {
+  uint64_t all = nanoseconds(CLOCK_PROCESS_CPUTIME_ID), own = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+  return all > own ? all - own : 0;
+}
+
+inline void copy(void* to, const void* from, size_t count) {
+#if defined(__x86_64__)
+  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(count) : : "memory");
+#else
+  auto* target = static_cast<volatile uint8_t*>(to);
+  auto* source = static_cast<const uint8_t*>(from);
+  for (size_t i = 0; i < count; ++i) target[i] = source[i];
+#endif
+}
+
+// All bits set: nan in every floating dtype, -1 in every integer one.
+inline void poison(void* to, size_t count) {
+#if defined(__x86_64__)
+  asm volatile("rep stosb" : "+D"(to), "+c"(count) : "a"(0xFF) : "memory");
+#else
+  auto* target = static_cast<volatile uint8_t*>(to);
+  for (size_t i = 0; i < count; ++i) target[i] = 0xFF;
+#endif
+}
+
+inline bool same(const void* one, const void* other, size_t count) {
+  auto* a = static_cast<const uint8_t*>(one);
+  auto* b = static_cast<const uint8_t*>(other);
+  uint8_t differ = 0;
+  for (size_t i = 0; i < count; ++i) differ |= a[i] ^ b[i];
+  return differ == 0;
+}
+
+inline uint64_t random_bits() {
+  uint64_t bits = 0;
+  system_call(SYS_getrandom, reinterpret_cast<long>(&bits), sizeof bits, 0);
+  return bits;
+}
+
+// splitmix64 (Steele, Lea, Flood 2014): what the judge computes, too, from the same numbers.
+inline uint64_t mixed(uint64_t seed, uint64_t i, uint64_t j) {
+  uint64_t z = seed + 0x9E3779B97F4A7C15ULL * (i * 4096 + j + 1);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+  return z ^ (z >> 31);
+}
+
+}  // namespace kcap

@@ -1,0 +1,108 @@
+"""How far outputs are from the truth, in units of what is allowed.
+
+A floating output may be off in each element by `rtol` of the element and as much of the root mean square of the whole
+(kcap.bench.tolerance), and in its own root mean square error by a quarter of `rtol` of the whole: arithmetic in the
+output's dtype stays well below that, arithmetic in a lower one does not. Where the truth is inf or nan the output must
+be the same. int8 may be off by one, for it stands for rounded numbers; other integers must be equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kcap.bench.tolerance import RTOL
+from kcap.schemas.outcome import Accuracy
+
+RMS_SHARE = 4  # the root mean square error may be a fourth of `rtol`
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one output. `error`: the larger of its two, in units of what is allowed."""
+
+    error: float = 0.0
+    absolute: float = 0.0
+    relative: float = 0.0
+
+
+def difference(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+    """`out`, of the Definition's dtype and shape, against `truth`, of the same or in float64."""
+    if not truth.numel():
+        return Difference()
+    if not out.is_floating_point():
+        return _exact(out, truth)
+    rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
+    found, right = out.to(working), truth.to(working)
+    rounded = truth.to(out.dtype).to(working)  # inf, where the dtype does not reach as far
+    finite = rounded.isfinite()
+    if bool(finite.all()) and bool(found.isfinite().all()):
+        return _close(found, right, rtol)
+    if not _same_where_not(finite, found, rounded):
+        return Difference(math.inf, math.inf, math.inf)
+    return _close(found[finite], right[finite], rtol)
+
+
+def accuracy(differences: Sequence[Difference], allowed: str, truth: str, timed: int) -> Accuracy:
+    """The worst of all. `timed`: how many timed invocations were compared."""
+    return Accuracy(
+        error=max((one.error for one in differences), default=0.0),
+        max_absolute_error=max((one.absolute for one in differences), default=0.0),
+        max_relative_error=max((one.relative for one in differences), default=0.0),
+        compared=timed,
+        allowed=allowed,
+        truth=truth,
+    )
+
+
+def allowed(dtypes: Sequence[torch.dtype]) -> str:
+    """In words, what each output may be off by."""
+    words = []
+    for dtype in dict.fromkeys(dtypes):
+        name = str(dtype).removeprefix("torch.")
+        if dtype in RTOL:
+            words.append(
+                f"{name}: {RTOL[dtype]:g} of the element + {RTOL[dtype]:g} rms, rms error {rms_bound(dtype):g}"
+            )
+        else:
+            words.append(f"{name}: {'1' if dtype == torch.int8 else 'equal'}")
+    return "; ".join(words)
+
+
+def rms_bound(dtype: torch.dtype) -> float:
+    return RTOL[dtype] / RMS_SHARE
+
+
+def _exact(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+    off = (out.double() - truth.double()).abs()
+    worst = float(off.max())
+    slack = 1.0 if out.dtype == torch.int8 else 0.0
+    relative = float((off / truth.double().abs().clamp_min(1)).max())
+    return Difference(0.0 if worst <= slack else math.inf, worst, relative)
+
+
+def _same_where_not(finite: torch.Tensor, out: torch.Tensor, rounded: torch.Tensor) -> bool:
+    if not out[finite].isfinite().all():
+        return False
+    found, right = out[~finite], rounded[~finite]
+    return bool(torch.equal(found.isnan(), right.isnan()) and torch.equal(found.nan_to_num(0.0), right.nan_to_num(0.0)))
+
+
+def _close(out: torch.Tensor, truth: torch.Tensor, rtol: float) -> Difference:
+    if not truth.numel():
+        return Difference()
+    off, size = (out - truth).abs_(), truth.abs()
+    rms = _rms(truth)
+    whole = _rms(off) / max(rtol / RMS_SHARE * rms, TINY)
+    worst, relative = float(off.max()), float((off / size.clamp_min(TINY)).max())
+    elements = float(off.div_(size.add_(rms).mul_(rtol).clamp_min_(TINY)).max())
+    return Difference(max(elements, whole), worst, relative)
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return norm / math.sqrt(tensor.numel())

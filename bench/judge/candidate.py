@@ -1,0 +1,258 @@
+"""A candidate's process seen from the judge: a Solution, or a Definition's reference, under the driver."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import orjson
+import torch
+
+from kcap.bench.judge import wire
+from kcap.bench.judge.candidate_process import Order
+from kcap.bench.judge.draws import Draws
+from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.wire import Answer, Layout
+from kcap.schemas.definition import Definition
+from kcap.schemas.solution import Solution
+
+SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
+MOST_SLOTS = 16
+MOST_INVOCATIONS = 4096
+SETS_BYTES = 256 << 20
+MOST_SETS = 8
+LOG_BYTES = 8 << 20
+TOLD = 2000  # characters of what it printed
+
+
+class Ended(Exception):
+    """The process ended while it was asked for something; the message says how."""
+
+
+class TooSlow(Exception):
+    """It did not answer in time, and was ended."""
+
+
+class NotBuilt(Exception):
+    """It could not be built; `log` has the compiler's words."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(reason)
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate gets. Seconds, bytes; `memory` None: what is there."""
+
+    device: str
+    threads: int
+    cores: tuple[int, ...]
+    timeout: float
+    build_timeout: float
+    memory: int | None
+    disk: int
+    processes: int
+    scratch: Path
+    hidden: tuple[Path, ...] = ()
+
+
+@dataclass
+class Shared:
+    """The memory of an open Workload that a candidate writes to."""
+
+    descriptor: int
+    layout: Layout
+    view: mmap.mmap
+
+    @classmethod
+    def made(cls, layout: Layout) -> Shared:
+        import fcntl
+
+        descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, layout.total)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return cls(descriptor, layout, mmap.mmap(descriptor, layout.total, prot=mmap.PROT_READ))
+
+    def close(self) -> None:
+        self.view.close()
+        os.close(self.descriptor)
+
+
+@dataclass
+class Candidate:
+    """One process. `confined`: what keeps it in its place."""
+
+    server: ForkServer
+    limits: Limits
+    pid: int
+    channel: socket.socket
+    folder: Path
+    log: Any
+    confined: list[str]
+    destination: bool = False
+    shared: Shared | None = None
+    drawn: Draws | None = field(default=None, repr=False)
+    last_words: str = ""  # the end of what it had printed when it ended
+
+    @classmethod
+    def start(
+        cls, server: ForkServer, limits: Limits, code: Solution | Definition, after: Candidate | None = None
+    ) -> Candidate:
+        """Fork it and build `code`; NotBuilt, Ended or TooSlow where that comes to nothing. `after`: an earlier
+        process of the same code that has ended, whose build serves again."""
+        own = after.folder if after else Path(tempfile.mkdtemp(prefix="candidate-", dir=limits.scratch))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log = tempfile.TemporaryFile(dir=limits.scratch)  # noqa: SIM115 closed in end()
+        cage = {
+            "folder": str(own),
+            "memory": limits.memory,
+            "disk": limits.disk,
+            "processes": limits.processes,
+            "hidden": [str(path) for path in limits.hidden],
+        }
+        is_solution = isinstance(code, Solution)
+        text = orjson.dumps(code.model_dump(mode="json")).decode()
+        order = Order(
+            str(own),
+            limits.device,
+            limits.threads,
+            solution=text if is_solution else None,
+            definition=None if is_solution else text,
+            cores=limits.cores,
+        )
+        with theirs, tempfile.TemporaryFile(dir=limits.scratch) as written:
+            written.write(orjson.dumps(order.to_json()))
+            written.flush()
+            started = server.ask(
+                {"cage": cage, "after": after.pid if after else None}, [theirs.fileno(), log.fileno(), written.fileno()]
+            )
+        one = cls(server, limits, started["pid"], ours, own, log, started["confined"])
+        one.destination = isinstance(code, Solution) and code.spec.destination_passing_style
+        one._await_build()
+        return one
+
+    def _await_build(self) -> None:
+        try:
+            told = orjson.loads(self._receive(self.limits.build_timeout))
+        except orjson.JSONDecodeError:
+            self.end()
+            raise Ended("it spoke to the judge itself") from None
+        except TooSlow:
+            self.end()
+            raise TooSlow(f"was not built within {self.limits.build_timeout:g} s") from None
+        except Ended as ended:
+            raise Ended(f"while it was built: {ended}") from None
+        if "failed" in told:
+            printed = self.printed()
+            self.end()
+            raise NotBuilt(str(told["failed"]), str(told.get("log", "")) or printed)
+
+    def open(self, drawn: Draws) -> None:
+        """Make `drawn` the Workload that it runs."""
+        self._forget()
+        slot = sum(result.reserved for result in drawn.results) or 64
+        slots = max(min(SLOTS_BYTES // slot, MOST_SLOTS), 1)
+        layout = Layout(slot, slots, MOST_INVOCATIONS)
+        sets = max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), 2)
+        self.shared, self.drawn = Shared.made(layout), drawn
+        flags = wire.DESTINATION if self.destination else 0
+        content = wire.opening(drawn.contents, drawn.results, layout, drawn.size, drawn.variants, sets, flags)
+        answer = self._ask(content, [drawn.pool, self.shared.descriptor])
+        if answer.code != wire.FINE:
+            raise Ended(answer.text)
+
+    def run(self, seed: int, count: int, keep: Sequence[int] = (), first: int = 0, upcast: int = 0) -> Answer:
+        """`count` invocations with the inputs of `seed`, numbered from `first`."""
+        return self._ask(wire.running(first, count, seed, keep, upcast))
+
+    def replaced(self) -> Answer:
+        """Which watched names are no longer what they were."""
+        return self._ask(wire.checking())
+
+    def times_ns(self, count: int) -> list[int]:
+        """Of each of the last `count` invocations, by the driver's clock."""
+        assert self.shared is not None
+        at = self.shared.layout.times
+        pairs = numpy.frombuffer(self.shared.view[at : at + 16 * count], dtype=numpy.uint64).reshape(-1, 2)
+        return [int(end) - int(start) for start, end in pairs]
+
+    def outputs(self, slot: int, upcast: bool = False) -> list[torch.Tensor]:
+        """The outputs kept in `slot`; `upcast`: floating ones are in float64."""
+        assert self.shared is not None and self.drawn is not None
+        found = []
+        for result in self.drawn.results:
+            dtype = torch.float64 if upcast and result.dtype.is_floating_point else result.dtype
+            size = torch.Size(result.shape).numel() * dtype.itemsize
+            at = slot * self.shared.layout.slot + result.offset
+            content = bytearray(self.shared.view[at : at + size])
+            flat = torch.frombuffer(content, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+            found.append(flat.view(dtype).view(result.shape))
+        return found
+
+    def printed(self) -> str:
+        """The end of what it printed."""
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), TOLD, max(size - TOLD, 0)).decode(errors="replace").replace("\0", "")
+
+    def end(self, keep: bool = False) -> str:
+        """End it and all that it started; how it ended. `keep`: what it built, for the next process of its code."""
+        self._forget()
+        self.last_words = self.printed()
+        self.channel.close()
+        how = str(self.server.ask({"end": self.pid, "keep": keep})["how"])
+        self.log.close()
+        if not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return how
+
+    def forget(self) -> None:
+        """Of one that ended and was kept: what it built goes, too."""
+        self.server.ask({"end": self.pid, "keep": False})
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _forget(self) -> None:
+        if self.shared is not None:
+            self.shared.close()
+        self.shared = self.drawn = None
+
+    def _ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
+        began = time.perf_counter_ns()
+        try:
+            socket.send_fds(self.channel, [content], list(descriptors))
+        except OSError:
+            raise Ended(self.end(keep=True)) from None
+        answer = self._receive(self.limits.timeout)
+        wall = time.perf_counter_ns() - began
+        try:
+            return wire.answered(answer, wall)
+        except ValueError:
+            self.end(keep=True)
+            raise Ended("it spoke to the judge itself") from None
+
+    def _receive(self, timeout: float) -> bytes:
+        self.channel.settimeout(timeout)
+        try:
+            content = self.channel.recv(wire.LONGEST)
+        except TimeoutError:
+            self.end(keep=True)
+            raise TooSlow(f"took longer than {timeout:g} s") from None
+        except OSError:
+            content = b""
+        if not content:
+            raise Ended(self.end(keep=True))
+        return content
+
+
+def fresh_seed() -> int:
+    return secrets.randbits(63)

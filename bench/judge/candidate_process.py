@@ -1,0 +1,76 @@
+"""What runs in a candidate's process: the code from elsewhere is built there, and then called by the driver alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from kcap.bench import build
+from kcap.bench.integrity import driver, watch
+from kcap.replay.definitions.prepared import compiled, order
+from kcap.schemas import definition as definitions_file
+from kcap.schemas import solution as solutions_file
+
+MOST_LOG = 4000  # characters of a compiler's output that are sent on
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a candidate runs: `solution`, a Solution's JSON, or else the reference of `definition`, also JSON.
+
+    `cores`: those that it may use on the CPU (empty: all); `threads`: of torch's pool there.
+    """
+
+    folder: str
+    device: str
+    threads: int
+    solution: str | None = None
+    definition: str | None = None
+    cores: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> Order:
+        return cls(**{**given, "cores": tuple(given["cores"])})
+
+
+def run(given: Order, channel: int, loaded: driver.Driver) -> None:
+    """Build, say on `channel` how that went, and serve the judge; this process ends with it."""
+    os.environ.update(build.environment(Path(given.folder)))
+    if given.cores:
+        os.sched_setaffinity(0, given.cores)
+    torch.set_num_threads(given.threads)
+    watched = watch.taken()
+    sock = socket.socket(fileno=os.dup(channel))
+    try:
+        callable_ = _built(given)
+    except build.BuildFailed as failure:
+        sock.send(orjson.dumps({"failed": failure.reason, "log": failure.log[-MOST_LOG:]}))
+        return
+    sock.send(orjson.dumps({"built": True}))
+    with torch.no_grad():
+        loaded.serve(channel, callable_, watched)
+
+
+def _built(given: Order) -> Callable[..., Any]:
+    if given.solution is not None:
+        return build.build(solutions_file.from_bytes(given.solution.encode()), Path(given.folder))
+    assert given.definition is not None
+    definition = definitions_file.from_bytes(given.definition.encode())
+    try:
+        reference = compiled(definition.reference, definition.name)
+    except Exception as error:
+        raise build.BuildFailed(f"{type(error).__name__}: {error}", "") from None
+    places = [list(definition.inputs).index(name) for name in order(definition)]
+    if places == sorted(places):
+        return reference
+    return lambda *inputs: reference(*(inputs[place] for place in places))

@@ -1,0 +1,64 @@
+"""The fork server seen from the judge."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from kcap.errors import KcapError
+
+MODULE = "kcap.bench.judge.fork_server"
+START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first use
+ANSWER_LIMIT_S = 60.0
+
+
+class ForkServer:
+    """One process that candidates are forked from; used by one thread at a time."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", "-m", MODULE]
+            env = {**os.environ, **environment}
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env)
+        self._channel.settimeout(START_LIMIT_S)
+        if not self._answer().get("ready"):
+            raise KcapError("the fork server does not start")
+        self._channel.settimeout(ANSWER_LIMIT_S)
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """Its answer to one request; KcapError if it has died."""
+        with self._lock:
+            try:
+                socket.send_fds(self._channel, [orjson.dumps(request)], list(descriptors))
+            except OSError as error:
+                raise KcapError(f"the fork server is gone: {error}") from None
+            return self._answer()
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            content = self._channel.recv(1 << 16)
+        except TimeoutError:
+            content = b""
+        if not content:
+            raise KcapError("the fork server is gone: see its message on standard error")
+        answer: dict[str, Any] = orjson.loads(content)
+        if "error" in answer:
+            raise KcapError(str(answer["error"]))
+        return answer

@@ -1,0 +1,166 @@
+"""Judges Solutions on Workloads, one after another: Outcomes, whatever the Solutions do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kcap.bench.judge.candidate import Candidate, Ended, Limits, NotBuilt, TooSlow
+from kcap.bench.judge.draws import Draws, draws
+from kcap.bench.judge.evidence import Refused
+from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.trial import Trial
+from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of
+from kcap.errors import KcapError
+from kcap.replay.definitions.constraints import Broken
+from kcap.replay.skip import Skip
+from kcap.schemas.dataset import Dataset
+from kcap.schemas.definition import Definition
+from kcap.schemas.outcome import Outcome, Status
+from kcap.schemas.solution import Solution
+from kcap.schemas.workload import Workload
+
+MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
+
+
+@dataclass
+class Running:
+    """The Solution in hand: its process, or why there is none for any Workload (`failure`)."""
+
+    solution: Solution
+    candidate: Candidate | None = None
+    ended: Candidate | None = None
+    failure: tuple[Status, str, str] | None = None
+    deaths: int = 0
+
+
+@dataclass
+class Judge:
+    """`root`: the dataset that blobs are read from. `environment`: what Outcomes say of the machine."""
+
+    root: Path | None
+    limits: Limits
+    seconds: float
+    server: ForkServer
+    environment: dict[str, Any] = field(default_factory=dict)
+    running: Running | None = None
+    reference: tuple[Definition, Candidate] | None = None
+    known: dict[tuple[str, str], Known] = field(default_factory=dict)
+
+    def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
+        """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here."""
+        began = time.monotonic()
+        told = self._told(solution, definition, workload)
+        try:
+            found = self._judge(solution, definition, workload)
+        except (AtFault, Skip, KcapError, Broken) as error:
+            found = {"status": "NOT_JUDGED", "reason": str(error)}
+        return Outcome(**{**told, **found, "seconds": round(time.monotonic() - began, 3)})
+
+    def close(self) -> None:
+        self._drop()
+        if self.reference:
+            self.reference[1].end()
+        self.reference = None
+
+    def _judge(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
+        dataset = Dataset(self.root) if self.root else None
+        with draws(definition, workload, dataset, self.limits.memory) as drawn:
+            truth = self._truth(definition, workload, drawn)
+            return {"notes": [*drawn.made.notes, *truth.known.notes], **self._trial(solution, truth)}
+
+    def _truth(self, definition: Definition, workload: Workload, drawn: Draws) -> Truth:
+        key = definition.name, workload.uuid
+        try:
+            truth = truth_of(self._reference(definition), drawn, self.known.get(key))
+        except AtFault:
+            self._drop_reference()
+            raise
+        self.known[key] = truth.known
+        return truth
+
+    def _reference(self, definition: Definition) -> Candidate:
+        if self.reference is None or self.reference[0] != definition:
+            self._drop_reference()
+            try:
+                self.reference = definition, Candidate.start(self.server, self.limits, definition)
+            except (NotBuilt, Ended, TooSlow) as error:
+                raise AtFault(f"its reference: {error}") from None
+        return self.reference[1]
+
+    def _drop_reference(self) -> None:
+        if self.reference:
+            self.reference[1].end()
+        self.reference = None
+
+    def _trial(self, solution: Solution, truth: Truth) -> dict[str, Any]:
+        running = self._running(solution)
+        if running.failure:
+            status, reason, log = running.failure
+            return {"status": status, "reason": reason, "log": log}
+        assert running.candidate is not None
+        trial = Trial(running.candidate, truth, self.seconds)
+        found = self._verdict(trial, running)
+        return {**found, "accuracy": trial.accuracy, "confined": trial.candidate.confined}
+
+    def _verdict(self, trial: Trial, running: Running) -> dict[str, Any]:
+        candidate = trial.candidate
+        try:
+            times = trial.run()
+            timed = {"time": times.solution, "reference": times.reference}
+            return {"status": "PASSED", **timed, "log": candidate.printed()}
+        except Refused as refused:
+            return {"status": refused.status, "reason": str(refused), "log": candidate.printed()}
+        except TooSlow as error:
+            return self._died(running, "TIMEOUT", str(error))
+        except Ended as error:
+            return self._died(running, "RUNTIME_ERROR", f"its process ended: {error}")
+
+    def _died(self, running: Running, status: Status, reason: str) -> dict[str, Any]:
+        """The next Workload gets a process of its own, unless too many have ended."""
+        assert running.candidate is not None
+        log = running.candidate.last_words
+        running.ended, running.candidate, running.deaths = running.candidate, None, running.deaths + 1
+        if running.deaths >= MOST_DEATHS:
+            words = f"{reason} (not tried again: {running.deaths} of its processes ended so)"
+            running.failure = status, words, log
+        return {"status": status, "reason": reason, "log": log}
+
+    def _running(self, solution: Solution) -> Running:
+        if self.running is None or self.running.solution != solution:
+            self._drop()
+            self.running = Running(solution)
+        if self.running.candidate is None and self.running.failure is None:
+            self._start(self.running)
+        return self.running
+
+    def _start(self, running: Running) -> None:
+        try:
+            running.candidate = Candidate.start(self.server, self.limits, running.solution, running.ended)
+            running.ended = None
+        except NotBuilt as error:
+            running.failure = "COMPILE_ERROR", str(error), error.log
+        except TooSlow as error:
+            running.failure = "TIMEOUT", str(error), ""
+        except Ended as error:
+            running.failure = "RUNTIME_ERROR", f"its process ended {error}", ""
+
+    def _drop(self) -> None:
+        if self.running and self.running.candidate:
+            self.running.candidate.end()
+        elif self.running and self.running.ended:
+            self.running.ended.forget()
+        self.running = None
+
+    def _told(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
+        return {
+            **self.environment,
+            "solution": solution.name,
+            "author": solution.author,
+            "definition": definition.name,
+            "workload": workload.uuid,
+            "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        }

@@ -1,0 +1,128 @@
+"""One Solution on one Workload: right on fresh inputs, timed, and right in the invocations that were timed."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+import torch
+
+from kcap.bench.judge.accuracy import Difference, accuracy, allowed, difference
+from kcap.bench.judge.candidate import Candidate, fresh_seed
+from kcap.bench.judge.evidence import CONSTANT, STALE, UNWRITTEN, Refused, Seen, check, unwritten
+from kcap.bench.judge.stopwatch import Kept, Times, time_both
+from kcap.bench.judge.truth import SAME, Truth
+from kcap.schemas.outcome import Accuracy
+
+DRAWS = 3  # fresh inputs before the clock starts
+KEPT_OF_BATCH = 2
+MOST_COMPARED = 6  # of the timed invocations
+
+Outputs = list[torch.Tensor]
+
+
+@dataclass
+class Trial:
+    """`seen` and `differences` grow with every output that is compared."""
+
+    candidate: Candidate
+    truth: Truth
+    seconds: float
+    seen: Seen = field(default_factory=Seen)
+    differences: list[Difference] = field(default_factory=list)
+    timed: int = 0
+
+    def run(self) -> Times:
+        """Its times; Refused, where it does not pass. Ended or TooSlow, where its process does not live to see it."""
+        self.candidate.open(self.truth.drawn)
+        self._before()
+        sieve = Sieve(self.candidate)
+        variants = self.truth.drawn.variants
+        times = time_both(self.candidate, self.truth.reference, variants, self.seconds, KEPT_OF_BATCH, sieve.add)
+        self._timed(sieve)
+        check(self.candidate.replaced())
+        return times
+
+    @property
+    def accuracy(self) -> Accuracy | None:
+        if not self.differences:
+            return None
+        words = allowed([result.dtype for result in self.truth.drawn.results])
+        return accuracy(self.differences, words, self.truth.known.name, self.timed)
+
+    def _before(self) -> None:
+        """The first invocations, all of which are compared."""
+        seed = fresh_seed()
+        check(self.candidate.run(seed, DRAWS, range(DRAWS)))
+        wrong = [self._compare(self.candidate.outputs(slot), seed, slot) for slot in range(DRAWS)]
+        if any(wrong):
+            reason = next(reason for reason in wrong if reason)
+            raise Refused(*(("REWARD_HACK", CONSTANT) if self.seen.constant else ("INCORRECT_NUMERICAL", reason)))
+
+    def _timed(self, sieve: Sieve) -> None:
+        wrong = []
+        for kept, outputs in sieve.chosen():
+            self.timed += 1
+            truth = self.truth.expected(kept.seed, kept.number)
+            stale, empty = self.seen.stale(outputs, truth), unwritten(outputs) and not unwritten(truth)
+            if reason := self._note(outputs, truth):
+                wrong.append(UNWRITTEN if empty else STALE if stale else reason)
+        if not wrong:
+            return
+        worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), wrong[0])
+        hack = worst in (UNWRITTEN, STALE) or len(wrong) * 2 >= self.timed
+        words = worst if worst in (UNWRITTEN, STALE) else f"right at first, wrong in timed invocations: {worst}"
+        raise Refused("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
+
+    def _compare(self, outputs: Outputs, seed: int, number: int) -> str | None:
+        return self._note(outputs, self.truth.expected(seed, number))
+
+    def _note(self, outputs: Outputs, truth: Outputs) -> str | None:
+        """Why `outputs` are wrong; None where they are right."""
+        self.seen.add(outputs, truth)
+        reasons = []
+        for result, out, true in zip(self.truth.drawn.results, outputs, truth, strict=True):
+            found = difference(out, true)
+            self.differences.append(found)
+            if not found.error <= SAME:
+                reasons.append(_told(result.name, out, true, found))
+        return reasons[0] if reasons else None
+
+
+def _told(name: str, out: torch.Tensor, truth: torch.Tensor, found: Difference) -> str:
+    if unwritten([out]) and not unwritten([truth]):
+        return f"{name}: was left unwritten"
+    if out.is_floating_point() and not out.double().isfinite().all() and truth.double().isfinite().all():
+        return f"{name}: has inf or nan where the reference has numbers"
+    if not out.is_floating_point():
+        return f"{name}: differs by up to {found.absolute:g}, where it must be equal"
+    return f"{name}: is off by {found.error:.3g} times what is allowed"
+
+
+@dataclass
+class Sieve:
+    """Outputs of timed invocations, a few of all at random: every batch has the same chance, and the last is in it."""
+
+    candidate: Candidate
+    kept: list[tuple[Kept, Outputs]] = field(default_factory=list)
+    last: list[tuple[Kept, Outputs]] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, batch: list[Kept]) -> None:
+        """Take from the memory that is shared what the next batch will overwrite there."""
+        self.last = []
+        for one in batch:
+            self.count += 1
+            place = secrets.randbelow(self.count)
+            if place >= MOST_COMPARED - 1 and self.last:
+                continue
+            held = (one, self.candidate.outputs(one.slot))
+            self.last = self.last or [held]
+            if len(self.kept) < MOST_COMPARED - 1:
+                self.kept.append(held)
+            elif place < MOST_COMPARED - 1:
+                self.kept[place] = held
+
+    def chosen(self) -> list[tuple[Kept, Outputs]]:
+        rest = [held for held in self.last if not any(held[0] == one[0] for one in self.kept)]
+        return self.kept + rest

@@ -1,0 +1,113 @@
+"""What is right: the outputs of the Definition's reference, in higher precision where it runs in one.
+
+The reference is code from elsewhere and runs as a candidate does; its outputs come to the judge and go nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kcap.bench.judge import wire
+from kcap.bench.judge.accuracy import difference
+from kcap.bench.judge.candidate import Candidate, Ended, TooSlow, fresh_seed
+from kcap.bench.judge.draws import Draws
+
+UPCASTS = (64, 32)  # bits, tried in this order
+SAME = 1.0
+
+
+class AtFault(Exception):
+    """The Definition, its reference or its Workload cannot be judged by; the message says why."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of a Workload's truth. `upcast`: the bits of the floats that the reference is given, 0 for their own dtype."""
+
+    upcast: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"reference in float{self.upcast}" if self.upcast else "reference in the dtype of its inputs"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The reference, with a Workload open."""
+
+    reference: Candidate
+    drawn: Draws
+    known: Known
+
+    def expected(self, seed: int, number: int) -> list[torch.Tensor]:
+        """The outputs of invocation `number` of `seed`; AtFault if the reference has none."""
+        return _outputs(self.reference, seed, number, self.known.upcast)
+
+
+def truth_of(reference: Candidate, drawn: Draws, known: Known | None) -> Truth:
+    """Open `drawn` with the reference, and find how to run it if that is not known; AtFault where it cannot be judged
+    by.
+    """
+    try:
+        reference.open(drawn)
+    except (Ended, TooSlow) as error:
+        raise AtFault(f"its reference {error}") from None
+    return Truth(reference, drawn, known or _explore(reference, drawn))
+
+
+def _explore(reference: Candidate, drawn: Draws) -> Known:
+    seed = fresh_seed()
+    own = _outputs(reference, seed, 0, 0)
+    again = _outputs(reference, seed, 0, 0)
+    if not _agree(again, own):
+        raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
+    _check_finite(drawn, own)
+    notes = _remarks(drawn, own)
+    for bits in UPCASTS if _floats(drawn) else ():
+        try:
+            higher = _outputs(reference, seed, 0, bits)
+        except AtFault:
+            continue
+        if _agree(own, higher):
+            return Known(bits, notes)
+    return Known(0, notes)
+
+
+def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
+    try:
+        answer = reference.run(seed, 1, (0,), number, upcast)
+    except (Ended, TooSlow) as error:
+        raise AtFault(f"its reference {error}") from None
+    if answer.code == wire.INPUT:
+        raise AtFault(f"its reference {answer.text}")
+    if answer.code != wire.FINE:
+        raise AtFault(f"its reference fails: {answer.text}")
+    return reference.outputs(0, upcast=upcast != 0)
+
+
+def _agree(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:
+    return all(difference(out, true).error <= SAME for out, true in zip(outputs, truth, strict=True))
+
+
+def _floats(drawn: Draws) -> bool:
+    return any(content.dtype.startswith(("float", "bfloat")) for content in drawn.contents)
+
+
+def _check_finite(drawn: Draws, outputs: list[torch.Tensor]) -> None:
+    for result, output in zip(drawn.results, outputs, strict=True):
+        if output.is_floating_point() and output.numel() and not output.double().isfinite().any():
+            raise AtFault(f"no number of its reference's output {result.name} is finite")
+
+
+def _remarks(drawn: Draws, outputs: list[torch.Tensor]) -> tuple[str, ...]:
+    notes = []
+    for result, output in zip(drawn.results, outputs, strict=True):
+        if output.is_floating_point() and (share := 1 - float(output.double().isfinite().double().mean())) > 0:
+            notes.append(f"{result.name}: {share:.1%} of the reference's numbers are inf or nan, and must be")
+    if not drawn.varied:
+        notes.append("its inputs are recorded indices alone, the same in each invocation: a remembered result passes")
+    return tuple(notes)

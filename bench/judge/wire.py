@@ -1,0 +1,166 @@
+"""Messages to a candidate's driver and its answers: the Python side of driver/native/message.h and workload.h."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+OPEN, RUN, CHECK = 1, 2, 3
+POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
+FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED = range(12)
+DESTINATION = 1
+LONGEST = 1 << 20
+ANSWER = struct.Struct("<IIIQQQ")
+MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Content:
+    """Where the content of an input lies in the pool, or its scalar.
+
+    `slack`: elements that a POOLED one's content has beyond its own; `stride`: bytes between a FIXED one's variants.
+    """
+
+    kind: int
+    value: int | float = 0
+    name: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    offset: int = 0
+    slack: int = 0
+    stride: int = 0
+
+    def pack(self) -> bytes:
+        integer = int(self.value) if self.kind in (INTEGER, BOOLEAN) else 0
+        head = struct.pack("<Iqd", self.kind, integer, float(self.value) if self.kind == REAL else 0.0)
+        if self.kind not in (POOLED, FIXED):
+            return head
+        return (
+            head
+            + _tensor(self.name, self.dtype, self.shape)
+            + struct.pack("<QQQ", self.offset, self.slack, self.stride)
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One output in a slot; `reserved`: bytes of it there, enough for float64."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    reserved: int
+
+    def pack(self) -> bytes:
+        return _tensor(self.name, word(self.dtype), self.shape) + struct.pack("<Q", self.offset)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shared memory of one Workload: `slots` of kept outputs, then the times of `most` invocations."""
+
+    slot: int
+    slots: int
+    most: int
+
+    @property
+    def times(self) -> int:
+        return self.slot * self.slots
+
+    @property
+    def total(self) -> int:
+        return self.times + 16 * self.most
+
+
+def opening(
+    contents: Sequence[Content],
+    results: Sequence[Result],
+    layout: Layout,
+    pool: int,
+    variants: int,
+    sets: int,
+    flags: int,
+) -> bytes:
+    """A Workload, as the driver reads it; `pool`: bytes of it."""
+    head = struct.pack("<IIII", OPEN, flags, variants, sets)
+    sizes = struct.pack("<QQQQQQ", pool, layout.total, layout.slot, layout.slots, layout.times, layout.most)
+    inputs = [struct.pack("<I", len(contents)), *(one.pack() for one in contents)]
+    outputs = [struct.pack("<I", len(results)), *(one.pack() for one in results)]
+    return b"".join([head, sizes, *inputs, *outputs])
+
+
+def running(first: int, count: int, seed: int, keep: Sequence[int], upcast: int = 0) -> bytes:
+    """`count` invocations, from number `first` of `seed` on; the outputs of those in `keep`, from 0, are kept."""
+    return struct.pack(f"<IIIIQI{len(keep)}I", RUN, first, count, upcast, seed, len(keep), *keep)
+
+
+def checking() -> bytes:
+    return struct.pack("<I", CHECK)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a driver says; nanoseconds. `wall_ns` is the judge's own clock around the request."""
+
+    code: int
+    iteration: int
+    method: int
+    elapsed_ns: int
+    stray_ns: int
+    outside_ns: int
+    text: str
+    wall_ns: int
+
+
+def answered(content: bytes, wall_ns: int) -> Answer:
+    """The answer in `content`; ValueError if it is none."""
+    if len(content) < ANSWER.size:
+        raise ValueError("an answer that is none")
+    text = content[ANSWER.size :].decode(errors="replace")
+    code, iteration, method, elapsed, stray, outside = ANSWER.unpack_from(content)
+    return Answer(code, iteration, method, elapsed, stray, outside, text, wall_ns)
+
+
+def mixed(seed: int, i: int, j: int) -> int:
+    """driver/native/system.h's `mixed`."""
+    z = (seed + 0x9E3779B97F4A7C15 * (i * 4096 + j + 1)) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def variant(seed: int, i: int, variants: int) -> int:
+    """driver/native/workload.h's `variant`."""
+    if variants < 2 or mixed(seed, i, 4094) % 4:
+        return 0
+    return 1 + mixed(seed, i, 4095) % (variants - 1)
+
+
+def word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def scalar(value: Any) -> Content:
+    """What is given as a Python scalar, or left out (None)."""
+    match value:
+        case None:
+            return Content(NOTHING)
+        case bool():
+            return Content(BOOLEAN, value)
+        case int():
+            return Content(INTEGER, value)
+    return Content(REAL, float(value))
+
+
+def _tensor(name: str, dtype: str, shape: Sequence[int]) -> bytes:
+    return _text(name) + _text(dtype) + struct.pack(f"<I{len(shape)}q", len(shape), *shape)
+
+
+def _text(text: str) -> bytes:
+    content = text.encode()
+    return struct.pack("<I", len(content)) + content

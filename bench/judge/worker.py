@@ -1,0 +1,117 @@
+"""The judge's process: `python -m kcap.bench.judge.worker`, one JSON line in for each Workload of a Solution, one out.
+
+The first line in is the session (dataset, device, limits); the first out says what the device is, or why there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+import torch
+from pydantic import ValidationError
+
+from kcap.bench.integrity.cage import guard
+from kcap.bench.judge.candidate import Limits
+from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.judge import Judge
+from kcap.capture.native_build import Unavailable
+from kcap.errors import KcapError
+from kcap.replay import environment
+from kcap.schemas import definition as definitions_file
+from kcap.schemas.solution import Solution
+from kcap.schemas.workload import Workload
+
+DISK = 2 << 30  # bytes that a Solution may write
+PROCESSES = 512
+
+
+def main() -> None:
+    """Judge until there are no more requests."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    guard()
+    session = orjson.loads(sys.stdin.buffer.readline())
+    try:
+        judge = open_judge(session)
+    except (KcapError, Unavailable, RuntimeError, ValueError) as error:
+        send(answers, {"error": str(error).splitlines()[0]})
+        return
+    try:
+        _serve(judge, answers)
+    finally:
+        judge.close()
+        judge.server.close()
+        shutil.rmtree(judge.limits.scratch, ignore_errors=True)
+
+
+def _serve(judge: Judge, answers: BinaryIO) -> None:
+    send(answers, judge.environment)
+    send(answers, {"ready": True})
+    for line in sys.stdin.buffer:
+        request = orjson.loads(line)
+        outcome = judge.judge(
+            Solution.model_validate(request["solution"]),
+            definitions_file.from_bytes(request["definition"].encode()),
+            Workload.model_validate(request["workload"]),
+        )
+        send(answers, outcome.model_copy(update={"file": request.get("file", "")}).model_dump(mode="json"))
+
+
+def send(answers: BinaryIO, message: dict[str, Any]) -> None:
+    answers.write(orjson.dumps(message) + b"\n")
+
+
+def open_judge(session: dict[str, Any]) -> Judge:
+    """A Judge for the session's device; KcapError or Unavailable where there can be none."""
+    device = session["device"]
+    threads, cores = shares(session.get("threads"))
+    scratch = Path(tempfile.mkdtemp(prefix="kcap-bench-", dir=session.get("scratch")))
+    limits = Limits(
+        device=device,
+        threads=threads,
+        cores=cores if device == "cpu" else (),
+        timeout=session["timeout"],
+        build_timeout=session.get("build_timeout") or 600.0,
+        memory=session.get("memory"),
+        disk=DISK,
+        processes=PROCESSES,
+        scratch=scratch,
+        hidden=tuple(Path(path) for path in session.get("hidden", ())),
+    )
+    root = Path(session["root"]) if session.get("root") else None
+    server = ForkServer(quiet_threads(threads))
+    told = {**environment.host(), "threads": threads, "torch": torch.__version__}
+    return Judge(root, limits, session["seconds"], server, told)
+
+
+def shares(wanted: int | None) -> tuple[int, tuple[int, ...]]:
+    """Threads of a Solution, and the cores that are theirs; the judge keeps one to itself where there are several."""
+    cores = sorted(os.sched_getaffinity(0))
+    threads = min(wanted or max(len(cores) - 1, 1), len(cores))
+    return threads, tuple(cores[-threads:])
+
+
+def quiet_threads(threads: int) -> dict[str, str]:
+    """For libraries' pools of threads: how many, and that they sleep when they have nothing to do."""
+    count = str(threads)
+    return {
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValidationError as error:
+        sys.exit(str(error))
