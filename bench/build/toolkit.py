@@ -10,12 +10,14 @@ from pathlib import Path
 from kcap.bench.build.failure import BuildFailed
 
 NO_NVCC = "no nvcc here: install the CUDA toolkit, or name its folder in the variable CUDA_HOME"
+LAST_HEADERS = "CPLUS_INCLUDE_PATH"  # compilers search it after every folder of the command line
 
 
 def prepare() -> None:
     """Have torch and tvm-ffi find nvcc and compile for this process's GPU; BuildFailed if one of these is missing.
 
-    From Hopper on code may use what only the very architecture has (`sm_90a`). Variables that are set are left.
+    From Hopper on code may use what only the very architecture has (`sm_90a`). Headers of libraries that the toolkit
+    lacks are looked for in the packages that torch's wheel brings. Variables that are set are left.
     """
     import torch
 
@@ -27,6 +29,13 @@ def prepare() -> None:
     major, minor = torch.cuda.get_device_capability()
     for variable in ("TORCH_CUDA_ARCH_LIST", "TVM_FFI_CUDA_ARCH_LIST"):
         os.environ.setdefault(variable, f"{major}.{minor}{'a' if major >= 9 else ''}")
+    headers = [os.environ.get(LAST_HEADERS), *sorted(map(str, packages(Path(torch.__file__)).glob("*/include")))]
+    os.environ[LAST_HEADERS] = os.pathsep.join(filter(None, headers))
+
+
+def packages(torch_file: Path) -> Path:
+    """The folder of NVIDIA's packages beside torch's."""
+    return torch_file.parents[1] / "nvidia"
 
 
 def home() -> Path:

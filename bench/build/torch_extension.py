@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +24,8 @@ class TorchExtension(Builder):
         except BuildFailed:
             raise
         except BaseException as error:  # whatever foreign code raises, SystemExit among it
-            raise BuildFailed(f"does not load: {said(error)}") from None
+            verb = "load" if isinstance(error, ImportError) else "build"
+            raise BuildFailed(f"does not {verb}: {said(error)}") from None
         return check_callable(function, "the extension", solution.spec.entry_function)
 
 
@@ -34,13 +36,13 @@ def _load(solution: Solution, sources: Path, folder: Path, name: str) -> ModuleT
     with_cuda = needs_cuda(solution)
     if with_cuda:
         toolkit.prepare()
-    from torch.utils.cpp_extension import load
+    from torch.utils import cpp_extension
 
-    includes = [str(sources)]
+    if with_cuda:
+        cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"]  # asked for when the module was imported, perhaps long ago
+    paths = {"extra_include_paths": [str(sources)], "build_directory": str(folder)}
     try:
-        module: ModuleType = load(
-            name, files, extra_include_paths=includes, build_directory=str(folder), with_cuda=with_cuda
-        )
+        module: ModuleType = cpp_extension.load(name, files, **paths, with_cuda=with_cuda)
     except RuntimeError as error:
         if isinstance(error.__cause__, Exception):  # the compiler's exit code
             raise of_compiler(str(error), str(sources)) from None
