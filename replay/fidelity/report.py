@@ -19,9 +19,13 @@ OTHER = "†"
 NUMBERS = ("count", "share", "engine", "serving", "ratio", "Program", "ratio")
 
 
-def show(out: Console, found: Fidelity, environment: Mapping[str, object], rows: int) -> None:
-    """Print one table for each kind of step, then the verdict."""
+def show(
+    out: Console, found: Fidelity, environment: Mapping[str, object], rows: int, recorded_on: str | None = None
+) -> None:
+    """Print one table for each kind of step, then the verdict. `recorded_on`: the engine's GPU."""
     out.print(Text(title(dict(environment)), "bold"))
+    if recorded_on is not None and recorded_on != environment.get("device_name"):
+        out.print(Text(f"recorded on {printable(recorded_on)}: the times of two GPUs are no match", "yellow"))
     for kind in found.kinds:
         out.print(Text(f"\n{kind.kind}: {kind.steps} step{'' if kind.steps == 1 else 's'} profiled", "bold"))
         out.print(table(kind, rows))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kcap.replay.fidelity.compare import Replayed, compare
-from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
+from kcap.replay.fidelity.engine import KindSteps
 from kcap.replay.fidelity.nearest import Nearest, Steps, by_place, nearest
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
 from kcap.replay.source import Samples, by_call, needs_sample
@@ -16,6 +16,7 @@ from kcap.schemas.program_measurement import ProgramCall, ProgramMeasurement
 from kcap.schemas.recording import Call, Recording
 
 NO_DURATIONS = "the profiler saw no kernel of its replay"
+ON_HOST = "its replay used no GPU"
 NO_PROGRAM = "its steps name no Program"
 Chosen = Mapping[int, Nearest]  # the Sample for each Call, by id
 
@@ -37,11 +38,6 @@ class Ran:
     fidelity: Fidelity
     measurements: list[Measurement] = field(default_factory=list)
     programs: list[ProgramMeasurement] = field(default_factory=list)
-
-
-def total(kinds: list[KindSteps]) -> int:
-    """How many replays these kinds of steps take."""
-    return sum(len(kind.invocations) + 1 for kind in kinds)
 
 
 def run(
@@ -82,16 +78,18 @@ def of_measurement(measurement: Measurement, chosen: Nearest) -> Replayed:
     names = frozenset(kernel.name for kernel in measurement.kernels)
     if measurement.status != "ok":
         return Replayed(reason=f"{measurement.status}: {measurement.reason}", sample=chosen.index)
-    reason = "" if measurement.kernel_us is not None else NO_DURATIONS
-    return Replayed(measurement.kernel_us, reason, names, chosen.index, chosen.context)
+    us = 0.0 if measurement.method == "none" else measurement.kernel_us
+    reason = "" if us is not None else ON_HOST if measurement.method == "host" else NO_DURATIONS
+    return Replayed(us, reason, names, chosen.index, chosen.context)
 
 
 def of_program_call(call: ProgramCall) -> Replayed:
     if call.status in ("skipped", "failed"):
         return Replayed(reason=f"{call.status}: {call.reason}", sample=call.sample)
-    us = call.us if call.status == "ok" else None
     names = frozenset(kernel.name for kernel in call.kernels)
-    return Replayed(us, "" if us is not None else NO_DURATIONS, names, call.sample)
+    if call.status == "host":
+        return Replayed(reason=ON_HOST, sample=call.sample)
+    return Replayed(call.us, "" if call.us is not None else NO_DURATIONS, names, call.sample)
 
 
 def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
@@ -100,8 +98,3 @@ def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
     if whole.status != "ok" or whole.median_us is None:
         return ProgramTime(None, whole.reason or whole.status, whole.program)
     return ProgramTime(whole.median_us, "", whole.program, whole.invocations, whole.left_out)
-
-
-def kinds_of(recording: Recording) -> list[KindSteps]:
-    """As `profiled_kinds` has them."""
-    return profiled_kinds(recording)

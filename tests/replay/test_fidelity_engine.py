@@ -1,0 +1,172 @@
+"""The engine's side of the fidelity: kinds of profiled steps, their counts, their spans, the nearest Samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiled import in_a_row, kernel, step, steps_of
+
+from kcap.errors import CallError, FormatError
+from kcap.replay.fidelity.engine import StepKind, profiled_kinds
+from kcap.replay.fidelity.nearest import Nearest, by_place, nearest
+from kcap.replay.fidelity.span import LAUNCH_US, Span, span
+from kcap.schemas import coverage
+from kcap.schemas.coverage import StepCoverage
+from kcap.schemas.recording import Call, Metadata, Program, Recording, Sample, Step, load, write_recording
+
+MM, VIEW, REGION = Call(id=0, operator="a::mm"), Call(id=1, operator="a::view", work=False), Call(id=2, operator="a::r")
+REGION = REGION.model_copy(update={"kind": "region"})
+PROGRAMS = [
+    Program(id=0, calls=[0, 1, 2, 0]),
+    Program(id=1, kind="graph", calls=[0, 0, 1]),
+    Program(id=2, calls=[0], graphs=[(0, 1), (1, 1)]),
+]
+
+
+def recorded(path: Path, *steps: StepCoverage) -> Recording:
+    write_recording(path, Metadata(), [MM, VIEW, REGION], PROGRAMS)
+    coverage.write(path / coverage.FILE, steps)
+    return load(path)
+
+
+def test_steps_are_of_one_kind_by_phase_size_and_graphs(tmp_path: Path) -> None:
+    decode, graphs = {"tokens": 8, "sequences": 8}, {"mode": "full", "padded": 16}
+    steps = [
+        step(kernel(0, 5), **decode),
+        step(kernel(0, 1), **decode, **graphs),
+        step(kernel(0, 7), **decode),
+        step(kernel(0, 99), phase="prefill", tokens=512, sequences=1),
+    ]
+    kinds = profiled_kinds(recorded(tmp_path, *steps))
+    assert [(each.kind.phase, each.kind.mode, len(each.steps), each.gpu_us) for each in kinds] == [
+        ("prefill", "eager", 1, 99),
+        ("decode", "eager", 2, 12),
+        ("decode", "full", 1, 1),
+    ]
+    assert str(kinds[0].kind) == "prefill, 512 tokens of 1 sequence, eager"
+    assert str(kinds[2].kind) == "decode, 8 tokens of 8 sequences, full graphs padded to 16"
+
+
+@pytest.mark.parametrize(("program", "times"), [(0, 2), (2, 5), (None, 0)])
+def test_calls_are_counted_by_the_program_and_its_graphs(program: int | None, times: int, tmp_path: Path) -> None:
+    (kind,) = profiled_kinds(recorded(tmp_path, *[step(kernel(0, 5), program=program)] * 3))
+    assert kind.invocations == ({0: 3 * times} if times else {})
+    assert kind.program == program
+
+
+def test_the_program_is_the_one_that_most_steps_ran(tmp_path: Path) -> None:
+    steps = [step(kernel(0, 5), program=number) for number in (0, 2, 2)]
+    (kind,) = profiled_kinds(recorded(tmp_path, *steps))
+    assert (kind.program, kind.invocations[0]) == (2, 2 + 5 + 5)
+
+
+def test_a_recording_without_profiled_steps_says_how_to_get_them(tmp_path: Path) -> None:
+    recording = recorded(tmp_path)
+    (tmp_path / coverage.FILE).unlink()
+    with pytest.raises(FormatError, match="--check-coverage"):
+        profiled_kinds(recording)
+
+
+@pytest.mark.parametrize("steps", [[], [step()]])
+def test_profiled_steps_that_used_no_gpu_say_so(steps: list[StepCoverage], tmp_path: Path) -> None:
+    with pytest.raises(CallError, match="--check-coverage on a GPU"):
+        profiled_kinds(recorded(tmp_path, *steps))
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="a Program 7"):
+        profiled_kinds(recorded(tmp_path, step(kernel(0, 5), program=7)))
+
+
+def test_a_span_is_from_the_first_start_to_the_last_end() -> None:
+    found = span(step(kernel(0, 50, 0), kernel(1, 5, 10), kernel(2, 5, 60)))
+    assert found == Span(65, 0)  # the second ended within the first
+
+
+def test_an_old_step_and_an_empty_one_have_no_span() -> None:
+    assert span(step(kernel(0, 5, 0), kernel(1, 5))) is None
+    assert span(step()) is None
+    assert steps_of(step(kernel(0, 5, 0)), step(kernel(0, 5)), gemm=2).span is None
+
+
+@pytest.mark.parametrize(("launched", "waits"), [(-50.0, 0), (10 - LAUNCH_US, 0), (10.1 - LAUNCH_US, 30), (35.0, 30)])
+def test_a_gap_is_the_hosts_where_it_launched_too_late(launched: float, waits: float) -> None:
+    assert span(step(kernel(0, 10, 0), kernel(1, 5, 40, launched_us=launched))) == Span(45, waits)
+
+
+def test_a_gap_before_a_kernel_of_an_unknown_launch_is_the_gpus() -> None:
+    assert span(step(kernel(0, 10, 0), kernel(1, 5, 40))) == Span(45, 0)
+
+
+def test_a_gap_counts_from_the_end_of_all_before_it() -> None:
+    late = kernel(2, 5, 60, launched_us=55.0)
+    assert span(step(kernel(0, 50, 0), kernel(1, 5, 10), late)) == Span(65, 10)
+
+
+kernels = st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.none() | st.floats(-1e3, 1e3)), min_size=1)
+
+
+@given(kernels)
+def test_waits_are_a_part_of_the_span_and_never_of_what_ran(found: list[tuple[float, float, float | None]]) -> None:
+    first = min(start for start, _, _ in found)
+    ordered = sorted(((start - first, us, launched) for start, us, launched in found), key=lambda one: one[0])
+    of = span(step(*[kernel(0, us, start, launched_us=launched) for start, us, launched in ordered]))
+    assert of is not None
+    longest = max(us for _, us, _ in ordered)
+    assert 0 <= of.waits_us <= of.us - longest + 1e-6
+
+
+DECODE = StepKind("decode", 2, 2, "eager")
+STEPS = by_place(
+    [
+        Step(index=0, phase="prefill", tokens=8, sequences=1, lengths=[8], queries=[8]),
+        Step(index=1, phase="decode", tokens=2, sequences=2, lengths=[100, 120], queries=[1, 1]),
+        Step(index=2, phase="decode", tokens=2, sequences=2, lengths=[200, 220], queries=[1, 1]),
+        Step(index=3, phase="decode", tokens=1, sequences=1, lengths=[320], queries=[1]),
+        Step(index=2, rank=1, phase="decode", tokens=2, sequences=2, lengths=[150, 171], queries=[1, 1]),
+    ]
+)
+
+
+def chosen(lengths: list[int], *samples: tuple[str, int | None, int]) -> Nearest:
+    made = [Sample(call=0, phase=phase, step=at, rank=rank) for phase, at, rank in samples]
+    profiled = [step(lengths=lengths, queries=[1] * len(lengths))] if lengths else [step()]
+    return nearest(list(enumerate(made)), DECODE, profiled, STEPS)
+
+
+def test_the_sample_of_the_nearest_context_is_taken() -> None:
+    samples = [("decode", 1, 0), ("decode", 2, 0), ("decode", 2, 1)]
+    assert [chosen([n, n], *samples).index for n in (100, 110, 160, 161, 300)] == [0, 0, 2, 2, 1]
+    assert chosen([110, 110], *samples).context == 1
+    assert chosen([105, 105], *samples).context == pytest.approx(220 / 210)
+
+
+def test_phase_comes_before_size_and_size_before_context() -> None:
+    assert chosen([4, 4], ("prefill", 0, 0), ("decode", 2, 0)).index == 1
+    assert chosen([160, 160], ("decode", 3, 0), ("decode", 2, 0)).index == 1
+
+
+def test_a_sample_of_an_unknown_step_comes_last_and_one_alone_is_taken() -> None:
+    assert chosen([4, 4], ("decode", 9, 0), ("decode", None, 0), ("decode", 2, 0)).index == 2
+    only = chosen([4, 4], ("decode", None, 0))
+    assert (only.index, only.context) == (0, None)
+    assert chosen([4, 4]) == Nearest()
+
+
+def test_profiled_steps_without_lengths_take_the_first_of_their_size() -> None:
+    found = chosen([], ("prefill", 0, 0), ("decode", 3, 0), ("decode", 2, 0), ("decode", 1, 0))
+    assert (found.index, found.context) == (2, None)
+
+
+def test_context_of_a_prefill_is_tokens_times_length() -> None:
+    kind = StepKind("prefill", 8, 1, "eager")
+    samples = [(0, Sample(call=0, phase="prefill", step=0))]
+    profiled = [step(phase="prefill", lengths=[16], queries=[8])]
+    assert nearest(samples, kind, profiled, STEPS).context == 0.5
+
+
+def test_kernels_in_a_row_have_no_gap() -> None:
+    assert span(step(*in_a_row((0, 5), (1, 6), (2, 7)))) == Span(18, 0)
