@@ -1,0 +1,217 @@
+"""Slots and units: what stays together, what a dead judge costs, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from bench_datasets import MASKED, SCALE
+from hypothesis import given
+from hypothesis import strategies as st
+from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
+
+from kcap.bench import devices
+from kcap.bench.schedule import Where, executors, find
+from kcap.bench.schedule.common import scratch as scratch_file
+from kcap.bench.schedule.common.crew import Crew
+from kcap.bench.schedule.common.scratch import scratch
+from kcap.bench.schedule.common.slot import LocalSlot
+from kcap.bench.schedule.common.units import Unit, Units, ordered
+from kcap.errors import CallError, KcapError
+from kcap.schemas import solution as solutions_file
+
+
+@pytest.fixture
+def units(tmp_path):
+    """Makes a unit of each (name, Definition, what the fake judge is told)."""
+
+    def make(*given):
+        made = []
+        for name, definition, told in given:
+            file = write_solution(tmp_path / "solutions", name, definition.name, **told)
+            workloads = tuple(WORKLOADS[definition.name])
+            made.append(Unit(str(file), solutions_file.read(file), definition, workloads))
+        return made
+
+    return make
+
+
+@pytest.fixture
+def journal(tmp_path, monkeypatch):
+    """What the fake judges were asked: process, Definition, Solution, Workload."""
+    path = tmp_path / "journal"
+    monkeypatch.setenv("FAKE_JOURNAL", str(path))
+    return lambda: [line.split() for line in path.read_text().splitlines()]
+
+
+def slots(count):
+    return [LocalSlot({"device": "cpu"}, "fake_judge") for _ in range(count)]
+
+
+def judged(units, count=1, limit_s=30.0):
+    told = list(Crew(slots(count), ordered(units), limit_s).judge())
+    return [one for one in told if not isinstance(one, dict)]
+
+
+def test_each_executor_is_one_file():
+    assert executors() == ["local", "ray"]
+
+
+def test_the_workloads_of_a_solution_stay_on_one_slot_and_follow_each_other(faked, units, journal):
+    judged(units(*((f"s{i}", SCALE, {"sleep": 0.01}) for i in range(6))), count=2)
+    processes, order = defaultdict(set), defaultdict(list)
+    for process, _, solution, _ in journal():
+        processes[solution].add(process)
+        order[process].append(solution)
+    assert all(len(found) == 1 for found in processes.values())
+    assert all(seen == sorted(seen, key=seen.index) for seen in order.values())
+
+
+def test_one_slot_does_definition_after_definition(faked, units, journal):
+    judged(units(("a", SCALE, {}), ("b", MASKED, {}), ("c", SCALE, {}), ("d", MASKED, {})))
+    assert [definition for _, definition, _, _ in journal()] == ["scale"] * 4 + ["masked"] * 2
+
+
+names = st.lists(st.sampled_from(["a", "b", "c"]), max_size=12)
+
+
+class Named:
+    """As much of a unit as its order needs."""
+
+    def __init__(self, name):
+        self.definition = self
+        self.name = name
+
+
+@given(names, st.lists(st.integers(0, 2), max_size=40))
+def test_every_unit_is_taken_once_whatever_slot_is_free(given_names, turns):
+    waiting = Units([Named(name) for name in given_names])
+    previous, taken = {}, []
+    for slot in [*turns, *[0] * (len(given_names) + 1)]:
+        unit = waiting.take(previous.get(slot))
+        previous[slot] = unit.name if unit else None
+        taken += [unit.name] if unit else []
+    assert sorted(taken) == sorted(given_names)
+
+
+def test_a_second_slot_begins_with_another_definition():
+    waiting = Units([Named("a"), Named("a"), Named("b"), Named("b")])
+    assert [waiting.take(None).name, waiting.take(None).name] == ["a", "b"]
+    assert [waiting.take("a").name, waiting.take("b").name] == ["a", "b"]
+
+
+def test_a_judge_that_dies_once_is_started_again_and_asked_again(faked, units, journal):
+    first, second = judged(units(("a", SCALE, {"s1": {"die": 1}})))
+    assert (first.status, second.status) == ("PASSED", "PASSED")
+    processes = [process for process, *_ in journal()]
+    assert len(processes) == 3 and processes[0] != processes[1]
+
+
+def test_a_judge_that_dies_twice_costs_that_workload_alone(faked, units):
+    found = judged(units(("a", SCALE, {"s1": {"die": 9}}), ("b", SCALE, {})))
+    assert [one.status for one in found] == ["NOT_JUDGED", "PASSED", "PASSED", "PASSED"]
+    assert found[0].reason == "the judge failed 2 times: crashed: SIGABRT"
+    assert (found[0].solution, found[0].workload) == ("a", "s1")
+
+
+def test_a_judge_that_does_not_answer_in_time_costs_that_workload_alone(faked, units):
+    found = judged(units(("a", SCALE, {"s1": {"sleep": 60}})), limit_s=0.3)
+    assert [one.status for one in found] == ["NOT_JUDGED", "PASSED"]
+
+
+def test_an_answer_that_is_no_outcome_is_not_believed(faked, units):
+    found = judged(units(("a", SCALE, {"status": "WON"})))
+    assert [(one.status, one.reason) for one in found] == [("NOT_JUDGED", found[0].reason)] * 2
+    assert "as the source says" in found[0].reason
+
+
+def test_a_judge_that_has_no_device_stops_the_run_with_its_words(faked, units, monkeypatch):
+    class Poor(LocalSlot):
+        def start(self):
+            raise CallError("no such device")
+
+    crew = Crew([Poor({"device": "cpu"}, "fake_judge"), *slots(1)], ordered(units(("a", SCALE, {}))), 30)
+    with pytest.raises(CallError, match="no such device"):
+        list(crew.judge())
+
+
+def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_judge(faked, units):
+    crew = Crew(slots(2), ordered(units(("a", SCALE, {"sleep": 60}), ("b", MASKED, {"sleep": 60}))), 120)
+    told = crew.judge()
+    assert isinstance(next(told), dict) and isinstance(next(told), dict)
+    begun = time.monotonic()
+    told.close()
+    assert time.monotonic() - begun < 10
+    assert not [thread for thread in threading.enumerate() if "_work" in thread.name]
+    assert not children()
+
+
+def children() -> list[str]:
+    """Command lines of this process's children."""
+    own = str(os.getpid())
+    stats = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
+    return [stat[1] for stat in stats if stat[1] == own]
+
+
+def test_nothing_is_left_of_many_judges(faked, units):
+    before = (len(os.listdir("/proc/self/fd")), sorted(Path(tempfile.gettempdir()).glob("kcap-bench-*")))
+    for _ in range(3):
+        judged(units(("a", SCALE, {"die": 1})), count=2)
+    assert (len(os.listdir("/proc/self/fd")), sorted(Path(tempfile.gettempdir()).glob("kcap-bench-*"))) == before
+    assert not children()
+
+
+def test_a_scratch_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch_file.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "kcap-bench-dead" / "build").mkdir(parents=True)
+    (tmp_path / "kcap-bench-file").write_text("no folder")
+    with scratch() as mine, scratch() as other:
+        assert mine.is_dir() and other.is_dir()
+        assert not (tmp_path / "kcap-bench-dead").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["kcap-bench-file"]
+
+
+def test_a_slot_for_each_gpu_and_no_more_than_have_work(monkeypatch):
+    monkeypatch.setattr(devices, "gpus", lambda: ("H200",) * 4)
+    opened = []
+    for most in (9, 2):
+        with find("local").open(Where("cuda", {}, most)) as found:
+            opened.append([slot._session["device"] for slot in found])
+    assert opened == [["cuda:0", "cuda:1", "cuda:2", "cuda:3"], ["cuda:0", "cuda:1"]]
+
+
+def test_gpus_are_asked_for_in_a_process_of_their_own(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA was touched here"))
+    devices.gpus.cache_clear()
+    assert isinstance(devices.gpus(), tuple)
+
+
+def test_without_a_device_it_is_the_recorded_one_or_a_gpu_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(devices, "gpus", lambda: ("H200",))
+    assert (devices.chosen(None, "cpu"), devices.chosen(None, None)) == ("cpu", "cuda")
+    monkeypatch.setattr(devices, "gpus", tuple)
+    assert (devices.chosen(None, "cuda"), devices.chosen(None, None)) == ("cuda", "cpu")
+
+
+def test_several_slots_judge_all(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("kcap.bench.schedule.local.each", lambda device: ["cpu", "cpu"])
+    write_judged(tmp_path / "dataset")
+    for i in range(5):
+        write_solution(tmp_path / "solutions", f"s{i}")
+        write_solution(tmp_path / "solutions", f"m{i}", "masked")
+    assert bench().code == 0
+    assert len(statuses(tmp_path / "out")) == len(outcomes_in(tmp_path / "out")) == 15
+
+
+def test_a_stopped_slot_takes_no_request():
+    slot = slots(1)[0]
+    slot.stop()
+    with pytest.raises(KcapError, match="stopped"):
+        slot.run({}, 1)
