@@ -12,6 +12,7 @@ import torch
 
 from kcap.replay import indices, rules
 from kcap.replay.bind import Bound, bind
+from kcap.replay.describe import described
 from kcap.replay.job import SEED
 from kcap.replay.launches import is_launch, launch_rule
 from kcap.replay.rebuild import prepare
@@ -20,10 +21,9 @@ from kcap.schemas.dataset import WorkloadCount, blob_path
 from kcap.schemas.definition import Definition
 from kcap.schemas.families.derive import Use
 from kcap.schemas.families.form import Form
-from kcap.schemas.families.invocation import Invocation, Unrecognized, invocation_of, torch_dtype
+from kcap.schemas.families.invocation import Unrecognized, torch_dtype
 from kcap.schemas.recording import Recording
-from kcap.schemas.records import Call, Launch, Sample
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.records import Call, Sample
 from kcap.schemas.workload import Input, RandomInput, SafetensorsInput, ScalarInput, Workload
 
 NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
@@ -58,25 +58,6 @@ def decided(call: Call, sample: Sample | None, recording: Recording | None) -> B
     prepare(bound, launch_rule(call, recording) if is_launch(call) else rules.find(call.operator))
     indices.fill_indices(bound)
     return bound
-
-
-def described(bound: Bound, launch: Launch | None = None) -> Invocation:
-    """The invocation without data but for its integer tensors' values."""
-    specs = dict(bound.integers())
-    contents = {path: whole(values, specs[path]) for path, values in bound.contents.items() if path in specs}
-    return invocation_of(Call(id=0, operator=bound.operator, args=bound.args, launch=launch), contents)
-
-
-def whole(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """`values`, of which only the rows in use were kept, as `spec` has them: zeros in the rest."""
-    values = values.to(torch_dtype(spec.dtype))
-    if values.shape == spec.shape:
-        return values
-    if values.dim() != len(spec.shape) or any(n > m for n, m in zip(values.shape, spec.shape, strict=True)):
-        raise Skip(f"the recorded values have shape {list(values.shape)}, the tensor {list(spec.shape)}")
-    full = values.new_zeros(spec.shape)
-    full[tuple(slice(n) for n in values.shape)] = values
-    return full
 
 
 def check_known(form: Form, values: dict[str, Any]) -> None:

@@ -1,0 +1,34 @@
+"""Kernels that read rows of a table, or write rows of a cache: the rows alone count."""
+
+from __future__ import annotations
+
+from kcap.replay.roofline.given import Given
+from kcap.replay.roofline.kinds import kind
+from kcap.schemas.families.cost import Cost, reach
+
+
+@kind("embedding")
+def embedding(given: Given) -> Cost:
+    rows = len(given.index("input_ids").unique())
+    return given.cost(rows * reach(given["weight"][:1]) + given.read("input_ids"))
+
+
+@kind("rope")
+def rope(given: Given) -> Cost:
+    rows = len(given.index("positions").unique())
+    read = given.read(*(name for name in ("q", "k") if name in given), "positions")
+    return given.cost(read + rows * reach(given["cos_sin_cache"][:1]))
+
+
+@kind("cache_update")
+def cache_update(given: Given) -> Cost:
+    """The caches may be written in place."""
+    slots, new = given.index("slot_mapping"), [name for name in ("k", "v", "ckv", "kpe") if name in given]
+    read = int((slots >= 0).sum()) * sum(reach(given[name][:1]) for name in new)
+    return Cost(2 * read + given.read("slot_mapping"), read, 0, given.dtype)
+
+
+@kind("slot_mapping")
+def slot_mapping(given: Given) -> Cost:
+    """Of the table, entries of some pages."""
+    return given.cost(given.read("query_start_loc", "positions"))
