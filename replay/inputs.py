@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from kcap.replay.layout import Target, key_of, tensor, torch_dtype
 from kcap.replay.memory import Key, place, plan
 from kcap.replay.skip import Skip
 from kcap.schemas.values import Folded, Opaque, TensorSpec, TorchConstant, Value
+
+NONE: Mapping[Key, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass
@@ -25,21 +29,26 @@ class Inputs:
     keep: list[Any] = field(default_factory=list)
 
 
-def build(bound: Bound, target: Target) -> Inputs:
-    """Allocate and fill the arguments of `bound`; torch's default generators draw the numbers."""
+def build(bound: Bound, target: Target, given: Mapping[Key, torch.Tensor] = NONE) -> Inputs:
+    """Allocate and fill the arguments of `bound`; torch's default generators draw the numbers.
+
+    `given`: buffers to take for some storages, at least as large as they are; they are filled anew.
+    """
     sizes = plan(bound, target.device, target.home)
     pins = pinned(bound, target)
-    buffers = {key: empty(n, key[0], pins).zero_() for key, n in sizes.items()}
+    buffers = {key: given[key] if key in given else empty(n, key[0], pins).zero_() for key, n in sizes.items()}
     fill_floats(bound, target, buffers)
     inputs = view(bound, target, buffers)
     fill_integers(bound, target, buffers)
     return inputs
 
 
-def clone(bound: Bound, target: Target, source: Inputs) -> Inputs:
-    """The same arguments with the same content at other addresses."""
+def clone(bound: Bound, target: Target, source: Inputs, moved: Collection[Key] | None = None) -> Inputs:
+    """The same arguments with the same content at other addresses: all, or the storages `moved`."""
     pins = pinned(bound, target)
-    buffers = {key: empty(len(old), key[0], pins).copy_(old) for key, old in source.buffers.items()}
+    buffers = dict(source.buffers)
+    for key in buffers if moved is None else moved:
+        buffers[key] = empty(len(buffers[key]), key[0], pins).copy_(buffers[key])
     return view(bound, target, buffers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from kcap.replay import indices, memory, rules
 from kcap.replay.bind import Bound, bind
-from kcap.replay.inputs import Inputs, build, clone
+from kcap.replay.inputs import NONE, Inputs, build, clone
 from kcap.replay.launches import Launches, is_launch
 from kcap.replay.layout import Target
 from kcap.replay.operators import Operator, resolve
@@ -60,13 +61,13 @@ class Rebuilder:
         total = memory.check(sizes, rule.extra_bytes(bound), self.target.device)
         return Decided(operator, rule, bound, remade, total)
 
-    def build(self, decided: Decided) -> Inputs:
-        """One set of arguments; torch's default generators draw the numbers."""
-        return finish(decided, build(decided.bound, self.target))
+    def build(self, decided: Decided, given: Mapping[memory.Key, torch.Tensor] = NONE) -> Inputs:
+        """One set of arguments, some in the buffers `given`; torch's default generators draw the numbers."""
+        return finish(decided, build(decided.bound, self.target, given))
 
-    def clone(self, decided: Decided, inputs: Inputs) -> Inputs:
-        """The same arguments with the same content at other addresses."""
-        return finish(decided, clone(decided.bound, self.target, inputs))
+    def clone(self, decided: Decided, inputs: Inputs, moved: Collection[memory.Key] | None = None) -> Inputs:
+        """The same arguments with the same content at other addresses: all, or the storages `moved`."""
+        return finish(decided, clone(decided.bound, self.target, inputs, moved))
 
     def _resolve(self, call: Call) -> tuple[Operator, rules.Rule]:
         if is_launch(call):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,48 +15,70 @@ from kcap.replay.job import SEED
 from kcap.replay.layout import Target
 from kcap.replay.operators import Operator
 from kcap.replay.rebuild import Decided, Rebuilder
+from kcap.replay.roles import kept
 from kcap.replay.skip import Skip
-from kcap.replay.timing import clocks
-from kcap.replay.timing.clock import Size, time_on
+from kcap.replay.timing import clocks, kernels
+from kcap.replay.timing.clock import time_on
 from kcap.replay.timing.result import Timing
+from kcap.replay.timing.rotation import Rotation, Size
 from kcap.replay.timing.stop import Budget
-from kcap.schemas.measurement import SLOWED, Clocks, quartiles
+from kcap.schemas.measurement import DROPPED, SLOWED, Cache, Clocks, quartiles
 from kcap.schemas.recording import Call, Sample
 
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
-LEAST_CLOCK = 0.75  # of the highest SM clock
+
+
+@dataclass(frozen=True)
+class How:
+    """How to time: in which cache state, and whether to ask the profiler for the kernels' durations, too."""
+
+    cache: Cache = "serving"
+    kernels: bool = False
+
+    @classmethod
+    def of(cls, session: dict[str, Any]) -> How:
+        """What a worker's session says."""
+        return cls(session.get("cache") or cls.cache, bool(session.get("kernels")))
 
 
 class Runner:
-    """Replays Calls on one device. `home` is the device type that they were recorded on.
+    """Replays Calls with what `rebuilder` makes of them."""
 
-    `trust`: kernel sources of the Recording in `root` run, whoever made it.
-    """
+    def __init__(self, rebuilder: Rebuilder, how: How = How()) -> None:
+        self.rebuilder, self.how = rebuilder, how
+        self.target = rebuilder.target
 
-    def __init__(self, device: str, home: str, root: Path | None, trust: bool = False) -> None:
-        self.rebuilder = Rebuilder(device, home, root, trust)
-        self.target = self.rebuilder.target
-
-    def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
-        """The fields of a Measurement that this replay decides."""
+    def run(self, call: Call, sample: Sample | None, seconds: float, limit: float | None = None) -> dict[str, Any]:
+        """The fields of a Measurement that this replay decides. `limit`: seconds of sampling at most."""
         try:
-            return self._time(call, sample, seconds)
+            return self._time(call, sample, Budget(seconds, max(limit or 0, LIMIT_FACTOR * seconds)))
         except Exception as error:
             return verdict(error, self.target)
 
-    def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
+    def _time(self, call: Call, sample: Sample | None, budget: Budget) -> dict[str, Any]:
         torch.manual_seed(SEED)
+        before = clocks.read(self.target.device)
         decided = self.rebuilder.decide(call, sample, cut=True)
-        timing = self._clock(decided, self.rebuilder.build(decided), Budget(seconds, LIMIT_FACTOR * seconds))
+        timing = self._clock(decided, self.rebuilder.build(decided), budget)
         timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
-        return report(timing, decided.total, decided.touched, self.target.device)
+        return report(timing, decided.total, decided.touched, self.target.device, before)
 
     def _clock(self, decided: Decided, first: Inputs, budget: Budget) -> Timing:
         operator = decided.operator
         restored = written(operator, decided.bound, decided.rule, self.target)
-        size = Size(decided.total, decided.touched)
-        clone = partial(self.rebuilder.clone, decided, first)
-        return time_on(self.target.device, operator.call, first, clone, size, restored, budget)
+        rotation = rotation_of(self.how.cache, self.rebuilder, decided, first)
+        return time_on(self.target.device, operator.call, first, rotation, restored, budget, self.how.kernels)
+
+
+def rotation_of(cache: Cache, rebuilder: Rebuilder, decided: Decided, first: Inputs) -> Rotation:
+    """Which of a Call's storages go round in the state `cache`, and how many bytes they have."""
+    if cache != "serving":
+        return Rotation(cache, Size(decided.total, decided.touched), partial(rebuilder.clone, decided, first))
+    moved = kept(decided.bound, rebuilder.target)
+    size = sum(len(first.buffers[key]) for key in moved)
+    rest = sum(len(buffer) for key, buffer in first.buffers.items() if key not in moved)
+    touched = min(size, max(decided.touched - rest, 1)) if size else 0
+    return Rotation(cache, Size(size, touched), partial(rebuilder.clone, decided, first, moved))
 
 
 def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:
@@ -71,8 +92,9 @@ def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) 
     return sorted(keys)
 
 
-def report(timing: Timing, set_bytes: int, touched: int, device: str) -> dict[str, Any]:
-    q1, median, q3 = quartiles(timing.samples_us)
+def report(timing: Timing, set_bytes: int, touched: int, device: str, before: Clocks | None = None) -> dict[str, Any]:
+    """What a Measurement says of `timing`; `before`: the GPU's state before it."""
+    q1, median, q3 = quartiles(timing.counted_us)
     host = timing.method == "host"
     state = None if host else clocks.read(device)
     return {
@@ -82,6 +104,9 @@ def report(timing: Timing, set_bytes: int, touched: int, device: str) -> dict[st
         "q1_us": q1,
         "q3_us": q3,
         "samples_us": timing.samples_us,
+        "slow_samples": timing.slow,
+        "kernels": [kernel.model_dump() for kernel in timing.kernels],
+        "kernel_us": kernels.total(timing.kernels) if timing.kernels else None,
         "n": timing.n,
         "stop": timing.stop,
         "method": timing.method,
@@ -90,15 +115,18 @@ def report(timing: Timing, set_bytes: int, touched: int, device: str) -> dict[st
         "bytes": set_bytes,
         "touched": touched,
         "floor_us": timing.floor_us,
-        "notes": timing.notes + ([SLOWED] if state and slowed(state) else []),
+        "notes": timing.notes + slowed(timing, state),
         "poisoned": timing.spoiled,
+        "clocks_before": before.model_dump() if before and not host else None,
         "clocks": state.model_dump() if state else None,
     }
 
 
-def slowed(state: Clocks) -> bool:
-    """Whether power or heat held the GPU's clock well below its highest."""
-    return bool(state.sm_mhz and state.sm_max_mhz and state.sm_mhz < LEAST_CLOCK * state.sm_max_mhz)
+def slowed(timing: Timing, state: Clocks | None) -> list[str]:
+    """Notes on samples that a slow clock spoiled: some, which are dropped, or all, and after them."""
+    if timing.slow and len(timing.slow) < len(timing.samples_us):
+        return [f"{len(timing.slow)} {DROPPED}"]
+    return [SLOWED] if timing.slow or (state and clocks.is_slow(state.sm_mhz, state.sm_max_mhz)) else []
 
 
 NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")

@@ -18,7 +18,8 @@ import torch
 
 from kcap.replay import environment, libraries
 from kcap.replay.memory import limit_host_memory
-from kcap.replay.runner import Runner
+from kcap.replay.rebuild import Rebuilder
+from kcap.replay.runner import How, Runner
 from kcap.replay.skip import Skip
 from kcap.schemas.recording import Call, Sample
 
@@ -32,6 +33,7 @@ class Session:
     home: str
     root: Path | None
     trust: bool
+    how: How
 
 
 def main() -> None:
@@ -39,10 +41,11 @@ def main() -> None:
     session = open_session()
     if session is None:
         return
-    runner = Runner(session.device, session.home, session.root, session.trust)
+    runner = Runner(Rebuilder(session.device, session.home, session.root, session.trust), session.how)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
-        return runner.run(Call.model_validate(request["call"]), sample_of(request), request["seconds"])
+        call = Call.model_validate(request["call"])
+        return runner.run(call, sample_of(request), request["seconds"], request.get("limit"))
 
     serve(session.answers, replay)
 
@@ -61,7 +64,7 @@ def open_session() -> Session | None:
     if device == "cpu":
         limit_host_memory()
     root = Path(given["root"]) if given["root"] else None
-    return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False))
+    return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False), How.of(given))
 
 
 def device_of(given: dict[str, Any]) -> dict[str, str | int | None]:

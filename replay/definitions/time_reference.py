@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,21 +10,25 @@ from typing import Any
 import torch
 
 from kcap.replay.definitions.outputs import check_output, outputs_of
-from kcap.replay.definitions.prepared import Prepared
+from kcap.replay.definitions.prepared import Prepared, order
 from kcap.replay.definitions.run_reference import attempt
 from kcap.replay.inputs import Inputs
 from kcap.replay.memory import Key
-from kcap.replay.runner import LIMIT_FACTOR, report
-from kcap.replay.timing.clock import Size, time_on
+from kcap.replay.roles import named
+from kcap.replay.runner import LIMIT_FACTOR, How, report
+from kcap.replay.timing import clocks
+from kcap.replay.timing.clock import time_on
+from kcap.replay.timing.rotation import Rotation, Size
 from kcap.replay.timing.stop import Budget
+from kcap.schemas.measurement import Cache
 
 
 def run(session: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """The fields of a Measurement that this decides; no error of the inputs or of the reference leaves here."""
-    return attempt(session, request, partial(measure, session["device"]))
+    return attempt(session, request, partial(measure, session["device"], How.of(session)))
 
 
-def measure(device: str, ready: Prepared, request: dict[str, Any]) -> dict[str, Any]:
+def measure(device: str, how: How, ready: Prepared, request: dict[str, Any]) -> dict[str, Any]:
     """Times of a reference that runs; ValueError for outputs that are not the Definition's."""
     torch.manual_seed(request["seed"])
     with torch.inference_mode():
@@ -31,8 +36,18 @@ def measure(device: str, ready: Prepared, request: dict[str, Any]) -> dict[str, 
         written = try_once(ready, first)
         total = sum(len(buffer) for buffer in first.buffers.values())
         budget = Budget(request["seconds"], LIMIT_FACTOR * request["seconds"])
-        timing = time_on(device, ready.reference, first, partial(clone, first), Size(total, total), written, budget)
-    return report(replace(timing, notes=[*ready.notes, *timing.notes]), total, total, device)
+        rotation = rotation_of(how.cache, ready, first)
+        before = clocks.read(device)
+        timing = time_on(device, ready.reference, first, rotation, written, budget, how.kernels)
+    return report(replace(timing, notes=[*ready.notes, *timing.notes]), total, total, device, before)
+
+
+def rotation_of(cache: Cache, ready: Prepared, first: Inputs) -> Rotation:
+    """Which inputs go round in the state `cache`: in serving those that the Definition names as weights or caches."""
+    names = [name.lower() for name in order(ready.definition)]
+    moved = {place for _, place in first.buffers if cache != "serving" or named(names[place], product="a" in names)}
+    size = sum(len(buffer) for (_, place), buffer in first.buffers.items() if place in moved)
+    return Rotation(cache, Size(size, size), partial(clone, first, moved))
 
 
 def inputs_of(arguments: list[Any]) -> Inputs:
@@ -42,9 +57,11 @@ def inputs_of(arguments: list[Any]) -> Inputs:
     return Inputs(args, {}, {(str(t.device), number): t.view(-1).view(torch.uint8) for number, t in tensors.items()})
 
 
-def clone(inputs: Inputs) -> Inputs:
-    """The same arguments with the same content at other addresses."""
-    return inputs_of([value.clone() if isinstance(value, torch.Tensor) else value for value in inputs.args])
+def clone(inputs: Inputs, moved: Collection[int] | None = None) -> Inputs:
+    """The same arguments with the same content at other addresses: all, or those at the places `moved`."""
+    copied = range(len(inputs.args)) if moved is None else moved
+    args = [a.clone() if isinstance(a, torch.Tensor) and n in copied else a for n, a in enumerate(inputs.args)]
+    return inputs_of(args)
 
 
 def try_once(ready: Prepared, inputs: Inputs) -> list[Key]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,12 +14,14 @@ from kcap.schemas.measurement import Clocks
 
 SM, MEMORY = 1, 2  # nvmlClockType_t
 TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t
+LEAST_CLOCK = 0.75  # of the highest SM clock
+PERIOD_S = 0.005
 
 
 def read(device: str) -> Clocks | None:
     """The state of the GPU `device` now; None where NVML cannot be asked."""
-    library, handle = _open(device)
-    if library is None:
+    library, handle = _open(device) if device.startswith("cuda") else (None, None)
+    if library is None or handle is None:
         return None
     power = _ask(library.nvmlDeviceGetPowerUsage, handle)
     return Clocks(
@@ -28,6 +32,43 @@ def read(device: str) -> Clocks | None:
         temperature_c=_ask(library.nvmlDeviceGetTemperature, handle, TEMPERATURE_GPU),
         throttle_reasons=_ask(library.nvmlDeviceGetCurrentClocksThrottleReasons, handle, kind=ctypes.c_ulonglong),
     )
+
+
+class Watch:
+    """Whether the SM clock is below three quarters of its highest; asked at most every `PERIOD_S` seconds.
+
+    `read` gives the clock and its highest in MHz, or None.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        read: Callable[[str], tuple[int, int] | None] | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device, self._read, self._now = device, read or sm_clock, now
+        self._slow, self._asked = False, float("-inf")
+
+    def slow(self) -> bool:
+        if (now := self._now()) - self._asked >= PERIOD_S:
+            self._asked = now
+            found = self._read(self._device)
+            self._slow = found is not None and is_slow(*found)
+        return self._slow
+
+
+def is_slow(mhz: int | None, highest: int | None) -> bool:
+    """Whether power or heat holds the GPU's clock well below its highest."""
+    return bool(mhz and highest and mhz < LEAST_CLOCK * highest)
+
+
+def sm_clock(device: str) -> tuple[int, int] | None:
+    """The SM clock now and its highest, in MHz; None where NVML cannot tell."""
+    library, handle = _open(device)
+    if library is None:
+        return None
+    mhz, highest = (_ask(f, handle, SM) for f in (library.nvmlDeviceGetClockInfo, library.nvmlDeviceGetMaxClockInfo))
+    return (mhz, highest) if mhz and highest else None
 
 
 def driver(device: str) -> str | None:

@@ -1,12 +1,13 @@
 """Time an operator on a GPU: back-to-back time of a captured CUDA graph, or event pairs where none can be captured.
 
-Back-to-back time has the gap between two graph nodes in it (about 1 µs); a profiler's kernel duration has not.
+Back-to-back time has the gap between two graph nodes in it (about 1 µs); a profiler's kernel duration has not, and is
+of a pass of its own.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from statistics import median
@@ -14,62 +15,123 @@ from typing import Any
 
 import torch
 
+from kcap.replay import memory
 from kcap.replay.inputs import Inputs
+from kcap.replay.timing import kernels, persisting
+from kcap.replay.timing.blocking import Sleep, blocker
+from kcap.replay.timing.clocks import Watch
+from kcap.replay.timing.graphs import CaptureFailed, Run, capture, nothing, synchronizes, timed, timing_stream
 from kcap.replay.timing.result import Timing
-from kcap.replay.timing.stop import Budget, sample_until
-from kcap.schemas.measurement import AT_FLOOR, NOTHING, Method
+from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, l2_bytes, nodes, sweeper
+from kcap.replay.timing.saved import Saved
+from kcap.replay.timing.stop import Budget, Sampled, sample_until
+from kcap.schemas.measurement import AT_FLOOR, NOTHING, KernelDuration, Method
 
-REPLAY_US = 1000.0  # the least that one graph replay lasts
-MOST_NODES = 4000  # invocations in one graph
-COLD_FACTOR = 5  # how many times the L2 the rotating inputs fill before they count as cold
-MOST_SETS = 4000
-MOST_BYTES = 4 << 30
+__all__ = ["COLD_FACTOR", "floor_us", "l2_bytes", "time_cuda"]
+
 FLOOR_SAMPLES = 11
-DELAY_CYCLES = 200_000  # about 0.1 ms of spinning, in which the host queues the work behind it
-
-Run = Callable[[], Any]
-
-
-def sets_needed(set_bytes: int, touched: int, free_bytes: int, device: str) -> int:
-    """How many sets it takes until one round touches five times the L2; one, if that many cannot be had."""
-    needed = -(-COLD_FACTOR * l2_bytes(device) // max(touched, 1))
-    affordable = min(MOST_BYTES, free_bytes // 4) // max(set_bytes, 1)
-    return needed if needed <= min(affordable, MOST_SETS) else 1
+MOST_QUEUED = 64  # invocations behind one event pair: the GPU's queue takes 1,024 launches, then the host waits
+SHORT_US = 200.0  # below it one event pair is no estimate
+PROFILED = 3  # replays in the pass for kernel durations
+HOST_IN_IT = "the host's time is in it: it waits for the GPU"
+GAVE_UP = "the host's time is in it: the kernel that holds the GPU back gave up"
 
 
-@cache
-def l2_bytes(device: str) -> int:
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+@dataclass(frozen=True)
+class Work:
+    """What is timed: `run` does `n` invocations after `before`; `reason`: why it is no graph, which needs a `hold`."""
 
+    run: Run
+    n: int
+    before: Run
+    stream: torch.cuda.Stream
+    hold: Sleep | None = None
+    reason: str | None = None
+    spoiled: bool = False
 
-@cache
-def timing_stream(device: str) -> torch.cuda.Stream:
-    """One stream for all: libraries keep a workspace for each stream that they have seen."""
-    return torch.cuda.Stream(device)
+    @property
+    def method(self) -> Method:
+        return "events" if self.reason else "graph"
+
+    def sample(self) -> float:
+        """Microseconds of one invocation."""
+        return timed(self.run, self.n, self.before, self.stream, self.hold)
+
+    def durations(self) -> list[KernelDuration]:
+        """The kernels of one invocation."""
+        if self.reason:
+            self.before()
+            return kernels.durations(kernels.plain(self.run), self.n)
+        replays = kernels.graph_replays(self._profiled)
+        return kernels.durations([ran for replay in replays for ran in replay], self.n * len(replays))
+
+    def _profiled(self) -> None:
+        for _ in range(PROFILED):
+            self.before()
+            self.run()
 
 
 def time_cuda(
-    call: Callable[..., Any], sets: list[Inputs], touched: int, restore: Run, budget: Budget, device: str
+    call: Callable[..., Any],
+    first: Inputs,
+    rotation: Rotation,
+    restored: list[memory.Key],
+    budget: Budget,
+    device: str,
+    profiled: bool = False,
 ) -> Timing:
-    """Times of `call` over rotating `sets`, of each of which it touches `touched` bytes, on a stream of its own."""
-    cold = len(sets) * touched >= COLD_FACTOR * l2_bytes(device)
+    """Times of `call` on `first` and clones of it, on a stream of its own; `restored`: the storages it writes to.
+
+    `profiled`: its kernels' durations, too.
+    """
     stream = timing_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    turn = rotating(call, sets)
+    persisting.reset()
     with torch.cuda.stream(stream):
         floors = floor_us(device)
-        estimate = warm_up(turn, stream)
-        restore()
-        run, n, reason, spoiled = graph_or_events(turn, nodes(estimate, len(sets)), restore)
-        samples, rule = sample_until(lambda: timed(run, n, restore, stream, delay=bool(reason)), budget)
+        saved = Saved.of(first, restored)
+        estimate, waits = warm_up(rotating(call, [first]), stream, device)
+        saved.restore([first])
+        more = rotation.sets(estimate, memory.free(device), device) - 1
+        sets = [first, *(rotation.clone() for _ in range(more))]
+        work = prepared(rotating(call, sets), sets, rotation, waits, estimate, saved, device)
+        found = sample_until(work.sample, budget, slow=Watch(device).slow)
+        state = rotation.reached(len(sets), work.n, device)
+        notes = said(work)
+        if (
+            work.method == "graph" and median(found.samples) < floors["graph"] / 2
+        ):  # no kernel is that fast: it is empty
+            return Timing([0.0], work.n, found.rule, "none", "warm", len(sets), [NOTHING], floor_us=floors["graph"])
+        ran, lost = profile(work) if profiled else ([], [])
     torch.cuda.synchronize(device)
-    method: Method = "events" if reason else "graph"
-    floor = floors[method]
-    if method == "graph" and median(samples) < floor / 2:  # no kernel is that fast: the graph is empty
-        return Timing([0.0], n, rule, "none", "warm", len(sets), [NOTHING], floor_us=floor)
-    notes = [f"no CUDA graph: {reason}"] if reason else []
-    notes += [AT_FLOOR] if median(samples) < 2 * floor else []
-    return Timing(samples, n, rule, method, "cold" if cold else "warm", len(sets), notes, spoiled, floor)
+    floor = floors[work.method]
+    notes += [AT_FLOOR] if median(found.samples) < 2 * floor else []
+    return timing_of(found, work, notes + lost, state, len(sets), floor, ran)
+
+
+def timing_of(
+    found: Sampled, work: Work, notes: list[str], state: Any, sets: int, floor: float, ran: list[KernelDuration]
+) -> Timing:
+    return Timing(
+        found.samples, work.n, found.rule, work.method, state, sets, notes, work.spoiled, floor, found.slow, ran
+    )
+
+
+def said(work: Work) -> list[str]:
+    """Why it is no graph, and whether the host's time is in what was measured instead."""
+    if not work.reason:
+        return []
+    gave_up = bool(work.hold and work.hold.gave_up)
+    return [f"no CUDA graph: {work.reason}", *([HOST_IN_IT] if work.hold is None else [GAVE_UP] if gave_up else [])]
+
+
+def profile(work: Work) -> tuple[list[KernelDuration], list[str]]:
+    """The kernels of one invocation, or a note that says why there are none."""
+    try:
+        ran = work.durations()
+    except (RuntimeError, AttributeError, AssertionError) as error:
+        return [], [f"no kernel durations: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"]
+    return ran, [] if ran else ["no kernel durations: the profiler saw no kernel (is another one running?)"]
 
 
 @cache
@@ -81,23 +143,38 @@ def floor_us(device: str) -> dict[Method, float]:
     def run() -> None:
         cell.add_(1)
 
-    n = nodes(warm_up(run, stream), 1)
-    graph = capture(run, n)
-    times = [timed(graph, n, lambda: None, stream, delay=False) for _ in range(FLOOR_SAMPLES)]
-    alone = [timed(run, 1, lambda: None, stream, delay=True) for _ in range(FLOOR_SAMPLES)]
-    return {"graph": median(times), "events": median(alone)}
+    estimate, _ = warm_up(run, stream, device)
+    n = nodes(estimate, 1)
+    graph = Work(capture(run, n), n, nothing, stream)
+    alone = Work(repeated(run, MOST_QUEUED), MOST_QUEUED, nothing, stream, blocker(device))
+    return {
+        "graph": median(graph.sample() for _ in range(FLOOR_SAMPLES)),
+        "events": median(alone.sample() for _ in range(FLOOR_SAMPLES)),
+    }
 
 
-def graph_or_events(turn: Run, n: int, restore: Run) -> tuple[Run, int, str | None, bool]:
-    """What to time and how many invocations it is; why it is no graph; whether a failed capture spoiled the process."""
-    if reason := synchronizes(turn):
-        return turn, 1, reason, False
-    restore()
+def prepared(
+    turn: Run, sets: list[Inputs], rotation: Rotation, waits: str | None, estimate: float, saved: Saved, device: str
+) -> Work:
+    """A captured graph of `turn`, or where it cannot be captured what runs it behind a held GPU; one that waits for the
+    GPU itself can neither be held back nor repeated without its waits."""
+    stream = timing_stream(device)
+    sweep = sweeper(device) if rotation.cache != "warm" and rotation.size.touched else nothing
+
+    def before() -> None:
+        saved.restore(sets)
+        sweep()
+
+    if waits:
+        return Work(turn, 1, before, stream, None, waits)
+    before()
+    n = nodes(estimate, len(sets))
     try:
-        return capture(turn, n), n, None, False
+        return Work(capture(turn, n), n, before, stream)
     except CaptureFailed as failure:
         torch.cuda.synchronize()
-        return turn, 1, str(failure), True
+        n = min(nodes(estimate, 1), MOST_QUEUED)
+        return Work(repeated(turn, n), n, before, stream, blocker(device), str(failure), spoiled=True)
 
 
 def rotating(call: Callable[..., Any], sets: list[Inputs]) -> Run:
@@ -111,63 +188,23 @@ def rotating(call: Callable[..., Any], sets: list[Inputs]) -> Run:
     return run
 
 
-def nodes(estimate_us: float, sets: int) -> int:
-    """Invocations in a graph that lasts a millisecond and uses every set equally often."""
-    wanted = min(int(REPLAY_US / max(estimate_us, 0.5)) + 1, MOST_NODES)
-    return -(-wanted // sets) * sets
+def repeated(run: Run, n: int) -> Run:
+    def all_of_them() -> None:
+        for _ in range(n):
+            run()
+
+    return all_of_them
 
 
-def warm_up(run: Run, stream: torch.cuda.Stream) -> float:
-    """Run three times, so that every lazy step is done; microseconds of the last."""
+def warm_up(run: Run, stream: torch.cuda.Stream, device: str) -> tuple[float, str | None]:
+    """Run until every lazy step is done: microseconds of one run, and why it waits for the GPU (None: it does not)."""
+    hold = blocker(device)
+    hold.reset()
     run()
-    run()
-    return timed(run, 1, lambda: None, stream, delay=True)
-
-
-def synchronizes(run: Run) -> str | None:
-    """Why the operator cannot be captured: it waits for the GPU. A failed capture would spoil the process."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    except RuntimeError as error:
-        return str(error).splitlines()[0][:120]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return None
-
-
-class CaptureFailed(Exception):
-    """The operator cannot be captured; torch is left in a state that no later capture survives."""
-
-
-def capture(run: Run, n: int) -> Run:
-    """A graph of `n` invocations on the current stream; what replays it."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    gc.disable()  # a collection that frees another graph's memory would end the capture
-    try:
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for _ in range(n):
-                run()
-        finally:
-            graph.capture_end()
-    except RuntimeError as error:
-        raise CaptureFailed(str(error).splitlines()[0][:120]) from None
-    finally:
-        gc.enable()
-    graph.replay()
-    return lambda: graph.replay()
-
-
-def timed(run: Run, n: int, restore: Run, stream: torch.cuda.Stream, delay: bool) -> float:
-    """Microseconds of one of the `n` invocations in `run`; `delay` keeps the GPU busy while the host queues them."""
-    restore()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    if delay and hasattr(torch.cuda, "_sleep"):
-        torch.cuda._sleep(DELAY_CYCLES)
-    start.record(stream)
-    run()
-    end.record(stream)
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / n
+    torch.cuda.synchronize(device)
+    waits = synchronizes(run)
+    held = None if waits else hold
+    alone = timed(run, 1, nothing, stream, held)
+    if waits or alone > SHORT_US:
+        return alone, waits
+    return timed(repeated(run, 8), 8, nothing, stream, held), None

@@ -36,9 +36,9 @@ def time_host(
         return loop(call, inputs, n) / n / 1e3
 
     before = preemptions()
-    samples, rule = sample_until(take, budget)
-    lost = preemptions() - before
-    return Timing(samples, n, rule, "host", "warm", 1, [DISTURBED] if lost > len(samples) / 4 else [])
+    found = sample_until(take, budget)
+    notes = [DISTURBED] if preemptions() - before > len(found.samples) / 4 else []
+    return Timing(found.samples, n, found.rule, "host", "warm", 1, notes)
 
 
 def preemptions() -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kcap.schemas.measurement import Cache, Method, StopRule
+from kcap.schemas.measurement import Cache, KernelDuration, Method, StopRule
 
 
 @dataclass(frozen=True)
 class Timing:
     """Microseconds of one invocation, once for each sample of the clock; a sample is `n` invocations.
 
-    `spoiled`: the process should time nothing after this.
+    `slow`: the places of samples taken while the clock was slow. `spoiled`: the process should time nothing after this.
     """
 
     samples_us: list[float]
@@ -23,3 +23,11 @@ class Timing:
     notes: list[str] = field(default_factory=list)
     spoiled: bool = False
     floor_us: float | None = None
+    slow: list[int] = field(default_factory=list)
+    kernels: list[KernelDuration] = field(default_factory=list)
+
+    @property
+    def counted_us(self) -> list[float]:
+        """The samples of which median and quartiles are: all but the slow ones, unless there are no others."""
+        slow = set(self.slow)
+        return [us for place, us in enumerate(self.samples_us) if place not in slow] or self.samples_us

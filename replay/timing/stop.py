@@ -1,16 +1,27 @@
-"""When to stop sampling: the median is known well enough, or the time is up. Every sample is kept."""
+"""When to stop sampling: the median is known well enough, or no better than the noise allows, or the time is up.
+
+Every sample is kept; those that a slow clock spoiled are marked, and count for no rule.
+"""
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
+from bisect import insort
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kcap.schemas.measurement import StopRule
 
 FEWEST = 10  # samples before the error may stop the clock
 PRECISION = 0.005  # standard error of the mean over the median
+# The rule by which nvbench stops what is noisy by nature (its stdrel_criterion.cxx): of the last relative standard
+# deviations, one a sample, the spread around the newest is below a twentieth of it.
+NOISE_WINDOW = 512
+FEWEST_NOISES = 64
+NOISE_EVERY = 16  # samples between two looks
+NOISE_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
@@ -21,22 +32,82 @@ class Budget:
     most: float
 
 
-def converged(samples: list[float]) -> bool:
-    """Whether the standard error of the mean is below half a percent of the median, over at least ten samples."""
-    if len(samples) < FEWEST:
-        return False
-    error = statistics.stdev(samples) / len(samples) ** 0.5
-    return bool(error < PRECISION * statistics.median(samples))
+@dataclass(frozen=True)
+class Sampled:
+    """Every sample in its order, the rule that stopped them, and the places of those taken while the clock was slow."""
+
+    samples: list[float]
+    rule: StopRule
+    slow: list[int] = field(default_factory=list)
+
+
+class Noise:
+    """Mean, spread and median of the samples so far, and how the spread changed."""
+
+    def __init__(self) -> None:
+        self.n, self.mean, self._squares = 0, 0.0, 0.0
+        self._sorted: list[float] = []
+        self._spreads: deque[float] = deque(maxlen=NOISE_WINDOW)
+
+    def add(self, sample: float) -> None:
+        self.n += 1
+        step = sample - self.mean
+        self.mean += step / self.n
+        self._squares += step * (sample - self.mean)
+        insort(self._sorted, sample)
+        if self.n > 1 and self.mean > 0:
+            self._spreads.append(self.deviation / self.mean)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the samples, of at least two."""
+        return math.sqrt(max(self._squares, 0.0) / (self.n - 1))
+
+    @property
+    def median(self) -> float:
+        half = self.n // 2
+        return self._sorted[half] if self.n % 2 else (self._sorted[half - 1] + self._sorted[half]) / 2
+
+    @property
+    def converged(self) -> bool:
+        """Whether the standard error of the mean is below half a percent of the median, over at least ten samples."""
+        return self.n >= FEWEST and self.deviation / math.sqrt(self.n) < PRECISION * self.median
+
+    @property
+    def stable(self) -> bool:
+        """Whether more samples would not change what is known of the spread."""
+        if len(self._spreads) <= FEWEST_NOISES or self.n % NOISE_EVERY:
+            return False
+        now = self._spreads[-1]
+        off = sum((spread - now) ** 2 for spread in self._spreads) / (len(self._spreads) - 1)
+        return math.sqrt(off) < NOISE_SPREAD * now
+
+    @property
+    def rule(self) -> StopRule | None:
+        return "converged" if self.converged else "stable" if self.stable else None
+
+
+def never() -> bool:
+    return False
 
 
 def sample_until(
-    take: Callable[[], float], budget: Budget, clock: Callable[[], float] = time.perf_counter
-) -> tuple[list[float], StopRule]:
-    """Call `take` until the stop rule fires; its results, at least one, and the rule's name."""
+    take: Callable[[], float],
+    budget: Budget,
+    clock: Callable[[], float] = time.perf_counter,
+    slow: Callable[[], bool] = never,
+) -> Sampled:
+    """Call `take` until a stop rule fires, at least once; `slow` says of the sample just taken that it is spoiled."""
     start = clock()
-    samples = [take()]
-    while (elapsed := clock() - start) < budget.most:
-        if elapsed >= budget.least and converged(samples):
-            return samples, "converged"
+    noise, samples, spoiled = Noise(), [], []
+    while True:
         samples.append(take())
-    return samples, "limit"
+        if slow():
+            spoiled.append(len(samples) - 1)
+        else:
+            noise.add(samples[-1])
+        elapsed = clock() - start
+        if elapsed >= budget.most:
+            return Sampled(samples, "limit", spoiled)
+        if elapsed >= budget.least and (rule := noise.rule):
+            return Sampled(samples, rule, spoiled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,23 +17,47 @@ from kcap.replay.bind import bind
 from kcap.replay.inputs import Inputs, build, clone
 from kcap.replay.layout import Target
 from kcap.replay.operators import resolve
+from kcap.replay.rebuild import Rebuilder
 from kcap.replay.runner import Runner
-from kcap.replay.timing import clock, cuda
+from kcap.replay.timing import clock, cuda, graphs, persisting, rotation
+from kcap.replay.timing.blocking import Sleep
 from kcap.replay.timing.clock import uses_gpu
+from kcap.replay.timing.cuda import GAVE_UP, HOST_IN_IT
+from kcap.replay.timing.rotation import Rotation, Size
 from kcap.replay.timing.stop import Budget
-from kcap.schemas.measurement import AT_FLOOR, NOTHING
+from kcap.schemas.measurement import AT_FLOOR, NOTHING, Cache
 from kcap.schemas.recording import Argument, Call
 
 MIB = 1 << 20
 
 
+class FakeHold(Sleep):
+    """Notes when the GPU is held back; gives up, if it is told to."""
+
+    def __init__(self, log: list[str], gives_up: bool) -> None:
+        self.log, self.gives_up = log, gives_up
+
+    def reset(self) -> None:
+        self.gave_up = False
+
+    def hold(self) -> None:
+        self.log.append("hold")
+
+    def release(self) -> None:
+        self.log.append("release")
+        self.gave_up = self.gives_up
+
+
 class FakeCuda:
     """Notes synchronizations, captures and calls; every event pair took `elapsed_ms`."""
 
-    def __init__(self, waits: bool = False, captures: bool = True, elapsed_ms: float = 2.0) -> None:
+    def __init__(
+        self, waits: bool = False, captures: bool = True, elapsed_ms: float = 2.0, gives_up: bool = False
+    ) -> None:
         self.waits, self.captures, self.elapsed_ms = waits, captures, elapsed_ms
         self.log: list[str] = []
         self.debug = "default"
+        self.hold = FakeHold(self.log, gives_up)
 
     def operator(self, number: int) -> None:
         self.log.append(f"call {number}")
@@ -73,57 +98,110 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             "synchronize": lambda *_: fake.log.append("synchronize"),
             "stream": lambda s: nullcontext(),
             "current_stream": lambda device: stream,
-            "_sleep": lambda cycles: fake.log.append("sleep"),
         }
         for name, value in names.items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
-        monkeypatch.setattr(cuda, "timing_stream", lambda device: stream)
-        monkeypatch.setattr(cuda, "l2_bytes", lambda device: 50 * MIB)
+        for module in (cuda, graphs):
+            monkeypatch.setattr(module, "timing_stream", lambda device: stream)
+        for module in (cuda, rotation):
+            monkeypatch.setattr(module, "l2_bytes", lambda device: 50 * MIB)
+        monkeypatch.setattr(cuda, "blocker", lambda device: fake.hold)
+        monkeypatch.setattr(cuda, "sweeper", lambda device: lambda: fake.log.append("sweep"))
         monkeypatch.setattr(cuda, "floor_us", lambda device: {"graph": 1.0, "events": 3.0})
+        monkeypatch.setattr(persisting, "reset", lambda: fake.log.append("reset"))
+        monkeypatch.setattr(memory, "free", lambda device: 100 << 30)
         return fake
 
     return put
 
 
-def sets(count: int) -> list[Inputs]:
-    return [Inputs([number], {}, {}) for number in range(count)]
+def run(fake: FakeCuda, set_bytes: int, state: Cache = "cold", restored: bool = False) -> Any:
+    """Time the fake's operator, each set of whose inputs has so many bytes; clones are numbered from 1."""
+    made = count(1)
+    buffers = {("cpu", 0): torch.zeros(4, dtype=torch.uint8)}
+    first = Inputs([0], {}, buffers)
+    rotation = Rotation(state, Size(set_bytes, set_bytes), lambda: Inputs([next(made)], {}, dict(buffers)))
+    keys = [("cpu", 0)] if restored else []
+    return cuda.time_cuda(fake.operator, first, rotation, keys, Budget(0, 0), "cuda:0")
 
 
-def run(fake: FakeCuda, count: int, set_bytes: int) -> Any:
-    restores: list[int] = []
-    timing = cuda.time_cuda(fake.operator, sets(count), set_bytes, lambda: restores.append(1), Budget(0, 0), "cuda:0")
-    assert restores
-    return timing
+def captured(fake: FakeCuda) -> list[str]:
+    return fake.log[fake.log.index("begin") + 1 : fake.log.index("end")]
 
 
 def test_a_graph_goes_round_all_sets_equally_often(install: Install) -> None:
+    fake = install(FakeCuda(elapsed_ms=0.1))  # of eight invocations: 80 take the millisecond
+    timing = run(fake, 60 * MIB)
+    assert (timing.method, timing.cache, timing.input_sets, timing.n) == ("graph", "cold", 5, 85)
+    assert all(captured(fake).count(f"call {number}") == 17 for number in range(5))
+    assert timing.samples_us == [pytest.approx(100 / 85)]
+
+
+def test_a_sweep_before_each_replay_and_outside_the_window_makes_small_inputs_cold(install: Install) -> None:
+    fake = install(FakeCuda(elapsed_ms=0.1))
+    timing = run(fake, MIB)
+    assert (timing.cache, timing.input_sets, timing.n) == ("cold", 81, 81)  # each set is used once a replay
+    assert len(set(captured(fake))) == 81
+    assert fake.log[-3:] == ["sweep", "replay", "synchronize"]
+
+
+def test_warm_inputs_are_one_set_that_nothing_sweeps_away(install: Install) -> None:
+    fake = install(FakeCuda(elapsed_ms=0.1))
+    timing = run(fake, 60 * MIB, "warm")
+    assert (timing.cache, timing.input_sets) == ("warm", 1)
+    assert "sweep" not in fake.log
+
+
+def test_what_holds_no_weights_is_in_serving_as_it_is(install: Install) -> None:
     fake = install(FakeCuda())
-    timing = run(fake, 3, 100 * MIB)
-    captured = fake.log[fake.log.index("begin") + 1 : fake.log.index("end")]
-    assert timing.method == "graph"
-    assert timing.cache == "cold"
-    assert len(captured) == timing.n == 3  # one invocation takes the millisecond, each set gets its turn
-    assert sorted(captured) == ["call 0", "call 1", "call 2"]
-    assert timing.samples_us == [pytest.approx(2000 / 3)]
+    timing = run(fake, 0, "serving")
+    assert (timing.cache, timing.input_sets) == ("serving", 1)
+    assert "sweep" not in fake.log
 
 
-def test_little_data_stays_in_the_l2_and_is_called_warm(install: Install) -> None:
-    assert run(install(FakeCuda()), 2, MIB).cache == "warm"
+def test_the_persisting_part_of_the_l2_is_given_back_first(install: Install) -> None:
+    fake = install(FakeCuda())
+    run(fake, MIB)
+    assert fake.log[0] == "reset"
 
 
-def test_an_operator_that_waits_is_never_captured(install: Install) -> None:
+def test_an_operator_that_waits_is_never_captured_and_the_gpu_is_not_held_back_from_it(install: Install) -> None:
+    """Held back by a kernel that waits for the host, it would wait for the GPU for ever."""
     fake = install(FakeCuda(waits=True))
-    timing = run(fake, 1, MIB)
+    timing = run(fake, MIB)
     assert "begin" not in fake.log
+    assert "hold" not in fake.log
     assert (timing.method, timing.n, timing.spoiled) == ("events", 1, False)
-    assert timing.notes == ["no CUDA graph: called a synchronizing CUDA operation"]
+    assert timing.notes == ["no CUDA graph: called a synchronizing CUDA operation", HOST_IN_IT]
     assert fake.debug == "default"
 
 
-def test_a_failed_capture_falls_back_and_asks_for_a_new_process(install: Install) -> None:
-    timing = run(install(FakeCuda(captures=False)), 1, MIB)
-    assert (timing.method, timing.spoiled) == ("events", True)
+def test_a_failed_capture_is_timed_behind_a_held_gpu_and_asks_for_a_new_process(install: Install) -> None:
+    fake = install(FakeCuda(captures=False, elapsed_ms=0.1))
+    timing = run(fake, 60 * MIB)
+    assert (timing.method, timing.n, timing.spoiled) == ("events", 64, True)
     assert "previous error during capture" in timing.notes[0]
+    assert not {GAVE_UP, HOST_IN_IT} & set(timing.notes)
+    last = len(fake.log) - fake.log[::-1].index("hold") - 1
+    assert fake.log[last - 1] == "sweep"
+    assert all(entry.startswith("call") for entry in fake.log[last + 1 : last + 65])
+    assert fake.log[last + 65] == "release"
+
+
+def test_a_holding_kernel_that_gave_up_is_told(install: Install) -> None:
+    timing = run(install(FakeCuda(captures=False, gives_up=True)), MIB)
+    assert timing.notes[1] == GAVE_UP
+
+
+def test_the_gpu_is_let_go_even_if_the_timed_call_fails(install: Install) -> None:
+    fake = install(FakeCuda())
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        graphs.timed(fail, 1, graphs.nothing, SimpleNamespace(), fake.hold)  # type: ignore[arg-type]
+    assert fake.log == ["hold", "release"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +221,7 @@ def test_an_empty_graph_is_no_time_and_a_tiny_kernel_is_at_the_floor(
     notes: list[str],
 ) -> None:
     monkeypatch.setattr(cuda, "nodes", lambda estimate, sets: 250)
-    timing = run(install(FakeCuda(elapsed_ms=elapsed_ms)), 1, MIB)
+    timing = run(install(FakeCuda(elapsed_ms=elapsed_ms)), MIB, "warm")
     assert (timing.method, timing.notes, timing.floor_us) == (method, notes, 1.0)
     assert timing.samples_us == [pytest.approx(median_us)]
 
@@ -154,27 +232,36 @@ def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, mo
     cell = torch.zeros(1)
     monkeypatch.setattr(torch, "zeros", lambda size, device: cell)
     floors = measure("cuda:0")
-    assert floors == {"graph": pytest.approx(2000 / cuda.nodes(2000, 1)), "events": 2000.0}
+    assert floors == {"graph": 2000 / rotation.nodes(2000, 1), "events": 2000 / cuda.MOST_QUEUED}
     assert fake.log.count("replay") == 1 + cuda.FLOOR_SAMPLES
     assert int(cell) > cuda.FLOOR_SAMPLES
 
 
 @pytest.mark.parametrize(
-    ("set_bytes", "touched", "free", "count"),
+    ("total", "touched", "estimate", "free", "sets"),
     [
-        (50 * MIB, 50 * MIB, 100 << 30, 5),
-        (1 << 30, 1 << 30, 100 << 30, 1),
-        (64, 64, 100 << 30, 1),  # can never leave the L2: one set, which is warm
-        (50 * MIB, 50 * MIB, 400 * MIB, 1),
-        (MIB, MIB // 8, 100 << 30, 2000),  # an eighth of each page is written
-        (33 * MIB, MIB // 8, 100 << 30, 1),
+        (50 * MIB, 50 * MIB, 20.0, 100 << 30, 5),
+        (1 << 30, 1 << 30, 500.0, 100 << 30, 1),
+        (64, 64, 2.0, 100 << 30, 501),  # each once a replay, with a sweep between two
+        (50 * MIB, 50 * MIB, 20.0, 400 * MIB, 1),  # two of the five fit, and 40 µs are too short a replay
+        (50 * MIB, 50 * MIB, 60.0, 400 * MIB, 2),
+        (MIB, MIB // 8, 0.1, 100 << 30, 2000),  # an eighth of each page is written
+        (33 * MIB, MIB // 8, 2.0, 100 << 30, 124),
+        (0, 0, 2.0, 100 << 30, 1),
     ],
 )
-def test_one_round_touches_five_times_the_l2_or_stays_in_it(
-    install: Install, set_bytes: int, touched: int, free: int, count: int
+def test_there_are_as_many_sets_as_make_them_cold_and_fit(
+    install: Install, total: int, touched: int, estimate: float, free: int, sets: int
 ) -> None:
     install(FakeCuda())
-    assert cuda.sets_needed(set_bytes, touched, free, "cuda:0") == count
+    made = Rotation("cold", Size(total, touched), lambda: Inputs([], {}, {}))
+    assert made.sets(estimate, free, "cuda:0") == sets
+
+
+def test_a_set_used_twice_a_replay_is_not_called_cold(install: Install) -> None:
+    install(FakeCuda())
+    small = Rotation("serving", Size(MIB, MIB), lambda: Inputs([], {}, {}))
+    assert [small.reached(sets, 20, "cuda:0") for sets in (1, 19, 20)] == ["warm", "warm", "serving"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +283,7 @@ def test_host_work_of_a_gpu_recording_is_timed_by_the_host_and_names_the_process
     specs = [tensor(16, dtype="int32", storage=n) for n in range(3)]
     args = [Argument(value=specs[0]), Argument(value=specs[1]), Argument(name="out", value=specs[2], keyword=True)]
     call = Call(id=0, operator="aten::add.out", args=args)
-    answer = Runner("cuda:0", "cuda", None).run(call, None, 0.001)
+    answer = Runner(Rebuilder("cuda:0", "cuda", None)).run(call, None, 0.001)
     assert answer["status"] == "ok", answer
     assert (answer["method"], answer["device"], answer["clocks"]) == ("host", "cpu", None)
     assert answer["threads"] and answer["device_name"]
@@ -237,4 +324,4 @@ def test_the_host_end_of_an_asynchronous_copy_is_pinned(
     ("estimate", "sets", "count"), [(2.0, 1, 501), (2.0, 100, 600), (5000.0, 1, 1), (0.0, 7, 2002)]
 )
 def test_a_graph_lasts_a_millisecond(estimate: float, sets: int, count: int) -> None:
-    assert cuda.nodes(estimate, sets) == count
+    assert rotation.nodes(estimate, sets) == count

@@ -17,6 +17,7 @@ from handmade import Values, call, tensor
 
 from kcap.replay.bind import Bound
 from kcap.replay.launches import NO_SOURCE, UNTRUSTED, Launches, LaunchRule
+from kcap.replay.rebuild import Rebuilder
 from kcap.replay.runner import Runner
 from kcap.schemas.recording import Argument, Call, Launch, Metadata, Sample, load, write_recording
 from kcap.schemas.seal import seal
@@ -222,7 +223,7 @@ def answer(path: Path, made: Call, sample: Sample | None = None) -> dict[str, An
     """What the Runner says, in this process: for Calls whose kernel does not run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kcap.replay.triton_source.check_device", lambda *_: None)
-        return Runner("cpu", "cpu", path).run(made, sample, 0.001)
+        return Runner(Rebuilder("cpu", "cpu", path)).run(made, sample, 0.001)
 
 
 def test_without_triton_the_reason_names_the_package(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> None:

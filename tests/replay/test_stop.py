@@ -2,48 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import statistics
+from collections.abc import Callable, Iterator
 from itertools import count, cycle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kcap.replay.timing.stop import FEWEST, Budget, converged, sample_until
+from kcap.replay.timing.stop import FEWEST, FEWEST_NOISES, NOISE_EVERY, Budget, Noise, Sampled, never, sample_until
 
 
-def run(values: Iterator[float], budget: Budget, tick: float) -> tuple[list[float], str]:
+def run(values: Iterator[float], budget: Budget, tick: float, slow: Callable[[], bool] = never) -> Sampled:
     now = [0.0]
 
     def take() -> float:
         now[0] += tick
         return next(values)
 
-    return sample_until(take, budget, lambda: now[0])
+    return sample_until(take, budget, lambda: now[0], slow)
+
+
+def noise_of(samples: list[float]) -> Noise:
+    noise = Noise()
+    for sample in samples:
+        noise.add(sample)
+    return noise
 
 
 def test_steady_samples_stop_at_the_least_time() -> None:
-    samples, rule = run(cycle([10.0, 10.01]), Budget(1.0, 5.0), 0.01)
-    assert rule == "converged"
-    assert 100 <= len(samples) <= 102
+    found = run(cycle([10.0, 10.01]), Budget(1.0, 5.0), 0.01)
+    assert found.rule == "converged"
+    assert 100 <= len(found.samples) <= 102
 
 
 def test_ten_samples_are_taken_however_slow_they_are() -> None:
-    samples, rule = run(cycle([10.0]), Budget(0.001, 100.0), 1.0)
-    assert (len(samples), rule) == (FEWEST, "converged")
+    found = run(cycle([10.0]), Budget(0.001, 100.0), 1.0)
+    assert (len(found.samples), found.rule) == (FEWEST, "converged")
 
 
 def test_noise_stops_at_the_limit_and_every_sample_is_kept() -> None:
     values = [float(1 + i % 7 * 50) for i in range(100)]
-    samples, rule = run(iter(values), Budget(0.1, 0.5), 0.01)
-    assert rule == "limit"
-    assert samples == values[: len(samples)]
-    assert 50 <= len(samples) <= 51
+    found = run(iter(values), Budget(0.1, 0.5), 0.01)
+    assert found.rule == "limit"
+    assert found.samples == values[: len(found.samples)]
+    assert 50 <= len(found.samples) <= 51
 
 
 def test_one_sample_longer_than_the_limit_is_enough() -> None:
-    samples, rule = run(map(float, count()), Budget(0.1, 0.5), 9.0)
-    assert (samples, rule) == ([0.0], "limit")
+    found = run(map(float, count()), Budget(0.1, 0.5), 9.0)
+    assert (found.samples, found.rule) == ([0.0], "limit")
 
 
 @pytest.mark.parametrize("samples", [[1.0] * 9, [1.0, 100.0] * 10])
 def test_few_or_scattered_samples_have_not_converged(samples: list[float]) -> None:
-    assert not converged(samples)
+    assert not noise_of(samples).converged
+
+
+def test_noise_that_no_longer_changes_stops_long_before_the_limit() -> None:
+    """A tenth of spread needs 400 samples for the error alone; that it stays a tenth is plain much earlier."""
+    values = random.Random(7)
+    found = run(iter(lambda: values.gauss(100, 40), None), Budget(0.1, 1e9), 0.01)
+    assert found.rule == "stable"
+    assert FEWEST_NOISES < len(found.samples) < 6400
+    assert len(found.samples) % NOISE_EVERY == 0
+
+
+def test_noise_that_still_grows_is_not_stable() -> None:
+    assert not noise_of([100.0 + 1.2**i for i in range(112)]).stable
+
+
+def test_samples_under_a_slow_clock_are_kept_and_decide_nothing() -> None:
+    found = run(cycle([10.0, 99.0]), Budget(0.0, 1e9), 0.01, slow=cycle([False, True]).__next__)
+    assert found.rule == "converged"
+    assert found.slow == list(range(1, 2 * FEWEST - 1, 2))
+    assert found.samples[:4] == [10.0, 99.0, 10.0, 99.0]
+
+
+def test_a_clock_that_stays_slow_stops_at_the_limit() -> None:
+    found = run(cycle([10.0]), Budget(0.0, 0.5), 0.01, slow=lambda: True)
+    assert (found.rule, len(found.slow)) == ("limit", len(found.samples))
+
+
+@given(st.lists(st.floats(0.001, 1e6, allow_nan=False), min_size=2, max_size=60))
+def test_running_numbers_are_those_of_all_samples(samples: list[float]) -> None:
+    noise = noise_of(samples)
+    assert noise.median == pytest.approx(statistics.median(samples))
+    assert noise.mean == pytest.approx(statistics.fmean(samples))
+    assert noise.deviation == pytest.approx(statistics.stdev(samples), rel=1e-6, abs=1e-6 * noise.mean)

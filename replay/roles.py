@@ -1,0 +1,82 @@
+"""Which of an invocation's storages hold what the model keeps: parameters and key-value caches.
+
+A step of many layers reads each of them once, from memory: whatever the L2 held of them, the other layers' have driven
+out. What one kernel hands to the next, the activations, it leaves in the L2. In the cache state `serving` the first
+rotate and the others stay where they are. A record has no addresses, so the rule goes by what a Call tells, in this
+order:
+
+1. A name that says it, as all libraries name theirs: `weight`, `bias`, `w13`, `mat2`, `key_cache`, `cos_sin_cache`,
+   and `b` beside an `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made.
+2. `k`, `v` and `kv` are caches where a table of pages is an argument too; otherwise they are activations.
+3. A kernel of inductor's names nothing: floats that it does not write to, of other rows than what it writes to
+   (`[4096]` beside `[64, 4096]`), are parameters.
+
+Everything else is an activation, and so is every table of indices. Two layers' embeddings and rotary tables are one
+tensor, but of these, too, no row is left from the step before.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kcap.replay.bind import Bound
+from kcap.replay.layout import Target, key_of
+from kcap.replay.memory import Key
+from kcap.schemas.dtypes import BY_NAME
+from kcap.schemas.values import TensorSpec
+
+KINDS = r"q?weights?|bias|gamma|w\d*|mat2|(k|v|kv)?_?caches?|(k|v|kv)_buffer|kv_pool"
+OF_THEM = r"(_(scales?|scale_inv|zeros?|zero_points?|zp|bias|sf|global_scale))?"
+NAME = re.compile(rf"(.*_)?({KINDS}){OF_THEM}")
+SECOND = re.compile(rf"(arg_|.*scales?_)?b{OF_THEM}|b_(q_weight|meta)")  # of a product a @ b
+ROUTED = re.compile(r"top_?k|rout|expert_weights")
+PAGED = frozenset({"k", "v", "kv", "key", "value"})
+TABLE = re.compile(r"(block|page)_?tables?|(paged_)?kv_(indices|page_indices)")
+POINTER = re.compile(r"(in|out|in_out)_ptr\d+")
+
+
+def kept(bound: Bound, target: Target) -> frozenset[Key]:
+    """The storages of `bound` that hold parameters or caches."""
+    names = {plain(argument.name) for argument in bound.args}
+    paged = any(TABLE.fullmatch(name) for name in names)
+    rows = written_rows(bound)
+    found: set[Key] = set()
+    for path, spec in bound.tensors():
+        argument = bound.args[int(path.split(".")[0])]
+        name = plain(argument.name)
+        product = "a" in names or "arg_a" in names
+        if named(name, paged, product) or (POINTER.fullmatch(name) and not argument.written and unlike(spec, rows)):
+            found.add(key_of(spec, target))
+    return frozenset(found)
+
+
+def named(name: str, paged: bool = False, product: bool = False) -> bool:
+    """Whether an argument of this name is a parameter or a cache; `paged`, `product`: what is beside it."""
+    name = plain(name)
+    if ROUTED.search(name):
+        return False
+    return bool(NAME.fullmatch(name)) or (paged and name in PAGED) or (product and bool(SECOND.fullmatch(name)))
+
+
+def plain(name: str | None) -> str:
+    """Lower case, without the `_ptr` that kernels add."""
+    lower = (name or "").lower()
+    return lower if POINTER.fullmatch(lower) else lower.removesuffix("_ptr")
+
+
+def written_rows(bound: Bound) -> set[int]:
+    """The rows of the matrices that the kernel writes to; none where it says of no argument that it does."""
+    found = set()
+    for path, spec in bound.tensors():
+        argument = bound.args[int(path.split(".")[0])]
+        writes = argument.written or plain(argument.name).startswith(("out_ptr", "in_out_ptr"))
+        if writes and len(spec.shape) > 1:
+            found.add(spec.shape[0])
+    return found
+
+
+def unlike(spec: TensorSpec, rows: set[int]) -> bool:
+    """Whether a tensor that a kernel reads has no row for each row of what it writes."""
+    if not rows or BY_NAME[spec.dtype].kind != "float":
+        return False
+    return len(spec.shape) == 1 or spec.shape[0] not in rows

@@ -1,0 +1,124 @@
+"""What rotates in serving: parameters and caches, and nothing that one kernel hands to the next."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import tensor
+
+from kcap.replay.bind import bind
+from kcap.replay.layout import Target
+from kcap.replay.roles import kept, named
+from kcap.schemas.recording import Argument, Call
+
+CPU = Target("cpu", "cpu")
+M = 64
+
+
+def storages(operator: str, *given: tuple[str, object], written: tuple[str, ...] = ()) -> set[int]:
+    """The numbers of the arguments whose storages hold what the model keeps; each tensor has one of its own."""
+    args = []
+    for number, (name, shape) in enumerate(given):
+        value = tensor(*shape, storage=number) if isinstance(shape, tuple) else shape
+        args.append(Argument(name=name, value=value, written=name in written))
+    bound = bind(Call(id=0, operator=operator, args=args), None, None, lambda _: None)
+    return {number for _, number in kept(bound, CPU)}
+
+
+CASES = {
+    "linear": (("input", (M, 8)), ("weight", (6, 8)), ("bias", (6,))),
+    "mm": (("self", (M, 8)), ("mat2", (8, 6))),
+    "rms_norm": (("result", (M, 8)), ("input", (M, 8)), ("weight", (8,)), ("epsilon", 1e-5)),
+    "rotary": (("positions", (M,)), ("query", (M, 8)), ("key", (M, 8)), ("cos_sin_cache", (99, 8))),
+    "silu_and_mul": (("out", (M, 8)), ("input", (M, 16))),
+    "scaled_mm": (("out", (M, 6)), ("a", (M, 8)), ("b", (8, 6)), ("a_scales", (M, 1)), ("b_scales", (1, 6))),
+    "marlin": (("a", (M, 8)), ("b_q_weight", (8, 6)), ("b_scales", (1, 6)), ("b_zeros", (1, 6)), ("workspace", (4,))),
+    "paged attention": (
+        ("q", (M, 8, 2)),
+        ("k", (9, 2, 2, 2)),
+        ("v", (9, 2, 2, 2)),
+        ("out", (M, 8, 2)),
+        ("page_table", (M, 3)),
+    ),
+    "ragged attention": (("q", (M, 8, 2)), ("k", (M, 2, 2)), ("v", (M, 2, 2)), ("cu_seqlens_q", (3,))),
+    "cache update": (
+        ("key", (M, 2, 2)),
+        ("value", (M, 2, 2)),
+        ("key_cache", (9, 2, 2, 2)),
+        ("value_cache", (9, 2, 2, 2)),
+        ("slot_mapping", (M,)),
+    ),
+    "fused moe": (
+        ("a_ptr", (M, 8)),
+        ("b_ptr", (4, 8, 8)),
+        ("c_ptr", (M, 2, 8)),
+        ("b_scale_ptr", (4, 8)),
+        ("topk_weights_ptr", (M, 2)),
+        ("sorted_token_ids_ptr", (M,)),
+    ),
+    "cutlass moe": (
+        ("hidden_states", (M, 8)),
+        ("w1", (4, 8, 8)),
+        ("w2", (4, 8, 8)),
+        ("w1_scale", (4, 8)),
+        ("topk_weights", (M, 2)),
+    ),
+    "elementwise": (("self", (M, 8)), ("other", (M, 8))),
+    "cache of nobody": (("kv_cache_dummy_dep", (0,)), ("buffer", (4,))),
+}
+KEPT = {
+    "linear": {1, 2},
+    "mm": {1},
+    "rms_norm": {2},
+    "rotary": {3},
+    "scaled_mm": {2, 4},
+    "marlin": {1, 2, 3},
+    "paged attention": {1, 2},
+    "cache update": {2, 3},
+    "fused moe": {1, 3},
+    "cutlass moe": {1, 2, 3},
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_weights_and_caches_are_told_from_activations(kind: str) -> None:
+    assert storages("x::y", *CASES[kind]) == KEPT.get(kind, set())
+
+
+def test_inductors_kernels_keep_what_has_no_row_for_each_row_they_write() -> None:
+    norm = (("in_out_ptr0", (M, 8)), ("in_ptr0", (M, 8)), ("in_ptr1", (8,)), ("out_ptr1", (M, 8)))
+    assert storages("triton::norm.0", *norm, written=("in_out_ptr0", "out_ptr1")) == {2}
+
+
+def test_an_index_that_inductor_reads_is_no_parameter() -> None:
+    args = [
+        Argument(name="in_ptr0", value=tensor(M, dtype="int64")),
+        Argument(name="in_ptr1", value=tensor(999, 8, storage=1)),
+        Argument(name="out_ptr0", value=tensor(M, 8, storage=2), written=True),
+    ]
+    bound = bind(Call(id=0, operator="triton::embedding.0", args=args), None, None, lambda _: None)
+    assert kept(bound, CPU) == {("cpu", 1)}
+
+
+def test_parts_of_one_storage_are_kept_together() -> None:
+    args = [
+        Argument(name="key_cache", value=tensor(4, 2, 2)),
+        Argument(name="value_cache", value=tensor(4, 2, 2)),
+        Argument(name="key", value=tensor(4, 2, storage=1)),
+    ]
+    bound = bind(Call(id=0, operator="x::y", args=args), None, None, lambda _: None)
+    assert kept(bound, CPU) == {("cpu", 0)}
+
+
+@pytest.mark.parametrize(
+    "name", ["window", "k", "b", "topk_weight", "output_scale", "blocks", "wait", "routing_weights", "cached_tokens"]
+)
+def test_names_that_only_look_alike_are_none(name: str) -> None:
+    assert not named(name)
+
+
+DEFINITIONS = ["gemm1_weights", "gemm1_weights_scale", "ckv_cache", "kpe_cache", "k_cache", "weight"]
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_the_names_of_flashinfer_benchs_definitions_are_known(name: str) -> None:
+    assert named(name)
