@@ -59,6 +59,34 @@ class KernelDuration(Record):
         raise TypeError("a KernelDuration is part of a Measurement's line")
 
 
+class LeastWork(Record):
+    """What one invocation must do at least: `bytes` read and written, `read` of them, and `flops` in `dtype`.
+
+    `fresh`: what of `read` is of inputs that rotate: the cache does not hold it, unless it is `warm`.
+    """
+
+    bytes: int = Field(default=0, ge=0)
+    read: int = Field(default=0, ge=0)
+    fresh: int = Field(default=0, ge=0)
+    flops: int = Field(default=0, ge=0)
+    dtype: str = ""
+
+    def line(self) -> bytes:
+        raise TypeError("a LeastWork is part of a Measurement's line")
+
+
+class Roofline(Record):
+    """`us`: what this machine cannot go below for that work; `times`: the median over it; what was achieved."""
+
+    us: Time
+    times: FiniteFloat = Field(ge=0)
+    gb_s: FiniteFloat = Field(ge=0)
+    tflop_s: FiniteFloat = Field(ge=0)
+
+    def line(self) -> bytes:
+        raise TypeError("a Roofline is part of a Measurement's line")
+
+
 class Measurement(Record):
     """What one Call took on one Sample, where, and how that was measured; `reason` says why not.
 
@@ -91,6 +119,8 @@ class Measurement(Record):
     input_sets: int | None = None  # distinct sets of inputs that rotated
     bytes: int | None = None  # of one set
     touched: int | None = None  # of these, what one invocation can reach: a lookup reads rows of its table
+    work: LeastWork | None = None  # None: nobody knows
+    roofline: Roofline | None = None
     notes: list[str] = []
     dtype: str | None = None
     device: str = "cpu"
