@@ -11,6 +11,9 @@ from kcap.schemas.dtypes import BY_NAME
 from kcap.schemas.records import Call, Phase, Sample
 from kcap.schemas.signature import call_key, signature
 
+LAUNCH_US = 3.0
+BYTES_PER_US = 3e6
+
 
 @dataclass
 class Group:
@@ -35,6 +38,12 @@ class CallJob(Job):
     @property
     def arguments(self) -> str:
         return signature(self.call.args)
+
+    @property
+    def expected_us(self) -> float:
+        """A launch and one pass over every tensor."""
+        spec_bytes = sum(spec.numel * spec.bits / 8 for _, spec in self.call.tensors())
+        return self.count * (LAUNCH_US + spec_bytes / BYTES_PER_US)
 
     def as_json(self) -> dict[str, Any]:
         return {"call": self.call.id, "operator": self.name, "signature": self.arguments}

@@ -48,6 +48,11 @@ class Job(ABC):
         return sum(self.counts.values())
 
     @property
+    def expected_us(self) -> float:
+        """A guess at the time of all its invocations, by which sampling is shared out."""
+        return float(self.count)
+
+    @property
     @abstractmethod
     def name(self) -> str:
         """The operator, or the Definition."""

@@ -16,6 +16,8 @@ from kcap.replay.layout import Target
 from kcap.replay.operators import Operator
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.roles import kept
+from kcap.replay.roofline.calls import cost_of
+from kcap.replay.roofline.judging import work
 from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks, kernels
 from kcap.replay.timing.clock import time_on
@@ -48,10 +50,10 @@ class Runner:
         self.rebuilder, self.how = rebuilder, how
         self.target = rebuilder.target
 
-    def run(self, call: Call, sample: Sample | None, seconds: float, limit: float | None = None) -> dict[str, Any]:
-        """The fields of a Measurement that this replay decides. `limit`: seconds of sampling at most."""
+    def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
+        """The fields of a Measurement that this replay decides."""
         try:
-            return self._time(call, sample, Budget(seconds, max(limit or 0, LIMIT_FACTOR * seconds)))
+            return self._time(call, sample, Budget(seconds, LIMIT_FACTOR * seconds))
         except Exception as error:
             return verdict(error, self.target)
 
@@ -59,14 +61,16 @@ class Runner:
         torch.manual_seed(SEED)
         before = clocks.read(self.target.device)
         decided = self.rebuilder.decide(call, sample, cut=True)
-        timing = self._clock(decided, self.rebuilder.build(decided), budget)
+        first = self.rebuilder.build(decided)
+        rotation = rotation_of(self.how.cache, self.rebuilder, decided, first)
+        timing = self._clock(decided, first, rotation, budget)
         timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
-        return report(timing, decided.total, decided.touched, self.target.device, before)
+        told = report(timing, decided.total, decided.touched, self.target.device, before)
+        return {**told, "work": work(cost_of(call, decided), decided.total - rotation.size.total)}
 
-    def _clock(self, decided: Decided, first: Inputs, budget: Budget) -> Timing:
+    def _clock(self, decided: Decided, first: Inputs, rotation: Rotation, budget: Budget) -> Timing:
         operator = decided.operator
         restored = written(operator, decided.bound, decided.rule, self.target)
-        rotation = rotation_of(self.how.cache, self.rebuilder, decided, first)
         return time_on(self.target.device, operator.call, first, rotation, restored, budget, self.how.kernels)
 
 

@@ -44,8 +44,7 @@ def main() -> None:
     runner = Runner(Rebuilder(session.device, session.home, session.root, session.trust), session.how)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
-        call = Call.model_validate(request["call"])
-        return runner.run(call, sample_of(request), request["seconds"], request.get("limit"))
+        return runner.run(Call.model_validate(request["call"]), sample_of(request), request["seconds"])
 
     serve(session.answers, replay)
 
