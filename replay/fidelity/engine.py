@@ -12,7 +12,7 @@ from kcap.errors import CallError
 from kcap.replay.fidelity.span import Span, span
 from kcap.schemas import coverage
 from kcap.schemas.coverage import KernelTime, StepCoverage
-from kcap.schemas.recording import Call, GraphUse, Phase, Recording
+from kcap.schemas.recording import GraphUse, Phase, Recording
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GpuTime:
 
 @dataclass(frozen=True)
 class KindSteps:
-    """The profiled steps of one kind. `invocations`: how often each Call (by id) that does work ran in all of them."""
+    """The profiled steps of one kind. `invocations`: how often each Call (by id) ran in all of them."""
 
     kind: StepKind
     steps: Sequence[StepCoverage]
@@ -117,16 +117,13 @@ def kind_of(step: StepCoverage) -> StepKind:
     return StepKind(step.phase, step.tokens, step.sequences, step.mode, step.padded)
 
 
-def invocations(recording: Recording, steps: Iterable[StepCoverage]) -> Counter[int]:
-    """How often each kernel that does work ran in `steps`, by their Programs."""
+def invocations(recording: Recording, steps: Sequence[StepCoverage]) -> Counter[int]:
+    """How often each kernel ran in `steps`, by their Programs; views and allocations only if the GPU worked for one."""
+    worked = {kernel.call for step in steps for kernel in step.kernels}
     ran = Counter(step.program for step in steps)
     found: Counter[int] = Counter()
     for number, times in ran.items():
         if number is not None:
             for call in recording.ran(recording.program(number)):
-                found[call.id] += times * counts_as_kernel(call)
+                found[call.id] += times * (call.kind == "kernel" and (call.work or call.id in worked))
     return +found
-
-
-def counts_as_kernel(call: Call) -> bool:
-    return call.kind == "kernel" and call.work

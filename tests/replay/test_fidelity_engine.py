@@ -57,6 +57,11 @@ def test_calls_are_counted_by_the_program_and_its_graphs(program: int | None, ti
     assert kind.program == program
 
 
+def test_a_view_that_copied_after_all_is_counted(tmp_path: Path) -> None:
+    (kind,) = profiled_kinds(recorded(tmp_path, step(kernel(0, 5), kernel(1, 2), kernel(2, 3))))
+    assert kind.invocations == {0: 2, 1: 1}  # and never a region
+
+
 def test_the_program_is_the_one_that_most_steps_ran(tmp_path: Path) -> None:
     steps = [step(kernel(0, 5), program=number) for number in (0, 2, 2)]
     (kind,) = profiled_kinds(recorded(tmp_path, *steps))
