@@ -17,6 +17,7 @@ from kcap.replay import report
 from kcap.replay.job import Choice, Request, Source
 from kcap.replay.pool import Worker
 from kcap.replay.results import Results, Row
+from kcap.replay.roofline.judging import Rooflines
 from kcap.replay.source import open_source
 from kcap.schemas.measurement import Measurement
 from kcap.schemas.recording import PHASES, Phase
@@ -72,13 +73,17 @@ def command(
     source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going, trust)
     session = {**source.session, "device": device, "threads": threads}
     with opened(output) as file, Worker(session, source.module) as worker:
-        results = replay(source, worker, seconds, timeout, file)
+        rooflines = Rooflines()
+        results = replay(source, worker, seconds, timeout, file, rooflines)
         environment = worker.environment
     if as_json:
-        summary = {"path": str(path), "environment": environment, "bad_lines": source.bad_lines, **results.as_json()}
+        there = {"environment": environment, "ceilings": rooflines.as_json()}
+        summary = {"path": str(path), **there, "bad_lines": source.bad_lines, **results.as_json()}
         click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     else:
         report.show(report.console(), results, environment, rows)
+        for line in rooflines.lines():
+            click.echo(line)
         say_next(source, output)
     return exit_code(results, source)
 
@@ -100,14 +105,16 @@ def opened(output: Path | None) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def replay(source: Source, worker: Worker, seconds: float, timeout: float, file: BinaryIO | None) -> Results:
+def replay(
+    source: Source, worker: Worker, seconds: float, timeout: float, file: BinaryIO | None, rooflines: Rooflines
+) -> Results:
     """Replay every job; a measurement goes to `file` as soon as it is there."""
     results = Results()
     with progress() as bar:
         task = bar.add_task("replay", total=len(source.jobs))
         for job in source.jobs:
             bar.update(task, description=job.name[:40])
-            row = Row(job, [measure(request, worker, timeout) for request in job.requests(seconds)])
+            row = Row(job, [rooflines.judge(measure(one, worker, timeout)) for one in job.requests(seconds)])
             results.rows.append(row)
             if file:
                 file.writelines(measurement.line() for measurement in row.measurements)

@@ -56,21 +56,24 @@ def title(environment: dict[str, object]) -> str:
 def table(rows: list[Row], whole: float) -> Table:
     """Numbers on the left; kernel and arguments last, cut where the line ends."""
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
-    for name in ("count × time", "share", "time", "count"):
+    floors = any(row.times_floor for row in rows)
+    for name in ("count × time", "share", "time", *(["× floor"] if floors else []), "count"):
         out.add_column(name, justify="right", no_wrap=True)
     for name in ("phases", "clock"):
         out.add_column(name, no_wrap=True)
     out.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
     phases = {phase for row in rows for phase in row.job.counts}
     for row in rows:
-        out.add_row(*cells(row, whole, phases))
+        out.add_row(*cells(row, whole, phases, floors))
     return out
 
 
-def cells(row: Row, whole: float, phases: set[str]) -> Iterator[Text]:
+def cells(row: Row, whole: float, phases: set[str], floors: bool) -> Iterator[Text]:
     yield Text(duration(row.total_us or 0), "bold")
     yield Text(share(row.total_us or 0, whole))
     yield Text(duration(row.time_us or 0))
+    if floors:
+        yield Text(times(row.times_floor))
     yield Text(f"{row.job.count:,}")
     yield Text("all" if len(phases) > 1 and set(row.job.counts) == phases else ",".join(row.job.counts))
     yield Text(clock(row), "dim")
@@ -83,6 +86,13 @@ def clock(row: Row) -> str:
     if first is None or first.method is None:
         return ""
     return first.method if first.method in ("none", "host") else f"{first.method}, {first.cache}"
+
+
+def times(factor: float | None) -> str:
+    """Two or three digits: `1.4`, `27`, `310`; nothing where there is no floor."""
+    if factor is None:
+        return ""
+    return f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
 
 
 def duration(microseconds: float) -> str:

@@ -67,7 +67,28 @@ class Row:
             "method": self.timed.method if self.timed else None,
             "cache": self.timed.cache if self.timed else None,
             "samples": len(self.measurements),
+            **self._roofline(),
             "notes": sorted({note for measurement in self.measurements for note in measurement.notes}),
+        }
+
+    @property
+    def times_floor(self) -> float | None:
+        """How many times its floor the Call takes, over those of its Samples that have one."""
+        held = [(m.median_us, m.roofline.us) for m in self.measurements if m.median_us is not None and m.roofline]
+        return sum(us for us, _ in held) / sum(floor for _, floor in held) if held else None
+
+    def _roofline(self) -> dict[str, Any]:
+        """Means over the Samples that have a floor."""
+        held = [(m.work, m.roofline) for m in self.measurements if m.work and m.roofline]
+        if not held:
+            return {}
+        return {
+            "bytes": round(fmean(work.bytes for work, _ in held)),
+            "flops": round(fmean(work.flops for work, _ in held)),
+            "roofline_us": fmean(roof.us for _, roof in held),
+            "times_floor": self.times_floor,
+            "gb_s": fmean(roof.gb_s for _, roof in held),
+            "tflop_s": fmean(roof.tflop_s for _, roof in held),
         }
 
 

@@ -15,6 +15,8 @@ from kcap.replay.definitions.run_reference import attempt
 from kcap.replay.inputs import Inputs
 from kcap.replay.memory import Key
 from kcap.replay.roles import named
+from kcap.replay.roofline.judging import work
+from kcap.replay.roofline.workloads import cost_of
 from kcap.replay.runner import LIMIT_FACTOR, How, report
 from kcap.replay.timing import clocks
 from kcap.replay.timing.clock import time_on
@@ -39,7 +41,9 @@ def measure(device: str, how: How, ready: Prepared, request: dict[str, Any]) -> 
         rotation = rotation_of(how.cache, ready, first)
         before = clocks.read(device)
         timing = time_on(device, ready.reference, first, rotation, written, budget, how.kernels)
-    return report(replace(timing, notes=[*ready.notes, *timing.notes]), total, total, device, before)
+    told = report(replace(timing, notes=[*ready.notes, *timing.notes]), total, total, device, before)
+    inputs = dict(zip(ready.definition.inputs, ready.made.inputs, strict=True))
+    return {**told, "work": work(cost_of(ready.definition, inputs), total - rotation.size.total)}
 
 
 def rotation_of(cache: Cache, ready: Prepared, first: Inputs) -> Rotation:

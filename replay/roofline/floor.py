@@ -1,8 +1,8 @@
 """The time that a kernel cannot go below on a machine: what it must move, or compute, at the machine's ceilings.
 
-A floor is never too high on purpose. Ceilings are measured, so that a better kernel than those that measured them may
-beat them: MARGINS says by how much. Of a working set half may stay in a nearer cache; of what rotates (`cold`), what
-is written may stay in the cache, for the outputs of invocations can lie in one place.
+A floor is rather too low than too high. Ceilings are measured, so that a better kernel than those that measured them
+may beat them: MARGINS says by how much. Of a working set half may stay in a nearer cache. What is written may stay in
+the cache even where inputs rotate (`cold`, `serving`), for the outputs of all invocations can lie in one place.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ MARGINS = {"cuda": (1.15, 1.25), "cpu": (1.5, 1.5)}
 COLD_FACTOR = 5  # times the last-level cache: what `cold` inputs rotate over at least
 
 
-def floor_us(cost: Cost, ceilings: Ceilings, cache: Cache | str = "warm", sets: int | None = None) -> float:
+def floor_us(
+    cost: Cost, ceilings: Ceilings, cache: Cache = "warm", sets: int | None = None, fresh: int | None = None
+) -> float:
     """Microseconds of one invocation, at least; 0 where nothing is known of its cost.
 
-    `cache`: where its inputs lie; anything but `cold` counts as `warm`. `sets`: how many sets of inputs rotate where
-    they are `cold` (None: as many as `cold` promises).
+    `cache`: where its inputs lie. Unless that is `warm`, `fresh` bytes of them rotate (None: in `cold` all that is
+    read; in `serving` nobody knows, and so none), over so many `sets` (None: as many as the state promises).
     """
     of_bytes, of_flops = MARGINS["cuda" if ceilings.device.startswith("cuda") else "cpu"]
-    return max(_moving(cost, ceilings, cache, sets) / of_bytes, _computing(cost, ceilings) / of_flops)
+    if fresh is None:
+        fresh = cost.read if cache == "cold" else 0
+    moving = max(_warm(cost, ceilings), 0.0 if cache == "warm" else _rotating(fresh, ceilings, sets))
+    return max(moving / of_bytes, _computing(cost, ceilings) / of_flops)
 
 
-def _moving(cost: Cost, ceilings: Ceilings, cache: str, sets: int | None) -> float:
+def _warm(cost: Cost, ceilings: Ceilings) -> float:
     """What is written may be what was read, in place: the working set is half of the bytes at least."""
-    warm = cost.bytes / ceilings.bandwidth(cost.bytes / 2)
-    if cache != "cold":
-        return warm / 1e3
-    rotating = max(COLD_FACTOR * ceilings.cache_bytes, cost.read) if sets is None else sets * cost.read
-    return max(warm, cost.read / ceilings.bandwidth(rotating)) / 1e3
+    return cost.bytes / ceilings.bandwidth(cost.bytes / 2) / 1e3
+
+
+def _rotating(fresh: int, ceilings: Ceilings, sets: int | None) -> float:
+    over = max(COLD_FACTOR * ceilings.cache_bytes, fresh) if sets is None else sets * fresh
+    return fresh / ceilings.bandwidth(over) / 1e3
 
 
 def _computing(cost: Cost, ceilings: Ceilings) -> float:
