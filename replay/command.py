@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.replay import report
+from kcap.replay.fidelity.options import Options
 from kcap.replay.job import Choice, Request, Source
 from kcap.replay.pool import Worker
 from kcap.replay.results import Results, Row
@@ -38,8 +39,11 @@ from kcap.schemas.recording import PHASES, Phase
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
+@click.option("--fidelity", is_flag=True, help="Hold the replay against the GPU time of --check-coverage's steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Write a measurement a line.")
+@click.option(
+    "-o", "output", type=click.Path(path_type=Path), help="Write a measurement a line (--fidelity: a folder)."
+)
 @click.option("--force", is_flag=True, help="Overwrite the output.")
 def command(
     path: Path,
@@ -54,6 +58,7 @@ def command(
     timeout: float,
     threads: int | None,
     trust: bool,
+    fidelity: bool,
     as_json: bool,
     output: Path | None,
     force: bool,
@@ -68,8 +73,14 @@ def command(
     Example:
       kcap replay llama.kcap --phase decode -o llama.measurements.jsonl
       kcap replay flashinfer-trace --trust --op 'rmsnorm*'
+      kcap replay llama.kcap --fidelity -o llama.fidelity
     """
     check_options(device, output, force)
+    if fidelity:
+        refuse(
+            {"--op": globs, "--phase": phase, "--top": top, "--all": views, "--keep-going": keep_going}, "--fidelity"
+        )
+        return held_against_engine(path, Options(device, seconds, timeout, trust, rows, as_json, output))
     source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going, trust)
     session = {**source.session, "device": device, "threads": threads}
     with opened(output) as file, Worker(session, source.module) as worker:
@@ -93,6 +104,18 @@ def check_options(device: str | None, output: Path | None, force: bool) -> None:
         raise CallError(f"--device {device}: not a device that kcap knows: cuda, cuda:N or cpu")
     if output is not None and output.exists() and not force:
         raise CallError(f"{output}: already exists: pass --force")
+
+
+def refuse(given: Mapping[str, object], beside: str) -> None:
+    """CallError for the options in `given` that were passed, which mean nothing beside another one."""
+    if passed := [name for name, value in given.items() if value]:
+        raise CallError(f"{beside} replays what it has to: leave out {', '.join(passed)}")
+
+
+def held_against_engine(path: Path, options: Options) -> int:
+    from kcap.replay.fidelity.command import fidelity
+
+    return fidelity(path, options, progress())
 
 
 @contextmanager
