@@ -20,6 +20,7 @@ import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.candidate_process import Order
+from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.wire import Answer, Layout
@@ -30,7 +31,7 @@ SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
 MOST_SLOTS = 16
 MOST_INVOCATIONS = 4096
 SETS_BYTES = 256 << 20
-MOST_SETS = 8
+FEWEST_SETS, MOST_SETS = 3, 8
 LOG_BYTES = 8 << 20
 TOLD = 2000  # characters of what it printed
 
@@ -65,6 +66,7 @@ class Limits:
     processes: int
     scratch: Path
     hidden: tuple[Path, ...] = ()
+    gpu: Gpu | None = None
 
 
 @dataclass
@@ -101,13 +103,20 @@ class Candidate:
     log: Any
     confined: list[str]
     destination: bool = False
+    graphs: bool = True  # on a GPU: its batches are captured
+    sets: int = 0
     shared: Shared | None = None
     drawn: Draws | None = field(default=None, repr=False)
     last_words: str = ""  # the end of what it had printed when it ended
 
     @classmethod
     def start(
-        cls, server: ForkServer, limits: Limits, code: Solution | Definition, after: Candidate | None = None
+        cls,
+        server: ForkServer,
+        limits: Limits,
+        code: Solution | Definition,
+        after: Candidate | None = None,
+        graphs: bool = True,
     ) -> Candidate:
         """Fork it and build `code`; NotBuilt, Ended or TooSlow where that comes to nothing. `after`: an earlier
         process of the same code that has ended, whose build serves again."""
@@ -138,6 +147,7 @@ class Candidate:
                 {"cage": cage, "after": after.pid if after else None}, [theirs.fileno(), log.fileno(), written.fileno()]
             )
         one = cls(server, limits, started["pid"], ours, own, log, started["confined"])
+        one.graphs = graphs
         one.destination = isinstance(code, Solution) and code.spec.destination_passing_style
         one._await_build()
         return one
@@ -158,16 +168,22 @@ class Candidate:
             self.end()
             raise NotBuilt(str(told["failed"]), str(told.get("log", "")) or printed)
 
-    def open(self, drawn: Draws) -> None:
-        """Make `drawn` the Workload that it runs."""
+    @property
+    def variants(self) -> int:
+        """Of the Workload's index inputs."""
+        assert self.drawn is not None
+        return self.drawn.variants
+
+    def open(self, drawn: Draws, sets: int | None = None) -> None:
+        """Make `drawn` the Workload that it runs, with `sets` sets of inputs that take turns (None: a few)."""
         self._forget()
         slot = sum(result.reserved for result in drawn.results) or 64
         slots = max(min(SLOTS_BYTES // slot, MOST_SLOTS), 1)
         layout = Layout(slot, slots, MOST_INVOCATIONS)
-        sets = max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), 2)
+        self.sets = sets or max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), FEWEST_SETS)
         self.shared, self.drawn = Shared.made(layout), drawn
-        flags = wire.DESTINATION if self.destination else 0
-        content = wire.opening(drawn.contents, drawn.results, layout, drawn.size, drawn.variants, sets, flags)
+        flags = wire.DESTINATION * self.destination + wire.GRAPHS * self.graphs
+        content = wire.opening(drawn.contents, drawn.results, layout, drawn.size, drawn.variants, self.sets, flags)
         answer = self._ask(content, [drawn.pool, self.shared.descriptor])
         if answer.code != wire.FINE:
             raise Ended(answer.text)
@@ -227,18 +243,23 @@ class Candidate:
         self.shared = self.drawn = None
 
     def _ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
+        queued = self._queued_ns()
         began = time.perf_counter_ns()
         try:
             socket.send_fds(self.channel, [content], list(descriptors))
         except OSError:
             raise Ended(self.end(keep=True)) from None
         answer = self._receive(self.limits.timeout)
-        wall = time.perf_counter_ns() - began
+        wall = time.perf_counter_ns() - began - (self._queued_ns() - queued)
         try:
             return wire.answered(answer, wall)
         except ValueError:
             self.end(keep=True)
             raise Ended("it spoke to the judge itself") from None
+
+    def _queued_ns(self) -> int:
+        """How long its process and this one have waited for a core that others had; 0 where Linux does not tell."""
+        return sum(_queued(path) for path in (f"/proc/{self.pid}/schedstat", "/proc/thread-self/schedstat"))
 
     def _receive(self, timeout: float) -> bytes:
         self.channel.settimeout(timeout)
@@ -252,6 +273,15 @@ class Candidate:
         if not content:
             raise Ended(self.end(keep=True))
         return content
+
+
+def _queued(path: str) -> int:
+    """The second field of a schedstat file: nanoseconds spent waiting on a run queue (proc(5))."""
+    try:
+        with open(path, "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def fresh_seed() -> int:

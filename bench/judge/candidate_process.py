@@ -14,6 +14,7 @@ import torch
 
 from kcap.bench import build
 from kcap.bench.integrity import driver, watch
+from kcap.bench.integrity.driver import gpu
 from kcap.replay.definitions.prepared import compiled, order
 from kcap.schemas import definition as definitions_file
 from kcap.schemas import solution as solutions_file
@@ -49,6 +50,8 @@ def run(given: Order, channel: int, loaded: driver.Driver) -> None:
     if given.cores:
         os.sched_setaffinity(0, given.cores)
     torch.set_num_threads(given.threads)
+    if given.device != "cpu":
+        loaded.use_gpu(*gpu.taken(given.device))
     watched = watch.taken()
     sock = socket.socket(fileno=os.dup(channel))
     try:

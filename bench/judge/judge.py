@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kcap.bench.judge.batching import NoGraph
 from kcap.bench.judge.candidate import Candidate, Ended, Limits, NotBuilt, TooSlow
 from kcap.bench.judge.draws import Draws, draws
 from kcap.bench.judge.evidence import Refused
@@ -33,6 +34,7 @@ class Running:
     solution: Solution
     candidate: Candidate | None = None
     ended: Candidate | None = None
+    graphs: bool = True
     failure: tuple[Status, str, str] | None = None
     deaths: int = 0
 
@@ -48,6 +50,7 @@ class Judge:
     environment: dict[str, Any] = field(default_factory=dict)
     running: Running | None = None
     reference: tuple[Definition, Candidate] | None = None
+    launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
     known: dict[tuple[str, str], Known] = field(default_factory=dict)
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
@@ -67,6 +70,22 @@ class Judge:
         self.reference = None
 
     def _judge(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
+        """What cannot be captured is started again, to be launched as it is."""
+        while True:
+            try:
+                return self._attempt(solution, definition, workload)
+            except NoGraph as refused:
+                self._without_graphs(definition, refused.candidate)
+
+    def _without_graphs(self, definition: Definition, candidate: Candidate) -> None:
+        if self.running and self.running.candidate is candidate:
+            candidate.end(keep=True)
+            self.running.ended, self.running.candidate, self.running.graphs = candidate, None, False
+        else:
+            self._drop_reference()
+            self.launched.add(definition.name)
+
+    def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         dataset = Dataset(self.root) if self.root else None
         with draws(definition, workload, dataset, self.limits.memory) as drawn:
             truth = self._truth(definition, workload, drawn)
@@ -86,10 +105,13 @@ class Judge:
         if self.reference is None or self.reference[0] != definition:
             self._drop_reference()
             try:
-                self.reference = definition, Candidate.start(self.server, self.limits, definition)
+                self.reference = definition, self._start_reference(definition)
             except (NotBuilt, Ended, TooSlow) as error:
                 raise AtFault(f"its reference: {error}") from None
         return self.reference[1]
+
+    def _start_reference(self, definition: Definition) -> Candidate:
+        return Candidate.start(self.server, self.limits, definition, graphs=definition.name not in self.launched)
 
     def _drop_reference(self) -> None:
         if self.reference:
@@ -139,7 +161,9 @@ class Judge:
 
     def _start(self, running: Running) -> None:
         try:
-            running.candidate = Candidate.start(self.server, self.limits, running.solution, running.ended)
+            running.candidate = Candidate.start(
+                self.server, self.limits, running.solution, running.ended, running.graphs
+            )
             running.ended = None
         except NotBuilt as error:
             running.failure = "COMPILE_ERROR", str(error), error.log

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from kcap.bench.judge.accuracy import Difference, accuracy, allowed, difference
+from kcap.bench.judge.batching import Kept, batches
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.evidence import CONSTANT, STALE, UNWRITTEN, Refused, Seen, check, unwritten
-from kcap.bench.judge.stopwatch import Kept, Times, time_both
+from kcap.bench.judge.stopwatch import Times, time_both
 from kcap.bench.judge.truth import SAME, Truth
 from kcap.schemas.outcome import Accuracy
 
@@ -33,12 +34,15 @@ class Trial:
     timed: int = 0
 
     def run(self) -> Times:
-        """Its times; Refused, where it does not pass. Ended or TooSlow, where its process does not live to see it."""
-        self.candidate.open(self.truth.drawn)
+        """Its times. Refused, where it does not pass; Ended or TooSlow, where its process does not live to see it;
+        NoGraph, where it or the reference cannot be captured.
+        """
+        drawn = self.truth.drawn
+        self.candidate.open(drawn)
         self._before()
         sieve = Sieve(self.candidate)
-        variants = self.truth.drawn.variants
-        times = time_both(self.candidate, self.truth.reference, variants, self.seconds, KEPT_OF_BATCH, sieve.add)
+        ours, theirs = (batches(one, drawn, self.seconds) for one in (self.candidate, self.truth.reference))
+        times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sieve.add)
         self._timed(sieve)
         check(self.candidate.replaced())
         return times

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
+from kcap.schemas.measurement import Method
+
 OPEN, RUN, CHECK = 1, 2, 3
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
-FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED = range(12)
-DESTINATION = 1
+FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
+DESTINATION, GRAPHS = 1, 2  # flags of a Workload
+METHODS: tuple[Method, ...] = ("host", "graph", "events")
 LONGEST = 1 << 20
 ANSWER = struct.Struct("<IIIQQQ")
 MASK = (1 << 64) - 1
@@ -105,7 +108,10 @@ def checking() -> bytes:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a driver says; nanoseconds. `wall_ns` is the judge's own clock around the request."""
+    """What a driver says; nanoseconds.
+
+    `wall_ns` is the judge's own clock around the request, less the time in which either process waited for a core.
+    """
 
     code: int
     iteration: int

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
-import torch
 from pydantic import ValidationError
 
 from kcap.bench.integrity.cage import guard
 from kcap.bench.judge.candidate import Limits
+from kcap.bench.judge.device import asked
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.judge import Judge
 from kcap.capture.native_build import Unavailable
 from kcap.errors import KcapError
-from kcap.replay import environment
 from kcap.schemas import definition as definitions_file
 from kcap.schemas.solution import Solution
 from kcap.schemas.workload import Workload
@@ -71,6 +70,7 @@ def open_judge(session: dict[str, Any]) -> Judge:
     """A Judge for the session's device; KcapError or Unavailable where there can be none."""
     device = session["device"]
     threads, cores = shares(session.get("threads"))
+    told, gpu = asked(device, threads)
     scratch = Path(tempfile.mkdtemp(prefix="kcap-bench-", dir=session.get("scratch")))
     limits = Limits(
         device=device,
@@ -83,10 +83,10 @@ def open_judge(session: dict[str, Any]) -> Judge:
         processes=PROCESSES,
         scratch=scratch,
         hidden=tuple(Path(path) for path in session.get("hidden", ())),
+        gpu=gpu,
     )
     root = Path(session["root"]) if session.get("root") else None
     server = ForkServer(quiet_threads(threads))
-    told = {**environment.host(), "threads": threads, "torch": torch.__version__}
     return Judge(root, limits, session["seconds"], server, told)
 
 

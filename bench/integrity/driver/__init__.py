@@ -18,12 +18,19 @@ class Driver:
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.PyDLL(str(library))
-        self._library.kcap_serve.argtypes = [ctypes.c_int, ctypes.py_object, ctypes.py_object]
+        self._library.kcap_open.argtypes = [ctypes.c_char_p, ctypes.py_object]
+        self._library.kcap_open.restype = ctypes.c_void_p
+        self._library.kcap_serve.argtypes = [ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p]
         self._library.kcap_serve.restype = None
+        self._device: int | None = None
+
+    def use_gpu(self, library: str, torch: tuple[Any, ...]) -> None:
+        """From now on invocations run on a GPU: `library` and `torch` as kcap.bench.integrity.driver.gpu has them."""
+        self._device = self._library.kcap_open(library.encode(), torch)
 
     def serve(self, socket: int, run: Callable[..., Any], watched: tuple[tuple[Any, str, Any, str], ...]) -> None:
         """Call `run` as the judge at the other end of `socket` asks, until it closes that."""
-        self._library.kcap_serve(socket, run, watched)
+        self._library.kcap_serve(socket, run, watched, self._device)
 
 
 def build() -> Path:

@@ -12,7 +12,7 @@
 namespace kcap {
 
 enum Kind : uint32_t { POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING };
-enum Flag : uint32_t { DESTINATION = 1 };
+enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2 };
 
 inline at::ScalarType dtype_of(const std::string& name) {
   static const std::unordered_map<std::string, at::ScalarType> known = {
@@ -85,6 +85,7 @@ struct Output : Tensor {
 
 struct Workload {
   bool destination = false;
+  bool graphs = false;  // on a GPU: batches are captured
   uint32_t variants = 1;
   uint32_t sets = 1;
   uint64_t pool_bytes = 0, shared_bytes = 0, slot_bytes = 0, times_offset = 0, most = 0, slots = 0;
@@ -93,7 +94,8 @@ struct Workload {
 
   void read(Reader from) {
     from.u32();
-    destination = from.u32() & DESTINATION;
+    uint32_t flags = from.u32();
+    destination = flags & DESTINATION, graphs = flags & GRAPHS;
     variants = from.u32(), sets = from.u32();
     pool_bytes = from.u64(), shared_bytes = from.u64(), slot_bytes = from.u64();
     slots = from.u64(), times_offset = from.u64(), most = from.u64();

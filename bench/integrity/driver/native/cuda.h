@@ -1,0 +1,241 @@
+// Invocations on a GPU, a batch at a time, each on a set of inputs of its own: all are filled, the device is idle, then
+// events stand around the batch on one stream. Outputs are copied aside on the same stream right behind it: what another
+// stream or thread does later comes too late.
+//
+// A batch is captured as a CUDA graph where it can be: what is timed then is the replay, in which no code of the
+// Solution's runs on the host. What cannot be captured is launched behind a kernel that spins meanwhile.
+#pragma once
+
+#include "host.h"
+#include "runtime.h"
+
+namespace kcap {
+
+constexpr uint32_t METHOD_GRAPH = 1, METHOD_EVENTS = 2;
+constexpr size_t CUDA_ALIGN = 512;  // of torch's allocator
+constexpr double SPIN_HZ = 2e9;     // no GPU's clock is much faster
+constexpr uint64_t LONGEST_SPIN_NS = 50'000'000;
+
+// Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
+struct Torch {
+  int device;
+  void* stream;                       // raw handle of the stream that graphs are captured and replayed on
+  PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
+  PyObject *make_graph, *begin, *end, *replay, *spin;
+
+  explicit Torch(PyObject* given) {
+    PyObject* values[10];
+    for (int i = 0; i < 10; ++i) values[i] = PyTuple_GetItem(given, i);
+    device = int(PyLong_AsLong(values[0]));
+    stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
+    set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
+    begin = values[6], end = values[7], replay = values[8], spin = values[9];
+  }
+
+  void use(PyObject* which) const {
+    Owned none(PyTuple_New(0));
+    Owned done(PyObject_Call(set_stream, none.object, which));
+    if (!done.object) throw std::runtime_error("torch cannot set its stream: " + exception());
+  }
+
+  // As Python would: `function(*arguments)`.
+  static Owned call(PyObject* function, std::initializer_list<PyObject*> arguments, const char* what) {
+    Owned given(PyTuple_New(Py_ssize_t(arguments.size())));
+    Py_ssize_t i = 0;
+    for (auto* one : arguments) Py_INCREF(one), PyTuple_SET_ITEM(given.object, i++, one);
+    Owned done(PyObject_CallObject(function, given.object));
+    if (!done.object) throw std::runtime_error(std::string(what) + ": " + exception());
+    return done;
+  }
+};
+
+struct Memory {
+  const Runtime* cuda = nullptr;
+  uint8_t* base = nullptr;
+  Memory() = default;
+  Memory(const Runtime& cuda, size_t size) : cuda(&cuda) {
+    cuda.check(cuda.allocate(reinterpret_cast<void**>(&base), size ? size : 1), "no memory for the inputs");
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(cuda, other.cuda), std::swap(base, other.base);
+    return *this;
+  }
+  ~Memory() { if (base) cuda->release(base); }
+};
+
+class Cuda : public Place {
+ public:
+  Cuda(const Workload& workload, const uint8_t* pool, const Runtime& cuda, const Torch& torch)
+      : workload_(workload), host_pool_(pool), cuda_(cuda), torch_(torch),
+        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device)), CUDA_ALIGN) {
+    cuda_.check(cuda_.set_device(torch.device), "no such GPU");
+    pool_ = Memory(cuda_, workload.pool_bytes);
+    arena_ = Memory(cuda_, sets_.total);
+    aside_ = Memory(cuda_, workload.slot_bytes * workload.slots);
+    sets_.begin(arena_.base);
+    cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
+    for (auto& event : events_) cuda_.check(cuda_.event_create(&event), "no event");
+  }
+
+  Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
+    if (run.count > workload_.sets) throw std::runtime_error("more invocations than sets of inputs");
+    Answer answer;
+    bool graph = run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs;
+    if (graph && captured_ != run.count) capture(run, callable);
+    torch_.use(graph ? torch_.own : torch_.usual);
+    void* stream = graph ? torch_.stream : nullptr;
+    fill(run, graph, stream);
+    cuda_.set_limit(PERSISTING_L2, 0), cuda_.reset_persisting(), cuda_.forget_error();
+    cuda_.check(cuda_.wait(), "before the batch");
+    std::vector<Owned> returned;
+    if (!graph && run.count > 1) spin();
+    uint64_t start = now();
+    cuda_.event_record(events_[0], stream);
+    if (graph) Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
+    else returned = invoke(run, callable, answer);
+    cuda_.event_record(events_[1], stream);
+    launch_ns_ = now() - start;
+    auto tensors = graph ? outputs_ : taken(run, returned);
+    set_aside(run, tensors, stream);
+    cuda_.event_record(events_[2], stream);
+    cuda_.check(cuda_.event_wait(events_[2]), "the batch");
+    uint64_t done = now();
+    cuda_.check(cuda_.wait(), "what runs beside the batch");
+    answer.stray_ns = now() - done;
+    report(run, answer, shared, graph);
+    deliver(run, tensors, shared);
+    return answer;
+  }
+
+ private:
+  using Outputs = std::vector<std::vector<at::Tensor>>;
+
+  void fill(const Run& run, bool graph, void* stream) {
+    for (uint32_t i = 0; i < run.count; ++i) {
+      for (size_t j = 0; j < workload_.inputs.size(); ++j)
+        if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
+          cuda_.copy(sets_.inputs[i][j], sets_.content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
+      for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
+        cuda_.fill(sets_.outputs[i][j], 0xFF, workload_.outputs[j].bytes, stream);
+      if (graph && !workload_.destination)
+        for (auto& tensor : outputs_[i])
+          if (plain(tensor) && tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), stream);
+    }
+  }
+
+  void spin() const {
+    uint64_t wanted = std::min(2 * launch_ns_ + 200'000, LONGEST_SPIN_NS);
+    Owned cycles(PyLong_FromLongLong(int64_t(double(wanted) * SPIN_HZ / 1e9)));
+    Torch::call(torch_.spin, {cycles.object}, "the kernel that spins");
+  }
+
+  std::vector<Owned> invoke(const Run& run, PyObject* callable, Answer& answer) {
+    std::vector<Owned> arguments, returned;
+    for (uint32_t i = 0; i < run.count; ++i) arguments.emplace_back(sets_.arguments(i, run.upcast));
+    for (uint32_t i = 0; i < run.count; ++i) {
+      answer.iteration = i;
+      returned.emplace_back(PyObject_CallObject(callable, arguments[i].object));
+      if (!returned.back().object) throw Wrong(RAISED, exception());
+    }
+    return returned;
+  }
+
+  void capture(const Run& run, PyObject* callable) {
+    outputs_.clear(), results_.clear(), captured_ = 0;
+    graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
+    torch_.use(torch_.own);
+    Owned mode(PyUnicode_FromString("thread_local"));
+    Answer ignored;
+    fill(run, false, torch_.stream);
+    cuda_.check(cuda_.wait(), "before a capture");
+    try {
+      Torch::call(torch_.begin, {graph_.object, Py_None, mode.object}, "a capture");
+      results_ = invoke(run, callable, ignored);
+      Torch::call(torch_.end, {graph_.object}, "the end of a capture");
+      outputs_ = taken(run, results_);
+    } catch (const std::exception& error) {
+      throw Wrong(NO_GRAPH, error.what());
+    }
+    captured_ = run.count;
+  }
+
+  Outputs taken(const Run& run, const std::vector<Owned>& returned) const {
+    Outputs found;
+    for (uint32_t i = 0; i < run.count && !workload_.destination; ++i)
+      found.push_back(outputs_of(workload_, returned[i].object, sets_.device, run.upcast != 0));
+    return found;
+  }
+
+  uint8_t* aside(int32_t slot) const { return aside_.base + uint64_t(slot) * workload_.slot_bytes; }
+
+  void set_aside(const Run& run, const Outputs& tensors, void* stream) {
+    held_.clear();
+    for (uint32_t i = 0; i < run.count; ++i) {
+      if (run.slot[i] < 0) continue;
+      for (size_t j = 0; j < workload_.outputs.size(); ++j) {
+        auto& output = workload_.outputs[j];
+        if (workload_.destination) {
+          cuda_.copy(aside(run.slot[i]) + output.offset, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
+        } else {
+          held_.push_back(whole(output, tensors[i][j], run));
+          auto kind = held_.back().is_cuda() ? ON_DEVICE : FROM_HOST;
+          cuda_.copy(aside(run.slot[i]) + output.offset, held_.back().const_data_ptr(), held_.back().nbytes(), kind, stream);
+        }
+      }
+    }
+  }
+
+  void report(const Run& run, Answer& answer, uint8_t* shared, bool graph) {
+    float milliseconds = 0;
+    cuda_.check(cuda_.event_elapsed(&milliseconds, events_[0], events_[1]), "the events");
+    answer.elapsed_ns = uint64_t(double(milliseconds) * 1e6);
+    answer.method = graph ? METHOD_GRAPH : METHOD_EVENTS;
+    auto* times = reinterpret_cast<uint64_t*>(shared + workload_.times_offset);
+    for (uint32_t i = 0; i < run.count; ++i) times[2 * i] = 0, times[2 * i + 1] = answer.elapsed_ns / run.count;
+  }
+
+  void deliver(const Run& run, const Outputs& tensors, uint8_t* shared) {
+    for (uint32_t i = 0; i < run.count; ++i) {
+      if (run.slot[i] < 0) continue;
+      uint64_t offset = uint64_t(run.slot[i]) * workload_.slot_bytes;
+      cuda_.check(cuda_.copy(shared + offset, aside(run.slot[i]), workload_.slot_bytes, TO_HOST, nullptr), "outputs");
+      check_inputs(run, i);
+    }
+    cuda_.check(cuda_.wait(), "copying outputs");
+    for (uint32_t i = 0; i < tensors.size(); ++i)
+      for (auto& tensor : tensors[i])
+        if (!run.upcast && plain(tensor) && tensor.is_cuda() && tensor.nbytes())
+          cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), nullptr);
+    cuda_.check(cuda_.wait(), "after the batch");
+  }
+
+  void check_inputs(const Run& run, uint32_t i) {
+    for (size_t j = 0; j < workload_.inputs.size(); ++j) {
+      auto& input = workload_.inputs[j];
+      if (!input.is_tensor()) continue;
+      back_.resize(input.bytes);
+      cuda_.check(cuda_.copy(back_.data(), sets_.inputs[i][j], input.bytes, TO_HOST, nullptr), "copying inputs back");
+      cuda_.check(cuda_.wait(), "copying inputs back");
+      if (!same(back_.data(), sets_.content(host_pool_, run, i, j), input.bytes))
+        throw Wrong(INPUT, "changed its input " + input.name);
+    }
+  }
+
+  const Workload& workload_;
+  const uint8_t* host_pool_;
+  const Runtime& cuda_;
+  const Torch& torch_;
+  Sets sets_;
+  Memory pool_, arena_, aside_;
+  void* events_[3] = {};
+  Owned graph_;
+  std::vector<Owned> results_;
+  Outputs outputs_;
+  std::vector<at::Tensor> held_;
+  std::vector<uint8_t> back_;
+  uint32_t captured_ = 0;
+  uint64_t launch_ns_ = 0;
+};
+
+}  // namespace kcap

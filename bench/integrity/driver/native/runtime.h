@@ -1,0 +1,58 @@
+// CUDA's runtime by its addresses, looked up once, before any code from elsewhere is in this process. Of the library
+// that torch has loaded; no header and no compiler of CUDA is needed.
+#pragma once
+
+#include <dlfcn.h>
+
+#include "message.h"
+
+namespace kcap {
+
+struct Runtime {
+  int (*set_device)(int) = nullptr;
+  int (*allocate)(void**, size_t) = nullptr;
+  int (*release)(void*) = nullptr;
+  int (*copy)(void*, const void*, size_t, int, void*) = nullptr;
+  int (*fill)(void*, int, size_t, void*) = nullptr;
+  int (*wait)() = nullptr;
+  int (*event_create)(void**) = nullptr;
+  int (*event_record)(void*, void*) = nullptr;
+  int (*event_wait)(void*) = nullptr;
+  int (*event_elapsed)(float*, void*, void*) = nullptr;
+  int (*set_limit)(int, size_t) = nullptr;
+  int (*reset_persisting)() = nullptr;
+  int (*forget_error)() = nullptr;
+  const char* (*words)(int) = nullptr;
+
+  explicit Runtime(const std::string& library) {
+    void* found = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    if (!found) throw std::runtime_error(library + " is not loaded");
+    auto find = [&](auto& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(found, name));
+      if (!function) throw std::runtime_error(library + " has no " + name);
+    };
+    find(set_device, "cudaSetDevice");
+    find(allocate, "cudaMalloc");
+    find(release, "cudaFree");
+    find(copy, "cudaMemcpyAsync");
+    find(fill, "cudaMemsetAsync");
+    find(wait, "cudaDeviceSynchronize");
+    find(event_create, "cudaEventCreate");
+    find(event_record, "cudaEventRecord");
+    find(event_wait, "cudaEventSynchronize");
+    find(event_elapsed, "cudaEventElapsedTime");
+    find(set_limit, "cudaDeviceSetLimit");
+    find(reset_persisting, "cudaCtxResetPersistingL2Cache");
+    find(forget_error, "cudaGetLastError");
+    find(words, "cudaGetErrorString");
+  }
+
+  void check(int result, const char* what) const {
+    if (result) throw std::runtime_error(std::string("CUDA error: ") + what + ": " + words(result));
+  }
+};
+
+constexpr int FROM_HOST = 1, TO_HOST = 2, ON_DEVICE = 3;  // cudaMemcpyKind
+constexpr int PERSISTING_L2 = 6;                          // cudaLimitPersistingL2CacheSize
+
+}  // namespace kcap

@@ -1,0 +1,76 @@
+// Sets of inputs and, in destination passing style, of outputs, that invocations take in turns. No two lie alike.
+#pragma once
+
+#include "python.h"
+
+namespace kcap {
+
+struct Sets {
+  const Workload& workload;
+  at::Device device;
+  size_t align;  // bytes: of what the device's own allocator gives
+  size_t total = 0;
+  std::vector<std::vector<uint8_t*>> inputs, outputs;
+
+  Sets(const Workload& workload, at::Device device, size_t align) : workload(workload), device(device), align(align) {
+    inputs.resize(workload.sets), outputs.resize(workload.sets);
+    for (uint32_t s = 0; s < workload.sets; ++s) {
+      for (auto& input : workload.inputs) inputs[s].push_back(input.is_tensor() ? place(input) : nullptr);
+      for (auto& output : workload.outputs) outputs[s].push_back(workload.destination ? place(output) : nullptr);
+    }
+    total += align;
+  }
+
+  // The places so far count from 0: they begin at `base`.
+  void begin(uint8_t* base) {
+    for (auto* both : {&inputs, &outputs})
+      for (auto& set : *both)
+        for (auto& one : set) one = base + reinterpret_cast<size_t>(one);
+  }
+
+  const uint8_t* content(const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
+    uint64_t number = run.first + i;
+    return pool + workload.inputs[j].begin(run.seed, number, j, workload.variant(run.seed, number));
+  }
+
+  // The arguments of one invocation: every tensor is a new object on the same memory.
+  PyObject* arguments(uint32_t set, uint32_t upcast) const {
+    size_t count = workload.inputs.size();
+    PyObject* made = PyTuple_New(Py_ssize_t(count + (workload.destination ? workload.outputs.size() : 0)));
+    for (size_t j = 0; j < count; ++j) {
+      auto& input = workload.inputs[j];
+      PyTuple_SET_ITEM(made, j, input.is_tensor() ? wrapped(input, inputs[set][j], upcast) : input.scalar());
+    }
+    for (size_t j = 0; workload.destination && j < workload.outputs.size(); ++j)
+      PyTuple_SET_ITEM(made, count + j, wrapped(workload.outputs[j], outputs[set][j], 0));
+    return made;
+  }
+
+ private:
+  uint8_t* place(const Tensor& tensor) {
+    total += align * (random_bits() % 64);
+    size_t at = total;
+    total += (tensor.bytes + align - 1) / align * align + align;
+    return reinterpret_cast<uint8_t*>(at);
+  }
+
+  PyObject* wrapped(const Tensor& tensor, uint8_t* memory, uint32_t upcast) const {
+    auto made = at::for_blob(memory, tensor.sizes)
+                    .options(at::TensorOptions().dtype(tensor.dtype).device(device))
+                    .target_device(device)
+                    .make_tensor();
+    bool plain = at::isFloatingType(tensor.dtype) && tensor.dtype != at::ScalarType::Float4_e2m1fn_x2;
+    if (upcast && plain) made = made.to(upcast == 64 ? at::kDouble : at::kFloat);
+    return THPVariable_Wrap(made);
+  }
+};
+
+// Whether its bytes lie in a row as its numbers say.
+inline bool plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj(); }
+
+inline at::Tensor whole(const Output& output, const at::Tensor& tensor, const Run& run) {
+  auto row = plain(tensor) ? tensor : tensor.detach().clone(at::MemoryFormat::Contiguous);
+  return run.upcast && at::isFloatingType(output.dtype) ? row.detach().to(at::kDouble) : row;
+}
+
+}  // namespace kcap

@@ -1,0 +1,115 @@
+"""How many invocations make one sample of the clock, and that many run at a time."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from kcap.bench.judge import wire
+from kcap.bench.judge.candidate import MOST_INVOCATIONS, Candidate, fresh_seed
+from kcap.bench.judge.draws import Draws
+from kcap.bench.judge.evidence import Refused, check
+from kcap.bench.judge.wire import Answer
+from kcap.schemas.measurement import Cache, Method, StopRule, quartiles
+from kcap.schemas.outcome import Clocked
+
+HOST_BATCH_NS = 5_000_000  # the least that a batch's invocations last, far above what a message takes
+GPU_BATCH_NS = 2_000_000
+COLD_FACTOR = 5  # how many times the L2 the inputs of a batch fill before they count as cold
+MOST_ON_GPU = 1024  # invocations in one graph
+GPU_SHARE = 4  # of the free memory, one part in so many
+
+
+class NoGraph(Exception):
+    """On a GPU: what `candidate` runs cannot be captured, and its process has to be started again."""
+
+    def __init__(self, candidate: Candidate, reason: str) -> None:
+        super().__init__(reason)
+        self.candidate = candidate
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An invocation of which the outputs can still be asked for, from the batch just run."""
+
+    seed: int
+    number: int
+    slot: int
+
+
+@dataclass
+class Batches:
+    """A candidate's batches of `count` invocations. Of each: its mean time in µs; and of its invocations' mean in ns,
+    what the judge's clock has more than the driver's (`between_ns`), and how long other threads or streams of the
+    process worked between invocations or after them (`stray_ns`).
+    """
+
+    candidate: Candidate
+    count: int
+    cache: Cache = "warm"
+    method: Method = "host"
+    samples_us: list[float] = field(default_factory=list)
+    between_ns: list[float] = field(default_factory=list)
+    stray_ns: list[float] = field(default_factory=list)
+
+    def take(self, keep: int) -> tuple[float, list[Kept]]:
+        """Run one batch, and keep the outputs of `keep` invocations chosen at random; its mean time."""
+        seed = fresh_seed()
+        chosen = sorted(secrets.SystemRandom().sample(range(self.count), min(keep, self.count)))
+        answer = self.candidate.run(seed, self.count, chosen)
+        check(answer)
+        times = self.candidate.times_ns(self.count)
+        if min(times) < 0:
+            raise Refused("REWARD_HACK", "the clock in its process ran backwards")
+        self._account(answer, seed, times)
+        return self.samples_us[-1], [Kept(seed, number, slot) for slot, number in enumerate(chosen)]
+
+    def _account(self, answer: Answer, seed: int, times: list[int]) -> None:
+        """A sample is of the invocations with the Workload's own index inputs; of all, where none has those."""
+        variants = self.candidate.variants
+        own = [time for i, time in enumerate(times) if wire.variant(seed, i, variants) == 0] or times
+        self.method = wire.METHODS[answer.method % len(wire.METHODS)]
+        self.samples_us.append(sum(own) / len(own) / 1e3)
+        self.between_ns.append((answer.wall_ns - sum(times)) / self.count)
+        self.stray_ns.append(answer.stray_ns / self.count)
+
+    def clocked(self, rule: StopRule | None, slack_ns: float | None) -> Clocked:
+        q1, middle, q3 = quartiles(self.samples_us)
+        return Clocked(
+            median_us=middle,
+            q1_us=q1,
+            q3_us=q3,
+            samples_us=self.samples_us,
+            n=self.count,
+            stop=rule,
+            method=self.method,
+            cache=self.cache,
+            slack_us=None if slack_ns is None else slack_ns / 1e3,
+        )
+
+
+def batches(candidate: Candidate, drawn: Draws, seconds: float) -> Batches:
+    """Batches that last long enough, and no longer than a tenth of `seconds`; NoGraph: none can be captured."""
+    check(candidate.run(fresh_seed(), 1))
+    check(candidate.run(fresh_seed(), 2))
+    each_ns = max(min(candidate.times_ns(2)), 1)
+    if candidate.limits.gpu is None:
+        wanted = min(HOST_BATCH_NS, seconds * 1e9 / 10)
+        return Batches(candidate, min(max(int(wanted / each_ns), 1), MOST_INVOCATIONS))
+    return _on_gpu(candidate, drawn, each_ns)
+
+
+def _on_gpu(candidate: Candidate, drawn: Draws, each_ns: int) -> Batches:
+    """Every invocation of a batch has a set of inputs of its own: enough of them to last, and not to fit the L2."""
+    gpu = candidate.limits.gpu
+    assert gpu is not None
+    size = max(drawn.bytes, 1)
+    affordable = max(gpu.memory // GPU_SHARE // size, 1)
+    wanted = max(GPU_BATCH_NS // each_ns, -(-COLD_FACTOR * gpu.l2 // size), 2)
+    count = int(min(wanted, affordable, MOST_ON_GPU))
+    candidate.open(drawn, count)
+    answer = candidate.run(fresh_seed(), count)
+    if answer.code == wire.NO_GRAPH:
+        raise NoGraph(candidate, answer.text)
+    check(answer)
+    return Batches(candidate, count, "cold" if count * size >= COLD_FACTOR * gpu.l2 else "warm")

@@ -1,0 +1,54 @@
+"""What Outcomes say of the device, and what batches on it need to know: `python -m kcap.bench.judge.device cuda:0`.
+
+The judge never touches CUDA, so that what it starts can; it asks a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import torch
+
+from kcap.errors import KcapError
+from kcap.replay import environment
+
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Bytes of its last-level cache, and of its free memory."""
+
+    l2: int
+    memory: int
+
+
+def asked(device: str, threads: int) -> tuple[dict[str, Any], Gpu | None]:
+    """An Outcome's fields, and the GPU; KcapError where `device` cannot be used."""
+    if device == "cpu":
+        return {**environment.host(), "threads": threads, "torch": torch.__version__}, None
+    command = [sys.executable, "-P", "-m", __name__, device]
+    done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise KcapError(f"{device}: cannot be used: {lines[-1][:200] if lines else 'no message'}")
+    told = orjson.loads(done.stdout)
+    return told["fields"], Gpu(**told["gpu"])
+
+
+def main() -> None:
+    """Print what there is to know of the device named."""
+    device = sys.argv[1]
+    fields = environment.describe(device, None)
+    properties = torch.cuda.get_device_properties(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    gpu = {"l2": int(properties.L2_cache_size), "memory": int(free)}
+    sys.stdout.buffer.write(orjson.dumps({"fields": fields, "gpu": gpu}))
+
+
+if __name__ == "__main__":
+    main()
