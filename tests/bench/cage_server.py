@@ -1,6 +1,6 @@
 """A judge of the tests' own: one thread, numpy and torch imported, that opens a cage for each JSON line it reads.
 
-`python cage_server.py [USER]`; each answer says how the cage ended, what was printed, and what is left of it.
+`python cage_server.py [USER | light]`; each answer says how the cage ended, what was printed, and what is left of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as log:
         start = time.monotonic()
         without = frozenset(request.get("without", ()))
-        caged = open_cage(cage, log.fileno(), lambda: body(*request.get("args", ())), without, KEPT.pop("cage", None))
+        kept = KEPT.pop("cage", None)
+        caged = open_cage(cage, log.fileno(), lambda: body(*request.get("args", ())), without, kept)
+        if kept is not None:
+            kept.end()
         how = caged.poll()
         while how is None and time.monotonic() - start < request.get("seconds", 30):
             time.sleep(0.005)
@@ -84,9 +87,9 @@ def become(user: int) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
+    if sys.argv[1:] not in ([], ["light"]):
         become(int(sys.argv[1]))
-    else:
+    elif not sys.argv[1:]:
         import numpy  # noqa: F401
         import torch  # noqa: F401
     for line in sys.stdin:

@@ -82,8 +82,9 @@ def _lock_files(plan: Plan) -> None:
 def _filter_calls(plan: Plan) -> None:
     pieces = plan.pieces
     network = not pieces.holds(namespaces.NETWORK)
-    signals = not pieces.holds(namespaces.PIDS, landlock.SIGNALS, privileges.USER)
-    pieces.attempt(seccomp.NAME, lambda: seccomp.restrict(network, signals))
+    limited = not pieces.holds(namespaces.PIDS, privileges.USER)
+    signals = limited and not pieces.holds(landlock.SIGNALS)
+    pieces.attempt(seccomp.NAME, lambda: seccomp.restrict(network, signals, limited))
 
 
 def _result(plan: Plan) -> int:

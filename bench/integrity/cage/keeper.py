@@ -81,8 +81,9 @@ def _prepare(plan: Plan) -> int | None:
         pieces.held.extend(plan.inherited)
     elif pieces.holds(namespaces.MOUNTS):
         mounts.lay(cage.folder, cage.hidden, cage.disk, owner, pieces)
-    if user is not None and not pieces.holds(mounts.SCRATCH):
-        os.chown(cage.folder, user, user)
+    if not pieces.holds(mounts.SCRATCH) and cage.folder.stat().st_uid != owner:
+        with contextlib.suppress(PermissionError):  # a plain user writes where it is let
+            os.chown(cage.folder, owner, -1)
     return user
 
 
@@ -104,7 +105,7 @@ def _first_process(plan: Plan, output: int, proc: int, user: int | None) -> NoRe
 
 def _watch(plan: Plan, child: int, reading: int) -> None:
     """Pass on what is printed until `child` has ended; then end the rest, and pass on what is still in the pipe."""
-    inner = not plan.pieces.holds(namespaces.PIDS)
+    untold = not plan.pieces.holds(namespaces.PIDS)  # else process 1 tells the end
     limited = plan.pieces.holds(mounts.SCRATCH)
     with Output(reading, plan.log, plan.cage.printed) as output:
         note = ""
@@ -112,9 +113,9 @@ def _watch(plan: Plan, child: int, reading: int) -> None:
             output.wait(None if limited else SCRATCH_CHECK_S)
             if output.asked_to_end or note:
                 os.kill(child, signal.SIGKILL)
-            elif not limited and _written(plan.cage.folder) > plan.cage.disk:
-                note = f"wrote more than {plan.cage.disk} bytes"
-        if inner and not output.asked_to_end:
+            elif not limited:
+                note = _too_much(plan.cage.folder, plan.cage.disk)
+        if note or (untold and not output.asked_to_end):
             _tell_end(plan, status, note)
         tree.clear()
         output.drain()
@@ -133,11 +134,14 @@ def _reaped(child: int) -> int | None:
     return None
 
 
-def _written(folder: Path) -> int:
-    """Bytes on disk below `folder`; what is open and has no name is not seen."""
-    total = 0
-    for place, _, names in os.walk(folder):
+def _too_much(folder: Path, disk: int) -> str:
+    """Which limit what lies below `folder` is over; what is open and has no name is not seen."""
+    size = files = 0
+    for place, folders, names in os.walk(folder):
+        files += len(names) + len(folders)
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
-    return total
+                size += os.lstat(os.path.join(place, name)).st_blocks * 512
+        if size > disk or files > mounts.FILES:
+            return f"wrote more than {disk} bytes" if size > disk else f"made more than {mounts.FILES} files"
+    return ""

@@ -15,7 +15,7 @@ READ_ONLY, HIDDEN, SCRATCH, SHARED, PROC = "read-only files", "hidden folders", 
 LAID = (READ_ONLY, HIDDEN, SCRATCH, SHARED)
 SHARED_FOLDER = Path("/dev/shm")
 PLAIN = calls.MS_NOSUID | calls.MS_NODEV
-FILES = 1 << 16  # inodes of the scratch: each costs the kernel about a KiB
+FILES = 1 << 15  # inodes of the scratch: each costs the kernel about a KiB
 
 
 def lay(folder: Path, hidden: tuple[Path, ...], disk: int, owner: int, pieces: Pieces) -> None:

@@ -27,14 +27,15 @@ _OPEN_FAMILIES = (socket.AF_UNIX, socket.AF_NETLINK)
 Program = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, operand
 
 
-def restrict(network: bool, signals: bool) -> None:
+def restrict(network: bool, signals: bool, limits: bool) -> None:
     """Install the filter for this process and all that come of it.
 
-    `network` and `signals` refuse these too, where no namespace holds them. OSError on another architecture.
+    `network`, `signals` and `limits` (of another process) refuse these too, where nothing else holds them. OSError on
+    another architecture.
     """
     if platform.machine() not in ARCHITECTURES:
         raise OSError(errno.EOPNOTSUPP, f"no table of system calls for {platform.machine()}")
-    program = build(platform.machine(), network, signals, os.getpid())
+    program = build(platform.machine(), network, signals, limits, os.getpid())
     packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     instructions = ctypes.create_string_buffer(packed, len(packed))
     header = struct.pack("@HP", len(program), ctypes.addressof(instructions))
@@ -42,8 +43,8 @@ def restrict(network: bool, signals: bool) -> None:
     calls.prctl(calls.PR_SET_SECCOMP, filter_mode, ctypes.cast(ctypes.create_string_buffer(header), ctypes.c_void_p))
 
 
-def build(machine: str, network: bool, signals: bool, own: int) -> Program:
-    """The filter's instructions for `machine`; `own` is the only process that may be signalled."""
+def build(machine: str, network: bool, signals: bool, limits: bool, own: int) -> Program:
+    """The filter's instructions for `machine`; `own` is the only process that may be signalled and limited."""
     column, architecture = ARCHITECTURES[machine]
     program = [_load(_ARCHITECTURE), (_EQUAL, 1, 0, architecture), _fail(errno.EPERM), _load(_NUMBER)]
     if machine == "x86_64":
@@ -56,6 +57,8 @@ def build(machine: str, network: bool, signals: bool, own: int) -> Program:
         program += _unless(syscalls.SOCKET[column], 0, _only(_OPEN_FAMILIES))
     if signals:
         program += _no_signals(column, own)
+    if limits:
+        program += _unless(syscalls.PRLIMIT[column], 0, _only((0, own)))
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 
@@ -65,7 +68,6 @@ def _no_signals(column: int, own: int) -> Program:
         program += _refuse(numbers[column])
     for numbers in syscalls.OWN_PROCESS_ONLY.values():
         program += _unless(numbers[column], 0, _only((own,)))
-    program += _unless(syscalls.PRLIMIT[column], 0, _only((0, own)))
     owners: Program = [(_EQUAL, 0, 1, _OWNERS[0]), _fail(errno.EPERM), (_EQUAL, 0, 1, _OWNERS[1]), _fail(errno.EPERM)]
     return program + _unless(syscalls.FCNTL[column], 1, owners)
 
