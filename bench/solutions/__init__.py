@@ -48,8 +48,9 @@ def read_solutions(
     """
     found: list[Found] = []
     refused: list[Refused] = []
+    taken: dict[tuple[str, str], Path] = {}
     for file in _candidates(folder):
-        one = _first_of_its_name(_read(file, folder, definitions, default), found)
+        one = _first_of_its_name(_read(file, folder, definitions, default), taken)
         if isinstance(one, Found):
             found.append(one)
         else:
@@ -91,13 +92,13 @@ def _read(file: Path, folder: Path, definitions: Mapping[str, Definition], defau
     return Found(file, solution)
 
 
-def _first_of_its_name(one: Found | Refused, found: list[Found]) -> Found | Refused:
-    """`one`, refused if its Definition has a Solution of its name already."""
+def _first_of_its_name(one: Found | Refused, taken: dict[tuple[str, str], Path]) -> Found | Refused:
+    """`one`, refused if its Definition has a Solution of its name already: `taken` says in which file."""
     if isinstance(one, Refused):
         return one
     name, definition = one.solution.name, one.solution.definition
-    for other in found:
-        if (other.solution.name, other.solution.definition) == (name, definition):
-            reason = f"{one.file.name}: {definition} has a Solution {name} already, in {other.file}: rename one"
-            return Refused(one.file, reason, name, definition)
-    return one
+    first = taken.setdefault((name, definition), one.file)
+    if first == one.file:
+        return one
+    reason = f"{one.file.name}: {definition} has a Solution {name} already, in {first}: rename one"
+    return Refused(one.file, reason, name, definition)
