@@ -12,6 +12,7 @@ from kcap.bench.judge.batching import NoGraph
 from kcap.bench.judge.candidate import Candidate, Ended, Limits, NotBuilt, TooSlow
 from kcap.bench.judge.draws import Draws, draws
 from kcap.bench.judge.evidence import Refused
+from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of
@@ -47,7 +48,8 @@ class Judge:
     limits: Limits
     seconds: float
     server: ForkServer
-    environment: dict[str, Any] = field(default_factory=dict)
+    floors: Floors
+    environment: dict[str, Any]
     running: Running | None = None
     reference: tuple[Definition, Candidate] | None = None
     launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
@@ -132,7 +134,8 @@ class Judge:
         candidate = trial.candidate
         try:
             times = trial.run()
-            timed = {"time": times.solution, "reference": times.reference}
+            floor = self.floors.check(trial.truth.drawn, times.solution)
+            timed = {"time": times.solution, "reference": times.reference, "floor_us": floor}
             return {"status": "PASSED", **timed, "log": candidate.printed()}
         except Refused as refused:
             return {"status": refused.status, "reason": str(refused), "log": candidate.printed()}

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from kcap.bench.integrity.cage import guard
 from kcap.bench.judge.candidate import Limits
 from kcap.bench.judge.device import asked
+from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.judge import Judge
 from kcap.capture.native_build import Unavailable
@@ -87,7 +88,7 @@ def open_judge(session: dict[str, Any]) -> Judge:
     )
     root = Path(session["root"]) if session.get("root") else None
     server = ForkServer(quiet_threads(threads))
-    return Judge(root, limits, session["seconds"], server, told)
+    return Judge(root, limits, session["seconds"], server, Floors(told), told)
 
 
 def shares(wanted: int | None) -> tuple[int, tuple[int, ...]]:
