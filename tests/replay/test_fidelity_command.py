@@ -85,14 +85,14 @@ def test_a_folder_gets_the_figure_and_what_it_rests_on(
 ) -> None:
     pytest.importorskip("matplotlib")
     folder = tmp_path / "new" / "fidelity"
-    assert kcap("replay", recorded, "--fidelity", "-o", folder).code == 0
+    folder.mkdir(parents=True)
+    refused = kcap("replay", recorded, "--fidelity", "-o", folder)
+    assert (refused.code, "--force" in refused.err) == (2, True)
+    assert kcap("replay", recorded, "--fidelity", "-o", folder, "--force").code == 0
     assert (folder / "fidelity.png").read_bytes().startswith(b"\x89PNG")
     assert orjson.loads((folder / "fidelity.json").read_bytes())["engine_us"] == 280
     assert len(list(measurement.read(folder / "measurements.jsonl"))) == 3
     assert [one.program for one in program_measurement.read(folder / "programs.jsonl")] == [0]
-    again = kcap("replay", recorded, "--fidelity", "-o", folder)
-    assert (again.code, "--force" in again.err) == (2, True)
-    assert kcap("replay", recorded, "--fidelity", "-o", folder, "--force").code == 0
 
 
 @pytest.mark.parametrize(
