@@ -16,6 +16,7 @@ from kcap.bench.judging import Judging, choose
 from kcap.bench.options import Options
 from kcap.bench.output import check_output, owned
 from kcap.bench.results import benchmark_results, traces
+from kcap.bench.results import run as runs
 from kcap.bench.schedule import executors, find
 from kcap.bench.solutions import read_solutions
 from kcap.bench.subject import Prepared, Subject, open_subject
@@ -123,7 +124,7 @@ def judge(judging: Judging) -> Summary:
                 steps = 1 if outcome.workload else len(judging.chosen[outcome.definition])
                 bar.update(task, advance=steps, description=f"{outcome.definition} {outcome.solution}"[:40])
     write(judging, outcomes)
-    return summarize(judging, outcomes, judging.options.measurements)
+    return summarize(judging, outcomes, runs.read(judging.options.output).machine)
 
 
 def _prepared(judging: Judging, names: set[str]) -> Prepared:
@@ -147,7 +148,9 @@ def tell(options: Options, summary: Summary, as_json: bool) -> None:
     report.show(console(), summary)
     click.echo(f"\nOutcomes: {options.output}/outcomes.jsonl", err=True)
     if options.measurements is None:
-        click.echo(f"Next: kcap replay {options.path} -o FILE, then --resume --measurements FILE", err=True)
+        trust, name = " --trust" if options.trust else "", options.path.resolve().stem
+        words = f"kcap replay {options.path}{trust} -o {name}.measurements.jsonl"
+        click.echo(f"Next: {words} (for --measurements: what share of the whole is saved)", err=True)
 
 
 def exit_code(summary: Summary) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.bench.results.run import RefusedFile
+from kcap.bench.results.run import Machine, RefusedFile
 from kcap.bench.summary.baseline import Baseline
 from kcap.bench.summary.saving import ALL, Saving, best, key_of, together
 from kcap.bench.summary.score import Score
@@ -31,6 +31,7 @@ class Summary:
     baseline: Baseline
     refused: Sequence[RefusedFile] = ()
     notes: Sequence[str] = ()
+    machine: Machine = field(default_factory=Machine)
 
     @property
     def best(self) -> list[Score]:
@@ -43,6 +44,7 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "machine": self.machine.model_dump(),
             "baseline": self.baseline.title,
             "solutions": [{**_score(score), "saves": _savings(self.saved[key_of(score)])} for score in self.scores],
             "best": [key_of(score) for score in self.best],
@@ -54,9 +56,17 @@ class Summary:
 
 def show(out: Console, summary: Summary) -> None:
     """Print the table and the lines below it."""
-    out.print(table(summary))
+    out.print(Text(title(summary.machine), "bold"))
+    if summary.scores:
+        out.print(table(summary))
     for line in lines(summary):
         out.print(line)
+
+
+def title(machine: Machine) -> str:
+    parts = [", ".join(machine.devices), f"torch {machine.torch}" if machine.torch else ""]
+    parts += [f"driver {machine.driver}" if machine.driver else ""]
+    return " · ".join(part for part in parts if part)
 
 
 def table(summary: Summary) -> Table:
@@ -86,9 +96,7 @@ def lines(summary: Summary) -> Iterator[Text]:
     for phase, saving in summary.whole.items() if found else ():
         yield Text(f"{printable(who)} {_of_phase(phase, saving, summary.baseline.title)}", "bold")
     if found and not summary.baseline.totals:
-        yield Text(
-            "which share of the whole that is, is not known: --measurements FILE (kcap replay PATH -o FILE)", "dim"
-        )
+        yield Text("which share of the whole that is, is not known without --measurements FILE", "dim")
     for note in summary.notes:
         yield Text(note, "yellow")
     for reason, count in Counter(_not_judged(summary.scores)).most_common(SHOWN):
@@ -114,10 +122,12 @@ def _not_judged(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def _against(score: Score) -> str:
-    counts = ", ".join(f"{n} {status}" for status, n in score.statuses.items() if status != "PASSED")
+    """`TIMEOUT 2, RUNTIME_ERROR 1: took longer than 60 s`, the reason being the gravest."""
     missing = len(score.workloads) - len(score.outcomes)
-    parts = [counts, f"{missing} missing" if missing else "", (score.worst.reason or "") if score.worst else ""]
-    return printable(": ".join(part for part in parts if part))
+    counts = {**score.statuses, **({"missing": missing} if missing else {})}
+    told = ", ".join(f"{status} {n}" for status, n in counts.items() if status != "PASSED")
+    reason = score.worst.reason if score.worst else None
+    return printable(f"{told}: {reason}" if reason else told)
 
 
 def _times(speedup: float | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kcap.bench.judging import Judging
 from kcap.bench.results.outcomes import key
-from kcap.bench.results.run import RefusedFile
+from kcap.bench.results.run import Machine, RefusedFile
 from kcap.bench.subject import Subject
 from kcap.bench.summary.baseline import Baseline, References, baseline, comparable
 from kcap.bench.summary.report import Summary
@@ -20,16 +20,16 @@ from kcap.schemas.outcome import Outcome
 UNWEIGHED = "no counts are known: each Workload counts as one invocation"
 
 
-def summarize(judging: Judging, outcomes: Iterable[Outcome], measurements: Path | None) -> Summary:
-    """Of the Solutions that there are, over the Workloads chosen; `measurements`: of `kcap replay PATH -o FILE`."""
+def summarize(judging: Judging, outcomes: Iterable[Outcome], machine: Machine) -> Summary:
+    """Of the Solutions that there are, over the Workloads chosen."""
     there = {(one.solution.definition, one.solution.author, one.solution.name) for one in judging.found}
     current = [outcome for outcome in outcomes if key(outcome) in there]
     chosen = {name: [workload.uuid for workload in given] for name, given in judging.chosen.items()}
     scores = score(current, chosen, judging.weights)
-    base, notes = _baseline(judging.subject, current, measurements)
+    base, notes = _baseline(judging.subject, current, judging.options.measurements)
     saved = {key_of(one): savings(one, judging.weights, base) for one in scores}
     refused = [RefusedFile(file=str(one.file), reason=one.reason) for one in judging.refused]
-    return Summary(scores, saved, base, refused, [*_notes(judging), *notes, *base.notes])
+    return Summary(scores, saved, base, refused, [*_notes(judging), *notes, *base.notes], machine)
 
 
 def _baseline(subject: Subject, outcomes: Sequence[Outcome], path: Path | None) -> tuple[Baseline, list[str]]:

@@ -227,6 +227,11 @@ def test_a_dataset_whose_own_solutions_are_broken_is_judged_on_all_the_same(benc
     assert bench().code == 0
 
 
+def test_the_machine_stands_above_the_table(bench, solutions):
+    write_solution(solutions, "fast")
+    assert bench().out.splitlines()[0] == "Fake · torch 2.0"
+
+
 def test_nothing_but_results_goes_to_standard_output(bench, solutions):
     write_solution(solutions, "fast")
     out = bench("--json").out

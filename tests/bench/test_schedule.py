@@ -159,21 +159,21 @@ def children() -> list[str]:
 
 
 def test_nothing_is_left_of_many_judges(faked, units):
-    before = (len(os.listdir("/proc/self/fd")), sorted(Path(tempfile.gettempdir()).glob("kcap-bench-*")))
+    before = (len(os.listdir("/proc/self/fd")), sorted(Path(tempfile.gettempdir()).glob("kcap-slot-*")))
     for _ in range(3):
         judged(units(("a", SCALE, {"die": 1})), count=2)
-    assert (len(os.listdir("/proc/self/fd")), sorted(Path(tempfile.gettempdir()).glob("kcap-bench-*"))) == before
+    assert (len(os.listdir("/proc/self/fd")), sorted(Path(tempfile.gettempdir()).glob("kcap-slot-*"))) == before
     assert not children()
 
 
 def test_a_scratch_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch_file.tempfile, "gettempdir", lambda: str(tmp_path))
-    (tmp_path / "kcap-bench-dead" / "build").mkdir(parents=True)
-    (tmp_path / "kcap-bench-file").write_text("no folder")
+    (tmp_path / "kcap-slot-dead" / "build").mkdir(parents=True)
+    (tmp_path / "kcap-slot-file").write_text("no folder")
     with scratch() as mine, scratch() as other:
         assert mine.is_dir() and other.is_dir()
-        assert not (tmp_path / "kcap-bench-dead").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["kcap-bench-file"]
+        assert not (tmp_path / "kcap-slot-dead").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["kcap-slot-file"]
 
 
 def test_a_slot_for_each_gpu_and_no_more_than_have_work(monkeypatch):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX = "kcap-bench-"
+PREFIX = "kcap-slot-"
 
 
 @contextmanager
