@@ -14,13 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.replay import report
+from kcap.replay.budget import seconds_of
 from kcap.replay.fidelity.options import Options
 from kcap.replay.job import Choice, Request, Source
 from kcap.replay.pool import Worker
+from kcap.replay.program.options import ProgramOptions
 from kcap.replay.results import Results, Row
 from kcap.replay.roofline.judging import Rooflines
 from kcap.replay.source import open_source
-from kcap.schemas.measurement import Measurement
+from kcap.schemas.measurement import CACHES, Measurement
 from kcap.schemas.recording import PHASES, Phase
 
 
@@ -33,10 +35,26 @@ from kcap.schemas.recording import PHASES, Phase
 @click.option("--rows", type=click.IntRange(min=1), default=40, show_default=True, help="Rows of the table.")
 @click.option("--all", "views", is_flag=True, help="Views and allocations too.")
 @click.option("--keep-going", is_flag=True, help="Skip and count the bad lines of a trace file.")
-@click.option("--seconds", type=click.FloatRange(min=0.001), default=0.1, show_default=True, help="Sampling per call.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.001),
+    default=0.1,
+    show_default=True,
+    help="Sampling per call or Program; a fifth of it for calls that hardly count.",
+)
 @click.option(
     "--timeout", type=click.FloatRange(min=0.1), default=60, show_default=True, help="Seconds per call at most."
 )
+@click.option(
+    "--cache",
+    type=click.Choice(CACHES),
+    default="serving",
+    show_default=True,
+    help="On a GPU: none of the inputs in the caches, all that fits, or activations but no weights and KV caches.",
+)
+@click.option("--kernels", is_flag=True, help="On a GPU: kernel durations by the profiler, too, in a pass of its own.")
+@click.option("--program", is_flag=True, help="Whole steps and captured graphs, their kernels in their order.")
+@click.option("--step", type=click.IntRange(min=0), metavar="ID", help="With --program: the one of this recorded step.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
 @click.option("--fidelity", is_flag=True, help="Hold the replay against the GPU time of --check-coverage's steps.")
@@ -56,6 +74,10 @@ def command(
     keep_going: bool,
     seconds: float,
     timeout: float,
+    cache: str,
+    kernels: bool,
+    program: bool,
+    step: int | None,
     threads: int | None,
     trust: bool,
     fidelity: bool,
@@ -69,20 +91,30 @@ def command(
     reference is timed on each of its Workloads: that is code from elsewhere, which runs only with --trust. Each kernel
     runs in a child process with a time limit. Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
 
+    With --program: of each phase, use of graphs and padded size the most frequent step, or the one of --step, as a
+    whole, in one CUDA graph where that can be.
+
     \b
     Example:
       kcap replay llama.kcap --phase decode -o llama.measurements.jsonl
+      kcap replay llama.kcap --cache cold --kernels --op '*rms_norm*'
+      kcap replay llama.kcap --program --phase decode -o llama.programs.jsonl
       kcap replay flashinfer-trace --trust --op 'rmsnorm*'
       kcap replay llama.kcap --fidelity -o llama.fidelity
     """
     check_options(device, output, force)
     if fidelity:
-        refuse(
-            {"--op": globs, "--phase": phase, "--top": top, "--all": views, "--keep-going": keep_going}, "--fidelity"
-        )
+        more = {"--op": globs, "--all": views, "--keep-going": keep_going, "--program": program, "--step": step}
+        refuse({"--phase": phase, "--top": top, **more}, "--fidelity")
         return held_against_engine(path, Options(device, seconds, timeout, trust, rows, as_json, output))
+    if program or step is not None:
+        refuse({"--op": globs, "--all": views, "--keep-going": keep_going}, "--program")
+        chosen = ProgramOptions(
+            step, cast("Phase | None", phase), top, seconds, timeout, device, threads, trust, rows, as_json
+        )
+        return whole_programs(path, chosen, output)
     source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going, trust)
-    session = {**source.session, "device": device, "threads": threads}
+    session = {**source.session, "device": device, "threads": threads, "cache": cache, "kernels": kernels}
     with opened(output) as file, Worker(session, source.module) as worker:
         rooflines = Rooflines()
         results = replay(source, worker, seconds, timeout, file, rooflines)
@@ -118,6 +150,13 @@ def held_against_engine(path: Path, options: Options) -> int:
     return fidelity(path, options, progress())
 
 
+def whole_programs(path: Path, options: ProgramOptions, output: Path | None) -> int:
+    from kcap.replay.program.command import replay_programs
+
+    with opened(output) as file:
+        return replay_programs(path, options, file, progress())
+
+
 @contextmanager
 def opened(output: Path | None) -> Iterator[BinaryIO | None]:
     """The output file, written line by line so that an interrupted replay keeps what it measured."""
@@ -135,9 +174,9 @@ def replay(
     results = Results()
     with progress() as bar:
         task = bar.add_task("replay", total=len(source.jobs))
-        for job in source.jobs:
+        for job, share in zip(source.jobs, seconds_of(source.jobs, seconds), strict=True):
             bar.update(task, description=job.name[:40])
-            row = Row(job, [rooflines.judge(measure(one, worker, timeout)) for one in job.requests(seconds)])
+            row = Row(job, [rooflines.judge(measure(one, worker, timeout)) for one in job.requests(share)])
             results.rows.append(row)
             if file:
                 file.writelines(measurement.line() for measurement in row.measurements)

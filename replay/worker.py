@@ -1,4 +1,4 @@
-"""The process that replays: `python -m kcap.replay.worker`, one JSON line in for each Sample, one out.
+"""The process that replays: `python -m kcap.replay.worker`, one JSON line in for each Sample or Program, one out.
 
 It runs in a process of its own, so that a crash or an illegal address costs one Call. The first line in is the
 session (Recording, device); the first line out says what the device is, or why there is none.
@@ -18,6 +18,7 @@ import torch
 
 from kcap.replay import environment, libraries
 from kcap.replay.memory import limit_host_memory
+from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import Rebuilder
 from kcap.replay.runner import How, Runner
 from kcap.replay.skip import Skip
@@ -41,9 +42,12 @@ def main() -> None:
     session = open_session()
     if session is None:
         return
-    runner = Runner(Rebuilder(session.device, session.home, session.root, session.trust), session.how)
+    rebuilder = Rebuilder(session.device, session.home, session.root, session.trust)
+    runner, programs = Runner(rebuilder, session.how), ProgramRunner(rebuilder)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
+        if "program" in request:
+            return programs.run(request["program"], request["seconds"])
         return runner.run(Call.model_validate(request["call"]), sample_of(request), request["seconds"])
 
     serve(session.answers, replay)

@@ -21,6 +21,7 @@ from kcap.replay.timing import kernels, persisting
 from kcap.replay.timing.blocking import Sleep, blocker
 from kcap.replay.timing.clocks import Watch
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture, nothing, synchronizes, timed, timing_stream
+from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, l2_bytes, nodes, sweeper
 from kcap.replay.timing.saved import Saved
@@ -33,8 +34,6 @@ FLOOR_SAMPLES = 11
 MOST_QUEUED = 64  # invocations behind one event pair: the GPU's queue takes 1,024 launches, then the host waits
 SHORT_US = 200.0  # below it one event pair is no estimate
 PROFILED = 3  # replays in the pass for kernel durations
-HOST_IN_IT = "the host's time is in it: it waits for the GPU"
-GAVE_UP = "the host's time is in it: the kernel that holds the GPU back gave up"
 
 
 @dataclass(frozen=True)

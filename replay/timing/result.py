@@ -29,5 +29,10 @@ class Timing:
     @property
     def counted_us(self) -> list[float]:
         """The samples of which median and quartiles are: all but the slow ones, unless there are no others."""
-        slow = set(self.slow)
-        return [us for place, us in enumerate(self.samples_us) if place not in slow] or self.samples_us
+        return counted(self.samples_us, self.slow)
+
+
+def counted(samples: list[float], slow: list[int]) -> list[float]:
+    """All `samples` but those at the places `slow`, unless there are no others."""
+    places = set(slow)
+    return [us for place, us in enumerate(samples) if place not in places] or samples

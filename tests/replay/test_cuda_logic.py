@@ -22,7 +22,7 @@ from kcap.replay.runner import Runner
 from kcap.replay.timing import clock, cuda, graphs, persisting, rotation
 from kcap.replay.timing.blocking import Sleep
 from kcap.replay.timing.clock import uses_gpu
-from kcap.replay.timing.cuda import GAVE_UP, HOST_IN_IT
+from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
 from kcap.replay.timing.rotation import Rotation, Size
 from kcap.replay.timing.stop import Budget
 from kcap.schemas.measurement import AT_FLOOR, NOTHING, Cache

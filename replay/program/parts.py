@@ -1,0 +1,119 @@
+"""The Calls of a Program ready to run: each rebuilt once, its weights and caches once for each of its invocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from kcap.replay import memory
+from kcap.replay.inputs import Inputs
+from kcap.replay.job import SEED
+from kcap.replay.layout import Target
+from kcap.replay.program.activations import Activations
+from kcap.replay.rebuild import Decided, Rebuilder
+from kcap.replay.roles import kept
+from kcap.replay.runner import verdict, written
+from kcap.replay.timing.rotation import COLD_FACTOR, l2_bytes
+from kcap.schemas.recording import Call, Sample
+
+ROOM = 0.5  # of the free memory, for all sets but the first
+
+
+@dataclass
+class Part:
+    """One Call of the Program, `count` times in it. `failed`: what a Measurement says of one that does not run."""
+
+    call: Call
+    count: int
+    decided: Decided | None = None
+    sets: list[Inputs] = field(default_factory=list)
+    moved: frozenset[memory.Key] = frozenset()
+    restored: list[memory.Key] = field(default_factory=list)
+    failed: dict[str, Any] | None = None
+    turn: int = 0
+
+    def run(self) -> None:
+        """One invocation, each time on the next set."""
+        assert self.decided is not None
+        inputs = self.sets[self.turn % len(self.sets)]
+        self.turn += 1
+        self.decided.operator.call(*inputs.args, **inputs.kwargs)
+
+    @property
+    def set_bytes(self) -> int:
+        """Of one more set: its weights and caches."""
+        return sum(len(self.sets[0].buffers[key]) for key in self.moved)
+
+    @property
+    def touched(self) -> int:
+        """Of these, what one invocation can reach."""
+        assert self.decided is not None
+        rest = sum(len(buffer) for key, buffer in self.sets[0].buffers.items() if key not in self.moved)
+        return min(self.set_bytes, max(self.decided.touched - rest, 1))
+
+
+class Parts:
+    """The Calls of one Program. `activations` are shared by all of them."""
+
+    def __init__(self, rebuilder: Rebuilder, counts: Mapping[int, int], samples: Mapping[int, int | None]) -> None:
+        assert rebuilder.recording is not None
+        torch.manual_seed(SEED)
+        self.rebuilder, self.recording = rebuilder, rebuilder.recording
+        self.target: Target = rebuilder.target
+        self.activations = Activations()
+        self.all = {number: self._part(number, count, samples.get(number)) for number, count in counts.items()}
+        for part, sets in self._shares().items():
+            self._clone(self.all[part], sets)
+
+    @property
+    def good(self) -> dict[int, Part]:
+        return {number: part for number, part in self.all.items() if part.failed is None}
+
+    @property
+    def bytes(self) -> int:
+        """Of all inputs that were made."""
+        return sum({id(b): len(b) for p in self.good.values() for s in p.sets for b in s.buffers.values()}.values())
+
+    def _part(self, number: int, count: int, line: int | None) -> Part:
+        part = Part(self.recording.calls[number], count)
+        sample = None if line is None else self.recording.samples[line]
+        self._guarded(part, partial(self._build, part, sample))
+        return part
+
+    def _build(self, part: Part, sample: Sample | None) -> None:
+        decided = part.decided = self.rebuilder.decide(part.call, sample, cut=True)
+        part.moved = kept(decided.bound, self.target)
+        part.restored = written(decided.operator, decided.bound, decided.rule, self.target)
+        given = self.activations.give(decided.bound, self.target, part.moved)
+        part.sets = [self.rebuilder.build(decided, given)]
+
+    def _guarded(self, part: Part, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            part.failed, part.sets = verdict(error, self.target), []
+
+    def _shares(self) -> dict[int, int]:
+        """How many sets each Call gets: one for each invocation, or, for want of memory, what keeps them cold."""
+        wanted = {number: part.count for number, part in self.good.items() if part.moved}
+        needed = sum((sets - 1) * self.all[number].set_bytes for number, sets in wanted.items())
+        if needed <= ROOM * memory.free(self.target.device):
+            return wanted
+        return {number: min(sets, self._least(self.all[number])) for number, sets in wanted.items()}
+
+    def _least(self, part: Part) -> int:
+        if not self.target.device.startswith("cuda"):
+            return 1
+        return max(1, -(-COLD_FACTOR * l2_bytes(self.target.device) // max(part.touched, 1)))
+
+    def _clone(self, part: Part, sets: int) -> None:
+        """`sets` of them, or as many as there is room for."""
+        assert part.decided is not None
+        for _ in range(sets - 1):
+            if part.set_bytes > ROOM * memory.free(self.target.device):
+                return
+            part.sets.append(self.rebuilder.clone(part.decided, part.sets[0], part.moved))
