@@ -53,6 +53,19 @@ def check_machine() -> Iterator[Check]:
         yield found
         if engine.framework == "vLLM" and found.state == "ok":
             yield from check_plugin()
+    yield from check_confinement()
+
+
+def check_confinement() -> Iterator[Check]:
+    """What confines the Solutions that `kcap bench` runs, and for each piece that this machine refuses, why."""
+    from kcap.bench.integrity.cage import HOLDS, kinds
+
+    found = kinds()
+    held = [piece for piece, state in found.items() if state == HOLDS]
+    yield Check("bench: confinement", "ok" if held else "missing", ", ".join(held) or "none")
+    for piece, state in found.items():
+        if state != HOLDS:
+            yield Check(f"bench: {piece}", "missing", state)
 
 
 def check_work(machine: Sequence[Check]) -> Iterator[Check]:

@@ -81,7 +81,7 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
     from kcap.bench.integrity.cage import calls
 
-    calls.capset(reading)
+    calls.capset(reading, reading, reading)
     calls.prctl(calls.PR_CAP_AMBIENT, 2, 2)
     calls.prctl(calls.PR_SET_DUMPABLE, 1)
 

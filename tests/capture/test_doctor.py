@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kcap.capture import installed, machine
+from kcap.bench.integrity import cage
+from kcap.capture import doctor, installed, machine
 
 Kcap = Callable[..., Any]
 
@@ -34,9 +35,29 @@ def test_this_machine_has_python_and_torch(kcap: Kcap) -> None:
 def test_table_names_everything_and_the_next_command(kcap: Kcap) -> None:
     ran = kcap("doctor")
     assert ran.code == 0
-    for text in ("This machine", "What works", "torch", "C++ compiler", "vLLM", "SGLang", "TRT-LLM", "MLC-LLM"):
+    for text in (
+        "This machine",
+        "What works",
+        "bench: confinement",
+        "torch",
+        "C++ compiler",
+        "vLLM",
+        "SGLang",
+        "TRT-LLM",
+        "MLC-LLM",
+    ):
         assert text in ran.out
     assert "kcap record" in ran.err
+
+
+def test_confinement_names_what_holds_and_why_the_rest_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, *_) = doctor.check_confinement()
+    assert first.name == "bench: confinement"
+    assert "limits" in first.found
+    monkeypatch.setattr(cage, "kinds", lambda: {"limits": cage.HOLDS, "landlock": "Function not implemented"})
+    held, refused = doctor.check_confinement()
+    assert (held.state, held.found) == ("ok", "limits")
+    assert (refused.name, refused.state, refused.found) == ("bench: landlock", "missing", "Function not implemented")
 
 
 def test_bare_machine_still_gets_an_answer(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

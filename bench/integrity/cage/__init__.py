@@ -20,12 +20,12 @@ from pathlib import Path
 import kcap
 from kcap.bench.integrity.cage import calls, keeper, mounts
 from kcap.bench.integrity.cage.caged import Caged, Ended
-from kcap.bench.integrity.cage.kinds import kinds
+from kcap.bench.integrity.cage.kinds import HOLDS, kinds
 from kcap.bench.integrity.cage.pieces import Pieces
 from kcap.bench.integrity.cage.plan import Cage, Plan
 from kcap.errors import CallError, KcapError
 
-__all__ = ["Cage", "Caged", "Ended", "guard", "kinds", "open_cage"]
+__all__ = ["HOLDS", "Cage", "Caged", "Ended", "guard", "kinds", "open_cage"]
 
 
 def open_cage(

@@ -74,7 +74,7 @@ class Caged:
 
     def poll(self) -> Ended | None:
         """How it ended, None while it runs; by then nothing that it started is left."""
-        if self.how is None and os.waitpid(self._keeper, os.WNOHANG)[0]:
+        if self.how is None and self._reaped():
             self._close()
         return self.how
 
@@ -89,8 +89,7 @@ class Caged:
                 os.kill(self._keeper, signal.SIGTERM)
             if not self._gone(GRACE_S):
                 tree.kill_all(lambda: tree.descendants(self._keeper))
-                os.kill(self._keeper, signal.SIGKILL)
-                os.waitpid(self._keeper, 0)
+                tree.kill_all(lambda: [] if self._reaped() else [self._keeper])
             self._close()
         if not keep_scratch:
             self._forget()
@@ -100,10 +99,17 @@ class Caged:
     def _gone(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if os.waitpid(self._keeper, os.WNOHANG)[0]:
+            if self._reaped():
                 return True
             time.sleep(0.001)
         return False
+
+    def _reaped(self) -> bool:
+        """Whether the keeper is gone, reaped here or by whoever waits for any child."""
+        try:
+            return bool(os.waitpid(self._keeper, os.WNOHANG)[0])
+        except ChildProcessError:
+            return True
 
     def _close(self) -> None:
         _end_strays()

@@ -78,17 +78,9 @@ def make_all_mounts_read_only() -> None:
     syscall("mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, pointers[0], _AT_RECURSIVE, pointers[1], size)
 
 
-def capset(kept: int) -> None:
-    """Make the bits of `kept` the only permitted and inheritable capabilities, and none effective but those."""
+def capset(effective: int, permitted: int, inheritable: int = 0) -> None:
+    """capset(2) for this process; each a set of bits."""
     version_3 = 0x20080522
-    header = (ctypes.c_uint32 * 2)(version_3, 0)
-    low, high = kept & 0xFFFFFFFF, kept >> 32
-    data = (ctypes.c_uint32 * 6)(low, low, low, high, high, high)
-    checked(_libc.capset(header, data), "capset")
-
-
-def set_effective(kept: int, permitted: int) -> None:
-    """Keep `permitted` in reserve, with only `kept` of it in effect."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    words = [bits >> shift & 0xFFFFFFFF for shift in (0, 32) for bits in (kept, permitted, 0)]
-    checked(_libc.capset(header, (ctypes.c_uint32 * 6)(*words)), "capset")
+    sets = (effective, permitted, inheritable)
+    words = [bits >> shift & 0xFFFFFFFF for shift in (0, 32) for bits in sets]
+    checked(_libc.capset((ctypes.c_uint32 * 2)(version_3, 0), (ctypes.c_uint32 * 6)(*words)), "capset")

@@ -44,10 +44,11 @@ def kinds(without: frozenset[str] = frozenset()) -> dict[str, str]:
                 held, refused = caged.confined, caged.refused
         except (KcapError, OSError) as error:
             return dict.fromkeys(PIECES, str(error))
-    return {piece: HOLDS if piece in held else refused.get(piece, _missing(piece, held)) for piece in PIECES}
+    users = (namespaces.USERS,) if namespaces.USERS in (*held, *refused) else ()
+    return {each: HOLDS if each in held else refused.get(each, _missing(each, held)) for each in (*users, *PIECES)}
 
 
 def _missing(piece: str, held: list[str]) -> str:
     if piece == privileges.CAPABILITIES and privileges.READING in held:
-        return "keeps the capability to read files: folders that Python needs are closed to others"
-    return "no mount or pid namespace"
+        return "keeps the capability to read files: the folders of Python or of its packages are closed to other users"
+    return "needs a mount namespace"

@@ -67,9 +67,9 @@ def _kept(needed: list[Path]) -> int:
     permitted = _permitted()
     if not permitted >> _SEARCH & 1:
         return 0
-    calls.set_effective(0, permitted)
+    calls.capset(0, permitted)
     closed = any(not _listable(path) for path in needed)
-    calls.set_effective(permitted, permitted)
+    calls.capset(permitted, permitted)
     return 1 << _SEARCH if closed else 0
 
 
@@ -87,7 +87,7 @@ def _give_up(kept: int) -> None:
         for number in range(last + 1):
             if not kept >> number & 1:
                 calls.prctl(calls.PR_CAPBSET_DROP, number)
-    calls.capset(kept)
+    calls.capset(kept, kept, kept)
     if kept:
         calls.prctl(calls.PR_CAP_AMBIENT, _RAISE, _SEARCH)
 

@@ -1,0 +1,194 @@
+"""The parts of the confinement that can be looked at without confining anything."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcap.bench.integrity.cage import HOLDS, kinds, landlock, mounts, seccomp, syscalls, tree
+from kcap.bench.integrity.cage.caged import Ended
+from kcap.bench.integrity.cage.pieces import Pieces
+
+OWN = 4242
+MACHINES = ["x86_64", "aarch64"]
+ALLOW, FAIL = 0x7FFF0000, 0x00050000
+ARGUED = (syscalls.CLONE, syscalls.CLONE3, syscalls.SOCKET, syscalls.PRLIMIT, syscalls.FCNTL)
+NAMED = (*syscalls.REFUSED.values(), *syscalls.SIGNALS.values(), *syscalls.OWN_PROCESS_ONLY.values(), *ARGUED)
+
+
+def verdict(program: seccomp.Program, architecture: int, number: int, *arguments: int) -> int:
+    """Run the filter as the kernel does: the error that a call fails with, 0 where it passes."""
+    loads = {0: number, 4: architecture, **{16 + 8 * place: value for place, value in enumerate(arguments)}}
+    at = accumulator = 0
+    while True:
+        code, yes, no, operand = program[at]
+        at += 1
+        if code == 0x06:
+            assert operand == ALLOW or operand & 0xFFFF0000 == FAIL
+            return 0 if operand == ALLOW else operand & 0xFFFF
+        if code == 0x20:
+            accumulator = loads.get(operand, 0)
+        else:
+            tests = {
+                0x15: accumulator == operand,
+                0x35: accumulator >= operand,
+                0x45: bool(accumulator & operand),
+            }
+            at += yes if tests[code] else no
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@given(number=st.integers(0, 1000), loose=st.booleans(), arguments=st.tuples(*[st.integers(0, 2**32 - 1)] * 6))
+def test_filter_refuses_what_is_listed_and_nothing_else(
+    machine: str, number: int, loose: bool, arguments: tuple[int, ...]
+) -> None:
+    column, architecture = seccomp.ARCHITECTURES[machine]
+    program = seccomp.build(machine, not loose, not loose, not loose, OWN)
+    answer = verdict(program, architecture, number, *arguments)
+    if number in {numbers[column] for numbers in syscalls.REFUSED.values()}:
+        assert answer == errno.EPERM
+    elif number not in {numbers[column] for numbers in NAMED}:
+        assert answer == 0
+    assert verdict(program, architecture ^ 1, number, *arguments) == errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_filter_looks_at_arguments(machine: str) -> None:
+    column, architecture = seccomp.ARCHITECTURES[machine]
+
+    def tight(numbers: tuple[int, int], *arguments: int) -> int:
+        return verdict(seccomp.build(machine, True, True, True, OWN), architecture, numbers[column], *arguments)
+
+    def loose(numbers: tuple[int, int], *arguments: int) -> int:
+        return verdict(seccomp.build(machine, False, False, False, OWN), architecture, numbers[column], *arguments)
+
+    threads, new_users, new_network = 0x3D0F00, 0x10000011, 0x40000011
+    for judged in (tight, loose):
+        assert judged(syscalls.CLONE, threads) == 0
+        assert judged(syscalls.CLONE, new_users) == judged(syscalls.CLONE, new_network) == errno.EPERM
+        assert judged(syscalls.CLONE3) == errno.ENOSYS
+        assert judged(syscalls.SOCKET, 1) == judged(syscalls.SOCKET, 16) == 0
+    kill, thread = syscalls.OWN_PROCESS_ONLY["kill"], syscalls.OWN_PROCESS_ONLY["tgkill"]
+    for numbers in (kill, thread):
+        assert tight(numbers, OWN, 9) == 0
+        for other in (1, 0, 2**32 - 1):
+            assert (tight(numbers, other, 9), loose(numbers, other, 9)) == (errno.EPERM, 0)
+    for family in (2, 10, 17):
+        assert (tight(syscalls.SOCKET, family), loose(syscalls.SOCKET, family)) == (errno.EPERM, 0)
+    assert tight(syscalls.PRLIMIT, 0) == tight(syscalls.PRLIMIT, OWN) == 0
+    assert (tight(syscalls.PRLIMIT, 7), loose(syscalls.PRLIMIT, 7)) == (errno.EPERM, 0)
+    assert [tight(syscalls.FCNTL, 5, command) for command in (3, 8, 15)] == [0, errno.EPERM, errno.EPERM]
+
+
+def test_numbers_of_another_abi_are_refused() -> None:
+    program = seccomp.build("x86_64", False, False, False, OWN)
+    assert verdict(program, seccomp.ARCHITECTURES["x86_64"][1], 0x40000000 + 1) == errno.EPERM
+
+
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason="numbers of two architectures are known")
+def test_numbers_are_those_of_the_kernel_headers() -> None:
+    column, _ = seccomp.ARCHITECTURES[platform.machine()]
+    named = {**syscalls.REFUSED, **syscalls.SIGNALS, **syscalls.OWN_PROCESS_ONLY, "clone": syscalls.CLONE}
+    named |= {"clone3": syscalls.CLONE3, "fcntl": syscalls.FCNTL, "socket": syscalls.SOCKET}
+    source = "#include <sys/syscall.h>\n" + "\n".join(f"known_{name} __NR_{name}" for name in named)
+    try:
+        done = subprocess.run(
+            ["cc", "-E", "-P", "-x", "c", "-"], input=source, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no C compiler with the kernel's headers")
+    numbers = {name: int(value) for name, value in re.findall(r"known_(\w+)\s+(\d+)\b", done.stdout)}
+    assert len(numbers) > 50
+    assert numbers == {name: named[name][column] for name in numbers}
+
+
+NAMES = st.sampled_from("abc")
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda parts: "/".join(parts))
+
+
+@given(folders=st.lists(PATHS, max_size=6), hidden=st.lists(PATHS, max_size=3))
+def test_what_is_shown_is_all_but_what_is_hidden(
+    folders: list[str], hidden: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    for folder in folders:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / "file").touch()
+    covered = [root / path for path in hidden]
+    shown = list(landlock._shown(root, covered))
+    for file in root.rglob("file"):
+        seen = any(file.is_relative_to(path) for path in shown)
+        assert seen != any(file.is_relative_to(path) for path in covered)
+
+
+def test_everything_is_shown_by_one_rule_where_nothing_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    assert list(landlock._shown(tmp_path, [])) == [tmp_path]
+
+
+def test_link_into_a_hidden_folder_does_not_show_it(tmp_path: Path) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "hidden")
+    assert list(landlock._shown(tmp_path, [tmp_path / "hidden"])) == []
+
+
+def test_children_are_found_with_and_without_the_kernels_list() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '100'])"]) as process:
+        deadline = time.monotonic() + 20
+        while not tree.descendants(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (sleeper,) = tree.descendants(process.pid)
+        assert tree.children(process.pid) == tree._children_by_scan(process.pid) == [sleeper]
+        assert process.pid in tree.children(os.getpid())
+        assert tree.kill_all(lambda: tree.descendants(process.pid))
+        process.kill()
+    assert not tree.alive(sleeper)
+
+
+def test_piece_that_fails_is_left_out_with_its_reason() -> None:
+    pieces = Pieces(frozenset({"off"}))
+
+    def fail() -> None:
+        raise OSError(errno.EPERM, "unshare: not here")
+
+    assert [pieces.attempt("on", list), pieces.attempt("off", list), pieces.attempt("new", fail)] == [
+        True,
+        False,
+        False,
+    ]
+    assert pieces.held == ["on"]
+    assert pieces.refused == {"off": "switched off", "new": "unshare: not here"}
+
+
+def test_machine_that_has_nothing_says_so_for_every_piece() -> None:
+    everything = {*kinds(), "user namespace"}
+    bare = kinds(frozenset(everything))
+    assert {state for piece, state in bare.items() if piece not in mounts.LAID} <= {
+        "switched off",
+        "needs a mount namespace",
+    }
+    assert HOLDS not in bare.values()
+
+
+@pytest.mark.parametrize(
+    ("ended", "text"),
+    [
+        (Ended(code=3), "exit code 3"),
+        (Ended(signal=11), "SIGSEGV"),
+        (Ended(signal=9, note="wrote more than 8 bytes"), "SIGKILL (wrote more than 8 bytes)"),
+        (Ended(signal=40), "signal 40"),
+        (Ended(), "ended by the judge"),
+    ],
+)
+def test_end_is_put_in_words(ended: Ended, text: str) -> None:
+    assert str(ended) == text
