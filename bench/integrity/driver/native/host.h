@@ -50,7 +50,8 @@ class Host : public Place {
       uint64_t start = now();
       Owned returned(PyObject_CallObject(callable, arguments.object));
       uint64_t end = now();
-      if (i) answer.stray_ns += strays - before, answer.outside_ns += start - last;
+      if (i && strays > before) answer.stray_ns += strays - before;  // two clocks make it: it may seem to go back
+      if (i) answer.outside_ns += start - last;
       before = other_threads(), last = end;
       times[2 * i] = start, times[2 * i + 1] = end;
       answer.elapsed_ns += end - start;
@@ -77,18 +78,18 @@ class Host : public Place {
         copy(kept + workload_.outputs[j].offset, sets_.outputs[set][j], workload_.outputs[j].bytes);
     } else {
       auto tensors = outputs_of(workload_, returned, at::kCPU, run.upcast != 0);
-      for (size_t j = 0; j < tensors.size(); ++j) keep(workload_.outputs[j], tensors[j], run, kept);
+      for (size_t j = 0; kept && j < tensors.size(); ++j) keep(workload_.outputs[j], tensors[j], run, kept);
+      if (kept) check_inputs(run, i, set);
+      for (auto& tensor : tensors)  // what is freed next holds no earlier result
+        if (!run.upcast && plain(tensor) && tensor.nbytes()) poison(tensor.mutable_data_ptr(), tensor.nbytes());
+      return;
     }
     if (kept) check_inputs(run, i, set);
   }
 
-  // What is freed next holds no earlier result: it is poisoned.
   static void keep(const Output& output, const at::Tensor& tensor, const Run& run, uint8_t* kept) {
-    if (kept) {
-      auto row = whole(output, tensor, run);
-      copy(kept + output.offset, row.const_data_ptr(), row.nbytes());
-    }
-    if (!run.upcast && plain(tensor) && tensor.nbytes()) poison(tensor.mutable_data_ptr(), tensor.nbytes());
+    auto row = whole(output, tensor, run);
+    copy(kept + output.offset, row.const_data_ptr(), row.nbytes());
   }
 
   void check_inputs(const Run& run, uint32_t i, uint32_t set) const {
