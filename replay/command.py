@@ -140,7 +140,7 @@ def check_options(device: str | None, output: Path | None, force: bool) -> None:
 
 def refuse(given: Mapping[str, object], beside: str) -> None:
     """CallError for the options in `given` that were passed, which mean nothing beside another one."""
-    if passed := [name for name, value in given.items() if value]:
+    if passed := [name for name, value in given.items() if value not in (None, False, ())]:
         raise CallError(f"{beside} replays what it has to: leave out {', '.join(passed)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kcap.errors import CallError
@@ -19,6 +19,7 @@ from kcap.schemas.measurement import Measurement
 from kcap.schemas.program_measurement import ProgramMeasurement
 from kcap.schemas.recording import Call, Recording
 
+OTHERWISE = ": pass --device cpu"
 LEAST_TIMEOUT_S = 300.0  # of a Program, which builds the inputs of a whole model
 
 
@@ -37,7 +38,11 @@ def replayer(
         "cache": "serving",
         "kernels": True,
     }
-    with Worker(session) as worker:
+    with ExitStack() as stack:
+        try:
+            worker = stack.enter_context(Worker(session))
+        except CallError as error:
+            raise CallError(f"--fidelity replays on a GPU: {str(error).removesuffix(OTHERWISE)}") from None
         if not str(worker.environment["device"]).startswith("cuda"):
             raise CallError("--fidelity compares GPU time, and this Recording is of a CPU")
         yield GpuReplayer(recording, worker, seconds, timeout)

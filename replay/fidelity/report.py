@@ -110,6 +110,8 @@ def remarks(kind: KindFidelity, rows: int) -> Iterator[Text]:
         )
     if kind.program.left_out:
         yield Text(f"the Program lacks {kind.program.left_out:,} of its {kind.program.invocations:,} kernels", "yellow")
+    if kind.program.unmatched_us:
+        yield Text(f"{duration(kind.program.unmatched_us)} of the Program's kernels are of no known call", "yellow")
     if others := sum(row.other for row in kind.serving.rows):
         yield Text(f"{OTHER} {others} ran kernels of other names than the engine's", "yellow")
     contexts = [row.replayed.context for row in kind.serving.rows if row.replayed.context is not None]

@@ -97,4 +97,5 @@ def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
         return ProgramTime(reason=NO_PROGRAM)
     if whole.status != "ok" or whole.median_us is None:
         return ProgramTime(None, whole.reason or whole.status, whole.program)
-    return ProgramTime(whole.median_us, "", whole.program, whole.invocations, whole.left_out)
+    unmatched = whole.unmatched_us or 0.0
+    return ProgramTime(whole.median_us, "", whole.program, whole.invocations, whole.left_out, unmatched)

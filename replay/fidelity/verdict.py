@@ -18,7 +18,7 @@ SERVING, PROGRAM = "serving", "Program"  # each Call alone, its caches as in ser
 class ProgramTime:
     """A Program replayed as a whole, in microseconds; `us` None: it was not, for `reason`.
 
-    `left_out`: of its kernels' `invocations`.
+    `left_out`: of its kernels' `invocations`. `unmatched_us`: of its kernels' durations, what no Call could be given.
     """
 
     us: float | None = None
@@ -26,6 +26,7 @@ class ProgramTime:
     program: int | None = None
     invocations: int = 0
     left_out: int = 0
+    unmatched_us: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from handmade import call, tensor
 from profiled import CALLS, in_a_row, step
 
 from kcap.replay.fidelity import command
@@ -104,6 +105,8 @@ def test_a_folder_gets_the_figure_and_what_it_rests_on(
         (["--top", "3"], "--top"),
         (["--all"], "--all"),
         (["--keep-going"], "--keep-going"),
+        (["--program"], "--program"),
+        (["--step", "0"], "--step"),
     ],
 )
 def test_options_that_would_choose_are_refused(
@@ -128,11 +131,15 @@ def test_a_trace_file_has_no_fidelity(kcap: Kcap, tmp_path: Path, on_gpu: OnGpu)
     assert (done.code, "takes a Recording" in done.err) == (2, True)
 
 
-def test_a_recording_of_a_cpu_says_that_it_needs_a_gpu(kcap: Kcap, recorded: Path) -> None:
+def test_a_machine_without_a_gpu_is_told_and_no_cpu_offered(kcap: Kcap, recorded: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
+    write_recording(recorded, Metadata(), [call("aten::relu", tensor(8, device="cuda"))], [Program(id=0, calls=[0])])
+    coverage.write(recorded / coverage.FILE, [step(*in_a_row((0, 50)))])
     done = kcap("replay", recorded, "--fidelity")
     assert done.code == 2
+    assert done.err.startswith("kcap: --fidelity replays on a GPU: recorded on cuda, and torch ")
+    assert "--device cpu" not in done.err
     assert len(done.err.strip().splitlines()) == 1

@@ -167,10 +167,10 @@ def test_a_short_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str
 
 def test_a_program_that_lacks_kernels_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     engine = steps_of(step(*KERNELS), gemm=2, flash=1, norm=1)
-    whole = ProgramTime(140.0, "", 0, 4, 1)
-    assert "the Program lacks 1 of its 4 kernels" in printed(
-        Fidelity([judged(engine, times({0: 50, 1: 30, 2: 10}), program=whole)]), capsys
-    )
+    whole = ProgramTime(140.0, "", 0, 4, 1, 2.5)
+    text = printed(Fidelity([judged(engine, times({0: 50, 1: 30, 2: 10}), program=whole)]), capsys)
+    assert "the Program lacks 1 of its 4 kernels" in text
+    assert "2.50 µs of the Program's kernels are of no known call" in text
 
 
 def test_the_picture_is_a_png_also_of_nothing_replayed(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""The replays that a fidelity asks a worker for, on a CPU: only the durations of GPU kernels are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from handmade import call, tensor
+from profiled import kernel, step
+
+from kcap.errors import CallError
+from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
+from kcap.replay.fidelity.nearest import Nearest
+from kcap.replay.fidelity.replaying import GpuReplayer, replayer
+from kcap.replay.fidelity.run import ON_HOST, run
+from kcap.replay.pool import Worker
+from kcap.schemas import coverage
+from kcap.schemas.recording import Metadata, Program, Recording, Sample, load, write_recording
+from kcap.schemas.values import Drift
+
+MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
+FILL = call("aten::fill_.Scalar", tensor(8), Drift("int"), id=1)
+UNKNOWN = call("nobody::kernel", tensor(2), id=2)
+SAMPLES = [Sample(call=1, phase="decode", scalars={"1": value}) for value in (3, 4)]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    path = tmp_path / "rec.kcap"
+    write_recording(path, Metadata(), [MM, FILL, UNKNOWN], [Program(id=0, calls=[0, 1, 0, 2])], samples=SAMPLES)
+    coverage.write(path / coverage.FILE, [step(kernel(0, 9), kernel(1, 1))] * 2)
+    return load(path)
+
+
+@pytest.fixture
+def kind(recording: Recording) -> KindSteps:
+    (found,) = profiled_kinds(recording)
+    return found
+
+
+@pytest.fixture
+def worker(recording: Recording) -> Iterator[Worker]:
+    session = {"device": "cpu", "home": "cpu", "root": str(recording.path), "namespaces": [], "threads": 1}
+    with Worker({**session, "cache": "serving", "kernels": True}) as started:
+        yield started
+
+
+def test_calls_and_their_program_are_replayed(recording: Recording, kind: KindSteps, worker: Worker) -> None:
+    found = run(recording, [kind, kind], GpuReplayer(recording, worker, 0.001, 60))
+    statuses = [(one.call, one.status, one.sample, one.count) for one in found.measurements]
+    assert statuses == [(0, "ok", None, 4), (1, "ok", 0, 2), (2, "skipped", None, 2)] * 2
+    assert found.measurements[:3] == found.measurements[3:]  # replayed once
+    first = found.programs[0]
+    assert (first.program, first.phase, first.count, first.invocations) == (0, "decode", 2, 4)
+    assert [(one.call, one.status, one.sample) for one in first.calls] == [
+        (0, "ok", None),
+        (1, "ok", 0),
+        (2, "skipped", None),
+    ]
+    assert first.median_us and first.left_out == 1
+    serving = found.fidelity.kinds[0].serving
+    assert [(one.name, one.reason) for one in serving.missing][:1] == [("aten::mm", ON_HOST)]
+
+
+def test_the_chosen_sample_reaches_the_worker(recording: Recording, kind: KindSteps, worker: Worker) -> None:
+    replays = GpuReplayer(recording, worker, 0.001, 60)
+    found = [replays.call(FILL, Nearest(SAMPLES[index], index), kind) for index in (1, 0, 1)]
+    assert [one.sample for one in found] == [1, 0, 1]
+    assert found[0].samples_us == found[2].samples_us != found[1].samples_us
+
+
+def test_a_recording_of_a_cpu_is_refused(recording: Recording) -> None:
+    with pytest.raises(CallError, match="of a CPU"), replayer(recording, None, 0.001, 60, trust=False):
+        pass
