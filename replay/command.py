@@ -92,7 +92,8 @@ def command(
     runs in a child process with a time limit. Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
 
     With --program: of each phase, use of graphs and padded size the most frequent step, or the one of --step, as a
-    whole, in one CUDA graph where that can be.
+    whole, in one CUDA graph where that can be. With --fidelity: each kernel and the whole of the steps that kcap record
+    --check-coverage profiled, held against the engine's own GPU time; 3: outside the bounds.
 
     \b
     Example:
@@ -105,7 +106,7 @@ def command(
     check_options(device, output, force)
     if fidelity:
         more = {"--op": globs, "--all": views, "--keep-going": keep_going, "--program": program, "--step": step}
-        refuse({"--phase": phase, "--top": top, **more}, "--fidelity")
+        refuse({"--phase": phase, "--top": top, "--cache": cache != "serving", **more}, "--fidelity")
         return held_against_engine(path, Options(device, seconds, timeout, trust, rows, as_json, output))
     if program or step is not None:
         refuse({"--op": globs, "--all": views, "--keep-going": keep_going}, "--program")
@@ -140,7 +141,7 @@ def check_options(device: str | None, output: Path | None, force: bool) -> None:
 
 def refuse(given: Mapping[str, object], beside: str) -> None:
     """CallError for the options in `given` that were passed, which mean nothing beside another one."""
-    if passed := [name for name, value in given.items() if value not in (None, False, ())]:
+    if passed := [name for name, value in given.items() if value is not None and value is not False and value != ()]:
         raise CallError(f"{beside} replays what it has to: leave out {', '.join(passed)}")
 
 

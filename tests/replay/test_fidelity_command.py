@@ -107,6 +107,7 @@ def test_a_folder_gets_the_figure_and_what_it_rests_on(
         (["--keep-going"], "--keep-going"),
         (["--program"], "--program"),
         (["--step", "0"], "--step"),
+        (["--cache", "cold"], "--cache"),
     ],
 )
 def test_options_that_would_choose_are_refused(
