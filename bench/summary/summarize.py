@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from kcap.bench.judging import Judging
 from kcap.bench.results.outcomes import key
 from kcap.bench.results.run import Machine, RefusedFile
-from kcap.bench.subject import Subject
-from kcap.bench.summary.baseline import Baseline, References, baseline, comparable
+from kcap.bench.summary.baseline import Baseline, References
+from kcap.bench.summary.doubts import comparable, doubtful
+from kcap.bench.summary.measured import baseline
 from kcap.bench.summary.report import Summary
 from kcap.bench.summary.saving import key_of, savings
 from kcap.bench.summary.score import score
@@ -17,6 +17,10 @@ from kcap.replay.definitions.source import UNCOUNTED
 from kcap.schemas import measurement as measurements_file
 from kcap.schemas.outcome import Outcome
 
+SLOWER = (
+    "on {} Workloads their references take less than half the time that was measured of the engine's kernels: "
+    "the machine was not as it is now, believe no share"
+)
 UNWEIGHED = "no counts are known: each Workload counts as one invocation"
 
 
@@ -26,13 +30,14 @@ def summarize(judging: Judging, outcomes: Iterable[Outcome], machine: Machine) -
     current = [outcome for outcome in outcomes if key(outcome) in there]
     chosen = {name: [workload.uuid for workload in given] for name, given in judging.chosen.items()}
     scores = score(current, chosen, judging.weights)
-    base, notes = _baseline(judging.subject, current, judging.options.measurements)
+    base, notes = _baseline(judging, current)
     saved = {key_of(one): savings(one, judging.weights, base) for one in scores}
     refused = [RefusedFile(file=str(one.file), reason=one.reason) for one in judging.refused]
     return Summary(scores, saved, base, refused, [*_notes(judging), *notes, *base.notes], machine)
 
 
-def _baseline(subject: Subject, outcomes: Sequence[Outcome], path: Path | None) -> tuple[Baseline, list[str]]:
+def _baseline(judging: Judging, outcomes: Sequence[Outcome]) -> tuple[Baseline, list[str]]:
+    path, subject = judging.options.measurements, judging.subject
     if path is None:
         return References(), []
     measurements = list(measurements_file.read(path))
@@ -41,7 +46,10 @@ def _baseline(subject: Subject, outcomes: Sequence[Outcome], path: Path | None) 
     caches = {line.cache for line in measurements if line.cache} | {one.time.cache for one in outcomes if one.time}
     states = sorted(str(cache) for cache in caches - {None})
     note = [f"{path}: times of different cache states ({', '.join(states)}) are compared"] if len(states) > 1 else []
-    return baseline(measurements, subject.counts, subject.calls), note
+    base = baseline(measurements, subject.counts, subject.calls)
+    if count := doubtful(outcomes, base, judging.weights):
+        note.append(f"{path}: {SLOWER.format(count)}")
+    return base, note
 
 
 def _notes(judging: Judging) -> Iterator[str]:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import COUNTS, write_judged, write_solution
 
-from kcap.bench.summary.baseline import Measured, References, baseline, comparable
+from kcap.bench.summary.baseline import Measured, References
+from kcap.bench.summary.doubts import comparable, doubtful
+from kcap.bench.summary.measured import baseline
 from kcap.bench.summary.saving import ALL, best, key_of, savings
 from kcap.bench.summary.score import score
 from kcap.errors import CallError
@@ -263,6 +265,18 @@ def test_times_of_another_device_are_not_compared():
     judged = [outcome("s1", us=1, device_name="H200")]
     assert "measured on A100, judged on H200" in str(comparable([measured(0, 1, device_name="A100")], judged))
     assert comparable([measured(0, 1, device_name="H200")], judged) is None
+
+
+def test_times_of_other_threads_are_not_compared():
+    judged = [outcome("s1", us=1, device_name="EPYC", threads=1)]
+    lines = [measured(0, 1, device_name="EPYC", threads=2)]
+    assert "EPYC with 2 threads (--threads), judged on EPYC with 1" in str(comparable(lines, judged))
+
+
+def test_kernels_measured_far_slower_than_their_references_are_doubted():
+    base = baseline([measured(0, 41), measured(1, 39)], TWO, CALLS)
+    both = [outcome("s1", us=1), outcome("s2", us=1)]
+    assert doubtful(both, base, weigh(TWO)) == 1
 
 
 def test_phases_of_a_baseline_are_summed_exactly_once():
