@@ -79,8 +79,8 @@ class Ceilings(Record):
         return self.model_copy(update={"levels": descending(levels), "tflop_s": rates, "empty_us": faster})
 
     def at(self, size: int) -> float:
-        """The bandwidth measured over `size` bytes, or over the next larger working set; 0 beyond the largest."""
-        return next((level.gb_s for level in self.levels if level.size >= size), 0.0)
+        """The bandwidth measured over `size` bytes, or over the next larger working set, if there is one."""
+        return next((level.gb_s for level in self.levels if level.size >= size), self.memory_gb_s)
 
 
 def width(dtype: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from kcap.replay.roofline.ceilings import TF32, descending
 
 Work = Callable[[], Any]
-IN_CACHE = (8, 4, 2)  # parts of the L2 that a working set fills: an eighth, a quarter, half
+IN_CACHE = (8, 2)  # parts of the L2 that a working set fills: an eighth, half
 BEYOND = (2, 4, 16)  # times the L2
 REPLAY_US = 2000.0  # the least that one replay of a graph lasts
 MOST_NODES = 500
@@ -32,7 +31,7 @@ def measure(device: str) -> dict[str, Any]:
     cell = torch.zeros(1, device=device)
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream):
-        near = in_cache([l2 // part for part in IN_CACHE], device)
+        near = in_cache(*(l2 // part for part in IN_CACHE), device=device)
         far = [(size, bandwidth(size, device)) for size in beyond(l2, device)]
         rates = dict(arithmetic(device))
         empty = graph_us(lambda: cell.add_(1))
@@ -52,7 +51,7 @@ def beyond(l2: int, device: str) -> list[int]:
 
 def works(size: int, device: str) -> list[Work]:
     """What moves `size` bytes over a working set of that size: copies (by two kinds of kernel), reading, writing."""
-    whole = torch.randn(size // 4, device=device)
+    whole = torch.randn(size // 8 * 2, device=device)
     source, target = whole.chunk(2)
     total = torch.empty((), device=device)
     return [
@@ -68,13 +67,15 @@ def bandwidth(size: int, device: str) -> float:
     return size / min(graph_us(work) for work in works(size, device)) / 1e3
 
 
-def in_cache(sizes: list[int], device: str) -> float:
-    """GB/s of the L2, at best; `sizes` ascend and fit into it."""
-    times = [[graph_us(work) for work in works(size, device)] for size in sizes]
-    rates = [sizes[-1] / min(times[-1]) / 1e3]
-    for (small, large), (before, after) in zip(pairwise(sizes), pairwise(times), strict=True):
-        rates += [(large - small) / (b - a) / 1e3 for a, b in zip(before, after, strict=True) if b > a]
-    return max(rates)
+def in_cache(small: int, large: int, device: str) -> float:
+    """GB/s of the L2, at best; working sets of both sizes fit into it."""
+    pairs = zip(works(small, device), works(large, device), strict=True)
+    return max(slope(large - small, graph_us(less), graph_us(more), large) for less, more in pairs)
+
+
+def slope(bytes_more: int, less_us: float, more_us: float, large: int) -> float:
+    """GB/s of so many more bytes; of the `large` working set as a whole where it took no longer."""
+    return (bytes_more / (more_us - less_us) if more_us > less_us else large / more_us) / 1e3
 
 
 def arithmetic(device: str) -> Iterator[tuple[str, float]]:

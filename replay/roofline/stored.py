@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -77,5 +78,6 @@ def write(environment: Mapping[str, Any], found: Ceilings) -> Ceilings:
         partial.write_bytes(found.line())
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return found
