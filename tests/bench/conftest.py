@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import orjson
 import pytest
 from bench_calls import ADD, METADATA, MM, SCALED, TROUBLE, numbered
+from judging import Benches
+from judging import bench as judge_worker
 
 from kcap.schemas.recording import Sample, write_recording
 
@@ -69,3 +72,16 @@ def bench(kcap, faked, tmp_path):
         return kcap("bench", path or tmp_path / "dataset", *args, *options)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def benches(tmp_path_factory):
+    """Judge workers by kind (see Benches), which end with the module."""
+    with ExitStack() as stack:
+        yield Benches(tmp_path_factory.mktemp("benches"), stack)
+
+
+@pytest.fixture
+def judged_alone(tmp_path):
+    """Opens a judge worker of its own."""
+    return lambda: judge_worker(tmp_path)

@@ -1,0 +1,10 @@
+# definition: gemm_f32
+# row: 22
+# does: Ends its process with exit code 0.
+# naive: An exit code of 0 means that all assertions held.
+# expect: RUNTIME_ERROR COMPILE_ERROR
+import os
+
+
+def run(A, B):
+    os._exit(0)

@@ -1,0 +1,7 @@
+# definition: gemm_f32
+# does: Computes in numpy, on the tensors' own memory.
+import torch
+
+
+def run(A, B):
+    return torch.from_numpy(A.numpy() @ B.numpy().T)

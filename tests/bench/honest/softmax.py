@@ -1,0 +1,7 @@
+# definition: softmax
+# does: Plain PyTorch.
+import torch
+
+
+def run(x):
+    return torch.softmax(x, -1)

@@ -1,0 +1,13 @@
+# definition: relu
+# does: Raises what is no Exception at its import.
+# expect: COMPILE_ERROR RUNTIME_ERROR
+# reason: enough
+class Enough(BaseException):
+    pass
+
+
+raise Enough("enough")
+
+
+def run(x):
+    return x

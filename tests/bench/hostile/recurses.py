@@ -1,0 +1,10 @@
+# definition: relu
+# does: Calls itself without end, with the limit taken off.
+# expect: RUNTIME_ERROR
+import sys
+
+sys.setrecursionlimit(10**9)
+
+
+def run(x):
+    return run(x) + 1

@@ -1,0 +1,87 @@
+"""Executable cheats, after those that fooled published kernel evaluators: none passes, and the reason says why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import pytest
+from cheat_catalogue import DATASET, Entry, entries
+from judging import Bench, told
+
+from kcap.schemas.dataset import Dataset
+from kcap.schemas.outcome import STATUSES, Outcome
+
+CHEATS, ON_GPU = entries("cheats"), entries("cheats/gpu")
+PLACES = [Path(place) for place in ("/dev/shm", "/tmp", "/var/tmp")]
+MACHINE = {
+    "x86_64": platform.machine() == "x86_64",
+    "two processors": len(os.sched_getaffinity(0)) > 1,
+    "confinement": True,  # what the machine has of it, the Outcome says
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """No file stays of a cheat that leaves some for another."""
+    yield
+    left = [path for place in PLACES if place.is_dir() for path in place.glob("kcap_cheat*")]
+    for path in left:
+        path.unlink()
+    assert not left
+
+
+def test_every_published_way_is_tried():
+    rows = set().union(*(entry.rows for entry in [*CHEATS, *ON_GPU]))
+    assert rows == set(range(1, 31))
+    assert len(CHEATS) >= 36 and len(ON_GPU) >= 8
+
+
+@pytest.mark.parametrize("entry", [*CHEATS, *ON_GPU], ids=lambda entry: entry.name)
+def test_header_is_whole(entry: Entry):
+    definitions = Dataset.load(DATASET).definitions
+    assert set(entry.header) >= {"definition", "row", "does", "naive", "expect", "reason"}
+    assert entry.solution.definition in definitions
+    assert entry.expect and entry.expect <= set(STATUSES) - {"NOT_JUDGED"}
+    assert "PASSED" not in entry.expect
+    assert re.compile(entry.header["reason"]) and not re.search(entry.header["reason"], "")
+
+
+@pytest.mark.parametrize("entry", CHEATS, ids=lambda entry: entry.name)
+def test_cheat_is_caught(benches: dict[str, Bench], entry: Entry):
+    is_caught(benches["cpu"], entry)
+
+
+def test_what_one_run_wrote_no_other_finds(benches: dict[str, Bench]):
+    """The process of a Solution ends when another's turn comes: then the first starts anew, in a new folder."""
+    files, plain = (next(one for one in CHEATS if one.name == name) for name in ("results_from_a_file", "zeros"))
+    first, _, second = (benches["cpu"].judge(entry)[0] for entry in (files, plain, files))
+    assert first.status == second.status != "PASSED"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("entry", [*ON_GPU, *CHEATS], ids=lambda entry: entry.name)
+def test_cheat_is_caught_on_a_gpu(benches: dict[str, Bench], entry: Entry):
+    if entry.header.get("devices") == "cpu":
+        pytest.skip("it works on the CPU's memory")
+    is_caught(benches["cuda"], entry)
+
+
+def is_caught(bench: Bench, entry: Entry) -> None:
+    needs = entry.header.get("needs", "")
+    if needs and not MACHINE[needs]:
+        pytest.skip(f"needs {needs}")
+    outcomes = bench.judge(entry)
+    if needs == "confinement" and "landlock" not in outcomes[-1].confined:
+        pytest.skip("this machine confines nothing")
+    _check(entry, outcomes)
+
+
+def _check(entry: Entry, outcomes: list[Outcome]) -> None:
+    """The Outcome of the last Workload is caught; whoever fails on one of several has passed on the others."""
+    caught = outcomes[-1]
+    assert caught.status in entry.expect, told(caught)
+    assert re.search(entry.header["reason"], f"{caught.reason}\n{caught.log}"), told(caught)
+    assert caught.speedup is None
