@@ -9,7 +9,7 @@ import pytest
 from handmade import Values
 
 from kcap.replay.pool import Worker
-from kcap.schemas.recording import Call, Metadata, Sample, write_recording
+from kcap.schemas.recording import Call, Metadata, Program, Sample, Step, write_recording
 
 Write = Callable[..., Path]
 
@@ -21,11 +21,16 @@ def values() -> Values:
 
 @pytest.fixture
 def recorded(tmp_path: Path, values: Values) -> Write:
-    """Writes a Recording of these Calls and Samples and gives its path."""
+    """Writes a Recording of these Calls, Samples, Programs and Steps and gives its path."""
 
-    def write(calls: Iterable[Call], samples: Iterable[Sample] = ()) -> Path:
+    def write(
+        calls: Iterable[Call],
+        samples: Iterable[Sample] = (),
+        programs: Iterable[Program] = (),
+        steps: Iterable[Step] = (),
+    ) -> Path:
         path = tmp_path / "rec.kcap"
-        write_recording(path, Metadata(), calls, samples=samples, values=values.files)
+        write_recording(path, Metadata(), calls, programs, steps, samples, values.files)
         return path
 
     return write

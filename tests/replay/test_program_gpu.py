@@ -1,0 +1,185 @@
+"""A Program on a GPU, on a torch.cuda that only notes what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kcap.replay.program import gpu
+from kcap.replay.program.found import Found, share_out
+from kcap.replay.program.gpu import time_on_gpu
+from kcap.replay.timing import graphs, kernels, persisting
+from kcap.replay.timing.blocking import Sleep
+from kcap.replay.timing.kernels import Ran
+from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
+from kcap.replay.timing.stop import Budget
+
+KERNELS = {0: {"mm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 1}}
+
+
+class Fake:
+    """Notes captures, replays and calls. A replay repeats what was captured; a call of a Part runs its kernels."""
+
+    def __init__(self, captures: bool = True, elapsed_ms: float = 2.0) -> None:
+        self.captures, self.elapsed_ms = captures, elapsed_ms
+        self.log: list[str] = []
+        self.ran: list[int] = []
+        self.capturing: list[int] | None = None
+        self.gave_up = False
+
+    def part(self, number: int) -> SimpleNamespace:
+        def run() -> None:
+            self.log.append(f"call {number}")
+            (self.ran if self.capturing is None else self.capturing).append(number)
+
+        return SimpleNamespace(run=run, sets=[None], restored=[])
+
+    def graph(self) -> SimpleNamespace:
+        held: list[int] = []
+
+        def begin(capture_error_mode: str) -> None:
+            self.log.append("begin")
+            self.capturing = held
+
+        def end() -> None:
+            self.log.append("end")
+            self.capturing = None
+            if not self.captures:
+                raise RuntimeError("operation not permitted when stream is capturing")
+
+        def replay() -> None:
+            self.log.append("replay")
+            self.ran += held
+
+        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=replay)
+
+    def events(self, work: Callable[[], None]) -> list[Ran]:
+        self.ran.clear()
+        work()
+        return [Ran(name, n, 2.0 + number, 1) for n, number in enumerate(self.ran) for name in KERNELS[number]]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
+    def put(fake: Fake) -> Fake:
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        event = SimpleNamespace(
+            record=lambda s: None, synchronize=lambda: None, elapsed_time=lambda other: fake.elapsed_ms
+        )
+        names = {
+            "CUDAGraph": fake.graph,
+            "Event": lambda enable_timing: event,
+            "synchronize": lambda *_: None,
+            "stream": lambda s: nullcontext(),
+            "current_stream": lambda device: stream,
+        }
+        for name, value in names.items():
+            monkeypatch.setattr(torch.cuda, name, value, raising=False)
+        monkeypatch.setattr(graphs, "timing_stream", lambda device: stream)
+        monkeypatch.setattr(gpu, "timing_stream", lambda device: stream)
+        hold = Sleep()
+        hold.hold = lambda: fake.log.append("hold")  # type: ignore[method-assign]
+        hold.release = lambda: setattr(hold, "gave_up", fake.gave_up)  # type: ignore[method-assign]
+        monkeypatch.setattr(gpu, "blocker", lambda device: hold)
+        monkeypatch.setattr(persisting, "reset", lambda: True)
+        monkeypatch.setattr(kernels, "plain", fake.events)
+        return fake
+
+    return put
+
+
+def timed(fake: Fake, order: list[int], waits: tuple[int, ...] = (), direct: tuple[int, ...] = ()) -> Found:
+    known = {
+        n: {"method": "events" if n in direct + waits else "graph", "waits": n in waits, "kernels": KERNELS[n]}
+        for n in set(order)
+    }
+    parts: Any = {n: fake.part(n) for n in sorted(set(order))}
+    return time_on_gpu(order, parts, known, Budget(0, 0), "cuda:0")
+
+
+def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], Fake]) -> None:
+    fake = install(Fake())
+    found = timed(fake, [0, 1, 0, 2])
+    assert fake.log[fake.log.index("begin") + 1 : fake.log.index("end")] == ["call 0", "call 1", "call 0", "call 2"]
+    assert (found.method, found.stretches, found.n, found.notes, found.spoiled) == ("graph", 1, 1, [], False)
+    assert "hold" not in fake.log
+    assert found.sampled.samples == [2000.0]
+
+
+def test_a_short_program_is_replayed_until_a_sample_lasts_a_millisecond(install: Callable[[Fake], Fake]) -> None:
+    found = timed(install(Fake(elapsed_ms=0.1)), [0, 1])
+    assert (found.n, found.sampled.samples) == (10, [10.0])
+
+
+def test_what_cannot_be_captured_splits_it_into_as_few_graphs_as_can_be(install: Callable[[Fake], Fake]) -> None:
+    fake = install(Fake())
+    found = timed(fake, [0, 0, 2, 2, 0, 1], direct=(2,))
+    assert (found.method, found.stretches, found.n) == ("events", 2, 1)
+    assert found.notes == ["2 of 6 invocations are in no CUDA graph"]
+    last = len(fake.log) - fake.log[::-1].index("hold")
+    assert fake.log[last : last + 4] == ["replay", "call 2", "call 2", "replay"]
+
+
+def test_a_call_that_waits_is_not_held_back_and_the_time_says_what_is_in_it(install: Callable[[Fake], Fake]) -> None:
+    fake = install(Fake())
+    found = timed(fake, [0, 2], waits=(2,))
+    assert "hold" not in fake.log
+    assert found.notes == ["1 of 2 invocations are in no CUDA graph", HOST_IN_IT]
+
+
+def test_a_program_of_more_launches_than_the_gpu_queues_is_told(install: Callable[[Fake], Fake]) -> None:
+    fake = install(Fake())
+    fake.gave_up = True
+    assert GAVE_UP in timed(fake, [0, 2], direct=(2,)).notes
+
+
+def test_a_failed_capture_runs_it_without_graphs_and_asks_for_a_new_process(install: Callable[[Fake], Fake]) -> None:
+    found = timed(install(Fake(captures=False)), [0, 1])
+    assert (found.method, found.stretches, found.spoiled) == ("events", 0, True)
+    assert "when stream is capturing" in found.notes[0]
+
+
+def test_every_kernel_of_a_run_is_given_to_its_call(install: Callable[[Fake], Fake]) -> None:
+    shared = timed(install(Fake()), [0, 1, 0]).shared
+    assert shared.us == {0: 2.0, 1: 6.0}
+    assert (shared.total_us, shared.unmatched_us) == (10.0, 0.0)
+    assert [(k.name, k.us, k.count) for k in shared.kernels[1]] == [("split", 3.0, 1), ("reduce", 3.0, 1)]
+
+
+def test_kernels_that_are_no_calls_are_told_and_counted_in_the_whole(
+    install: Callable[[Fake], Fake], monkeypatch
+) -> None:
+    fake = install(Fake())
+    monkeypatch.setattr(kernels, "plain", lambda work: [*fake.events(work), Ran("memset", 99, 2.5, 1)])
+    found = timed(fake, [0, 1])
+    assert (found.shared.total_us, found.shared.unmatched_us) == (10.5, 2.5)
+    assert found.notes == ["23.8% of the kernels' time could be given to no call"]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("CUPTI_ERROR_NOT_INITIALIZED"), None])
+def test_without_a_profiler_the_time_stands_and_the_durations_are_missing(
+    install: Callable[[Fake], Fake], monkeypatch, failure: Exception | None
+) -> None:
+    def fail(work: Callable[[], None]) -> list[Ran]:
+        if failure:
+            raise failure
+        return []
+
+    fake = install(Fake())
+    monkeypatch.setattr(kernels, "plain", fail)
+    found = timed(fake, [0, 1])
+    assert found.sampled.samples == [2000.0]
+    assert (found.shared.us, found.shared.total_us) == ({}, None)
+    assert found.notes[0].startswith("no kernel durations: ")
+
+
+def test_a_calls_time_is_the_mean_over_its_invocations_and_runs() -> None:
+    runs = [[Ran("mm", 0, 4.0, 1), Ran("mm", 1, 6.0, 1)], [Ran("mm", 0, 5.0, 1), Ran("mm", 1, 9.0, 1)]]
+    shared = share_out(runs, [0, 0], {0: {"mm": 1}})
+    assert (shared.us, shared.total_us) == ({0: 6.0}, 12.0)
+    assert [(k.name, k.us, k.count) for k in shared.kernels[0]] == [("mm", 5.5, 1.0)]

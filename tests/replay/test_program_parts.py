@@ -1,0 +1,96 @@
+"""A Program's Calls ready to run: who shares memory, who has sets of its own, what is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from handmade import call, tensor
+from programs import CALLS, M, N, linear, relu
+
+from kcap.replay import memory
+from kcap.replay.program.parts import Parts
+from kcap.replay.program.restoring import Restoring
+from kcap.replay.rebuild import Rebuilder
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def parts(recorded: Write) -> Callable[..., Parts]:
+    def made(counts: Mapping[int, int], calls: list = CALLS) -> Parts:
+        return Parts(Rebuilder("cpu", "cpu", recorded(calls)), counts, {})
+
+    return made
+
+
+def test_each_layer_has_weights_of_its_own_and_all_the_same_activations(parts: Callable[..., Parts]) -> None:
+    linears = parts({0: 3}).all[0].sets
+    assert len({inputs.args[1].data_ptr() for inputs in linears}) == 3
+    assert len({inputs.args[0].data_ptr() for inputs in linears}) == 1
+    assert all(torch.equal(inputs.args[1], linears[0].args[1]) for inputs in linears)
+
+
+def test_what_one_call_writes_lies_where_the_next_one_reads(parts: Callable[..., Parts]) -> None:
+    made = parts({0: 1, 1: 1})
+    (linear_inputs,), (relu_inputs,) = made.all[0].sets, made.all[1].sets
+    assert linear_inputs.args[0].data_ptr() == relu_inputs.args[0].data_ptr()
+    assert float(relu_inputs.args[0].abs().sum()) > 0
+
+
+def test_two_activations_of_one_call_never_share(recorded: Write) -> None:
+    add = call("aten::add.Tensor", tensor(M, N), tensor(M, N, storage=1), id=0)
+    (inputs,) = Parts(Rebuilder("cpu", "cpu", recorded([add])), {0: 1}, {}).all[0].sets
+    assert inputs.args[0].data_ptr() != inputs.args[1].data_ptr()
+
+
+def test_other_sizes_and_dtypes_have_other_buffers(recorded: Write) -> None:
+    calls = [
+        relu(0),
+        relu(1, (8 * M, N)),
+        call("aten::relu_", tensor(M, 2 * N, dtype="bfloat16"), id=2),
+        relu(3, (3, N)),
+    ]
+    made = Parts(Rebuilder("cpu", "cpu", recorded(calls)), dict.fromkeys(range(4), 1), {})
+    places = [made.all[n].sets[0].args[0].data_ptr() for n in range(4)]
+    assert len(set(places[:3])) == 3
+    assert places[3] == places[0]  # three rows instead of four: as large, up to a power of two
+
+
+def test_turns_go_round_the_sets(parts: Callable[..., Parts]) -> None:
+    part = parts({0: 2}).all[0]
+    for _ in range(3):
+        part.run()
+    assert part.turn == 3
+
+
+def test_without_room_for_a_set_each_there_are_fewer(parts: Callable[..., Parts], monkeypatch) -> None:
+    monkeypatch.setattr(memory, "free", lambda device: 6 * N * N * 4)  # half of it is for three sets
+    assert len(parts({0: 4}).all[0].sets) == 4
+    assert len(parts({0: 5}).all[0].sets) == 1
+
+
+def test_a_call_that_cannot_be_rebuilt_says_why_and_the_others_stand(parts: Callable[..., Parts]) -> None:
+    made = parts({0: 1, 3: 2})
+    assert list(made.good) == [0]
+    assert made.all[3].failed and made.all[3].failed["status"] == "skipped"
+    assert "no library is known" in made.all[3].failed["reason"]
+
+
+def test_what_is_written_is_put_back_once_however_many_calls_share_it(recorded: Write) -> None:
+    calls = [relu(0), relu(1), linear(2)]
+    made = Parts(Rebuilder("cpu", "cpu", recorded(calls)), {0: 1, 1: 1, 2: 1}, {})
+    restore = Restoring(made.good.values())
+    assert len(restore.saved) == 1
+    tensor_of = made.all[0].sets[0].args[0]
+    before = tensor_of.clone()
+    made.all[0].run()
+    assert not torch.equal(tensor_of, before)
+    restore()
+    assert torch.equal(tensor_of, before)
+
+
+def test_bytes_count_shared_memory_once(parts: Callable[..., Parts]) -> None:
+    assert parts({0: 3, 1: 5}).bytes == 3 * N * N * 4 + M * N * 4
