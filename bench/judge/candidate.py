@@ -107,7 +107,8 @@ class Candidate:
     sets: int = 0
     shared: Shared | None = None
     drawn: Draws | None = field(default=None, repr=False)
-    last_words: str = ""  # the end of what it had printed when it ended
+    how: str | None = None  # it ended
+    last_words: str = ""  # the end of what it had printed by then
 
     @classmethod
     def start(
@@ -221,21 +222,21 @@ class Candidate:
         size = os.fstat(self.log.fileno()).st_size
         return os.pread(self.log.fileno(), TOLD, max(size - TOLD, 0)).decode(errors="replace").replace("\0", "")
 
-    def end(self, keep: bool = False) -> str:
-        """End it and all that it started; how it ended. `keep`: what it built, for the next process of its code."""
-        self._forget()
-        self.last_words = self.printed()
-        self.channel.close()
-        how = str(self.server.ask({"end": self.pid, "keep": keep})["how"])
-        self.log.close()
+    def end(self, keep: bool = False, gone: bool = False) -> str:
+        """End it and all that it started; how it ended.
+
+        `keep`: what it built, for the next process of its code; `gone`: it closed its end, and so ends by itself.
+        """
+        if self.how is None:
+            self._forget()
+            self.last_words = self.printed()
+            self.channel.close()
+            self.log.close()
+        ended = str(self.server.ask({"end": self.pid, "keep": keep, "gone": gone})["how"])
+        self.how = self.how or ended
         if not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
-        return how
-
-    def forget(self) -> None:
-        """Of one that ended and was kept: what it built goes, too."""
-        self.server.ask({"end": self.pid, "keep": False})
-        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.how
 
     def _forget(self) -> None:
         if self.shared is not None:
@@ -248,7 +249,7 @@ class Candidate:
         try:
             socket.send_fds(self.channel, [content], list(descriptors))
         except OSError:
-            raise Ended(self.end(keep=True)) from None
+            raise Ended(self.end(keep=True, gone=True)) from None
         answer = self._receive(self.limits.timeout)
         wall = time.perf_counter_ns() - began - (self._queued_ns() - queued)
         try:
@@ -271,7 +272,7 @@ class Candidate:
         except OSError:
             content = b""
         if not content:
-            raise Ended(self.end(keep=True))
+            raise Ended(self.end(keep=True, gone=True))
         return content
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from kcap.bench.integrity.cage import Cage, Caged, open_cage
 from kcap.bench.judge.candidate_process import Order, run
 
 LONGEST = 1 << 16
+GONE_S = 5.0  # until a process that closed its channel has ended
 
 
 def main() -> None:
@@ -44,7 +46,7 @@ def _answer(
     request: dict[str, Any], descriptors: list[int], running: dict[int, Caged], loaded: driver.Driver
 ) -> dict[str, Any]:
     if "end" in request:
-        return {"how": str(running[request["end"]].end(keep_scratch=request["keep"]))}
+        return {"how": _end(running.get(request["end"]), request["gone"], request["keep"])}
     channel, log, written = descriptors
     order = Order.from_json(orjson.loads(os.pread(written, os.fstat(written).st_size, 0)))
     given = request["cage"]
@@ -66,6 +68,16 @@ def _answer(
         del running[name]
     running[caged.pid] = caged
     return {"pid": caged.pid, "confined": caged.confined}
+
+
+def _end(caged: Caged | None, gone: bool, keep: bool) -> str:
+    """How it ended. `gone`: by itself, so that it is only waited for."""
+    if caged is None:
+        return "it had ended"
+    if gone and caged.how is None:
+        select.select([caged], [], [], GONE_S)
+        caged.poll()
+    return str(caged.end(keep_scratch=keep))
 
 
 def _receive(judge: socket.socket) -> tuple[bytes, list[int]]:

@@ -179,7 +179,7 @@ class Judge:
         if self.running and self.running.candidate:
             self.running.candidate.end()
         elif self.running and self.running.ended:
-            self.running.ended.forget()
+            self.running.ended.end()
         self.running = None
 
     def _told(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:

@@ -113,15 +113,16 @@ class Cuda : public Place {
 
   void fill(const Run& run, bool graph, void* stream) {
     for (uint32_t i = 0; i < run.count; ++i) {
-      for (size_t j = 0; j < workload_.inputs.size(); ++j)
-        if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
-          cuda_.copy(sets_.inputs[i][j], sets_.content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
       for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
         cuda_.fill(sets_.outputs[i][j], 0xFF, workload_.outputs[j].bytes, stream);
       if (graph && !workload_.destination)
         for (auto& tensor : outputs_[i])
           if (plain(tensor) && tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), stream);
     }
+    for (uint32_t i = 0; i < run.count; ++i)  // after the outputs: one may be an input itself
+      for (size_t j = 0; j < workload_.inputs.size(); ++j)
+        if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
+          cuda_.copy(sets_.inputs[i][j], sets_.content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
   }
 
   void spin() const {

@@ -1,0 +1,105 @@
+"""What counts as right: in units of what a dtype allows, whatever the size of the numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcap.bench.judge.accuracy import RTOL, accuracy, allowed, difference
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def drawn(seed, *shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
+def test_what_is_rounded_to_its_dtype_is_right(dtype, scale):
+    if dtype == torch.float8_e4m3fn and scale < 1:
+        pytest.skip("below what the dtype can tell apart")
+    truth = drawn(1, 64, 64) * scale
+    assert difference(truth.to(dtype), truth).error < 0.6
+
+
+@pytest.mark.parametrize(
+    "high, low",
+    [(torch.float32, torch.float16), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float8_e4m3fn)],
+)
+def test_a_product_of_lower_precision_is_wrong(high, low):
+    a, b = drawn(1, 64, 256), drawn(2, 256, 64)
+    a, b = a.to(high).double(), b.to(high).double()
+    truth = a @ b
+    assert difference(truth.to(high), truth).error < 0.6
+    assert difference((a.to(low).double() @ b.to(low).double()).to(high), truth).error > 1
+
+
+@given(st.integers(0, 1000), st.sampled_from(FLOATS), st.floats(1e-4, 1e2))
+def test_no_constant_is_right(seed, dtype, scale):
+    truth = drawn(seed, 16, 32) * scale
+    for constant in (0.0, float(truth.mean()), 1.0):
+        assert difference(torch.full(truth.shape, constant, dtype=dtype), truth).error > 1
+
+
+def test_zeros_are_wrong_where_numbers_are_small():
+    truth = torch.full((8,), 0.009, dtype=torch.float64)
+    assert difference(torch.zeros(8), truth).error > 1
+
+
+def test_half_of_a_sum_is_wrong():
+    a, b = drawn(3, 16, 512), drawn(4, 512, 16)
+    half = a[:, :256] @ b[:256]
+    assert difference((half * 2).bfloat16(), a @ b).error > 1
+
+
+def test_inf_and_nan_must_be_where_the_reference_has_them():
+    truth = torch.tensor([1.0, math.inf, -math.inf, math.nan], dtype=torch.float64)
+    assert difference(truth.float(), truth).error == 0
+    for wrong in (
+        [1.0, math.inf, math.inf, math.nan],
+        [1.0, math.nan, -math.inf, math.nan],
+        [1.0, 5.0, -math.inf, 1.0],
+    ):
+        assert difference(torch.tensor(wrong), truth).error == math.inf
+
+
+def test_nan_is_no_wildcard():
+    truth = drawn(5, 8)
+    assert difference(torch.full((8,), math.nan), truth).error == math.inf
+    assert difference(torch.where(torch.arange(8) == 3, math.nan, truth).float(), truth).error == math.inf
+
+
+def test_what_the_dtype_cannot_hold_must_be_inf():
+    truth = torch.tensor([1e6, 1.0], dtype=torch.float64)
+    assert difference(torch.tensor([math.inf, 1.0]).half(), truth).error == 0
+    assert difference(torch.tensor([65504.0, 1.0]).half(), truth).error == math.inf
+
+
+def test_integers_are_equal_and_int8_within_one():
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 2])).error == 0
+    assert difference(torch.tensor([1, 3]), torch.tensor([1, 2])).error == math.inf
+    assert difference(torch.tensor([1, 3], dtype=torch.int8), torch.tensor([1, 2], dtype=torch.int8)).error == 0
+    assert difference(torch.tensor([1, 4], dtype=torch.int8), torch.tensor([1, 2], dtype=torch.int8)).error == math.inf
+    assert difference(torch.tensor([True]), torch.tensor([False])).error == math.inf
+
+
+def test_nothing_is_right_where_there_is_nothing():
+    assert difference(torch.empty(0, 3), torch.empty(0, 3, dtype=torch.float64)).error == 0
+
+
+def test_the_worst_of_all_outputs_is_told():
+    found = accuracy(
+        [difference(torch.zeros(2), torch.ones(2).double()), difference(torch.ones(2), torch.ones(2))], "a", "t", 1
+    )
+    assert found.error > 1 and found.max_absolute_error == 1 and found.max_relative_error == 1 and found.compared == 1
+
+
+def test_what_is_allowed_is_said_of_each_dtype():
+    rtol = f"{RTOL[torch.bfloat16]:g}"
+    told = f"bfloat16: {rtol} of the element + {rtol} rms, rms error 0.008; int8: 1; int32: equal"
+    assert allowed([torch.bfloat16, torch.bfloat16, torch.int8, torch.int32]) == told

@@ -1,0 +1,168 @@
+"""The judge on real processes: what it says of Solutions, and of Definitions that are at fault themselves."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from bench_datasets import SCALE, TWO, definition, of, stored, workload
+from solution_files import RETURNING, WRITING, solution
+
+from kcap.bench.judge.worker import open_judge
+from kcap.schemas.dataset import write_dataset
+
+ROWS = 4096
+HANGS = "while True:\n        pass"
+FALLS = [
+    ("raises", "x[9999999]", "its reference fails: IndexError"),
+    ("nan", "x * float('nan')", "no number of its reference's output y is finite"),
+    ("random", "torch.rand_like(x)", "gives other outputs for the same inputs: it draws numbers"),
+    ("narrow", "x[:1]", "its reference fails: y: has shape"),
+    ("ends", "__import__('os')._exit(3)", "its reference exit code 3"),
+    ("mutates", "x.mul_(eps)", "its reference changed its input x"),
+]
+
+
+def made(name, body):
+    return definition(name, {"x": of("m n"), "eps": of(None)}, {"y": of("m n")}, body)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("dataset")
+    write_dataset(root, [SCALE, TWO], {}, {})
+    return root
+
+
+@pytest.fixture(scope="module")
+def judge(root, tmp_path_factory):
+    scratch = tmp_path_factory.mktemp("scratch")
+    session = {"device": "cpu", "threads": 1, "seconds": 0.02, "timeout": 20, "memory": 2 << 30, "root": str(root)}
+    judge = open_judge({**session, "scratch": str(scratch)})
+    yield judge
+    judge.close()
+    judge.server.close()
+
+
+def scale(uuid="w", m=ROWS, eps=2.0, of_definition=SCALE):
+    from kcap.schemas.workload import ScalarInput
+
+    return workload(of_definition, uuid, m, eps=ScalarInput(value=eps))
+
+
+def outcome(judge, source, name="mine", **spec):
+    return judge.judge(
+        solution({"main.py": source}, name=name, **{"destination_passing_style": False, **spec}), SCALE, scale()
+    )
+
+
+def test_what_is_right_passes_with_its_times(judge):
+    found = outcome(judge, RETURNING)
+    assert found.status == "PASSED" and found.reason is None
+    assert found.accuracy.truth == "reference in float64" and found.accuracy.compared >= 1
+    assert found.time.median_us > 0 and found.reference.median_us > 0 and found.time.slack_us >= 2
+    assert found.time.n > 1 and found.time.samples_us and found.threads == 1
+
+
+def test_what_writes_into_its_outputs_passes(judge):
+    assert outcome(judge, WRITING, destination_passing_style=True).status == "PASSED"
+
+
+@pytest.mark.parametrize(
+    "body, status, reason",
+    [
+        ("x + eps", "INCORRECT_NUMERICAL", "y: is off by"),
+        ("x", "INCORRECT_NUMERICAL", "y: is off by"),
+        ("torch.zeros_like(x)", "REWARD_HACK", "its outputs do not depend on its inputs"),
+        ("(x * eps).half()", "INCORRECT_DTYPE", "is Half, the Definition's is Float"),
+        ("(x * eps)[:1]", "INCORRECT_SHAPE", "has shape [1, 4], the Definition's is [4096, 4]"),
+        ("(x * eps, x)", "RUNTIME_ERROR", "returns 2 outputs, the Definition has 1"),
+        ("None", "RUNTIME_ERROR", "y: is a NoneType, no tensor"),
+        ("[][1]", "RUNTIME_ERROR", "IndexError: list index out of range"),
+        ("x * eps * float('nan')", "INCORRECT_NUMERICAL", "inf or nan where the reference has numbers"),
+        ("x.mul_(eps)", "REWARD_HACK", "it changed its input x"),
+        ("torch.nn.Parameter(x * eps)", "REWARD_HACK", "is a Parameter, not a torch.Tensor itself"),
+    ],
+)
+def test_what_is_wrong_is_said(judge, body, status, reason):
+    found = outcome(judge, f"import torch\n\n\ndef run(x, eps):\n    return {body}\n")
+    assert (found.status, reason in found.reason) == (status, True), found
+    assert found.time is None and found.speedup is None
+
+
+def test_an_output_left_unwritten_is_said(judge):
+    found = outcome(judge, "def run(x, eps, y):\n    pass\n", destination_passing_style=True)
+    assert found.status in ("INCORRECT_NUMERICAL", "REWARD_HACK")
+
+
+def test_what_does_not_build_is_said_for_each_workload(judge):
+    found = outcome(judge, "def run(x, eps:\n    return x\n")
+    assert found.status == "COMPILE_ERROR" and "SyntaxError" in found.reason
+
+
+def test_a_process_that_ends_costs_one_workload_and_not_the_next(judge):
+    source = "import os\n\n\ndef run(x, eps):\n    if x.shape[0] == 3:\n        os._exit(7)\n    return x * eps\n"
+    made = solution({"main.py": source}, destination_passing_style=False)
+    found = [judge.judge(made, SCALE, scale(f"w{m}", m)) for m in (5, 3, 6)]
+    assert [one.status for one in found] == ["PASSED", "RUNTIME_ERROR", "PASSED"]
+    assert "exit code 7" in found[1].reason
+
+
+def test_after_three_deaths_the_rest_is_not_tried(judge):
+    made = solution({"main.py": "import os\n\n\ndef run(x, eps):\n    os._exit(7)\n"}, destination_passing_style=False)
+    found = [judge.judge(made, SCALE, scale(f"w{m}", m)) for m in range(2, 6)]
+    assert [one.status for one in found] == ["RUNTIME_ERROR"] * 4
+    assert "not tried again" in found[3].reason and found[3].seconds < found[0].seconds + 1
+
+
+@pytest.mark.parametrize("name, body, reason", FALLS)
+def test_a_reference_at_fault_is_not_the_solutions(judge, name, body, reason):
+    at_fault = made(name, body)
+    mine = solution({"main.py": RETURNING}, definition=name, destination_passing_style=False)
+    found = judge.judge(mine, at_fault, scale(of_definition=at_fault))
+    assert found.status == "NOT_JUDGED" and reason in found.reason, found.reason
+    assert outcome(judge, RETURNING).status == "PASSED"
+
+
+def test_a_reference_with_some_inf_is_the_measure(judge):
+    gives_inf = made("gives_inf", "torch.where(x > 0, x * eps, float('-inf'))")
+    source = "import torch\n\n\ndef run(x, eps):\n    return torch.where(x > 0, x * eps, float({}))\n"
+    for value, status in (("'-inf'", "PASSED"), ("'nan'", "INCORRECT_NUMERICAL"), ("0", "INCORRECT_NUMERICAL")):
+        mine = solution({"main.py": source.format(value)}, definition="gives_inf", destination_passing_style=False)
+        found = judge.judge(mine, gives_inf, scale(of_definition=gives_inf))
+        assert found.status == status
+        assert any("of the reference's numbers are inf or nan" in note for note in found.notes)
+
+
+def test_a_reference_that_takes_no_other_dtype_is_run_in_its_own(judge):
+    strict = made("strict", "torch.mm(x, torch.eye(4)) * eps")
+    mine = solution({"main.py": RETURNING}, definition="strict", destination_passing_style=False)
+    found = judge.judge(mine, strict, scale(of_definition=strict))
+    assert found.status == "PASSED" and found.accuracy.truth != "reference in float64"
+
+
+def test_a_missing_blob_that_no_rule_makes_is_named(judge):
+    picky = definition("picky", {"x": of("m n"), "places": of("m", "int32")}, {"y": of("m n")}, "x[places.long()]")
+    mine = solution({"main.py": "def run(x, places):\n    return x[places.long()]\n"}, definition="picky")
+    found = judge.judge(mine, picky, workload(picky, "w", 4, places=stored(picky, "w", "places")))
+    assert found.status == "NOT_JUDGED" and "picky_w.safetensors is not there" in found.reason
+
+
+def test_nothing_is_left_when_a_solution_has_been_judged(judge):
+    outcome(judge, RETURNING, name="first")
+    before = len(os.listdir("/proc/self/fd")), len(os.listdir(judge.limits.scratch))
+    for number in range(4):
+        outcome(judge, RETURNING, name=f"s{number}")
+    assert (len(os.listdir("/proc/self/fd")), len(os.listdir(judge.limits.scratch))) == before
+
+
+def test_a_timed_out_solution_does_not_hold_the_run(judge):
+    from dataclasses import replace
+
+    limits = judge.limits
+    judge.limits = replace(limits, timeout=2)
+    try:
+        found = outcome(judge, f"def run(x, eps):\n    {HANGS}\n")
+    finally:
+        judge.limits = limits
+    assert found.status == "TIMEOUT" and "took longer than 2 s" in found.reason
