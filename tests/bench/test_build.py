@@ -100,7 +100,8 @@ def test_source_of_the_function_can_be_looked_at(tmp_path):
 
 @pytest.mark.parametrize("name", ["my-kernel.v2.py", "2.py", "class.py", "__init__.py"])
 def test_file_names_that_are_no_identifiers(tmp_path, name):
-    assert build(solution({name: RETURNING}, f"{name}::run"), tmp_path)(1, 5) == 5
+    sources = {name: "from .helper import made\ndef run(x, eps): return made\n", "helper.py": "made = 5\n"}
+    assert build(solution(sources, f"{name}::run"), tmp_path)(0, 0) == 5
 
 
 def test_triton_kernel_is_imported(tmp_path):
@@ -160,10 +161,10 @@ def test_sources_that_no_folder_can_hold_fail(tmp_path, sources, said):
     assert said in failure(solution(sources), tmp_path).reason
 
 
-def test_second_build_reads_what_is_now_in_the_solution(tmp_path):
-    first = build(solution({"main.py": RETURNING}), tmp_path)
-    second = build(solution({"main.py": RETURNING.replace("*", "+")}), tmp_path)
-    assert (first(2, 3), second(2, 3)) == (6, 5)
+def test_solution_whose_helper_changed_has_the_new_one(tmp_path):
+    main = "from .helper import made\ndef run(x, eps): return made\n"
+    first, second = (solution({"main.py": main, "helper.py": f"made = {number}\n"}) for number in (1, 2))
+    assert [build(one, tmp_path)(0, 0) for one in (first, second)] == [1, 2]
 
 
 def test_source_that_a_dead_process_left_half_written_is_written_again(tmp_path):
