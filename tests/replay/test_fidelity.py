@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import CALLS, in_a_row, judged, kernel, step, steps_of, times
 
@@ -163,6 +163,7 @@ def test_one_kind_outside_is_enough_whatever_the_rest_adds_up_to() -> None:
 call_times = st.dictionaries(st.sampled_from([0, 1, 2]), st.floats(0.1, 1e6), min_size=1)
 
 
+@settings(deadline=None)
 @given(call_times, st.integers(1, 5), st.dictionaries(st.sampled_from([0, 1, 2]), st.integers(1, 64)))
 def test_a_replay_that_equals_the_engine_is_right_whatever_the_counts(
     us: dict[int, float], steps: int, counts: dict[int, int]
@@ -177,6 +178,7 @@ def test_a_replay_that_equals_the_engine_is_right_whatever_the_counts(
     assert Fidelity([kind]).holds
 
 
+@settings(deadline=None)
 @given(call_times, st.sets(st.sampled_from([0, 1, 2])), st.floats(0, 1e6))
 def test_no_time_of_the_engine_is_lost(us: dict[int, float], replayed: set[int], lost: float) -> None:
     engine = steps_of(step(*in_a_row(*us.items(), (None, lost))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import in_a_row, kernel, step, steps_of
 
@@ -114,6 +114,7 @@ def test_a_gap_counts_from_the_end_of_all_before_it() -> None:
 kernels = st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.none() | st.floats(-1e3, 1e3)), min_size=1)
 
 
+@settings(deadline=None)
 @given(kernels)
 def test_waits_are_a_part_of_the_span_and_never_of_what_ran(found: list[tuple[float, float, float | None]]) -> None:
     first = min(start for start, _, _ in found)
