@@ -1,4 +1,4 @@
-"""`ray`: judge workers over a Ray cluster, an actor for each GPU, or for each `--threads` of its CPUs.
+"""`ray`: judge workers over a Ray cluster, an actor for each GPU; or on CPUs, for each `--threads` and one more.
 
 The cluster is the one that $RAY_ADDRESS names, or one that is started here. Every node needs kcap, and the dataset: a
 small one is sent to the actors, a large one must lie at the same path on each node.
@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from kcap.bench.schedule import Executor, Where, executor
+from kcap.bench.schedule.common.cores import claimed
 from kcap.bench.schedule.common.slot import LocalSlot, Slot, Stopped
 from kcap.errors import CallError, KcapError
 from kcap.replay.pool import START_LIMIT_S
@@ -36,7 +37,7 @@ class Ray(Executor):
         if device.startswith("cuda:"):
             raise CallError(f"--device {device}: Ray chooses the GPU: pass --device cuda")
         if device == "cpu" and threads is None:
-            raise CallError("--executor ray --device cpu: pass --threads N, the CPUs of one slot")
+            raise CallError("--executor ray --device cpu: pass --threads N, the CPUs of a Solution")
 
     @contextmanager
     def open(self, where: Where) -> Iterator[Sequence[Slot]]:
@@ -66,8 +67,8 @@ def slots_of(resources: Mapping[str, float], where: Where) -> int:
 
 
 def needs(where: Where) -> dict[str, float]:
-    """What one actor takes of its node."""
-    return {"num_gpus": 1} if where.device == "cuda" else {"num_cpus": where.session["threads"]}
+    """What one actor takes of its node. On CPUs the judge has a core beside those of the Solutions."""
+    return {"num_gpus": 1} if where.device == "cuda" else {"num_cpus": where.session["threads"] + 1}
 
 
 def size(root: Path) -> int:
@@ -91,6 +92,9 @@ class Judge:
 
     def __init__(self, session: dict[str, Any], module: str, files: dict[str, bytes] | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kcap-dataset-")
+        self._stack = ExitStack()
+        self._cores: frozenset[int] = frozenset()
+        self._threads = session["threads"] if session["device"] == "cpu" else None
         if files is not None:
             session = {**session, "root": self._folder.name}
             write(Path(self._folder.name), files)
@@ -103,18 +107,28 @@ class Judge:
         if self._missing:
             return {"error": f"{self._missing}: is too large to be sent, and a node does not have it: share the folder"}
         try:
+            if self._threads is not None:
+                self._cores = self._stack.enter_context(claimed(self._threads + 1))
+            self._pin()
             return self._slot.start()
-        except CallError as error:
+        except KcapError as error:
             return {"error": str(error)}
 
     def run(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        self._pin()
         return self._slot.run(request, limit_s)
+
+    def _pin(self) -> None:
+        """This thread, from which a judge that is started has its cores."""
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
 
     def stop(self) -> None:
         self._slot.stop()
 
     def close(self) -> None:
         self._slot.close()
+        self._stack.close()
         self._folder.cleanup()
 
 

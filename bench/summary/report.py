@@ -93,7 +93,7 @@ def lines(summary: Summary) -> Iterator[Text]:
     """What is saved, then what was not judged."""
     found = summary.best
     who = f"{key_of(found[0])} saves" if len(found) == 1 else f"the best of {len(found)} Definitions save"
-    for phase, saving in summary.whole.items() if found else ():
+    for phase, saving in _told(summary.whole):
         yield Text(f"{printable(who)} {_of_phase(phase, saving, summary.baseline.title)}", "bold")
     if found and not summary.baseline.totals:
         yield Text("which share of the whole that is, is not known without --measurements FILE", "dim")
@@ -105,6 +105,13 @@ def lines(summary: Summary) -> Iterator[Text]:
         yield Text(f"refused: {printable(refused.file)}: {printable(refused.reason)}", "yellow")
     if len(summary.refused) > SHOWN:
         yield Text(f"refused: {len(summary.refused) - SHOWN} more files: bench.json has all", "yellow")
+
+
+def _told(whole: Mapping[str, Saving]) -> list[tuple[str, Saving]]:
+    """Each phase and all together, unless that says the same twice."""
+    if len(whole) == 2 and whole[ALL] in [saving for phase, saving in whole.items() if phase != ALL]:
+        return [(phase, saving) for phase, saving in whole.items() if (phase == ALL) is ("other" in whole)]
+    return list(whole.items())
 
 
 def _of_phase(phase: str, saving: Saving, of: str) -> str:

@@ -17,7 +17,9 @@ from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solutio
 
 from kcap.bench import devices
 from kcap.bench.schedule import Where, executors, find
+from kcap.bench.schedule.common import cores as cores_file
 from kcap.bench.schedule.common import scratch as scratch_file
+from kcap.bench.schedule.common.cores import claimed
 from kcap.bench.schedule.common.crew import Crew
 from kcap.bench.schedule.common.scratch import scratch
 from kcap.bench.schedule.common.slot import LocalSlot
@@ -174,6 +176,16 @@ def test_a_scratch_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, monke
         assert mine.is_dir() and other.is_dir()
         assert not (tmp_path / "kcap-slot-dead").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["kcap-slot-file"]
+
+
+def test_slots_of_one_machine_never_share_a_core(monkeypatch):
+    monkeypatch.setattr(cores_file.os, "sched_getaffinity", lambda _: {900, 901, 902, 903})
+    with claimed(2) as one, claimed(2) as other:
+        assert one | other == {900, 901, 902, 903}
+        with pytest.raises(KcapError, match="0 are free"), claimed(1):
+            pass
+    with claimed(4) as again:
+        assert len(again) == 4
 
 
 def test_a_slot_for_each_gpu_and_no_more_than_have_work(monkeypatch):

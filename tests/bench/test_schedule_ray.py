@@ -65,7 +65,7 @@ class TestWithRay:
 
         assert slots_of({"GPU": 8, "CPU": 64}, Where("cuda", {"threads": None}, most=100)) == 8
         assert slots_of({"GPU": 8, "CPU": 64}, Where("cuda", {"threads": None}, most=3)) == 3
-        assert slots_of({"CPU": 64}, Where("cpu", {"threads": 16}, most=100)) == 4
+        assert slots_of({"CPU": 64}, Where("cpu", {"threads": 15}, most=100)) == 4
         with pytest.raises(CallError, match="0 together"):
             slots_of({"CPU": 64}, Where("cuda", {"threads": None}, most=1))
 
@@ -80,7 +80,9 @@ class TestWithRay:
     def test_a_large_dataset_that_a_node_lacks_is_an_error_that_says_so(self, tmp_path):
         from kcap.bench.schedule.ray import Judge
 
-        judge = Judge({"root": str(tmp_path / "nowhere"), "device": "cpu", "hidden": []}, "fake_judge", None)
+        judge = Judge(
+            {"root": str(tmp_path / "nowhere"), "device": "cpu", "threads": 1, "hidden": []}, "fake_judge", None
+        )
         assert "share the folder" in judge.start()["error"]
 
     def test_an_actor_that_is_lost_costs_one_attempt_and_is_replaced(self, monkeypatch):
