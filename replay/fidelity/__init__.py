@@ -1,8 +1,8 @@
 """Whether a replay tells what the engine's GPU did: `kcap replay --fidelity`.
 
-engine     the profiled steps of a Recording by kind: the GPU time of each Call in them, their spans
+engine     the profiled steps of a Recording by kind: the GPU time of each Call in them; span: from first to last kernel
 nearest    which Sample of a Call comes closest to those steps
-replaying  those Calls, and each kind's Program, replayed
-compare    engine against replay: rows, what is missing, totals, the verdict
-report     the table; picture: the figure
+run        those Calls and each kind's Program replayed; replaying: by a worker on a GPU
+compare    engine against replay: rows, what is missing, totals; verdict: of all kinds of steps
+report     the table; document: the JSON; picture: the figure
 """

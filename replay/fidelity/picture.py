@@ -146,4 +146,4 @@ def _lighter(color: str, part: float) -> tuple[float, ...]:
 def _label(kind: KindFidelity) -> str:
     one = kind.kind
     size = f"batch {one.sequences:,}" if one.phase == "decode" else f"{one.tokens:,} tokens"
-    return f"{one.phase}\n{size}\n{one.mode}"
+    return f"{one.phase}\n{size}\n{one.mode if one.mode == 'eager' else f'{one.mode} graphs'}"

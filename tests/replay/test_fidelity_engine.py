@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import in_a_row, kernel, step, steps_of
 
+from kcap.capture.coverage import ProfiledStep, attribute, covered, read_trace
 from kcap.errors import CallError, FormatError
 from kcap.replay.fidelity.engine import StepKind, profiled_kinds
 from kcap.replay.fidelity.nearest import Nearest, by_place, nearest
@@ -176,3 +177,14 @@ def test_context_of_a_prefill_is_tokens_times_length() -> None:
 
 def test_kernels_in_a_row_have_no_gap() -> None:
     assert span(step(*in_a_row((0, 5), (1, 6), (2, 7)))) == Span(18, 0)
+
+
+def test_of_a_real_profile_the_gpus_own_time_is_its_kernels_and_the_gaps_of_a_graph() -> None:
+    """Two graph replays and two eager steps of 14 kernels, traced on an H200, that were bound by their host."""
+    trace = read_trace(Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz")
+    found = attribute(trace, [ProfiledStep(index, []) for index in range(4)])
+    steps = [covered(one, Step(index=one.index, phase="decode")) for one in found]
+    spans = [span(one) for one in steps]
+    assert all(one is not None and one.waits_us > 0.6 * one.us for one in spans)
+    gaps = [one.own_us - of.gpu_us for one, of in zip(spans, steps, strict=True) if one is not None]
+    assert gaps == [pytest.approx(gap, abs=1e-3) for gap in (3.808, 0, 4.992, 0)]
