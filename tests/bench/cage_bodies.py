@@ -349,7 +349,7 @@ def ordinary() -> None:
     product = torch.ones(300, 300) @ torch.ones(300, 300)
     print("torch", float(product[0, 0]), "numpy", float(numpy.ones(3).sum()))
     print("g++" if subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout else "nothing")
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a").write_text("text")
         os.replace(f"{folder}/a", "moved")
     print(Path("moved").read_text())

@@ -92,6 +92,7 @@ def main() -> None:
     elif not sys.argv[1:]:
         import numpy  # noqa: F401
         import torch  # noqa: F401
+    tempfile.gettempdir()  # remembered before the fork, as any library may have it done
     for line in sys.stdin:
         try:
             said = answer(json.loads(line))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from typing import NoReturn
 
@@ -52,6 +53,7 @@ def _confine(plan: Plan, user: int | None) -> None:
     if pieces.holds(namespaces.MOUNTS) and pieces.holds(namespaces.PIDS):
         pieces.attempt(mounts.PROC, mounts.own_proc)
     os.chdir(cage.folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(cage.folder)  # tempfile remembers the judge's
     os.nice(1)
     pieces.attempt(limits.LIMITS, lambda: limits.limit(cage.memory, cage.disk))
     who = os.geteuid() if user is None else user
