@@ -6,10 +6,12 @@ import json
 
 from bench_datasets import SCALE, TWO
 
+from kcap.bench.solutions import read_solutions
 from kcap.schemas.solution import Solution
 
 DEFINITIONS = {one.name: one for one in (SCALE, TWO)}
 RETURNING = "def run(x, eps):\n    return x * eps\n"
+NAMED = f"# definition: scale\nimport torch\n{RETURNING}"
 WRITING = "def run(x, eps, y):\n    y.copy_(x * eps)\n"
 
 
@@ -33,3 +35,22 @@ def write(folder, **files):
         path = folder / name.replace("__", ".")
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
+
+
+def read(folder, default=None):
+    return read_solutions(folder, DEFINITIONS, default)
+
+
+def one(folder, default=None):
+    """The only Solution in `folder`."""
+    found, refused = read(folder, default)
+    assert not refused, refused
+    return found[0].solution
+
+
+def reason(folder, default=None):
+    """Why the only file in `folder` is refused."""
+    found, refused = read(folder, default)
+    assert not found
+    assert len(refused) == 1
+    return refused[0].reason
