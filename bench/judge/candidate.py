@@ -54,7 +54,9 @@ class NotBuilt(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a candidate gets. Seconds, bytes; `memory` None: what is there."""
+    """What a candidate gets. Bytes, and seconds: `timeout` for all that it is asked on one Workload. `memory` None:
+    what is there.
+    """
 
     device: str
     threads: int
@@ -107,6 +109,7 @@ class Candidate:
     sets: int = 0
     shared: Shared | None = None
     drawn: Draws | None = field(default=None, repr=False)
+    spent: float = 0.0  # seconds, since a Workload was opened
     how: str | None = None  # it ended
     last_words: str = ""  # the end of what it had printed by then
 
@@ -177,7 +180,9 @@ class Candidate:
 
     def open(self, drawn: Draws, sets: int | None = None) -> None:
         """Make `drawn` the Workload that it runs, with `sets` sets of inputs that take turns (None: a few)."""
+        again = self.drawn is drawn
         self._forget()
+        self.spent = self.spent if again else 0.0
         slot = sum(result.reserved for result in drawn.results) or 64
         slots = max(min(SLOTS_BYTES // slot, MOST_SLOTS), 1)
         layout = Layout(slot, slots, MOST_INVOCATIONS)
@@ -250,8 +255,10 @@ class Candidate:
             socket.send_fds(self.channel, [content], list(descriptors))
         except OSError:
             raise Ended(self.end(keep=True, gone=True)) from None
-        answer = self._receive(self.limits.timeout)
-        wall = time.perf_counter_ns() - began - (self._queued_ns() - queued)
+        answer = self._receive(max(self.limits.timeout - self.spent, 0.01))
+        elapsed = time.perf_counter_ns() - began
+        self.spent += elapsed / 1e9
+        wall = elapsed - (self._queued_ns() - queued)
         try:
             return wire.answered(answer, wall)
         except ValueError:
@@ -268,7 +275,7 @@ class Candidate:
             content = self.channel.recv(wire.LONGEST)
         except TimeoutError:
             self.end(keep=True)
-            raise TooSlow(f"took longer than {timeout:g} s") from None
+            raise TooSlow(f"took longer than {self.limits.timeout:g} s") from None
         except OSError:
             content = b""
         if not content:

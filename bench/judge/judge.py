@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from kcap.schemas.outcome import Outcome, Status
 from kcap.schemas.solution import Solution
 from kcap.schemas.workload import Workload
 
+REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -113,7 +114,8 @@ class Judge:
         return self.reference[1]
 
     def _start_reference(self, definition: Definition) -> Candidate:
-        return Candidate.start(self.server, self.limits, definition, graphs=definition.name not in self.launched)
+        limits = replace(self.limits, timeout=REFERENCE_FACTOR * self.limits.timeout)
+        return Candidate.start(self.server, limits, definition, graphs=definition.name not in self.launched)
 
     def _drop_reference(self) -> None:
         if self.reference:

@@ -23,6 +23,7 @@ from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.judge import Judge
 from kcap.capture.native_build import Unavailable
 from kcap.errors import KcapError
+from kcap.replay import memory
 from kcap.schemas import definition as definitions_file
 from kcap.schemas.solution import Solution
 from kcap.schemas.workload import Workload
@@ -79,7 +80,7 @@ def open_judge(session: dict[str, Any]) -> Judge:
         cores=cores if device == "cpu" else (),
         timeout=session["timeout"],
         build_timeout=session.get("build_timeout") or 600.0,
-        memory=session.get("memory"),
+        memory=(session.get("memory") or memory.free("cpu") // 2) if device == "cpu" else None,
         disk=DISK,
         processes=PROCESSES,
         scratch=scratch,
