@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,12 +117,15 @@ def command(
         return whole_programs(path, chosen, output)
     source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going, trust)
     session = {**source.session, "device": device, "threads": threads, "cache": cache, "kernels": kernels}
+    began = time.monotonic()
     with opened(output) as file, Worker(session, source.module) as worker:
+        started = time.monotonic()
         rooflines = Rooflines()
         results = replay(source, worker, seconds, timeout, file, rooflines)
         environment = worker.environment
     if as_json:
-        there = {"environment": environment, "ceilings": rooflines.as_json()}
+        seconds_taken = {"start": started - began, "replay": time.monotonic() - started}
+        there = {"environment": environment, "ceilings": rooflines.as_json(), "seconds": seconds_taken}
         summary = {"path": str(path), **there, "bad_lines": source.bad_lines, **results.as_json()}
         click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     else:

@@ -26,7 +26,7 @@ def read(device: str) -> Clocks | None:
     power = _ask(library.nvmlDeviceGetPowerUsage, handle)
     return Clocks(
         sm_mhz=_ask(library.nvmlDeviceGetClockInfo, handle, SM),
-        sm_max_mhz=_ask(library.nvmlDeviceGetMaxClockInfo, handle, SM),
+        sm_max_mhz=highest_sm(device),
         memory_mhz=_ask(library.nvmlDeviceGetClockInfo, handle, MEMORY),
         power_w=None if power is None else power / 1e3,
         temperature_c=_ask(library.nvmlDeviceGetTemperature, handle, TEMPERATURE_GPU),
@@ -65,10 +65,18 @@ def is_slow(mhz: int | None, highest: int | None) -> bool:
 def sm_clock(device: str) -> tuple[int, int] | None:
     """The SM clock now and its highest, in MHz; None where NVML cannot tell."""
     library, handle = _open(device)
-    if library is None:
+    highest = highest_sm(device)
+    if library is None or not highest:
         return None
-    mhz, highest = (_ask(f, handle, SM) for f in (library.nvmlDeviceGetClockInfo, library.nvmlDeviceGetMaxClockInfo))
-    return (mhz, highest) if mhz and highest else None
+    mhz = _ask(library.nvmlDeviceGetClockInfo, handle, SM)
+    return (mhz, highest) if mhz else None
+
+
+@cache
+def highest_sm(device: str) -> int | None:
+    """The SM's highest clock in MHz, which does not change."""
+    library, handle = _open(device)
+    return None if library is None else _ask(library.nvmlDeviceGetMaxClockInfo, handle, SM)
 
 
 def driver(device: str) -> str | None:

@@ -33,3 +33,31 @@ def test_it_is_asked_no_more_often_than_it_can_change() -> None:
 
 def test_the_hosts_clock_has_none() -> None:
     assert clocks.read("cpu") is None
+
+
+class Library:
+    """NVML that answers a clock and notes how often it was asked for the highest one."""
+
+    def __init__(self, failing: bool = False) -> None:
+        self.failing = failing
+        self.asked = 0
+
+    def nvmlDeviceGetClockInfo(self, handle, which, answer) -> int:
+        answer._obj.value = 700 + which
+        return int(self.failing)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, which, answer) -> int:
+        self.asked += 1
+        answer._obj.value = 1980
+        return 0
+
+
+def test_the_highest_clock_is_asked_once(monkeypatch) -> None:
+    library = Library()
+    monkeypatch.setattr(clocks, "_open", lambda device: (library, None))
+    clocks.highest_sm.cache_clear()
+    assert [clocks.sm_clock("cuda:7") for _ in range(3)] == [(701, 1980)] * 3
+    assert library.asked == 1
+    library.failing = True
+    assert clocks.sm_clock("cuda:7") is None
+    clocks.highest_sm.cache_clear()
