@@ -21,6 +21,7 @@ from kcap.schemas.definition import check_definition
 from kcap.schemas.kernel_description import check_kernel_description
 from kcap.schemas.loss import ExportLoss
 from kcap.schemas.measurement import Measurement
+from kcap.schemas.outcome import Outcome
 from kcap.schemas.program_measurement import ProgramMeasurement
 from kcap.schemas.records import Call, Metadata, Program, Sample, Step
 from kcap.schemas.reference_check import ReferenceCheck
@@ -126,6 +127,7 @@ FORMATS: dict[str, Format] = {
     "agent-trace": _document("an agent trace", agent_trace.ADAPTER, _keys(agent_trace.Conversation), _nothing),
     "measurement": _lines("measurements, one a line", Measurement),
     "program-measurement": _lines("measurements of Programs, one a line", ProgramMeasurement),
+    "outcome": _lines("Outcomes of kcap bench, one a line", Outcome),
     "coverage": _lines("profiled steps, one a line", StepCoverage),
     "counts": _lines("counts of Workloads, one a line", WorkloadCount),
     "reference-check": _lines("checks of references, one a line", ReferenceCheck),

@@ -13,6 +13,7 @@ from judged import outcomes_in, statuses, write_judged, write_solution
 from kcap.bench import devices
 from kcap.schemas import benchmark_result
 from kcap.schemas import trace as traces_file
+from kcap.schemas.validation.detect import detect
 
 
 @pytest.fixture
@@ -225,6 +226,19 @@ def test_a_dataset_whose_own_solutions_are_broken_is_judged_on_all_the_same(benc
     (tmp_path / "dataset" / "solutions" / "broken.json").write_text("{")
     write_solution(solutions, "fast")
     assert bench().code == 0
+
+
+def test_all_that_is_written_is_valid_and_told_apart(bench, kcap, solutions, tmp_path):
+    write_solution(solutions, "fast")
+    write_solution(solutions, "broken", status="COMPILE_ERROR", whole=True)
+    write_solution(solutions, "wrong", status="INCORRECT_NUMERICAL")
+    bench()
+    out = tmp_path / "out"
+    (traces,), results = (out / "traces").rglob("*.jsonl"), sorted((out / "results").rglob("*.json"))
+    done = kcap("validate", out / "outcomes.jsonl", traces, *results)
+    assert done.code == 0, done.out
+    assert (detect(out / "outcomes.jsonl"), detect(traces)) == ("outcome", "trace")
+    assert {detect(one) for one in results} == {"benchmark-result"}
 
 
 def test_the_machine_stands_above_the_table(bench, solutions):
