@@ -61,7 +61,7 @@ class Work:
         if self.reason:
             self.before()
             return kernels.durations(kernels.plain(self.run), self.n)
-        replays = kernels.graph_replays(self._profiled)
+        replays = kernels.graph_replays(self._profiled) or kernels.after(self.before, self._profiled, PROFILED)
         return kernels.durations([ran for replay in replays for ran in replay], self.n * len(replays))
 
     def _profiled(self) -> None:

@@ -42,6 +42,18 @@ def graph_replays(work: Callable[[], None]) -> list[list[Ran]]:
     return [replay for replay in replays.values() if replay]
 
 
+def after(before: Callable[[], None], work: Callable[[], None], times: int) -> list[list[Ran]]:
+    """As graph_replays, where the profiler tells of no graph launch: `work` did, `times` times, `before` and a replay.
+
+    Empty where the times differ.
+    """
+    lead, found = len(plain(before)), plain(work)
+    each, rest = divmod(len(found), times)
+    if rest or each <= lead:
+        return []
+    return [found[start + lead : start + each] for start in range(0, len(found), each)]
+
+
 def plain(work: Callable[[], None]) -> list[Ran]:
     """All that `work` ran on the GPU, in the order of its start."""
     return on_gpu(events(work))

@@ -77,6 +77,16 @@ def test_only_what_the_graphs_ran_is_theirs_in_the_order_of_launch_and_start(mon
     assert kernels.plain(lambda: None)[-1].us == 2.5
 
 
+def test_without_graph_launches_what_comes_before_a_replay_is_left_out(monkeypatch) -> None:
+    lead, replay = ran(("copy", 1), ("sweep", 1)), ran(("mm", 5), ("mm", 6))
+    seen = {"before": lead, "all": [*lead, *replay] * 3, "odd": [*lead, *replay, *lead], "none": lead * 3}
+    monkeypatch.setattr(kernels, "plain", lambda work: seen[work])  # type: ignore[index]
+    found = kernels.after("before", "all", 3)  # type: ignore[arg-type]
+    assert [[one.us for one in each] for each in found] == [[5, 6]] * 3
+    assert kernels.after("before", "odd", 4) == []  # type: ignore[arg-type]
+    assert kernels.after("before", "none", 3) == []  # type: ignore[arg-type]
+
+
 def test_this_torchs_profiler_has_what_is_read_of_its_events() -> None:
     with torch.autograd.profiler.profile(use_kineto=True) as profiler:
         torch.ones(2).add(1)
