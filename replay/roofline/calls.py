@@ -49,6 +49,8 @@ def sweep(bound: Bound, writes: frozenset[str]) -> Cost | None:
     arguments = [(argument.name or "", argument) for argument in bound.args]
     read = _specs(argument for name, argument in arguments if name not in unread)
     written = _specs(argument for name, argument in arguments if name in writes)
+    if sweeps.unread(bound.operator) and {spec.storage for spec in read} & {spec.storage for spec in written}:
+        return None  # a tensor copied to itself is left alone
     total = _distinct(read) + (_distinct(written) if written else _returned(bound))
     return Cost(total, _distinct(read), 0, next((s.dtype for s in read if BY_NAME[s.dtype].kind == "float"), ""))
 

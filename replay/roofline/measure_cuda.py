@@ -15,7 +15,7 @@ import torch
 from kcap.replay.roofline.ceilings import TF32, descending
 
 Work = Callable[[], Any]
-IN_CACHE = (8, 2)  # parts of the L2 that a working set fills: an eighth, half
+SMALL_PART, LARGE_PART = 8, 2  # of the L2: an eighth, half
 BEYOND = (2, 4, 16)  # times the L2
 REPLAY_US = 2000.0  # the least that one replay of a graph lasts
 MOST_NODES = 500
@@ -31,7 +31,7 @@ def measure(device: str) -> dict[str, Any]:
     cell = torch.zeros(1, device=device)
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream):
-        near = in_cache(*(l2 // part for part in IN_CACHE), device=device)
+        near = in_cache(l2 // SMALL_PART, l2 // LARGE_PART, device)
         far = [(size, bandwidth(size, device)) for size in beyond(l2, device)]
         rates = dict(arithmetic(device))
         empty = graph_us(lambda: cell.add_(1))

@@ -120,7 +120,7 @@ def _touched(slots: Slot, k: torch.Tensor, skipped: int | None) -> int:
     """Bytes: of a token that is padding, neither key nor value is read."""
     named: torch.Tensor = slots.get()
     rows = len(k) if named.is_meta else int((named >= 0 if skipped is None else named != skipped).sum())
-    return 4 * rows * k[:1].numel() * k.element_size() + size(named)
+    return int(4 * rows * k[:1].numel() * k.element_size()) + size(named)
 
 
 def new_rows(call: Invocation, slots: Slot, *names: str) -> torch.Tensor:

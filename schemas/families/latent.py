@@ -94,4 +94,4 @@ def _touched(one: Latent) -> int:
     queries, (h, c), p = one.batch.queries(), one.q_nope.shape[1:], one.q_pe.shape[2]
     rows, tokens = one.batch.pages.rows(queries), int(queries.sum())
     numbers = rows * (c + p) + tokens * h * (2 * c + p)
-    return numbers * one.ckv.element_size() + (4 * h * tokens if one.lse else 0)
+    return int(numbers * one.ckv.element_size() + (4 * h * tokens if one.lse else 0))

@@ -103,7 +103,7 @@ def _touched(one: Paged) -> int:
     """Bytes: rows of padding are neither read nor written."""
     queries, (h, d), kv = one.batch.queries(), one.q.shape[1:], one.k.shape[2]
     rows, tokens = one.batch.pages.rows(queries, one.window), int(queries.sum())
-    return 2 * (kv * rows + h * tokens) * d * one.q.element_size() + (4 * h * tokens if one.lse else 0)
+    return int(2 * (kv * rows + h * tokens) * d * one.q.element_size() + (4 * h * tokens if one.lse else 0))
 
 
 def gather(batch: Batch) -> str:

@@ -128,4 +128,4 @@ def _touched(one: Ragged) -> int:
     rows = int((keys - first_seen(keys, queries, one.window)).sum())
     (tokens, h, d), (_, kv, vo) = one.q.shape, one.v.shape
     numbers = (kv * rows + h * tokens) * (d + vo)
-    return numbers * one.q.element_size() + (4 * h * tokens if one.lse else 0)
+    return int(numbers * one.q.element_size() + (4 * h * tokens if one.lse else 0))

@@ -107,6 +107,7 @@ def test_no_work_costs_nothing():
     assert of("aten::contiguous", X) is None
     assert of("aten::add.Tensor", tensor(0, 16), tensor(0, 16, storage=1)) is None
     assert of("aten::to.dtype", X, 6) is None, "it may return its input"
+    assert of("aten::copy_", X, X) is None
 
 
 def test_pointwise_is_what_torch_tags_so_and_more_by_name():

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from handmade import call, request_for, tensor
 
+from kcap.replay.pool import Worker
 from kcap.replay.roofline import measure, measure_cpu, measure_cuda, stored
 from kcap.replay.roofline.ceilings import TF32, Ceilings
 from kcap.replay.roofline.floor import floor_us
+from kcap.replay.roofline.judging import Rooflines
 from kcap.schemas.families.cost import Cost
+from kcap.schemas.measurement import CACHES, Cache, Measurement
 
 MIB = 1 << 20
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -132,13 +136,29 @@ class TestOnAGpu:
         if torch.cuda.get_device_capability() >= (9, 0):
             assert rates["float8_e4m3fn"] > 1.2 * rates["bfloat16"]
 
-    def test_torchs_own_kernels_are_above_their_floors_and_not_far(self, found: Ceilings):
-        """A large copy and a large product, timed apart from the measuring."""
+    def test_torchs_own_copy_is_above_its_floor_and_not_far(self, found: Ceilings):
+        """A large copy, timed apart from the measuring."""
         x, y = (torch.randn(1 << 28, device="cuda:0", dtype=torch.bfloat16) for _ in range(2))
         size = x.numel() * 2
         taken = measure_cuda.event_us(lambda: y.copy_(x))
         assert 1 <= taken / floor_us(Cost(2 * size, size, 0, "bfloat16"), found, "cold") < 1.6
+
+    def test_torchs_own_product_is_above_its_floor_and_not_far(self, found: Ceilings):
         a, b = (torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16) for _ in range(2))
         taken = measure_cuda.event_us(lambda: a @ b)
         product = Cost(3 * 2 * 8192**2, 2 * 2 * 8192**2, 2 * 8192**3, "bfloat16")
         assert 1 <= taken / floor_us(product, found, "warm") < 2
+
+    @pytest.mark.parametrize("cache", CACHES)
+    def test_a_linear_layers_weights_are_read_at_no_more_than_the_ceiling_in_any_cache_state(self, cache: Cache):
+        """As replay times it: 48 MiB of weights, which memory or the L2 gives."""
+        weight = tensor(6144, 4096, dtype="bfloat16", storage=1, device="cuda:0")
+        linear = call("aten::linear", tensor(16, 4096, dtype="bfloat16", device="cuda:0"), weight)
+        session = {"device": "cuda", "home": "cuda", "root": None, "namespaces": [], "threads": None, "cache": cache}
+        with Worker(session) as worker:
+            answer = worker.run(request_for(linear, 0.1), 120)
+            told = {**worker.environment, **answer, "call": 0, "operator": "aten::linear"}
+        one = Rooflines().judge(Measurement.model_validate(told))
+        assert one.status == "ok", one.reason
+        assert one.work is not None and one.work.flops == 2 * 16 * 6144 * 4096
+        assert one.roofline is not None and 1 <= one.roofline.times < (3 if cache == one.cache == "cold" else 8)
