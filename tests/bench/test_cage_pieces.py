@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import platform
@@ -192,3 +193,18 @@ def test_machine_that_has_nothing_says_so_for_every_piece() -> None:
 )
 def test_end_is_put_in_words(ended: Ended, text: str) -> None:
     assert str(ended) == text
+
+
+def test_pieces_that_the_kernel_offers_are_used() -> None:
+    """Else a piece that breaks would only skip the tests that need it."""
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    found = kinds()
+    always = {"no new privileges", "limits", "dies first"}
+    if platform.machine() in MACHINES and "Seccomp" in status:
+        always.add("seccomp")
+    with contextlib.suppress(OSError):
+        always |= {"landlock"} | ({"landlock signals"} if landlock.abi() >= 6 else set())
+    admin = int(status["CapEff"], 16) >> 21 & 1
+    if admin:
+        always |= {"pid namespace", "mount namespace", "network namespace", "ipc namespace", *mounts.LAID}
+    assert {piece: found[piece] for piece in always} == dict.fromkeys(always, HOLDS)
