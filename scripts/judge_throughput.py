@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""How fast `kcap bench` judges: small Solutions on small Workloads, and that nothing is left of them.
+
+python scripts/judge_throughput.py [--solutions 100] [--workloads 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from kcap.schemas import outcome as outcomes_file
+from kcap.schemas.dataset import write_dataset
+from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.workload import RandomInput, Workload
+
+WIDTH = 64
+SOLUTION = """# definition: {definition}
+import torch
+
+
+def run(x):
+    return {body}
+"""
+BODIES = (
+    "torch.relu(x)",
+    "x.clamp(min=0)",
+    "x * (x > 0)",
+    "torch.maximum(x, torch.zeros_like(x))",
+    "(x + x.abs()) / 2",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--solutions", type=int, default=100)
+    parser.add_argument("--workloads", type=int, default=20)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        write_problem(root, given.solutions, given.workloads)
+        before = left()
+        began = time.monotonic()
+        judge(root)
+        seconds = time.monotonic() - began
+        report(root, seconds, before)
+
+
+def write_problem(root: Path, solutions: int, workloads: int) -> None:
+    """A dataset of one Definition, and Solutions of it."""
+    definition = Definition(
+        name="relu",
+        op_type="activation",
+        axes={"m": AxisVar(), "n": AxisConst(value=WIDTH)},
+        inputs={"x": DefinitionTensor(shape=["m", "n"], dtype="float32")},
+        outputs={"y": DefinitionTensor(shape=["m", "n"], dtype="float32")},
+        reference="import torch\n\n\ndef run(x):\n    return torch.relu(x)\n",
+    )
+    made = [Workload(uuid=f"w{i}", axes={"m": 16 * (i + 1)}, inputs={"x": RandomInput()}) for i in range(workloads)]
+    write_dataset(root / "dataset", [definition], {definition.name: made}, {})
+    folder = root / "solutions"
+    folder.mkdir()
+    for i in range(solutions):
+        body = BODIES[i % len(BODIES)]
+        (folder / f"s{i:03}.py").write_text(SOLUTION.format(definition=definition.name, body=body))
+
+
+def judge(root: Path) -> None:
+    given = [root / "dataset", "--solutions", root / "solutions", "-o", root / "judged", "--seconds", "0.02", "--trust"]
+    command = [sys.executable, "-m", "kcap", "bench", *map(str, given)]
+    subprocess.run([*command, "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
+
+
+def left() -> tuple[int, int, int]:
+    """Processes of this machine, and files in its temporary folder and shared memory."""
+    processes = sum(name.isdigit() for name in os.listdir("/proc"))
+    return processes, len(os.listdir(tempfile.gettempdir())), len(os.listdir("/dev/shm"))
+
+
+def report(root: Path, seconds: float, before: tuple[int, int, int]) -> None:
+    found = Counter(one.status for one in outcomes_file.read(root / "judged" / "outcomes.jsonl"))
+    judged = sum(found.values())
+    names = ("processes", "temporary files", "shared memory")
+    more = ", ".join(f"{name} {now - was:+d}" for name, now, was in zip(names, left(), before, strict=True))
+    print(f"{judged} judged in {seconds:.1f} s, {seconds / judged:.3f} s each: {dict(found)}")
+    print(f"left behind: {more}")
+
+
+if __name__ == "__main__":
+    main()

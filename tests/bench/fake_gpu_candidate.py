@@ -1,0 +1,84 @@
+"""A candidate's process on a GPU that is not there: `python fake_gpu_candidate.py CHANNEL LIBRARY WHAT`.
+
+Tensors say that they are on a GPU, and lie in host memory: WHAT doubles them by their addresses. A graph remembers what
+was called while it was captured, and does it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from functools import partial
+
+import numpy
+import torch
+
+from kcap.bench.integrity import driver
+
+calls, captured = [], []
+
+
+def floats(tensor):
+    """The numbers of a tensor that torch thinks is elsewhere."""
+    at = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+    return numpy.ctypeslib.as_array(at)
+
+
+def double(x, y):
+    calls.append(partial(fill, floats(x), floats(y)))
+    calls[-1]()
+
+
+def fill(x, y):
+    y[:] = 2 * x
+    time.sleep(0.0002)
+
+
+def double_once(x, y):
+    if len(calls) < 3:
+        double(x, y)
+
+
+def double_in_place(x, y):
+    floats(x)[:] = 0
+    double(x, y)
+
+
+def refuses_capture(x, y):
+    if captured:
+        raise RuntimeError("operation not permitted when stream is capturing")
+    double(x, y)
+
+
+class Graph:
+    work: list = []
+
+
+def begin(graph, pool, mode):
+    assert pool is None and mode == "thread_local"
+    captured.append(graph)
+    graph.first = len(calls)
+
+
+def end(graph):
+    graph.work = calls[graph.first :]
+    captured.clear()
+
+
+def replay(graph):
+    for work in graph.work:
+        work()
+
+
+def main():
+    channel, library, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    loaded = driver.Driver(driver.build())
+    given = (0, 0, lambda **which: None, {"own": 1}, {"own": 0}, Graph, begin, end, replay, lambda cycles: None)
+    loaded.use_gpu(library, given)
+    with torch.no_grad():
+        loaded.serve(channel, globals()[what], ())
+
+
+main()

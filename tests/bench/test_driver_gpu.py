@@ -1,0 +1,121 @@
+"""The driver's way with a GPU, where there is none: memory and graphs are played, what it does with them is not."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bench_datasets import definition, of, workload
+
+from kcap.bench.judge import wire
+from kcap.bench.judge.candidate import Candidate, Ended
+from kcap.bench.judge.draws import draws
+from kcap.capture.native_build import compiler
+
+HERE = Path(__file__).parent
+DOUBLE = definition("double", {"x": of("m n")}, {"y": of("m n")}, "2 * x")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cuda") / "libcudart.so.0"
+    subprocess.run([compiler(), "-shared", "-fPIC", HERE / "fake_cudart.cpp", "-o", path], check=True)
+    return path
+
+
+@pytest.fixture
+def start(library):
+    processes = []
+
+    def started(what, graphs=True):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, HERE / "fake_gpu_candidate.py", str(theirs.fileno()), library, what]
+            processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
+        limits = SimpleNamespace(timeout=60.0)
+        server = SimpleNamespace(ask=lambda request: {"how": "ended"})
+        log = tempfile.TemporaryFile()  # noqa: SIM115 ends with the test
+        one = Candidate(server, limits, processes[-1].pid, ours, Path("/nowhere"), log, [], destination=True)
+        one.graphs = graphs
+        return one
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def drawn():
+    with draws(DOUBLE, workload(DOUBLE, "w", 64), None, None) as made:
+        yield made
+
+
+def pool_of(drawn, seed, number):
+    """The input of invocation `number`, read from the pool as the judge knows it to be."""
+    import os
+
+    content = drawn.contents[0]
+    begin = content.offset + wire.mixed(seed, number, 0) % (content.slack + 1) * 4
+    count = torch.Size(content.shape).numel()
+    return torch.frombuffer(bytearray(os.pread(drawn.pool, 4 * count, begin)), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("graphs, method", [(True, "graph"), (False, "events")])
+def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start, drawn, graphs, method):
+    one = start("double", graphs)
+    one.open(drawn, sets=8)
+    for seed in (11, 12):
+        answer = one.run(seed, 8, keep=(0, 3, 7))
+        assert answer.code == wire.FINE, answer.text
+        assert wire.METHODS[answer.method] == method
+        assert answer.elapsed_ns > 8 * 200_000 * 0.9
+        assert one.times_ns(8) == [answer.elapsed_ns // 8] * 8
+        for slot, number in enumerate((0, 3, 7)):
+            torch.testing.assert_close(one.outputs(slot)[0].view(-1), 2 * pool_of(drawn, seed, number))
+
+
+def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):
+    one = start("double_once")
+    one.open(drawn, sets=4)
+    assert one.run(1, 1, keep=(0,)).code == wire.FINE
+    one.run(2, 4, keep=(0,))
+    assert one.run(3, 4, keep=(3,)).code == wire.FINE
+    assert one.outputs(0)[0].isnan().all()
+
+
+def test_changed_inputs_are_told_by_name(start, drawn):
+    one = start("double_in_place")
+    one.open(drawn, sets=4)
+    answer = one.run(1, 1, keep=(0,))
+    assert (answer.code, answer.text) == (wire.INPUT, "changed its input x")
+
+
+def test_what_cannot_be_captured_says_so(start, drawn):
+    one = start("refuses_capture")
+    one.open(drawn, sets=4)
+    assert one.run(1, 1, keep=(0,)).code == wire.FINE
+    answer = one.run(1, 4)
+    assert answer.code == wire.NO_GRAPH and "not permitted when stream is capturing" in answer.text
+
+
+def test_more_invocations_than_sets_are_refused(start, drawn):
+    one = start("double")
+    one.open(drawn, sets=2)
+    answer = one.run(1, 3)
+    assert answer.code == wire.DRIVER and "more invocations than sets" in answer.text
+
+
+def test_a_candidate_that_is_gone_has_ended(start, drawn):
+    one = start("double")
+    one.open(drawn, sets=2)
+    subprocess.run(["kill", "-9", str(one.pid)], check=True)
+    with pytest.raises(Ended):
+        for _ in range(3):
+            one.run(1, 1)
