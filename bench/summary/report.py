@@ -19,6 +19,7 @@ from kcap.replay.report import duration
 from kcap.schemas.validation.report import printable
 
 SHOWN = 12
+ROWS = 60
 COLUMNS = ("passed", "geomean", "by count", "saves")
 
 
@@ -59,6 +60,8 @@ def show(out: Console, summary: Summary) -> None:
     out.print(Text(title(summary.machine), "bold"))
     if summary.scores:
         out.print(table(summary))
+    if len(summary.scores) > ROWS:
+        out.print(Text(f"{len(summary.scores) - ROWS} more Solutions: --json has all", "dim"))
     for line in lines(summary):
         out.print(line)
 
@@ -75,7 +78,7 @@ def table(summary: Summary) -> Table:
         out.add_column(name, justify="right", no_wrap=True)
     out.add_column("Definition and Solution", no_wrap=True, overflow="ellipsis", ratio=2)
     out.add_column("why not", no_wrap=True, overflow="ellipsis", ratio=3)
-    for score in summary.scores:
+    for score in summary.scores[:ROWS]:
         saving = summary.saved[key_of(score)].get(ALL)
         passed = f"{len(score.passed)}/{len(score.workloads)}"
         out.add_row(
