@@ -371,3 +371,29 @@ def compiles() -> None:
     Path("a.cpp").write_text('#include <cstdio>\nint main() { std::puts("compiled"); }\n')
     subprocess.run(["g++", "a.cpp", "-o", "a"], check=True)
     print(subprocess.run(["./a"], capture_output=True, text=True, check=True).stdout)
+
+
+def on_gpu() -> None:
+    """CUDA from its first use on: memory, cuBLAS, a graph, a pinned buffer, a second stream."""
+    import torch
+
+    one = torch.ones(512, 512, device="cuda")
+    graph, out = torch.cuda.CUDAGraph(), one @ one
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = one @ one
+    graph.replay()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.ones(8).pin_memory().to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    print("gpu", float(out[0, 0]))
+
+
+def triton_on_gpu() -> None:
+    """Triton and inductor: a compiler, ptxas, a cache of what they made."""
+    import torch
+
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HOME"):
+        os.environ[name] = os.getcwd()
+    doubled = torch.compile(lambda x: torch.sin(x) * 2 + 1)(torch.zeros(1000, device="cuda"))
+    print("gpu", float(doubled.sum()))
