@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from handmade import call
+from rich.console import Console
 
 from kcap.errors import KcapError
+from kcap.replay import report
 from kcap.replay.call_job import CallJob, Group
 from kcap.replay.results import Results, Row
 from kcap.replay.roofline.ceilings import Ceilings, descending
@@ -147,6 +150,26 @@ def test_a_refused_time_is_in_no_sum():
     results = Results([Row(job, [held.judge(measurement(0.1))]), Row(job, [held.judge(measurement(10.0))])])
     assert results.gpu_us == pytest.approx(30.0)
     assert [reason.startswith(IMPOSSIBLE) for reason, _, _ in results.reasons("failed")] == [True]
+
+
+def table(*rows: Row) -> list[str]:
+    out = io.StringIO()
+    report.show(Console(file=out, width=120), Results(list(rows)), {"device_name": "GPU"}, 40)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_the_table_has_the_times_over_the_floor_where_one_is_known():
+    held, _ = rooflines(CEILINGS)
+    job = CallJob({"decode": 3}, call("aten::mm"), [Group(None, None)])
+    known = [Row(job, [held.judge(measurement(FLOOR_US * times))]) for times in (1234.5, 27.4, 1.44)]
+    unknown = Row(job, [measurement(1.0, work=None)])
+    lines = table(*known, unknown)
+    assert "× floor" in lines[1] and [line.split()[5] for line in lines if "aten::mm" in line][:3] == [
+        "1,234",
+        "27",
+        "1.4",
+    ]
+    assert "× floor" not in "".join(table(unknown))
 
 
 def test_the_ceilings_are_said_in_a_line():
