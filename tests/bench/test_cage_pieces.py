@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.integrity.cage import HOLDS, kinds, landlock, mounts, seccomp, syscalls, tree
+from kcap.bench.integrity.cage import HOLDS, Cage, kinds, landlock, mounts, open_cage, seccomp, syscalls, tree
 from kcap.bench.integrity.cage.caged import Ended
 from kcap.bench.integrity.cage.pieces import Pieces
+from kcap.errors import KcapError
 
 OWN = 4242
 MACHINES = ["x86_64", "aarch64"]
@@ -208,3 +209,20 @@ def test_pieces_that_the_kernel_offers_are_used() -> None:
     if admin:
         always |= {"pid namespace", "mount namespace", "network namespace", "ipc namespace", *mounts.LAID}
     assert {piece: found[piece] for piece in always} == dict.fromkeys(always, HOLDS)
+
+
+def test_process_that_fails_to_fork_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KcapError, match="temporarily unavailable"):
+        open_cage(Cage(tmp_path, None, 1 << 20, 8), 1, lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_guarded_process_cannot_be_dumped() -> None:
+    ask = "import ctypes; from kcap.bench.integrity.cage import guard; guard(); print(ctypes.CDLL(None).prctl(3, 0, 0, 0))"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -38,7 +38,8 @@ def open_cage(
     """Fork, confine the child, and run `body` in it as a program whose stdout and stderr go to descriptor `log`.
 
     Must be called by the only thread of a process that keeps no secret in memory, as the child has a copy. `without`
-    names pieces to leave out. `after` is a cage that was ended with `keep_scratch`: the new one goes on in its scratch.
+    names pieces to leave out. `after` is a cage that was ended with `keep_scratch`: the new one goes on in its scratch,
+    with the same hidden folders.
     The caller becomes the parent of orphans (prctl(2), PR_SET_CHILD_SUBREAPER). KcapError if the child cannot be made.
     """
     _check(cage)
@@ -50,7 +51,12 @@ def open_cage(
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     asker = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        for descriptor in (told, tell, ended, end):
+            os.close(descriptor)
+        raise KcapError(f"a Solution's process cannot be forked: {error.strerror}") from None
     if pid == 0:
         keeper.run(Plan(cage, body, log, Pieces(without), tell, end, asker, spaces, inherited))
     os.close(tell)
