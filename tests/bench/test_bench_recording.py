@@ -143,3 +143,13 @@ def test_what_no_solution_may_see_is_hidden_and_nothing_else(bench, llama, check
     assert (told["memory"], told["build_timeout"]) == (2 << 30, 30)
     assert {str(llama), str(tmp_path / "out"), str(tmp_path / "out" / "dataset" / "workloads")} <= set(told["hidden"])
     assert str(tmp_path) not in told["hidden"]
+
+
+def test_a_trace_file_is_judged_on_what_is_derived_from_it(bench, tmp_path):
+    trace = "Operator: aten.mm.default\ncnt: 7, ((T([4, 64], bf16), T([64, 16], bf16)), {})\n"
+    (tmp_path / "trace.txt").write_text(trace)
+    (name,) = subject.open_subject(tmp_path / "trace.txt", trust=False).definitions
+    write_py(tmp_path / "solutions", definition=name)
+    done = bench(path=tmp_path / "trace.txt")
+    assert done.code == 0, done.err
+    assert [(one.status, one.count) for one in outcomes_in(tmp_path / "out")] == [("PASSED", 7)]
