@@ -33,6 +33,10 @@ def test_a_kernel_that_no_call_told_of_has_no_owner_and_the_others_keep_theirs()
     assert owners(seen, order, KERNELS) == [0, 1, 1, None, 2, 3, 3]
 
 
+def test_a_kernel_after_the_last_one_has_no_owner() -> None:
+    assert owners(["norm", "memset"], [0], KERNELS) == [0, None]
+
+
 def test_another_kernel_than_alone_between_two_of_one_invocation_is_its_own() -> None:
     kernels = {0: {"a": 1, "b": 1, "c": 1}, 1: {"d": 1}}
     assert owners(["a", "x", "c", "d"], [0, 1], kernels) == [0, 0, 0, 1]

@@ -32,7 +32,7 @@ def test_the_most_frequent_program_of_each_phase_use_and_size_is_chosen(recorded
             program(2, [1], {"decode": 9}),
             program(3, [0], {"decode": 9}, graphs=[(1, 5)]),
             program(4, [0], {"decode": 7}, graphs=[(1, 6)]),
-            program(5, [1], size=8, scope="full", **GRAPH),
+            program(5, [1], {"decode": 99}, size=8, scope="full", **GRAPH),  # 99 times in that step and others
             program(6, [1], size=16, scope="full", **GRAPH),
         )
     )

@@ -40,6 +40,13 @@ def test_what_one_call_writes_lies_where_the_next_one_reads(parts: Callable[...,
     assert float(relu_inputs.args[0].abs().sum()) > 0
 
 
+def test_weights_of_two_calls_never_share(recorded: Write) -> None:
+    made = Parts(Rebuilder("cpu", "cpu", recorded([linear(0), linear(1)])), {0: 1, 1: 1}, {})
+    first, second = (made.all[number].sets[0].args for number in (0, 1))
+    assert first[1].data_ptr() != second[1].data_ptr()
+    assert first[0].data_ptr() == second[0].data_ptr()
+
+
 def test_two_activations_of_one_call_never_share(recorded: Write) -> None:
     add = call("aten::add.Tensor", tensor(M, N), tensor(M, N, storage=1), id=0)
     (inputs,) = Parts(Rebuilder("cpu", "cpu", recorded([add])), {0: 1}, {}).all[0].sets
