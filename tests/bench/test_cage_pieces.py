@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import platform
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.integrity.cage import HOLDS, Cage, kinds, landlock, mounts, open_cage, seccomp, syscalls, tree
+from kcap.bench.integrity.cage import HOLDS, Cage, calls, kinds, landlock, mounts, open_cage, seccomp, syscalls, tree
 from kcap.bench.integrity.cage.caged import Ended
 from kcap.bench.integrity.cage.pieces import Pieces
 from kcap.errors import KcapError
@@ -182,6 +183,13 @@ def test_machine_that_has_nothing_says_so_for_every_piece() -> None:
     assert HOLDS not in bare.values()
 
 
+def test_who_asks_what_holds_stays_what_it_was() -> None:
+    kinds()
+    adopts = ctypes.c_int()
+    calls.prctl(37, ctypes.cast(ctypes.byref(adopts), ctypes.c_void_p))
+    assert adopts.value == 0
+
+
 @pytest.mark.parametrize(
     ("ended", "text"),
     [
@@ -216,6 +224,7 @@ def test_process_that_fails_to_fork_leaves_no_descriptor(tmp_path: Path, monkeyp
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", full)
+    monkeypatch.setattr(calls, "prctl", lambda *_: 0)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KcapError, match="temporarily unavailable"):
         open_cage(Cage(tmp_path, None, 1 << 20, 8), 1, lambda: None)
@@ -223,6 +232,6 @@ def test_process_that_fails_to_fork_leaves_no_descriptor(tmp_path: Path, monkeyp
 
 
 def test_guarded_process_cannot_be_dumped() -> None:
-    ask = "import ctypes; from kcap.bench.integrity.cage import guard; guard(); print(ctypes.CDLL(None).prctl(3, 0, 0, 0))"
+    ask = "import ctypes; from kcap.bench.integrity.cage import guard; guard(); print(ctypes.CDLL(None).prctl(3))"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from kcap.bench.integrity.cage import landlock, limits, mounts, namespaces, privileges, seccomp
+from kcap.bench.integrity.cage import calls, landlock, limits, mounts, namespaces, privileges, seccomp
 from kcap.errors import KcapError
 
 HOLDS = "holds"
@@ -44,6 +44,8 @@ def kinds(without: frozenset[str] = frozenset()) -> dict[str, str]:
                 held, refused = caged.confined, caged.refused
         except (KcapError, OSError) as error:
             return dict.fromkeys(PIECES, str(error))
+        finally:
+            calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 0)  # who only asks adopts nobody
     users = (namespaces.USERS,) if namespaces.USERS in (*held, *refused) else ()
     return {each: HOLDS if each in held else refused.get(each, _missing(each, held)) for each in (*users, *PIECES)}
 
