@@ -83,7 +83,7 @@ class Row:
         if not held:
             return {}
         return {
-            "bytes": round(fmean(work.bytes for work, _ in held)),
+            "bytes": round(fmean(work.moved for work, _ in held)),
             "flops": round(fmean(work.flops for work, _ in held)),
             "roofline_us": fmean(roof.us for _, roof in held),
             "times_floor": self.times_floor,

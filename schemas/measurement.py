@@ -60,12 +60,12 @@ class KernelDuration(Record):
 
 
 class LeastWork(Record):
-    """What one invocation must do at least: `bytes` read and written, `read` of them, and `flops` in `dtype`.
+    """What one invocation must do at least: bytes read and written (`moved`), `read` of them, and `flops` in `dtype`.
 
     `fresh`: what of `read` is of inputs that rotate: the cache does not hold it, unless it is `warm`.
     """
 
-    bytes: int = Field(default=0, ge=0)
+    moved: int = Field(default=0, ge=0)
     read: int = Field(default=0, ge=0)
     fresh: int = Field(default=0, ge=0)
     flops: int = Field(default=0, ge=0)

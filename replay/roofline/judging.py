@@ -22,7 +22,7 @@ def work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
     if cost is None:
         return None
     fresh = max(cost.read - stays, 0)
-    return LeastWork(bytes=cost.bytes, read=cost.read, fresh=fresh, flops=cost.flops, dtype=cost.dtype).model_dump()
+    return LeastWork(moved=cost.bytes, read=cost.read, fresh=fresh, flops=cost.flops, dtype=cost.dtype).model_dump()
 
 
 class Rooflines:
@@ -87,7 +87,7 @@ def floor_of(one: Measurement, ceilings: Ceilings) -> float:
     if one.work is None:
         return 0.0
     least = one.work
-    cost = Cost(least.bytes, least.read, least.flops, least.dtype)
+    cost = Cost(least.moved, least.read, least.flops, least.dtype)
     state = "warm" if one.method == "host" or one.cache is None else one.cache
     once = one.input_sets is None or one.input_sets >= one.n  # each set once in a sample, and before it a sweep
     return floor_us(cost, ceilings, state, None if once else one.input_sets, least.fresh)
@@ -100,12 +100,12 @@ def judged(one: Measurement, ceilings: Ceilings) -> Measurement:
         return one
     if median < floor:
         reason = (
-            f"{IMPOSSIBLE} ({median:.3g} µs; {floor:.3g} µs for {least.bytes:,} bytes and {least.flops:,} FLOPs):"
+            f"{IMPOSSIBLE} ({median:.3g} µs; {floor:.3g} µs for {least.moved:,} bytes and {least.flops:,} FLOPs):"
             " the clock or the inputs are wrong"
         )
         nothing = dict.fromkeys(("median_us", "q1_us", "q3_us"))
         return one.model_copy(update={"status": "failed", "reason": reason, **nothing})
     achieved = Roofline(
-        us=floor, times=median / floor, gb_s=least.bytes / median / 1e3, tflop_s=least.flops / median / 1e6
+        us=floor, times=median / floor, gb_s=least.moved / median / 1e3, tflop_s=least.flops / median / 1e6
     )
     return one.model_copy(update={"roofline": achieved})

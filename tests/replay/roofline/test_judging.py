@@ -27,7 +27,7 @@ CEILINGS = Ceilings(
     cache_bytes=50 * MIB,
 )
 FLOOR_US = 40 * MIB / 8000e3 / 1.15  # of 40 MiB that may lie in the L2
-LINEAR = {"bytes": 40 * MIB, "read": 36 * MIB, "flops": 1 << 30, "dtype": "bfloat16"}
+LINEAR = {"moved": 40 * MIB, "read": 36 * MIB, "flops": 1 << 30, "dtype": "bfloat16"}
 
 
 def measurement(median_us: float | None, **more: Any) -> Measurement:
