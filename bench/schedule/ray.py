@@ -8,15 +8,14 @@ Source: https://docs.ray.io/en/latest/ray-core/actors.html
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from kcap.bench.schedule import Executor, Where, executor
-from kcap.bench.schedule.common.cores import claimed
-from kcap.bench.schedule.common.slot import LocalSlot, Slot, Stopped
+from kcap.bench.schedule.common.actor import Judge, content, size
+from kcap.bench.schedule.common.slot import Slot, Stopped
 from kcap.errors import CallError, KcapError
 from kcap.replay.pool import START_LIMIT_S
 
@@ -69,80 +68,6 @@ def slots_of(resources: Mapping[str, float], where: Where) -> int:
 def needs(where: Where) -> dict[str, float]:
     """What one actor takes of its node. On CPUs the judge has a core beside those of the Solutions."""
     return {"num_gpus": 1} if where.device == "cuda" else {"num_cpus": where.session["threads"] + 1}
-
-
-def size(root: Path) -> int:
-    """Bytes of what a judge reads of the dataset."""
-    return sum(path.stat().st_size for path in _read(root))
-
-
-def content(root: Path) -> dict[str, bytes]:
-    """What a judge reads of the dataset, by its path there."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in _read(root)}
-
-
-def _read(root: Path) -> list[Path]:
-    return [
-        path for folder in ("definitions", "workloads", "blob") for path in (root / folder).rglob("*") if path.is_file()
-    ]
-
-
-class Judge:
-    """Runs in the actor: a slot of that node."""
-
-    def __init__(self, session: dict[str, Any], module: str, files: dict[str, bytes] | None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="kcap-dataset-")
-        self._stack = ExitStack()
-        self._cores: frozenset[int] = frozenset()
-        self._threads = session["threads"] if session["device"] == "cpu" else None
-        if files is not None:
-            session = {**session, "root": self._folder.name}
-            write(Path(self._folder.name), files)
-        device = "cuda:0" if session["device"] == "cuda" else session["device"]
-        self._missing = "" if Path(session["root"]).is_dir() else session["root"]
-        self._slot = LocalSlot({**session, "device": device, "hidden": _hidden(session)}, module)
-
-    def start(self) -> dict[str, Any]:
-        """What the judge says of the device; under `error`, why there is none."""
-        if self._missing:
-            return {"error": f"{self._missing}: is too large to be sent, and a node does not have it: share the folder"}
-        try:
-            if self._threads is not None:
-                self._cores = self._stack.enter_context(claimed(self._threads + 1))
-            self._pin()
-            return self._slot.start()
-        except KcapError as error:
-            return {"error": str(error)}
-
-    def run(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        self._pin()
-        return self._slot.run(request, limit_s)
-
-    def _pin(self) -> None:
-        """This thread, from which a judge that is started has its cores."""
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)
-
-    def stop(self) -> None:
-        self._slot.stop()
-
-    def close(self) -> None:
-        self._slot.close()
-        self._stack.close()
-        self._folder.cleanup()
-
-
-def write(root: Path, files: Mapping[str, bytes]) -> None:
-    """What `content` gave, below `root`."""
-    for name, data in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
-def _hidden(session: Mapping[str, Any]) -> list[str]:
-    inside = [Path(session["root"]) / name for name in ("definitions", "workloads", "blob")]
-    return [*(folder for folder in session["hidden"] if Path(folder).is_dir()), *(str(one) for one in inside)]
 
 
 class RaySlot:

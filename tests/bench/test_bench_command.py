@@ -211,6 +211,18 @@ def test_force_never_removes_what_bench_did_not_make(kcap, solutions, tmp_path):
     assert (mine / "thesis.txt").read_text() == "years"
 
 
+def test_force_never_removes_the_solutions_or_the_dataset(kcap, bench, solutions, tmp_path):
+    write_solution(solutions, "fast")
+    bench()
+    for name in ("solutions", "dataset"):
+        inside = (tmp_path / name).rename(tmp_path / "out" / name)
+        args = {"solutions": solutions, "dataset": tmp_path / "dataset", name: inside}
+        more = ("--solutions", args["solutions"], "-o", tmp_path / "out", "--trust", "--device", "cpu", "--force")
+        done = kcap("bench", args["dataset"], *more)
+        assert (done.code, "choose another -o" in done.err) == (2, True)
+        inside.rename(tmp_path / name)
+
+
 def test_two_runs_never_write_one_output(bench, solutions, tmp_path):
     write_solution(solutions, "fast")
     (tmp_path / "out").mkdir()

@@ -70,7 +70,7 @@ class TestWithRay:
             slots_of({"CPU": 64}, Where("cuda", {"threads": None}, most=1))
 
     def test_a_dataset_that_is_sent_arrives_whole(self, judged_folder):
-        from kcap.bench.schedule.ray import content, size, write
+        from kcap.bench.schedule.common.actor import content, size, write
 
         files = content(judged_folder / "dataset")
         write(judged_folder / "there", files)
@@ -78,7 +78,7 @@ class TestWithRay:
         assert size(judged_folder / "there") == sum(map(len, files.values())) > 0
 
     def test_a_large_dataset_that_a_node_lacks_is_an_error_that_says_so(self, tmp_path):
-        from kcap.bench.schedule.ray import Judge
+        from kcap.bench.schedule.common.actor import Judge
 
         judge = Judge(
             {"root": str(tmp_path / "nowhere"), "device": "cpu", "threads": 1, "hidden": []}, "fake_judge", None
