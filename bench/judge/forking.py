@@ -7,16 +7,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from kcap.capture.redact import SECRET_NAME
 from kcap.errors import KcapError
 
 MODULE = "kcap.bench.judge.fork_server"
 START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first use
 ANSWER_LIMIT_S = 60.0
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are none of a Solution's business left out: API keys, tokens, passwords."""
+    return {name: value for name, value in environment.items() if not SECRET_NAME.search(name)}
 
 
 class ForkServer:
@@ -27,7 +33,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-P", "-m", MODULE]
-            env = {**os.environ, **environment}
+            env = {**without_secrets(os.environ), **environment}
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env)
         self._channel.settimeout(START_LIMIT_S)
         if not self._answer().get("ready"):

@@ -8,6 +8,7 @@ import pytest
 from bench_datasets import SCALE, TWO, definition, of, stored, workload
 from solution_files import RETURNING, WRITING, solution
 
+from kcap.bench.judge.forking import without_secrets
 from kcap.bench.judge.worker import open_judge
 from kcap.schemas.dataset import write_dataset
 
@@ -146,6 +147,11 @@ def test_a_missing_blob_that_no_rule_makes_is_named(judge):
     mine = solution({"main.py": "def run(x, places):\n    return x[places.long()]\n"}, definition="picky")
     found = judge.judge(mine, picky, workload(picky, "w", 4, places=stored(picky, "w", "places")))
     assert found.status == "NOT_JUDGED" and "picky_w.safetensors is not there" in found.reason
+
+
+def test_keys_and_tokens_of_the_environment_do_not_reach_a_solution():
+    given = {"HF_TOKEN": "x", "OPENAI_API_KEY": "y", "PATH": "/bin", "DB_PASSWORD": "z", "TOKENIZERS_PARALLELISM": "0"}
+    assert without_secrets(given) == {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "0"}
 
 
 def test_nothing_is_left_when_a_solution_has_been_judged(judge):
