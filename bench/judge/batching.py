@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.candidate import MOST_INVOCATIONS, Candidate, fresh_seed
@@ -15,6 +17,7 @@ from kcap.schemas.outcome import Clocked
 
 HOST_BATCH_NS = 5_000_000  # the least that a batch's invocations last, far above what a message takes
 GPU_BATCH_NS = 2_000_000
+MOST_WALL = 50  # a batch takes no longer than this many times the least, with all that the driver does
 COLD_FACTOR = 5  # how many times the L2 the inputs of a batch fill before they count as cold
 MOST_ON_GPU = 1024  # invocations in one graph
 GPU_SHARE = 4  # of the free memory, one part in so many
@@ -73,6 +76,11 @@ class Batches:
         self.between_ns.append((answer.wall_ns - sum(times)) / self.count)
         self.stray_ns.append(answer.stray_ns / self.count)
 
+    def only(self, chosen: Sequence[bool]) -> None:
+        """Forget all batches but those that are `chosen`."""
+        for kept in (self.samples_us, self.between_ns, self.stray_ns):
+            kept[:] = compress(kept, chosen)
+
     def clocked(self, rule: StopRule | None, slack_ns: float | None) -> Clocked:
         q1, middle, q3 = quartiles(self.samples_us)
         return Clocked(
@@ -91,11 +99,13 @@ class Batches:
 def batches(candidate: Candidate, drawn: Draws, seconds: float) -> Batches:
     """Batches that last long enough, and no longer than a tenth of `seconds`; NoGraph: none can be captured."""
     check(candidate.run(fresh_seed(), 1))
-    check(candidate.run(fresh_seed(), 2))
+    two = candidate.run(fresh_seed(), 2)
+    check(two)
     each_ns = max(min(candidate.times_ns(2)), 1)
     if candidate.limits.gpu is None:
         wanted = min(HOST_BATCH_NS, seconds * 1e9 / 10)
-        return Batches(candidate, min(max(int(wanted / each_ns), 1), MOST_INVOCATIONS))
+        affordable = MOST_WALL * wanted / (two.wall_ns / 2)  # of a clock that lies, too
+        return Batches(candidate, min(max(int(min(wanted / each_ns, affordable)), 1), MOST_INVOCATIONS))
     return _on_gpu(candidate, drawn, each_ns)
 
 

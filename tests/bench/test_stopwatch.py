@@ -44,12 +44,30 @@ def test_a_disturbed_machine_is_asked_again_before_it_is_refused():
 
     def quiet(keep):
         calls.append(keep)
-        if len(calls) == 3:
-            ours.between_ns.append(5e3 + PING / 100)
+        ours.samples_us.append(90)
+        ours.stray_ns.append(0)
+        ours.between_ns.append((500e3 if len(calls) < 3 else 5e3) + PING / 100)
 
     ours.take, theirs.take = quiet, lambda keep: None
     assert vouched(ours, theirs, PING)
-    assert calls == [0, 0, 0]
+    assert calls == [0] * 5  # the last three are vouched for
+    assert ours.samples_us == [90] * 3
+
+
+def test_a_clock_that_hides_the_work_of_most_batches_is_refused():
+    ours, theirs = batches(1, 104), batches(100, 5)
+    ours.samples_us[:3], ours.between_ns[:3] = [100] * 3, [5e3 + PING / 100] * 3
+    for more in (ours.samples_us, ours.between_ns, ours.stray_ns):
+        more += more[-1:] * 2  # now four batches of seven
+    with pytest.raises(Refused, match="the clock in its process says 1 µs, the judge's 100 µs"):
+        vouch(ours, theirs, PING)
+
+
+def test_what_is_said_of_a_batch_that_is_not_vouched_for_counts_nowhere():
+    ours, theirs = batches(1, 104), batches(100, 5)
+    ours.samples_us[:3], ours.between_ns[:3] = [100] * 3, [5e3 + PING / 100] * 3
+    vouch(ours, theirs, PING)
+    assert ours.samples_us == [100] * 3
 
 
 def test_a_clock_that_never_agrees_is_refused_in_the_end():
