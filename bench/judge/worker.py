@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 import orjson
 from pydantic import ValidationError
 
-from kcap.bench.integrity.cage import guard
+from kcap.bench.integrity.cage import calls, guard
 from kcap.bench.judge.candidate import Limits
 from kcap.bench.judge.device import asked
 from kcap.bench.judge.floors import Floors
@@ -37,6 +38,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     guard()
+    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a judge without a command has nobody to tell
     session = orjson.loads(sys.stdin.buffer.readline())
     try:
         judge = open_judge(session)
