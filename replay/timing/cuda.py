@@ -7,7 +7,6 @@ of a pass of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from statistics import median
@@ -17,15 +16,15 @@ import torch
 
 from kcap.replay import memory
 from kcap.replay.inputs import Inputs
-from kcap.replay.timing import kernels, persisting
-from kcap.replay.timing.blocking import Sleep, blocker
+from kcap.replay.timing import persisting
+from kcap.replay.timing.blocking import blocker
 from kcap.replay.timing.clocks import Watch
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture, nothing, synchronizes, timed, timing_stream
-from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, l2_bytes, nodes, sweeper
 from kcap.replay.timing.saved import Saved
 from kcap.replay.timing.stop import Budget, Sampled, sample_until
+from kcap.replay.timing.work import Work, profile, said
 from kcap.schemas.measurement import AT_FLOOR, NOTHING, KernelDuration, Method
 
 __all__ = ["COLD_FACTOR", "floor_us", "l2_bytes", "time_cuda"]
@@ -33,41 +32,6 @@ __all__ = ["COLD_FACTOR", "floor_us", "l2_bytes", "time_cuda"]
 FLOOR_SAMPLES = 11
 MOST_QUEUED = 64  # invocations behind one event pair: the GPU's queue takes 1,024 launches, then the host waits
 SHORT_US = 200.0  # below it one event pair is no estimate
-PROFILED = 3  # replays in the pass for kernel durations
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is timed: `run` does `n` invocations after `before`; `reason`: why it is no graph, which needs a `hold`."""
-
-    run: Run
-    n: int
-    before: Run
-    stream: torch.cuda.Stream
-    hold: Sleep | None = None
-    reason: str | None = None
-    spoiled: bool = False
-
-    @property
-    def method(self) -> Method:
-        return "events" if self.reason else "graph"
-
-    def sample(self) -> float:
-        """Microseconds of one invocation."""
-        return timed(self.run, self.n, self.before, self.stream, self.hold)
-
-    def durations(self) -> list[KernelDuration]:
-        """The kernels of one invocation."""
-        if self.reason:
-            self.before()
-            return kernels.durations(kernels.plain(self.run), self.n)
-        replays = kernels.graph_replays(self._profiled) or kernels.after(self.before, self._profiled, PROFILED)
-        return kernels.durations([ran for replay in replays for ran in replay], self.n * len(replays))
-
-    def _profiled(self) -> None:
-        for _ in range(PROFILED):
-            self.before()
-            self.run()
 
 
 def time_cuda(
@@ -97,9 +61,8 @@ def time_cuda(
         found = sample_until(work.sample, budget, slow=Watch(device).slow)
         state = rotation.reached(len(sets), work.n, device)
         notes = said(work)
-        if (
-            work.method == "graph" and median(found.samples) < floors["graph"] / 2
-        ):  # no kernel is that fast: it is empty
+        no_kernel = work.method == "graph" and median(found.samples) < floors["graph"] / 2  # none is that fast
+        if no_kernel:
             return Timing([0.0], work.n, found.rule, "none", "warm", len(sets), [NOTHING], floor_us=floors["graph"])
         ran, lost = profile(work) if profiled else ([], [])
     torch.cuda.synchronize(device)
@@ -114,23 +77,6 @@ def timing_of(
     return Timing(
         found.samples, work.n, found.rule, work.method, state, sets, notes, work.spoiled, floor, found.slow, ran
     )
-
-
-def said(work: Work) -> list[str]:
-    """Why it is no graph, and whether the host's time is in what was measured instead."""
-    if not work.reason:
-        return []
-    gave_up = bool(work.hold and work.hold.gave_up)
-    return [f"no CUDA graph: {work.reason}", *([HOST_IN_IT] if work.hold is None else [GAVE_UP] if gave_up else [])]
-
-
-def profile(work: Work) -> tuple[list[KernelDuration], list[str]]:
-    """The kernels of one invocation, or a note that says why there are none."""
-    try:
-        ran = work.durations()
-    except (RuntimeError, AttributeError, AssertionError) as error:
-        return [], [f"no kernel durations: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"]
-    return ran, [] if ran else ["no kernel durations: the profiler saw no kernel (is another one running?)"]
 
 
 @cache
