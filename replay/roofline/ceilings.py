@@ -49,7 +49,7 @@ class Ceilings(Record):
 
     def bandwidth(self, working_set: float) -> float:
         """GB/s that nothing beats over so many bytes, half of which may stay in a nearer cache meanwhile."""
-        return next((level.gb_s for level in reversed(self.levels) if level.size <= working_set / 2), self.top)
+        return self.at(working_set / 2)
 
     @property
     def top(self) -> float:
@@ -78,9 +78,9 @@ class Ceilings(Record):
         faster = min(self.empty_us, other.empty_us)
         return self.model_copy(update={"levels": descending(levels), "tflop_s": rates, "empty_us": faster})
 
-    def at(self, size: int) -> float:
-        """The bandwidth measured over `size` bytes, or over the next larger working set, if there is one."""
-        return next((level.gb_s for level in self.levels if level.size >= size), self.memory_gb_s)
+    def at(self, size: float) -> float:
+        """The bandwidth measured over `size` bytes, or over the next smaller working set."""
+        return next((level.gb_s for level in reversed(self.levels) if level.size <= size), self.top)
 
 
 def width(dtype: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -99,6 +99,7 @@ CEILINGS = st.builds(
 STATES = st.sampled_from(CACHES)
 
 
+@settings(deadline=None)
 @given(COSTS, CEILINGS, STATES, st.integers(0, 1 << 40), st.integers(0, 1 << 60))
 def test_a_floor_rises_with_bytes_and_flops(cost: Cost, ceilings: Ceilings, state: Any, more: int, flops: int):
     floor = floor_us(cost, ceilings, state)
@@ -109,11 +110,13 @@ def test_a_floor_rises_with_bytes_and_flops(cost: Cost, ceilings: Ceilings, stat
     assert all(floor_us(other, ceilings, state) >= floor * (1 - 1e-12) for other in (read, written, computed))
 
 
+@settings(deadline=None)
 @given(CEILINGS, STATES)
 def test_no_work_has_no_floor(ceilings: Ceilings, state: Any):
     assert floor_us(Cost(), ceilings, state) == 0
 
 
+@settings(deadline=None)
 @given(COSTS, CEILINGS, st.integers(1, 100))
 def test_cold_is_never_faster_than_warm_and_more_sets_never_faster(cost: Cost, ceilings: Ceilings, sets: int):
     warm, cold = (floor_us(cost, ceilings, state) for state in ("warm", "cold"))
@@ -122,6 +125,7 @@ def test_cold_is_never_faster_than_warm_and_more_sets_never_faster(cost: Cost, c
     assert few <= many
 
 
+@settings(deadline=None)
 @given(COSTS, CEILINGS, CEILINGS, st.floats(0.1, 10), STATES)
 def test_ceilings_measured_again_never_raise_a_floor(
     cost: Cost, one: Ceilings, other: Ceilings, times: float, state: Any
@@ -133,6 +137,7 @@ def test_ceilings_measured_again_never_raise_a_floor(
     assert raised.top >= max(one.top, other.top)
 
 
+@settings(deadline=None)
 @given(CEILINGS)
 def test_ceilings_are_read_as_they_were_written(ceilings: Ceilings):
     assert Ceilings.model_validate_json(ceilings.line()) == ceilings
