@@ -33,7 +33,7 @@ struct Session {
 
 Answer answer(
     const Message& message, std::unique_ptr<Session>& session, PyObject* callable, PyObject* watched,
-    const Device* device) {
+    const Device* device, bool other_clock) {
   auto reader = message.reader();
   switch (reader.u32()) {
     case OPEN:
@@ -46,6 +46,7 @@ Answer answer(
     case CHECK: {
       Answer out;
       out.text = replaced(watched);
+      if (other_clock) out.text += out.text.empty() ? "clock_gettime" : ", clock_gettime";
       out.code = out.text.empty() ? FINE : PATCHED;
       return out;
     }
@@ -72,11 +73,13 @@ extern "C" void* kcap_open(const char* library, PyObject* torch) {
 
 extern "C" void kcap_serve(int socket, PyObject* callable, PyObject* watched, void* device) {
   kcap::Message message;
+  bool other_clock = false;  // a replaced one is right at first
   std::unique_ptr<kcap::Session> session;
   while (kcap::receive(socket, message)) {
     kcap::Answer answer;
+    other_clock |= kcap::clock_replaced();
     try {
-      answer = kcap::answer(message, session, callable, watched, static_cast<kcap::Device*>(device));
+      answer = kcap::answer(message, session, callable, watched, static_cast<kcap::Device*>(device), other_clock);
     } catch (const kcap::Wrong& wrong) {
       answer.code = wrong.code, answer.text = wrong.what();
     } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 // What a callable returned, taken apart without running any Python: types are compared, methods never called.
 #pragma once
 
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "workload.h"

@@ -1,6 +1,8 @@
 // Sets of inputs and, in destination passing style, of outputs, that invocations take in turns. No two lie alike.
 #pragma once
 
+#include <ATen/ops/from_blob.h>
+
 #include "python.h"
 
 namespace kcap {

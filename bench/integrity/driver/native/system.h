@@ -36,6 +36,16 @@ inline uint64_t nanoseconds(clockid_t clock) {
 
 inline uint64_t now() { return nanoseconds(CLOCK_MONOTONIC); }
 
+// Whether the C library tells another time than the kernel: no danger, but evidence that somebody has replaced its clock.
+inline bool clock_replaced() {
+  constexpr uint64_t DIFFERS = 1'000'000;
+  timespec time;
+  uint64_t before = now();
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  uint64_t told = uint64_t(time.tv_sec) * 1'000'000'000 + uint64_t(time.tv_nsec);
+  return told + DIFFERS < before || told > now() + DIFFERS;
+}
+
 // CPU time that other threads of this process have had so far.
 inline uint64_t other_threads() {
   uint64_t all = nanoseconds(CLOCK_PROCESS_CPUTIME_ID), own = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
