@@ -35,21 +35,24 @@ class Floors:
         """Microseconds that no invocation on `drawn` can go below, None where nobody knows; Refused, if `time` does."""
         floor = self._floor(drawn, time)
         if floor is not None and time.median_us < floor and not self.sure:
-            self.ceilings, self.sure = self.again(self.environment), True
+            self._ask(self.again)
+            self.sure = True
             floor = self._floor(drawn, time)
         if floor is not None and time.median_us < floor:
-            raise Refused(
-                "REWARD_HACK", f"{time.median_us:.3g} µs is below the machine's floor of {floor:.3g} µs for it"
-            )
+            words = f"{time.median_us:.3g} µs is below the machine's floor of {floor:.3g} µs for it"
+            raise Refused("REWARD_HACK", words)
         return floor
 
     def _floor(self, drawn: Draws, time: Clocked) -> float | None:
         cost = cost_of(drawn.definition, dict(zip(drawn.definition.inputs, drawn.made.inputs, strict=True)))
-        if cost is None or self.unknown:
-            return None
-        try:
-            self.ceilings = self.ceilings or self.find(self.environment)
-        except KcapError as error:
-            self.unknown = str(error)
+        if cost is not None and self.ceilings is None and not self.unknown:
+            self._ask(self.find)
+        if cost is None or self.ceilings is None:
             return None
         return floor_us(cost, self.ceilings, time.cache or "warm")
+
+    def _ask(self, how: Find) -> None:
+        try:
+            self.ceilings = how(self.environment)
+        except KcapError as error:
+            self.ceilings, self.unknown = None, str(error)
