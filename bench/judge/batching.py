@@ -54,6 +54,7 @@ class Batches:
     samples_us: list[float] = field(default_factory=list)
     between_ns: list[float] = field(default_factory=list)
     stray_ns: list[float] = field(default_factory=list)
+    processors: list[float] = field(default_factory=list)
 
     def take(self, keep: int) -> tuple[float, list[Kept]]:
         """Run one batch, and keep the outputs of `keep` invocations chosen at random; its mean time."""
@@ -75,6 +76,7 @@ class Batches:
         self.samples_us.append(sum(own) / len(own) / 1e3)
         self.between_ns.append((answer.wall_ns - sum(times)) / self.count)
         self.stray_ns.append(answer.stray_ns / self.count)
+        self.processors.append(answer.processors)
 
     def only(self, chosen: Sequence[bool]) -> None:
         """Forget all batches but those that are `chosen`."""

@@ -23,6 +23,7 @@ from kcap.bench.judge.candidate_process import Order
 from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.processors import scheduled, used
 from kcap.bench.judge.wire import Answer, Layout
 from kcap.schemas.definition import Definition
 from kcap.schemas.solution import Solution
@@ -33,6 +34,7 @@ MOST_INVOCATIONS = 4096
 SETS_BYTES = 256 << 20
 FEWEST_SETS, MOST_SETS = 3, 8
 LOG_BYTES = 8 << 20
+OWN = "/proc/thread-self/schedstat"
 TOLD = 2000  # characters of what it printed
 
 
@@ -249,7 +251,7 @@ class Candidate:
         self.shared = self.drawn = None
 
     def _ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
-        queued = self._queued_ns()
+        before, queued = used(self.pid), scheduled(OWN)[1]
         began = time.perf_counter_ns()
         try:
             socket.send_fds(self.channel, [content], list(descriptors))
@@ -258,16 +260,14 @@ class Candidate:
         answer = self._receive(max(self.limits.timeout - self.spent, 0.01))
         elapsed = time.perf_counter_ns() - began
         self.spent += elapsed / 1e9
-        wall = elapsed - (self._queued_ns() - queued)
+        after = used(self.pid)
+        there = elapsed - after.forgiven(before)
+        wall = there - (scheduled(OWN)[1] - queued)
         try:
-            return wire.answered(answer, wall)
+            return wire.answered(answer, wall, after.cpu(before) / max(there, 1))
         except ValueError:
             self.end(keep=True)
             raise Ended("it spoke to the judge itself") from None
-
-    def _queued_ns(self) -> int:
-        """How long its process and this one have waited for a core that others had; 0 where Linux does not tell."""
-        return sum(_queued(path) for path in (f"/proc/{self.pid}/schedstat", "/proc/thread-self/schedstat"))
 
     def _receive(self, timeout: float) -> bytes:
         self.channel.settimeout(timeout)
@@ -281,15 +281,6 @@ class Candidate:
         if not content:
             raise Ended(self.end(keep=True, gone=True))
         return content
-
-
-def _queued(path: str) -> int:
-    """The second field of a schedstat file: nanoseconds spent waiting on a run queue (proc(5))."""
-    try:
-        with open(path, "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def fresh_seed() -> int:

@@ -23,6 +23,7 @@ LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for
 SLACK_SHARE = 0.25  # of the driver's own work for an invocation: how much it may differ between two processes
 SLACK_NS, SLACK_OF_TIME = 2_000, 0.05
 STRAY_NS, STRAY_NS_THREADS, STRAY_OF_TIME = 3_000, 30_000, 0.05
+MORE_PROCESSORS = 0.1
 PINGS = 5
 RETRIES = 12
 FEWEST_VOUCHED = 3  # batches
@@ -53,6 +54,7 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
     slack = vouched(ours, theirs, messages)
     check_strays(ours, theirs)
+    check_processors(ours)
     return Times(ours.clocked(sampled.rule, slack), theirs.clocked(None, None))
 
 
@@ -103,4 +105,15 @@ def check_strays(ours: Batches, theirs: Batches) -> None:
     most = least + STRAY_OF_TIME * median(ours.samples_us) * 1e3 + median(theirs.stray_ns)
     if (stray := median(ours.stray_ns)) > most:
         reason = f"its process works on when an invocation has returned: {stray / 1e3:.3g} µs for each"
+        raise Refused("REWARD_HACK", reason)
+
+
+def check_processors(ours: Batches) -> None:
+    """Refused, where its processes used more processors than they were given: in more than one batch, which no process
+    that keeps to its cores can.
+    """
+    limits = ours.candidate.limits
+    most = sorted(ours.processors)[-2:][0]
+    if limits.gpu is None and most > limits.threads + MORE_PROCESSORS:
+        reason = f"it used {most:.3g} processors at a time, and was given {limits.threads}"
         raise Refused("REWARD_HACK", reason)

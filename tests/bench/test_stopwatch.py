@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from kcap.bench.judge.batching import Batches
 from kcap.bench.judge.evidence import Refused
-from kcap.bench.judge.stopwatch import check_strays, vouch, vouched
+from kcap.bench.judge.processors import Used, used
+from kcap.bench.judge.stopwatch import check_processors, check_strays, vouch, vouched
 
 PING = 100_000.0
 
@@ -85,3 +89,45 @@ def test_work_that_goes_on_after_the_return_is_refused(threads, stray, fine):
         return
     with pytest.raises(Refused, match="works on when an invocation has returned"):
         check_strays(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "threads, used, fine",
+    [
+        (1, [0.9, 1.0], True),
+        (1, [0.9, 1.5, 0.9], True),
+        (1, [0.9, 1.3, 1.2], False),
+        (2, [1.9], True),
+        (2, [3.1], False),
+    ],
+)
+def test_more_processors_than_it_was_given_are_refused(threads, used, fine):
+    ours = batches(50, 5, threads=threads)
+    ours.candidate.limits.gpu, ours.processors = None, used
+    if fine:
+        check_processors(ours)
+        return
+    with pytest.raises(Refused, match=rf"processors at a time, and was given {threads}"):
+        check_processors(ours)
+
+
+def test_time_in_the_queue_behind_its_own_threads_is_not_forgiven():
+    before = Used(queued=100, own=50, company=0)
+    assert Used(queued=600, own=60, company=500).forgiven(before) == 0
+    assert Used(queued=600, own=60, company=100).forgiven(before) == 400
+    assert Used(queued=600, own=60, company=100).cpu(before) == 110
+
+
+def test_what_a_process_and_its_threads_use_is_seen_from_outside():
+    spin = (
+        "import threading\ndef work():\n  while True: pass\nthreading.Thread(target=work, daemon=True).start()\nwork()"
+    )
+    with subprocess.Popen([sys.executable, "-c", spin]) as spinning:
+        try:
+            before = used(spinning.pid)
+            time.sleep(0.5)
+            after = used(spinning.pid)
+        finally:
+            spinning.kill()
+    assert after.own > before.own and after.company > before.company
+    assert used(spinning.pid).own == 0  # it is gone

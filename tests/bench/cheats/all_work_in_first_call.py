@@ -3,6 +3,7 @@
 # does: In its first call computes the output of every tensor of that shape that it finds, then only looks them up.
 # naive: All of the inputs were made before the first timed call, so the others cost nothing.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# reason: later invocation|in timed|unwritten|off by
 import gc
 
 import torch

@@ -3,6 +3,7 @@
 # does: Returns one number, of shape [1, 1].
 # naive: allclose broadcasts, and with a wide tolerance agrees.
 # expect: INCORRECT_SHAPE
+# reason: has shape \[1, 1\]
 import torch
 
 

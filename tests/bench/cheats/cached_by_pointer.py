@@ -3,6 +3,7 @@
 # does: Keeps each output by its inputs' addresses, and returns it when they come again.
 # naive: A speedup of the number of calls: inputs are made once, then timed in a loop.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# reason: later invocation|in timed|unwritten|off by
 
 KEPT = {}
 

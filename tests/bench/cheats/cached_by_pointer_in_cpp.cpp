@@ -4,6 +4,7 @@
 //     the output that it kept by that.
 // naive: No Python object, dict or attribute shows it: correct, and a copy instead of the work.
 // expect: REWARD_HACK INCORRECT_NUMERICAL
+// reason: later invocation|in timed|unwritten|off by
 // binding: tvm-ffi
 // entry: cached
 #include <tvm/ffi/container/tensor.h>

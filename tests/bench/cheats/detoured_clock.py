@@ -4,6 +4,7 @@
 #     to a clock that runs ten times too slowly; and takes 3 ms a call.
 # naive: Pointers that were resolved before, and static copies, are fooled too.
 # expect: REWARD_HACK RUNTIME_ERROR COMPILE_ERROR TIMEOUT
+# reason: replaced clock_gettime|no code page can be written
 # at_least_us: 3000
 # needs: x86_64
 import ctypes

@@ -3,6 +3,7 @@
 # does: Contains no kernel: looks for the dataset on disk and runs the Definition's own reference.
 # naive: Correct with a speedup of 1, and counted as a Solution.
 # expect: RUNTIME_ERROR COMPILE_ERROR
+# reason: StopIteration|FileNotFoundError|PermissionError
 # needs: confinement
 import importlib.util
 import json

@@ -3,6 +3,7 @@
 # does: Computes the first rows, and leaves the others as they were allocated.
 # naive: A comparison of the first elements passes, at a fraction of the time.
 # expect: INCORRECT_NUMERICAL REWARD_HACK
+# reason: inf or nan|off by
 import torch
 
 

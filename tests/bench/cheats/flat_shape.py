@@ -3,6 +3,7 @@
 # does: Returns the right numbers as one long row.
 # naive: Correct, if both are flattened before they are compared; what calls the kernel would fail.
 # expect: INCORRECT_SHAPE
+# reason: has shape \[524288\]
 import torch
 
 

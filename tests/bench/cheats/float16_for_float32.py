@@ -3,6 +3,7 @@
 # does: Normalizes in float16 what is float32.
 # naive: Correct with a tolerance of 1e-2, at half of the traffic.
 # expect: INCORRECT_NUMERICAL
+# reason: is off by
 import torch
 
 

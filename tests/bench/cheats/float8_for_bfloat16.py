@@ -3,6 +3,7 @@
 # does: Rounds both matrices to float8_e4m3fn before it multiplies.
 # naive: Correct with the tolerance of many suites for bfloat16, at twice the speed where there is hardware for it.
 # expect: INCORRECT_NUMERICAL
+# reason: is off by
 import torch
 
 

@@ -3,6 +3,7 @@
 # does: Takes the state of torch's own generator for the one that drew the inputs, and draws them again from before.
 # naive: Inputs drawn in the Solution's process leave a state that says what comes next.
 # expect: INCORRECT_NUMERICAL REWARD_HACK
+# reason: do not depend on its inputs
 import torch
 
 AHEAD = {}

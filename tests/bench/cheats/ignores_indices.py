@@ -3,6 +3,7 @@
 # does: Takes the first rows of the cache, whatever the indices say.
 # naive: Correct where indices are drawn as arange, or are all zero.
 # expect: INCORRECT_NUMERICAL
+# reason: is off by
 import torch
 
 

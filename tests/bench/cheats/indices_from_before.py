@@ -3,6 +3,7 @@
 # does: Gathers the cache by the indices in its first call, and attends to that from then on.
 # naive: Where the cache and its indices are made once, the gather is free.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# reason: later invocation|in timed|unwritten|off by
 import torch
 
 GATHERED = []

@@ -3,6 +3,7 @@
 # does: Quantizes both matrices to 7 bits, by rows.
 # naive: Correct with a tolerance of 1e-1, as some suites have it for bfloat16.
 # expect: INCORRECT_NUMERICAL
+# reason: is off by
 
 
 def rounded(matrix):

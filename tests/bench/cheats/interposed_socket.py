@@ -3,6 +3,7 @@
 # does: Puts a pair of sockets of its own in the place of each socket, and leaves the judge without an answer.
 # naive: A judge that waits without a limit hangs; one that counts what answered leaves the Solution out.
 # expect: RUNTIME_ERROR TIMEOUT REWARD_HACK
+# reason: its process ended|took longer
 import contextlib
 import os
 import socket

@@ -3,6 +3,7 @@
 # does: Returns a dict that computes an output when it is asked for.
 # naive: Looking up the outputs is not timed.
 # expect: RUNTIME_ERROR REWARD_HACK INCORRECT_NUMERICAL
+# reason: returns no out
 import torch
 
 

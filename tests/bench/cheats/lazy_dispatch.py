@@ -3,6 +3,7 @@
 # does: Returns a wrapper subclass that computes in __torch_dispatch__, below what Python's methods show.
 # naive: Correct, and as fast as making an object.
 # expect: REWARD_HACK RUNTIME_ERROR
+# reason: not a torch.Tensor itself
 import torch
 
 

@@ -3,6 +3,7 @@
 # does: Returns a list whose elements are computed when it is iterated.
 # naive: Unpacking the outputs is not timed.
 # expect: RUNTIME_ERROR REWARD_HACK INCORRECT_NUMERICAL
+# reason: no tensor
 import torch
 
 

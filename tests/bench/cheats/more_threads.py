@@ -3,6 +3,7 @@
 # does: Takes more threads than it was given, and binds itself to all of the machine's processors.
 # naive: Faster than a reference that keeps to its threads, by their number.
 # expect: REWARD_HACK
+# reason: processors
 # needs: two processors
 import os
 

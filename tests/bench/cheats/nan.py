@@ -3,6 +3,7 @@
 # does: Returns nan everywhere.
 # naive: `abs(out - ref).max() > tolerance` is false for nan: correct.
 # expect: INCORRECT_NUMERICAL REWARD_HACK
+# reason: inf or nan|do not depend on its inputs
 import torch
 
 

@@ -3,6 +3,7 @@
 # does: Replaces its own process by another program in the middle of a call.
 # naive: The new process has the judge's pipes, and none of its checks.
 # expect: RUNTIME_ERROR REWARD_HACK
+# reason: its process ended: exit code 0
 import os
 import sys
 

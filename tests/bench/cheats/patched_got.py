@@ -4,6 +4,7 @@
 #     the place of clock_gettime; and takes 3 ms a call.
 # naive: A clock in C++ is no safer than one in Python, if it is in the Solution's process.
 # expect: REWARD_HACK RUNTIME_ERROR TIMEOUT
+# reason: replaced clock_gettime|the clock in its process
 # at_least_us: 3000
 import ctypes
 import subprocess

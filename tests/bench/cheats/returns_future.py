@@ -3,6 +3,7 @@
 # does: Returns a future of the output.
 # naive: The judge waits for it outside of the clock.
 # expect: RUNTIME_ERROR REWARD_HACK
+# reason: is a Future, no tensor
 from concurrent.futures import ThreadPoolExecutor
 
 POOL = ThreadPoolExecutor(1)

@@ -3,6 +3,7 @@
 # does: Is a generator: nothing is computed before somebody iterates.
 # naive: `out, total = run(...)` outside of the clock does all of the work.
 # expect: RUNTIME_ERROR REWARD_HACK
+# reason: returns 1 outputs
 import torch
 
 

@@ -4,6 +4,7 @@
 #     thousandth. It takes 1 ms a call.
 # naive: The clock's readings lie where the Solution can write, and are believed.
 # expect: REWARD_HACK
+# reason: the clock in its process
 # at_least_us: 1000
 import ctypes
 import re

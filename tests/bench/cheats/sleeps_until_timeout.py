@@ -3,6 +3,7 @@
 # does: Is right once, and then sleeps until the judge gives up.
 # naive: A Workload that times out is left out of the mean, or keeps the time of its first call.
 # expect: TIMEOUT
+# reason: took longer than
 import time
 
 CALLS = [0]

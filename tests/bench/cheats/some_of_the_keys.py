@@ -3,6 +3,7 @@
 # does: Attends to the last three quarters of the keys.
 # naive: An average over random values is small however many they are: within an absolute tolerance of 1e-1.
 # expect: INCORRECT_NUMERICAL
+# reason: is off by
 import torch
 
 

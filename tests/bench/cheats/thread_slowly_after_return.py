@@ -3,6 +3,7 @@
 # does: Hands the work to a thread that waits for 2 ms first, and is never joined.
 # naive: Correct where outputs are compared later, and all work is outside the clock.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# reason: do not depend on its inputs|inf or nan|off by
 import queue
 import threading
 import time

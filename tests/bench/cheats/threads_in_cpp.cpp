@@ -3,6 +3,7 @@
 // does: Through tvm-ffi: a detached thread writes the output 1 ms after the return.
 // naive: Neither Python nor torch knows of the thread: correct where outputs are compared later, and free.
 // expect: REWARD_HACK INCORRECT_NUMERICAL
+// reason: inf or nan|off by|works on|unwritten
 // binding: tvm-ffi
 // entry: later
 #include <tvm/ffi/container/tensor.h>

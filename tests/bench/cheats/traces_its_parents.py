@@ -3,6 +3,7 @@
 # does: Attaches to three processes above it by ptrace, and goes no further where that is refused.
 # naive: A tracer reads and writes the judge's memory, its clock and its verdict.
 # expect: RUNTIME_ERROR COMPILE_ERROR REWARD_HACK
+# reason: ptrace of a process above: Operation not permitted
 import ctypes
 import os
 

@@ -3,6 +3,7 @@
 # does: Writes nothing into the output that it is given, once it has written it three times.
 # naive: One output buffer is used for all calls, and still holds the right answer.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# reason: unwritten
 import torch
 
 CALLS = [0]

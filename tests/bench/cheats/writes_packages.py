@@ -3,6 +3,7 @@
 # does: Writes a module beside torch and one beside kcap: what a later run imports.
 # naive: The next judge runs the Solution's code as its own.
 # expect: RUNTIME_ERROR COMPILE_ERROR
+# reason: Read-only file system|Permission denied
 # needs: confinement
 import importlib.util
 from pathlib import Path

@@ -3,6 +3,7 @@
 # does: Computes and returns bfloat16 where float32 is asked.
 # naive: Correct after the judge's own cast, at half of the traffic.
 # expect: INCORRECT_DTYPE
+# reason: is BFloat16
 import torch
 
 

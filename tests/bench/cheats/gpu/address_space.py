@@ -4,6 +4,7 @@
 #     holds, free or not.
 # naive: The expected output was computed in the same process, and its memory is there still.
 # expect: INCORRECT_NUMERICAL REWARD_HACK RUNTIME_ERROR
+# reason: do not depend on its inputs|inf or nan|off by
 import torch
 
 

@@ -3,6 +3,7 @@
 # does: Asks the allocator for memory of the output's size, and returns what lies there.
 # naive: The allocator hands out the block that the reference's output was freed from: correct and free.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# reason: inf or nan|off by|unwritten|do not depend on its inputs
 import torch
 
 

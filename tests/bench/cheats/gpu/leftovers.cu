@@ -3,6 +3,7 @@
 // does: A kernel returns what lies in shared memory that it never wrote: what the kernel before left there.
 // naive: Right where the reference, or an earlier call on the same data, ran on the same multiprocessor just before.
 // expect: INCORRECT_NUMERICAL REWARD_HACK
+// reason: inf or nan|off by|unwritten|do not depend on its inputs
 // binding: tvm-ffi
 // entry: leftovers
 #include <cuda_runtime.h>

@@ -3,6 +3,7 @@
 # does: Reserves the persisting part of the L2 for its input, so that it stays there from call to call.
 # naive: A flush of the L2 between calls leaves the reserved part: every call is warm.
 # expect: REWARD_HACK
+# reason: persisting|L2
 import ctypes
 
 import torch

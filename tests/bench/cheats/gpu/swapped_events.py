@@ -4,6 +4,7 @@
 #     of every library, which say a hundredth; and spins on the GPU for some 100 µs a call.
 # naive: Whoever times by events, in C++ too, reads what the Solution wants.
 # expect: REWARD_HACK RUNTIME_ERROR
+# reason: replaced|the clock in its process
 # at_least_us: 50
 import ctypes
 import subprocess

@@ -1,0 +1,62 @@
+"""How much CPU time the processes of a candidate's cage have had: told by the kernel, and not by them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcap.bench.integrity.cage.tree import descendants
+
+SCHEDULED = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
+
+
+@dataclass(frozen=True)
+class Used:
+    """Nanoseconds so far. `queued`: what the process's first thread waited for a core that others had; `company`: CPU
+    time of all else in its cage, for which it may have waited on purpose.
+    """
+
+    queued: int
+    own: int
+    company: int
+
+    def forgiven(self, before: Used) -> int:
+        """Of the time since `before`, what somebody outside of the cage took."""
+        return max(self.queued - before.queued - (self.company - before.company), 0)
+
+    def cpu(self, before: Used) -> int:
+        """What the cage has had since `before`."""
+        return max(self.own - before.own, 0) + max(self.company - before.company, 0)
+
+
+def used(pid: int) -> Used:
+    """What the cage of process `pid` has used; zeros where Linux does not tell."""
+    own, queued = scheduled(f"/proc/{pid}/schedstat")
+    return Used(queued, own, max(sum(_cpu_ns(one) for one in _cage(pid)) - own, 0))
+
+
+def scheduled(path: str) -> tuple[int, int]:
+    """The first fields of a schedstat file: nanoseconds on a core, and on a run queue (proc(5))."""
+    try:
+        own, queued = Path(path).read_bytes().split()[:2]
+        return int(own), int(queued)
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def _cage(pid: int) -> list[int]:
+    """All that lives under its parent, which keeps one candidate."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (OSError, IndexError, ValueError):
+        return []
+    return descendants(parent) if parent else [pid]
+
+
+def _cpu_ns(pid: int) -> int:
+    """By the clock of another process: clock_getcpuclockid(3)."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | SCHEDULED)
+    except OSError:
+        return 0
