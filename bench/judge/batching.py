@@ -23,14 +23,6 @@ MOST_ON_GPU = 1024  # invocations in one graph
 GPU_SHARE = 4  # of the free memory, one part in so many
 
 
-class NoGraph(Exception):
-    """On a GPU: what `candidate` runs cannot be captured, and its process has to be started again."""
-
-    def __init__(self, candidate: Candidate, reason: str) -> None:
-        super().__init__(reason)
-        self.candidate = candidate
-
-
 @dataclass(frozen=True)
 class Kept:
     """An invocation of which the outputs can still be asked for, from the batch just run."""
@@ -99,7 +91,7 @@ class Batches:
 
 
 def batches(candidate: Candidate, drawn: Draws, seconds: float) -> Batches:
-    """Batches that last long enough, and no longer than a tenth of `seconds`; NoGraph: none can be captured."""
+    """Batches that last long enough, and no longer than a tenth of `seconds`."""
     check(candidate.run(fresh_seed(), 1))
     two = candidate.run(fresh_seed(), 2)
     check(two)
@@ -120,8 +112,5 @@ def _on_gpu(candidate: Candidate, drawn: Draws, each_ns: int) -> Batches:
     wanted = max(GPU_BATCH_NS // each_ns, -(-COLD_FACTOR * gpu.l2 // size), 2)
     count = int(min(wanted, affordable, MOST_ON_GPU))
     candidate.open(drawn, count)
-    answer = candidate.run(fresh_seed(), count)
-    if answer.code == wire.NO_GRAPH:
-        raise NoGraph(candidate, answer.text)
-    check(answer)
+    check(candidate.run(fresh_seed(), count))
     return Batches(candidate, count, "cold" if count * size >= COLD_FACTOR * gpu.l2 else "warm")

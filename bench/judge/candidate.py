@@ -29,7 +29,7 @@ from kcap.schemas.definition import Definition
 from kcap.schemas.solution import Solution
 
 SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
-MOST_SLOTS = 16
+FEWEST_SLOTS, MOST_SLOTS = 3, 16  # a Trial's draws at least
 MOST_INVOCATIONS = 4096
 SETS_BYTES = 256 << 20
 FEWEST_SETS, MOST_SETS = 3, 8
@@ -52,6 +52,14 @@ class NotBuilt(Exception):
     def __init__(self, reason: str, log: str) -> None:
         super().__init__(reason)
         self.log = log
+
+
+class NoGraph(Exception):
+    """On a GPU: what `candidate` runs cannot be captured, and its process has to be started again."""
+
+    def __init__(self, candidate: Candidate, reason: str) -> None:
+        super().__init__(reason)
+        self.candidate = candidate
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,7 @@ class Candidate:
         self._forget()
         self.spent = self.spent if again else 0.0
         slot = sum(result.reserved for result in drawn.results) or 64
-        slots = max(min(SLOTS_BYTES // slot, MOST_SLOTS), 1)
+        slots = max(min(SLOTS_BYTES // slot, MOST_SLOTS), FEWEST_SLOTS)
         layout = Layout(slot, slots, MOST_INVOCATIONS)
         self.sets = sets or max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), FEWEST_SETS)
         self.shared, self.drawn = Shared.made(layout), drawn
@@ -197,8 +205,11 @@ class Candidate:
             raise Ended(answer.text)
 
     def run(self, seed: int, count: int, keep: Sequence[int] = (), first: int = 0, upcast: int = 0) -> Answer:
-        """`count` invocations with the inputs of `seed`, numbered from `first`."""
-        return self._ask(wire.running(first, count, seed, keep, upcast))
+        """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured."""
+        answer = self._ask(wire.running(first, count, seed, keep, upcast))
+        if answer.code == wire.NO_GRAPH and self.graphs and self.limits.gpu:
+            raise NoGraph(self, answer.text)
+        return answer
 
     def replaced(self) -> Answer:
         """Which watched names are no longer what they were."""

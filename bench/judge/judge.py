@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge.batching import NoGraph
-from kcap.bench.judge.candidate import Candidate, Ended, Limits, NotBuilt, TooSlow
+from kcap.bench.judge.candidate import Candidate, Ended, Limits, NoGraph, NotBuilt, TooSlow
 from kcap.bench.judge.draws import Draws, draws
 from kcap.bench.judge.evidence import Refused
 from kcap.bench.judge.floors import Floors

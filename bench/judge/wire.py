@@ -14,6 +14,7 @@ from kcap.schemas.measurement import Method
 OPEN, RUN, CHECK = 1, 2, 3
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
 FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
+RESERVED = 13
 DESTINATION, GRAPHS = 1, 2  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph", "events")
 LONGEST = 1 << 20

@@ -21,7 +21,9 @@ int cudaEventElapsedTime(float* out, void* a, void* b) {
   *out = std::chrono::duration<float, std::milli>(*static_cast<point*>(b) - *static_cast<point*>(a)).count();
   return 0;
 }
-int cudaDeviceSetLimit(int, size_t) { return 1; }
+static size_t limit = 0;
+int cudaDeviceSetLimit(int, size_t bytes) { limit = bytes; return 0; }
+int cudaDeviceGetLimit(size_t* bytes, int) { *bytes = limit; return 0; }
 int cudaCtxResetPersistingL2Cache() { return 0; }
 int cudaGetLastError() { return 0; }
 const char* cudaGetErrorString(int) { return "no error"; }

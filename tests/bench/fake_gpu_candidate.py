@@ -16,7 +16,7 @@ import torch
 
 from kcap.bench.integrity import driver
 
-calls, captured = [], []
+calls, captured, kept = [], [], []
 
 
 def floats(tensor):
@@ -48,6 +48,25 @@ def double_in_place(x, y):
 def refuses_capture(x, y):
     if captured:
         raise RuntimeError("operation not permitted when stream is capturing")
+    double(x, y)
+
+
+def made_at_first_call(x, y):
+    if captured and not calls:
+        raise RuntimeError("compiled while the stream was capturing")
+    double(x, y)
+
+
+def same_memory(x):
+    """Returns the memory of the first input ever, which holds the result of the latest call."""
+    kept.append(x)
+    calls.append(partial(fill, floats(x), floats(kept[0])))
+    calls[-1]()
+    return kept[0]
+
+
+def reserves(x, y):
+    ctypes.CDLL(sys.argv[2]).cudaDeviceSetLimit(6, 1 << 20)
     double(x, y)
 
 

@@ -13,9 +13,12 @@ import pytest
 import torch
 from bench_datasets import definition, of, workload
 
-from kcap.bench.judge import wire
-from kcap.bench.judge.candidate import Candidate, Ended
+from kcap.bench.judge import candidate, wire
+from kcap.bench.judge.candidate import Candidate, Ended, NoGraph
+from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import draws
+from kcap.bench.judge.evidence import Refused, check
+from kcap.bench.judge.trial import DRAWS
 from kcap.capture.native_build import compiler
 
 HERE = Path(__file__).parent
@@ -33,15 +36,15 @@ def library(tmp_path_factory):
 def start(library):
     processes = []
 
-    def started(what, graphs=True):
+    def started(what, graphs=True, destination=True):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, HERE / "fake_gpu_candidate.py", str(theirs.fileno()), library, what]
             processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
-        limits = SimpleNamespace(timeout=60.0)
+        limits = SimpleNamespace(timeout=60.0, gpu=Gpu(1 << 20, 1 << 30))
         server = SimpleNamespace(ask=lambda request: {"how": "ended"})
         log = tempfile.TemporaryFile()  # noqa: SIM115 ends with the test
-        one = Candidate(server, limits, processes[-1].pid, ours, Path("/nowhere"), log, [], destination=True)
+        one = Candidate(server, limits, processes[-1].pid, ours, Path("/nowhere"), log, [], destination)
         one.graphs = graphs
         return one
 
@@ -97,12 +100,57 @@ def test_changed_inputs_are_told_by_name(start, drawn):
     assert (answer.code, answer.text) == (wire.INPUT, "changed its input x")
 
 
-def test_what_cannot_be_captured_says_so(start, drawn):
+def test_what_cannot_be_captured_is_to_be_started_again(start, drawn):
     one = start("refuses_capture")
     one.open(drawn, sets=4)
     assert one.run(1, 1, keep=(0,)).code == wire.FINE
-    answer = one.run(1, 4)
-    assert answer.code == wire.NO_GRAPH and "not permitted when stream is capturing" in answer.text
+    with pytest.raises(NoGraph, match="not permitted when stream is capturing") as refused:
+        one.run(1, 4)
+    assert refused.value.candidate is one
+
+
+def test_no_graph_said_where_none_was_asked_for_is_no_reason_to_start_again(start, drawn):
+    """Else a process that forges answers would be started for ever."""
+    one = start("refuses_capture")
+    one.open(drawn, sets=4)
+    one.graphs = False
+    assert one.run(1, 4).code == wire.NO_GRAPH
+
+
+def test_first_call_is_made_before_the_capture(start, drawn):
+    one = start("made_at_first_call")
+    one.open(drawn, sets=4)
+    assert one.run(1, 4).code == wire.FINE
+
+
+def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn):
+    one = start("same_memory", destination=False)
+    one.open(drawn, sets=8)
+    with pytest.raises(NoGraph, match="same memory"):
+        one.run(1, 4)
+    one = start("same_memory", graphs=False, destination=False)
+    one.open(drawn, sets=8)
+    answer = one.run(7, 8, keep=(2, 5, 7))
+    assert answer.code == wire.FINE, answer.text
+    for slot, number in enumerate((2, 5, 7)):
+        torch.testing.assert_close(one.outputs(slot)[0].view(-1), 2 * pool_of(drawn, 7, number))
+
+
+def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
+    one = start("reserves")
+    one.open(drawn, sets=2)
+    assert one.run(1, 1).code == wire.FINE
+    answer = one.run(2, 1)
+    assert answer.code == wire.RESERVED
+    with pytest.raises(Refused, match="it keeps part of the GPU's L2"):
+        check(answer)
+
+
+def test_large_outputs_have_room_for_a_trials_draws(start, drawn, monkeypatch):
+    monkeypatch.setattr(candidate, "SLOTS_BYTES", 1)
+    one = start("double")
+    one.open(drawn, sets=4)
+    assert one.run(1, DRAWS, keep=range(DRAWS)).code == wire.FINE
 
 
 def test_more_invocations_than_sets_are_refused(start, drawn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def taken(device: str) -> tuple[str, tuple[Any, ...]]:
     found = RUNTIME.search(MAPS.read_text())
     if found is None:
         raise RuntimeError("torch has loaded no CUDA runtime (libcudart) of its own")
-    stream, c = torch.cuda.Stream(device), torch._C
+    stream, c = _stream(found[0], device), torch._C
     graph = c._CUDAGraph
     index = torch.device(device).index or 0
     usual = torch.cuda.default_stream(device)
@@ -37,6 +38,16 @@ def taken(device: str) -> tuple[str, tuple[Any, ...]]:
         stream,
     )
     return found[0], given
+
+
+def _stream(runtime: str, device: str) -> torch.cuda.Stream:
+    """A stream that the default one waits for, unlike torch's own: while it captures, CUDA refuses what is launched on
+    the default stream, which would be missing from the graph."""
+    handle = ctypes.c_void_p()
+    if failed := ctypes.CDLL(runtime).cudaStreamCreate(ctypes.byref(handle)):
+        raise RuntimeError(f"no stream for CUDA graphs: CUDA error {failed}")
+    stream: torch.cuda.Stream = torch.cuda.ExternalStream(handle.value, device)
+    return stream
 
 
 def _keywords(stream: torch.cuda.Stream) -> dict[str, int]:

@@ -3,7 +3,8 @@
 // stream or thread does later comes too late.
 //
 // A batch is captured as a CUDA graph where it can be: what is timed then is the replay, in which no code of the
-// Solution's runs on the host. What cannot be captured is launched behind a kernel that spins meanwhile.
+// Solution's runs on the host. What cannot be captured is launched, and the host's time counts where the GPU waits for it.
+// Either begins behind a kernel that spins for a while, the same in every process: the judge's clock sees it, too.
 #pragma once
 
 #include "host.h"
@@ -13,8 +14,7 @@ namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1, METHOD_EVENTS = 2;
 constexpr size_t CUDA_ALIGN = 512;  // of torch's allocator
-constexpr double SPIN_HZ = 2e9;     // no GPU's clock is much faster
-constexpr uint64_t LONGEST_SPIN_NS = 50'000'000;
+constexpr int64_t SPIN_CYCLES = 400'000;  // 0.2 ms at 2 GHz: longer than a graph's launch
 
 // Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
 struct Torch {
@@ -86,18 +86,18 @@ class Cuda : public Place {
     torch_.use(graph ? torch_.own : torch_.usual);
     void* stream = graph ? torch_.stream : nullptr;
     fill(run, graph, stream);
-    cuda_.set_limit(PERSISTING_L2, 0), cuda_.reset_persisting(), cuda_.forget_error();
+    check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
+    held_.clear();
     std::vector<Owned> returned;
-    if (!graph && run.count > 1) spin();
-    uint64_t start = now();
+    Outputs launched;
+    if (run.count > 1) spin();
     cuda_.event_record(events_[0], stream);
     if (graph) Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
-    else returned = invoke(run, callable, answer);
+    else returned = launch(run, callable, answer, launched);
     cuda_.event_record(events_[1], stream);
-    launch_ns_ = now() - start;
-    auto tensors = graph ? outputs_ : taken(run, returned);
-    set_aside(run, tensors, stream);
+    auto& tensors = graph ? outputs_ : launched;
+    for (uint32_t i = 0; graph && i < run.count; ++i) set_aside(run, i, tensors, stream);
     cuda_.event_record(events_[2], stream);
     cuda_.check(cuda_.event_wait(events_[2]), "the batch");
     uint64_t done = now();
@@ -117,7 +117,8 @@ class Cuda : public Place {
         cuda_.fill(sets_.outputs[i][j], 0xFF, workload_.outputs[j].bytes, stream);
       if (graph && !workload_.destination)
         for (auto& tensor : outputs_[i])
-          if (plain(tensor) && tensor.nbytes()) cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), stream);
+          if (plain(tensor) && tensor.is_cuda() && tensor.nbytes())
+            cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), stream);
     }
     for (uint32_t i = 0; i < run.count; ++i)  // after the outputs: one may be an input itself
       for (size_t j = 0; j < workload_.inputs.size(); ++j)
@@ -125,64 +126,84 @@ class Cuda : public Place {
           cuda_.copy(sets_.inputs[i][j], sets_.content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
   }
 
+  // The part of the L2 that outlasts everything else must be what it was before the Solution came.
+  void check_cache() const {
+    if (cuda_.persisting() != cuda_.persisting_at_first) throw Wrong(RESERVED, "keeps part of the GPU's L2 for itself");
+    cuda_.reset_persisting(), cuda_.forget_error();
+  }
+
   void spin() const {
-    uint64_t wanted = std::min(2 * launch_ns_ + 200'000, LONGEST_SPIN_NS);
-    Owned cycles(PyLong_FromLongLong(int64_t(double(wanted) * SPIN_HZ / 1e9)));
+    Owned cycles(PyLong_FromLongLong(SPIN_CYCLES));
     Torch::call(torch_.spin, {cycles.object}, "the kernel that spins");
   }
 
-  std::vector<Owned> invoke(const Run& run, PyObject* callable, Answer& answer) {
-    std::vector<Owned> arguments, returned;
-    for (uint32_t i = 0; i < run.count; ++i) arguments.emplace_back(sets_.arguments(i, run.upcast));
+  Owned invoke(uint32_t i, const Run& run, PyObject* callable) const {
+    Owned arguments(sets_.arguments(i, run.upcast));
+    Owned returned(PyObject_CallObject(callable, arguments.object));
+    if (!returned.object) throw Wrong(RAISED, exception());
+    return returned;
+  }
+
+  // Every invocation in its turn. What is kept is copied aside right behind it: the next may return the same memory.
+  std::vector<Owned> launch(const Run& run, PyObject* callable, Answer& answer, Outputs& tensors) {
+    std::vector<Owned> returned;
     for (uint32_t i = 0; i < run.count; ++i) {
       answer.iteration = i;
-      returned.emplace_back(PyObject_CallObject(callable, arguments[i].object));
-      if (!returned.back().object) throw Wrong(RAISED, exception());
+      returned.push_back(invoke(i, run, callable));
+      if (!workload_.destination) tensors.push_back(outputs(run, returned[i]));
+      set_aside(run, i, tensors, nullptr);
     }
     return returned;
   }
 
+  // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
   void capture(const Run& run, PyObject* callable) {
     outputs_.clear(), results_.clear(), captured_ = 0;
     graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
     torch_.use(torch_.own);
-    Owned mode(PyUnicode_FromString("thread_local"));
-    Answer ignored;
+    fill(run, false, torch_.stream);
+    invoke(0, run, callable);
     fill(run, false, torch_.stream);
     cuda_.check(cuda_.wait(), "before a capture");
     try {
+      Owned mode(PyUnicode_FromString("thread_local"));
       Torch::call(torch_.begin, {graph_.object, Py_None, mode.object}, "a capture");
-      results_ = invoke(run, callable, ignored);
+      for (uint32_t i = 0; i < run.count; ++i) results_.push_back(invoke(i, run, callable));
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
-      outputs_ = taken(run, results_);
+      for (uint32_t i = 0; i < run.count && !workload_.destination; ++i) outputs_.push_back(outputs(run, results_[i]));
+      check_apart();
     } catch (const std::exception& error) {
       throw Wrong(NO_GRAPH, error.what());
     }
     captured_ = run.count;
   }
 
-  Outputs taken(const Run& run, const std::vector<Owned>& returned) const {
-    Outputs found;
-    for (uint32_t i = 0; i < run.count && !workload_.destination; ++i)
-      found.push_back(outputs_of(workload_, returned[i].object, sets_.device, run.upcast != 0));
-    return found;
+  std::vector<at::Tensor> outputs(const Run& run, const Owned& returned) const {
+    return outputs_of(workload_, returned.object, sets_.device, run.upcast != 0);
+  }
+
+  // After a replay each output must still be there.
+  void check_apart() const {
+    std::unordered_map<const void*, size_t> owner;
+    for (size_t i = 0; i < outputs_.size(); ++i)
+      for (auto& tensor : outputs_[i])
+        if (tensor.is_cuda() && tensor.nbytes() && owner.emplace(tensor.storage().data(), i).first->second != i)
+          throw std::runtime_error("it returns the same memory in several invocations");
   }
 
   uint8_t* aside(int32_t slot) const { return aside_.base + uint64_t(slot) * workload_.slot_bytes; }
 
-  void set_aside(const Run& run, const Outputs& tensors, void* stream) {
-    held_.clear();
-    for (uint32_t i = 0; i < run.count; ++i) {
-      if (run.slot[i] < 0) continue;
-      for (size_t j = 0; j < workload_.outputs.size(); ++j) {
-        auto& output = workload_.outputs[j];
-        if (workload_.destination) {
-          cuda_.copy(aside(run.slot[i]) + output.offset, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
-        } else {
-          held_.push_back(whole(output, tensors[i][j], run));
-          auto kind = held_.back().is_cuda() ? ON_DEVICE : FROM_HOST;
-          cuda_.copy(aside(run.slot[i]) + output.offset, held_.back().const_data_ptr(), held_.back().nbytes(), kind, stream);
-        }
+  void set_aside(const Run& run, uint32_t i, const Outputs& tensors, void* stream) {
+    if (run.slot[i] < 0) return;
+    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
+      auto& output = workload_.outputs[j];
+      auto* to = aside(run.slot[i]) + output.offset;
+      if (workload_.destination) {
+        cuda_.copy(to, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
+      } else {
+        held_.push_back(whole(output, tensors[i][j], run));
+        auto& row = held_.back();
+        cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? ON_DEVICE : FROM_HOST, stream);
       }
     }
   }
@@ -236,7 +257,6 @@ class Cuda : public Place {
   std::vector<at::Tensor> held_;
   std::vector<uint8_t> back_;
   uint32_t captured_ = 0;
-  uint64_t launch_ns_ = 0;
 };
 
 }  // namespace kcap

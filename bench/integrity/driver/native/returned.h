@@ -10,7 +10,8 @@ namespace kcap {
 
 // What a Solution did wrong; the codes are kcap.bench.judge.wire's.
 enum Code : uint32_t {
-  FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH
+  FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH,
+  RESERVED
 };
 
 struct Wrong : std::runtime_error {

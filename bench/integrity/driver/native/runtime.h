@@ -8,6 +8,9 @@
 
 namespace kcap {
 
+constexpr int FROM_HOST = 1, TO_HOST = 2, ON_DEVICE = 3;  // cudaMemcpyKind
+constexpr int PERSISTING_L2 = 6;                          // cudaLimitPersistingL2CacheSize
+
 struct Runtime {
   int (*set_device)(int) = nullptr;
   int (*allocate)(void**, size_t) = nullptr;
@@ -19,10 +22,11 @@ struct Runtime {
   int (*event_record)(void*, void*) = nullptr;
   int (*event_wait)(void*) = nullptr;
   int (*event_elapsed)(float*, void*, void*) = nullptr;
-  int (*set_limit)(int, size_t) = nullptr;
+  int (*get_limit)(size_t*, int) = nullptr;
   int (*reset_persisting)() = nullptr;
   int (*forget_error)() = nullptr;
   const char* (*words)(int) = nullptr;
+  size_t persisting_at_first = 0;
 
   explicit Runtime(const std::string& library) {
     void* found = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD);
@@ -41,18 +45,22 @@ struct Runtime {
     find(event_record, "cudaEventRecord");
     find(event_wait, "cudaEventSynchronize");
     find(event_elapsed, "cudaEventElapsedTime");
-    find(set_limit, "cudaDeviceSetLimit");
+    find(get_limit, "cudaDeviceGetLimit");
     find(reset_persisting, "cudaCtxResetPersistingL2Cache");
     find(forget_error, "cudaGetLastError");
     find(words, "cudaGetErrorString");
+    persisting_at_first = persisting();
+  }
+
+  // Bytes of the L2 that are set aside for data that a program names.
+  size_t persisting() const {
+    size_t bytes = 0;
+    return get_limit(&bytes, PERSISTING_L2) ? 0 : bytes;
   }
 
   void check(int result, const char* what) const {
     if (result) throw std::runtime_error(std::string("CUDA error: ") + what + ": " + words(result));
   }
 };
-
-constexpr int FROM_HOST = 1, TO_HOST = 2, ON_DEVICE = 3;  // cudaMemcpyKind
-constexpr int PERSISTING_L2 = 6;                          // cudaLimitPersistingL2CacheSize
 
 }  // namespace kcap
