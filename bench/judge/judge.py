@@ -25,6 +25,7 @@ from kcap.schemas.solution import Solution
 from kcap.schemas.workload import Workload
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
+POISON = "CUDA error"  # after one, a process can run nothing more on the GPU
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -139,6 +140,9 @@ class Judge:
             timed = {"time": times.solution, "reference": times.reference, "floor_us": floor}
             return {"status": "PASSED", **timed, "log": candidate.printed()}
         except Refused as refused:
+            if POISON in str(refused):
+                candidate.end(keep=True)
+                return self._died(running, refused.status, str(refused))
             return {"status": refused.status, "reason": str(refused), "log": candidate.printed()}
         except TooSlow as error:
             return self._died(running, "TIMEOUT", str(error))

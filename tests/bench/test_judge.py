@@ -172,3 +172,19 @@ def test_a_timed_out_solution_does_not_hold_the_run(judge):
     finally:
         judge.limits = limits
     assert found.status == "TIMEOUT" and "took longer than 2 s" in found.reason
+
+
+def test_a_process_that_lost_its_gpu_is_started_again_for_the_next_workload(judge):
+    """What CUDA does then: every later call in that process fails, whatever it is."""
+    once = """CALLS = []
+
+def run(x, eps):
+    CALLS.append(x)
+    if CALLS[0].shape[0] == 4096:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return x * eps
+"""
+    mine = solution({"main.py": once}, name="poisoned", destination_passing_style=False)
+    first, second = (judge.judge(mine, SCALE, scale(f"w{m}", m)) for m in (ROWS, 64))
+    assert (first.status, "illegal memory access" in first.reason) == ("RUNTIME_ERROR", True)
+    assert second.status == "PASSED", second.reason
