@@ -36,7 +36,8 @@ class Kept:
 class Batches:
     """A candidate's batches of `count` invocations. Of each: its mean time in µs; and of its invocations' mean in ns,
     what the judge's clock has more than the driver's (`between_ns`), and how long other threads or streams of the
-    process worked between invocations or after them (`stray_ns`).
+    process worked between invocations or after them (`stray_ns`). `processors`: how many its cage used, and `idle`: how
+    many while another was asked.
     """
 
     candidate: Candidate
@@ -47,6 +48,7 @@ class Batches:
     between_ns: list[float] = field(default_factory=list)
     stray_ns: list[float] = field(default_factory=list)
     processors: list[float] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
 
     def take(self, keep: int) -> tuple[float, list[Kept]]:
         """Run one batch, and keep the outputs of `keep` invocations chosen at random; its mean time."""

@@ -272,10 +272,9 @@ class Candidate:
         elapsed = time.perf_counter_ns() - began
         self.spent += elapsed / 1e9
         after = used(self.pid)
-        there = elapsed - after.forgiven(before)
-        wall = there - (scheduled(OWN)[1] - queued)
+        wall = elapsed - after.forgiven(before) - (scheduled(OWN)[1] - queued)
         try:
-            return wire.answered(answer, wall, after.cpu(before) / max(there, 1))
+            return wire.answered(answer, wall, after.cpu(before) / elapsed)
         except ValueError:
             self.end(keep=True)
             raise Ended("it spoke to the judge itself") from None

@@ -8,6 +8,7 @@ reference's process: there the same driver does the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -15,6 +16,7 @@ from statistics import median
 from kcap.bench.judge.batching import Batches, Kept
 from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.evidence import Refused
+from kcap.bench.judge.processors import used
 from kcap.replay.timing.stop import Budget, sample_until
 from kcap.schemas.outcome import Clocked
 
@@ -24,6 +26,7 @@ SLACK_SHARE = 0.25  # of the driver's own work for an invocation: how much it ma
 SLACK_NS, SLACK_OF_TIME = 2_000, 0.05
 STRAY_NS, STRAY_NS_THREADS, STRAY_OF_TIME = 3_000, 30_000, 0.05
 MORE_PROCESSORS = 0.1
+MOST_IDLE = 0.1
 PINGS = 5
 RETRIES = 12
 FEWEST_VOUCHED = 3  # batches
@@ -48,13 +51,16 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
         seen(kept)
         spent = sum(theirs.samples_us) * theirs.count / 1e6
         if len(theirs.samples_us) < FEWEST_OF_REFERENCE or spent < seconds:
+            began, before = time.perf_counter_ns(), used(ours.candidate.pid)
             theirs.take(keep)
+            ours.idle.append(used(ours.candidate.pid).cpu(before) / (time.perf_counter_ns() - began))
         return sample
 
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
     slack = vouched(ours, theirs, messages)
     check_strays(ours, theirs)
     check_processors(ours)
+    check_idle(ours)
     return Times(ours.clocked(sampled.rule, slack), theirs.clocked(None, None))
 
 
@@ -116,4 +122,11 @@ def check_processors(ours: Batches) -> None:
     most = sorted(ours.processors)[-2:][0]
     if limits.gpu is None and most > limits.threads + MORE_PROCESSORS:
         reason = f"it used {most:.3g} processors at a time, and was given {limits.threads}"
+        raise Refused("REWARD_HACK", reason)
+
+
+def check_idle(ours: Batches) -> None:
+    """Refused, where its processes were at work while the reference was timed, which slows that."""
+    if ours.idle and (share := median(ours.idle)) > MOST_IDLE:
+        reason = f"its processes work while the reference is timed: {share:.0%} of a processor"
         raise Refused("REWARD_HACK", reason)

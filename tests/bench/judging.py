@@ -16,7 +16,7 @@ from kcap.schemas.dataset import Dataset
 from kcap.schemas.outcome import Outcome
 
 MODULE = "kcap.bench.judge.worker"
-TIMEOUT, BUILD_TIMEOUT = 10.0, 300.0
+TIMEOUT, BUILD_TIMEOUT, ANSWER = 10.0, 60.0, 900.0
 MEMORY = 4 << 30
 
 
@@ -41,21 +41,27 @@ class Bench:
             "definition": definitions_file.to_bytes(definition).decode(),
             "workload": workload.model_dump(mode="json"),
         }
-        answer = self.worker.run(request, 10 * BUILD_TIMEOUT)
+        answer = self.worker.run(request, ANSWER)
         assert "solution" in answer, f"the judge worker itself: {answer}"
         return Outcome.model_validate(answer)
 
 
 @contextmanager
-def bench(scratch: Path, device: str = "cpu", seconds: float = 0.05, timeout: float = TIMEOUT) -> Iterator[Bench]:
-    """A judge worker on `device` that times for `seconds` and waits for `timeout`; ends with the context."""
+def bench(
+    scratch: Path,
+    device: str = "cpu",
+    timeout: float = TIMEOUT,
+    build_timeout: float = BUILD_TIMEOUT,
+    seconds: float = 0.05,
+) -> Iterator[Bench]:
+    """A judge worker on `device`, which ends with the context. All times in seconds: `timeout` is of a Workload."""
     session = {
         "root": str(DATASET),
         "device": device,
         "threads": 1 if device == "cpu" else None,
         "seconds": seconds,
         "timeout": timeout,
-        "build_timeout": BUILD_TIMEOUT,
+        "build_timeout": build_timeout,
         "memory": MEMORY if device == "cpu" else None,
         "scratch": str(scratch),
         "hidden": [str(DATASET)],
@@ -83,9 +89,10 @@ class Benches(dict):
 
     KINDS = {
         "cpu": {},
-        "patient": {"timeout": 240.0},
+        "hasty": {"timeout": 5.0, "build_timeout": 10.0},
+        "patient": {"timeout": 240.0, "build_timeout": 300.0},
         "cuda": {"device": "cuda:0"},
-        "patient_cuda": {"device": "cuda:0", "timeout": 240.0},
+        "patient_cuda": {"device": "cuda:0", "timeout": 240.0, "build_timeout": 300.0},
     }
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:

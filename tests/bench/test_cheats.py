@@ -15,6 +15,7 @@ from kcap.schemas.dataset import Dataset
 from kcap.schemas.outcome import STATUSES, Outcome
 
 CHEATS, ON_GPU = entries("cheats"), entries("cheats/gpu")
+MISSED = [entry for entry in CHEATS if "missed" in entry.header]
 PLACES = [Path(place) for place in ("/dev/shm", "/tmp", "/var/tmp")]
 MACHINE = {
     "x86_64": platform.machine() == "x86_64",
@@ -49,7 +50,13 @@ def test_header_is_whole(entry: Entry):
     assert re.compile(entry.header["reason"]) and not re.search(entry.header["reason"], "")
 
 
-@pytest.mark.parametrize("entry", CHEATS, ids=lambda entry: entry.name)
+def params(some: list[Entry]) -> list[object]:
+    """Those that the judge is known to miss are expected to fail, and say so once they no longer do."""
+    marks = {entry.name: [pytest.mark.xfail(reason=entry.header["missed"], strict=True)] for entry in MISSED}
+    return [pytest.param(entry, marks=marks.get(entry.name, []), id=entry.name) for entry in some]
+
+
+@pytest.mark.parametrize("entry", params(CHEATS))
 def test_cheat_is_caught(benches: dict[str, Bench], entry: Entry):
     is_caught(benches["cpu"], entry)
 
@@ -82,6 +89,9 @@ def is_caught(bench: Bench, entry: Entry) -> None:
 def _check(entry: Entry, outcomes: list[Outcome]) -> None:
     """The Outcome of the last Workload is caught; whoever fails on one of several has passed on the others."""
     caught = outcomes[-1]
+    if caught.status == "PASSED" and entry.at_least_us is not None:
+        assert caught.time is not None and caught.time.median_us >= entry.at_least_us, told(caught)
+        return  # its trick came to nothing: the time is the true one
     assert caught.status in entry.expect, told(caught)
     assert re.search(entry.header["reason"], f"{caught.reason}\n{caught.log}"), told(caught)
     assert caught.speedup is None

@@ -21,7 +21,7 @@ def test_there_are_hostile_solutions_of_every_kind():
 
 @pytest.mark.parametrize("entry", HOSTILE, ids=lambda entry: entry.name)
 def test_hostile_solution_costs_its_own_results_only(benches: dict[str, Bench], entry: Entry):
-    bench = benches["cpu"]
+    bench = benches["hasty"]
     if "needs" in entry.header and "landlock" not in bench.judge(HONEST)[0].confined:
         pytest.skip("this machine confines nothing")
     before = descendants(bench), bench.worker.restarts
@@ -35,13 +35,12 @@ def test_hostile_solution_costs_its_own_results_only(benches: dict[str, Bench], 
 
 
 def test_nothing_is_left_when_the_judge_ends(judged_alone):
-    """Neither processes nor files, whatever the last Solution started."""
+    """No process, whatever the last Solution started; the scratch is the scheduler's to remove."""
     with judged_alone() as bench:
         bench.judge(read(HERE / "hostile" / "forks.py"))
         assert descendants(bench)
         pids = descendants(bench)
     assert eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
-    assert list(bench.scratch.iterdir()) == []
 
 
 def descendants(bench: Bench) -> list[int]:

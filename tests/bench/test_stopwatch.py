@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kcap.bench.judge.batching import Batches
 from kcap.bench.judge.evidence import Refused
 from kcap.bench.judge.processors import Used, used
-from kcap.bench.judge.stopwatch import check_processors, check_strays, vouch, vouched
+from kcap.bench.judge.stopwatch import check_idle, check_processors, check_strays, vouch, vouched
 
 PING = 100_000.0
 
@@ -131,3 +131,14 @@ def test_what_a_process_and_its_threads_use_is_seen_from_outside():
             spinning.kill()
     assert after.own > before.own and after.company > before.company
     assert used(spinning.pid).own == 0  # it is gone
+
+
+@pytest.mark.parametrize("idle, fine", [([], True), ([0.0, 0.3, 0.01], True), ([0.5, 0.6, 0.0], False)])
+def test_work_while_the_reference_is_timed_is_refused(idle, fine):
+    ours = batches(50, 5)
+    ours.idle = idle
+    if fine:
+        check_idle(ours)
+        return
+    with pytest.raises(Refused, match="while the reference is timed: 50% of a processor"):
+        check_idle(ours)

@@ -5,6 +5,7 @@
 #     input begins, and takes differences of running sums: it reads a number a row.
 # naive: Inputs are drawn anew by taking another part of the same numbers: next to nothing is left to do.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# missed: content is drawn anew only by taking another part of one pool, which its process can read
 # reason: below the machine's floor|later invocation|in timed|unwritten|off by
 import re
 

@@ -1,6 +1,6 @@
 # definition: relu
 # does: Calls itself without end, with the limit taken off.
-# expect: RUNTIME_ERROR
+# expect: RUNTIME_ERROR TIMEOUT
 import sys
 
 sys.setrecursionlimit(10**9)
