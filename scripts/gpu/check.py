@@ -6,8 +6,8 @@ Parts: `counts` (Llama-3.1-8B's configuration, dummy weights, compiled with CUDA
 numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `fidelity` (replayed
 kernels and whole Programs against the engine's own GPU time), `datasets` (exported, each reference checked on the GPU),
 `modes` (piecewise graphs, compiled without graphs, MoE, FP8, speculative decoding), `outputs` (tokens and compilations
-with and without recording), `replays` (a million of a graph), `overhead`, `tests` (those marked gpu). Prints a short
-table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
+with and without recording), `judging` (honest Solutions and cheats), `replays` (a million of a graph), `overhead`,
+`tests` (those marked gpu). Prints a short table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODES = {
     "n-gram speculation": (LLAMA, "--engine-arg", NGRAM),
     "mixture of experts": (MOE, "--engine-arg", "moe_backend=triton"),  # others are compiled for minutes first
 }
-PARTS = "counts qwen replay fidelity datasets modes outputs replays overhead tests".split()
+PARTS = "counts qwen replay fidelity datasets modes outputs judging replays overhead tests".split()
 LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
 
 
@@ -119,6 +119,9 @@ class Parts:
         said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if " recorded the same" in line)
         rows = [_same(mode, said.get(mode, "nothing")) for mode in outputs.MODES]
         return [*rows, Check("outputs", f"status {done.returncode}", done.returncode == 0)]
+
+    def judging(self) -> list[Check]:
+        return _lines("judging", self._script("judge.py", "-o", str(self.output / "judged.jsonl")))
 
     def replays(self) -> list[Check]:
         done = self._script("replays.py", *(("--replays", "100000") if self.quick else ()))

@@ -1,19 +1,23 @@
 """Does replay add up to the engine's own GPU time? Records Llama-3.1-8B in vLLM and holds the replay against that.
 
-    python scripts/gpu/fidelity.py [--mode eager|compiled]… [--batch N]… [--quick] [--output DIR]
+    python scripts/gpu/fidelity.py [--mode eager|compiled]… [--batch N]… [--quick] [--limit SECONDS] [--output DIR]
 
 For each mode and batch (1, 16 and 128 sequences; the one of batch 1 has a prompt of 4,096 tokens) a Recording of the
-model's configuration with dummy weights is made with --check-coverage, and `kcap replay --fidelity` is run on it. Its
-figure is DIR/NAME.fidelity/fidelity.png. Prints a short table last: the prefill of 4,096 tokens and the decode steps of
-each batch. Needs an NVIDIA GPU and vLLM; exits with 1 if one of them is outside the bounds.
+model's configuration with dummy weights is made with --check-coverage, and `kcap replay --fidelity` is run on it, which
+writes DIR/NAME.fidelity (fidelity.png where matplotlib is installed, else fidelity.json alone). A Recording that is
+there already is used again. Prints a short table last: the prefill of 4,096 tokens and the decode steps of each batch.
+When the limit is over, what is left is told and not tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one of them is
+outside the bounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,27 +30,38 @@ PROMPTS = {1: 4096, 16: 256, 128: 128}  # tokens of each prompt, by the number o
 OUTPUT = 16  # tokens of each answer: the counted steps stay near the lengths of the profiled ones, which have 8
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """`kcap` with its messages shown; its standard output is kept."""
+def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
+    """`kcap` with its messages shown; its standard output is kept. Status 124 where time was up."""
     print("$ kcap", *words, flush=True)
-    return subprocess.run([sys.executable, "-m", "kcap", *words], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "kcap", *words]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=max(until - time.monotonic(), 1))
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "")
+    print(f"status {done.returncode}, {until - time.monotonic():.0f} s left", flush=True)
+    return done
 
 
-def record(mode: str, batch: int, output: Path, *more: str) -> Check:
+def record(mode: str, batch: int, output: Path, *more: str, until: float) -> Check:
+    if (output / "recording.json").is_file():
+        return Check(f"record {output.stem}", "there already", True)
     load = ("--num-prompts", str(batch), "--input-len", str(PROMPTS[batch]), "--output-len", str(OUTPUT))
     what = ("--model", MODEL, "--framework", "vLLM", "--load-format", "dummy", "--check-coverage")
-    done = run("record", *what, *load, *MODES[mode], *more, "-o", str(output), "--force")
+    done = run("record", *what, *load, *MODES[mode], *more, "-o", str(output), "--force", until=until)
     return Check(f"record {output.stem}", f"status {done.returncode}", done.returncode == 0)
 
 
-def replay(recording: Path, folder: Path) -> dict[str, Any] | None:
+def replay(recording: Path, folder: Path, until: float) -> dict[str, Any] | None:
     """What `kcap replay --fidelity` found, also where it is outside the bounds; None where it failed."""
-    done = run("replay", str(recording), "--fidelity", "-o", str(folder), "--json", "--force")
+    drawn = ("-o", str(folder), "--force") if importlib.util.find_spec("matplotlib") else ()
+    done = run("replay", str(recording), "--fidelity", "--json", *drawn, until=until)
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        print(done.stdout, f"status {done.returncode}", flush=True)
+        print(done.stdout, flush=True)
         return None
+    folder.mkdir(exist_ok=True)
+    (folder / "fidelity.json").write_text(done.stdout)
     return found
 
 
@@ -76,14 +91,17 @@ def said(kind: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def part(mode: str, batch: int, output: Path, *more: str) -> Iterator[Check]:
+def part(mode: str, batch: int, output: Path, *more: str, until: float) -> Iterator[Check]:
     name = f"{mode}-{batch}"
+    if time.monotonic() > until:
+        yield Check(name, "not tried: the limit was over", False)
+        return
     recording = output / f"fidelity-{name}.kcap"
-    recorded = record(mode, batch, recording, *more)
+    recorded = record(mode, batch, recording, *more, until=until)
     if not recorded.passed:
         yield recorded
         return
-    found = replay(recording, output / f"{name}.fidelity")
+    found = replay(recording, output / f"{name}.fidelity", until)
     if found is None:
         yield Check(f"replay {recording.stem}", "failed", False)
         return
@@ -95,12 +113,14 @@ def main() -> None:
     parser.add_argument("--mode", action="append", choices=MODES)
     parser.add_argument("--batch", action="append", type=int, choices=PROMPTS)
     parser.add_argument("--quick", action="store_true", help="4 layers")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds  [default: 3600]")
     parser.add_argument("--output", type=Path, default=Path("gpu-check"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + args.limit
     depth = ("--num-layers", "4") if args.quick else ()
     pairs = [(mode, batch) for mode in args.mode or MODES for batch in args.batch or PROMPTS]
-    rows = [row for mode, batch in pairs for row in part(mode, batch, args.output, *depth)]
+    rows = [row for mode, batch in pairs for row in part(mode, batch, args.output, *depth, until=until)]
     width = max(len(row.what) for row in rows)
     for row in rows:
         print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}: {row.found}")

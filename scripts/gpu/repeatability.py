@@ -1,11 +1,11 @@
 """How far five runs of `kcap replay` differ: of every kernel, the spread of its medians, by how long it lasts.
 
-    python scripts/gpu/repeatability.py RECORDING [--runs 5] [-- OPTIONS OF kcap replay]
+    python scripts/gpu/repeatability.py RECORDING [--runs 5] [--limit SECONDS] [-o DIR] [-- OPTIONS OF kcap replay]
 
 Each run is a process of its own. The spread is the highest median less the lowest, over the middle one. Prints the
 kernels that differ most, then a short table: of each class of durations the worst and how many are within its bound,
-and the time of a run, its start included. Exits with 1 where a kernel of 2 µs or more is out of its bound, or a run
-takes over a minute.
+and the time of a run, its start included. DIR keeps every run's measurements. No run is begun that might not end within
+the limit. Exits with 1 where a kernel of 2 µs or more is out of its bound, or a run takes over a minute.
 """
 
 from __future__ import annotations
@@ -92,6 +92,17 @@ def replay(recording: Path, output: Path, options: list[str]) -> float:
     return seconds
 
 
+def runs(recording: Path, folder: Path, most: int, limit: float, options: list[str]) -> tuple[list[Path], list[float]]:
+    """What each run wrote, and its seconds; fewer than `most` where `limit` seconds are over."""
+    outputs: list[Path] = []
+    seconds: list[float] = []
+    until = time.monotonic() + limit
+    while len(outputs) < most and time.monotonic() + max(seconds, default=0) < until:
+        outputs.append(folder / f"run{len(outputs)}.jsonl")
+        seconds.append(replay(recording, outputs[-1], ["--force", *options]))
+    return outputs, seconds
+
+
 def worst(found: list[Kernel]) -> list[str]:
     """The kernels that differ most, one a line."""
     rows = sorted(found, key=lambda one: (one.holds, -one.spread))[:WORST]
@@ -110,7 +121,10 @@ def table(found: list[Kernel], seconds: list[float]) -> list[str]:
             middle = statistics.median(kernel.spread for kernel in those)
             lines.append(f"{mark(inside == len(those))} {one.name}: {bound}, worst {most:.2%}, median {middle:.2%}")
     quick = max(seconds) <= LONGEST_RUN_S
-    return [*lines, f"{mark(quick)} a run, start included: {max(seconds):.1f} s at most, {min(seconds):.1f} s at least"]
+    return [
+        *lines,
+        f"{mark(quick)} a run of {len(seconds)}, start included: {max(seconds):.1f} s at most, {min(seconds):.1f} s at least",
+    ]
 
 
 def mark(passed: bool) -> str:
@@ -121,11 +135,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recording", type=Path)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=3600, help="seconds  [default: 3600]")
+    parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("options", nargs="*", help="of kcap replay, after --")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / f"{number}.jsonl" for number in range(args.runs)]
-        seconds = [replay(args.recording, output, args.options) for output in outputs]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.output or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        outputs, seconds = runs(args.recording, folder, args.runs, args.limit, args.options)
         found = kernels(list(read(output)) for output in outputs)
     if not found:
         sys.exit("no kernel was timed on a GPU in every run")

@@ -1,0 +1,199 @@
+"""Does the judge hold on a GPU? Honest Solutions must pass there, cheats must be caught, and times must be believable.
+
+    python scripts/gpu/judge.py [--only NAME]… [--all] [--limit SECONDS] [-o FILE.jsonl]
+
+Judges the Solutions of tests/bench/honest and tests/bench/cheats that need a GPU, and the honest ones that do not
+(--all: the other cheats, too), one after another in one judge worker; then RMSNorm on the shapes of a Llama-3.1-8B, as
+torch and as Triton have it, by `kcap bench`. An Outcome is a line of FILE as soon as it is there. Prints a short table
+last: what was not as it must be, and the times. When the limit is over, what is left is told and not tried. Needs an
+NVIDIA GPU and a C++ compiler (CUDA Solutions: nvcc); exits with 1 where something is not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from counts import Check
+
+from kcap.errors import CallError, KcapError
+from kcap.schemas import outcome as outcomes_file
+from kcap.schemas.dataset import write_dataset
+from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.outcome import Outcome
+from kcap.schemas.workload import RandomInput, Workload
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "bench"))
+
+from cheat_catalogue import Entry, entries  # noqa: E402
+from judging import Bench, bench  # noqa: E402
+
+WIDTH, ROWS = 4096, (1, 16, 128, 4096)
+DEFINITION = Definition(
+    name="rmsnorm_h4096",
+    op_type="rmsnorm",
+    axes={"batch_size": AxisVar(), "hidden_size": AxisConst(value=WIDTH)},
+    inputs={
+        "hidden_states": DefinitionTensor(shape=["batch_size", "hidden_size"], dtype="bfloat16"),
+        "weight": DefinitionTensor(shape=["hidden_size"], dtype="bfloat16"),
+    },
+    outputs={"output": DefinitionTensor(shape=["batch_size", "hidden_size"], dtype="bfloat16")},
+    reference="""import torch
+
+
+def run(hidden_states, weight):
+    x = hidden_states.float()
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()).to(hidden_states.dtype)
+""",
+)
+SOLUTIONS = {
+    "torch_rms_norm": """import torch
+
+
+def run(hidden_states, weight):
+    return torch.nn.functional.rms_norm(hidden_states, (4096,), weight, 1e-5)
+""",
+    "triton_rms_norm": """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, weight, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * BLOCK
+    values = tl.load(x + row + at).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / BLOCK + 1e-5)
+    tl.store(out + row + at, values * scale * tl.load(weight + at).to(tl.float32))
+
+
+def run(hidden_states, weight):
+    out = torch.empty_like(hidden_states)
+    kernel[(hidden_states.shape[0],)](hidden_states, weight, out, BLOCK=4096, num_warps=8)
+    return out
+""",
+}
+
+
+def tried(only: list[str], every: bool) -> Iterator[tuple[Entry, bool]]:
+    """Each Solution to judge, and whether it must pass."""
+    folders = {"honest/gpu": True, "cheats/gpu": False, "honest": True, **({"cheats": False} if every else {})}
+    for folder, honest in folders.items():
+        for entry in entries(folder):
+            if entry.header.get("devices") != "cpu" and (not only or entry.name in only):
+                yield entry, honest
+
+
+def verdict(entry: Entry, honest: bool, found: Outcome) -> Check:
+    """Of the Outcome on the last of its Workloads."""
+    took = f" {found.time.median_us:.2f} µs of {found.time.method}, {found.time.cache}" if found.time else ""
+    told = f"{found.status}{took}" + (f": {found.reason}" if found.reason else "")
+    if honest:
+        fine = found.status == "PASSED"
+    else:
+        said = re.search(entry.header["reason"], f"{found.reason}\n{found.log}")
+        fine = found.status in entry.expect and said is not None
+    return Check(f"{'honest' if honest else 'cheat'} {entry.name}", f"{told} ({found.seconds:.1f} s)", fine)
+
+
+def catalogue(one: Bench, only: list[str], every: bool, until: float, file: BinaryIO) -> Iterator[Check]:
+    for entry, honest in tried(only, every):
+        if time.monotonic() > until:
+            yield Check(entry.name, "not tried: the limit was over", False)
+            continue
+        try:
+            outcomes = one.judge(entry)
+        except (AssertionError, KcapError) as error:
+            yield Check(entry.name, f"the judge itself: {error}", False)
+            continue
+        for outcome in outcomes:
+            file.write(outcome.line())
+            file.flush()
+        row = verdict(entry, honest, outcomes[-1])
+        print(f"{mark(row)}  {row.what}: {row.found}", outcomes[-1].log[-500:] * (not row.passed), flush=True)
+        yield row
+
+
+def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator[Check]:
+    """`kcap bench` on a dataset of real sizes: a line for each Solution and Workload."""
+    inputs = {name: RandomInput() for name in DEFINITION.inputs}
+    made = [Workload(uuid=f"rows-{rows}", axes={"batch_size": rows}, inputs=inputs) for rows in ROWS]
+    write_dataset(folder / "dataset", [DEFINITION], {DEFINITION.name: made}, {})
+    (folder / "solutions").mkdir()
+    for name, source in SOLUTIONS.items():
+        (folder / "solutions" / f"{name}.py").write_text(f"# definition: {DEFINITION.name}\n{source}")
+    words = ("bench", folder / "dataset", "--solutions", folder / "solutions", "-o", folder / "out", "--trust")
+    command = [sys.executable, "-m", "kcap", *map(str, words), "--device", device, "--seconds", "0.2"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
+    except subprocess.TimeoutExpired:
+        yield Check("kcap bench", f"took over {seconds:.0f} s", False)
+        return
+    if done.returncode:
+        print(done.stdout, done.stderr, flush=True)
+        yield Check("kcap bench", f"status {done.returncode}", False)
+        return
+    for found in outcomes_file.read(folder / "out" / "outcomes.jsonl"):
+        file.write(found.line())
+        yield Check(f"{found.solution}, {found.workload}", compared(found), found.status == "PASSED")
+
+
+def compared(found: Outcome) -> str:
+    """`2.31 µs of graph, cold; reference 14.20 µs; floor 1.10 µs; vouched to 2.10 µs`."""
+    if found.time is None or found.reference is None:
+        return f"{found.status}: {found.reason}"
+    parts = [f"{found.time.median_us:.2f} µs of {found.time.method}, {found.time.cache}"]
+    parts.append(f"reference {found.reference.median_us:.2f} µs")
+    parts.append("no floor" if found.floor_us is None else f"floor {found.floor_us:.2f} µs")
+    return "; ".join([*parts, f"vouched to {found.time.slack_us or 0.0:.2f} µs"])
+
+
+def mark(row: Check) -> str:
+    return "ok " if row.passed else "BAD"
+
+
+def confined(one: Bench) -> dict[str, Any]:
+    return {name: one.worker.environment.get(name) for name in ("device_name", "driver", "torch")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="this Solution, and others so named"
+    )
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--all", action="store_true", help="the cheats that need no GPU, too")
+    parser.add_argument("--limit", type=float, default=540, help="seconds  [default: 540]")
+    parser.add_argument("-o", "--output", type=Path, default=Path("judged.jsonl"))
+    args = parser.parse_args()
+    until = time.monotonic() + args.limit
+    rows: list[Check] = []
+    with tempfile.TemporaryDirectory() as place, args.output.open("wb") as file:
+        (folder := Path(place)).chmod(0o711)  # a Solution's process is another user's
+        if not args.only:
+            rows += sized(folder, args.device, until - time.monotonic(), file)
+        (scratch := folder / "scratch").mkdir()
+        try:
+            with bench(scratch, args.device, timeout=60.0, build_timeout=300.0) as one:
+                print(json.dumps(confined(one)), flush=True)
+                rows += catalogue(one, args.only, args.all, until, file)
+        except (CallError, KcapError) as error:
+            rows.append(Check("the judge", str(error), False))
+    for row in rows:
+        if not row.passed or "rows-" in row.what:
+            print(f"{mark(row)}  {row.what}: {row.found}")
+    print(f"{mark(Check('', '', all(row.passed for row in rows)))}  {sum(row.passed for row in rows)} of {len(rows)}")
+    sys.exit(0 if all(row.passed for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()
