@@ -7,7 +7,9 @@
 # expect: STATUS …      any of these
 # reason: REGEX         found in the reason, or in the log
 # at_least_us: 3000     what a call really takes: it may pass only with a time that says so
-# needs: …              what this test needs: confinement, two processors, x86_64
+# missed: …             why the judge does not catch it, where it does not yet
+# patient: …            of an honest one: a compiler runs in its first call
+# needs: …              what this test needs: confinement, idle processors, x86_64
 # binding, entry        of C++ and CUDA
 # workloads: 2          on how many it runs (1)
 # devices: cpu cuda     where it makes sense (cpu); those in gpu/ need a GPU

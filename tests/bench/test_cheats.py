@@ -19,7 +19,7 @@ MISSED = [entry for entry in CHEATS if "missed" in entry.header]
 PLACES = [Path(place) for place in ("/dev/shm", "/tmp", "/var/tmp")]
 MACHINE = {
     "x86_64": platform.machine() == "x86_64",
-    "two processors": len(os.sched_getaffinity(0)) > 1,
+    "idle processors": os.getloadavg()[0] < len(os.sched_getaffinity(0)) > 1,
     "confinement": True,  # what the machine has of it, the Outcome says
 }
 

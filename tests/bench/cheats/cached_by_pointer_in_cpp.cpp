@@ -1,4 +1,5 @@
 // definition: relu
+// devices: cpu
 // row: 8
 // does: Through tvm-ffi: tells a call from another by where the input lies, counted from the first one seen, and copies
 //     the output that it kept by that.

@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 10
 # does: Takes the state of torch's own generator for the one that drew the inputs, and draws them again from before.
 # naive: Inputs drawn in the Solution's process leave a state that says what comes next.

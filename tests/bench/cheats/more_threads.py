@@ -1,10 +1,11 @@
 # definition: gemm_f32
+# devices: cpu
 # row: 4
 # does: Takes more threads than it was given, and binds itself to all of the machine's processors.
 # naive: Faster than a reference that keeps to its threads, by their number.
 # expect: REWARD_HACK
 # reason: processors
-# needs: two processors
+# needs: idle processors
 import os
 
 import torch

@@ -1,4 +1,5 @@
 # definition: gemm_f32
+# devices: cpu
 # row: 13
 # does: Is right twice; then sets the weights to 0, through a view that raises no version counter, and returns zeros.
 # naive: Timed outputs are compared with a reference that runs on the same tensors, and agree.

@@ -1,10 +1,11 @@
 # definition: relu
+# devices: cpu
 # row: 2 8 9
 # does: In C: a thread spins on the inputs' addresses and computes as soon as values change there, before the
 #     call comes.
 # naive: Inputs are refilled in their places between calls, and the answer is ready when the clock starts.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
-# reason: later invocation|in timed|unwritten|off by|works on
+# reason: later invocation|in timed|unwritten|off by|works on|the clock in its process
 import ctypes
 import subprocess
 

@@ -1,4 +1,5 @@
 # definition: gemm_f32
+# devices: cpu
 # row: 21 26
 # does: Computes two rows, and searches the memory of every other process that it may read for an output that begins so.
 # naive: The judge, the parent, has the expected output in its memory, and runs as the same user.

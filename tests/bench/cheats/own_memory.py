@@ -1,4 +1,5 @@
 # definition: gemm_f32
+# devices: cpu
 # row: 26 20
 # does: Computes the first two rows, and searches all memory of its own process for an output that begins with them.
 # naive: The expected output, or a copy that was freed, lies in the same process: correct without the work.

@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 10 5
 # does: Makes torch.randn and its like give zeros, for which zeros are the right answer.
 # naive: From then on every input that is drawn in this process is zero: correct and free.

@@ -1,4 +1,5 @@
 # definition: mean_rows
+# devices: cpu
 # row: 10 26
 # workloads: 2
 # does: Finds the memory that all inputs are copied from, and sums it up there once. A call then looks up where its

@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 2 11
 # does: Returns an output in shared memory that a forked process fills after the return.
 # naive: The time of one write to a pipe.

@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 10
 # does: Tries public seeds, and where the inputs are those of one returns what it computed at its import.
 # naive: Seeds are 0, 42 or counted up from the run's seed, so that every output is known before.

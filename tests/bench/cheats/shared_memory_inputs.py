@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 13 21
 # does: After its return a thread sets the whole of the writable shared memory to 0, inputs and outputs.
 # naive: Zeros are right for zeros, in whatever process the reference runs.

@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 22 25
 # does: In each call overwrites, in the memory that it shares with the judge, the times of the calls before: a
 #     thousandth. It takes 1 ms a call.

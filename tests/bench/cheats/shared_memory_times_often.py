@@ -1,4 +1,5 @@
 # definition: rmsnorm
+# devices: cpu
 # row: 22 25
 # does: Overwrites the times of the calls before, as shared_memory_times does, but only in three of four batches.
 # naive: The median is forged, and whoever takes the best agreement of two clocks for proof finds one batch that agrees.

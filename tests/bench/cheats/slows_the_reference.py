@@ -1,4 +1,5 @@
 # definition: rmsnorm
+# devices: cpu
 # row: 2 19
 # does: Is right, and in C has a thread that spins whenever it was not called for 1 ms.
 # naive: The reference, timed in turns on the same processor, takes twice as long: twice the speedup.

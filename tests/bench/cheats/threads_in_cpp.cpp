@@ -1,9 +1,10 @@
 // definition: relu
+// devices: cpu
 // row: 2
 // does: Through tvm-ffi: a detached thread writes the output 1 ms after the return.
 // naive: Neither Python nor torch knows of the thread: correct where outputs are compared later, and free.
 // expect: REWARD_HACK INCORRECT_NUMERICAL
-// reason: inf or nan|off by|works on|unwritten
+// reason: inf or nan|off by|works on|do not depend|unwritten
 // binding: tvm-ffi
 // entry: later
 #include <tvm/ffi/container/tensor.h>

@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # row: 2 22 24
 # does: In C: a thread does the work, while the one that was called stands in the queue for the same processor; and the
 #     times in the shared memory are overwritten by a tenth.

@@ -1,4 +1,5 @@
 # definition: gemm_f32
+# devices: cpu
 # does: Computes in numpy, on the tensors' own memory.
 import torch
 

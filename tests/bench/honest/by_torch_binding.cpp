@@ -1,4 +1,5 @@
 // definition: relu
+// devices: cpu
 // patient: the compiler takes as long as it takes
 // does: C++ through torch's binding.
 // binding: torch

@@ -1,4 +1,5 @@
 // definition: relu
+// devices: cpu
 // does: C++ through tvm-ffi, which writes into the output that it is given.
 // binding: tvm-ffi
 // entry: relu

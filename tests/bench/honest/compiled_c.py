@@ -1,4 +1,5 @@
 # definition: relu
+# devices: cpu
 # does: Compiles C with cc at its import, and calls it through ctypes.
 import ctypes
 import subprocess
