@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,13 @@ def test_what_kcap_printed_is_read_also_where_it_is_outside(
 ) -> None:
     asked: list[str] = []
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
         asked.append(words[0])
         text = "" if status == 1 else orjson.dumps({"kinds": [PREFILL, DECODE]}).decode()
         return subprocess.CompletedProcess(words, status if words[0] == "replay" else 0, text)
 
     monkeypatch.setattr(scripts[0], "run", run)
-    rows = list(scripts[0].part("eager", 1, tmp_path))
+    rows = list(scripts[0].part("eager", 1, tmp_path, until=time.monotonic() + 60))
     assert asked == ["record", "replay"]
     assert all(row.passed for row in rows) is passed
 
@@ -98,3 +99,9 @@ def test_check_says_when_the_script_printed_nothing(
     monkeypatch.setattr(scripts[1], "run", lambda *words, **more: subprocess.CompletedProcess([], 2, "", ""))
     (row,) = scripts[1].Parts(tmp_path, quick=False).fidelity()
     assert (row.found, row.passed) == ("status 2", False)
+
+
+def test_what_the_limit_leaves_no_time_for_is_told_and_not_tried(scripts: tuple[Any, Any], tmp_path: Path) -> None:
+    (row,) = scripts[0].part("compiled", 16, tmp_path, until=time.monotonic() - 1)
+    assert (row.what, row.passed) == ("compiled-16", False)
+    assert "not tried" in row.found and not list(tmp_path.iterdir())

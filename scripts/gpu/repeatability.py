@@ -121,10 +121,8 @@ def table(found: list[Kernel], seconds: list[float]) -> list[str]:
             middle = statistics.median(kernel.spread for kernel in those)
             lines.append(f"{mark(inside == len(those))} {one.name}: {bound}, worst {most:.2%}, median {middle:.2%}")
     quick = max(seconds) <= LONGEST_RUN_S
-    return [
-        *lines,
-        f"{mark(quick)} a run of {len(seconds)}, start included: {max(seconds):.1f} s at most, {min(seconds):.1f} s at least",
-    ]
+    times = f"{max(seconds):.1f} s at most, {min(seconds):.1f} s at least"
+    return [*lines, f"{mark(quick)} a run of {len(seconds)}, start included: {times}"]
 
 
 def mark(passed: bool) -> str:
