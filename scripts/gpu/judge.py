@@ -37,6 +37,7 @@ sys.path.append(str(ROOT / "tests" / "bench"))
 from cheat_catalogue import Entry, entries  # noqa: E402
 from judging import Bench, bench  # noqa: E402
 
+TIMEOUTS = {True: 240.0, False: 15.0}  # seconds on a Workload, of honest ones and of cheats: these may only wait
 WIDTH, ROWS = 4096, (1, 16, 128, 4096)
 DEFINITION = Definition(
     name="rmsnorm_h4096",
@@ -84,13 +85,12 @@ def run(hidden_states, weight):
 }
 
 
-def tried(only: list[str], every: bool) -> Iterator[tuple[Entry, bool]]:
-    """Each Solution to judge, and whether it must pass."""
-    folders = {"honest/gpu": True, "cheats/gpu": False, "honest": True, **({"cheats": False} if every else {})}
-    for folder, honest in folders.items():
-        for entry in entries(folder):
-            if entry.header.get("devices") != "cpu" and (not only or entry.name in only):
-                yield entry, honest
+def tried(only: list[str], every: bool, honest: bool) -> Iterator[Entry]:
+    """The Solutions to judge that are honest, or those that are not."""
+    folders = ["honest/gpu", "honest"] if honest else ["cheats/gpu", *(["cheats"] if every else [])]
+    for entry in (entry for folder in folders for entry in entries(folder)):
+        if entry.header.get("devices") != "cpu" and (not only or entry.name in only):
+            yield entry
 
 
 def verdict(entry: Entry, honest: bool, found: Outcome) -> Check:
@@ -105,8 +105,8 @@ def verdict(entry: Entry, honest: bool, found: Outcome) -> Check:
     return Check(f"{'honest' if honest else 'cheat'} {entry.name}", f"{told} ({found.seconds:.1f} s)", fine)
 
 
-def catalogue(one: Bench, only: list[str], every: bool, until: float, file: BinaryIO) -> Iterator[Check]:
-    for entry, honest in tried(only, every):
+def catalogue(one: Bench, chosen: list[Entry], honest: bool, until: float, file: BinaryIO) -> Iterator[Check]:
+    for entry in chosen:
         if time.monotonic() > until:
             yield Check(entry.name, "not tried: the limit was over", False)
             continue
@@ -161,7 +161,7 @@ def mark(row: Check) -> str:
     return "ok " if row.passed else "BAD"
 
 
-def confined(one: Bench) -> dict[str, Any]:
+def machine(one: Bench) -> dict[str, Any]:
     return {name: one.worker.environment.get(name) for name in ("device_name", "driver", "torch")}
 
 
@@ -181,13 +181,15 @@ def main() -> None:
         (folder := Path(place)).chmod(0o711)  # a Solution's process is another user's
         if not args.only:
             rows += sized(folder, args.device, until - time.monotonic(), file)
-        (scratch := folder / "scratch").mkdir()
-        try:
-            with bench(scratch, args.device, timeout=60.0, build_timeout=300.0) as one:
-                print(json.dumps(confined(one)), flush=True)
-                rows += catalogue(one, args.only, args.all, until, file)
-        except (CallError, KcapError) as error:
-            rows.append(Check("the judge", str(error), False))
+        for honest, timeout in TIMEOUTS.items():
+            (scratch := folder / f"scratch-{honest}").mkdir()
+            chosen = list(tried(args.only, args.all, honest))
+            try:
+                with bench(scratch, args.device, timeout=timeout, build_timeout=300.0) as one:
+                    print(json.dumps(machine(one)), flush=True)
+                    rows += catalogue(one, chosen, honest, until, file)
+            except (CallError, KcapError) as error:
+                rows.append(Check("the judge", str(error), False))
     for row in rows:
         if not row.passed or "rows-" in row.what:
             print(f"{mark(row)}  {row.what}: {row.found}")
