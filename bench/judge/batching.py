@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from kcap.bench.judge import wire
-from kcap.bench.judge.candidate import MOST_INVOCATIONS, Candidate, fresh_seed
+from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.evidence import Refused, check
 from kcap.bench.judge.wire import Answer
@@ -20,7 +20,7 @@ GPU_BATCH_NS = 2_000_000
 MOST_WALL = 50  # a batch takes no longer than this many times the least, with all that the driver does
 COLD_FACTOR = 5  # how many times the L2 the inputs of a batch fill before they count as cold
 MOST_ON_GPU = 1024  # invocations in one graph
-GPU_SHARE = 4  # of the free memory, one part in so many
+GPU_SHARE = 6  # of the free memory, one part in so many
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class Kept:
 
     seed: int
     number: int
-    slot: int
 
 
 @dataclass
@@ -51,23 +50,29 @@ class Batches:
     idle: list[float] = field(default_factory=list)
 
     def take(self, keep: int) -> tuple[float, list[Kept]]:
-        """Run one batch, and keep the outputs of `keep` invocations chosen at random; its mean time."""
+        """Run one batch, and then choose `keep` invocations, whose outputs are kept; its mean time."""
         seed = fresh_seed()
-        chosen = sorted(secrets.SystemRandom().sample(range(self.count), min(keep, self.count)))
-        answer = self.candidate.run(seed, self.count, chosen)
+        answer = self.candidate.run(seed, self.count)
         check(answer)
         times = self.candidate.times_ns(self.count)
         if min(times) < 0:
             raise Refused("REWARD_HACK", "the clock in its process ran backwards")
-        self._account(answer, seed, times)
-        return self.samples_us[-1], [Kept(seed, number, slot) for slot, number in enumerate(chosen)]
+        self._account(answer, times)
+        return self.samples_us[-1], [Kept(seed, number) for number in self._chosen(keep)]
 
-    def _account(self, answer: Answer, seed: int, times: list[int]) -> None:
-        """A sample is of the invocations with the Workload's own index inputs; of all, where none has those."""
-        variants = self.candidate.variants
-        own = [time for i, time in enumerate(times) if wire.variant(seed, i, variants) == 0] or times
+    def _chosen(self, keep: int) -> list[int]:
+        """Some at random, delivered, and with them one whose inputs are surely still there."""
+        if not keep:
+            return []
+        random = secrets.SystemRandom()
+        chosen = random.sample(range(self.count), min(keep, self.count))
+        late = random.randrange(max(self.count - self.candidate.sets, 0), self.count)
+        check(self.candidate.deliver([*chosen, late]))
+        return chosen
+
+    def _account(self, answer: Answer, times: list[int]) -> None:
         self.method = wire.METHODS[answer.method % len(wire.METHODS)]
-        self.samples_us.append(sum(own) / len(own) / 1e3)
+        self.samples_us.append(sum(times) / len(times) / 1e3)
         self.between_ns.append((answer.wall_ns - sum(times)) / self.count)
         self.stray_ns.append(answer.stray_ns / self.count)
         self.processors.append(answer.processors)
@@ -101,7 +106,7 @@ def batches(candidate: Candidate, drawn: Draws, seconds: float) -> Batches:
     if candidate.limits.gpu is None:
         wanted = min(HOST_BATCH_NS, seconds * 1e9 / 10)
         affordable = MOST_WALL * wanted / (two.wall_ns / 2)  # of a clock that lies, too
-        return Batches(candidate, min(max(int(min(wanted / each_ns, affordable)), 1), MOST_INVOCATIONS))
+        return Batches(candidate, min(max(int(min(wanted / each_ns, affordable)), 1), candidate.most))
     return _on_gpu(candidate, drawn, each_ns)
 
 

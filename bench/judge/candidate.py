@@ -29,7 +29,6 @@ from kcap.schemas.definition import Definition
 from kcap.schemas.solution import Solution
 
 SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
-FEWEST_SLOTS, MOST_SLOTS = 3, 16  # a Trial's draws at least
 MOST_INVOCATIONS = 4096
 SETS_BYTES = 256 << 20
 FEWEST_SETS, MOST_SETS = 3, 8
@@ -182,21 +181,14 @@ class Candidate:
             self.end()
             raise NotBuilt(str(told["failed"]), str(told.get("log", "")) or printed)
 
-    @property
-    def variants(self) -> int:
-        """Of the Workload's index inputs."""
-        assert self.drawn is not None
-        return self.drawn.variants
-
     def open(self, drawn: Draws, sets: int | None = None) -> None:
         """Make `drawn` the Workload that it runs, with `sets` sets of inputs that take turns (None: a few)."""
         again = self.drawn is drawn
         self._forget()
         self.spent = self.spent if again else 0.0
-        slot = sum(result.reserved for result in drawn.results) or 64
-        slots = max(min(SLOTS_BYTES // slot, MOST_SLOTS), FEWEST_SLOTS)
-        layout = Layout(slot, slots, MOST_INVOCATIONS)
         self.sets = sets or max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), FEWEST_SETS)
+        slot = sum(result.reserved for result in drawn.results) or 64
+        layout = Layout(slot, max(min(SLOTS_BYTES // slot, MOST_INVOCATIONS), self.sets), MOST_INVOCATIONS)
         self.shared, self.drawn = Shared.made(layout), drawn
         flags = wire.DESTINATION * self.destination + wire.GRAPHS * self.graphs
         content = wire.opening(drawn.contents, drawn.results, layout, drawn.size, drawn.variants, self.sets, flags)
@@ -204,12 +196,22 @@ class Candidate:
         if answer.code != wire.FINE:
             raise Ended(answer.text)
 
-    def run(self, seed: int, count: int, keep: Sequence[int] = (), first: int = 0, upcast: int = 0) -> Answer:
+    @property
+    def most(self) -> int:
+        """Invocations at a time: the outputs of all of them are kept, so that none knows whether it is looked at."""
+        assert self.shared is not None
+        return min(self.shared.layout.slots, MOST_INVOCATIONS)
+
+    def run(self, seed: int, count: int, first: int = 0, upcast: int = 0) -> Answer:
         """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured."""
-        answer = self._ask(wire.running(first, count, seed, keep, upcast))
+        answer = self._ask(wire.running(first, count, seed, upcast))
         if answer.code == wire.NO_GRAPH and self.graphs and self.limits.gpu:
             raise NoGraph(self, answer.text)
         return answer
+
+    def deliver(self, numbers: Sequence[int]) -> Answer:
+        """The outputs of these invocations of the last run, counted from 0; whether their inputs are as they were."""
+        return self._ask(wire.delivering(numbers))
 
     def replaced(self) -> Answer:
         """Which watched names are no longer what they were."""
@@ -222,14 +224,14 @@ class Candidate:
         pairs = numpy.frombuffer(self.shared.view[at : at + 16 * count], dtype=numpy.uint64).reshape(-1, 2)
         return [int(end) - int(start) for start, end in pairs]
 
-    def outputs(self, slot: int, upcast: bool = False) -> list[torch.Tensor]:
-        """The outputs kept in `slot`; `upcast`: floating ones are in float64."""
+    def outputs(self, number: int, upcast: bool = False) -> list[torch.Tensor]:
+        """Those of invocation `number` of the last run, delivered; `upcast`: floating ones are in float64."""
         assert self.shared is not None and self.drawn is not None
         found = []
         for result in self.drawn.results:
             dtype = torch.float64 if upcast and result.dtype.is_floating_point else result.dtype
             size = torch.Size(result.shape).numel() * dtype.itemsize
-            at = slot * self.shared.layout.slot + result.offset
+            at = number * self.shared.layout.slot + result.offset
             content = bytearray(self.shared.view[at : at + size])
             flat = torch.frombuffer(content, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
             found.append(flat.view(dtype).view(result.shape))

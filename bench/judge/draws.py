@@ -1,8 +1,8 @@
 """The inputs of a Workload for every invocation, in one pool of memory that is shared with candidates.
 
-What is random has more content in the pool than one invocation takes, which begins anywhere in it: its values are
-fresh each time, and nobody can tell before which they will be. What a rule made (offsets, pages, experts) comes in
-several variants. What the Workload itself gives is the same each time.
+What is random has more content in the pool than one invocation takes. On the CPU that is put together from small pieces
+of it in an order that nobody can tell before, each at most once; on a GPU it is one piece, which begins anywhere. What
+a rule made (offsets, pages, experts) comes in several variants. What the Workload itself gives is the same each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.wire import Content, Result
-from kcap.replay.definitions.draw import torch_dtype
+from kcap.replay.definitions.draw import draw, torch_dtype
 from kcap.replay.definitions.inputs import Made, make_inputs
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition
@@ -79,35 +79,33 @@ def _lay_out(definition: Definition, made: list[Made]) -> Draws:
     end, contents = 0, []
     for index, name in enumerate(definition.inputs):
         values = [one.inputs[index] for one in made]
-        content, end = _place(pool, name, values, made[0].origins[name] == "drawn", end)
+        drawn = definition.inputs[name].dtype if made[0].origins[name] == "drawn" else None
+        content, end = _place(pool, name, values, drawn, end)
         contents.append(content)
     os.ftruncate(pool, max(end, 1))
     fcntl.fcntl(pool, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     return Draws(definition, made[0], contents, _results(definition, made[0]), pool, max(end, 1), len(made))
 
 
-def _place(pool: int, name: str, values: list[Any], drawn: bool, end: int) -> tuple[Content, int]:
-    """Write the content of one input at `end` of the pool; what the driver is told of it, and the new end."""
+def _place(pool: int, name: str, values: list[Any], drawn: str | None, end: int) -> tuple[Content, int]:
+    """Write the content of one input at `end` of the pool; what the driver is told of it, and the new end.
+
+    `drawn`: the dtype, in the Definition's words, of one that is random.
+    """
     first = values[0]
     if not isinstance(first, torch.Tensor):
         return wire.scalar(first), end
     dtype, shape = wire.word(first.dtype), tuple(first.shape)
     if drawn:
         slack = min(max(first.numel() // SLACK_SHARE, LEAST_SLACK), MOST_SLACK) if first.numel() else 0
-        _write(pool, _longer(first, slack), end)
+        more = draw([slack], drawn, torch.Generator().manual_seed(secrets.randbits(62)))
+        _write(pool, torch.cat([_bytes(first), _bytes(more)]), end)
         content = Content(wire.POOLED, 0, name, dtype, shape, end, slack)
         return content, _aligned(end + (first.numel() + slack) * first.itemsize)
     stride = _aligned(first.nbytes)
     for number, value in enumerate(values):
         _write(pool, value, end + number * stride)
     return Content(wire.FIXED, 0, name, dtype, shape, end, 0, stride), end + len(values) * stride
-
-
-def _longer(tensor: torch.Tensor, slack: int) -> torch.Tensor:
-    """The numbers of `tensor`, and `slack` more of the same distribution."""
-    flat = _bytes(tensor).view(-1, tensor.itemsize)
-    more = flat.flip(0).repeat(-(-slack // max(len(flat), 1)), 1)[:slack]
-    return torch.cat([flat, more])
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

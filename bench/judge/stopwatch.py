@@ -52,7 +52,7 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
         spent = sum(theirs.samples_us) * theirs.count / 1e6
         if len(theirs.samples_us) < FEWEST_OF_REFERENCE or spent < seconds:
             began, before = time.perf_counter_ns(), used(ours.candidate.pid)
-            theirs.take(keep)
+            theirs.take(0)
             ours.idle.append(used(ours.candidate.pid).cpu(before) / (time.perf_counter_ns() - began))
         return sample
 

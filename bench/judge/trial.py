@@ -63,8 +63,9 @@ class Trial:
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
-        check(self.candidate.run(seed, DRAWS, range(DRAWS)))
-        wrong = [self._compare(self.candidate.outputs(slot), seed, slot) for slot in range(DRAWS)]
+        check(self.candidate.run(seed, DRAWS))
+        check(self.candidate.deliver(range(DRAWS)))
+        wrong = [self._compare(self.candidate.outputs(number), seed, number) for number in range(DRAWS)]
         if any(wrong):
             reason = next(reason for reason in wrong if reason)
             hack = self.seen.constant and not reason.endswith(NOT_FINITE)
@@ -127,7 +128,7 @@ class Sieve:
             place = secrets.randbelow(self.count)
             if place >= MOST_COMPARED - 1 and self.last:
                 continue
-            held = (one, self.candidate.outputs(one.slot))
+            held = (one, self.candidate.outputs(one.number))
             self.last = self.last or [held]
             if len(self.kept) < MOST_COMPARED - 1:
                 self.kept.append(held)

@@ -79,7 +79,9 @@ def _explore(reference: Candidate, drawn: Draws) -> Known:
 
 def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
     try:
-        answer = reference.run(seed, 1, (0,), number, upcast)
+        answer = reference.run(seed, 1, number, upcast)
+        if answer.code == wire.FINE:
+            answer = reference.deliver([0])
     except (Ended, TooSlow) as error:
         raise AtFault(f"its reference {error}") from None
     if answer.code == wire.INPUT:

@@ -11,7 +11,7 @@ import torch
 
 from kcap.schemas.measurement import Method
 
-OPEN, RUN, CHECK = 1, 2, 3
+OPEN, RUN, CHECK, DELIVER = 1, 2, 3, 4
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
 FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
 RESERVED = 13
@@ -19,7 +19,6 @@ DESTINATION, GRAPHS = 1, 2  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph", "events")
 LONGEST = 1 << 20
 ANSWER = struct.Struct("<IIIQQQ")
-MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shared memory of one Workload: `slots` of kept outputs, then the times of `most` invocations."""
+    """The shared memory of one Workload: outputs of `slots` invocations, then the times of `most`."""
 
     slot: int
     slots: int
@@ -98,9 +97,14 @@ def opening(
     return b"".join([head, sizes, *inputs, *outputs])
 
 
-def running(first: int, count: int, seed: int, keep: Sequence[int], upcast: int = 0) -> bytes:
-    """`count` invocations, from number `first` of `seed` on; the outputs of those in `keep`, from 0, are kept."""
-    return struct.pack(f"<IIIIQI{len(keep)}I", RUN, first, count, upcast, seed, len(keep), *keep)
+def running(first: int, count: int, seed: int, upcast: int = 0) -> bytes:
+    """`count` invocations, from number `first` of `seed` on."""
+    return struct.pack("<IIIIQ", RUN, first, count, upcast, seed)
+
+
+def delivering(numbers: Sequence[int]) -> bytes:
+    """The outputs of some invocations of the last run, each in the slot of its number, from 0; their inputs' check."""
+    return struct.pack(f"<II{len(numbers)}I", DELIVER, len(numbers), *numbers)
 
 
 def checking() -> bytes:
@@ -133,21 +137,6 @@ def answered(content: bytes, wall_ns: int, processors: float = 0.0) -> Answer:
     text = content[ANSWER.size :].decode(errors="replace")
     code, iteration, method, elapsed, stray, outside = ANSWER.unpack_from(content)
     return Answer(code, iteration, method, elapsed, stray, outside, text, wall_ns, processors)
-
-
-def mixed(seed: int, i: int, j: int) -> int:
-    """driver/native/system.h's `mixed`."""
-    z = (seed + 0x9E3779B97F4A7C15 * (i * 4096 + j + 1)) & MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)
-
-
-def variant(seed: int, i: int, variants: int) -> int:
-    """driver/native/workload.h's `variant`."""
-    if variants < 2 or mixed(seed, i, 4094) % 4:
-        return 0
-    return 1 + mixed(seed, i, 4095) % (variants - 1)
 
 
 def word(dtype: torch.dtype) -> str:

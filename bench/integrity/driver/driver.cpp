@@ -8,7 +8,7 @@
 namespace kcap {
 namespace {
 
-enum Operation : uint32_t { OPEN = 1, RUN = 2, CHECK = 3 };
+enum Operation : uint32_t { OPEN = 1, RUN = 2, CHECK = 3, DELIVER = 4 };
 
 struct Device {
   Runtime cuda;
@@ -43,6 +43,11 @@ Answer answer(
     case RUN:
       if (!session) throw std::runtime_error("no Workload is open");
       return session->place->run(Run(message.reader(), session->workload), callable, session->shared.base);
+    case DELIVER: {
+      if (!session) throw std::runtime_error("no Workload is open");
+      for (uint32_t left = reader.u32(); left; --left) session->place->deliver(reader.u32(), session->shared.base);
+      return {};
+    }
     case CHECK: {
       Answer out;
       out.text = replaced(watched);

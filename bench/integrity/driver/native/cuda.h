@@ -72,7 +72,7 @@ class Cuda : public Place {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
     pool_ = Memory(cuda_, workload.pool_bytes);
     arena_ = Memory(cuda_, sets_.total);
-    aside_ = Memory(cuda_, workload.slot_bytes * workload.slots);
+    aside_ = Memory(cuda_, workload.slot_bytes * workload.sets);
     sets_.begin(arena_.base);
     cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
     for (auto& event : events_) cuda_.check(cuda_.event_create(&event), "no event");
@@ -81,6 +81,7 @@ class Cuda : public Place {
   Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
     if (run.count > workload_.sets) throw std::runtime_error("more invocations than sets of inputs");
     Answer answer;
+    last_ = run;
     bool graph = run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs;
     if (graph && captured_ != run.count) capture(run, callable);
     torch_.use(graph ? torch_.own : torch_.usual);
@@ -91,21 +92,30 @@ class Cuda : public Place {
     held_.clear();
     std::vector<Owned> returned;
     Outputs launched;
+    bool together = together_;
     if (run.count > 1) spin();
     cuda_.event_record(events_[0], stream);
     if (graph) Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
-    else returned = launch(run, callable, answer, launched);
+    else returned = launch(run, callable, answer, launched, together);
     cuda_.event_record(events_[1], stream);
     auto& tensors = graph ? outputs_ : launched;
-    for (uint32_t i = 0; graph && i < run.count; ++i) set_aside(run, i, tensors, stream);
+    for (uint32_t i = 0; (graph || !together) && i < run.count; ++i) set_aside(run, i, tensors, stream);
+    if (!graph && run.count > 1) together_ = !apart(launched);
     cuda_.event_record(events_[2], stream);
     cuda_.check(cuda_.event_wait(events_[2]), "the batch");
     uint64_t done = now();
     cuda_.check(cuda_.wait(), "what runs beside the batch");
     answer.stray_ns = now() - done;
     report(run, answer, shared, graph);
-    deliver(run, tensors, shared);
+    poison_returned(run, tensors);
     return answer;
+  }
+
+  void deliver(uint32_t i, uint8_t* shared) override {
+    auto to = shared + i * workload_.slot_bytes;
+    cuda_.check(cuda_.copy(to, aside(i), workload_.slot_bytes, TO_HOST, nullptr), "outputs");
+    cuda_.check(cuda_.wait(), "copying outputs");
+    check_inputs(last_, i);
   }
 
  private:
@@ -144,14 +154,15 @@ class Cuda : public Place {
     return returned;
   }
 
-  // Every invocation in its turn. What is kept is copied aside right behind it: the next may return the same memory.
-  std::vector<Owned> launch(const Run& run, PyObject* callable, Answer& answer, Outputs& tensors) {
+  // Every invocation in its turn. `together`: outputs are copied aside right behind it, as the next may return the same
+  // memory; that counts as its time.
+  std::vector<Owned> launch(const Run& run, PyObject* callable, Answer& answer, Outputs& tensors, bool together) {
     std::vector<Owned> returned;
     for (uint32_t i = 0; i < run.count; ++i) {
       answer.iteration = i;
       returned.push_back(invoke(i, run, callable));
       if (!workload_.destination) tensors.push_back(outputs(run, returned[i]));
-      set_aside(run, i, tensors, nullptr);
+      if (together) set_aside(run, i, tensors, nullptr);
     }
     return returned;
   }
@@ -171,7 +182,7 @@ class Cuda : public Place {
       for (uint32_t i = 0; i < run.count; ++i) results_.push_back(invoke(i, run, callable));
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
       for (uint32_t i = 0; i < run.count && !workload_.destination; ++i) outputs_.push_back(outputs(run, results_[i]));
-      check_apart();
+      if (!apart(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
       throw Wrong(NO_GRAPH, error.what());
     }
@@ -182,22 +193,22 @@ class Cuda : public Place {
     return outputs_of(workload_, returned.object, sets_.device, run.upcast != 0);
   }
 
-  // After a replay each output must still be there.
-  void check_apart() const {
+  // Whether each invocation's outputs are still there when all have run.
+  static bool apart(const Outputs& tensors) {
     std::unordered_map<const void*, size_t> owner;
-    for (size_t i = 0; i < outputs_.size(); ++i)
-      for (auto& tensor : outputs_[i])
+    for (size_t i = 0; i < tensors.size(); ++i)
+      for (auto& tensor : tensors[i])
         if (tensor.is_cuda() && tensor.nbytes() && owner.emplace(tensor.storage().data(), i).first->second != i)
-          throw std::runtime_error("it returns the same memory in several invocations");
+          return false;
+    return true;
   }
 
-  uint8_t* aside(int32_t slot) const { return aside_.base + uint64_t(slot) * workload_.slot_bytes; }
+  uint8_t* aside(uint32_t i) const { return aside_.base + uint64_t(i) * workload_.slot_bytes; }
 
   void set_aside(const Run& run, uint32_t i, const Outputs& tensors, void* stream) {
-    if (run.slot[i] < 0) return;
     for (size_t j = 0; j < workload_.outputs.size(); ++j) {
       auto& output = workload_.outputs[j];
-      auto* to = aside(run.slot[i]) + output.offset;
+      auto* to = aside(i) + output.offset;
       if (workload_.destination) {
         cuda_.copy(to, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
       } else {
@@ -217,20 +228,15 @@ class Cuda : public Place {
     for (uint32_t i = 0; i < run.count; ++i) times[2 * i] = 0, times[2 * i + 1] = answer.elapsed_ns / run.count;
   }
 
-  void deliver(const Run& run, const Outputs& tensors, uint8_t* shared) {
-    for (uint32_t i = 0; i < run.count; ++i) {
-      if (run.slot[i] < 0) continue;
-      uint64_t offset = uint64_t(run.slot[i]) * workload_.slot_bytes;
-      cuda_.check(cuda_.copy(shared + offset, aside(run.slot[i]), workload_.slot_bytes, TO_HOST, nullptr), "outputs");
-      check_inputs(run, i);
-    }
-    cuda_.check(cuda_.wait(), "copying outputs");
+  void poison_returned(const Run& run, const Outputs& tensors) {
     for (uint32_t i = 0; i < tensors.size(); ++i)
       for (auto& tensor : tensors[i])
-        if (!run.upcast && plain(tensor) && tensor.is_cuda() && tensor.nbytes())
+        if (!run.upcast && plain(tensor) && tensor.is_cuda() && tensor.nbytes() && !is_input(tensor.const_data_ptr()))
           cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), nullptr);
     cuda_.check(cuda_.wait(), "after the batch");
   }
+
+  bool is_input(const void* at) const { return at >= arena_.base && at < arena_.base + sets_.total; }
 
   void check_inputs(const Run& run, uint32_t i) {
     for (size_t j = 0; j < workload_.inputs.size(); ++j) {
@@ -257,6 +263,8 @@ class Cuda : public Place {
   std::vector<at::Tensor> held_;
   std::vector<uint8_t> back_;
   uint32_t captured_ = 0;
+  Run last_;
+  bool together_ = true;  // on a GPU that captures nothing: outputs of several invocations may share memory
 };
 
 }  // namespace kcap

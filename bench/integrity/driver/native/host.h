@@ -23,12 +23,16 @@ struct Mapped {
     return *this;
   }
   ~Mapped() { if (base) munmap(base, size); }
+  bool holds(const void* at) const { return at >= base && at < base + size; }
 };
 
 // Where invocations run.
 struct Place {
   virtual ~Place() = default;
+  // Runs invocations, and keeps the outputs of all of them: which are asked for, nobody knows yet.
   virtual Answer run(const Run& run, PyObject* callable, uint8_t* shared) = 0;
+  // Of the last run: shares the outputs of invocation `i` with the judge, and checks its inputs if they are still there.
+  virtual void deliver(uint32_t i, uint8_t* shared) = 0;
 };
 
 class Host : public Place {
@@ -40,10 +44,11 @@ class Host : public Place {
 
   Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
     Answer answer;
+    last_ = run;
     auto* times = reinterpret_cast<uint64_t*>(shared + workload_.times_offset);
     uint64_t before = 0, last = 0;
     for (uint32_t i = 0; i < run.count; ++i) {
-      uint32_t set = uint32_t((run.seed + i) % workload_.sets);
+      uint32_t set = set_of(run, i);
       fill(set, run, i);
       Owned arguments(sets_.arguments(set, run.upcast));
       uint64_t strays = other_threads();
@@ -56,53 +61,61 @@ class Host : public Place {
       times[2 * i] = start, times[2 * i + 1] = end;
       answer.elapsed_ns += end - start;
       if (!returned.object) throw Wrong(RAISED, exception());
-      take(run, i, set, returned.object, shared);
+      take(run, i, set, returned.object, shared + i * workload_.slot_bytes);
     }
     return answer;
   }
 
+  void deliver(uint32_t i, uint8_t* shared) override {
+    for (size_t j = 0; j < workload_.outputs.size(); ++j)
+      if (size_t at = i * workload_.outputs.size() + j; at < laid_.size() && !laid_[at].empty()) {
+        auto& output = workload_.outputs[j];
+        auto* kept = shared + i * workload_.slot_bytes + output.offset;
+        auto row = at::for_blob(kept, output.sizes).strides(laid_[at]).options(output.dtype).make_tensor().contiguous();
+        copy(kept, row.const_data_ptr(), row.nbytes());
+        laid_[at].clear();
+      }
+    if (i + workload_.sets < last_.count) return;
+    for (size_t j = 0; j < workload_.inputs.size(); ++j)
+      if (workload_.inputs[j].is_tensor() && !sets_.unchanged(set_of(last_, i), pool_, last_, i, j))
+        throw Wrong(INPUT, "changed its input " + workload_.inputs[j].name);
+  }
+
  private:
+  uint32_t set_of(const Run& run, uint32_t i) const { return uint32_t((run.seed + i) % workload_.sets); }
+
   void fill(uint32_t set, const Run& run, uint32_t i) {
     for (size_t j = 0; j < workload_.inputs.size(); ++j)
-      if (auto& input = workload_.inputs[j]; input.is_tensor())
-        copy(sets_.inputs[set][j], sets_.content(pool_, run, i, j), input.bytes);
+      if (workload_.inputs[j].is_tensor()) sets_.fill(set, pool_, run, i, j);
     for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
       poison(sets_.outputs[set][j], workload_.outputs[j].bytes);
   }
 
-  void take(const Run& run, uint32_t i, uint32_t set, PyObject* returned, uint8_t* shared) {
-    int32_t slot = run.slot[i];
-    uint8_t* kept = slot < 0 ? nullptr : shared + uint64_t(slot) * workload_.slot_bytes;
+  void take(const Run& run, uint32_t i, uint32_t set, PyObject* returned, uint8_t* kept) {
     if (workload_.destination) {
-      for (size_t j = 0; kept && j < workload_.outputs.size(); ++j)
+      for (size_t j = 0; j < workload_.outputs.size(); ++j)
         copy(kept + workload_.outputs[j].offset, sets_.outputs[set][j], workload_.outputs[j].bytes);
-    } else {
-      auto tensors = outputs_of(workload_, returned, at::kCPU, run.upcast != 0);
-      for (size_t j = 0; kept && j < tensors.size(); ++j) keep(workload_.outputs[j], tensors[j], run, kept);
-      if (kept) check_inputs(run, i, set);
-      for (auto& tensor : tensors)  // what is freed next holds no earlier result
-        if (!run.upcast && plain(tensor) && tensor.nbytes()) poison(tensor.mutable_data_ptr(), tensor.nbytes());
       return;
     }
-    if (kept) check_inputs(run, i, set);
-  }
-
-  static void keep(const Output& output, const at::Tensor& tensor, const Run& run, uint8_t* kept) {
-    auto row = whole(output, tensor, run);
-    copy(kept + output.offset, row.const_data_ptr(), row.nbytes());
-  }
-
-  void check_inputs(const Run& run, uint32_t i, uint32_t set) const {
-    for (size_t j = 0; j < workload_.inputs.size(); ++j)
-      if (auto& input = workload_.inputs[j];
-          input.is_tensor() && !same(sets_.inputs[set][j], sets_.content(pool_, run, i, j), input.bytes))
-        throw Wrong(INPUT, "changed its input " + input.name);
+    auto tensors = outputs_of(workload_, returned, at::kCPU, run.upcast != 0);
+    laid_.resize(std::max<size_t>(laid_.size(), (i + 1) * tensors.size()));
+    for (size_t j = 0; j < tensors.size(); ++j) {
+      bool dense = !run.upcast && tensors[j].is_non_overlapping_and_dense() && !tensors[j].is_neg();
+      auto row = dense ? tensors[j] : whole(workload_.outputs[j], tensors[j], run);
+      copy(kept + workload_.outputs[j].offset, row.const_data_ptr(), row.nbytes());
+      laid_[i * tensors.size() + j] = row.is_contiguous() ? std::vector<int64_t>() : row.strides().vec();
+    }
+    for (auto& tensor : tensors)  // what is freed next holds no earlier result
+      if (!run.upcast && plain(tensor) && tensor.nbytes() && !arena_.holds(tensor.const_data_ptr()))
+        poison(tensor.mutable_data_ptr(), tensor.nbytes());
   }
 
   const Workload& workload_;
   const uint8_t* pool_;
   Sets sets_;
   Mapped arena_;
+  Run last_;
+  std::vector<std::vector<int64_t>> laid_;  // strides of outputs in the shared memory that do not lie in a row
 };
 
 }  // namespace kcap

@@ -35,6 +35,19 @@ struct Sets {
     return pool + workload.inputs[j].begin(run.seed, number, j, workload.variant(run.seed, number));
   }
 
+  // Its input in `set`, filled, or compared with what it was filled with; both from memory of the host.
+  void fill(uint32_t set, const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
+    each_piece(pool, run, i, j, [&](size_t at, const uint8_t* from, size_t count) {
+      copy_piece(inputs[set][j] + at, from, count);
+      return true;
+    });
+  }
+  bool unchanged(uint32_t set, const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
+    return each_piece(pool, run, i, j, [&](size_t at, const uint8_t* from, size_t count) {
+      return same(inputs[set][j] + at, from, count);
+    });
+  }
+
   // The arguments of one invocation: every tensor is a new object on the same memory.
   PyObject* arguments(uint32_t set, uint32_t upcast) const {
     size_t count = workload.inputs.size();
@@ -49,6 +62,22 @@ struct Sets {
   }
 
  private:
+  // Calls `use(where in the input, its content, bytes)` until that gives false.
+  template <typename Use>
+  bool each_piece(const uint8_t* pool, const Run& run, uint32_t i, size_t j, Use use) const {
+    auto& input = workload.inputs[j];
+    if (input.kind != POOLED) return use(0, content(pool, run, i, j), input.bytes);
+    Pieces pieces(input, mixed(run.seed, run.first + i, j));
+    for (size_t at = 0, k = 0; at < input.bytes; at += Pieces::SIZE, ++k)
+      if (!use(at, pool + input.offset + pieces.at(k), std::min(Pieces::SIZE, input.bytes - at))) return false;
+    return true;
+  }
+
+  static void copy_piece(uint8_t* to, const uint8_t* from, size_t count) {
+    if (count == Pieces::SIZE) __builtin_memcpy(to, from, Pieces::SIZE);  // of constant size: no call
+    else copy(to, from, count);
+  }
+
   uint8_t* place(const Tensor& tensor) {
     total += align * (random_bits() % 64);
     size_t at = total;

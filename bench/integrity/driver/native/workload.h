@@ -55,10 +55,12 @@ struct Input : Tensor {
 
   bool is_tensor() const { return kind == POOLED || kind == FIXED; }
 
-  // Where in the pool the content of invocation `i` begins.
+  // Where in the pool the content of invocation `i` begins, if it lies there in one piece.
   uint64_t begin(uint64_t seed, uint64_t i, uint64_t j, uint64_t variant) const {
     return kind == POOLED ? offset + mixed(seed, i, j) % (slack + 1) * item : offset + variant * stride;
   }
+
+  size_t held() const { return bytes / item + slack; }  // elements of a POOLED one in the pool
 
   PyObject* scalar() const {
     switch (kind) {
@@ -81,6 +83,37 @@ struct Input : Tensor {
 
 struct Output : Tensor {
   uint64_t offset = 0;  // in a slot
+};
+
+// The order in which an invocation takes pieces of its content from the pool, each at most once: whoever remembers
+// results of what lies side by side there finds too little of it to save anything.
+class Pieces {
+ public:
+  static constexpr size_t SIZE = 128;  // bytes
+
+  Pieces(const Input& input, uint64_t random) : each_(SIZE / input.item), item_(input.item) {
+    first_ = mixed(random, 0, 0) % each_;
+    count_ = (input.held() - first_) / each_;
+    while ((uint64_t(1) << bits_) < count_) ++bits_;
+    for (uint64_t i = 0; i < 3; ++i) odd_[i] = mixed(random, 1, i) | 1;
+    plus_ = mixed(random, 2, 0);
+  }
+
+  // Bytes from the beginning of the input's content to piece `k`: a permutation of 0 … count - 1 (multiplication by odd
+  // numbers and shifts, each of which can be undone, until the result is one of them).
+  size_t at(uint64_t k) const {
+    uint64_t mask = (uint64_t(1) << bits_) - 1, half = (bits_ + 1) / 2;
+    do {
+      k = (k * odd_[0] + plus_) & mask, k ^= k >> half;
+      k = (k * odd_[1]) & mask, k ^= k >> half;
+      k = (k * odd_[2]) & mask;
+    } while (k >= count_);
+    return (first_ + k * each_) * item_;
+  }
+
+ private:
+  size_t each_, item_;
+  uint64_t first_ = 0, count_ = 1, bits_ = 1, plus_ = 0, odd_[3] = {};
 };
 
 struct Workload {
@@ -117,16 +150,13 @@ struct Run {
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
   uint64_t seed = 0;
-  std::vector<int32_t> slot;  // of each invocation, where its outputs are kept; -1: nowhere
 
+  Run() = default;
   Run(Reader from, const Workload& workload) {
     from.u32();
     first = from.u32(), count = from.u32(), upcast = from.u32(), seed = from.u64();
     if (count > workload.most) throw std::runtime_error("the judge asks for too many invocations");
-    slot.assign(count, -1);
-    uint32_t kept = from.u32();
-    if (kept > workload.slots) throw std::runtime_error("the judge keeps too many outputs");
-    for (uint32_t i = 0; i < kept; ++i) slot.at(from.u32()) = int32_t(i);
+    if (count > workload.slots) throw std::runtime_error("the outputs of so many invocations cannot be kept");
   }
 };
 

@@ -1,0 +1,102 @@
+"""What the driver gives a Solution on the CPU, and what it keeps of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bench_datasets import definition, of, workload
+
+from kcap.bench.integrity import driver
+from kcap.bench.judge import candidate as candidates
+from kcap.bench.judge import wire
+from kcap.bench.judge.candidate import Candidate
+from kcap.bench.judge.draws import draws
+
+COPY = definition("copy", {"x": of("m n")}, {"y": of("m n")}, "x.clone()")
+PROGRAM = Path(__file__).with_name("cpu_candidate.py")
+
+
+@pytest.fixture(params=[1, 7, 300])
+def drawn(request):
+    with draws(COPY, workload(COPY, "w", request.param), None, None) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def both():
+    """Two processes of one Solution."""
+    driver.build()
+    with ExitStack() as stack:
+        yield [_started(stack) for _ in range(2)]
+
+
+def _started(stack):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, PROGRAM, str(theirs.fileno())]
+        process = stack.enter_context(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
+    stack.callback(process.kill)
+    limits, server = SimpleNamespace(timeout=60.0, gpu=None), SimpleNamespace(ask=lambda request: {"how": "ended"})
+    log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 ends with the stack
+    return Candidate(server, limits, process.pid, stack.enter_context(ours), Path("/nowhere"), log, [])
+
+
+@pytest.fixture
+def one(both, drawn):
+    both[0].open(drawn)
+    return both[0]
+
+
+def inputs(one, seed, count, chosen):
+    """Of the invocations `chosen` of `count`, what they were given, for it is what they return."""
+    assert one.run(seed, count).code == wire.FINE
+    assert one.deliver(chosen).code == wire.FINE
+    return [one.outputs(number)[0].view(-1) for number in chosen]
+
+
+def pool(drawn):
+    content = drawn.contents[0]
+    size = 4 * (torch.Size(content.shape).numel() + content.slack)
+    return torch.frombuffer(bytearray(os.pread(drawn.pool, size, content.offset)), dtype=torch.float32)
+
+
+def test_inputs_are_of_the_pool_and_none_is_there_twice(one, drawn):
+    numbers = pool(drawn)
+    for found in inputs(one, 5, 12, range(12)):
+        assert torch.isin(found, numbers).all()
+        rare = len(numbers) - len(numbers.unique())
+        assert len(found) - len(found.unique()) <= rare
+
+
+def test_two_processes_are_given_the_same_inputs(both, drawn):
+    for one in both:
+        one.open(drawn)
+    found = [inputs(one, 7, 9, (0, 4, 8)) for one in both]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_what_lay_side_by_side_in_one_invocation_does_not_in_the_next(one, drawn):
+    first, second = inputs(one, 3, 2, (0, 1))
+    assert not torch.equal(first, second)
+    places = torch.argsort(pool(drawn))[torch.searchsorted(pool(drawn).sort().values, second)]
+    most = max(len(second) // 16, 2)  # of its neighbours: pieces of 128 bytes hold 32 numbers
+    assert int((places.diff() != 1).sum()) <= most
+    assert len(second) <= 64 or int((places.diff() != 1).sum()) >= len(second) // 64
+
+
+def test_every_output_is_kept_until_it_is_asked_for(one, drawn, monkeypatch):
+    assert one.most > 8
+    monkeypatch.setattr(candidates, "SLOTS_BYTES", 1)
+    one.open(drawn)
+    assert one.most == candidates.FEWEST_SETS or one.most == one.sets
+    assert one.run(1, one.most).code == wire.FINE
+    assert "cannot be kept" in one.run(1, one.most + 1).text
