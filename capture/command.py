@@ -138,9 +138,9 @@ def _record_model(offline: Offline, directory: Path, options: dict[str, Any]) ->
     if target.bundled and prompts and any(isinstance(prompt, str) for prompt in prompts):
         raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
     longest = max(map(len, prompts)) if prompts else offline.input_len
-    arguments = frameworks.vllm_arguments(
-        target, offline.load_format, offline.num_layers, offline.eager or None, given, longest + offline.output_len
-    )
+    tokens = longest + offline.output_len
+    start = frameworks.Start(target, offline.load_format, offline.num_layers, offline.eager, given, tokens)
+    arguments = frameworks.ARGUMENTS[engine.module](start)
     session = Session(
         directory=str((directory / "shards").resolve()), framework=engine.framework, model=target.model,
         layers_model=target.layers_model, engine_arguments=arguments, **options,
@@ -206,13 +206,11 @@ def _explain_silence(session: Session, status: int, log: Path | None) -> None:
 
     if status and log:
         raise KcapError(f"the engine did not start (status {status}):\n{launch.last_lines(log)}")
-    import os
+    from kcap.capture import plugins
 
-    plugins = os.environ.get("VLLM_PLUGINS")
-    if plugins is not None and "kcap" not in plugins.split(","):
-        raise KcapError(
-            f"no process of the engine had kcap in it: VLLM_PLUGINS={plugins} leaves it out; add kcap to it"
-        )
+    excluded = plugins.excluded(None if session.command else session.framework)
+    if excluded:
+        raise KcapError(f"no process of the engine had kcap in it: {excluded} leaves it out; add kcap to it")
     where = session.command[0] if session.command else sys.executable
     raise KcapError(
         f"no process of the engine had kcap in it (status {status}): is {shlex.quote(where)} the engine, and is kcap "

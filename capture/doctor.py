@@ -20,6 +20,7 @@ from kcap.capture.machine import (
     gpus,
     torch_here,
 )
+from kcap.capture.plugins import PLUGINS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,8 +52,8 @@ def check_machine() -> Iterator[Check]:
     for engine in ENGINES:
         found = check_engine(engine)
         yield found
-        if engine.framework == "vLLM" and found.state == "ok":
-            yield from check_plugin()
+        if engine.framework in PLUGINS and found.state == "ok":
+            yield from check_plugin(engine.framework)
     yield from check_confinement()
 
 
@@ -83,8 +84,8 @@ def check_work(machine: Sequence[Check]) -> Iterator[Check]:
 
 
 def _in_the_way(machine: Sequence[Check], framework: str) -> list[Check]:
-    others = ("kcap in vLLM",) if framework == "vLLM" else ()
-    return [check for check in machine if check.name in (*others, "torchvision", "torchaudio", "torchcodec")]
+    names = (f"kcap in {framework}", "torchvision", "torchaudio", "torchcodec")
+    return [check for check in machine if check.name in names]
 
 
 def _work(name: str, needs: Sequence[Check]) -> Check:

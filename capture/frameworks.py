@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kcap.capture import models
 from kcap.capture.installed import ENGINES, Engine, install_command, recordable
+from kcap.capture.plugins import PLUGINS, lacks_plugins
 from kcap.errors import CallError, KcapError
+
+SGLANG_SPARE = 8  # tokens of its context that it keeps from a request
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ def find_framework(name: str) -> Engine:
     engine = find_adapter(name)
     if importlib.util.find_spec(engine.module) is None:
         raise KcapError(f"{engine.framework} is not installed: {install_command(engine.framework)}")
+    if lacks_plugins(engine.module, PLUGINS[engine.framework]):
+        raise KcapError(f"this {engine.framework} loads no plugins: {PLUGINS[engine.framework].since} or newer does")
     return engine
 
 
@@ -93,18 +99,42 @@ def _layers(file: Path | None) -> int | None:
     return layers if isinstance(layers, int) else None
 
 
-def vllm_arguments(
-    target: Target, load_format: str, num_layers: int | None, eager: bool | None, given: dict[str, Any], longest: int
-) -> dict[str, Any]:
-    """The arguments of `vllm.LLM`: kcap's defaults, then what the user gave.
+@dataclass(frozen=True)
+class Start:
+    """How a model is to be started offline. `longest`: the tokens of the longest request, which a bundled model's
+    context must hold; `given`: the user's own arguments, which win."""
 
-    `longest`: the tokens of the longest request, which `max_model_len` must hold where a bundled model is used.
-    """
-    arguments: dict[str, Any] = {"model": target.path, "load_format": load_format}
-    if target.bundled:
-        arguments |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": max(2048, longest)}
-    if num_layers is not None:
-        arguments["hf_overrides"] = {"num_hidden_layers": num_layers}
-    if eager is not None:
-        arguments["enforce_eager"] = eager
-    return arguments | given
+    target: Target
+    load_format: str
+    num_layers: int | None
+    eager: bool
+    given: dict[str, Any]
+    longest: int
+
+
+def vllm_arguments(start: Start) -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    arguments: dict[str, Any] = {"model": start.target.path, "load_format": start.load_format}
+    if start.target.bundled:
+        arguments |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": max(2048, start.longest)}
+    if start.num_layers is not None:
+        arguments["hf_overrides"] = {"num_hidden_layers": start.num_layers}
+    if start.eager:
+        arguments["enforce_eager"] = True
+    return arguments | start.given
+
+
+def sglang_arguments(start: Start) -> dict[str, Any]:
+    """The arguments of `sglang.Engine`, less those that depend on the machine."""
+    arguments: dict[str, Any] = {"model_path": start.target.path, "load_format": start.load_format}
+    if start.target.bundled:
+        context = max(2048, start.longest + SGLANG_SPARE)
+        arguments |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "context_length": context}
+    if start.num_layers is not None:
+        arguments["json_model_override_args"] = f'{{"num_hidden_layers": {start.num_layers}}}'
+    if start.eager:
+        arguments["disable_cuda_graph"] = True
+    return arguments | start.given
+
+
+ARGUMENTS: dict[str, Callable[[Start], dict[str, Any]]] = {"vllm": vllm_arguments, "sglang": sglang_arguments}

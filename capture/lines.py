@@ -102,6 +102,7 @@ class _Step(_Line):
     sequences: Number
     lengths: list[Number] = []
     queries: list[Number] = []
+    cached: list[Number] = []
 
 
 class _Tensor(_Line):

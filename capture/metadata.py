@@ -57,7 +57,7 @@ def make_metadata(
         kernel_ids="definition",
         kcap=__version__,
         model=session.model or first.get("model"),
-        framework=session.framework,
+        framework=first.get("framework") or session.framework,  # a command need not name its engine
         framework_version=first.get("framework_version"),
         engine_arguments=redact_arguments(session.engine_arguments),
         command=redact_command(session.command),

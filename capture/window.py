@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,15 @@ MAX_LISTED = 512  # sequences whose lengths a step's line lists
 
 @dataclass
 class StepShape:
-    """What an engine knows of a step before it runs: the phase, and each sequence's new tokens and context after."""
+    """What an engine knows of a step before it runs: the phase, each sequence's new tokens and context after.
+
+    `cached`: what each sequence found in a prefix cache, where the engine says so and any did.
+    """
 
     phase: str
     queries: list[int]
     lengths: list[int]
+    cached: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -277,4 +281,5 @@ class Window:
 
 
 def _listed(shape: StepShape) -> dict[str, list[int]]:
-    return {"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED]}
+    cached = {"cached": shape.cached[:MAX_LISTED]} if shape.cached else {}
+    return {"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED], **cached}

@@ -164,7 +164,8 @@ class Program(Record):
 
 
 class Step(Record):
-    """One forward of the engine. `lengths`: each sequence's context after it; `queries`: its new tokens.
+    """One forward of the engine. `lengths`: each sequence's context after it; `queries`: its new tokens;
+    `cached`: those of its prompt that were found in a prefix cache, where the engine says so and any were.
 
     `mode`: whether it replayed no graph, several with calls between them, or one for the whole forward; `padded`: the
     tokens that its graphs were captured for.
@@ -177,6 +178,7 @@ class Step(Record):
     sequences: int = 0
     lengths: list[int] = []
     queries: list[int] = []
+    cached: list[int] = []
     program: int | None = None
     mode: GraphUse = "eager"
     padded: int | None = None

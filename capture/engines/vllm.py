@@ -9,62 +9,37 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from kcap.capture.engines import vllm_fused
-from kcap.capture.imports import Hook, when_imported
+from kcap.capture.engines.groups import Groups
+from kcap.capture.engines.hooking import Around, contained, wrap
+from kcap.capture.imports import when_imported
 from kcap.capture.window import StepShape, Window
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
-Around = Callable[..., Any]
 
 
 def hook(window: Window) -> None:
     """Hook vLLM's runners and workers as their modules are imported."""
     steps = Steps(window)
     for module in RUNNERS:
-        when_imported(module, _contained(window, functools.partial(_hook_runner, steps=steps)))
+        when_imported(module, contained(window, functools.partial(_hook_runner, steps=steps)))
     groups = Groups(window)
     window.taps.graphs.describe = functools.partial(_graph, groups)
-    when_imported(GRAPHS, _contained(window, functools.partial(_hook_graphs, window=window)))
+    when_imported(GRAPHS, contained(window, functools.partial(_hook_graphs, window=window)))
     for module, name in WORKERS.items():
         when_imported(
-            module, _contained(window, functools.partial(_hook_worker, name=name, window=window, groups=groups))
+            module, contained(window, functools.partial(_hook_worker, name=name, window=window, groups=groups))
         )
 
 
-def _contained(window: Window, hook_module: Hook) -> Hook:
-    """A vLLM that kcap does not know is imported all the same; the Recording says what was missing."""
-
-    def run(module: ModuleType) -> None:
-        try:
-            hook_module(module)
-        except Exception as error:
-            window.failed(error)
-
-    return run
-
-
-def _wrap(owner: Any, name: str, around: Around) -> None:
-    original = owner.__dict__.get(name)
-    if original is None:
-        getattr(owner, name)  # inherited: hooked in the class that has it
-        return
-
-    @functools.wraps(original)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(functools.partial(original, self), self, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
-
-
 def _hook_runner(module: ModuleType, steps: Steps) -> None:
-    _wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
-    _wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
+    wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
+    wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
 
 
 def _graph(groups: Groups) -> dict[str, Any]:
@@ -91,29 +66,7 @@ def _hook_graphs(module: ModuleType, window: Window) -> None:
             window.tap_failed("cuda_graphs", error)
         return result
 
-    _wrap(module.CudaGraphManager, "capture", capture)
-
-
-class Groups:
-    """Tells the recorder the size and rank of vLLM's process groups, by their names and their all-reduces' handles."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        self._told: set[str] = set()
-
-    def tell(self) -> None:
-        """Those that came since, once there is a recorder."""
-        state = sys.modules.get("vllm.distributed.parallel_state")
-        recorder = self._window.recorder
-        if state is None or recorder is None:
-            return
-        for name, reference in getattr(state, "_groups", {}).items():
-            group = reference()
-            if group is None or name in self._told:
-                continue
-            self._told.add(name)
-            custom = getattr(getattr(group, "device_communicator", None), "ca_comm", None)
-            recorder.group(name, int(getattr(custom, "_ptr", 0) or 0), group.world_size, group.rank_in_group)
+    wrap(module.CudaGraphManager, "capture", capture)
 
 
 def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) -> None:
@@ -138,8 +91,8 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) 
             window.end()
         return result
 
-    _wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
-    _wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
+    wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
+    wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
 
 
 def _name_fused(worker: Any, window: Window) -> None:

@@ -1,0 +1,151 @@
+"""SGLang: where its steps begin and end, and which phase they are.
+
+A step is one `ModelRunner.forward` and the sampling that belongs to it. Sampling may come later, after `run_batch` has
+returned (grammars), or never (a pipeline's earlier ranks, embeddings): `run_batch` then ends the step. The window opens
+when the scheduler has been made, so profiling, warm-up and graph capture never count. A server's own warm-up requests
+look like any other: the server's process has every window pause meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.engines import sglang_operators
+from kcap.capture.engines.groups import Groups
+from kcap.capture.engines.hooking import Around, contained, wrap
+from kcap.capture.engines.sglang_batches import Scheduled, shape
+from kcap.capture.engines.sglang_graphs import hook_graphs
+from kcap.capture.imports import Hook, when_imported
+from kcap.capture.window import StepShape, Window
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+RUNNER = "sglang.srt.model_executor.model_runner"
+SERVER = "sglang.srt.entrypoints.http_server"
+STATE = "sglang.srt.distributed.parallel_state"
+
+
+def hook(window: Window) -> None:
+    """Hook SGLang's scheduler and runner, now or as their modules are imported."""
+    steps, groups = Steps(window), Groups(window, STATE)
+    hooks: dict[str, Hook] = {
+        SCHEDULER: functools.partial(_hook_scheduler, steps=steps, window=window, groups=groups),
+        RUNNER: functools.partial(_hook_runner, steps=steps, window=window),
+        SERVER: functools.partial(_hook_server, window=window),
+        sglang_operators.MODULE: functools.partial(sglang_operators.hook_operators, window=window),
+    }
+    for module, hook_module in hooks.items():
+        when_imported(module, contained(window, hook_module))
+    hook_graphs(window, groups.tell)
+
+
+def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
+    def load(original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        sglang_operators.name_fused(window)
+        return result
+
+    wrap(module.ModelRunner, "load_model", load)
+    wrap(module.ModelRunner, "forward", steps.forward)
+    wrap(module.ModelRunner, "sample", steps.sample)
+    if hasattr(module.ModelRunner, "compute_logprobs_only"):
+        wrap(module.ModelRunner, "compute_logprobs_only", steps.sample)
+
+
+def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Groups) -> None:
+    def made(original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        try:
+            window.start(**_facts(scheduler))
+            groups.tell()
+        except Exception as error:
+            window.failed(error)
+
+    wrap(module.Scheduler, "__init__", made)
+    wrap(module.Scheduler, "run_batch", steps.run_batch)
+
+
+def _hook_server(module: Any, window: Window) -> None:
+    """Pause every process's window while the server warms itself up; it first waits a second, which is enough."""
+    original = module._wait_and_warmup
+    pause = window.session.pause_file
+
+    @functools.wraps(original)
+    def warm_up(*args: Any, **kwargs: Any) -> Any:
+        pause.touch(mode=0o600)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            pause.unlink(missing_ok=True)
+
+    module._wait_and_warmup = warm_up
+
+
+def _facts(scheduler: Any) -> dict[str, Any]:
+    import sglang
+    import torch.distributed as distributed
+
+    config = scheduler.model_config
+    ranks = distributed.is_initialized()
+    return {
+        "rank": distributed.get_rank() if ranks else 0,
+        "world_size": distributed.get_world_size() if ranks else 1,
+        "model": config.model_path,
+        "layers": getattr(config, "num_hidden_layers", None),
+        "framework": "SGLang",
+        "framework_version": sglang.__version__,
+    }
+
+
+class Steps:
+    """Brackets the steps of a process."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._scheduled = Scheduled()
+
+    def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._guarded(self._scheduled.look, batch)
+        result = original(batch, *args, **kwargs)
+        if getattr(result, "delay_sample_func", None) is None:
+            self._window.end()
+        return result
+
+    def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._window.following:
+            self._window.settle()
+            return original(*args, **kwargs)
+        batch = args[0] if args else kwargs.get("forward_batch")
+        step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
+        began = step is not None and self._window.begin(step)
+        try:
+            output = original(*args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        if began:
+            self._window.pause()
+        return output
+
+    def sample(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._window.resume():
+            return original(*args, **kwargs)
+        try:
+            output = original(*args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        self._window.end()
+        return output
+
+    def _guarded(self, read: Callable[..., Any], *args: Any) -> Any:
+        """What `read` makes of SGLang's objects; a failure ends the recording, and the engine goes on."""
+        if not self._window.following:
+            return None
+        try:
+            return read(*args)
+        except Exception as error:
+            self._window.failed(error)
+            return None

@@ -1,0 +1,90 @@
+"""Runs SGLang offline for a recording, in a process of its own: `python -m kcap.capture.engines.sglang_offline JOB`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kcap.capture.config import read_session
+from kcap.capture.launch import close_window
+from kcap.capture.workload import Prompt, Workload
+
+PROFILED_TOKENS = 8  # of each request, in the steps that check the coverage
+LEAST_CACHE = 4096  # tokens
+FLUSHES = 50
+CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
+
+
+def main(job_file: str) -> None:
+    """Run the job: the session's file, the workload, the engine's arguments; `outputs` names where token ids go."""
+    job = orjson.loads(Path(job_file).read_bytes())
+    session = read_session(job["session"])
+    workload = Workload(**job["workload"])
+    arguments = {**_of_this_machine(workload), **job["engine_arguments"]}
+    from sglang import Engine
+
+    engine = Engine(**arguments)
+    requests = workload.requests(_vocabulary(engine))
+    if session.check_coverage:
+        _generate(engine, requests, replace(workload, output_len=min(workload.output_len, PROFILED_TOKENS)))
+        _forget_prompts(engine)
+        session.profile_file.unlink()
+    outputs = _generate(engine, requests, workload)
+    close_window(session)
+    if job.get("outputs"):
+        Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
+    engine.shutdown()
+
+
+def _of_this_machine(workload: Workload) -> dict[str, Any]:
+    """Without a GPU: PyTorch's attention, no graphs, and a cache that holds the requests rather than all memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return {}
+    os.environ.setdefault(CPU_ENGINE, "1")
+    longest = [len(prompt) for prompt in workload.prompts or ()] or [workload.input_len] * workload.num_prompts
+    tokens = sum(longest) + len(longest) * workload.output_len
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "disable_cuda_graph": True,
+        "mem_fraction_static": 0.5,
+        "max_total_tokens": max(LEAST_CACHE, 2 * tokens),
+    }
+
+
+def _vocabulary(engine: Any) -> int:
+    return int(engine.tokenizer_manager.model_config.vocab_size)
+
+
+def _generate(engine: Any, prompts: list[Prompt], workload: Workload) -> list[list[int]]:
+    """Submit every request at once; each request's token ids. Requests of token ids reach the scheduler together."""
+    params = {"max_new_tokens": workload.output_len, "temperature": 0.0, "ignore_eos": True}
+    if all(isinstance(prompt, str) for prompt in prompts):
+        outputs = engine.generate(prompt=prompts, sampling_params=params)
+    else:
+        outputs = engine.generate(input_ids=prompts, sampling_params=params)
+    return [list(output["output_ids"]) for output in outputs]
+
+
+def _forget_prompts(engine: Any) -> None:
+    """Let the counted steps run as if those before had not been."""
+    for _ in range(FLUSHES):
+        if getattr(engine.flush_cache(), "success", True):
+            return
+        time.sleep(0.1)  # a batch is still being put away
+    raise RuntimeError(
+        "SGLang could not empty its radix cache after the profiled steps, so the counted prefills would be hits in it: "
+        "record without --check-coverage, or with --engine-arg disable_radix_cache=true"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,269 @@
+"""SGLang's hooks on stand-ins of its scheduler and runner: phases, hits, late sampling, an SGLang that is unknown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kcap.capture.config import Session
+from kcap.capture.engines import sglang
+from kcap.capture.engines.sglang_batches import Scheduled, shape
+from kcap.capture.merge import merge
+from kcap.capture.window import Window
+from kcap.schemas.recording import Recording
+
+A = torch.eye(2)
+TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft_worker=True)
+
+
+class Mode(SimpleNamespace):
+    def is_decode(self) -> bool:
+        return self.name == "DECODE"
+
+
+def batch(mode: str, queries: list[int], lengths: list[int]) -> Any:
+    """A `ForwardBatch`. In decode SGLang lists no new tokens."""
+    return SimpleNamespace(
+        forward_mode=Mode(name=mode),
+        batch_size=len(lengths),
+        input_ids=torch.zeros(sum(queries)),
+        seq_lens_cpu=torch.tensor(lengths),
+        extend_seq_lens_cpu=None if mode in ("DECODE", "TARGET_VERIFY") else queries,
+    )
+
+
+def request(name: str, cached: int = 0) -> Any:
+    return SimpleNamespace(rid=name, cached_tokens=cached)
+
+
+def scheduled(mode: str, *requests: Any, decoding: tuple[Any, ...] = ()) -> Any:
+    """A `ScheduleBatch`."""
+    return SimpleNamespace(forward_mode=Mode(name=mode), reqs=[*requests, *decoding], decoding_reqs=list(decoding))
+
+
+class Runner:
+    """Stands for SGLang's `ModelRunner`: one product a forward, which rewrites a mixed batch as the real one does."""
+
+    is_draft_worker = False
+
+    def load_model(self) -> str:
+        return "loaded"
+
+    def forward(self, forward_batch: Any, pp_proxy_tensors: Any = None) -> Any:
+        if forward_batch.batch_size < 0:
+            raise RuntimeError("of the engine")
+        torch.mm(A, A)
+        forward_batch.forward_mode.name = "EXTEND"
+        return SimpleNamespace(logits_output=A)
+
+    def sample(self, logits_output: Any, forward_batch: Any) -> str:
+        torch.argmax(A)
+        return "sampled"
+
+
+class Scheduler:
+    """Stands for SGLang's `Scheduler`. A batch's `late` leaves the sampling to the caller, `none` has none."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.model_config = SimpleNamespace(model_path="tiny", num_hidden_layers=2)
+        torch.mm(A, A)  # its warm-up
+        runner.forward(batch("DECODE", [1], [1]))
+        runner.sample(None, None)
+
+    def run_batch(self, step: Any, forward: Any = None, sampling: str = "now") -> Any:
+        self.runner.forward(forward)
+        torch.add(A, A)  # between the two, another's work
+        if sampling == "now":
+            self.runner.sample(A, forward)
+        late = (lambda: self.runner.sample(A, forward)) if sampling == "late" else None
+        return SimpleNamespace(delay_sample_func=late)
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[Window]:
+    session = Session(str(tmp_path / "shards"))
+    session.write()
+    window = Window(session)
+    yield window
+    window.close()
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """SGLang's modules, with classes that no other test hooks."""
+    made: dict[str, Any] = {name: ModuleType(name) for name in ("sglang", sglang.SCHEDULER, sglang.RUNNER)}
+    made["sglang"].__version__ = "0.0"
+    made[sglang.SCHEDULER].Scheduler = type("Scheduler", (), dict(vars(Scheduler)))
+    made[sglang.RUNNER].ModelRunner = type("ModelRunner", (), dict(vars(Runner)))
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+@pytest.fixture
+def scheduler(window: Window, modules: dict[str, Any]) -> Any:
+    sglang.hook(window)
+    runner = modules[sglang.RUNNER].ModelRunner()
+    with torch.no_grad():
+        return modules[sglang.SCHEDULER].Scheduler(runner)
+
+
+def run(scheduler: Any, step: Any, forward: Any, sampling: str = "now") -> Any:
+    with torch.no_grad():
+        return scheduler.run_batch(step, forward, sampling)
+
+
+def finished(window: Window, tmp_path: Path) -> Recording:
+    window.close()
+    return merge(window.session, tmp_path / "out")
+
+
+def counts(recording: Recording) -> dict[str, int]:
+    return {call.operator: call.total for call in recording.calls}
+
+
+@pytest.mark.parametrize(
+    ("mode", "queries", "lengths", "phase"),
+    [
+        ("EXTEND", [4, 9], [4, 25], "prefill"),
+        ("SPLIT_PREFILL", [4], [4], "prefill"),
+        ("MIXED", [5, 1], [5, 9], "mixed"),
+        ("DECODE", [1, 1], [8, 9], "decode"),
+        ("TARGET_VERIFY", [3, 3], [8, 9], "decode"),
+        ("IDLE", [], [], "other"),
+        ("DLLM_EXTEND", [4], [4], "other"),
+    ],
+)
+def test_each_mode_has_its_phase_and_lengths(mode: str, queries: list[int], lengths: list[int], phase: str) -> None:
+    step = shape(batch(mode, queries, lengths), TARGET, Scheduled())
+    assert (step.phase, step.queries, step.lengths, step.cached) == (phase, queries, lengths, [])
+
+
+def test_a_draft_models_forward_is_of_no_request() -> None:
+    assert shape(batch("DECODE", [1], [5]), DRAFT, Scheduled()).phase == "other"
+
+
+def test_lengths_that_only_the_gpu_knows_are_not_waited_for() -> None:
+    forward = batch("DECODE", [1], [5])
+    forward.seq_lens_cpu = SimpleNamespace(is_cuda=True)
+    assert shape(forward, TARGET, Scheduled()).lengths == []
+    forward.seq_lens_cpu = None
+    assert shape(forward, TARGET, Scheduled()).lengths == []
+
+
+def test_a_chunk_that_continues_is_no_hit() -> None:
+    known = Scheduled()
+    known.look(scheduled("EXTEND", request("a", 16), request("b")))
+    assert known.hits == [16, 0]
+    known.look(scheduled("DECODE", request("c", 3)))
+    assert known.hits == []
+    known.look(scheduled("EXTEND", request("a", 16), request("c", 8)))
+    assert known.hits == [0, 8]
+
+
+def test_a_request_that_decodes_in_a_mixed_batch_has_no_hit() -> None:
+    known = Scheduled()
+    known.look(scheduled("MIXED", request("a", 4), decoding=(request("b", 18),)))
+    step = shape(batch("MIXED", [2, 1], [6, 30]), TARGET, known)
+    assert step.cached == [4, 0]
+
+
+def test_a_health_check_is_of_no_request() -> None:
+    known = Scheduled()
+    known.look(scheduled("EXTEND", request("HEALTH_CHECK_17")))
+    assert shape(batch("EXTEND", [1], [1]), TARGET, known).phase == "other"
+    known.look(scheduled("EXTEND", request("HEALTH_CHECK_18"), request("a")))
+    assert shape(batch("EXTEND", [1, 1], [1, 1]), TARGET, known).phase == "prefill"
+
+
+def test_the_forward_and_the_sampling_make_one_step_and_the_warm_up_none(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    run(scheduler, scheduled("EXTEND", request("a", 2)), batch("EXTEND", [4], [6]))
+    run(scheduler, scheduled("DECODE", request("a", 2)), batch("DECODE", [1], [7]))
+    recording = finished(window, tmp_path)
+    assert recording.metadata.steps == {"decode": 1, "prefill": 1}
+    assert counts(recording) == {"aten::mm": 2, "aten::argmax": 2}
+    assert [(step.tokens, step.lengths, step.cached) for step in recording.steps] == [(4, [6], [2]), (1, [7], [])]
+    assert (recording.metadata.framework, recording.metadata.framework_version) == ("SGLang", "0.0")
+    assert (recording.metadata.model, recording.metadata.layers_recorded) == ("tiny", 2)
+
+
+def test_a_mixed_batch_that_the_runner_rewrites_is_still_mixed(window: Window, scheduler: Any, tmp_path: Path) -> None:
+    step = scheduled("MIXED", request("a"), decoding=(request("b"),))
+    run(scheduler, step, batch("MIXED", [4, 1], [4, 9]))
+    assert finished(window, tmp_path).metadata.steps == {"mixed": 1}
+
+
+def test_sampling_that_comes_after_the_batch_belongs_to_its_step(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    result = run(scheduler, scheduled("DECODE", request("a")), batch("DECODE", [1], [7]), "late")
+    torch.add(A, A)
+    with torch.no_grad():
+        assert result.delay_sample_func() == "sampled"
+    assert counts(finished(window, tmp_path)) == {"aten::mm": 1, "aten::argmax": 1}
+
+
+def test_a_forward_without_sampling_counts_when_its_batch_is_over(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    run(scheduler, scheduled("EXTEND", request("a")), batch("EXTEND", [4], [4]), "none")
+    recording = finished(window, tmp_path)
+    assert recording.metadata.steps == {"prefill": 1}
+    assert counts(recording) == {"aten::mm": 1}
+
+
+def test_a_forward_that_raises_is_no_step_and_raises_as_before(window: Window, scheduler: Any, tmp_path: Path) -> None:
+    broken = batch("DECODE", [1], [7])
+    broken.batch_size = -1
+    with pytest.raises(RuntimeError, match="of the engine"):
+        run(scheduler, scheduled("DECODE", request("a")), broken)
+    run(scheduler, scheduled("DECODE", request("a")), batch("DECODE", [1], [7]))
+    assert finished(window, tmp_path).metadata.steps == {"decode": 1}
+
+
+def test_a_batch_that_kcap_does_not_know_is_noted_and_the_engine_goes_on(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    strange = SimpleNamespace(forward_mode=Mode(name="DECODE"), batch_size=1)
+    step = scheduled("DECODE", request("a"))
+    for _ in range(2):
+        assert run(scheduler, step, strange).delay_sample_func is None
+    recording = finished(window, tmp_path)
+    assert not recording.metadata.complete
+    (failure,) = (tap for tap in recording.metadata.taps if tap.status == "failed")
+    assert (failure.name, "input_ids" in failure.detail) == ("window", True)
+
+
+@pytest.mark.parametrize(("module", "name"), [(sglang.SCHEDULER, "Scheduler"), (sglang.RUNNER, "ModelRunner")])
+def test_an_sglang_without_what_is_hooked_is_noted(
+    module: str, name: str, window: Window, modules: dict[str, Any], tmp_path: Path
+) -> None:
+    delattr(modules[module], name)
+    sglang.hook(window)
+    recording = finished(window, tmp_path)
+    assert not recording.metadata.complete
+    assert [name in tap.detail for tap in recording.metadata.taps if tap.status == "failed"] == [True]
+
+
+def test_a_servers_own_warm_up_pauses_the_windows(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[bool] = []
+    server: Any = ModuleType(sglang.SERVER)
+    server._wait_and_warmup = lambda args, fails=False: (
+        paused.append(window.session.pause_file.exists()) or 1 // (not fails)
+    )
+    monkeypatch.setitem(sys.modules, sglang.SERVER, server)
+    sglang.hook(window)
+    server._wait_and_warmup("arguments")
+    with pytest.raises(ZeroDivisionError):
+        server._wait_and_warmup("arguments", fails=True)
+    assert paused == [True, True]
+    assert not window.session.pause_file.exists()
