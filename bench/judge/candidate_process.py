@@ -50,11 +50,11 @@ def run(given: Order, channel: int, loaded: driver.Driver) -> None:
     if given.cores:
         os.sched_setaffinity(0, given.cores)
     torch.set_num_threads(given.threads)
-    if given.device != "cpu":
-        loaded.use_gpu(*gpu.taken(given.device))
-    watched = watch.taken()
     sock = socket.socket(fileno=os.dup(channel))
     try:
+        if given.device != "cpu":
+            _use_gpu(given.device, loaded)
+        watched = watch.taken()
         callable_ = _built(given)
     except build.BuildFailed as failure:
         sock.send(orjson.dumps({"failed": failure.reason, "log": failure.log[-MOST_LOG:]}))
@@ -62,6 +62,13 @@ def run(given: Order, channel: int, loaded: driver.Driver) -> None:
     sock.send(orjson.dumps({"built": True}))
     with torch.no_grad():
         loaded.serve(channel, callable_, watched)
+
+
+def _use_gpu(device: str, loaded: driver.Driver) -> None:
+    try:
+        loaded.use_gpu(*gpu.taken(device))
+    except (RuntimeError, AttributeError, OSError, AssertionError) as error:
+        raise build.BuildFailed(f"its process cannot use {device}: {error}", "") from None
 
 
 def _built(given: Order) -> Callable[..., Any]:

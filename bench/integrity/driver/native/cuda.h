@@ -176,6 +176,7 @@ class Cuda : public Place {
     invoke(0, run, callable);
     fill(run, false, torch_.stream);
     cuda_.check(cuda_.wait(), "before a capture");
+    NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
     try {
       Owned mode(PyUnicode_FromString("thread_local"));
       Torch::call(torch_.begin, {graph_.object, Py_None, mode.object}, "a capture");

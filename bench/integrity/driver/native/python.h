@@ -18,6 +18,12 @@ struct Owned {
   ~Owned() { Py_XDECREF(object); }
 };
 
+// While it lives the collector of garbage rests.
+struct NoCollection {
+  int was = PyGC_Disable();
+  ~NoCollection() { if (was) PyGC_Enable(); }
+};
+
 inline std::string text_of(PyObject* object) {
   Owned text(object ? PyObject_Str(object) : nullptr);
   const char* found = text.object ? PyUnicode_AsUTF8(text.object) : nullptr;
