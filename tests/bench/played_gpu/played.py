@@ -1,0 +1,79 @@
+"""A GPU that is not there: memory is the host's, a kernel is a Python function, a graph does again what it captured."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+
+RUNTIME = os.environ["PLAYED_RUNTIME"]
+Kernel = partial[None]
+calls: list[Kernel] = []
+captured: list[Graph] = []
+library = ctypes.PyDLL(os.environ["PLAYED_TENSORS"])
+library.made.restype, library.made.argtypes = ctypes.py_object, [ctypes.c_long, ctypes.c_long]
+
+
+class Graph:
+    first = 0
+    work: list[Kernel] = []
+
+
+def empty_like(x: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = library.made(*x.shape)
+    return made
+
+
+def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
+    """Launch what doubles `x` into `y` and takes so long."""
+    calls.append(partial(_double, _numbers(x), _numbers(y), seconds))
+    calls[-1]()
+
+
+def taken(device: str) -> tuple[str, tuple[Any, ...]]:
+    """As kcap.bench.integrity.driver.gpu has it."""
+    ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
+    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _sleep)
+
+
+def _numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
+    return numpy.ctypeslib.as_array((ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr()))
+
+
+def _double(x: Any, y: Any, seconds: float) -> None:
+    y[:] = 2 * x
+    _spin(seconds)
+
+
+def _spin(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def _set_stream(**which: int) -> None:
+    pass
+
+
+def _begin(graph: Graph, pool: None, mode: str) -> None:
+    captured.append(graph)
+    graph.first = len(calls)
+
+
+def _end(graph: Graph) -> None:
+    graph.work = calls[graph.first :]
+    captured.clear()
+
+
+def _replay(graph: Graph) -> None:
+    for work in graph.work:
+        work()
+
+
+def _sleep(cycles: int) -> None:
+    _spin(cycles / 2e9)

@@ -1,0 +1,104 @@
+"""The whole judge with a GPU that is played, from the first draw to the verdict: how it goes on where CUDA refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from solution_files import solution
+
+from kcap.bench.judge import worker
+from kcap.bench.judge.device import Gpu
+from kcap.capture import native_build
+from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.workload import RandomInput, Workload
+
+HERE = Path(__file__).parent
+MATRIX = DefinitionTensor(shape=["m", "n"], dtype="float32")
+RETURNS = "import played\n\ndef run(x):\n    y = played.empty_like(x)\n    played.double(x, y{})\n    return y\n"
+DOUBLE = Definition(
+    name="double",
+    op_type="test",
+    axes={"m": AxisVar(), "n": AxisConst(value=4)},
+    inputs={"x": MATRIX},
+    outputs={"y": MATRIX},
+    reference=RETURNS.format(", 0.0002"),
+)
+WRITES = "import ctypes\nimport played\n{}\ndef run(x, y):\n    {}\n    played.double(x, y)\n"
+KEEPS = """import played
+KEPT = []
+
+def run(x):
+    if not KEPT:
+        KEPT.append(played.empty_like(x))
+    played.double(x, KEPT[0])
+    return KEPT[0]
+"""
+REFUSED = "if played.captured: raise RuntimeError('operation not permitted when stream is capturing')"
+FIRST = "if played.captured and not played.calls: raise RuntimeError('compiled while the stream was capturing')"
+ABSENT = "if played.captured: return"
+RESERVES = "ctypes.CDLL(played.RUNTIME).cudaDeviceSetLimit(6, 1 << 20)"
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("played")
+    folder.chmod(0o755)
+    runtime = folder / "libcudart.so.0"
+    subprocess.run([native_build.compiler(), "-shared", "-fPIC", HERE / "fake_cudart.cpp", "-o", runtime], check=True)
+    include = f"-I{sysconfig.get_path('include')}"
+    tensors = folder / "made.so"
+    tensors.write_bytes(native_build.build([HERE / "played_gpu/made.cpp"], [include, "-ltorch_python"]).read_bytes())
+    (folder / "scratch").mkdir()
+    session = {"device": "cuda:0", "threads": 1, "seconds": 0.02, "timeout": 20, "scratch": str(folder / "scratch")}
+    told = {"device": "cuda:0", "device_name": "played", "torch": "x", "threads": None}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAYED_RUNTIME", str(runtime))
+        patch.setenv("PLAYED_TENSORS", str(tensors))
+        patch.setenv("PYTHONPATH", str(HERE / "played_gpu"))
+        patch.setattr(worker, "asked", lambda device, threads: (told, Gpu(1 << 14, 1 << 30)))
+        opened = worker.open_judge(session)
+    yield opened
+    opened.close()
+    opened.server.close()
+
+
+def outcome(judge, source):
+    destination = "run(x, y)" in source
+    name = f"s{abs(hash(source))}"
+    mine = solution({"main.py": source}, name=name, destination_passing_style=destination, definition="double")
+    return judge.judge(mine, DOUBLE, Workload(uuid="w", axes={"m": 64}, inputs={"x": RandomInput()}))
+
+
+@pytest.mark.parametrize(
+    ("source", "method"),
+    [
+        (RETURNS.format(""), "graph"),
+        (WRITES.format("", ""), "graph"),
+        (WRITES.format("", FIRST), "graph"),
+        (WRITES.format("", REFUSED), "events"),
+        (KEEPS, "events"),
+    ],
+    ids=["returns", "writes", "makes_much_at_its_first_call", "cannot_be_captured", "returns_the_same_memory"],
+)
+def test_honest_solution_passes_whatever_of_it_cuda_refuses(judge, source, method):
+    found = outcome(judge, source)
+    assert found.status == "PASSED", f"{found.reason} {found.log}"
+    assert (found.time.method, found.time.cache, found.reference.method) == (method, "cold", "graph")
+    assert found.time.median_us > 80 and found.reference.median_us > 160
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "reason"),
+    [
+        (WRITES.format("", ABSENT), "REWARD_HACK", "do not depend on its inputs"),
+        (WRITES.format(RESERVES, ""), "REWARD_HACK", "keeps part of the GPU's L2"),
+        (WRITES.format("", "raise RuntimeError('CUDA error: lost')"), "RUNTIME_ERROR", "CUDA error: lost"),
+    ],
+    ids=["absent_from_the_graph", "reserves_the_l2", "raises"],
+)
+def test_what_does_not_pass_says_why(judge, source, status, reason):
+    found = outcome(judge, source)
+    assert (found.status, reason in found.reason) == (status, True), found.reason
