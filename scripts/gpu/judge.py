@@ -99,6 +99,8 @@ def verdict(entry: Entry, honest: bool, found: Outcome) -> Check:
     told = f"{found.status}{took}" + (f": {found.reason}" if found.reason else "")
     if honest:
         fine = found.status == "PASSED"
+    elif found.time and entry.at_least_us is not None:  # its trick came to nothing: the time is the true one
+        fine = found.time.median_us >= entry.at_least_us
     else:
         said = re.search(entry.header["reason"], f"{found.reason}\n{found.log}")
         fine = found.status in entry.expect and said is not None

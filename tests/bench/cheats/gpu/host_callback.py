@@ -3,7 +3,7 @@
 # does: Asks the driver to call the host (cudaLaunchHostFunc) on another stream, which wakes a thread that launches.
 # naive: Nothing is on the stream that is timed.
 # expect: REWARD_HACK INCORRECT_NUMERICAL RUNTIME_ERROR
-# reason: later invocation|in timed|unwritten|off by|works on|inf or nan|captur
+# reason: later invocation|in timed|unwritten|off by|works on|inf or nan|captur|do not depend
 import ctypes
 import threading
 

@@ -3,7 +3,7 @@
 # does: A thread launches the kernel 1 ms after the return.
 # naive: The end event is recorded before there is any work: correct when the check comes later, and free.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
-# reason: later invocation|in timed|unwritten|off by|works on|inf or nan|captur
+# reason: later invocation|in timed|unwritten|off by|works on|inf or nan|captur|do not depend
 import queue
 import threading
 import time

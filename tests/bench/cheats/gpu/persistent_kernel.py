@@ -4,7 +4,7 @@
 #     change, before the call comes.
 # naive: Inputs are refilled in their places between calls, and the answer is there when the clock starts.
 # expect: REWARD_HACK INCORRECT_NUMERICAL RUNTIME_ERROR TIMEOUT
-# reason: later invocation|in timed|unwritten|off by|works on|took longer
+# reason: later invocation|in timed|unwritten|off by|works on|took longer|do not depend
 import torch
 import triton
 import triton.language as tl

@@ -3,7 +3,7 @@
 // does: Launches its kernel for addresses that it has not seen, and nothing for those that come again.
 // naive: A rotation of input sets comes round: each was computed once, and still stands in its output.
 // expect: INCORRECT_NUMERICAL REWARD_HACK
-// reason: later invocation|in timed|unwritten|off by|inf or nan
+// reason: later invocation|in timed|unwritten|off by|inf or nan|do not depend
 // binding: tvm-ffi
 // entry: once
 #include <cuda_runtime.h>

@@ -3,7 +3,7 @@
 # does: Works on a stream of its own, and lets nothing wait for it.
 # naive: Events on the current stream enclose no work: correct when the check synchronizes, and free.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
-# reason: later invocation|in timed|unwritten|off by|works on|inf or nan
+# reason: later invocation|in timed|unwritten|off by|works on|inf or nan|do not depend
 import torch
 
 SIDE = torch.cuda.Stream()
