@@ -58,3 +58,19 @@ def test_a_mode_that_is_missing_fails_the_outputs(
 
 def test_the_status_of_the_script_counts(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not passed(check, tmp_path, monkeypatch, *map(line, MODES), status=1)
+
+
+def test_a_part_that_fails_costs_its_own_lines_alone(check: Any) -> None:
+    def fails() -> list[Any]:
+        raise IndexError("nothing printed")
+
+    (row,) = check.tried("counts", fails, float("inf"))
+    assert (row.what, row.found, row.passed) == ("counts", "IndexError: nothing printed", False)
+    (row,) = check.tried("counts", fails, 0.0)
+    assert "not tried" in row.found
+
+
+def test_a_command_that_takes_too_long_is_told(check: Any) -> None:
+    script = "import time; print('so far', flush=True); time.sleep(60)"
+    done = check.run(sys.executable, "-c", script, timeout=3)
+    assert (done.returncode, done.stdout) == (124, "so far\n")

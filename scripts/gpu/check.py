@@ -1,13 +1,14 @@
 """Everything that needs a GPU, in one command: record vLLM as it serves, check the counts, replay, measure the cost.
 
-    python scripts/gpu/check.py [--quick] [--output DIR] [--only PART]…
+    python scripts/gpu/check.py [--quick] [--output DIR] [--only PART]… [--limit SECONDS]
 
 Parts: `counts` (Llama-3.1-8B's configuration, dummy weights, compiled with CUDA graphs and eager: the architecture's
 numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 runner), `replay`, `fidelity` (replayed
 kernels and whole Programs against the engine's own GPU time), `datasets` (exported, each reference checked on the GPU),
 `modes` (piecewise graphs, compiled without graphs, MoE, FP8, speculative decoding), `outputs` (tokens and compilations
 with and without recording), `judging` (honest Solutions and cheats), `replays` (a million of a graph), `overhead`,
-`tests` (those marked gpu). Prints a short table last. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
+`tests` (those marked gpu). Prints a short table last. A part that fails costs its own lines alone; when the limit is
+over no other is begun. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import json
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import counts
@@ -40,12 +43,20 @@ PARTS = "counts qwen replay fidelity datasets modes outputs judging replays over
 LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
 
 
-def run(*command: str, timeout: int = 580) -> subprocess.CompletedProcess[str]:
+def run(*command: str, timeout: float = 580) -> subprocess.CompletedProcess[str]:
+    """Status 124 where it took longer than `timeout` seconds."""
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        done = subprocess.CompletedProcess(command, 124, *(_text(part) for part in (late.stdout, late.stderr)))
     print(f"$ {' '.join(command)}   ({time.perf_counter() - start:.0f} s, status {done.returncode})", flush=True)
     print(done.stdout[-5000:], done.stderr[-2500:], flush=True)
     return done
+
+
+def _text(said: str | bytes | None) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
 def record(model: str, output: Path, *more: str) -> Check:
@@ -166,16 +177,28 @@ def _median(text: str) -> float:
     return float(text.split("median ")[1].split("%")[0]) / 100
 
 
+def tried(name: str, part: Callable[[], list[Check]], until: float) -> list[Check]:
+    if time.monotonic() > until:
+        return [Check(name, "not tried: the limit was over", False)]
+    try:
+        return part()
+    except Exception as error:  # whatever fails in one part, the others go on
+        traceback.print_exc()
+        return [Check(name, f"{type(error).__name__}: {error}", False)]
+
+
 def main() -> None:
     parts: dict[str, Callable[[Parts], list[Check]]] = {name: getattr(Parts, name) for name in PARTS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer layers and shorter runs")
     parser.add_argument("--output", type=Path, default=Path("gpu-check"))
     parser.add_argument("--only", action="append", choices=parts, help="this part, and others so named")
+    parser.add_argument("--limit", type=float, default=7200, help="seconds  [default: 7200]")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     here = Parts(args.output, args.quick)
-    rows = [row for name in args.only or parts for row in parts[name](here)]
+    until = time.monotonic() + args.limit
+    rows = [row for name in args.only or parts for row in tried(name, partial(parts[name], here), until)]
     width = max(len(row.what) for row in rows)
     for row in rows:
         print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}  {row.found}")
