@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,9 +129,27 @@ def test_vllm_plugins_that_leave_kcap_out_are_a_problem(
         assert check.fix.endswith("kcap")
 
 
-def test_plugin_that_is_not_registered_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "state"), [(None, "ok"), ("", "ok"), ("kcap", "ok"), ("a, kcap", "ok"), ("a,b", "problem")]
+)
+def test_sglang_plugins_that_leave_kcap_out_are_a_problem(
+    allowed: str | None, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To SGLang an empty list is none."""
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [SimpleNamespace(name="kcap")])
+    monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("SGLANG_PLUGINS", allowed)
+    (check,) = installed.check_plugin("SGLang")
+    assert (check.state, check.name) == (state, "kcap in SGLang")
+    if state == "problem":
+        assert check.fix == "export SGLANG_PLUGINS=a,b,kcap"
+
+
+@pytest.mark.parametrize("framework", ["vLLM", "SGLang"])
+def test_plugin_that_is_not_registered_is_a_problem(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
-    (check,) = installed.check_plugin()
+    (check,) = installed.check_plugin(framework)
     assert check.state == "problem"
     assert "-m pip install" in check.fix
     assert "kcap" in check.fix or str(Path(__file__).parents[2]) in check.fix

@@ -88,7 +88,9 @@ import sys
 import {known}
 before = set(sys.modules)
 import kcap.capture.activate, kcap.capture.window, kcap.capture.engines.vllm, kcap.capture.recorder
+import kcap.capture.engines.sglang
 kcap.capture.activate.activate_vllm()
+kcap.capture.activate.activate_sglang()
 tops = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(*sorted(tops - set(sys.stdlib_module_names) - {{"kcap", "orjson"}}))
 """

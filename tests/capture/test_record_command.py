@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kcap as kcap_package
-from kcap.capture import command
+from kcap.capture import command, frameworks
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -119,10 +119,50 @@ def test_a_command_without_kcap_in_it_is_said(status: int, kcap: Kcap, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_plugins_that_leave_kcap_out_are_named(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_PLUGINS", "other,more")
+@pytest.mark.parametrize("variable", ["VLLM_PLUGINS", "SGLANG_PLUGINS"])
+def test_plugins_that_leave_kcap_out_are_named(
+    variable: str, kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "other,more")
     ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", "pass")
-    failed(ran, 1, "VLLM_PLUGINS=other,more leaves it out", "add kcap")
+    failed(ran, 1, f"{variable}=other,more leaves it out", "add kcap")
+
+
+@pytest.mark.parametrize("listed", ["", "kcap", "other, kcap"])
+def test_sglang_plugins_that_let_kcap_in_are_not_blamed(
+    listed: str, kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_PLUGINS", listed)
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", "pass")
+    failed(ran, 1, "is kcap installed in its environment")
+
+
+def test_an_sglang_without_plugins_names_those_that_have_them(
+    kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    ran = kcap("record", *TINY, "--framework", "sglang", "-o", tmp_path / "out")
+    failed(ran, 1, "this SGLang loads no plugins: 0.5.11 or newer does")
+
+
+def test_each_engine_starts_the_model_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks, "_cached", lambda model: None)
+    target = frameworks.find_model("kcap/tiny-llama", "dummy")
+    start = frameworks.Start(target, "dummy", 1, True, {"max_model_len": 9, "context_length": 9}, 5000)
+    of_vllm, of_sglang = (frameworks.ARGUMENTS[module](start) for module in ("vllm", "sglang"))
+    assert (of_vllm["model"], of_vllm["hf_overrides"], of_vllm["enforce_eager"]) == (
+        target.path,
+        {"num_hidden_layers": 1},
+        True,
+    )
+    assert (of_sglang["model_path"], of_sglang["disable_cuda_graph"]) == (target.path, True)
+    assert json.loads(of_sglang["json_model_override_args"]) == {"num_hidden_layers": 1}
+    assert of_vllm["max_model_len"] == of_sglang["context_length"] == 9, "the user's own argument wins"
+    longest = frameworks.sglang_arguments(frameworks.Start(target, "dummy", None, False, {}, 5000))
+    assert longest["context_length"] > 5000
+    assert not {"json_model_override_args", "disable_cuda_graph"} & set(longest)
 
 
 STANDS_FOR_AN_ENGINE = """

@@ -1,0 +1,90 @@
+"""The process that runs SGLang for a recording, with an engine that is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from kcap.capture.config import Session
+from kcap.capture.engines import sglang_offline
+
+
+class Engine:
+    """Each request gets as many tokens as it asks for. `flushes`: what each emptying of the cache answers."""
+
+    def __init__(self, flushes: list[bool], arguments: dict[str, Any], session: Session) -> None:
+        self.arguments, self.flushes, self.session = arguments, flushes, session
+        self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
+        self.generated: list[tuple[int, int, bool]] = []
+        self.over = False
+
+    def generate(self, prompt: Any = None, input_ids: Any = None, sampling_params: Any = None) -> list[Any]:
+        tokens, requests = sampling_params["max_new_tokens"], input_ids or prompt
+        assert all(isinstance(request, str if prompt else list) for request in requests)
+        self.generated.append((len(requests), tokens, self.session.profile_file.exists()))
+        return [{"output_ids": [7] * tokens} for _ in requests]
+
+    def flush_cache(self) -> Any:
+        return SimpleNamespace(success=self.flushes.pop(0) if len(self.flushes) > 1 else self.flushes[0])
+
+    def shutdown(self) -> None:
+        self.over = True
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`run(flushes, coverage, workload)`: the engine that ran the job, and its token ids."""
+
+    def start(flushes: list[bool], coverage: bool, **workload: Any) -> tuple[Engine, Any]:
+        session = Session(str(tmp_path / "shards"), check_coverage=coverage)
+        session.write()
+        made: list[Engine] = []
+        engine = lambda **arguments: made.append(Engine(flushes, arguments, session)) or made[0]  # noqa: E731
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(Engine=engine))
+        monkeypatch.setattr(sglang_offline, "close_window", lambda session: None)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        monkeypatch.setenv(sglang_offline.CPU_ENGINE, "1")
+        job = {"session": str(session.file), "workload": workload, "engine_arguments": {"context_length": 64}}
+        (tmp_path / "job.json").write_bytes(orjson.dumps({**job, "outputs": str(tmp_path / "outputs.json")}))
+        sglang_offline.main(str(tmp_path / "job.json"))
+        return made[0], orjson.loads((tmp_path / "outputs.json").read_bytes())
+
+    return start
+
+
+def test_every_request_runs_once_and_its_tokens_are_kept(run: Any) -> None:
+    engine, outputs = run([True], False, num_prompts=2, input_len=4, output_len=3)
+    assert (engine.generated, outputs) == ([(2, 3, False)], [[7, 7, 7]] * 2)
+    assert engine.over
+    assert engine.arguments["context_length"] == 64
+
+
+def test_texts_go_to_the_engine_as_texts(run: Any) -> None:
+    engine, outputs = run([True], False, prompts=["a text", "another"], output_len=2)
+    assert (engine.generated, outputs) == ([(2, 2, False)], [[7, 7]] * 2)
+
+
+def test_the_profiled_requests_come_first_and_are_forgotten(run: Any) -> None:
+    engine, outputs = run([False, False, True], True, num_prompts=2, input_len=4, output_len=30)
+    assert engine.generated == [(2, sglang_offline.PROFILED_TOKENS, True), (2, 30, False)]
+    assert {len(tokens) for tokens in outputs} == {30}
+
+
+def test_a_radix_cache_that_cannot_be_emptied_ends_the_recording(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="radix cache"):
+        run([False], True, num_prompts=1, input_len=4, output_len=3)
+    assert not (tmp_path / "outputs.json").exists()
+
+
+def test_without_a_gpu_the_cache_holds_the_requests(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    engine, _ = run([True], False, num_prompts=100, input_len=100, output_len=50)
+    assert (engine.arguments["device"], engine.arguments["max_total_tokens"]) == ("cpu", 2 * 100 * 150)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    engine, _ = run([True], False, num_prompts=1)
+    assert not {"device", "attention_backend", "max_total_tokens"} & set(engine.arguments)
