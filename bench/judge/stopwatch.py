@@ -15,8 +15,8 @@ from statistics import median
 
 from kcap.bench.judge.batching import Batches, Kept
 from kcap.bench.judge.candidate import Candidate
-from kcap.bench.judge.evidence import Refused
-from kcap.bench.judge.processors import used
+from kcap.bench.judge.evidence import Refused, Undecided
+from kcap.bench.judge.processors import Machine, used
 from kcap.replay.timing.stop import Budget, sample_until
 from kcap.schemas.outcome import Clocked
 
@@ -29,6 +29,7 @@ MORE_PROCESSORS = 0.1
 MOST_IDLE = 0.1
 PINGS = 5
 RETRIES = 12
+MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer refused
 FEWEST_VOUCHED = 3  # batches
 FORGED = 0.2  # of the times that are vouched for: below it, noise explains no others
 
@@ -42,9 +43,10 @@ class Times:
 def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: Callable[[list[Kept]], None]) -> Times:
     """Time both in turns until the stop rule fires. `seen` is told what is kept of each of the Solution's batches.
 
-    Refused, where the driver saw something wrong, or the Solution's times cannot be.
+    Refused, where the driver saw something wrong, or the Solution's times cannot be; Undecided.
     """
     messages = ping_ns(theirs.candidate)
+    before = Machine.now(ours.candidate.pid, theirs.candidate.pid)
 
     def take() -> float:
         sample, kept = ours.take(keep)
@@ -57,7 +59,7 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
         return sample
 
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
-    slack = vouched(ours, theirs, messages)
+    slack = vouched(ours, theirs, messages, before)
     check_strays(ours, theirs)
     check_processors(ours)
     check_idle(ours)
@@ -69,15 +71,25 @@ def ping_ns(candidate: Candidate) -> float:
     return median(candidate.run(0, 0).wall_ns for _ in range(PINGS))
 
 
-def vouched(ours: Batches, theirs: Batches, messages_ns: float) -> float:
-    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs one, and not all."""
+def vouched(ours: Batches, theirs: Batches, messages_ns: float, before: Machine) -> float:
+    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs one, and not all.
+
+    Undecided, where others had so much of the machine since `before` that nothing can be told.
+    """
     for _ in range(RETRIES):
         try:
             return vouch(ours, theirs, messages_ns)
         except Refused:
             ours.take(0)
             theirs.take(0)
-    return vouch(ours, theirs, messages_ns)
+    try:
+        return vouch(ours, theirs, messages_ns)
+    except Refused:
+        others = Machine.now(ours.candidate.pid, theirs.candidate.pid).others(before)
+        if others < MOST_OTHERS:
+            raise
+        words = f"other processes had {others:.1f} processors of this machine"
+        raise Undecided(f"its clock cannot be held against the judge's: {words}") from None
 
 
 def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
