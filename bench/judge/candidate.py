@@ -274,9 +274,9 @@ class Candidate:
         elapsed = time.perf_counter_ns() - began
         self.spent += elapsed / 1e9
         after = used(self.pid)
-        wall = elapsed - after.forgiven(before) - (scheduled(OWN)[1] - queued)
+        excused = after.forgiven(before) + scheduled(OWN)[1] - queued
         try:
-            return wire.answered(answer, wall, after.cpu(before) / elapsed)
+            return wire.answered(answer, elapsed, excused, after.cpu(before) / elapsed)
         except ValueError:
             self.end(keep=True)
             raise Ended("it spoke to the judge itself") from None

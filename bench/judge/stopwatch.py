@@ -15,8 +15,9 @@ from statistics import median
 
 from kcap.bench.judge.batching import Batches, Kept
 from kcap.bench.judge.candidate import Candidate
-from kcap.bench.judge.evidence import Refused, Undecided
-from kcap.bench.judge.processors import Machine, used
+from kcap.bench.judge.evidence import Refused
+from kcap.bench.judge.processors import used
+from kcap.errors import KcapError
 from kcap.replay.timing.stop import Budget, sample_until
 from kcap.schemas.outcome import Clocked
 
@@ -24,14 +25,18 @@ FEWEST_OF_REFERENCE = 3
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for
 SLACK_SHARE = 0.25  # of the driver's own work for an invocation: how much it may differ between two processes
 SLACK_NS, SLACK_OF_TIME = 2_000, 0.05
+WAKING_NS = 150_000  # of a batch: what the judge may take to wake, which it does not in messages that follow at once
 STRAY_NS, STRAY_NS_THREADS, STRAY_OF_TIME = 3_000, 30_000, 0.05
 MORE_PROCESSORS = 0.1
 MOST_IDLE = 0.1
 PINGS = 5
-RETRIES = 12
-MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer refused
+RETRIES = 30
 FEWEST_VOUCHED = 3  # batches
 FORGED = 0.2  # of the times that are vouched for: below it, noise explains no others
+
+
+class TooBusy(KcapError):
+    """Other processes disturbed the clocks so much that nobody can tell who is right."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,9 @@ class Times:
 def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: Callable[[list[Kept]], None]) -> Times:
     """Time both in turns until the stop rule fires. `seen` is told what is kept of each of the Solution's batches.
 
-    Refused, where the driver saw something wrong, or the Solution's times cannot be; Undecided.
+    Refused, where the driver saw something wrong, or the Solution's times cannot be.
     """
     messages = ping_ns(theirs.candidate)
-    before = Machine.now(ours.candidate.pid, theirs.candidate.pid)
 
     def take() -> float:
         sample, kept = ours.take(keep)
@@ -59,7 +63,7 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
         return sample
 
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
-    slack = vouched(ours, theirs, messages, before)
+    slack = vouched(ours, theirs, messages)
     check_strays(ours, theirs)
     check_processors(ours)
     check_idle(ours)
@@ -68,44 +72,43 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
 
 def ping_ns(candidate: Candidate) -> float:
     """The judge's clock around a request for nothing."""
-    return median(candidate.run(0, 0).wall_ns for _ in range(PINGS))
+    return min(candidate.run(0, 0).wall_ns for _ in range(PINGS))
 
 
-def vouched(ours: Batches, theirs: Batches, messages_ns: float, before: Machine) -> float:
-    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs one, and not all.
-
-    Undecided, where others had so much of the machine since `before` that nothing can be told.
-    """
+def vouched(ours: Batches, theirs: Batches, messages_ns: float) -> float:
+    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs some, and not all."""
     for _ in range(RETRIES):
         try:
             return vouch(ours, theirs, messages_ns)
-        except Refused:
+        except (Refused, TooBusy):
             ours.take(0)
             theirs.take(0)
-    try:
-        return vouch(ours, theirs, messages_ns)
-    except Refused:
-        others = Machine.now(ours.candidate.pid, theirs.candidate.pid).others(before)
-        if others < MOST_OTHERS:
-            raise
-        words = f"other processes had {others:.1f} processors of this machine"
-        raise Undecided(f"its clock cannot be held against the judge's: {words}") from None
+    return vouch(ours, theirs, messages_ns)
 
 
 def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
     """To within how many nanoseconds of an invocation the judge's clock agrees; Refused, where it does not.
 
+    TooBusy, where that may be others' fault.
+
     Each batch is vouched for by itself, and of `ours` those stay for which the clock vouches: what is said of the
-    others counts nowhere.
+    others counts nowhere. Nothing is excused in those: who waits for a core in an invocation waits by both clocks, and
+    who waits between two only adds to the difference.
     """
-    usual = max(median(theirs.between_ns) - messages_ns / theirs.count, 0.0)
-    slack = SLACK_NS + SLACK_SHARE * usual + SLACK_OF_TIME * median(ours.samples_us) * 1e3
+    undisturbed = sorted(theirs.between_ns)[len(theirs.between_ns) // 4]
+    usual = max(undisturbed - messages_ns / theirs.count, 0.0)
+    slack = SLACK_NS + SLACK_SHARE * usual + SLACK_OF_TIME * median(ours.samples_us) * 1e3 + WAKING_NS / ours.count
     hidden = [between - messages_ns / ours.count - usual for between in ours.between_ns]
     vouched = [one <= slack for one in hidden]
-    said, least = median(ours.samples_us), min(FEWEST_VOUCHED, len(hidden))
-    if sum(vouched) < least or _forged(ours.samples_us, vouched):
-        reason = f"the clock in its process says {said:.3g} µs, the judge's {said + median(hidden) / 1e3:.3g} µs"
-        raise Refused("REWARD_HACK", f"{reason} an invocation")
+    least = min(FEWEST_VOUCHED, len(hidden))
+    forged = any(vouched) and _forged(ours.samples_us, vouched)
+    if sum(vouched) < least or forged:
+        excused = sum(one - waited <= slack for one, waited in zip(hidden, ours.excused_ns, strict=True))
+        said, judged = median(ours.samples_us), median(ours.samples_us) + median(hidden) / 1e3
+        reason = f"the clock in its process says {said:.3g} µs, the judge's {judged:.3g} µs an invocation"
+        if excused >= least and not forged:
+            raise TooBusy(f"{reason}, for the machine is busy: judge it again")
+        raise Refused("REWARD_HACK", reason)
     ours.only(vouched)
     return slack
 

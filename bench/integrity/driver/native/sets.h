@@ -68,8 +68,15 @@ struct Sets {
     auto& input = workload.inputs[j];
     if (input.kind != POOLED) return use(0, content(pool, run, i, j), input.bytes);
     Pieces pieces(input, mixed(run.seed, run.first + i, j));
-    for (size_t at = 0, k = 0; at < input.bytes; at += Pieces::SIZE, ++k)
-      if (!use(at, pool + input.offset + pieces.at(k), std::min(Pieces::SIZE, input.bytes - at))) return false;
+    constexpr size_t AHEAD = 32;  // pieces that memory is asked for at a time
+    const uint8_t* from[AHEAD];
+    for (size_t at = 0, k = 0; at < input.bytes; at += Pieces::SIZE, ++k) {
+      for (size_t i = 0; k % AHEAD == 0 && i < AHEAD && at + i * Pieces::SIZE < input.bytes; ++i) {
+        from[i] = pool + input.offset + pieces.at(k + i);
+        for (size_t line = 0; line < Pieces::SIZE; line += 64) __builtin_prefetch(from[i] + line);
+      }
+      if (!use(at, from[k % AHEAD], std::min(Pieces::SIZE, input.bytes - at))) return false;
+    }
     return true;
   }
 
