@@ -45,7 +45,6 @@ class Batches:
     method: Method = "host"
     samples_us: list[float] = field(default_factory=list)
     between_ns: list[float] = field(default_factory=list)
-    excused_ns: list[float] = field(default_factory=list)
     stray_ns: list[float] = field(default_factory=list)
     processors: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
@@ -75,13 +74,12 @@ class Batches:
         self.method = wire.METHODS[answer.method % len(wire.METHODS)]
         self.samples_us.append(sum(times) / len(times) / 1e3)
         self.between_ns.append((answer.wall_ns - sum(times)) / self.count)
-        self.excused_ns.append(answer.excused_ns / self.count)
         self.stray_ns.append(answer.stray_ns / self.count)
         self.processors.append(answer.processors)
 
     def only(self, chosen: Sequence[bool]) -> None:
         """Forget all batches but those that are `chosen`."""
-        for kept in (self.samples_us, self.between_ns, self.excused_ns, self.stray_ns):
+        for kept in (self.samples_us, self.between_ns, self.stray_ns):
             kept[:] = compress(kept, chosen)
 
     def clocked(self, rule: StopRule | None, slack_ns: float | None) -> Clocked:

@@ -23,7 +23,7 @@ from kcap.bench.judge.candidate_process import Order
 from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.forking import ForkServer
-from kcap.bench.judge.processors import scheduled, used
+from kcap.bench.judge.processors import used
 from kcap.bench.judge.wire import Answer, Layout
 from kcap.schemas.definition import Definition
 from kcap.schemas.solution import Solution
@@ -33,7 +33,6 @@ MOST_INVOCATIONS = 4096
 SETS_BYTES = 256 << 20
 FEWEST_SETS, MOST_SETS = 3, 8
 LOG_BYTES = 8 << 20
-OWN = "/proc/thread-self/schedstat"
 TOLD = 2000  # characters of what it printed
 
 
@@ -264,7 +263,7 @@ class Candidate:
         self.shared = self.drawn = None
 
     def _ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
-        before, queued = used(self.pid), scheduled(OWN)[1]
+        before = used(self.pid)
         began = time.perf_counter_ns()
         try:
             socket.send_fds(self.channel, [content], list(descriptors))
@@ -274,9 +273,8 @@ class Candidate:
         elapsed = time.perf_counter_ns() - began
         self.spent += elapsed / 1e9
         after = used(self.pid)
-        excused = after.forgiven(before) + scheduled(OWN)[1] - queued
         try:
-            return wire.answered(answer, elapsed, excused, after.cpu(before) / elapsed)
+            return wire.answered(answer, elapsed, after.cpu(before) / elapsed)
         except ValueError:
             self.end(keep=True)
             raise Ended("it spoke to the judge itself") from None

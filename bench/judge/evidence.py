@@ -49,6 +49,10 @@ def check(answer: Answer) -> None:
     raise Refused(STATUS[answer.code], words.get(answer.code, "{}").format(answer.text))
 
 
+class Undecided(Exception):
+    """It cannot be told, for a reason that is not the Solution's."""
+
+
 @dataclass
 class Seen:
     """Fingerprints of outputs that were right or wrong, and of what would have been right."""

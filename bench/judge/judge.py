@@ -10,7 +10,7 @@ from typing import Any
 
 from kcap.bench.judge.candidate import Candidate, Ended, Limits, NoGraph, NotBuilt, TooSlow
 from kcap.bench.judge.draws import Draws, draws
-from kcap.bench.judge.evidence import Refused
+from kcap.bench.judge.evidence import Refused, Undecided
 from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.trial import Trial
@@ -62,7 +62,7 @@ class Judge:
         told = self._told(solution, definition, workload)
         try:
             found = self._judge(solution, definition, workload)
-        except (AtFault, Skip, KcapError, Broken) as error:
+        except (AtFault, Undecided, Skip, KcapError, Broken) as error:
             found = {"status": "NOT_JUDGED", "reason": str(error)}
         return Outcome(**{**told, **found, "seconds": round(time.monotonic() - began, 3)})
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.bench.integrity.cage.tree import descendants
 
+STAT = Path("/proc/stat")
 SCHEDULED = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
 
@@ -30,6 +32,29 @@ class Used:
         return max(self.own - before.own, 0) + max(self.company - before.company, 0)
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Nanoseconds so far: of the clock, of all its processors at work or taken by its host, and of the cages named and
+    this process.
+    """
+
+    clock: int
+    busy: int
+    ours: int
+
+    @classmethod
+    def now(cls, *pids: int) -> Machine:
+        """`pids`: of the cages' candidates."""
+        known = [used(pid) for pid in pids]
+        ours = time.process_time_ns() + sum(one.own + one.company for one in known)
+        return cls(time.monotonic_ns(), _busy_ns(), ours)
+
+    def others(self, before: Machine) -> float:
+        """How many processors everybody else had since `before`."""
+        taken = self.busy - before.busy - (self.ours - before.ours)
+        return max(taken, 0) / max(self.clock - before.clock, 1)
+
+
 def used(pid: int) -> Used:
     """What the cage of process `pid` has used; zeros where Linux does not tell."""
     own, queued = scheduled(f"/proc/{pid}/schedstat")
@@ -43,6 +68,15 @@ def scheduled(path: str) -> tuple[int, int]:
         return int(own), int(queued)
     except (OSError, ValueError):
         return 0, 0
+
+
+def _busy_ns() -> int:
+    """All of the first line of /proc/stat but idle and iowait (proc(5)); 0 where Linux does not tell."""
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, STAT.read_text().split()[1:9])
+    except (OSError, ValueError):
+        return 0
+    return (user + nice + system + irq + softirq + steal) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def _cage(pid: int) -> list[int]:

@@ -15,9 +15,8 @@ from statistics import median
 
 from kcap.bench.judge.batching import Batches, Kept
 from kcap.bench.judge.candidate import Candidate
-from kcap.bench.judge.evidence import Refused
-from kcap.bench.judge.processors import used
-from kcap.errors import KcapError
+from kcap.bench.judge.evidence import Refused, Undecided
+from kcap.bench.judge.processors import Machine, used
 from kcap.replay.timing.stop import Budget, sample_until
 from kcap.schemas.outcome import Clocked
 
@@ -31,12 +30,9 @@ MORE_PROCESSORS = 0.1
 MOST_IDLE = 0.1
 PINGS = 5
 RETRIES = 30
+MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer refused
 FEWEST_VOUCHED = 3  # batches
 FORGED = 0.2  # of the times that are vouched for: below it, noise explains no others
-
-
-class TooBusy(KcapError):
-    """Other processes disturbed the clocks so much that nobody can tell who is right."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,10 @@ class Times:
 def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: Callable[[list[Kept]], None]) -> Times:
     """Time both in turns until the stop rule fires. `seen` is told what is kept of each of the Solution's batches.
 
-    Refused, where the driver saw something wrong, or the Solution's times cannot be.
+    Refused, where the driver saw something wrong, or the Solution's times cannot be; Undecided.
     """
     messages = ping_ns(theirs.candidate)
+    before = Machine.now(ours.candidate.pid, theirs.candidate.pid)
 
     def take() -> float:
         sample, kept = ours.take(keep)
@@ -63,7 +60,7 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
         return sample
 
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
-    slack = vouched(ours, theirs, messages)
+    slack = vouched(ours, theirs, messages, before)
     check_strays(ours, theirs)
     check_processors(ours)
     check_idle(ours)
@@ -75,21 +72,29 @@ def ping_ns(candidate: Candidate) -> float:
     return min(candidate.run(0, 0).wall_ns for _ in range(PINGS))
 
 
-def vouched(ours: Batches, theirs: Batches, messages_ns: float) -> float:
-    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs some, and not all."""
+def vouched(ours: Batches, theirs: Batches, messages_ns: float, before: Machine) -> float:
+    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs some, and not all.
+
+    Undecided, where others had so much of the machine since `before` that nothing can be told.
+    """
     for _ in range(RETRIES):
         try:
             return vouch(ours, theirs, messages_ns)
-        except (Refused, TooBusy):
+        except Refused:
             ours.take(0)
             theirs.take(0)
-    return vouch(ours, theirs, messages_ns)
+    try:
+        return vouch(ours, theirs, messages_ns)
+    except Refused:
+        others = Machine.now(ours.candidate.pid, theirs.candidate.pid).others(before)
+        if others < MOST_OTHERS:
+            raise
+        words = f"other processes had {others:.1f} processors of this machine"
+        raise Undecided(f"its clock cannot be held against the judge's: {words}") from None
 
 
 def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
     """To within how many nanoseconds of an invocation the judge's clock agrees; Refused, where it does not.
-
-    TooBusy, where that may be others' fault.
 
     Each batch is vouched for by itself, and of `ours` those stay for which the clock vouches: what is said of the
     others counts nowhere. Nothing is excused in those: who waits for a core in an invocation waits by both clocks, and
@@ -100,15 +105,10 @@ def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
     slack = SLACK_NS + SLACK_SHARE * usual + SLACK_OF_TIME * median(ours.samples_us) * 1e3 + WAKING_NS / ours.count
     hidden = [between - messages_ns / ours.count - usual for between in ours.between_ns]
     vouched = [one <= slack for one in hidden]
-    least = min(FEWEST_VOUCHED, len(hidden))
-    forged = any(vouched) and _forged(ours.samples_us, vouched)
-    if sum(vouched) < least or forged:
-        excused = sum(one - waited <= slack for one, waited in zip(hidden, ours.excused_ns, strict=True))
-        said, judged = median(ours.samples_us), median(ours.samples_us) + median(hidden) / 1e3
-        reason = f"the clock in its process says {said:.3g} µs, the judge's {judged:.3g} µs an invocation"
-        if excused >= least and not forged:
-            raise TooBusy(f"{reason}, for the machine is busy: judge it again")
-        raise Refused("REWARD_HACK", reason)
+    said, least = median(ours.samples_us), min(FEWEST_VOUCHED, len(hidden))
+    if sum(vouched) < least or _forged(ours.samples_us, vouched):
+        reason = f"the clock in its process says {said:.3g} µs, the judge's {said + median(hidden) / 1e3:.3g} µs"
+        raise Refused("REWARD_HACK", f"{reason} an invocation")
     ours.only(vouched)
     return slack
 

@@ -10,8 +10,8 @@ import torch
 from kcap.bench.judge.accuracy import Difference, accuracy, allowed, difference
 from kcap.bench.judge.batching import Kept, batches
 from kcap.bench.judge.candidate import Candidate, fresh_seed
-from kcap.bench.judge.evidence import CONSTANT, STALE, UNWRITTEN, Refused, Seen, check, unwritten
-from kcap.bench.judge.stopwatch import Times, TooBusy, time_both
+from kcap.bench.judge.evidence import CONSTANT, STALE, UNWRITTEN, Refused, Seen, Undecided, check, unwritten
+from kcap.bench.judge.stopwatch import Times, time_both
 from kcap.bench.judge.truth import SAME, Truth
 from kcap.schemas.outcome import Accuracy
 
@@ -46,7 +46,7 @@ class Trial:
         ours, theirs = (batches(one, drawn, self.seconds) for one in (self.candidate, self.truth.reference))
         try:
             times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sieve.add)
-        except (Refused, TooBusy):
+        except (Refused, Undecided):
             self._timed(sieve)  # wrong outputs say more than what was wrong with the clock
             raise
         self._timed(sieve)

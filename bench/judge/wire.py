@@ -115,8 +115,7 @@ def checking() -> bytes:
 class Answer:
     """What a driver says; nanoseconds.
 
-    `wall_ns` is the judge's own clock around the request; `excused_ns`, how long in it either process waited for a core
-    that others had; `processors`, how many the candidate's cage used meanwhile.
+    `wall_ns` is the judge's own clock around the request; `processors`, how many the candidate's cage used meanwhile.
     """
 
     code: int
@@ -127,17 +126,16 @@ class Answer:
     outside_ns: int
     text: str
     wall_ns: int
-    excused_ns: int = 0
     processors: float = 0.0
 
 
-def answered(content: bytes, wall_ns: int, excused_ns: int = 0, processors: float = 0.0) -> Answer:
+def answered(content: bytes, wall_ns: int, processors: float = 0.0) -> Answer:
     """The answer in `content`; ValueError if it is none."""
     if len(content) < ANSWER.size:
         raise ValueError("an answer that is none")
     text = content[ANSWER.size :].decode(errors="replace")
     code, iteration, method, elapsed, stray, outside = ANSWER.unpack_from(content)
-    return Answer(code, iteration, method, elapsed, stray, outside, text, wall_ns, excused_ns, processors)
+    return Answer(code, iteration, method, elapsed, stray, outside, text, wall_ns, processors)
 
 
 def word(dtype: torch.dtype) -> str:

@@ -94,7 +94,19 @@ def main():
     channel, library, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     loaded = driver.Driver(driver.build())
-    given = (0, 0, lambda **which: None, {"own": 1}, {"own": 0}, Graph, begin, end, replay, lambda cycles: None)
+    given = (
+        0,
+        0,
+        lambda **which: None,
+        {"own": 1},
+        {"own": 0},
+        Graph,
+        begin,
+        end,
+        replay,
+        lambda cycles: None,
+        lambda: None,
+    )
     loaded.use_gpu(library, given)
     with torch.no_grad():
         loaded.serve(channel, globals()[what], ())

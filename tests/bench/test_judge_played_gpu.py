@@ -84,8 +84,9 @@ def outcome(judge, source):
     ids=["returns", "writes", "makes_much_at_its_first_call", "cannot_be_captured", "returns_the_same_memory"],
 )
 def test_honest_solution_passes_whatever_of_it_cuda_refuses(judge, source, method):
-    found = outcome(judge, source)
-    assert found.status == "PASSED", f"{found.reason} {found.log}"
+    tries = (outcome(judge, source) for _ in range(3))  # played kernels take a core's time, which others may take
+    found = next((one for one in tries if "the clock in its process" not in (one.reason or "")), None)
+    assert found is not None and found.status == "PASSED", f"{found and found.reason} {found and found.log}"
     assert (found.time.method, found.time.cache, found.reference.method) == (method, "cold", "graph")
     assert found.time.median_us > 80 and found.reference.median_us > 160
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -12,19 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.bench.judge.batching import Batches
-from kcap.bench.judge.evidence import Refused
-from kcap.bench.judge.processors import Used, used
-from kcap.bench.judge.stopwatch import TooBusy, check_idle, check_processors, check_strays, vouch, vouched
+from kcap.bench.judge.evidence import Refused, Undecided
+from kcap.bench.judge.processors import Machine, Used, used
+from kcap.bench.judge.stopwatch import check_idle, check_processors, check_strays, vouch, vouched
 
 PING = 100_000.0
 
 
 def batches(time_us, between_us, stray_us=0.0, count=100, threads=1):
-    candidate = SimpleNamespace(limits=SimpleNamespace(threads=threads))
+    candidate = SimpleNamespace(limits=SimpleNamespace(threads=threads), pid=os.getpid())
     made = Batches(candidate, count)
     made.samples_us, made.stray_ns = [time_us] * 5, [stray_us * 1e3] * 5
-    made.between_ns, made.excused_ns = [between_us * 1e3 + PING / count] * 5, [0.0] * 5
+    made.between_ns = [between_us * 1e3 + PING / count] * 5
     return made
+
+
+def alone():
+    """A moment since which nobody else has had a processor."""
+    now = Machine.now(os.getpid(), os.getpid())
+    return Machine(now.clock - 10**9, now.busy + 10**12, now.ours)
 
 
 @given(st.floats(1, 1e5), st.floats(0.5, 1e4), st.floats(0, 1))
@@ -50,11 +57,10 @@ def test_a_disturbed_machine_is_asked_again_before_it_is_refused():
         calls.append(keep)
         ours.samples_us.append(90)
         ours.stray_ns.append(0)
-        ours.excused_ns.append(0)
         ours.between_ns.append((500e3 if len(calls) < 3 else 5e3) + PING / 100)
 
     ours.take, theirs.take = quiet, lambda keep: None
-    assert vouched(ours, theirs, PING)
+    assert vouched(ours, theirs, PING, alone())
     assert calls == [0] * 5  # the last three are vouched for
     assert ours.samples_us == [90] * 3
 
@@ -62,7 +68,7 @@ def test_a_disturbed_machine_is_asked_again_before_it_is_refused():
 def test_a_clock_that_hides_the_work_of_most_batches_is_refused():
     ours, theirs = batches(1, 104), batches(100, 5)
     ours.samples_us[:3], ours.between_ns[:3] = [100] * 3, [5e3 + PING / 100] * 3
-    for more in (ours.samples_us, ours.between_ns, ours.excused_ns, ours.stray_ns):
+    for more in (ours.samples_us, ours.between_ns, ours.stray_ns):
         more += more[-1:] * 2  # now four batches of seven
     with pytest.raises(Refused, match="the clock in its process says 1 µs, the judge's 100 µs"):
         vouch(ours, theirs, PING)
@@ -75,28 +81,11 @@ def test_what_is_said_of_a_batch_that_is_not_vouched_for_counts_nowhere():
     assert ours.samples_us == [100] * 3
 
 
-def test_where_others_may_have_disturbed_the_clocks_nobody_is_refused_and_nothing_is_believed():
-    """A lie as long as the wait for a core passes no more than an honest clock on a machine that is never quiet."""
-    ours, theirs = batches(100, 500), batches(100, 5)
-    ours.excused_ns = [495e3] * 5
-    with pytest.raises(TooBusy, match="the machine is busy"):
-        vouch(ours, theirs, PING)
-
-
-@given(st.floats(0, 1e6))
-def test_waiting_for_a_core_in_an_invocation_excuses_no_lie(waited_ns):
-    """Both clocks see that wait: taken from one of them, it would hide as much of the work."""
-    ours, theirs = batches(20, 85), batches(100, 5)
-    ours.excused_ns = [waited_ns] * 5
-    with pytest.raises((Refused, TooBusy)):
-        vouch(ours, theirs, PING)
-
-
 def test_a_clock_that_never_agrees_is_refused_in_the_end():
     ours, theirs = batches(1, 500), batches(100, 5)
     ours.take = theirs.take = lambda keep: None
     with pytest.raises(Refused):
-        vouched(ours, theirs, PING)
+        vouched(ours, theirs, PING, alone())
 
 
 @pytest.mark.parametrize("threads, stray, fine", [(1, 2, True), (1, 20, False), (4, 20, True), (4, 200, False)])
@@ -160,3 +149,22 @@ def test_work_while_the_reference_is_timed_is_refused(idle, fine):
         return
     with pytest.raises(Refused, match="while the reference is timed: 50% of a processor"):
         check_idle(ours)
+
+
+def test_on_a_busy_machine_a_clock_that_never_agrees_decides_nothing():
+    ours, theirs = batches(1, 500), batches(100, 5)
+    ours.take = theirs.take = lambda keep: None
+    now = Machine.now(os.getpid(), os.getpid())
+    crowded = Machine(now.clock - 10**9, now.busy - 2 * 10**9, now.ours)
+    with pytest.raises(Undecided, match=r"other processes had .* processors of this machine"):
+        vouched(ours, theirs, PING, crowded)
+
+
+def test_what_others_have_of_the_machine_is_told_and_ours_is_not():
+    before = Machine.now()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        time.sleep(0.5)
+        assert Machine.now().others(before) > 0.4
+        other.kill()
+    spun = Machine(before.clock, before.busy, before.ours)
+    assert Machine(spun.clock + 10**9, spun.busy + 10**9, spun.ours + 10**9).others(spun) == 0

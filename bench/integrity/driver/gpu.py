@@ -35,6 +35,7 @@ def taken(device: str) -> tuple[str, tuple[Any, ...]]:
         graph.capture_end,
         graph.replay,
         c._cuda_sleep,
+        c._cuda_emptyCache,
         stream,
     )
     return found[0], given

@@ -38,7 +38,7 @@ def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
 def taken(device: str) -> tuple[str, tuple[Any, ...]]:
     """As kcap.bench.integrity.driver.gpu has it."""
     ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
-    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _sleep)
+    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _sleep, _empty_cache)
 
 
 def _numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -57,6 +57,10 @@ def _spin(seconds: float) -> None:
 
 
 def _set_stream(**which: int) -> None:
+    pass
+
+
+def _empty_cache() -> None:
     pass
 
 

@@ -21,15 +21,15 @@ struct Torch {
   int device;
   void* stream;                       // raw handle of the stream that graphs are captured and replayed on
   PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
-  PyObject *make_graph, *begin, *end, *replay, *spin;
+  PyObject *make_graph, *begin, *end, *replay, *spin, *empty_cache;
 
   explicit Torch(PyObject* given) {
-    PyObject* values[10];
-    for (int i = 0; i < 10; ++i) values[i] = PyTuple_GetItem(given, i);
+    PyObject* values[11];
+    for (int i = 0; i < 11; ++i) values[i] = PyTuple_GetItem(given, i);
     device = int(PyLong_AsLong(values[0]));
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
     set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
-    begin = values[6], end = values[7], replay = values[8], spin = values[9];
+    begin = values[6], end = values[7], replay = values[8], spin = values[9], empty_cache = values[10];
   }
 
   void use(PyObject* which) const {
@@ -70,6 +70,7 @@ class Cuda : public Place {
       : workload_(workload), host_pool_(pool), cuda_(cuda), torch_(torch),
         sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device)), CUDA_ALIGN) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
+    Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
     pool_ = Memory(cuda_, workload.pool_bytes);
     arena_ = Memory(cuda_, sets_.total);
     aside_ = Memory(cuda_, workload.slot_bytes * workload.sets);
