@@ -15,17 +15,10 @@ SCHEDULED = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process,
 
 @dataclass(frozen=True)
 class Used:
-    """Nanoseconds so far. `queued`: what the process's first thread waited for a core that others had; `company`: CPU
-    time of all else in its cage, for which it may have waited on purpose.
-    """
+    """Nanoseconds of CPU time so far: of the process's first thread, and of all else in its cage (`company`)."""
 
-    queued: int
     own: int
     company: int
-
-    def forgiven(self, before: Used) -> int:
-        """Of the time since `before`, what somebody outside of the cage took."""
-        return max(self.queued - before.queued - (self.company - before.company), 0)
 
     def cpu(self, before: Used) -> int:
         """What the cage has had since `before`."""
@@ -57,17 +50,16 @@ class Machine:
 
 def used(pid: int) -> Used:
     """What the cage of process `pid` has used; zeros where Linux does not tell."""
-    own, queued = scheduled(f"/proc/{pid}/schedstat")
-    return Used(queued, own, max(sum(_cpu_ns(one) for one in _cage(pid)) - own, 0))
+    own = _first_thread_ns(pid)
+    return Used(own, max(sum(_cpu_ns(one) for one in _cage(pid)) - own, 0))
 
 
-def scheduled(path: str) -> tuple[int, int]:
-    """The first fields of a schedstat file: nanoseconds on a core, and on a run queue (proc(5))."""
+def _first_thread_ns(pid: int) -> int:
+    """The first field of a schedstat file (proc(5))."""
     try:
-        own, queued = Path(path).read_bytes().split()[:2]
-        return int(own), int(queued)
-    except (OSError, ValueError):
-        return 0, 0
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _busy_ns() -> int:

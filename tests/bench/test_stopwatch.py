@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kcap.bench.judge.batching import Batches
 from kcap.bench.judge.evidence import Refused, Undecided
-from kcap.bench.judge.processors import Machine, Used, used
+from kcap.bench.judge.processors import Machine, used
 from kcap.bench.judge.stopwatch import check_idle, check_processors, check_strays, vouch, vouched
 
 PING = 100_000.0
@@ -116,13 +116,6 @@ def test_more_processors_than_it_was_given_are_refused(threads, used, fine):
         return
     with pytest.raises(Refused, match=rf"processors at a time, and was given {threads}"):
         check_processors(ours)
-
-
-def test_time_in_the_queue_behind_its_own_threads_is_not_forgiven():
-    before = Used(queued=100, own=50, company=0)
-    assert Used(queued=600, own=60, company=500).forgiven(before) == 0
-    assert Used(queued=600, own=60, company=100).forgiven(before) == 400
-    assert Used(queued=600, own=60, company=100).cpu(before) == 110
 
 
 def test_what_a_process_and_its_threads_use_is_seen_from_outside():
