@@ -6,7 +6,7 @@
 #     input begins, and takes differences of running sums: it reads a number a row.
 # naive: Inputs are drawn anew by taking another part of the same numbers: next to nothing is left to do.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
-# reason: below the machine's floor|later invocation|in timed|unwritten|off by
+# reason: below the machine's floor|later invocation|in timed|unwritten|off by|do not depend
 import re
 
 import numpy
