@@ -20,12 +20,13 @@ from kcap.replay.definitions.constraints import Broken
 from kcap.replay.skip import Skip
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition
-from kcap.schemas.outcome import Outcome, Status
+from kcap.schemas.outcome import Clocked, Outcome, Status
 from kcap.schemas.solution import Solution
 from kcap.schemas.workload import Workload
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
 POISON = "CUDA error"  # after one, a process can run nothing more on the GPU
+DOUBTFUL = 0.5  # of a time: a slack from there on is told
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -92,7 +93,8 @@ class Judge:
         dataset = Dataset(self.root) if self.root else None
         with draws(definition, workload, dataset, self.limits.memory) as drawn:
             truth = self._truth(definition, workload, drawn)
-            return {"notes": [*drawn.made.notes, *truth.known.notes], **self._trial(solution, truth)}
+            found = self._trial(solution, truth)
+            return {**found, "notes": [*drawn.made.notes, *truth.known.notes, *doubts(found.get("time"))]}
 
     def _truth(self, definition: Definition, workload: Workload, drawn: Draws) -> Truth:
         key = definition.name, workload.uuid
@@ -196,3 +198,10 @@ class Judge:
             "workload": workload.uuid,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+
+
+def doubts(time: Clocked | None) -> list[str]:
+    """What to know of a time that the judge's clock hardly vouches for."""
+    if time is None or time.slack_us is None or time.slack_us < DOUBTFUL * time.median_us:
+        return []
+    return [f"its clock is held to within {time.slack_us:.3g} µs only: filling its inputs takes long beside the kernel"]

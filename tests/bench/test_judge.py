@@ -9,8 +9,10 @@ from bench_datasets import SCALE, TWO, definition, of, stored, workload
 from solution_files import RETURNING, WRITING, solution
 
 from kcap.bench.judge.forking import without_secrets
+from kcap.bench.judge.judge import doubts
 from kcap.bench.judge.worker import open_judge
 from kcap.schemas.dataset import write_dataset
+from kcap.schemas.outcome import Clocked
 
 ROWS = 4096
 HANGS = "while True:\n        pass"
@@ -188,3 +190,10 @@ def run(x, eps):
     first, second = (judge.judge(mine, SCALE, scale(f"w{m}", m)) for m in (ROWS, 64))
     assert (first.status, "illegal memory access" in first.reason) == ("RUNTIME_ERROR", True)
     assert second.status == "PASSED", second.reason
+
+
+@pytest.mark.parametrize("slack, told", [(None, False), (10.0, False), (60.0, True)])
+def test_a_time_that_the_clock_hardly_vouches_for_is_doubted(slack, told):
+    time = Clocked(median_us=100, q1_us=90, q3_us=110, slack_us=slack)
+    assert bool(doubts(time)) is told
+    assert doubts(None) == []
