@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from kcap.cli import main
 from kcap.schemas.recording import Argument, Call, Count, Metadata, Tap, write_recording
@@ -18,6 +19,14 @@ class Ran:
     code: int
     out: str
     err: str
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked gpu is skipped where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.fixture
