@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import shutil
@@ -14,16 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import orjson
 import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.candidate_process import Order
-from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import Draws
+from kcap.bench.judge.failures import Ended, NoGraph, NotBuilt, TooSlow
 from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.limits import Limits
 from kcap.bench.judge.processors import used
+from kcap.bench.judge.shared import Shared
 from kcap.bench.judge.wire import Answer, Layout
 from kcap.schemas.definition import Definition
 from kcap.schemas.solution import Solution
@@ -32,73 +32,7 @@ SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
 MOST_INVOCATIONS = 4096
 SETS_BYTES = 256 << 20
 FEWEST_SETS, MOST_SETS = 3, 8
-LOG_BYTES = 8 << 20
 TOLD = 2000  # characters of what it printed
-
-
-class Ended(Exception):
-    """The process ended while it was asked for something; the message says how."""
-
-
-class TooSlow(Exception):
-    """It did not answer in time, and was ended."""
-
-
-class NotBuilt(Exception):
-    """It could not be built; `log` has the compiler's words."""
-
-    def __init__(self, reason: str, log: str) -> None:
-        super().__init__(reason)
-        self.log = log
-
-
-class NoGraph(Exception):
-    """On a GPU: what `candidate` runs cannot be captured, and its process has to be started again."""
-
-    def __init__(self, candidate: Candidate, reason: str) -> None:
-        super().__init__(reason)
-        self.candidate = candidate
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a candidate gets. Bytes, and seconds: `timeout` for all that it is asked on one Workload. `memory` None:
-    what is there.
-    """
-
-    device: str
-    threads: int
-    cores: tuple[int, ...]
-    timeout: float
-    build_timeout: float
-    memory: int | None
-    disk: int
-    processes: int
-    scratch: Path
-    hidden: tuple[Path, ...] = ()
-    gpu: Gpu | None = None
-
-
-@dataclass
-class Shared:
-    """The memory of an open Workload that a candidate writes to."""
-
-    descriptor: int
-    layout: Layout
-    view: mmap.mmap
-
-    @classmethod
-    def made(cls, layout: Layout) -> Shared:
-        import fcntl
-
-        descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, layout.total)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        return cls(descriptor, layout, mmap.mmap(descriptor, layout.total, prot=mmap.PROT_READ))
-
-    def close(self) -> None:
-        self.view.close()
-        os.close(self.descriptor)
 
 
 @dataclass
@@ -219,22 +153,12 @@ class Candidate:
     def times_ns(self, count: int) -> list[int]:
         """Of each of the last `count` invocations, by the driver's clock."""
         assert self.shared is not None
-        at = self.shared.layout.times
-        pairs = numpy.frombuffer(self.shared.view[at : at + 16 * count], dtype=numpy.uint64).reshape(-1, 2)
-        return [int(end) - int(start) for start, end in pairs]
+        return self.shared.times_ns(count)
 
     def outputs(self, number: int, upcast: bool = False) -> list[torch.Tensor]:
         """Those of invocation `number` of the last run, delivered; `upcast`: floating ones are in float64."""
         assert self.shared is not None and self.drawn is not None
-        found = []
-        for result in self.drawn.results:
-            dtype = torch.float64 if upcast and result.dtype.is_floating_point else result.dtype
-            size = torch.Size(result.shape).numel() * dtype.itemsize
-            at = number * self.shared.layout.slot + result.offset
-            content = bytearray(self.shared.view[at : at + size])
-            flat = torch.frombuffer(content, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-            found.append(flat.view(dtype).view(result.shape))
-        return found
+        return [self.shared.output(number, result, upcast) for result in self.drawn.results]
 
     def printed(self) -> str:
         """The end of what it printed."""

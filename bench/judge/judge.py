@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge.candidate import Candidate, Ended, Limits, NoGraph, NotBuilt, TooSlow
+from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.draws import Draws, draws
 from kcap.bench.judge.evidence import Refused, Undecided
+from kcap.bench.judge.failures import Ended, NoGraph, NotBuilt, TooSlow
 from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.limits import Limits
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of
 from kcap.errors import KcapError

@@ -11,8 +11,9 @@ import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.accuracy import difference
-from kcap.bench.judge.candidate import Candidate, Ended, TooSlow, fresh_seed
+from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.draws import Draws
+from kcap.bench.judge.failures import Ended, TooSlow
 
 UPCASTS = (64, 32)  # bits, tried in this order
 SAME = 1.0

@@ -17,11 +17,11 @@ import orjson
 from pydantic import ValidationError
 
 from kcap.bench.integrity.cage import calls, guard
-from kcap.bench.judge.candidate import Limits
 from kcap.bench.judge.device import asked
 from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.judge import Judge
+from kcap.bench.judge.limits import Limits
 from kcap.capture.native_build import Unavailable
 from kcap.errors import KcapError
 from kcap.replay import memory

@@ -14,10 +14,11 @@ import torch
 from bench_datasets import definition, of, workload
 
 from kcap.bench.judge import candidate, wire
-from kcap.bench.judge.candidate import Candidate, Ended, NoGraph
+from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import draws
 from kcap.bench.judge.evidence import Refused, check
+from kcap.bench.judge.failures import Ended, NoGraph
 from kcap.bench.judge.trial import DRAWS
 from kcap.capture.native_build import compiler
 
