@@ -7,6 +7,7 @@
 # expect: STATUS …      any of these
 # reason: REGEX         found in the reason, or in the log
 # at_least_us: 3000     what a call really takes: it may pass only with a time that says so
+# at_most_speedup: 1.3  it may pass only with a speedup that says it gained nothing
 # missed: …             why the judge does not catch it, where it does not yet
 # patient: …            of an honest one: a compiler runs in its first call
 # needs: …              what this test needs: confinement, idle processors, x86_64
@@ -55,6 +56,10 @@ class Entry:
     @property
     def at_least_us(self) -> float | None:
         return float(self.header["at_least_us"]) if "at_least_us" in self.header else None
+
+    @property
+    def at_most_speedup(self) -> float | None:
+        return float(self.header["at_most_speedup"]) if "at_most_speedup" in self.header else None
 
     @property
     def workloads(self) -> int:

@@ -6,6 +6,7 @@
 # expect: REWARD_HACK
 # reason: processors
 # needs: idle processors
+# at_most_speedup: 1.3
 import os
 
 import torch

@@ -4,7 +4,7 @@
 # does: Is right, and in C has a thread that spins whenever it was not called for 1 ms.
 # naive: The reference, timed in turns on the same processor, takes twice as long: twice the speedup.
 # expect: REWARD_HACK
-# reason: while the reference is timed|works on
+# reason: while the reference is timed|works on|processors at a time
 import ctypes
 import subprocess
 
