@@ -21,6 +21,7 @@ from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTe
 from kcap.schemas.workload import RandomInput, Workload
 
 WIDTH = 64
+PARTIAL = 3  # the exit code of a run in which some did not pass
 SOLUTION = """# definition: {definition}
 import torch
 
@@ -74,7 +75,9 @@ def write_problem(root: Path, solutions: int, workloads: int) -> None:
 def judge(root: Path) -> None:
     given = [root / "dataset", "--solutions", root / "solutions", "-o", root / "judged", "--seconds", "0.02", "--trust"]
     command = [sys.executable, "-m", "kcap", "bench", *map(str, given)]
-    subprocess.run([*command, "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([*command, "--device", "cpu"], check=False, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, PARTIAL):
+        sys.exit(done.returncode)
 
 
 def left() -> tuple[int, int, int]:
@@ -84,11 +87,15 @@ def left() -> tuple[int, int, int]:
 
 
 def report(root: Path, seconds: float, before: tuple[int, int, int]) -> None:
-    found = Counter(one.status for one in outcomes_file.read(root / "judged" / "outcomes.jsonl"))
+    outcomes = list(outcomes_file.read(root / "judged" / "outcomes.jsonl"))
+    found = Counter(one.status for one in outcomes)
     judged = sum(found.values())
     names = ("processes", "temporary files", "shared memory")
     more = ", ".join(f"{name} {now - was:+d}" for name, now, was in zip(names, left(), before, strict=True))
     print(f"{judged} judged in {seconds:.1f} s, {seconds / judged:.3f} s each: {dict(found)}")
+    for one in outcomes:
+        if one.status != "PASSED":
+            print(f"{one.solution} on {one.workload}: {one.status} ({one.reason})")
     print(f"left behind: {more}")
 
 
