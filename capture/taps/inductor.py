@@ -13,33 +13,29 @@ from weakref import WeakKeyDictionary
 
 from kcap.capture.imports import when_imported
 from kcap.capture.taps.annotations import Annotations
+from kcap.capture.taps.compiled import CompiledKernels
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.fragments import bound_in, fragment_of
 from kcap.capture.taps.launches import Kernel, Launches
-from kcap.capture.taps.methods import Methods
 
 NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
 Described = tuple[Kernel, int | None, list[int]]  # a kernel, its launch, and which of the arguments are its own
 
 
-class Inductor:
+class Inductor(CompiledKernels):
     """Wraps the launcher of inductor's Triton kernels."""
 
     name = "inductor"
 
     def __init__(self, listener: Externals) -> None:
-        self.listener = listener
-        self.failed = listener.failed
-        self.on = False
+        super().__init__(listener)
         self.launches = Launches(listener)
         self._hooked = False
         # By a launcher and the numbers among its arguments.
         self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], Described]] = WeakKeyDictionary()
-        self._methods = Methods()
         self._annotations = Annotations("torch._inductor.codegen.triton", "TritonScheduling")
 
-    def install(self) -> None:
-        self.on = True
+    def _hook_all(self) -> None:
         when_imported("torch._inductor.runtime.triton_heuristics", self._hook)
         self._annotations.install()
 
@@ -49,16 +45,10 @@ class Inductor:
         self._hooked = True
 
     def uninstall(self) -> None:
-        self.on = False
-        self._methods.undo()
+        super().uninstall()
         self._annotations.uninstall()
 
-    def refresh(self) -> None:
-        """Nothing: the class is patched as it is imported."""
-
-    def health(self) -> tuple[str, str]:
-        if not self.on:
-            return "failed", ""
+    def _health(self) -> tuple[str, str]:
         if not self._hooked:
             return "absent", "inductor compiled nothing"
         status, detail = self.launches.health()

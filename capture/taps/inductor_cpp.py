@@ -12,31 +12,27 @@ from typing import Any
 
 from kcap.capture.imports import when_imported
 from kcap.capture.taps.annotations import Annotations
+from kcap.capture.taps.compiled import CompiledKernels
 from kcap.capture.taps.external import Externals, contained
 from kcap.capture.taps.fragments import bound_in, fragment_of
 from kcap.capture.taps.launches import kept
-from kcap.capture.taps.methods import Methods
 
 MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
 SIGNATURE = re.compile(r'extern "C"[^(]*?\bkernel\s*\(([^)]*)\)')
 
 
-class InductorCpp:
+class InductorCpp(CompiledKernels):
     """Wraps what binds inductor's C++ kernels (of the CPU) to generated code, and what is bound there already."""
 
     name = "inductor_cpp"
 
     def __init__(self, listener: Externals) -> None:
-        self.listener = listener
-        self.failed = listener.failed
-        self.on = False
+        super().__init__(listener)
         self.kernels = self.lost = 0
         self._annotations = Annotations("torch._inductor.codegen.cpp", "CppScheduling")
-        self._methods = Methods()
         self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
 
-    def install(self) -> None:
-        self.on = True
+    def _hook_all(self) -> None:
         when_imported("torch._inductor.async_compile", self._hook)
         self._annotations.install()
 
@@ -45,8 +41,7 @@ class InductorCpp:
         self._methods.around(module.AsyncCompile, "cpp_pybinding", self._bind)
 
     def uninstall(self) -> None:
-        self.on = False
-        self._methods.undo()
+        super().uninstall()
         self._annotations.uninstall()
         for module, name, seen, bound in self._rebound:
             if vars(module).get(name) is seen:
@@ -68,9 +63,7 @@ class InductorCpp:
         self._rebound.append((module, name, seen, value))
         setattr(module, name, seen)
 
-    def health(self) -> tuple[str, str]:
-        if not self.on:
-            return "failed", ""
+    def _health(self) -> tuple[str, str]:
         if self.lost:
             return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
         if not self.kernels:

@@ -14,29 +14,25 @@ from types import ModuleType
 from typing import Any
 
 from kcap.capture.imports import when_imported
+from kcap.capture.taps.compiled import CompiledKernels
 from kcap.capture.taps.external import Externals, contained
 from kcap.capture.taps.launches import Launches
-from kcap.capture.taps.methods import Methods
 
 ENGINE_OPTIONS = frozenset({"grid", "warmup", "stream", "debug", "instrumentation_mode", "num_warps", "num_stages"})
 
 
-class Triton:
+class Triton(CompiledKernels):
     """Wraps the ways to launch a `@triton.jit` function, the interpreter's (TRITON_INTERPRET=1) among them."""
 
     name = "triton"
 
     def __init__(self, listener: Externals) -> None:
-        self.listener = listener
-        self.failed = listener.failed
-        self.on = False
+        super().__init__(listener)
         self.launches = Launches(listener)
         self._seen = False
         self._benchmarks = threading.local()
-        self._methods = Methods()
 
-    def install(self) -> None:
-        self.on = True
+    def _hook_all(self) -> None:
         for module, kind, method, around in (
             ("triton.runtime.jit", "JITFunction", "run", self._run),
             ("triton.runtime.interpreter", "InterpretedFunction", "run", self._interpret),
@@ -45,16 +41,7 @@ class Triton:
         ):
             when_imported(module, functools.partial(self._hook, kind=kind, method=method, around=around))
 
-    def uninstall(self) -> None:
-        self.on = False
-        self._methods.undo()
-
-    def refresh(self) -> None:
-        """Nothing: the classes are patched as they are imported."""
-
-    def health(self) -> tuple[str, str]:
-        if not self.on:
-            return "failed", ""
+    def _health(self) -> tuple[str, str]:
         if not self._seen:
             return "absent", "Triton was not imported"
         return self.launches.health()
