@@ -22,9 +22,9 @@ Example:
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def command(directory: Path, output: Path, force: bool) -> None:
     """Make a Recording of DIRECTORY, which a `kcap record` that could not finish (a full disk) left and named."""
-    from kcap.capture.command import place, say_what_was_recorded
     from kcap.capture.config import read_session
     from kcap.capture.merge import merge
+    from kcap.capture.output import place, say_what_was_recorded
 
     shards = directory / "shards"
     if not (shards / "session.json").is_file():

@@ -1,0 +1,82 @@
+"""A model recorded offline: the engine is started in a process of its own and given a workload."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from kcap.capture import follow
+from kcap.capture.config import Session
+from kcap.capture.engines.engine import Start
+from kcap.errors import CallError
+from kcap.schemas.recording import Recording
+
+
+@dataclass(frozen=True)
+class Offline:
+    """The options of an offline recording."""
+
+    model: str
+    framework: str
+    load_format: str
+    num_layers: int | None
+    num_prompts: int
+    input_len: int
+    output_len: int
+    prompts: Path | None
+    engine_args: tuple[str, ...]
+    eager: bool
+
+
+def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> Recording:
+    """Record `offline` into `directory`. `options`: the Session's own."""
+    from kcap.capture import frameworks, workload
+
+    engine = frameworks.find_framework(offline.framework)
+    target = frameworks.find_model(offline.model, offline.load_format)
+    if target.weights_from_hub:
+        click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
+    prompts = workload.read_prompts(offline.prompts) if offline.prompts else None
+    work = workload.Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
+    given = engine_arguments(offline.engine_args)
+    if target.bundled and prompts and any(isinstance(prompt, str) for prompt in prompts):
+        raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
+    longest = max(map(len, prompts)) if prompts else offline.input_len
+    tokens = longest + offline.output_len
+    start = Start(target, offline.load_format, offline.num_layers, offline.eager, given, tokens)
+    arguments = engine.arguments(start)
+    session = Session(
+        directory=str((directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
+        layers_model=target.layers_model, engine_arguments=arguments, **options,
+    )  # fmt: skip
+    job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
+    assert engine.OFFLINE is not None  # `find_framework` has seen to it
+    return _run(engine.OFFLINE, job, session, directory)
+
+
+def _run(module: str, job: dict[str, Any], session: Session, directory: Path) -> Recording:
+    session.write()
+    file = directory / "shards" / "job.json"
+    file.write_bytes(orjson.dumps(job))
+    log = directory / "shards" / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
+    command_line = [sys.executable, "-P", "-m", module, str(file.resolve())]
+    return follow.follow(command_line, session, directory, log)
+
+
+def engine_arguments(words: tuple[str, ...]) -> dict[str, Any]:
+    """`KEY=VALUE` words as engine arguments: VALUE is JSON where it parses (true, 4096, {"a": 1}), else text."""
+    out: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.replace("-", "_").isidentifier():
+            raise CallError(f"--engine-arg {word}: write KEY=VALUE")
+        try:
+            out[key.replace("-", "_")] = orjson.loads(value)
+        except ValueError:
+            out[key.replace("-", "_")] = {"True": True, "False": False, "None": None}.get(value, value)
+    return out

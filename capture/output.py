@@ -1,0 +1,53 @@
+"""Where a Recording is written, and what is said of it then."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from kcap.capture.config import check_place
+from kcap.errors import KcapError
+from kcap.schemas.coverage import CoverageSummary
+from kcap.schemas.recording import Recording
+
+
+@contextmanager
+def place(output: Path, force: bool) -> Iterator[Path]:
+    """A working directory beside `output`, moved there when all went well; what was recorded is kept if not."""
+    check_place(output, force, "--force")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        yield directory
+    except BaseException as error:
+        if not any(directory.glob("shards/*.jsonl")):
+            shutil.rmtree(directory, ignore_errors=True)
+        elif not isinstance(error, KcapError):
+            click.echo(f"kcap: what was recorded is in {directory}: kcap recover {directory} -o {output}", err=True)
+        raise
+    if output.exists():
+        shutil.rmtree(output)
+    directory.rename(output)
+
+
+def say_what_was_recorded(recording: Recording, output: Path) -> None:
+    metadata = recording.metadata
+    steps = ", ".join(f"{times} {phase}" for phase, times in metadata.steps.items()) or "none"
+    kernels, calls = metadata.totals.get("kernels", 0), metadata.totals.get("calls", 0)
+    click.echo(f"{output}: {kernels} kernel calls ({calls} distinct calls) in steps: {steps}", err=True)
+    for tap in metadata.taps:
+        if tap.status == "failed":
+            click.echo(f"kcap: {tap.name} failed in process {tap.pid} (rank {tap.rank}): {tap.detail}", err=True)
+    if metadata.coverage is not None:
+        from kcap.capture import coverage
+
+        click.echo("\n".join(coverage.lines(CoverageSummary.model_validate(metadata.coverage))), err=True)
+    if not metadata.complete:
+        click.echo("kcap: the Recording is partial; kcap show says why", err=True)
+    click.echo(f"Next: kcap show {shlex.quote(str(output))}", err=True)
