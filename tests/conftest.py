@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from kcap.cli import main
 from kcap.schemas.recording import Argument, Call, Count, Metadata, Tap, write_recording
 from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec
+
+settings.register_profile("kcap", settings(), deadline=None)  # of a busy machine; what hangs is ended by pytest-timeout
+settings.load_profile("kcap")
 
 
 @dataclass(frozen=True)
