@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from kcap.capture.installed import ENGINES, check_engine, check_plugin, recordable
+from kcap.capture.engines import of_framework
+from kcap.capture.installed import check_engine, check_plugin, frameworks
 from kcap.capture.machine import (
     Check,
     check_compiler,
@@ -20,7 +21,6 @@ from kcap.capture.machine import (
     gpus,
     torch_here,
 )
-from kcap.capture.plugins import PLUGINS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,11 +49,11 @@ def check_machine() -> Iterator[Check]:
     yield check_gpu(torch, gpus())
     yield check_compiler()
     yield from check_misfits(torch)
-    for engine in ENGINES:
-        found = check_engine(engine)
+    for framework in frameworks():
+        found = check_engine(framework)
         yield found
-        if engine.framework in PLUGINS and found.state == "ok":
-            yield from check_plugin(engine.framework)
+        if found.state == "ok":
+            yield from check_plugin(framework)
     yield from check_confinement()
 
 
@@ -72,12 +72,12 @@ def check_confinement() -> Iterator[Check]:
 def check_work(machine: Sequence[Check]) -> Iterator[Check]:
     """What can be done here; the fix is that of the first thing in the way."""
     by_name = {check.name: check for check in machine}
-    for engine in ENGINES:
-        what = f"kcap record --framework {engine.framework}"
-        if recordable(engine):
-            yield _work(what, [by_name["torch"], by_name[engine.framework], *_in_the_way(machine, engine.framework)])
+    for framework in frameworks():
+        what, engine = f"kcap record --framework {framework.name}", of_framework(framework.name)
+        if engine is None:
+            yield Check(what, "missing", f"this version of kcap has no adapter for {framework.name}")
         else:
-            yield Check(what, "missing", f"this version of kcap has no adapter for {engine.framework}")
+            yield _work(what, [by_name["torch"], by_name[framework.name], *_in_the_way(machine, framework.name)])
     yield _work("kcap.record() in a PyTorch program", [by_name["torch"]])
     yield _work("kcap replay --device cpu", [by_name["torch"]])
     yield _work("kcap replay --device cuda", [by_name["torch"], by_name["GPU"]])

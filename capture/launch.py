@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from kcap.capture.config import SESSION_VARIABLE, Session
+from kcap.capture.engines import of_framework
 from kcap.capture.shards import all_closed, progress
 from kcap.errors import KcapError
 
@@ -19,11 +20,6 @@ Report = Callable[[str], None]
 CLOSE_PATIENCE, END_PATIENCE = 10.0, 60.0  # seconds
 LAST_LINES = 8
 STANDARD_ERROR = 2
-# What an offline engine gets unless the user's environment says otherwise. On the CPU, vLLM would reserve most of the
-# memory for its cache; on a GPU, its FlashInfer sampler would be compiled for a minute first.
-DEFAULTS = {
-    "vLLM": {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
-}
 ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
 
 
@@ -31,7 +27,8 @@ def environment(session: Session) -> dict[str, str]:
     """The environment of a recorded process: it names the session; a user's own command is otherwise left alone."""
     env = dict(os.environ)
     env[SESSION_VARIABLE] = str(session.file.resolve())
-    return {**DEFAULTS.get(session.framework or "", {}), **env} if not session.command else env
+    engine = None if session.command else of_framework(session.framework)
+    return {**engine.FRAMEWORK.environment, **env} if engine else env
 
 
 def run(command: list[str], session: Session, report: Report, log: Path | None = None, cwd: Path | None = None) -> int:

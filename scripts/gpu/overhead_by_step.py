@@ -19,9 +19,9 @@ from collections import defaultdict
 from typing import Any
 
 from kcap.capture.config import Session
-from kcap.capture.engines.vllm import hook
-from kcap.capture.frameworks import find_model, vllm_arguments
-from kcap.capture.launch import DEFAULTS
+from kcap.capture.engines import vllm
+from kcap.capture.engines.engine import Start
+from kcap.capture.frameworks import find_model
 from kcap.capture.window import Window
 
 KINDS = ("off", "control", "on")
@@ -61,8 +61,8 @@ def serve(args: argparse.Namespace, window: Window) -> Turns:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     target = find_model(args.model, "dummy")
-    eager = None if args.compiled else True
-    llm = LLM(**vllm_arguments(target, "dummy", None, eager, {}, 8192), enable_prefix_caching=False)
+    start = Start(target, "dummy", None, not args.compiled, {}, 8192)
+    llm = LLM(**vllm.arguments(start), enable_prefix_caching=False)
     turns = Turns(window, args.batch)
     turns.install(GPUModelRunner)
     ids = [[(7 * i + j) % 1000 + 3 for j in range(256)] for i in range(args.batch)]
@@ -80,13 +80,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--compiled", action="store_true", help="the engine's defaults instead of eager")
     args = parser.parse_args()
-    os.environ |= {**DEFAULTS["vLLM"], "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ |= {**vllm.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as directory:
         session = Session(directory, framework="vLLM")
         session.write()
         window = Window(session)
         window.register()
-        hook(window)
+        vllm.hook(window)
         turns = serve(args, window)
         window.close()
     median = {kind: statistics.median(turns.times[kind]) * 1e3 for kind in KINDS}

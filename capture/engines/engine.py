@@ -1,0 +1,102 @@
+"""What an adapter of an inference framework has: it is a module of this folder with the members of `Engine`.
+
+>>> FRAMEWORK = Framework("vLLM", "vllm", ("vllm",), pip=("install vllm",), plugin=Plugin(...))
+>>> OFFLINE = "kcap.capture.engines.vllm_offline"
+>>> def arguments(start: Start) -> dict[str, Any]: ...
+>>> def hook(window: Window) -> None: ...
+
+Its other files, if any, have its name before an underscore. Whatever is imported with it is imported inside the engine:
+the standard library and orjson only; torch and the framework itself where a hook runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kcap.capture.window import Window
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """How a framework finds plugins. `group`: of entry points; `variable`: names the only ones to load, if set.
+
+    `module`: where the framework loads them, relative to its package; `since`: the first release that does.
+    `empty_is_all`: an empty list lets every plugin in.
+    """
+
+    group: str
+    variable: str
+    module: str
+    since: str
+    empty_is_all: bool = False
+
+
+@dataclass(frozen=True)
+class Framework:
+    """An inference framework. `name`: in commands and Recordings; `package`: what Python imports.
+
+    `distributions`: those that bring it, the likeliest first. `pip`, `pip_cpu`: the pip commands that install it, with
+    an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
+    the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
+    """
+
+    name: str
+    package: str
+    distributions: tuple[str, ...]
+    pip: tuple[str, ...] = ()
+    pip_cpu: tuple[str, ...] = ()
+    elsewhere: str = ""
+    plugin: Plugin | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model as an engine is to load it. `path`: what the engine is given; `model`: what the user named.
+
+    `layers_model`: None where unknown. `bundled`: `path` is kcap's own configuration, without a tokenizer.
+    `weights_from_hub`: the engine must ask the hub, though kcap's own configuration would do for dummy weights.
+    """
+
+    model: str
+    path: str
+    layers_model: int | None
+    bundled: bool
+    weights_from_hub: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a model is to be started offline. `longest`: the tokens of the longest request, which a bundled model's
+    context must hold; `given`: the user's own arguments, which win."""
+
+    target: Target
+    load_format: str
+    num_layers: int | None
+    eager: bool
+    given: dict[str, Any]
+    longest: int
+
+
+class Engine(Protocol):
+    """An adapter. Its file's name is that of its entry point: `kcap.capture.activate:activate_NAME`."""
+
+    FRAMEWORK: Framework
+    OFFLINE: str | None
+    """A module with `main(job_file)`, run as `python -m OFFLINE JOB`; None where only a COMMAND can be recorded.
+
+    The job is JSON: `session` (its file), `workload` (the members of `Workload`), `engine_arguments`, and perhaps
+    `outputs` (a file for each request's token ids). `main` returns when all is generated and the shards are closed."""
+
+    def arguments(self, start: Start) -> dict[str, Any]:
+        """What the framework's offline class is called with for `start`; JSON."""
+
+    def hook(self, window: Window) -> None:
+        """Have the framework's steps call `window.begin` and `window.end`, and the end of its warm-up `window.start`.
+
+        Runs in every process of the engine, once, before its model is built; must import nothing of the framework that
+        the process has not imported itself (see `kcap.capture.imports`).
+        """
