@@ -10,31 +10,49 @@ import orjson
 from rich.table import Table
 
 from kcap.bench.contents import Contents, open_contents
+from kcap.bench.diff_families import compare as compare_families
+from kcap.bench.diff_families import show as show_families
 from kcap.errors import CallError
 from kcap.schemas.diff import Diff, Entry, diff_calls, diff_datasets
 from kcap.schemas.tables import console
 
 EQUAL, DIFFERENT = 0, 1
+BY = ("call", "family")
 
 
-@click.command(epilog="\b\nExample:\n  kcap diff before.kcap after.kcap")
+@click.command(epilog="\b\nExample:\n  kcap diff vllm.kcap sglang.kcap")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.option("--by", type=click.Choice(BY), help="What a row is.  [default: family, of two engines' Recordings]")
+@click.option("--measurements", type=click.Path(path_type=Path, exists=True), multiple=True, help="Times of A, of B.")
 @click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of each table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(a: Path, b: Path, rows: int, as_json: bool) -> int:
+def command(a: Path, b: Path, by: str | None, measurements: tuple[Path, ...], rows: int, as_json: bool) -> int:
     """Tell which calls only A or only B has, and whose counts differ; of datasets, which Definitions.
 
-    A and B are Recordings, BackendBench trace files or parquets, or FlashInfer-Bench datasets. Exit code: 0 they are
+    A and B are Recordings, BackendBench trace files or parquets, or FlashInfer-Bench datasets. Recordings of two
+    engines are compared by family: what each runs for a kernel in the mean step of a phase. --measurements, given
+    twice, adds the times that `kcap replay A -o FILE` and `kcap replay B -o FILE` measured. Exit code: 0 they are
     equal, 1 they differ.
     """
-    found = compare(open_contents(a, allow_truncated=True), open_contents(b, allow_truncated=True))
+    first, second = open_contents(a, allow_truncated=True), open_contents(b, allow_truncated=True)
+    by = by or ("family" if measurements or _two_engines(first, second) else "call")
+    if by == "call" and measurements:
+        raise CallError("--measurements are of a comparison --by family")
+    found = compare_families(first, second, measurements) if by == "family" else compare(first, second)
     if as_json:
-        whole = {"a": str(a), "b": str(b), **found.as_json()}
+        whole = {"a": str(a), "b": str(b), "by": by, **found.as_json()}
         click.echo(orjson.dumps(whole, option=orjson.OPT_INDENT_2))
-    else:
+    elif isinstance(found, Diff):
         _show(found, rows)
+    else:
+        show_families(found, first.metadata, second.metadata, rows, bool(measurements))
     return EQUAL if found.equal else DIFFERENT
+
+
+def _two_engines(a: Contents, b: Contents) -> bool:
+    engines = {one.metadata.framework for one in (a, b) if one.recording is not None}
+    return len(engines) == 2 and None not in engines
 
 
 def compare(a: Contents, b: Contents) -> Diff:

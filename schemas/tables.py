@@ -25,7 +25,7 @@ def console() -> Console:
 
 def header(metadata: Metadata) -> Iterator[Text]:
     """Who ran what, where, how much of it, and what went wrong while recording."""
-    yield Text(" · ".join(_identity(metadata)), style="bold")
+    yield Text(identity(metadata), style="bold")
     yield Text(" · ".join(_circumstances(metadata)), style="dim")
     if metadata.steps:
         yield Text("steps: " + ", ".join(f"{metadata.steps[p]:,} {p}" for p in PHASES if metadata.steps.get(p)))
@@ -50,6 +50,11 @@ def _graphs(metadata: Metadata) -> str:
         f"{times:,} steps {mode}, padded to {', '.join(map(str, sorted(sizes[mode])[:MOST_SIZES]))}"
         for mode, times in steps.items()
     )
+
+
+def identity(metadata: Metadata) -> str:
+    """Model, engine, device, layers and ranks on one line."""
+    return " · ".join(_identity(metadata))
 
 
 def _identity(metadata: Metadata) -> Iterator[str]:

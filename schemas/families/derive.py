@@ -61,17 +61,32 @@ def derive(recording: Recording) -> Derived:
     return derive_calls(recording.calls, recording.metadata, recording)
 
 
+@dataclass(frozen=True)
+class Known:
+    """What families know of Calls. `covered`: kernels (by id) in a region that is one of `kernels`, with its operator;
+    `rest`: kernels that do work, and are neither."""
+
+    kernels: list[Kernel]
+    covered: dict[int, str]
+    rest: list[Call]
+
+
 def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
     """The same for Calls from elsewhere; without a Recording there are no sources of fused kernels."""
+    known = by_family(calls)
+    found, refused = generic.derive(known.rest, recording)
+    kernels = _named(_joined([*known.kernels, *found]), metadata)
+    families = {call: find(region)[0] for call, region in known.covered.items()}
+    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
+
+
+def by_family(calls: Iterable[Call]) -> Known:
+    """Each Definition that families give, under the name that they gave it."""
     known, regions, unknown = _sort(calls)
     covered = _cover(known, regions, unknown)
     rest = [call for call in unknown if call.kind == "kernel" and call.id not in covered]
     exported = known + [(call, form) for call, form in regions if base_of(call.operator) in set(covered.values())]
-    drafts = _by_family(exported)
-    found, refused = generic.derive(rest, recording)
-    kernels = _named(_joined([*drafts, *found]), metadata)
-    families = {call: find(region)[0] for call, region in covered.items()}
-    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
+    return Known(_by_family(exported), covered, rest)
 
 
 Formed = list[tuple[Call, Form]]
