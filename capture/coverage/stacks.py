@@ -1,7 +1,8 @@
 """kcap's rule of what is recorded, applied to the operators of a trace.
 
 An operator is recorded unless an aten operator is above it on its thread. In a custom operator that is a region every
-such operator counts on its own; in one that is a kernel, aten operators are its detail.
+such operator counts on its own; in one that is a kernel, aten operators are its detail, and so is the one function of a
+tvm-ffi module that it runs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from kcap.capture.coverage.steps import ProfiledStep, Ran, base
 from kcap.capture.coverage.trace import Op, Span, Thread, Trace
 
 ATEN = ("aten::", "prim::", "prims::")  # the recorder takes what runs inside one for its detail
+
+MODULE = "tvm::"
 
 
 @dataclass
@@ -121,16 +124,23 @@ def align(occurrences: list[Occurrence], step: ProfiledStep) -> Counter[str]:
     for name, those in calls.items():
         queues[name] = iter(those)
     for occurrence in occurrences:
-        if not occurrence.aten:
+        occurrence.detail = _is_detail(occurrence)
+        if not occurrence.aten and not occurrence.detail:
             _mark_region(occurrence, next(queues.get(occurrence.base, iter(())), None))
     profiled: Counter[str] = Counter()
     for occurrence in occurrences:
         parent = occurrence.parent
-        occurrence.detail = occurrence.aten and parent is not None and not parent.region
+        occurrence.detail |= occurrence.aten and parent is not None and not parent.region
         if occurrence.aten and not occurrence.detail:
             occurrence.ran = next(queues.get(occurrence.base, iter(())), None)
         profiled[occurrence.base] += not occurrence.detail
     return profiled
+
+
+def _is_detail(occurrence: Occurrence) -> bool:
+    """Whether it is what a recorded kernel alone runs: a function of a module."""
+    around = occurrence.parent.ran if occurrence.parent is not None else None
+    return occurrence.base.startswith(MODULE) and around is not None and not around.region
 
 
 def _mark_region(occurrence: Occurrence, ran: Ran | None) -> None:

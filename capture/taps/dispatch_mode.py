@@ -85,6 +85,7 @@ class DispatchModeRecorder:
         self._launches: list[dict[str, Any]] = []
         self._entered: list[tuple[int, bool]] = []  # the places of calls from Python, and which are a library's
         self._program: list[int] = []
+        self._details: set[int] = set()  # calls that an operator alone runs are the operator's
         self._stack: list[str] = []
         self._programs: dict[bytes, int] = {}
         self._batches: dict[tuple[int, ...], int] = {}
@@ -147,10 +148,15 @@ class DispatchModeRecorder:
         if self._table.is_region(self._program[at]):
             if not inside:
                 del self._program[at]
-        elif any(self._table.is_custom(number) for number in inside):
+        elif self._runs_kernels(inside):
             self._program[at] = self._table.region(self._program[at])
         else:
             del self._program[at + 1 :]
+
+    def _runs_kernels(self, inside: list[int]) -> bool:
+        """Whether kernels ran in a custom operator: a single one that is a detail is the operator's own."""
+        custom = [number for number in inside if self._table.is_custom(number)]
+        return bool(custom) and (len(custom) > 1 or custom[0] not in self._details)
 
     # ---- calls that do not come through the dispatcher ----
 
@@ -176,6 +182,8 @@ class DispatchModeRecorder:
         except Exception as error:
             self._fail(error)
             return False
+        if at is not None and detail:
+            self._details.add(self._program[at])
         if at is not None and enter:
             self._entered.append((at, not region))
             self._stack.append(name)

@@ -189,7 +189,8 @@ int64_t kcap_text(const char* text) {
   return number;
 }
 
-// One call. `launch` -1: none. `enter`: others may run in it until kcap_leave. `detail`: not inside a library's call.
+// One call. `launch` -1: none. `enter`: others may run in it until kcap_leave. `detail`: not inside a library's call,
+// and alone in an operator that stays a kernel.
 // 1 when it was recorded.
 int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const int64_t* words, int enter, int detail) {
   auto& t = this_thread();
@@ -199,7 +200,7 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
   kcap::guarded([&] {
     const kcap::Launch* launched = launch < 0 ? nullptr : &g->launches.at(static_cast<size_t>(launch));
     kcap::Operator* called = g->externals.at(static_cast<size_t>(op));
-    frame = kcap::told(t, called, launched, count, kinds, words);
+    frame = kcap::told(t, called, launched, count, kinds, words, detail != 0);
     if (!frame) return;
     frame->told = enter != 0;
     frame->library = enter && !called->region;

@@ -174,6 +174,17 @@ def test_a_span_around_a_library_call_makes_it_a_call(profile: Profile) -> None:
     assert (calls(found), differences(found)) == ({"RMSNormKernel": 1}, [])
 
 
+def test_the_one_function_of_a_module_in_a_kernel_is_its_detail(profile: Profile) -> None:
+    """Beside the same function in a region, where it counts."""
+    for at, around in ((100, "sglang::store_cache"), (200, "sglang::attend")):
+        profile.op(around, at, at + 80)
+        profile.op("kcap:call:tvm::run", at + 10, at + 70)
+        profile.launch(at + 20, f"kernel{at}")
+    found = profile.one(Ran(1, "sglang::store_cache"), Ran(2, "sglang::attend", region=True), Ran(3, "tvm::run"))
+    assert calls(found) == {"kernel100": 1, "kernel200": 3}
+    assert differences(found) == []
+
+
 def test_ranges_that_are_no_operators_are_looked_through(profile: Profile) -> None:
     for name in (
         "Torch-Compiled Region: 0/0",

@@ -60,8 +60,15 @@ void fail_if_asked() {
   if (C10_UNLIKELY(g->fail_after.load(std::memory_order_relaxed) >= 0) && g->fail_after-- == 0) throw std::runtime_error("made to fail");
 }
 
-void mark_regions(Thread& t) {
-  for (Frame* f = t.top; f && !f->has_kernels; f = f->below) f->has_kernels = true;
+// Whether the operator that a `detail` is called in stays a kernel, as far as is known: those around it are regions.
+bool keeps_detail(Frame* f) {
+  const bool operates = f && !f->told && f->entry && !f->has_kernels && !f->has_detail;
+  return operates && (f->has_detail = true);
+}
+
+void mark_regions(Thread& t, bool detail = false) {
+  Frame* f = detail && keeps_detail(t.top) ? t.top->below : t.top;
+  for (; f && !f->has_kernels; f = f->below) f->has_kernels = true;
 }
 
 // What a capture notes of a call, beside that it is part of the graph.
@@ -80,7 +87,7 @@ std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
     g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
     return push(t, nullptr, 0, call.op->aten);
   }
-  if (!call.op->aten && !call.op->region) mark_regions(t);
+  if (!call.op->aten && !call.op->region) mark_regions(t, call.detail);
   if (C10_UNLIKELY(t.capture != nullptr)) capture_call(t, *entry, call);
   else if (C10_UNLIKELY(entry->sampled)) sample_if_due(t, *entry, call);
   auto frame = push(t, entry, call.op->serial, call.op->aten);
@@ -125,7 +132,7 @@ void settle(Thread& t, const Frame& frame) {
   if (alone) return;
   Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
   if (region) t.program[frame.position] = region;
-  else t.program.resize(frame.position + 1);  // aten operators inside a kernel are its detail
+  else t.program.resize(frame.position + 1);  // what is inside a kernel is its detail
 }
 
 void ended(Thread& t, Frame& frame) {

@@ -52,13 +52,13 @@ bool in_library(const Thread& t) {
 }
 
 // Begins a call of `op`; nullptr where it is not recorded.
-std::unique_ptr<Frame> told(Thread& t, Operator* op, const Launch* launch, int count, const uint8_t* kinds, const int64_t* words) {
+std::unique_ptr<Frame> told(Thread& t, Operator* op, const Launch* launch, int count, const uint8_t* kinds, const int64_t* words, bool detail) {
   std::vector<IValue> inputs;
   inputs.reserve(static_cast<size_t>(count));
   Unpacker values(kinds, words);
   for (int i = 0; i < count; i++) inputs.push_back(values.next());
   if (t.capture) op = g->operators.in_graph(op);
-  return begun(t, {op, c10::ArrayRef<const IValue>(inputs.data(), inputs.size()), launch});
+  return begun(t, {op, c10::ArrayRef<const IValue>(inputs.data(), inputs.size()), launch, detail});
 }
 
 }  // namespace kcap

@@ -24,6 +24,7 @@ struct Call {
   Operator* op;
   c10::ArrayRef<const IValue> inputs;
   const Launch* launch = nullptr;
+  bool detail = false;  // an operator in which it is the only kernel stays one
 };
 
 struct Entry {  // an interned call, or (without an operator) a captured graph
@@ -48,6 +49,7 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   size_t position = 0;  // in the Program
   uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
+  bool has_detail = false;  // one call that is its detail, unless another follows
   bool told = false;     // Python says when it ends
   bool library = false;  // a call from Python into a library
   // Frames lie in their thread, one for each depth.
