@@ -37,6 +37,7 @@ SERVER = "sglang.srt.entrypoints.http_server"
 STATE = "sglang.srt.distributed.parallel_state"
 
 
+MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
 def arguments(start: Start) -> dict[str, Any]:
     """The arguments of `sglang.Engine`, less those that depend on the machine."""
     chosen: dict[str, Any] = {"model_path": start.target.path, "load_format": start.load_format}
@@ -60,6 +61,7 @@ def hook(window: Window) -> None:
         sglang_operators.MODULE: functools.partial(sglang_operators.hook_operators, window=window),
     }
     for module, hook_module in hooks.items():
+        sglang_operators.PLANNING: sglang_operators.hook_plan,
         when_imported(module, contained(window, hook_module))
     hook_graphs(window, groups.tell)
 
@@ -70,11 +72,16 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
         sglang_operators.name_fused(window)
         return result
 
-    wrap(module.ModelRunner, "load_model", load)
-    wrap(module.ModelRunner, "forward", steps.forward)
-    wrap(module.ModelRunner, "sample", steps.sample)
+    _wrap(module.ModelRunner, "load_model", load)
+    _wrap(module.ModelRunner, "forward", steps.forward)
+    _wrap(module.ModelRunner, "sample", steps.sample)
     if hasattr(module.ModelRunner, "compute_logprobs_only"):
-        wrap(module.ModelRunner, "compute_logprobs_only", steps.sample)
+        _wrap(module.ModelRunner, "compute_logprobs_only", steps.sample)
+
+
+def _wrap(owner: type, name: str, around: Around) -> None:
+    """Also where `owner` inherits it: what is a mixin's in one release is its own in another."""
+    wrap(next((kind for kind in owner.__mro__ if name in vars(kind)), owner), name, around)
 
 
 def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Groups) -> None:
@@ -86,8 +93,8 @@ def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Gr
         except Exception as error:
             window.failed(error)
 
-    wrap(module.Scheduler, "__init__", made)
-    wrap(module.Scheduler, "run_batch", steps.run_batch)
+    _wrap(module.Scheduler, "__init__", made)
+    _wrap(module.Scheduler, "run_batch", steps.run_batch)
 
 
 def _hook_server(module: Any, window: Window) -> None:
@@ -110,8 +117,7 @@ def _facts(scheduler: Any) -> dict[str, Any]:
     import sglang
     import torch.distributed as distributed
 
-    config = scheduler.model_config
-    ranks = distributed.is_initialized()
+    config, server = scheduler.model_config, scheduler.server_args
     return {
         "rank": distributed.get_rank() if ranks else 0,
         "world_size": distributed.get_world_size() if ranks else 1,
@@ -130,20 +136,25 @@ class Steps:
         self._scheduled = Scheduled()
 
     def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self._guarded(self._scheduled.look, batch)
+        phase = self._guarded(self._scheduled.look, batch)
+        before = self._forwards
         result = original(batch, *args, **kwargs)
         if getattr(result, "delay_sample_func", None) is None:
             self._window.end()
         return result
+        self._forwards = 0
 
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._window.following:
             self._window.settle()
+        if phase and self._forwards == before:
+            self._window.failed(RuntimeError(MISSED))
             return original(*args, **kwargs)
         batch = args[0] if args else kwargs.get("forward_batch")
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
         began = step is not None and self._window.begin(step)
         try:
+        self._forwards += 1
             output = original(*args, **kwargs)
         except BaseException:
             self._window.discard()

@@ -29,18 +29,23 @@ class Scheduled:
         self.hits: list[int] = []
         self.probe = False
 
-    def look(self, batch: Any) -> None:
-        """Read `ScheduleBatch`, before it runs. A request that decodes in it has no hits."""
+    def look(self, batch: Any) -> str | None:
+        """Read `ScheduleBatch`, before it runs: the phase of its forward, None where it need have none.
+
+        A request that decodes in it has no hits.
+        """
+        phase = PHASES.get(batch.forward_mode.name)
         self.hits = []
         self.probe = bool(batch.reqs) and all(str(request.rid).startswith(HEALTH_CHECK) for request in batch.reqs)
-        if PHASES.get(batch.forward_mode.name) not in ("prefill", "mixed"):
-            return
+        if phase not in ("prefill", "mixed"):
+            return phase
         decoding = {id(request) for request in getattr(batch, "decoding_reqs", None) or ()}
         before, self._known = self._known, {}
         for request in batch.reqs:
             total = 0 if id(request) in decoding else int(request.cached_tokens)
             self._known[request.rid] = total
             self.hits.append(total - before.get(request.rid, 0) if total else 0)
+        return phase
 
 
 def shape(batch: Any, runner: Any, scheduled: Scheduled) -> StepShape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ BACKENDS = {
     "breakable_cuda_graph_backend": ("BreakableCudaGraphBackend", "piecewise"),
     "tc_piecewise_cuda_graph_backend": ("TcPiecewiseCudaGraphBackend", "piecewise"),
 }
-TOKENS_OF_A_REQUEST = ("num_tokens_per_req", "num_tokens_per_bs")  # of a decode runner, by its age
+TOKENS_OF_A_REQUEST = ("captured_req_width", "num_tokens_per_req", "num_tokens_per_bs")  # of a decode runner, by age
 
 
 def hook_graphs(window: Window, tell_groups: Callable[[], None]) -> None:
@@ -36,28 +37,41 @@ def hook_graphs(window: Window, tell_groups: Callable[[], None]) -> None:
 
 
 def _hook_backend(module: ModuleType, name: str, scope: str, captures: Captures) -> None:
+    def made(original: Around, backend: Any, *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        captures.belongs(backend, args[0] if args else kwargs.get("cuda_graph_runner"))
+
     def capture(original: Around, backend: Any, *args: Any, **kwargs: Any) -> Any:
         key = args[0] if args else kwargs.get("shape_key")
-        with captures.of(key, getattr(backend, "_cuda_graph_runner", None), scope):
+        with captures.of(key, backend, scope):
             return original(*args, **kwargs)
 
-    wrap(getattr(module, name), "capture_one", capture)
+    kind = getattr(module, name)
+    if "__init__" in vars(kind):
+        wrap(kind, "__init__", made)
+    wrap(kind, "capture_one", capture)
 
 
 class Captures:
-    """The capture that each thread is in."""
+    """The capture that each thread is in, and the runner that each backend captures for."""
 
     def __init__(self) -> None:
         self._local = threading.local()
+        self._runners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
     @property
     def known(self) -> dict[str, Any]:
         """`size` (tokens) and `scope` of the graph that is being captured, as far as known."""
         return getattr(self._local, "known", {})
 
-    def of(self, key: Any, runner: Any, scope: str) -> _Capture:
-        """A context in which the graphs of `key` are captured."""
-        size = getattr(key, "size", key)
+    def belongs(self, backend: Any, runner: Any) -> None:
+        """`backend` was made for `runner`, which not every release lets it keep."""
+        if runner is not None:
+            self._runners[backend] = weakref.ref(runner)
+
+    def of(self, key: Any, backend: Any, scope: str) -> _Capture:
+        """A context in which `backend` captures the graphs of `key`."""
+        size, runner = getattr(key, "size", key), self._runners.get(backend, lambda: None)()
         found = {"size": size * _tokens(runner)} if isinstance(size, int) else {}
         return _Capture(self._local, {**found, "scope": scope})
 

@@ -4,6 +4,9 @@
 mode, or the profiler. While kcap listens it is such a watcher, so that every operator comes through the dispatcher, as
 `sglang::NAME`. What runs below (kernels of tvm-ffi modules, FlashInfer, Triton) has taps of its own.
 
+FlashInfer's `fast_decode_plan` is told from other plans by identity, also after kcap has given its functions back: what
+SGLang keeps of it stays one object.
+
 `BaseFusedOp` and the older `MultiPlatformOp` keep the method that they chose as `_forward_method`. Where they run
 `forward_native`, which is PyTorch's operators, the call is a region: `sglang_op::RMSNorm`.
 """
@@ -24,6 +27,7 @@ SHORTCUT, WATCHED = "_call_directly_in_eager", "_profiling"
 FUSED = (("sglang.kernels.fused_op", "BaseFusedOp"), ("sglang.srt.layers.utils.multi_platform", "MultiPlatformOp"))
 CHOSEN, NATIVE = "_forward_method", "forward_native"
 TAP = "sglang_operators"
+PLANNING, PLAN = "sglang.srt.layers.attention.flashinfer_backend", "fast_decode_plan"
 
 
 def hook_operators(module: ModuleType, window: Window) -> None:
@@ -38,6 +42,19 @@ def hook_operators(module: ModuleType, window: Window) -> None:
         return
     externals = window.taps.externals
     setattr(module, WATCHED, lambda: watched() or externals.listening)
+
+
+def hook_plan(module: Any) -> None:
+    """Have SGLang keep a function of its own for FlashInfer's plan, which finds the recorded one while there is one."""
+    plan = getattr(module, PLAN, None)
+    if plan is None:
+        return
+    library = sys.modules[plan.__module__]
+
+    def fast_decode_plan(*args: Any, **kwargs: Any) -> Any:
+        return getattr(library, PLAN)(*args, **kwargs)
+
+    setattr(module, PLAN, fast_decode_plan)
 
 
 def _asks(code: CodeType, name: str) -> bool:

@@ -42,17 +42,20 @@ class Runner:
 
 
 class Scheduler:
-    """Stands for SGLang's `Scheduler`. A batch's `late` leaves the sampling to the caller, `none` has none."""
+    """Stands for SGLang's `Scheduler`. A batch's `late` leaves the sampling to the caller, `none` has none, nor has
+    `elsewhere`, whose forward is not the runner's."""
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
         self.model_config = SimpleNamespace(model_path="tiny", num_hidden_layers=2)
+        self.server_args = SimpleNamespace(enable_dp_attention=False, dp_size=1)
         torch.mm(A, A)  # its warm-up
         runner.forward(batch("DECODE", [1], [1]))
         runner.sample(None, None)
 
     def run_batch(self, step: Any, forward: Any = None, sampling: str = "now") -> Any:
-        self.runner.forward(forward)
+        if sampling != "elsewhere":
+            self.runner.forward(forward)
         torch.add(A, A)  # between the two, another's work
         if sampling == "now":
             self.runner.sample(A, forward)
@@ -161,6 +164,35 @@ def test_a_batch_that_kcap_does_not_know_is_noted_and_the_engine_goes_on(
     assert not recording.metadata.complete
     (failure,) = (tap for tap in recording.metadata.taps if tap.status == "failed")
     assert (failure.name, "input_ids" in failure.detail) == ("window", True)
+
+
+def test_batches_whose_forward_is_not_seen_are_noted_and_no_steps_are_claimed(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    """Another plugin may run the model itself."""
+    run(scheduler, scheduled("IDLE"), batch("IDLE", [], []), "elsewhere")
+    run(scheduler, scheduled("DECODE", request("a")), batch("DECODE", [1], [7]))
+    assert window.following, "a batch of no request need not run anything"
+    for _ in range(2):
+        run(scheduler, scheduled("DECODE", request("a")), batch("DECODE", [1], [8]), "elsewhere")
+        run(scheduler, scheduled("DECODE", request("a")), batch("DECODE", [1], [9]))
+    recording = finished(window, tmp_path)
+    assert (recording.metadata.steps, recording.metadata.complete) == ({"decode": 1}, False)
+    (failure,) = (tap for tap in recording.metadata.taps if tap.status == "failed")
+    assert "no ModelRunner.forward was seen" in failure.detail
+
+
+def test_methods_that_sglangs_classes_inherit_are_hooked(
+    window: Window, modules: dict[str, Any], tmp_path: Path
+) -> None:
+    for module, name in ((sglang.SCHEDULER, "Scheduler"), (sglang.RUNNER, "ModelRunner")):
+        setattr(modules[module], name, type(name, (getattr(modules[module], name),), {}))
+    sglang.hook(window)
+    with torch.no_grad():
+        scheduler = modules[sglang.SCHEDULER].Scheduler(modules[sglang.RUNNER].ModelRunner())
+    run(scheduler, scheduled("EXTEND", request("a", 2)), batch("EXTEND", [4], [6]))
+    recording = finished(window, tmp_path)
+    assert [(step.phase, step.cached) for step in recording.steps] == [("prefill", [2])]
 
 
 @pytest.mark.parametrize(("module", "name"), [(sglang.SCHEDULER, "Scheduler"), (sglang.RUNNER, "ModelRunner")])
