@@ -35,9 +35,9 @@ SCHEDULER = "sglang.srt.managers.scheduler"
 RUNNER = "sglang.srt.model_executor.model_runner"
 SERVER = "sglang.srt.entrypoints.http_server"
 STATE = "sglang.srt.distributed.parallel_state"
-
-
 MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
+
+
 def arguments(start: Start) -> dict[str, Any]:
     """The arguments of `sglang.Engine`, less those that depend on the machine."""
     chosen: dict[str, Any] = {"model_path": start.target.path, "load_format": start.load_format}
@@ -59,9 +59,9 @@ def hook(window: Window) -> None:
         RUNNER: functools.partial(_hook_runner, steps=steps, window=window),
         SERVER: functools.partial(_hook_server, window=window),
         sglang_operators.MODULE: functools.partial(sglang_operators.hook_operators, window=window),
+        sglang_operators.PLANNING: sglang_operators.hook_plan,
     }
     for module, hook_module in hooks.items():
-        sglang_operators.PLANNING: sglang_operators.hook_plan,
         when_imported(module, contained(window, hook_module))
     hook_graphs(window, groups.tell)
 
@@ -117,7 +117,8 @@ def _facts(scheduler: Any) -> dict[str, Any]:
     import sglang
     import torch.distributed as distributed
 
-    config, server = scheduler.model_config, scheduler.server_args
+    config = scheduler.model_config
+    ranks = distributed.is_initialized()
     return {
         "rank": distributed.get_rank() if ranks else 0,
         "world_size": distributed.get_world_size() if ranks else 1,
@@ -134,27 +135,27 @@ class Steps:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._scheduled = Scheduled()
+        self._forwards = 0
 
     def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         phase = self._guarded(self._scheduled.look, batch)
         before = self._forwards
         result = original(batch, *args, **kwargs)
+        if phase and self._forwards == before:
+            self._window.failed(RuntimeError(MISSED))
         if getattr(result, "delay_sample_func", None) is None:
             self._window.end()
         return result
-        self._forwards = 0
 
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        self._forwards += 1
         if not self._window.following:
             self._window.settle()
-        if phase and self._forwards == before:
-            self._window.failed(RuntimeError(MISSED))
             return original(*args, **kwargs)
         batch = args[0] if args else kwargs.get("forward_batch")
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
         began = step is not None and self._window.begin(step)
         try:
-        self._forwards += 1
             output = original(*args, **kwargs)
         except BaseException:
             self._window.discard()
