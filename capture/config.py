@@ -22,7 +22,9 @@ class Session:
     directory: str
     framework: str | None = None
     model: str | None = None
-    steps: int | None = None  # close the window after this many
+    steps: int | None = None  # close the window for good after this many
+    window: str = "auto"  # auto: open after the engine's warm-up; manual: when it is asked for
+    warmup_steps: int = 0  # steps that do not count at each opening of the window
     keep_tokens: bool = False
     check_coverage: bool = False  # profile some steps first, and attribute their kernels
     recorder: str = "auto"  # auto, native or python
@@ -39,6 +41,19 @@ class Session:
     def stop_file(self) -> Path:
         """Its existence asks every process to close its window."""
         return Path(self.directory) / "stop"
+
+    @property
+    def window_file(self) -> Path:
+        """Holds "open" or "closed" once the window was asked to (see `kcap.capture.windows`)."""
+        return Path(self.directory) / "window"
+
+    @property
+    def opens(self) -> bool:
+        """Whether the window is open, for a process that starts now."""
+        try:
+            return self.window_file.read_text() == "open"
+        except FileNotFoundError:
+            return self.window == "auto"
 
     @property
     def pause_file(self) -> Path:

@@ -25,6 +25,19 @@ class _Process(_Line):
     recorder_reason: str = ""
     world_size: Number = 1
     layers: Number | None = None
+    places: dict[str, Number] = {}
+
+
+class _Group(_Line):
+    name: str = Field(min_length=1)
+    rank: Number
+    ranks: list[Number]
+
+    @model_validator(mode="after")
+    def _check_rank(self) -> _Group:
+        if self.rank >= len(self.ranks):
+            raise ValueError("a rank that is not in the group")
+        return self
 
 
 class _Call(_Line):
@@ -137,6 +150,15 @@ class _Drift(_Line):
     offsets: int = Field(ge=0)
 
 
+class _Window(_Line):
+    first: Number
+    recorded: Number
+
+
+class _Note(_Line):
+    detail: str
+
+
 class _Tap(_Line):
     name: str
     status: Literal["ok", "failed", "off", "absent"]
@@ -145,6 +167,7 @@ class _Tap(_Line):
 
 KINDS: dict[str, type[_Line]] = {
     "process": _Process,
+    "group": _Group,
     "call": _Call,
     "region": _Region,
     "program": _Program,
@@ -157,6 +180,8 @@ KINDS: dict[str, type[_Line]] = {
     "sample": _Sample,
     "drift": _Drift,
     "tap": _Tap,
+    "window": _Window,
+    "note": _Note,
 }
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import orjson
+
+from kcap.capture.recorder import PHASES, Recorder
+from kcap.capture.steps import StepShape, listed
 
 MOST_STEPS = 16
 SPAN = "kcap:step:"  # as kcap.capture.coverage.trace reads it
@@ -86,3 +92,64 @@ def _start() -> Any:
     profiler = torch.profiler.profile(activities=activities)
     profiler.start()
     return profiler
+
+
+class ProfiledSteps:
+    """Steers the profile of a window's first steps; without one it is over from the start. What fails in it costs the
+    coverage only: `failed` is told."""
+
+    def __init__(self, profile: Profile | None, failed: Callable[[str, BaseException], None]) -> None:
+        self._profile = profile
+        self._failed = failed
+
+    @property
+    def running(self) -> bool:
+        """Whether the steps run under the profiler, and do not count."""
+        return self._profile is not None
+
+    def finish(self) -> None:
+        """Write what was profiled, on the thread that ran it: where that is another, at its next step or its exit."""
+        profile = self._profile
+        if profile is None or profile.elsewhere:
+            return
+        self._profile = None
+        try:
+            profile.finish()
+        except Exception as error:
+            self._failed("coverage", error)
+
+    def begin(self) -> bool:
+        """A step begins; whether it is to be recorded, profiled or not."""
+        if self._profile is None:
+            return True
+        if self._profile.over:
+            self.finish()
+            return True
+        try:
+            return self._profile.begin()
+        except Exception as error:
+            self._profile.give_up()
+            self._failed("coverage", error)
+            return False
+
+    def pause(self) -> None:
+        if self._profile is not None:
+            self._profile.pause()
+
+    def resume(self) -> None:
+        if self._profile is not None:
+            self._profile.resume()
+
+    def end(self, shape: StepShape, recorder: Recorder) -> None:
+        """The step is over: its Program is kept, and not counted."""
+        assert self._profile is not None
+        program, index = recorder.step_program(), self._profile.end()
+        if program >= 0:
+            known = {"index": index, "program": program, "phase": PHASES.index(shape.phase)}
+            size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
+            recorder.line(orjson.dumps({"t": "profiled", **known, **size, **listed(shape)}))
+
+    def discard(self) -> None:
+        """The step raised."""
+        if self._profile is not None:
+            self._profile.end()

@@ -14,6 +14,7 @@ from kcap.errors import FAILED, KcapError
 # name -> (module, one line of help): help is kept here so that `kcap --help` imports none of them
 COMMANDS = {
     "record": ("kcap.capture.command", "Record what an inference engine runs."),
+    "window": ("kcap.capture.window_command", "Open or close the window of a recording that runs."),
     "recover": ("kcap.capture.recover", "Make a Recording of what an interrupted one left."),
     "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, family, phase or rank."),
     "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),

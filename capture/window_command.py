@@ -1,0 +1,45 @@
+"""`kcap window`: open and close the window of a recording that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kcap.capture import windows
+from kcap.errors import PARTIAL
+
+EXAMPLE = """
+\b
+Example:
+  kcap record -o serve.kcap --window manual -- vllm serve meta-llama/Llama-3.1-8B     # in one shell
+  kcap window start serve.kcap                                                        # in another, once it is busy
+  kcap window stop serve.kcap
+"""
+
+
+@click.command(name="window", epilog=EXAMPLE)
+@click.argument("action", type=click.Choice(["start", "stop"]))
+@click.argument("output", type=click.Path(path_type=Path), metavar="DIR")
+def command(action: str, output: Path) -> None:
+    """Open (start) or close (stop) the window of the `kcap record -o DIR` that runs on this machine.
+
+    What runs counts only while the window is open; it may be opened several times. A step that had begun before the
+    start, or has not ended before the stop, does not count. SIGUSR1 and SIGUSR2, sent to `kcap record`, do the same.
+    """
+    session = windows.find(output)
+    answer = windows.start(session) if action == "start" else windows.stop(session)
+    click.echo(f"kcap: {said(answer, action == 'start')}", err=True)
+    if answer.silent:
+        raise click.exceptions.Exit(PARTIAL)
+
+
+def said(answer: windows.Answer, opened: bool) -> str:
+    state = "open" if opened else "closed"
+    if not answer.changed:
+        return f"the window is {state} already"
+    if not answer.processes and not answer.silent:
+        return f"the window will be {state} when the engine is up: no process records yet"
+    all_of_them = answer.processes + len(answer.silent)
+    silent = f"; no answer from {', '.join(map(str, answer.silent))} (stopped, or stuck?)" if answer.silent else ""
+    return f"the window is {state}: {answer.processes} of {all_of_them} processes follow{silent}"

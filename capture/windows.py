@@ -1,0 +1,160 @@
+"""Opens and closes the window of a recording that runs: from another shell, at a signal, around a client.
+
+All processes of a replica get the same first and last step: their gates are held while both are found, so that no step
+is counted on one rank alone (see `kcap.capture.gate`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kcap.capture.config import Session, read_session
+from kcap.capture.gate import ANSWERED, ASKED, BEGUN, ENDED, ENDING, EVER, FROM, HELD, REPLICA, UNTIL, shared
+from kcap.capture.shards import all_closed, progress
+from kcap.errors import KcapError
+
+PATIENCE = 2.0  # seconds until a process that has not answered is told as silent
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`changed`: the window was not so already. `processes`: how many follow. `silent`: those that do not answer."""
+
+    changed: bool
+    processes: int = 0
+    silent: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def running(session: Session) -> Iterator[None]:
+    """While it lasts, `find` finds the recording."""
+    with (Path(session.directory) / "running").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def find(output: Path) -> Session:
+    """The session of the `kcap record` that will write `output`; KcapError where none runs."""
+    place = Path(os.path.abspath(output))
+    left = [found for found in place.parent.glob(f".{glob.escape(place.name)}.*") if (found / "shards").is_dir()]
+    alive = [found for found in left if _runs(found / "shards" / "running")]
+    if len(alive) == 1:
+        return read_session(alive[0] / "shards" / "session.json")
+    if alive:
+        raise KcapError(f"{len(alive)} kcap record write {output}: end all but one of them")
+    why = f"no kcap record -o {output} runs on this machine"
+    if (place / "recording.json").is_file():
+        raise KcapError(f"{why}: {output} is a Recording already, whose window has closed")
+    if left:
+        raise KcapError(f"{why}: one was interrupted, see kcap recover {left[0]} -o {output}")
+    raise KcapError(f"{why}: start it first, with the same -o")
+
+
+def _runs(mark: Path) -> bool:
+    try:
+        with mark.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def start(session: Session) -> Answer:
+    """Open the window: a step counts if it begins from now on, less the session's warm-up steps."""
+    return _set(session, True)
+
+
+def stop(session: Session) -> Answer:
+    """Close the window: a step that has not ended by now does not count."""
+    return _set(session, False)
+
+
+def _set(session: Session, opened: bool) -> Answer:
+    with (Path(session.directory) / "window.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_over(session):
+            raise KcapError("the window has closed for good: --steps were recorded, or the engine has ended")
+        if session.opens == opened:
+            return Answer(False)
+        session.window_file.write_text("open" if opened else "closed")  # for processes that start later
+        gates = _gates(session)
+        with _held(list(gates.values())) as asked:
+            for replica in {cells[REPLICA] for cells in gates.values()}:
+                mine = [cells for cells in gates.values() if cells[REPLICA] == replica]
+                _open(mine, session.warmup_steps) if opened else _close(mine)
+        return _answers(gates, asked)
+
+
+def _is_over(session: Session) -> bool:
+    directory = Path(session.directory)
+    return session.stop_file.exists() or (progress(directory)[0] > 0 and all_closed(directory))
+
+
+def _gates(session: Session) -> dict[int, memoryview]:
+    """The gate of each process of this machine that lives, by its id."""
+    gates = {}
+    for path in Path(session.directory).glob(f"{glob.escape(socket.gethostname())}-*{ENDING}"):
+        process = int(path.stem.rpartition("-")[2])
+        try:
+            if _lives(process):
+                gates[process] = shared(path)
+        except (OSError, ValueError):  # it has just ended, or just begins
+            continue
+    return gates
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def _held(gates: list[memoryview]) -> Iterator[int]:
+    """While it lasts (well under a millisecond), a step that begins or ends waits. Gives the number of this request."""
+    asked = 1 + max((cells[ASKED] for cells in gates), default=0)
+    for cells in gates:
+        cells[HELD] = 1
+    try:
+        yield asked
+    finally:
+        for cells in gates:
+            cells[ASKED] = asked
+            cells[HELD] = 0
+
+
+def _open(gates: list[memoryview], warmup_steps: int) -> None:
+    first = 1 + warmup_steps + max(cells[BEGUN] for cells in gates)
+    for cells in gates:
+        cells[FROM] = first
+        cells[UNTIL] = EVER
+
+
+def _close(gates: list[memoryview]) -> None:
+    last = max(cells[ENDED] for cells in gates)
+    for cells in gates:
+        cells[UNTIL] = last + 1
+
+
+def _answers(gates: dict[int, memoryview], asked: int) -> Answer:
+    deadline = time.monotonic() + PATIENCE
+    while silent := [process for process, cells in gates.items() if cells[ANSWERED] < asked]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    silent = [process for process in silent if _lives(process)]
+    return Answer(True, len(gates) - len(silent), silent)
