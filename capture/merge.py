@@ -18,6 +18,7 @@ from kcap.capture.sampled import merge_samples
 from kcap.capture.shards import KERNELS, read_shard, stems
 from kcap.errors import KcapError
 from kcap.schemas import coverage as coverage_format
+from kcap.schemas.rank_agreement import disagreements
 from kcap.schemas.recording import Call, Recording, load, write_recording
 from kcap.schemas.seal import seal
 
@@ -42,8 +43,10 @@ def merge(session: Session, output: Path, sealed: bool = True) -> Recording:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
         coverage_format.write(output / coverage_format.FILE, coverage)
         known["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
-    metadata = make_metadata(session, shards, programs, calls, notes).model_copy(update=known)
-    write_recording(output, metadata, calls, programs.records(ids), programs.steps(), samples, values, kernels)
+    metadata = make_metadata(session, shards, programs, calls, notes)
+    ran, steps = programs.records(ids), programs.steps()
+    known["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
+    write_recording(output, metadata.model_copy(update=known), calls, ran, steps, samples, values, kernels)
     recording = load(output)
     derive_files(recording)
     return recording

@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Any
 
 from kcap import __version__
+from kcap.capture import told
 from kcap.capture.config import Session
 from kcap.capture.programs import Batch, Programs
+from kcap.capture.ranks import first_ranks, rank_of, ranks_of
 from kcap.capture.redact import redact_arguments, redact_command
-from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, TRACED, Shard
+from kcap.capture.shards import CLOSED, FAILED, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, TRACED, Shard
 from kcap.schemas.recording import PHASES, Call, Metadata, Tap
 from kcap.schemas.records import totals
 
@@ -36,13 +38,11 @@ def make_metadata(
 ) -> Metadata:
     recording = [shard for shard in shards if shard.process]
     first = recording[0].process if recording else {}
-    lowest = min((batch.rank for batch in programs.batches), default=0)
-    mine = [batch for batch in programs.batches if batch.rank == lowest]
+    ranks = ranks_of(recording, programs)
+    counted = first_ranks(ranks)
     steps: Counter[str] = Counter()
-    for batch in mine:
-        steps[PHASES[batch.phase]] += batch.times
-    for phase, name in enumerate(PHASES):
-        steps[name] += sum(shard.header(LOOSE_STEPS + phase) for shard in recording[:1])
+    for rank in ranks:
+        steps.update(rank.steps if rank.rank in counted else {})
     dropped = {
         name: total
         for name, header in (
@@ -67,16 +67,22 @@ def make_metadata(
         driver=first.get("driver"),
         torch=first.get("torch"),
         python=first.get("python"),
-        world_size=int(first.get("world_size", 1)),
+        world_size=max((_world(shard) for shard in recording), default=1),
+        ranks=ranks,
         recorder=sorted({shard.process["recorder"] for shard in recording if "recorder" in shard.process}),
         complete=bool(recording) and all(map(_is_whole, shards)),
         taps=_taps(shards),
         steps={name: times for name, times in sorted(steps.items()) if times},
-        batches=_batches(programs, mine),
+        batches=_batches(programs, [batch for batch in programs.batches if batch.rank in counted]),
         totals=totals(calls),
         dropped=dropped,
-        notes=sorted({*_notes(recording), *notes}),
+        windows=told.windows(recording),
+        notes=sorted({*_notes(recording), *told.notes(session, shards), *notes}),
     )
+
+
+def _world(shard: Shard) -> int:
+    return max(int(shard.process.get("world_size", 1)), rank_of(shard) + 1)
 
 
 def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
@@ -104,7 +110,11 @@ def _notes(shards: list[Shard]) -> list[str]:
         if reason:
             notes.append(f"not the native recorder: {reason}")
         if not shard.header(CLOSED):
-            notes.append(f"process {shard.process.get('pid')} ended without closing: every step that had ended is here")
+            notes.append(f"{_whose(shard)} ended without closing: every step that had ended is here")
         if shard.torn:
-            notes.append(f"process {shard.process.get('pid')}: {shard.torn} torn lines left out")
+            notes.append(f"{_whose(shard)}: {shard.torn} torn lines left out")
     return notes
+
+
+def _whose(shard: Shard) -> str:
+    return f"rank {rank_of(shard)} (process {shard.process.get('pid')})"

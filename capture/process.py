@@ -17,7 +17,7 @@ def process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
     known = {
         "t": "process",
         "pid": os.getpid(),
-        "rank": int(facts.pop("rank", 0)),
+        **place(),
         "recorder": kind,
         "recorder_reason": reason,
         "torch": torch.__version__,
@@ -26,6 +26,23 @@ def process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
         "driver": _first_match("/proc/driver/nvidia/version", r"Kernel Module.*?([0-9.]{5,})"),
     }
     return orjson.dumps({**known, **facts})
+
+
+def place(replica: int = 0, apart: bool = False, replicas: int = 1) -> dict[str, Any]:
+    """This process's facts for `Window.start`: `rank` and `world_size` as torchrun counts them, and its replica.
+
+    replica: which of data parallelism's replicas it belongs to. apart: they are worlds of their own to
+    torch.distributed, so that their ranks follow one another here. replicas: how many there are, where it is known.
+    """
+    import torch.distributed as distributed
+
+    rank, size = 0, 1
+    if distributed.is_available() and distributed.is_initialized():
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+    elif "TORCHELASTIC_RUN_ID" in os.environ:  # under torchrun, whose program may not have come to it yet
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    moved, worlds = (replica * size, max(replicas, replica + 1)) if apart else (0, 1)
+    return {"rank": rank + moved, "world_size": size * worlds, "places": {"dp": replica}}
 
 
 def _processor() -> str:

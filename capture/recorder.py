@@ -67,8 +67,11 @@ class Recorder(Protocol):
     def private_memory(self, ranges: Ranges) -> None:
         """Where graphs keep what they compute themselves: such memory is not sampled before a replay."""
 
-    def group(self, name: str, handle: int, size: int, rank: int) -> None:
-        """A process group, by the name or the handle that operators are given it by."""
+    def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
+        """A process group, by the name or the handle that operators are given it by; c10d's own as `c10d/NAME`.
+
+        `label`: what the engine calls it, such as `tp`.
+        """
 
 
 def open_recorder(session: Session) -> tuple[Recorder, str]:

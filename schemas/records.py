@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from kcap.schemas.ranks import MAX_RANK as MAX_RANK
+from kcap.schemas.ranks import Disagreement, Rank
+from kcap.schemas.ranks import Tap as Tap
 from kcap.schemas.values import TensorSpec, decode, encode, tensors
 
-FORMAT = (1, 3)
+FORMAT = (1, 4)
 Phase = Literal["prefill", "decode", "mixed", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
 Mode = Literal["eager", "graph"]
@@ -50,7 +53,6 @@ class Argument(Record):
 
 
 MAX_NUMBER = 1 << 48  # of a count, so that sums stay within the 64 bits that JSON and tables have
-MAX_RANK = (1 << 31) - 1  # and of layers: what a table's 32 bits hold
 
 
 class Count(Record):
@@ -207,17 +209,6 @@ class Sample(Record):
     tensors: dict[str, SampledTensor] = {}
 
 
-class Tap(Record):
-    """A source of calls in one engine process, and how it fared: `off` where something ran that it could not see,
-    `absent` where what it looks into was not there."""
-
-    name: str
-    rank: int = 0
-    pid: int = 0
-    status: Literal["ok", "failed", "off", "absent"] = "ok"
-    detail: str = ""
-
-
 class Metadata(BaseModel):
     """recording.json. `complete` is False when a process ended without closing its shard."""
 
@@ -237,6 +228,8 @@ class Metadata(BaseModel):
     torch: str | None = None
     python: str | None = None
     world_size: int = Field(default=1, le=MAX_RANK)
+    ranks: list[Rank] = []  # those recorded here, since format 1.4
+    disagreements: list[Disagreement] = []
     seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
     coverage: dict[str, Any] | None = None  # a kcap.schemas.coverage.CoverageSummary
     recorder: list[str] = []
@@ -245,6 +238,7 @@ class Metadata(BaseModel):
     taps: list[Tap] = []
     steps: dict[str, int] = {}
     batches: list[dict[str, Any]] = []
+    windows: list[dict[str, int]] = []  # of the first rank, since format 1.4: `first` step, and how many `steps` count
     totals: dict[str, int] = {}
     dropped: dict[str, int] = {}
     notes: list[str] = []

@@ -55,8 +55,8 @@ def short(value: Value) -> str:
             return repr(pattern)
         case Opaque(type=name):
             return f"<{name}>"
-        case Group(size=size, rank=rank):
-            return f"<rank {rank} of {size}>"
+        case Group(size=size, rank=rank, name=name):
+            return f"<{name} rank {rank} of {size}>" if name else f"<rank {rank} of {size}>"
     return repr(value)
 
 

@@ -3,7 +3,7 @@
 JSON form: numbers, strings, booleans, null and lists stand for themselves; everything else is an object
 with one key: `{"tensor": …}`, `{"dtype": "bfloat16"}`, `{"layout": "strided"}`, `{"memory_format": …}`,
 `{"device": "cuda"}`, `{"triton": "fp16"}`, `{"float": "inf"}`, `{"complex": [re, im]}`, `{"drift": "int"}`,
-`{"folded": "layers.*"}`, `{"opaque": "PyObject"}`, `{"group": {"size": 2, "rank": 0}}`.
+`{"folded": "layers.*"}`, `{"opaque": "PyObject"}`, `{"group": {"size": 2, "rank": 0, "name": "tp"}}`.
 """
 
 from __future__ import annotations
@@ -86,10 +86,14 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: how many processes it has, and this process's rank in it."""
+    """A process group: how many processes it has, this process's rank in it, and what the engine calls it, if it does.
+
+    Of a group with a name recording.json lists all ranks, under `ranks`.
+    """
 
     size: int
     rank: int
+    name: str = ""
 
 
 Value: TypeAlias = (
@@ -131,7 +135,8 @@ def encode(value: Value) -> Any:
         case Opaque():
             return {"opaque": value.type}
         case Group():
-            return {"group": {"size": value.size, "rank": value.rank}}
+            named = {"name": value.name} if value.name else {}
+            return {"group": {"size": value.size, "rank": value.rank, **named}}
     raise TypeError(f"not a Value: {value!r}")
 
 
@@ -162,10 +167,12 @@ def decode(data: Any, depth: int = 0) -> Value:
 def _decode_group(body: Any) -> Group:
     if not isinstance(body, dict):
         raise ValueError("a group is an object")
-    size, rank = body.get("size"), body.get("rank")
+    size, rank, name = body.get("size"), body.get("rank"), body.get("name", "")
     if type(size) is not int or type(rank) is not int or not 0 <= rank < size:
         raise ValueError("a group has a size, and a rank below it")
-    return Group(size, rank)
+    if not isinstance(name, str):
+        raise ValueError("a group's name is a string")
+    return Group(size, rank, name)
 
 
 def _decode_tagged(tag: str, body: Any) -> Value:

@@ -1,15 +1,20 @@
-"""The process groups of an engine, whose collectives are given a group by name or handle."""
+"""Where a process of an engine stands among the others: its rank in the world, and the groups it is in."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import orjson
+
 from kcap.capture.window import Window
+
+WORLD = "world"
+FIRST = ":0"  # how the name of the first group of a kind ends; "tp:1" is another that the engine made later
 
 
 class Groups:
-    """Tells the recorder the size and rank of an engine's groups, by their names and their all-reduces' handles.
+    """Tells the recorder the groups that an engine keeps: collectives are given one by name, handle or as c10d's own.
 
     `state`: the module that keeps them (vLLM's; SGLang's is made after it).
     """
@@ -22,18 +27,36 @@ class Groups:
     def tell(self) -> None:
         """Those that came since, once there is a recorder."""
         state = sys.modules.get(self._state)
-        recorder = self._window.recorder
-        if state is None or recorder is None:
+        if state is None or self._window.recorder is None:
             return
         for name, reference in getattr(state, "_groups", {}).items():
             group = reference()
-            if group is None or name in self._told:
-                continue
-            self._told.add(name)
-            recorder.group(name, _handle(group), group.world_size, group.rank_in_group)
+            if group is not None and name not in self._told:
+                self._told.add(name)
+                self._tell(name, group)
+
+    def _tell(self, name: str, group: Any) -> None:
+        recorder = self._window.recorder
+        assert recorder is not None
+        label, size, rank = name.removesuffix(FIRST), group.world_size, group.rank_in_group
+        recorder.group(name, _handle(group), size, rank, label)
+        for known in _other_names(group):
+            recorder.group(known, 0, size, rank, label)
+        ranks = list(getattr(group, "ranks", ()))
+        if label != WORLD and size > 1 and len(ranks) == size:
+            recorder.line(orjson.dumps({"t": "group", "name": label, "rank": rank, "ranks": ranks}))
 
 
 def _handle(group: Any) -> int:
     """Of the group's custom all-reduce, which SGLang's groups hold themselves; 0 where there is none."""
     owner = getattr(group, "device_communicator", None) or group
     return int(getattr(getattr(owner, "ca_comm", None), "_ptr", 0) or 0)
+
+
+def _other_names(group: Any) -> list[str]:
+    """As operators of c10d have it, and those over shared memory, by which vLLM's ranks on a CPU talk."""
+    held = [getattr(group, name, None) for name in ("device_group", "cpu_group")]
+    number = getattr(getattr(getattr(group, "device_communicator", None), "dist_module", None), "handle", None)
+    shared = [f"handle/{number}"] if isinstance(number, int) else []
+    own = [getattr(one, "group_name", None) for one in held]
+    return shared + [f"c10d/{name}" for name in own if name]

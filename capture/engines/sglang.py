@@ -9,6 +9,7 @@ look like any other: the server's process has every window pause meanwhile.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from kcap.capture.engines.hooking import Around, contained, wrap
 from kcap.capture.engines.sglang_batches import Scheduled, shape
 from kcap.capture.engines.sglang_graphs import hook_graphs
 from kcap.capture.imports import Hook, when_imported
+from kcap.capture.process import place
 from kcap.capture.window import StepShape, Window
 
 FRAMEWORK = Framework(
@@ -115,18 +117,22 @@ def _hook_server(module: Any, window: Window) -> None:
 
 def _facts(scheduler: Any) -> dict[str, Any]:
     import sglang
-    import torch.distributed as distributed
 
-    config = scheduler.model_config
-    ranks = distributed.is_initialized()
+    config, server = scheduler.model_config, scheduler.server_args
     return {
-        "rank": distributed.get_rank() if ranks else 0,
-        "world_size": distributed.get_world_size() if ranks else 1,
+        **place(_replica(scheduler), not server.enable_dp_attention, server.dp_size),
         "model": config.model_path,
         "layers": getattr(config, "num_hidden_layers", None),
         "framework": FRAMEWORK.name,
         "framework_version": sglang.__version__,
     }
+
+
+def _replica(scheduler: Any) -> int:
+    """Which of data parallelism's: the scheduler knew it, before there was a context that does."""
+    context = sys.modules.get("sglang.srt.runtime_context")
+    holder = scheduler if hasattr(scheduler, "dp_rank") or context is None else context.get_parallel()
+    return getattr(holder, "dp_rank", None) or 0
 
 
 class Steps:

@@ -17,6 +17,7 @@ from kcap.capture.engines.engine import Framework, Plugin, Start
 from kcap.capture.engines.groups import Groups
 from kcap.capture.engines.hooking import Around, contained, wrap
 from kcap.capture.imports import when_imported
+from kcap.capture.process import place
 from kcap.capture.window import StepShape, Window
 
 FRAMEWORK = Framework(
@@ -132,10 +133,10 @@ def _name_fused(worker: Any, window: Window) -> None:
 def _facts(worker: Any) -> dict[str, Any]:
     import vllm
 
-    config = worker.vllm_config
+    config, parallel = worker.vllm_config, worker.vllm_config.parallel_config
+    replica = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
     return {
-        "rank": worker.rank,
-        "world_size": config.parallel_config.world_size,
+        **place(replica, apart=parallel.data_parallel_size == 1),  # as the replicas of a dense model are told
         "model": config.model_config.model,
         "layers": getattr(config.model_config.hf_text_config, "num_hidden_layers", None),
         "framework": FRAMEWORK.name,

@@ -217,7 +217,7 @@ class DispatchModeRecorder:
     def private_memory(self, ranges: Ranges) -> None:
         """Nothing: no tensor on a GPU is sampled."""
 
-    def group(self, name: str, handle: int, size: int, rank: int) -> None:
+    def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
         """Nothing: groups stay opaque."""
 
     # ---- the window and its steps ----

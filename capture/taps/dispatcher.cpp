@@ -217,9 +217,9 @@ void kcap_leave() {
   if (t.top && t.top->told) kcap::guarded([&] { kcap::ended(t, *t.top); });
 }
 
-// A process group, by the name or the handle that operators are given it by.
-int kcap_group(const char* name, int64_t handle, int size, int rank) {
-  return kcap::guarded([&] { kcap::groups().add(name, handle, size, rank); });
+// A process group, by the name or the handle that operators are given it by. `label`: what the engine calls it.
+int kcap_group(const char* name, int64_t handle, int size, int rank, const char* label) {
+  return kcap::guarded([&] { kcap::groups().add(name, handle, size, rank, label); });
 }
 
 int kcap_line(const char* line) {

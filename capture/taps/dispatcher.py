@@ -99,8 +99,8 @@ class NativeRecorder:
         bounds = [bound for pair in ranges for bound in pair]
         self._quick.kcap_private_memory((ctypes.c_uint64 * len(bounds))(*bounds), len(ranges))
 
-    def group(self, name: str, handle: int, size: int, rank: int) -> None:
-        self._quick.kcap_group(name.encode(), handle, size, rank)
+    def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
+        self._quick.kcap_group(name.encode(), handle, size, rank, label.encode())
 
     def line(self, text: bytes) -> None:
         self._lib.kcap_line(text)
@@ -120,4 +120,4 @@ def _declare(lib: ctypes.PyDLL) -> None:
     lib.kcap_graph_end.argtypes = [text, number]
     lib.kcap_graph_replay.argtypes = [number]
     lib.kcap_private_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    lib.kcap_group.argtypes = [text, number, small, small]
+    lib.kcap_group.argtypes = [text, number, small, small, text]

@@ -85,7 +85,11 @@ def test_a_rank_that_was_killed_makes_the_whole_partial(session: Session, shard:
     recording = merged(session, tmp_path)
     assert not recording.metadata.complete
     assert [(count.rank, count.count) for count in recording.calls[0].counts] == [(0, 7), (1, 4)]
-    assert any("101 ended without closing" in note for note in recording.metadata.notes)
+    assert any("rank 1 (process 101) ended without closing" in note for note in recording.metadata.notes)
+    assert [(rank.rank, rank.ended, rank.steps) for rank in recording.metadata.ranks] == [
+        (0, True, {"decode": 7}),
+        (1, False, {"decode": 4}),
+    ]
 
 
 def test_counts_of_steps_and_of_single_calls_add_up(session: Session, shard: Write, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 import torch
 
 import kcap
-from kcap.capture.engines.vllm import Groups
+from kcap.capture.engines.groups import Groups
 from kcap.schemas.recording import Recording
 from kcap.schemas.values import Group, Value, decode, encode
 
@@ -27,12 +28,14 @@ import torch.distributed._functional_collectives
 rank, size, port, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
 alone = [dist.new_group([r]) for r in range(size)][rank]
+named = dist.new_group(list(range(size)), group_desc="mesh_tp")
 x, parts = torch.full((4,), float(rank + 1)), [torch.zeros(4) for _ in range(size)]
 with torch.no_grad(), kcap.record(f"{out}/{rank}") as recorder, recorder.step("decode"):
     dist.all_reduce(x)
     dist.all_reduce(x, group=alone)
     dist.all_gather(parts, x)
     dist.barrier()
+    torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", named.group_name)
 assert x.tolist() == [sum(range(1, size + 1))] * 4, x
 dist.destroy_process_group()
 """
@@ -68,15 +71,28 @@ def groups(recording: Recording, operator: str) -> list[Group]:
 
 def test_a_collective_tells_the_size_of_its_group_and_the_rank_in_it(worlds: list[Recording]) -> None:
     for rank, recording in enumerate(worlds):
-        assert groups(recording, "c10d::allgather_") == [Group(len(worlds), rank)]
-        assert groups(recording, "c10d::barrier") == [Group(len(worlds), rank)]
+        assert groups(recording, "c10d::allgather_") == [Group(len(worlds), rank, "world")]
+        assert groups(recording, "c10d::barrier") == [Group(len(worlds), rank, "world")]
+
+
+def test_a_functional_collective_tells_its_group_and_what_the_program_calls_it(worlds: list[Recording]) -> None:
+    for rank, recording in enumerate(worlds):
+        assert groups(recording, "_c10d_functional::all_reduce") == [Group(len(worlds), rank, "mesh_tp")]
+
+
+def test_a_program_under_torchrun_is_recorded_under_its_rank(worlds: list[Recording]) -> None:
+    for rank, recording in enumerate(worlds):
+        assert recording.metadata.world_size == len(worlds)
+        assert {count.rank for call in recording.calls for count in call.counts} == {rank}
+        assert [(one.rank, one.steps, one.ended) for one in recording.metadata.ranks] == [(rank, {"decode": 1}, True)]
 
 
 def test_collectives_over_groups_that_differ_are_different_calls_and_others_one(worlds: list[Recording]) -> None:
     for rank, recording in enumerate(worlds):
         reduces = [call.total for call in recording.calls if call.operator == "c10d::allreduce_"]
         found = list(zip(groups(recording, "c10d::allreduce_"), reduces, strict=True))
-        assert found == ([(Group(1, 0), 2)] if len(worlds) == 1 else [(Group(2, rank), 1), (Group(1, 0), 1)])
+        by_functional = Group(len(worlds), rank, "mesh_tp")
+        assert found == [(Group(len(worlds), rank, "world"), 1), (Group(1, 0), 1), (by_functional, 1)]
 
 
 def test_a_program_with_collectives_is_whole(worlds: list[Recording]) -> None:
@@ -91,12 +107,14 @@ def test_a_group_by_its_name_or_handle_reads_as_the_group(record: Record) -> Non
 
     def body(session: Any) -> None:
         recorder = session._window.recorder
-        recorder.group("tp:0", 0, 4, 3)
+        recorder.group("tp:0", 0, 4, 3, "tp")
         recorder.group("", HANDLE, 8, 5)
+        recorder.group("handle/1", 0, 2, 1, "pp")
         externals = session._window.taps.externals
         with session.step("decode"):
             torch.ops.kcgroups.reduce(torch.ones(2), "tp:0", HANDLE)
             torch.ops.kcgroups.reduce(torch.ones(2), "ep:0", HANDLE + 1)
+            torch.ops.kcgroups.reduce(torch.ones(2), "c10d/1", 1)
             externals.enter("lib::reduce", [("group", "tp:0"), ("handle", HANDLE), ("groups", ["tp:0", 1])])
             externals.leave()
 
@@ -105,13 +123,16 @@ def test_a_group_by_its_name_or_handle_reads_as_the_group(record: Record) -> Non
         lib.impl("reduce", lambda x, name, handle: x.clone(), "CPU")
         recording = record(body)
     found = [[arg.value for arg in call.args] for call in recording.calls if "reduce" in call.operator]
-    assert [values[1:] for values in found[:2]] == [[Group(4, 3), Group(8, 5)], ["ep:0", HANDLE + 1]]
-    assert found[2:] == [[Group(4, 3), Group(8, 5), [Group(4, 3), 1]]]
+    by_name, unknown, small = (values[1:] for values in found[:3])
+    tensor_parallel = Group(4, 3, "tp")
+    assert (by_name, unknown) == ([tensor_parallel, Group(8, 5)], ["ep:0", HANDLE + 1])
+    assert small == ["c10d/1", Group(2, 1, "pp")], "a small number is a group only where it is called a handle"
+    assert found[3:] == [[tensor_parallel, Group(8, 5), [tensor_parallel, 1]]]
 
 
-@pytest.mark.parametrize("group", [Group(1, 0), Group(64, 63)])
+@pytest.mark.parametrize("group", [Group(1, 0), Group(64, 63, "tp")])
 def test_a_group_reads_back_from_its_words(group: Group) -> None:
-    words = {"group": {"size": group.size, "rank": group.rank}}
+    words: Any = {"group": {"size": group.size, "rank": group.rank} | ({"name": group.name} if group.name else {})}
     assert encode(group) == words and decode(words) == group and decode([words]) == [group]
 
 
@@ -122,6 +143,7 @@ BROKEN: list[Any] = [
     {"group": {"size": 2, "rank": -1}},
     {"group": {"size": 2.0, "rank": 0}},
     {"group": {"size": True, "rank": False}},
+    {"group": {"size": 2, "rank": 0, "name": 7}},
     {"group": {"size": 1, "rank": 0}, "more": 1},
 ]
 
@@ -132,19 +154,50 @@ def test_words_that_are_no_group_are_refused(words: Value) -> None:
         decode(words)
 
 
-def test_an_engines_groups_are_told_before_its_first_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An all-reduce in a graph names its group by a handle, which has to be known when the graph is captured."""
-    told: list[tuple[Any, ...]] = []
-    group = SimpleNamespace(world_size=2, rank_in_group=1, device_communicator=SimpleNamespace(ca_comm=None))
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An engine's rank 1 of 2; `heard`: what its recorder was told."""
+    shared = SimpleNamespace(ca_comm=None, dist_module=SimpleNamespace(handle=0))
+    group = SimpleNamespace(
+        world_size=2, rank_in_group=1, ranks=[4, 5], device_communicator=shared, device_group=None,
+        cpu_group=SimpleNamespace(group_name="7"),
+    )  # fmt: skip
     state = SimpleNamespace(_groups={"tp:0": lambda: group, "gone:0": lambda: None})
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
-    window = SimpleNamespace(recorder=None)
-    groups = Groups(window)  # type: ignore[arg-type]
+    return SimpleNamespace(group=group, state=state, window=SimpleNamespace(recorder=None), heard=[], lines=[])
+
+
+def record_in(engine: SimpleNamespace) -> None:
+    line = lambda text: engine.lines.append(orjson.loads(text))  # noqa: E731
+    engine.window.recorder = SimpleNamespace(group=lambda *known: engine.heard.append(known), line=line)
+
+
+def test_an_engines_groups_are_told_before_its_first_graph(engine: SimpleNamespace) -> None:
+    """An all-reduce in a graph names its group by a handle, which has to be known when the graph is captured."""
+    groups = Groups(engine.window)
     groups.tell()
-    assert told == []
-    window.recorder = SimpleNamespace(group=lambda *known: told.append(known))
+    record_in(engine)
     groups.tell()
-    group.device_communicator.ca_comm = SimpleNamespace(_ptr=77)
-    state._groups["pp:0"] = lambda: group
+    engine.group.device_communicator.ca_comm = SimpleNamespace(_ptr=77)
+    engine.state._groups["pp:0"] = lambda: engine.group
     groups.tell()
-    assert told == [("tp:0", 0, 2, 1), ("pp:0", 77, 2, 1)]
+    assert [known for known in engine.heard if "/" not in known[0]] == [
+        ("tp:0", 0, 2, 1, "tp"),
+        ("pp:0", 77, 2, 1, "pp"),
+    ]
+
+
+def test_an_engines_group_is_known_by_c10ds_name_and_by_its_shared_memorys_number(engine: SimpleNamespace) -> None:
+    record_in(engine)
+    Groups(engine.window).tell()
+    assert engine.heard[1:] == [("handle/0", 0, 2, 1, "tp"), ("c10d/7", 0, 2, 1, "tp")]
+
+
+def test_the_ranks_of_groups_of_more_than_one_are_written_down_and_not_those_of_the_world(
+    engine: SimpleNamespace,
+) -> None:
+    record_in(engine)
+    alone = SimpleNamespace(world_size=1, rank_in_group=0, ranks=[5])
+    engine.state._groups |= {"world:0": lambda: engine.group, "pp:0": lambda: alone}
+    Groups(engine.window).tell()
+    assert engine.lines == [{"t": "group", "name": "tp", "rank": 1, "ranks": [4, 5]}]

@@ -1,25 +1,27 @@
-// Process groups of collectives: their size and this process's rank in them.
+// Process groups of collectives: their size, this process's rank in them, and what the engine calls them.
 #pragma once
 #include <mutex>
 #include <unordered_map>
 
-#include "json.h"
-#if __has_include(<torch/csrc/distributed/c10d/ProcessGroup.hpp>)
+#include "operators.h"
+#if __has_include(<torch/csrc/distributed/c10d/GroupRegistry.hpp>)
 #define USE_C10D 1
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #endif
 
 namespace kcap {
 
-struct Group { int size = 0, rank = 0; };
+struct Group { int size = 0, rank = 0; std::string label; };
 
-// Those that an operator is given by name, or by a handle that only its library can read.
+// Those that an operator is given by name, or by a handle that only its library can read: `handle/N` where that is a
+// small number. c10d's own are there for their label, as `c10d/NAME`.
 class Groups {
  public:
-  void add(const std::string& name, int64_t handle, int size, int rank) {
+  void add(const std::string& name, int64_t handle, int size, int rank, const std::string& label) {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (!name.empty()) by_name_[name] = {size, rank};
-    if (handle) by_handle_[handle] = {size, rank};
+    if (!name.empty()) by_name_[name] = {size, rank, label};
+    if (handle) by_handle_[handle] = {size, rank, label};
     any_ = true;
   }
   bool named(const std::string& name, Group& out) { return find(by_name_, name, out); }
@@ -49,15 +51,36 @@ inline const c10d::ProcessGroup* process_group(const IValue& v) {
   const IValue& slot = v.toObjectRef().getSlot(0);
   return slot.isCapsule() ? static_cast<const c10d::ProcessGroup*>(slot.toCapsule().get()) : nullptr;
 }
+// What the engine calls the group; what the program does (a device mesh names its own), or nothing.
+inline std::string label_of(const c10d::ProcessGroup& group) {
+  try {
+    if (Group known; groups().named("c10d/" + group.getGroupName(), known)) return known.label;
+    const std::string& told = group.getGroupDesc();
+    return told == "undefined" ? "" : told == "default_pg" ? "world" : told;
+  } catch (const std::exception&) {
+    return "";  // a group without a backend has no name
+  }
+}
+inline void put(const c10d::ProcessGroup& group, Group& out) { out = {group.getSize(), group.getRank(), label_of(group)}; }
 inline bool group_held(const IValue& v, Group& out) {
   const auto* group = process_group(v);
-  if (group) out = {group->getSize(), group->getRank()};
+  if (group) put(*group, out);
   return group != nullptr;
 }
 inline uint64_t object_identity(const IValue& v) { return reinterpret_cast<uintptr_t>(process_group(v)); }
+// The group that a functional collective is given by its name.
+inline bool group_registered(const std::string& name, Group& out) {
+  try {
+    put(*c10d::resolve_process_group(name), out);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
 #else
 inline bool group_held(const IValue&, Group&) { return false; }
 inline uint64_t object_identity(const IValue&) { return 0; }
+inline bool group_registered(const std::string&, Group&) { return false; }
 #endif
 
 inline bool group_of(const IValue& v, Group& out) {
@@ -66,7 +89,9 @@ inline bool group_of(const IValue& v, Group& out) {
 }
 
 inline void put_group(std::string& out, const Group& group) {
-  out += "{\"group\":{\"size\":" + std::to_string(group.size) + ",\"rank\":" + std::to_string(group.rank) + "}}";
+  out += "{\"group\":{\"size\":" + std::to_string(group.size) + ",\"rank\":" + std::to_string(group.rank);
+  if (!group.label.empty()) { out += ",\"name\":"; put_string(out, group.label); }
+  out += "}}";
 }
 
 }  // namespace kcap

@@ -159,11 +159,13 @@ class Hasher {
 // Writes values as JSON; `drifting` arguments become {"drift": type} and drifting offsets null.
 class Describer {
  public:
-  explicit Describer(const Operator& op) : drifting_(op.drifting.load()), drifting_offsets_(op.drifting_offsets.load()) {}
+  explicit Describer(const Operator& op)
+      : drifting_(op.drifting.load()), drifting_offsets_(op.drifting_offsets.load()), functional_(op.base_name.rfind("_c10d_functional::", 0) == 0) {}
 
   void argument(std::string& out, const IValue& v, const ArgumentInfo* info, size_t index) {
     bit_ = index < 64 ? 1ull << index : 0;
     if ((drifting_ & bit_) && is_scalar_like(v)) return put_tagged(out, "drift", drift_type(v));
+    if (Group group; info && group_named(v, *info, group)) return put_group(out, group);
     value(out, v, info ? info->ints : IntKind::plain);
   }
 
@@ -194,6 +196,11 @@ class Describer {
   }
 
  private:
+  // What is no name or address by itself, but with the argument's own name is.
+  bool group_named(const IValue& v, const ArgumentInfo& info, Group& out) const {
+    if (v.isInt()) return info.name == "handle" && groups().named("handle/" + std::to_string(v.toInt()), out);
+    return functional_ && v.isString() && info.name == "group_name" && group_registered(v.toStringRef(), out);
+  }
   static const char* drift_type(const IValue& v) {
     if (v.isTensor()) return "number";
     if (v.isInt()) return "int";
@@ -217,6 +224,7 @@ class Describer {
   }
   Storages storages_;
   uint64_t drifting_, drifting_offsets_, bit_ = 0;
+  bool functional_;
 };
 
 inline void put_constant(std::string& out, const IValue& v, IntKind ints) {
