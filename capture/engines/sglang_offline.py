@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from kcap.capture.config import read_session
+from kcap.capture.config import Session, read_session
 from kcap.capture.launch import close_window
+from kcap.capture.shards import all_closed
 from kcap.capture.workload import Prompt, Workload
 
 PROFILED_TOKENS = 8  # of each request, in the steps that check the coverage
 LEAST_CACHE = 4096  # tokens
 FLUSHES = 50
+POLL = 0.1  # seconds between two looks whether the last step that is wanted has ended
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 
 
@@ -35,7 +41,8 @@ def main(job_file: str) -> None:
         _generate(engine, requests, replace(workload, output_len=min(workload.output_len, PROFILED_TOKENS)))
         _forget_prompts(engine)
         session.profile_file.unlink()
-    outputs = _generate(engine, requests, workload)
+    with _ending(engine, session):
+        outputs = _generate(engine, requests, workload)
     close_window(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
@@ -71,7 +78,28 @@ def _generate(engine: Any, prompts: list[Prompt], workload: Workload) -> list[li
         outputs = engine.generate(prompt=prompts, sampling_params=params)
     else:
         outputs = engine.generate(input_ids=prompts, sampling_params=params)
-    return [list(output["output_ids"]) for output in outputs]
+    return [list(output.get("output_ids", ())) for output in outputs]
+
+
+@contextmanager
+def _ending(engine: Any, session: Session) -> Iterator[None]:
+    """Where the session names a number of steps, what still runs after the last one is aborted."""
+    over = threading.Event()
+    if session.steps is not None:
+        threading.Thread(target=_abort_when_closed, args=(engine, session, over), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _abort_when_closed(engine: Any, session: Session, over: threading.Event) -> None:
+    """Asked for again and again, for a request may still be on its way to the scheduler."""
+    directory = Path(session.directory)
+    while not over.wait(POLL):
+        if any(directory.glob("*.counts")) and all_closed(directory):
+            abort = functools.partial(engine.tokenizer_manager.abort_request, abort_all=True)
+            engine.loop.call_soon_threadsafe(abort)
 
 
 def _forget_prompts(engine: Any) -> None:

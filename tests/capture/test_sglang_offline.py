@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from kcap.capture.config import Session
 from kcap.capture.engines import sglang_offline
+from kcap.capture.shards import CLOSED, Counts
 
 
 class Engine:
@@ -22,11 +24,17 @@ class Engine:
         self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
         self.generated: list[tuple[int, int, bool]] = []
         self.over = False
+        self.aborted = threading.Event()
+        self.tokenizer_manager.abort_request = lambda abort_all: abort_all and self.aborted.set()
+        self.loop = SimpleNamespace(call_soon_threadsafe=lambda call: call())
 
     def generate(self, prompt: Any = None, input_ids: Any = None, sampling_params: Any = None) -> list[Any]:
         tokens, requests = sampling_params["max_new_tokens"], input_ids or prompt
         assert all(isinstance(request, str if prompt else list) for request in requests)
         self.generated.append((len(requests), tokens, self.session.profile_file.exists()))
+        if self.session.steps is not None:
+            assert self.aborted.wait(30), "it would go on to its last token"
+            return [{"output_ids": [7] * self.session.steps}, {}]
         return [{"output_ids": [7] * tokens} for _ in requests]
 
     def flush_cache(self) -> Any:
@@ -40,9 +48,11 @@ class Engine:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`run(flushes, coverage, workload)`: the engine that ran the job, and its token ids."""
 
-    def start(flushes: list[bool], coverage: bool, **workload: Any) -> tuple[Engine, Any]:
-        session = Session(str(tmp_path / "shards"), check_coverage=coverage)
+    def start(flushes: list[bool], coverage: bool, steps: int | None = None, **workload: Any) -> tuple[Engine, Any]:
+        session = Session(str(tmp_path / "shards"), check_coverage=coverage, steps=steps)
         session.write()
+        if steps is not None:
+            Counts(tmp_path / "shards" / "host-1.counts", create=True).cells[CLOSED] = 1
         made: list[Engine] = []
         engine = lambda **arguments: made.append(Engine(flushes, arguments, session)) or made[0]  # noqa: E731
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(Engine=engine))
@@ -62,6 +72,16 @@ def test_every_request_runs_once_and_its_tokens_are_kept(run: Any) -> None:
     assert (engine.generated, outputs) == ([(2, 3, False)], [[7, 7, 7]] * 2)
     assert engine.over
     assert engine.arguments["context_length"] == 64
+
+
+def test_what_runs_after_the_last_step_is_aborted(run: Any) -> None:
+    engine, outputs = run([True], False, steps=3, num_prompts=2, input_len=4, output_len=100)
+    assert (engine.generated, outputs) == ([(2, 100, False)], [[7, 7, 7], []])
+
+
+def test_without_a_number_of_steps_nothing_is_aborted(run: Any) -> None:
+    engine, _ = run([True], False, num_prompts=2, input_len=4, output_len=3)
+    assert not engine.aborted.is_set()
 
 
 def test_texts_go_to_the_engine_as_texts(run: Any) -> None:
