@@ -23,7 +23,7 @@ def rope(given: Given) -> Cost:
 @kind("cache_update")
 def cache_update(given: Given) -> Cost:
     """The caches may be written in place."""
-    slots, new = given.index("slot_mapping"), [name for name in ("k", "v", "ckv", "kpe") if name in given]
+    slots, new = given.index("slot_mapping"), [name for name in ("k", "v", "ckv", "kpe", "new") if name in given]
     read = int((slots >= 0).sum()) * sum(reach(given[name][:1]) for name in new)
     return Cost(2 * read + given.read("slot_mapping"), read, 0, given.dtype)
 

@@ -173,3 +173,44 @@ def test_quantized_caches_are_declined():
     given = flash(5, 2, 64)
     caches = {name: given[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
     assert declined("_C_cache_ops::reshape_and_cache_flash", **{**given, **caches})
+
+
+def rows_of(dtype: torch.dtype = torch.bfloat16, **more: Any) -> Arguments:
+    """Keys of SGLang's cache, as PyTorch's operator writes them."""
+    slots = torch.tensor([7, 0, 49, 3])
+    return {
+        "self": randn(50, 2, 64, dtype=dtype),
+        "indices": [slots],
+        "values": randn(4, 2, 64, dtype=dtype, seed=1),
+        "accumulate": False,
+        **more,
+    }
+
+
+def written_rows(**given: Any) -> torch.Tensor:
+    return torch.ops.aten.index_put_.default(*(given[name] for name in ("self", "indices", "values", "accumulate")))
+
+
+def test_rows_of_a_cache_are_written_by_atens_operator():
+    for dtype in (torch.bfloat16, torch.float32):
+        made = agrees("aten::index_put_", written_rows, **rows_of(dtype))
+        assert (made.family, checked(made).op_type) == ("cache_update", "cache_update")
+        assert made.touched is not None and made.touched() == 2 * 4 * 2 * 64 * dtype.itemsize + 4 * 8
+    strided = randn(4, 6, 64, seed=3)[:, 4:]
+    made = agrees("aten::index_put_", written_rows, **rows_of(values=strided))
+    assert made.name == "cache_update_rows_kv2_d64_ps1"
+
+
+def test_what_writes_no_whole_rows_is_no_cache_update():
+    slots = torch.tensor([7, 0, 49, 3])
+    for more in (
+        {"accumulate": True},
+        {"indices": [slots, slots]},
+        {"indices": [None, slots]},
+        {"indices": [torch.zeros(50, dtype=torch.bool)]},
+        {"indices": [slots.reshape(2, 2)]},
+        {"values": randn(64)},
+        {"values": randn(4, 2, 64).float()},
+        {"self": randn(50, 64), "values": randn(4, 64)},
+    ):
+        assert declined("aten::index_put_", **rows_of(**more)), more

@@ -1,0 +1,98 @@
+"""SGLang's operators get the slots that they had, in caches no larger than these need, and rows that a table has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kcap.replay import memory, rules
+from kcap.replay.bind import Bound
+from kcap.replay.skip import Skip
+from kcap.schemas.recording import Argument
+from kcap.schemas.values import TensorSpec, Value
+
+SLOTS, WIDTH = 1_200_000, 1024  # a cache of 2.4 GB for the keys, and as much for the values
+
+
+def tensor(*shape: int, dtype: str = "bfloat16", storage: int = 0) -> TensorSpec:
+    return TensorSpec(shape, dtype, device="cuda:0", storage=storage)
+
+
+def bound(operator: str, slots: list[int] | None, name: str = "indices", tokens: int = 4, **more: Value) -> Bound:
+    values = {
+        "k": tensor(tokens, WIDTH),
+        "v": tensor(tokens, WIDTH, storage=1),
+        "k_cache": tensor(SLOTS, WIDTH, storage=2),
+        "v_cache": tensor(SLOTS, WIDTH, storage=3),
+        name: tensor(tokens, dtype="int64", storage=4),
+        **more,
+    }
+    made = Bound(operator, [Argument(name=key, value=value) for key, value in values.items()])
+    if slots is not None:
+        made.set_content(name, torch.tensor(slots))
+    return made
+
+
+def prepared(one: Bound, name: str = "indices") -> list[int]:
+    rules.find(one.operator).prepare(one)
+    content = one.content(name)
+    assert content is not None
+    return [int(slot) for slot in content]
+
+
+def test_a_cache_is_rebuilt_at_the_slots_in_use() -> None:
+    one = bound("sglang::store_cache", [900_000, 7, 900_001, 0], size_limit=SLOTS)
+    assert prepared(one) == [2, 1, 3, 0]
+    assert one.spec("k_cache").shape == one.spec("v_cache").shape == (4, WIDTH)
+    assert one["size_limit"] == 0, "the cache's rows: fewer than were recorded"
+    assert memory.plan(one, "cuda:0", "cuda")["cuda:0", 2] == 4 * WIDTH * 2
+
+
+@pytest.mark.parametrize("skipped", [0, 5])
+def test_a_slot_that_is_skipped_stays_the_only_one_that_is(skipped: int) -> None:
+    one = bound("sglang::store_cache", [900_000, skipped, 7, skipped], reserved_skip_index=skipped)
+    assert prepared(one) == [2, 0, 1, 0]
+    assert one["reserved_skip_index"] == 0
+    assert one.spec("k_cache").shape[0] == 3
+
+
+def test_where_none_is_skipped_none_becomes_so() -> None:
+    one = bound("sglang::store_cache", [3, 0, 4, 9], reserved_skip_index=-1)
+    assert prepared(one) == [1, 0, 2, 3]
+    assert one["reserved_skip_index"] == -1
+
+
+@pytest.mark.parametrize("skipped", [None, -1, 0])
+def test_without_a_sample_every_token_has_a_slot_that_is_written(skipped: int | None) -> None:
+    one = bound("sglang::store_cache", None, **({} if skipped is None else {"reserved_skip_index": skipped}))
+    first = 1 if skipped == 0 else 0
+    assert prepared(one) == [first, first + 1, first + 2, first + 3]
+    assert one.spec("v_cache").shape[0] == first + 4
+
+
+def test_a_negative_slot_never_reaches_the_gpu() -> None:
+    with pytest.raises(Skip, match="negative"):
+        prepared(bound("sglang::store_cache", [3, -1, 4, 9]))
+
+
+def test_caches_are_not_restored_between_invocations() -> None:
+    assert set(rules.find("sglang::store_cache").harmless) == {"k_cache", "v_cache"}
+
+
+def test_a_rotation_that_stores_too_has_positions_and_slots() -> None:
+    table = {"cos_sin_cache": tensor(131072, 128, storage=5), "positions": tensor(4, dtype="int64", storage=6)}
+    one = bound("sglang::apply_rope_inplace_with_kvcache", [900, 901, 7, 5], "out_loc", **table)
+    one.set_content("positions", torch.tensor([9, 131072, 4, 4]))
+    assert prepared(one, "out_loc") == [2, 3, 1, 0]
+    assert one.content("positions").tolist() == [9, 131071, 4, 4]  # type: ignore[union-attr]
+    rules.find(one.operator).cut(one)
+    assert one.spec("cos_sin_cache").shape == (3, 128)
+    assert one.content("positions").tolist() == [1, 2, 0, 0]  # type: ignore[union-attr]
+
+
+def test_a_rotation_without_a_sample_has_positions_that_its_table_has() -> None:
+    values = {"cos_sin_cache": tensor(50, 128), "positions": tensor(400, dtype="int64", storage=1)}
+    one = Bound("sglang::apply_rope_inplace", [Argument(name=key, value=value) for key, value in values.items()])
+    rules.find(one.operator).prepare(one)
+    positions = one.content("positions")
+    assert positions is not None and int(positions.min()) >= 0 and 40 < int(positions.max()) < 50
