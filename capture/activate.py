@@ -1,7 +1,8 @@
 """What an engine process calls when it starts: hooks the engine if a session is on, does nothing otherwise.
 
 `activate_NAME` is the plugin entry point for the adapter in `engines/NAME.py`; it runs in every process of the engine,
-and may run twice. Imports the standard library, orjson and (once an engine runs) torch only.
+and may run twice. A framework that loads no plugins is hooked when its package is imported, and only until an engine
+with a plugin takes the process. Imports the standard library, orjson and (once an engine runs) torch only.
 """
 
 from __future__ import annotations
@@ -10,9 +11,17 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcap.capture.window import Window
 
 ENTRY = "activate_"
-_active = False
+IMPORTED = {"torch": "pytorch"}  # packages of frameworks that load no plugins, and their adapters
+_name: str | None = None  # the adapter that has this process
+_window: Window | None = None
+_stale = False  # this process was forked by one that recorded: the window is that one's
 
 
 def __getattr__(name: str) -> Callable[[], None]:
@@ -21,20 +30,56 @@ def __getattr__(name: str) -> Callable[[], None]:
     return functools.partial(activate, name.removeprefix(ENTRY))
 
 
+def follow_imports() -> None:
+    """Hook the frameworks that load no plugins, once they are imported."""
+    from kcap.capture.imports import when_imported
+
+    for package, name in IMPORTED.items():
+        when_imported(package, functools.partial(_imported, name))
+
+
+def _imported(name: str, module: ModuleType) -> None:
+    activate(name)
+
+
 def activate(name: str) -> None:
     """Hook the engine that the adapter `name` knows."""
-    global _active
-    path = os.environ.get("KCAP_SESSION")
-    if _active or not path:
+    global _name
+    if not os.environ.get("KCAP_SESSION") or _name == name or _name not in (None, *IMPORTED.values()):
         return
-    _active = True
+    if _window is not None and _window.following:
+        print(f"kcap: this process is recorded as a program of its own already, not as {name}'s", file=sys.stderr)
+        return
+    _name = name
     try:
         from kcap.capture import engines
+
+        engines.find(name).hook(_own_window())
+    except Exception as error:
+        print(f"kcap: not recording this process: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _own_window() -> Window:
+    global _window, _stale
+    if _window is None or _stale:
         from kcap.capture.config import read_session
         from kcap.capture.window import Window
 
-        window = Window(read_session(path))
-        window.register()
-        engines.find(name).hook(window)
-    except Exception as error:
-        print(f"kcap: not recording this process: {type(error).__name__}: {error}", file=sys.stderr)
+        if _window is None:
+            os.register_at_fork(after_in_child=_forked)
+        else:
+            _window.taps.uninstall()
+        _window, _stale = Window(read_session(os.environ["KCAP_SESSION"])), False
+        _window.register()
+    return _window
+
+
+def _forked() -> None:
+    """Runs before the window's own look at it: the window was opened after this was registered."""
+    global _stale
+    _stale = _window is not None and _window.following
+
+
+def window_of(name: str) -> Window | None:
+    """The window of this process, for the adapter `name`; None where another has it."""
+    return _own_window() if _name == name else None

@@ -10,6 +10,7 @@ import click
 import orjson
 
 from kcap.capture.engines import of_framework
+from kcap.capture.engines.engine import Framework
 from kcap.capture.installed import check_engine, check_plugin, frameworks
 from kcap.capture.machine import (
     Check,
@@ -49,12 +50,18 @@ def check_machine() -> Iterator[Check]:
     yield check_gpu(torch, gpus())
     yield check_compiler()
     yield from check_misfits(torch)
-    for framework in frameworks():
+    for framework in filter(_starts_offline, frameworks()):
         found = check_engine(framework)
         yield found
         if found.state == "ok":
             yield from check_plugin(framework)
     yield from check_confinement()
+
+
+def _starts_offline(framework: Framework) -> bool:
+    """False for a program's own framework, of which there is nothing else to look for."""
+    engine = of_framework(framework.name)
+    return engine is None or engine.OFFLINE is not None
 
 
 def check_confinement() -> Iterator[Check]:
@@ -74,7 +81,9 @@ def check_work(machine: Sequence[Check]) -> Iterator[Check]:
     by_name = {check.name: check for check in machine}
     for framework in frameworks():
         what, engine = f"kcap record --framework {framework.name}", of_framework(framework.name)
-        if engine is None:
+        if not _starts_offline(framework):
+            yield _work(f"kcap record -- COMMAND, a {framework.name} program", [by_name["torch"]])
+        elif engine is None:
             yield Check(what, "missing", f"this version of kcap has no adapter for {framework.name}")
         else:
             yield _work(what, [by_name["torch"], by_name[framework.name], *_in_the_way(machine, framework.name)])

@@ -6,16 +6,22 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 Hook = Callable[[ModuleType], None]
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, hooks: list[Hook]) -> None:
+    """The module's own loader, but for what it does last."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
-        self._hooks = hooks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -24,23 +30,28 @@ class _Loader(importlib.abc.Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for hook in self._hooks:
+        for hook in _finder.hooks.pop(module.__name__, []):
             hook(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
+        self._searching = threading.local()  # the search below asks this finder again
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        hooks = self.hooks.pop(name, None)  # popped first: the search below asks this finder again
-        if hooks is None:
+        """Also asked by who only looks whether the module is there: the hooks wait for its import."""
+        if name not in self.hooks or getattr(self._searching, "name", None) == name:
             return None
-        spec = importlib.util.find_spec(name)
+        before, self._searching.name = getattr(self._searching, "name", None), name
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching.name = before
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, hooks)
+            spec.loader = _Loader(spec.loader)
         return spec
 
 

@@ -21,13 +21,16 @@ CLOSE_PATIENCE, END_PATIENCE = 10.0, 60.0  # seconds
 LAST_LINES = 8
 STANDARD_ERROR = 2
 ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
+STARTUP = Path(__file__).resolve().with_name("startup")  # what Python runs first there
 
 
 def environment(session: Session) -> dict[str, str]:
-    """The environment of a recorded process: it names the session; a user's own command is otherwise left alone."""
+    """The environment of a recorded process: it names the session. A user's own command looks at STARTUP first."""
     env = dict(os.environ)
     env[SESSION_VARIABLE] = str(session.file.resolve())
-    engine = None if session.command else of_framework(session.framework)
+    if session.command:
+        return env | {"PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))}
+    engine = of_framework(session.framework)
     return {**engine.FRAMEWORK.environment, **env} if engine else env
 
 

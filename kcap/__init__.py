@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "record"]
+__all__ = ["__version__", "load", "record", "step"]
 
 if TYPE_CHECKING:
+    from kcap.capture.marks import step
     from kcap.capture.session import record
     from kcap.schemas.recording import load
 
-_LAZY = {"load": "kcap.schemas.recording", "record": "kcap.capture.session"}
+_LAZY = {"load": "kcap.schemas.recording", "record": "kcap.capture.session", "step": "kcap.capture.marks"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,11 +15,11 @@ import pytest
 
 import kcap as kcap_package
 from kcap.capture import activate, engines, frameworks, plugins
-from kcap.capture.engines import engine, sglang, vllm
+from kcap.capture.engines import engine, pytorch, sglang, vllm
 
 Kcap = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
-CONFORMING: list[engine.Engine] = [vllm, sglang]  # what mypy proves
+CONFORMING: list[engine.Engine] = [vllm, sglang, pytorch]  # what mypy proves
 MEMBERS = ("arguments", "hook")
 
 
@@ -28,7 +28,7 @@ def adapters() -> dict[str, engine.Engine]:
 
 
 def test_the_adapters_are_those_of_the_folder() -> None:
-    assert {"vLLM", "SGLang"} <= set(adapters())
+    assert [found for found in CONFORMING if found not in engines.adapters()] == []
     assert engines.of_framework("VLLM") is vllm
     assert engines.of_framework("TRT-LLM") is engines.of_framework(None) is None
 
@@ -83,7 +83,7 @@ def test_an_activation_that_fails_leaves_the_engine_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KCAP_SESSION", str(tmp_path / "gone.json"))
-    monkeypatch.setattr(activate, "_active", False)
+    monkeypatch.setattr(activate, "_name", None)
     activate.activate_vllm()
     assert "kcap: not recording this process: FileNotFoundError" in capsys.readouterr().err
 

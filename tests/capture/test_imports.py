@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,6 +64,19 @@ def test_several_hooks_on_a_module_all_run() -> None:
 
 
 @pytest.mark.usefixtures("package")
+def test_who_only_looks_for_a_module_takes_no_hook_away() -> None:
+    """As transformers looks for torch before it imports it."""
+    seen: list[str] = []
+    when_imported("kcapfake.one", hook(seen))
+    spec = importlib.util.find_spec("kcapfake.one")
+    assert spec is not None and spec.loader is not None
+    assert "value = 1" in spec.loader.get_source("kcapfake.one")  # type: ignore[attr-defined]
+    assert seen == []
+    importlib.import_module("kcapfake.one")
+    assert seen == ["kcapfake.one 1"]
+
+
+@pytest.mark.usefixtures("package")
 def test_a_module_keeps_its_loader_and_source() -> None:
     when_imported("kcapfake.one", hook([]))
     module = importlib.import_module("kcapfake.one")
@@ -88,7 +102,8 @@ import sys
 import {known}
 before = set(sys.modules)
 import kcap.capture.activate, kcap.capture.window, kcap.capture.engines.vllm, kcap.capture.recorder
-import kcap.capture.engines.sglang
+import kcap.capture.engines.sglang, kcap.capture.engines.pytorch
+kcap.capture.activate.follow_imports()
 kcap.capture.activate.activate_vllm()
 kcap.capture.activate.activate_sglang()
 tops = {{name.partition(".")[0] for name in set(sys.modules) - before}}

@@ -1,0 +1,167 @@
+"""Brackets the steps of a PyTorch program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from kcap.capture import activate
+from kcap.capture.engines import adapters
+from kcap.capture.engines.hooking import Around
+from kcap.capture.engines.pytorch_shapes import OTHER, Generation, facts, shape
+from kcap.capture.window import StepShape, Window
+
+NAME = "pytorch"
+TAP = "steps"
+NONE_RAN = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
+
+
+def skipped(dynamo: Any, *functions: Any) -> None:
+    """Have dynamo compile none of these functions' frames, nor those that `undisturbed` makes, but what they call."""
+    for function in (*functions, Steps.begin):
+        dynamo.skip_code(function.__code__)
+
+
+def undisturbed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing that `method` calls is compiled, should it run inside a compiled function's call."""
+
+    @functools.wraps(method)
+    def run(*args: Any) -> Any:
+        from torch._C._dynamo.eval_frame import set_eval_frame
+
+        prior = set_eval_frame(None)
+        try:
+            return method(*args)
+        finally:
+            set_eval_frame(prior)
+
+    return run
+
+
+class Steps:
+    """One step at a time: `take` and `release` are held through it, and other threads' modules run in no step."""
+
+    def __init__(self, window: Window) -> None:
+        self._window: Window | None = window
+        self._lock = threading.Lock()
+        self.take, self.release = self._lock.acquire, self._lock.release
+        self.leave: Callable[[], None] = lambda: None
+        self._generation: Generation | None = None
+        self._opened: Window | None = None
+
+    @undisturbed
+    def begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Window | None:
+        """The window that the step is in, None where it is not recorded."""
+        if _capturing() or (self._generation is not None and not self._generation.mine):
+            return None
+        return self._begin(lambda window: self._shape(window, module, args, kwargs), lambda: facts(module))
+
+    def _begin(self, of_step: Callable[[Window], StepShape], of_process: Callable[[], dict[str, Any]]) -> Window | None:
+        try:
+            window = self._ready(of_process)
+            return window if window is not None and window.begin(of_step(window)) else None
+        except Exception as error:
+            if self._window is not None:
+                self._window.failed(error)
+            return None
+
+    def _ready(self, of_process: Callable[[], dict[str, Any]]) -> Window | None:
+        """The window, opened at the first step."""
+        self._window = activate.window_of(NAME)
+        if self._window is not None and self._opened is not self._window:
+            self._opened = self._window
+            left_out = _engine_left_out()
+            if left_out:
+                note(self._window, left_out)
+            else:
+                self._window.start(loose=True, **of_process())
+        if self._window is None or not self._window.following:
+            self.leave()
+            return None
+        return self._window
+
+    def _shape(self, window: Window, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepShape:
+        try:
+            return shape(module, args, kwargs, self._generation)
+        except Exception as error:
+            window.tap_failed(TAP, error)
+            return OTHER
+
+    @undisturbed
+    def end(self, window: Window | None) -> None:
+        """Inside `generate` the step goes on until the next one begins."""
+        if window is not None and self._generation is None:
+            window.end()
+
+    @undisturbed
+    def discard(self, window: Window | None) -> None:
+        if window is not None:
+            window.discard()
+
+    def generate(self, original: Around, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._generation is not None or self._lock.locked():
+            return original(*args, **kwargs)  # a draft model's, or part of a module's step
+        self._generation = Generation.of(model, args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            self.discard(self._window)
+            raise
+        finally:
+            self._generation = None
+        self.end(self._window)
+        return result
+
+    @contextmanager
+    def step(self, phase: str, queries: list[int], lengths: list[int]) -> Iterator[None]:
+        """The program's own mark of a step; inside another it is part of that."""
+        if not self.take(False):
+            yield
+            return
+        began = None
+        try:
+            began = self._begin(lambda window: StepShape(phase, queries, lengths), lambda: facts(None))
+            yield
+        except BaseException:
+            self.discard(began)
+            raise
+        else:
+            if began is not None:
+                began.end()
+        finally:
+            self.release()
+
+    def say_if_none_ran(self) -> None:
+        """At the process's exit."""
+        if self._opened is None and self._window is not None and activate.window_of(NAME) is self._window:
+            note(self._window, NONE_RAN)
+
+
+def note(window: Window, detail: str) -> None:
+    """Have the Recording say why this process ran no step."""
+    stem, line = window.session.shard(), {"t": "tap", "name": TAP, "status": "absent", "detail": detail}
+    with contextlib.suppress(OSError), stem.with_name(stem.name + ".notes").open("ab") as file:
+        file.write(orjson.dumps(line) + b"\n")
+
+
+def _capturing() -> bool:
+    """What is called while a CUDA graph is captured is the graph's."""
+    import torch
+
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _engine_left_out() -> str:
+    """Why an engine that this process imported has not taken it over, where a setting keeps kcap out of it."""
+    from kcap.capture.plugins import excluded
+
+    imported = [engine.FRAMEWORK for engine in adapters() if engine.FRAMEWORK.package in sys.modules]
+    found = {framework.name: excluded(framework.name) for framework in imported}
+    return "; ".join(f"{setting} leaves kcap out of {name}" for name, setting in found.items() if setting)

@@ -1,0 +1,220 @@
+"""PyTorch programs as their users write them, recorded by `kcap record -- python program.py`: a transformers model
+among them, with the counts that its architecture demands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kcap
+from kcap.schemas.recording import Recording
+
+pytestmark = pytest.mark.engine
+Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
+LAYERS, PROMPT, OUTPUT = 2, 5, 4
+LINEARS = 7 * LAYERS + 1
+
+GENERATES = """
+import json, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=97, max_position_embeddings=64,
+)
+model = LlamaForCausalLM(config).eval()
+ids = torch.arange(3, 13).reshape(2, 5)
+
+def generate(**more):
+    given = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None, **more}
+    return model.generate(ids, max_new_tokens=4, do_sample=False, **given).tolist()
+
+outputs = [generate(), generate(cache_implementation="static")]
+"""
+STEPS_OF_A_GENERATE = [("prefill", [PROMPT] * 2, [PROMPT] * 2)] + [
+    ("decode", [1] * 2, [PROMPT + token] * 2) for token in range(1, OUTPUT)
+]
+OTHER_STEPS = """
+open(sys.argv[1], "w").write(json.dumps(outputs))
+
+import threading
+import kcap
+
+plain = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+with torch.inference_mode():
+    first = model(ids[:1], use_cache=True)
+    torch.erf(first.logits)
+    model(ids[:1, :1], past_key_values=first.past_key_values)
+    plain(torch.ones(2, 4))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        compiled(input_ids=ids, use_cache=False)
+    thread = threading.Thread(target=torch.no_grad()(lambda: plain(torch.zeros(7, 4))))
+    thread.start()
+    thread.join()
+    with kcap.step("decode", [1], [9]):
+        torch.erf(plain(torch.ones(5, 4)))
+    try:
+        plain(torch.ones(5, 5))
+    except RuntimeError:
+        pass
+"""
+STEPS_AFTER = [
+    ("prefill", [PROMPT], [PROMPT], LINEARS),
+    ("decode", [1], [PROMPT + 1], LINEARS),
+    ("other", [], [], 1),
+    ("prefill", [PROMPT] * 2, [PROMPT] * 2, LINEARS),
+    ("prefill", [PROMPT] * 2, [PROMPT] * 2, LINEARS),
+    ("other", [], [], 1),
+    ("decode", [1], [9], 1),
+]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, kcap_record: Kcap) -> tuple[Recording, list[list[list[int]]]]:
+    """A transformers model's Recording, and the tokens that it generated."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    directory = tmp_path_factory.mktemp("transformers")
+    (directory / "program.py").write_text(GENERATES + OTHER_STEPS)
+    done = kcap_record(
+        directory / "out", "--", sys.executable, directory / "program.py", directory / "outputs", PYTHONPATH=""
+    )
+    assert done.returncode == 0, done.stderr
+    return kcap.load(directory / "out"), json.loads((directory / "outputs").read_text())
+
+
+@pytest.fixture(scope="module")
+def recording(ran: tuple[Recording, list[list[list[int]]]]) -> Recording:
+    return ran[0]
+
+
+def linears(recording: Recording, program: int) -> int:
+    return sum(call.operator == "aten::linear" for call in recording.ran(recording.programs[program]))
+
+
+def test_prefill_and_decode_are_told_apart_whatever_the_cache(recording: Recording) -> None:
+    found = [(step.phase, step.queries, step.lengths) for step in recording.steps]
+    assert found[: 2 * OUTPUT] == STEPS_OF_A_GENERATE * 2
+
+
+def test_every_forward_has_the_linears_of_its_layers_and_its_sampling(recording: Recording) -> None:
+    for step in recording.steps[: 2 * OUTPUT]:
+        ran = Counter(call.operator for call in recording.ran(recording.programs[step.program]))
+        assert (ran["aten::linear"], ran["aten::scaled_dot_product_attention"]) == (LINEARS, LAYERS)
+        assert ran["aten::argmax"] == 1
+    total = sum(call.total for call in recording.calls if call.operator == "aten::argmax")
+    assert total == 2 * OUTPUT, "and nowhere else"
+
+
+def test_a_model_called_by_hand_or_compiled_and_a_plain_module_are_steps(recording: Recording) -> None:
+    found = [(step.phase, step.queries, step.lengths, linears(recording, step.program)) for step in recording.steps]
+    assert found[2 * OUTPUT :] == STEPS_AFTER
+
+
+def test_what_runs_outside_steps_is_of_phase_other(recording: Recording) -> None:
+    erf = [
+        (count.phase, count.count) for call in recording.calls if call.operator == "aten::erf" for count in call.counts
+    ]
+    assert sorted(erf) == [("decode", 1), ("other", 1)]
+    in_steps = sum(linears(recording, step.program) for step in recording.steps)
+    assert sum(call.total for call in recording.calls if call.operator == "aten::linear") == in_steps
+
+
+def test_the_recording_names_the_model_and_is_whole(recording: Recording) -> None:
+    metadata = recording.metadata
+    assert (metadata.framework, metadata.model, metadata.layers_recorded) == (
+        "transformers",
+        "LlamaForCausalLM",
+        LAYERS,
+    )
+    assert metadata.framework_version
+    assert metadata.complete, metadata.notes
+
+
+def test_the_tokens_are_the_same_with_and_without(ran: tuple[Recording, list[list[list[int]]]]) -> None:
+    here: dict[str, list[list[list[int]]]] = {}
+    exec(GENERATES, here)
+    assert ran[1] == here["outputs"]
+    assert len(ran[1][0][0]) == PROMPT + OUTPUT
+
+
+PROCESSES = """
+import os, subprocess, sys
+import torch
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 3)
+model(torch.ones(2, 4))
+child = os.fork()
+if child == 0:
+    model(torch.ones(3, 4))
+    model(torch.ones(3, 4))
+    sys.exit()  # as a program ends, with what it does at its exit
+assert os.waitpid(child, 0)[1] == 0
+script = "import torch; torch.nn.Linear(4, 3)(torch.ones(5, 4))"
+subprocess.run([sys.executable, "-c", script], check=True)
+import user_choice
+assert user_choice.made, "the user's own sitecustomize ran"
+assert not [place for place in sys.path if place.endswith("capture/startup")]
+model(torch.ones(2, 4))
+"""
+
+
+def test_forked_and_started_processes_each_have_their_shard(tmp_path: Path, kcap_record: Kcap) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import user_choice; user_choice.made = True")
+    (tmp_path / "site/user_choice.py").write_text("made = False")
+    (tmp_path / "program.py").write_text(PROCESSES)
+    words = ("--", sys.executable, tmp_path / "program.py")
+    done = kcap_record(tmp_path / "out", *words, PYTHONPATH=str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+    recording = kcap.load(tmp_path / "out")
+    assert recording.metadata.framework == "PyTorch"
+    rows = Counter[int]()
+    for call in recording.calls:
+        if call.operator == "aten::linear":
+            rows[call.args[0].value.shape[0]] += call.total  # type: ignore[union-attr]
+    assert rows == {2: 2, 3: 2, 5: 1}
+    assert recording.metadata.complete, recording.metadata.notes
+
+
+CRASHES = """
+import os
+import torch
+
+class Crashes(torch.nn.Module):
+    def forward(self, x):
+        x = torch.sin(x)
+        if len(x) == 3:
+            os.abort()
+        return x
+
+for rows in range(1, 4):
+    Crashes()(torch.ones(rows))
+"""
+
+
+def test_a_program_that_crashes_leaves_the_steps_that_had_ended(tmp_path: Path, kcap_record: Kcap) -> None:
+    (tmp_path / "program.py").write_text(CRASHES)
+    done = kcap_record(tmp_path / "out", "--", sys.executable, tmp_path / "program.py")
+    assert done.returncode == 3, done.stderr
+    recording = kcap.load(tmp_path / "out")
+    assert recording.metadata.steps == {"other": 2}
+    assert not recording.metadata.complete
+    shapes = {call.args[0].value.shape for call in recording.calls if call.operator == "aten::sin"}  # type: ignore[union-attr]
+    assert {(1,), (2,)} <= shapes
+
+
+def test_a_program_without_a_module_is_told_of_marks(tmp_path: Path, kcap_record: Kcap) -> None:
+    done = kcap_record(tmp_path / "out", "--", sys.executable, "-c", "import torch; torch.ones(2) + 1")
+    assert done.returncode == 1
+    assert "nothing was recorded: no torch.nn.Module was called" in done.stderr
+    assert "kcap.step()" in done.stderr
