@@ -32,7 +32,7 @@ def main(job_file: str) -> None:
     job = orjson.loads(Path(job_file).read_bytes())
     session = read_session(job["session"])
     workload = Workload(**job["workload"])
-    arguments = {**_of_this_machine(workload), **job["engine_arguments"]}
+    arguments = {**of_this_machine(workload), **job["engine_arguments"]}
     from sglang import Engine
 
     engine = Engine(**arguments)
@@ -49,7 +49,7 @@ def main(job_file: str) -> None:
     engine.shutdown()
 
 
-def _of_this_machine(workload: Workload) -> dict[str, Any]:
+def of_this_machine(workload: Workload) -> dict[str, Any]:
     """Without a GPU: PyTorch's attention, no graphs, and a cache that holds the requests rather than all memory."""
     import torch
 

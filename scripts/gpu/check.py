@@ -7,14 +7,17 @@ numbers in every step, the GPU time explained), `qwen` (Qwen3-8B's, vLLM's V2 ru
 kernels and whole Programs against the engine's own GPU time), `datasets` (exported, each reference checked on the GPU),
 `modes` (piecewise graphs, compiled without graphs, MoE, FP8, speculative decoding), `outputs` (tokens and compilations
 with and without recording), `judging` (honest Solutions and cheats), `replays` (a million of a graph), `overhead`,
-`tests` (those marked gpu). Prints a short table last. A part that fails costs its own lines alone; when the limit is
-over no other is begun. Needs an NVIDIA GPU and vLLM; exits with 1 if a check fails.
+`sglang` (SGLang with the attention backends triton and flashinfer: the architecture's numbers, the GPU time explained,
+the cost), `tests` (those marked gpu). Prints a short table last. A part that fails costs its own lines alone; when the
+limit is over no other is begun. Needs an NVIDIA GPU and vLLM, or (`--only sglang`) SGLang, whose interpreter is
+KCAP_SGLANG_PYTHON, .venv-sglang's or this one; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +28,7 @@ from pathlib import Path
 
 import counts
 import outputs
+import sglang_counts
 from counts import Check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +43,9 @@ MODES = {
     "n-gram speculation": (LLAMA, "--engine-arg", NGRAM),
     "mixture of experts": (MOE, "--engine-arg", "moe_backend=triton"),  # others are compiled for minutes first
 }
-PARTS = "counts qwen replay fidelity datasets modes outputs judging replays overhead tests".split()
+PARTS = "counts qwen replay fidelity datasets modes outputs judging replays overhead sglang tests".split()
+BACKENDS = ("triton", "flashinfer")  # of SGLang's attention
+SGLANG = ("sampling_backend=pytorch", "mem_fraction_static=0.6")  # FlashInfer's sampling is compiled for a minute first
 LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
 
 
@@ -59,9 +65,9 @@ def _text(said: str | bytes | None) -> str:
     return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
-def record(model: str, output: Path, *more: str) -> Check:
-    what = ("--model", model, "--framework", "vLLM", "--load-format", "dummy", "--check-coverage", *more)
-    done = run(sys.executable, "-m", "kcap", "record", *what, "-o", str(output), "--force")
+def record(model: str, output: Path, *more: str, framework: str = "vLLM", python: str = sys.executable) -> Check:
+    what = ("--model", model, "--framework", framework, "--load-format", "dummy", "--check-coverage", *more)
+    done = run(python, "-m", "kcap", "record", *what, "-o", str(output), "--force")
     return Check(f"record {output.stem}", f"status {done.returncode}", done.returncode == 0)
 
 
@@ -75,8 +81,8 @@ def checked(output: Path, layers: int, eager: Path | None = None) -> list[Check]
 class Parts:
     """The parts, each a method that answers its lines of the table."""
 
-    def __init__(self, output: Path, quick: bool) -> None:
-        self.output, self.quick = output, quick
+    def __init__(self, output: Path, quick: bool, asked: tuple[str, ...] = ()) -> None:
+        self.output, self.quick, self.asked = output, quick, asked
         self.depth = ("--num-layers", "4") if quick else ()
         self.llama = output / "llama.kcap"
 
@@ -150,6 +156,22 @@ class Parts:
         found = [Check(what, text, _median(text) <= most) for what, text in rows]
         return found or [Check("overhead", "nothing", False)]
 
+    def sglang(self) -> list[Check]:
+        python = sglang_python()
+        if run(python, "-c", "import sglang").returncode:
+            return [Check("SGLang", f"not tried: {python} has none", "sglang" not in self.asked)]
+        return [row for backend in BACKENDS for row in self._sglang(backend, python)]
+
+    def _sglang(self, backend: str, python: str) -> list[Check]:
+        output, script = self.output / f"sglang-{backend}.kcap", str(ROOT / "scripts/gpu/sglang_overhead.py")
+        words = [word for given in (*SGLANG, f"attention_backend={backend}") for word in ("--engine-arg", given)]
+        rows = [record(LLAMA, output, *LOAD, *self.depth, *words, framework="SGLang", python=python)]
+        if (output / "recording.json").is_file():
+            found = sglang_counts.check(output, 4 if self.quick else 32)
+            rows += [Check(f"{output.stem}: {row.what}", row.found, row.passed) for row in found]
+        steps = ("--steps", "600" if self.quick else "3000")
+        return rows + _lines(f"cost of {backend}", run(python, script, "--backend", backend, *steps))
+
     def tests(self) -> list[Check]:
         done = run(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests"))
         last = done.stdout.strip().splitlines()[-1:] or ["nothing"]
@@ -157,6 +179,12 @@ class Parts:
 
     def _script(self, name: str, *words: str, timeout: int = 580) -> subprocess.CompletedProcess[str]:
         return run(sys.executable, str(ROOT / "scripts/gpu" / name), *words, timeout=timeout)
+
+
+def sglang_python() -> str:
+    """The interpreter that has SGLang, perhaps."""
+    made = ROOT / ".venv-sglang/bin/python"
+    return os.environ.get("KCAP_SGLANG_PYTHON") or (str(made) if made.exists() else sys.executable)
 
 
 def _lines(what: str, done: subprocess.CompletedProcess[str]) -> list[Check]:
@@ -196,7 +224,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=7200, help="seconds  [default: 7200]")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    here = Parts(args.output, args.quick)
+    here = Parts(args.output, args.quick, tuple(args.only or ()))
     until = time.monotonic() + args.limit
     rows = [row for name in args.only or parts for row in tried(name, partial(parts[name], here), until)]
     width = max(len(row.what) for row in rows)
