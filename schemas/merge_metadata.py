@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from kcap.errors import CallError, FormatError, KcapError
-from kcap.schemas.merge_part import Part
+from kcap.schemas.merge_part import REPLICA, Part
+from kcap.schemas.ranks import Rank
 from kcap.schemas.recording import Recording
 from kcap.schemas.records import FORMAT, Call, Metadata, Tap, totals
 from kcap.schemas.seal import holds, seal
@@ -45,18 +46,20 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
     same = {name: getattr(several[0], name) for name in equal if all(_same(one, several[0], name) for one in several)}
     settings = {name: getattr(several[0], name) for name in SETTINGS}
     sealed, notes = _seal(parts)
+    together = hosts and not _apart(parts)
     return Metadata(
         format="{}.{}".format(*FORMAT),
         **settings,
         **same,
         kernel_ids="definition",  # the calling record is derived anew
         world_size=_world(parts),
+        ranks=_ranks(parts),
         seal=sealed,
         coverage=None if len(several) > 1 else several[0].coverage,
         complete=all(one.complete for one in several),
         taps=list(dict.fromkeys(_tap(part, tap) for part in parts for tap in part.recording.metadata.taps)),
-        steps=_summed([one.steps for one in several], hosts),
-        batches=_batches(several, hosts),
+        steps=_summed([one.steps for one in several], together),
+        batches=_batches(several, together),
         totals=totals(calls),
         dropped=_summed([one.dropped for one in several], False),
         notes=list(dict.fromkeys([note for one in several for note in one.notes] + notes)),
@@ -71,21 +74,38 @@ def _world(parts: Sequence[Part]) -> int:
     return max(part.ranks + part.recording.metadata.world_size for part in parts)
 
 
+def _ranks(parts: Sequence[Part]) -> list[Rank]:
+    """In order; the same rank of several runs is one that ran longer."""
+    found: dict[int, Rank] = {}
+    for part in parts:
+        for rank in part.told():
+            known = found.get(rank.rank, rank)
+            steps = {} if known is rank else {"steps": _summed([known.steps, rank.steps], False)}
+            found[rank.rank] = known.model_copy(update={"ended": known.ended and rank.ended, **steps})
+    return [found[number] for number in sorted(found)]
+
+
+def _apart(parts: Sequence[Part]) -> bool:
+    """Whether hosts are known to have run replicas of their own: the steps of one are none of another's."""
+    replicas = [{rank.places.get(REPLICA, 0) for rank in part.told()} for part in parts]
+    return all(replicas) and sum(map(len, replicas)) == len(set().union(*replicas))
+
+
 def _tap(part: Part, tap: Tap) -> Tap:
     return tap.model_copy(update={"rank": tap.rank + part.ranks})
 
 
-def _summed(several: Iterable[dict[str, int]], hosts: bool) -> dict[str, int]:
-    """Sums by name; of hosts, which all count the steps of one run, the most."""
+def _summed(several: Iterable[dict[str, int]], together: bool) -> dict[str, int]:
+    """Sums by name; of hosts that all count the steps of one run, the most."""
     total: Counter[str] = Counter()
     for one in several:
-        total = total | Counter(one) if hosts else total + Counter(one)
+        total = total | Counter(one) if together else total + Counter(one)
     return dict(total)
 
 
-def _batches(several: Iterable[Metadata], hosts: bool) -> list[dict[str, Any]]:
+def _batches(several: Iterable[Metadata], together: bool) -> list[dict[str, Any]]:
     kinds = [{_kind(batch): _steps(batch) for batch in one.batches} for one in several]
-    return [{**orjson.loads(kind), "steps": steps} for kind, steps in _summed(kinds, hosts).items()]
+    return [{**orjson.loads(kind), "steps": steps} for kind, steps in _summed(kinds, together).items()]
 
 
 def _steps(batch: dict[str, Any]) -> int:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import orjson
 
-from kcap.errors import FormatError
+from kcap.errors import CallError, FormatError
+from kcap.schemas.ranks import Rank
 from kcap.schemas.recording import Call, Count, Program, Recording
+
+REPLICA = "dp"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A Recording; `ranks` and `steps` are added to its ranks and to the numbers of its steps."""
+    """A Recording; `ranks` and `steps` are added to its ranks and to the numbers of its steps, `replicas` to
+    those of its replicas of data parallelism; None where they stay."""
 
     recording: Recording
     ranks: int = 0
     steps: int = 0
+    replicas: int | None = None
+
+    def told(self) -> Iterator[Rank]:
+        """What it tells of its ranks, as they are here."""
+        for rank in self.recording.metadata.ranks:
+            moved = {} if self.replicas is None else {REPLICA: rank.places.get(REPLICA, 0) + self.replicas}
+            groups = {name: [one + self.ranks for one in group] for name, group in rank.groups.items()}
+            known = {"rank": rank.rank + self.ranks, "groups": groups}
+            yield rank.model_copy(update={**known, "places": {**rank.places, **moved}})
 
     def moved(self, counts: Iterable[Count]) -> list[Count]:
         return [one.model_copy(update={"rank": one.rank + self.ranks}) for one in counts]
@@ -66,17 +79,43 @@ def _digest(content: bytes) -> str:
 
 def parts_of(recordings: Sequence[Recording], hosts: bool) -> list[Part]:
     """Runs follow one another, rank by rank; hosts ran together, and the ranks of each follow those before it unless
-    no two of them have one in common."""
-    spans = [_ranks(recording) for recording in recordings]
-    shared = sum(map(len, spans)) > len(set().union(*spans))
-    parts, ranks, steps = [], 0, 0
-    for recording, span in zip(recordings, spans, strict=True):
-        parts.append(Part(recording, ranks if hosts and shared else 0, 0 if hosts else steps))
-        ranks += max(recording.metadata.world_size, max(span, default=0) + 1)
+    no two of them have one in common. CallError where two hosts say that they recorded the same rank of one world."""
+    if hosts and not _shared(recordings):
+        return [Part(recording) for recording in recordings]
+    parts, ranks, steps, replicas = [], 0, 0, 0
+    for recording in recordings:
+        parts.append(Part(recording, ranks, 0, replicas) if hosts else Part(recording, steps=steps))
+        ranks += max(recording.metadata.world_size, max(_ranks(recording), default=0) + 1)
+        replicas += max((rank.places.get(REPLICA, 0) + 1 for rank in recording.metadata.ranks), default=1)
         last = max((step.index + 1 for step in recording.steps), default=0)
         steps += max(last, sum(recording.metadata.steps.values()))
     return parts
 
 
+def _shared(recordings: Sequence[Recording]) -> bool:
+    """Whether hosts have ranks in common: each then was a world of its own."""
+    seen: dict[int, Recording] = {}
+    shared = False
+    for recording in recordings:
+        for rank in sorted(_ranks(recording)):
+            other = seen.setdefault(rank, recording)
+            if other is recording:
+                continue
+            shared = True
+            if part := next((one for one in (other, recording) if _is_part(one)), None):
+                raise CallError(
+                    f"{other.path} and {recording.path} both have rank {rank}, and {part.path} is a part of a world of "
+                    f"{part.metadata.world_size} ranks: the hosts of one run share none (runs that follow one another "
+                    "are merged without --hosts)"
+                )
+    return shared
+
+
+def _is_part(recording: Recording) -> bool:
+    """Whether it says that its world has ranks that it has not."""
+    return 0 < len(recording.metadata.ranks) < recording.metadata.world_size
+
+
 def _ranks(recording: Recording) -> set[int]:
-    return {count.rank for call in recording.calls for count in call.counts}
+    told = {rank.rank for rank in recording.metadata.ranks}
+    return told | {count.rank for call in recording.calls for count in call.counts}

@@ -3,8 +3,10 @@
 Calls join where their lines are the same but for id and counts (so that they have the same `call_key`), Programs where
 they ran the same Calls; both are numbered by first appearance. Runs keep their ranks: rank 0 of two runs is one rank
 that ran longer, and the steps of a run follow those of the run before. Hosts ran at the same time: their steps keep
-their numbers, and ranks that two of them share are moved up by the ranks of the hosts before (hosts that recorded
-their ranks in the whole world share none). What differs and cannot be added is left out.
+their numbers, and ranks that two of them share are moved up by the ranks of the hosts before, each of which was a world
+and a replica (`dp`) of its own. Hosts that recorded their ranks in the whole world share none: one rank of such a world
+in two of them is refused. The steps of hosts are those of one run, but those of replicas add. Ranks that must agree are
+compared anew. What differs and cannot be added is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from functools import cached_property
 from kcap.schemas.coverage import StepCoverage
 from kcap.schemas.merge_metadata import check_settings, merge_metadata
 from kcap.schemas.merge_part import Part, parts_of
+from kcap.schemas.rank_agreement import disagreements
 from kcap.schemas.recording import Call, Metadata, Program, Recording, Sample, Step
 from kcap.schemas.records import add_counts
 
@@ -58,11 +61,14 @@ def merge_recordings(recordings: Sequence[Recording], hosts: bool = False) -> Me
     calls = _calls(parts)
     ids = _numbers(part.call_keys for part in parts)
     programs, numbers = _programs(parts, ids)
+    steps = [_step(part, step, numbers) for part in parts for step in part.recording.steps]
+    metadata = merge_metadata(parts, calls, hosts)
+    found = disagreements(metadata.ranks, calls, programs, steps)
     return Merged(
-        merge_metadata(parts, calls, hosts),
+        metadata.model_copy(update={"disagreements": found}),
         calls,
         programs,
-        [_step(part, step, numbers) for part in parts for step in part.recording.steps],
+        steps,
         [_sample(part, sample, ids) for part in parts for sample in part.recording.samples],
         parts,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_RANK = (1 << 31) - 1  # what a table's 32 bits hold
+NAMED = 3  # Calls of a Disagreement that its text names
 
 
 class _Part(BaseModel):
@@ -55,6 +56,18 @@ class Disagreement(_Part):
     steps: list[int]
     calls: list[Difference] = []
     more: int = 0
+
+    @property
+    def text(self) -> str:
+        """Who ran what differently, in one line."""
+        named = [f"{one.operator} {one.signature}".strip() + f" {_and(one.counts)} times" for one in self.calls[:NAMED]]
+        more = len(self.calls) - len(named) + self.more
+        what = "; ".join([*named, *([f"{more} more Calls"] if more else [])]) or "the same in another order"
+        return f"ranks {_and(self.ranks)} must agree and did not in {_and(self.steps)} {self.phase} steps: {what}"
+
+
+def _and(numbers: list[int]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
 
 
 class Tap(_Part):

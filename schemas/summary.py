@@ -79,11 +79,19 @@ def of_recording(recording: Recording, by: By, everything: bool = False, top: in
     regions = [call for call in recording.calls if call.kind == "region"]
     shown = kernels + regions if everything and by in ("kernel", "operator") else kernels
     times = gpu_times(recording) if by in ("kernel", "operator", "family") else {}
-    rows = sorted(_fold_family(recording, shown, times) if by == "family" else _FOLDS[by](shown, times), key=_order)
+    found = _fold_family(recording, shown, times) if by == "family" else _FOLDS[by](shown, times)
+    rows = _of_ranks(found, recording.metadata) if by == "rank" else sorted(found, key=_order)
     total = sum(call.total for call in kernels)
     hidden = (0, 0) if everything else (len(regions), len(recording.calls) - len(regions) - len(kernels))
     gpu_us = sum(row.gpu_us for row in rows)
     return Summary(by, rows[:top], total, len(rows) - len(rows[:top]), *hidden, recording.metadata, gpu_us)
+
+
+def _of_ranks(rows: Iterable[Row], metadata: Metadata) -> list[Row]:
+    """By rank; one that counted nothing has a row, too."""
+    found = {row.name: row for row in rows}
+    every = [f"rank {rank.rank}" for rank in metadata.ranks]
+    return sorted((found.get(name) or Row(name) for name in {*every, *found}), key=lambda row: int(row.name.split()[1]))
 
 
 def of_trace(lines: Iterable[TraceLine], by: By, top: int | None = None) -> Summary:

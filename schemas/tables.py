@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kcap.schemas import rank_table
 from kcap.schemas.recording import PHASES, Metadata, Phase
 from kcap.schemas.summary import Row, Summary
 
@@ -65,7 +66,7 @@ def _identity(metadata: Metadata) -> Iterator[str]:
     if metadata.layers_recorded:
         yield f"{metadata.layers_recorded} of {metadata.layers_model or '?'} layers"
     if metadata.world_size > 1:
-        yield f"{metadata.world_size} ranks"
+        yield rank_table.world(metadata)
 
 
 def _circumstances(metadata: Metadata) -> Iterator[str]:
@@ -86,6 +87,8 @@ def _warnings(metadata: Metadata) -> Iterator[Text]:
     for tap in metadata.taps:
         if tap.status == "failed":
             yield Text(f"TAP FAILED: {tap.name} (rank {tap.rank}, process {tap.pid}): {tap.detail}", "bold red")
+    for found in metadata.disagreements:
+        yield Text(f"RANKS DIFFER: {found.text}", "bold yellow")
     for reason, count in metadata.dropped.items():
         yield Text(f"dropped: {reason}: {count:,}", "yellow")
     for note in metadata.notes:
@@ -97,6 +100,8 @@ def table(summary: Summary) -> Table:
     columns = _Columns(summary)
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     out.add_column(summary.by, overflow="fold")
+    for name in columns.told:
+        out.add_column(name, overflow="fold")
     out.add_column(columns.second, overflow="fold", justify="left" if summary.by == "kernel" else "right")
     for name in columns.numbers:
         out.add_column(name, justify="right", no_wrap=True)
@@ -121,6 +126,8 @@ class _Columns:
 
     def __init__(self, summary: Summary) -> None:
         by, rows, self.total, self.gpu_us = summary.by, summary.rows, summary.total, summary.gpu_us
+        self.metadata = summary.metadata
+        self.told = rank_table.COLUMNS if by == "rank" and summary.metadata and summary.metadata.ranks else ()
         self.phases: list[Phase] = [p for p in PHASES if by != "phase" and any(row.phases[p] for row in rows)]
         self.graphs = any(row.graph for row in rows)
         self.second = "arguments" if by == "kernel" else "calls"
@@ -129,6 +136,8 @@ class _Columns:
 
     def cells(self, row: Row) -> Iterator[Text]:
         yield Text(row.name + (" (region)" if row.kind == "region" else "" if row.work else " (no work)"))
+        if self.metadata and self.told:
+            yield from rank_table.cells(self.metadata, row.name)
         yield Text(row.signature if self.second == "arguments" else f"{row.calls:,}")
         yield from (_number(row.phases[phase]) for phase in self.phases)
         if self.graphs:

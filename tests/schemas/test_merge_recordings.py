@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kcap.errors import CallError, FormatError
 from kcap.schemas.diff import diff_calls
 from kcap.schemas.merge_recordings import merge_recordings
+from kcap.schemas.ranks import Rank
 from kcap.schemas.recording import Argument, Call, Count, Metadata, Program, Recording, Sample, Step, load
 from kcap.schemas.recording import write_recording as write
 from kcap.schemas.records import totals
@@ -213,6 +214,61 @@ def test_the_steps_of_hosts_are_those_of_one_run():
     whole = merged(host(0, 1), host(0, 1), hosts=True)
     assert whole.metadata.steps == {"decode": 5}
     assert [step.index for step in whole.steps] == [3, 3]
+
+
+def half(*ranks, world=4, group=None, places=(), steps=5, name="half"):
+    """What a host tells since format 1.4."""
+    made = host(*ranks, world=world, steps=steps)
+    program = Program(id=0, calls=[0], counts=[Count(phase="decode", rank=rank, count=steps) for rank in ranks])
+    told = [
+        Rank(rank=rank, places=dict(places), groups={"tp": list(group)} if group else {}, steps={"decode": steps})
+        for rank in ranks
+    ]
+    metadata = made.metadata.model_copy(update={"ranks": told})
+    return memory(metadata, made.calls, [program], made.steps, name=name)
+
+
+def test_two_hosts_halves_of_one_run_are_one_world():
+    world = range(4)
+    whole = merged(half(0, 1, group=world), half(2, 3, group=world), hosts=True)
+    assert (ranks_of(whole), whole.metadata.world_size) == ([0, 1, 2, 3], 4)
+    assert [(rank.rank, rank.groups) for rank in whole.metadata.ranks] == [(n, {"tp": [*world]}) for n in world]
+    assert whole.metadata.steps == {"decode": 5}
+    assert whole.metadata.disagreements == []
+
+
+def test_ranks_that_must_agree_are_compared_over_hosts():
+    one, other = half(0, 1, group=range(4)), half(2, 3, group=range(4))
+    vars(other)["programs"] = [other.programs[0].model_copy(update={"calls": [0, 0]})]
+    found = merged(one, other, hosts=True).metadata.disagreements
+    assert [(each.ranks, each.calls[0].counts) for each in found] == [([0, 2], [5, 10]), ([0, 3], [5, 10])]
+
+
+def test_one_rank_of_a_world_from_two_hosts_is_refused():
+    with pytest.raises(CallError, match=r"one and two both have rank 1, and one is a part of a world of 4 ranks"):
+        merged(half(0, 1, name="one"), half(1, 2, name="two"), hosts=True)
+
+
+def test_one_rank_of_a_world_in_two_runs_ran_longer():
+    whole = merged(half(0, 1), half(0, 1))
+    assert [(rank.rank, rank.steps) for rank in whole.metadata.ranks] == [(n, {"decode": 10}) for n in (0, 1)]
+
+
+def test_hosts_with_a_world_each_are_replicas_whose_steps_add():
+    whole = merged(half(0, 1, world=2, group=(0, 1)), half(0, 1, world=2, group=(0, 1)), hosts=True)
+    assert whole.metadata.steps == {"decode": 10}
+    assert [(rank.rank, rank.places, rank.groups["tp"]) for rank in whole.metadata.ranks] == [
+        (0, {"dp": 0}, [0, 1]),
+        (1, {"dp": 0}, [0, 1]),
+        (2, {"dp": 1}, [2, 3]),
+        (3, {"dp": 1}, [2, 3]),
+    ]
+
+
+def test_replicas_on_hosts_that_know_one_another_keep_their_ranks_and_their_steps_add():
+    whole = merged(half(0, 1, places={"dp": 0}), half(2, 3, places={"dp": 1}), hosts=True)
+    assert ranks_of(whole) == [0, 1, 2, 3]
+    assert whole.metadata.steps == {"decode": 10}
 
 
 def test_runs_add_up_on_the_ranks_they_have():

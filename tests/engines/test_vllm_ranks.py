@@ -1,0 +1,122 @@
+"""The real vLLM in two ranks of tensor parallelism on a CPU: each records its own steps, and both the same."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
+
+import kcap
+from kcap.schemas.recording import Program, Recording
+from kcap.schemas.values import Group
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+CORES = sorted(os.sched_getaffinity(0))
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(len(CORES) < 2 or Path("/dev/nvidiactl").exists(), reason="two ranks on two cores of a CPU"),
+]
+
+IN_A_STEP = {
+    "_C::onednn_mm": 4 * LAYERS + 1,
+    "_C::cpu_attention_with_kv_cache": LAYERS,
+    "_C::cpu_attn_reshape_and_cache": LAYERS,
+    "_C::rotary_embedding": LAYERS,
+    "_C::shm_allreduce": 2 * LAYERS + 1,  # each layer's two, and the embedding's
+    "_C::shm_all_gather": 1,  # the logits'
+}
+Tokens = list[list[int]]
+Generated = Callable[[bool], tuple[Tokens, Path]]
+
+
+@pytest.fixture(scope="module")
+def generated(
+    generate: Callable[..., Tokens], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Generated]:
+    """`generated(recorded)`: the tokens of two ranks, and where their Recording is."""
+
+    def run(recorded: bool) -> tuple[Tokens, Path]:
+        directory = tmp_path_factory.mktemp("ranks")
+        arguments: dict[str, Any] = {**ARGUMENTS, "enforce_eager": True, "tensor_parallel_size": 2}
+        return generate(directory, PROMPTS, OUTPUT, recorded, **arguments), directory / "out"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(environment, "VLLM_CPU_OMP_THREADS_BIND", f"{CORES[0]}|{CORES[1]}")
+        yield run
+
+
+@pytest.fixture(scope="module")
+def recorded(generated: Generated) -> tuple[Tokens, Path]:
+    return generated(True)
+
+
+@pytest.fixture(scope="module")
+def recording(recorded: tuple[Tokens, Path]) -> Recording:
+    return kcap.load(recorded[1])
+
+
+def on_rank(program: Program, rank: int) -> int:
+    return sum(count.count for count in program.counts if count.rank == rank)
+
+
+def test_every_step_of_each_rank_has_the_kernels_of_its_layers(recording: Recording) -> None:
+    assert recording.metadata.complete
+    steps = sum(recording.metadata.steps.values())
+    for rank in (0, 1):
+        assert sum(on_rank(program, rank) for program in recording.programs) == steps
+        for program in recording.programs:
+            ran = Counter(call.operator for call in recording.ran(program))
+            assert {name: ran[name] for name in IN_A_STEP} == IN_A_STEP
+        totals = Counter[str]()
+        for call in recording.calls:
+            totals[call.operator] += sum(count.count for count in call.counts if count.rank == rank)
+        assert {name: totals[name] for name in IN_A_STEP} == {name: n * steps for name, n in IN_A_STEP.items()}
+
+
+def test_both_ranks_run_the_same_in_each_step(recording: Recording) -> None:
+    counts = Counter[tuple[int, str, str, str]]()
+    for call in recording.calls:
+        for count in call.counts:
+            counts[count.rank, call.operator, call.kind, count.phase] += count.count
+    assert {key[1:]: n for key, n in counts.items() if key[0]} == {
+        key[1:]: n for key, n in counts.items() if not key[0]
+    }
+    listed = [[(s.index, s.phase, s.queries, s.lengths) for s in recording.steps if s.rank == rank] for rank in (0, 1)]
+    assert listed[0] == listed[1]
+    assert recording.metadata.disagreements == []
+
+
+def test_prefill_decode_and_mixed_steps_are_told_apart_on_both_ranks(recording: Recording) -> None:
+    assert recording.metadata.steps.keys() == {"prefill", "decode", "mixed"}
+    for step in recording.steps:
+        # a request is in prefill until its prompt is computed
+        prefills = [length <= len(PROMPTS[0]) for length in step.lengths]
+        assert step.phase == ("prefill" if all(prefills) else "mixed" if any(prefills) else "decode")
+    scheduled = sum(batch["tokens"] * batch["steps"] for batch in recording.metadata.batches)
+    assert scheduled == sum(map(len, PROMPTS)) + len(PROMPTS) * (OUTPUT - 1)
+
+
+def test_each_rank_says_where_it_stands_and_each_collective_its_group(recording: Recording) -> None:
+    assert recording.metadata.world_size == 2
+    ranks = recording.metadata.ranks
+    assert [(rank.rank, rank.places, rank.groups, rank.ended) for rank in ranks] == [
+        (0, {"tp": 0}, {"tp": [0, 1]}, True),
+        (1, {"tp": 1}, {"tp": [0, 1]}, True),
+    ]
+    assert ranks[0].steps == ranks[1].steps == recording.metadata.steps
+    for call in recording.calls:
+        if call.operator.startswith("_C::shm_all"):
+            (group,) = (argument.value for argument in call.args if isinstance(argument.value, Group))
+            assert group in [Group(2, count.rank, "tp") for count in call.counts]
+
+
+def test_the_tokens_are_the_same_with_and_without(recorded: tuple[Tokens, Path], generated: Generated) -> None:
+    tokens = recorded[0]
+    assert tokens == generated(False)[0]
+    assert len({tuple(each) for each in tokens}) > 1
+    assert {len(each) for each in tokens} == {OUTPUT}
