@@ -22,7 +22,7 @@ from kcap.schemas.recording import Call
 
 PURPOSES = {
     "linears": re.compile(r"aten::(linear|mm|addmm|matmul)$"),
-    "attentions": re.compile(r"triton::_fwd_(grouped_)?kernel_stage1$|flashinfer::Batch\w+\.run|sgl_kernel::fwd$"),
+    "attentions": re.compile(r"triton::_fwd_(grouped_)?kernel_stage1$|flashinfer::Batch\w+Wrapper$|sgl_kernel::fwd$"),
     "cache stores": re.compile(r"store_cache|set_kv_buffer|append_paged_kv_cache"),
     "ropes": re.compile(r"rope|rotary"),
     "activations": re.compile(r"run_activation|silu_and_mul"),
@@ -37,9 +37,9 @@ def wanted(layers: int) -> dict[str, int]:
 
 
 def ran(calls: list[Call]) -> Counter[str]:
-    """How many calls served each purpose."""
+    """How many calls served each purpose; a plan is no work."""
     found: Counter[str] = Counter()
-    for call in calls:
+    for call in (call for call in calls if call.work):
         for purpose, names in PURPOSES.items():
             found[purpose] += bool(names.search(base(call))) and not (call.parent and names.search(call.parent))
     return found
