@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kcap.capture.config import Session
 from kcap.capture.offline import Offline, record_model
 from kcap.capture.output import place, say_what_was_recorded
+from kcap.capture.told import NEVER_OPENED
 from kcap.errors import PARTIAL, CallError, KcapError
 from kcap.schemas.coverage import CoverageSummary
 from kcap.schemas.recording import Recording
+
+if TYPE_CHECKING:
+    from kcap.capture.serving import Client
 
 EXAMPLE = """
 \b
 Examples:
   kcap record --model meta-llama/Llama-3.1-8B --framework vLLM --load-format dummy --num-layers 2 -o llama.kcap
   kcap record -o serve.kcap -- vllm serve meta-llama/Llama-3.1-8B --enforce-eager
+  kcap record -o load.kcap --client "vllm bench serve --model Qwen/Qwen3-8B" -- vllm serve Qwen/Qwen3-8B
 """
 
 
@@ -40,7 +46,20 @@ Examples:
 @click.option(
     "--prompts", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="JSON lines: texts or token ids."
 )
-@click.option("--steps", type=click.IntRange(1), help="Close the window after N steps.")
+@click.option("--steps", type=click.IntRange(1), help="Close the window for good after N recorded steps.")
+@click.option(
+    "--window",
+    type=click.Choice(["auto", "manual"]),
+    help="auto: open from the engine's warm-up on, or while the --client runs; manual: when kcap window says so.",
+)
+@click.option(
+    "--warmup-steps", default=0, type=click.IntRange(0), help="Steps that do not count when the window opens."
+)
+@click.option("--client", help="Record the server COMMAND while this command runs, then end the server.")
+@click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
+@click.option(
+    "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
+)
 @click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine.")
 @click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults.")
 @click.option(
@@ -57,35 +76,66 @@ Examples:
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
-    check_coverage: bool, command_line: tuple[str, ...], **offline: Any,
+    check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
+    ready_timeout: float, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (such as `vllm serve …`).
 
     Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
-    order; its Recording is complete.
+    order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
     """
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
-    options = {"steps": steps, "keep_tokens": keep_tokens, "recorder": recorder, "check_coverage": check_coverage}
+    if client is None and ready is not None:
+        raise CallError("--ready is of a --client: give that, too")
+    if client is not None and model is not None:
+        raise CallError("--client needs a server: give -- COMMAND")
+    closed = window == "manual" or (client is not None and window is None)
+    options = {
+        "steps": steps, "keep_tokens": keep_tokens, "recorder": recorder, "check_coverage": check_coverage,
+        "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
+    }  # fmt: skip
+    given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
     with place(output, force) as directory:
         if model is not None:
-            recording = record_model(Offline(model=model, framework=framework, **offline), directory, options)
+            offline_run = Offline(model=model, framework=framework, **offline)
+            recording, failure = record_model(offline_run, directory, options), ""
         else:
-            recording = _record_command(list(command_line), framework, directory, options)
+            recording, failure = _record_command(list(command_line), framework, given, directory, options)
     say_what_was_recorded(recording, output)
+    if failure:
+        click.echo(f"kcap: {failure}", err=True)
     if not any(call.total for call in recording.calls):
-        raise KcapError(f"nothing was recorded: no step ended while the window was open{_profiled(recording)}")
-    if not recording.metadata.complete:
+        raise KcapError(f"nothing was recorded: {_why(recording)}")
+    if failure or not recording.metadata.complete:
         raise click.exceptions.Exit(PARTIAL)
 
 
-def _profiled(recording: Recording) -> str:
+def _why(recording: Recording) -> str:
+    if NEVER_OPENED in recording.metadata.notes:
+        return NEVER_OPENED
+    absent = sorted({tap.detail for tap in recording.metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
+    if absent:
+        return "; ".join(absent)
     found = CoverageSummary.model_validate(recording.metadata.coverage or {})
-    return f"; the first {found.steps} steps ran under the profiler (--check-coverage)" if found.steps else ""
+    profiled = f"; the first {found.steps} steps ran under the profiler (--check-coverage)" if found.steps else ""
+    return f"no step ended while the window was open{profiled}"
 
 
-def _record_command(command_line: list[str], framework: str, directory: Path, options: dict[str, Any]) -> Recording:
-    from kcap.capture import follow, frameworks
+def _client(text: str, url: str | None, patience: float, window: str | None, server: list[str]) -> Client:
+    from kcap.capture import serving
+
+    try:
+        command_line = shlex.split(text)
+    except ValueError as error:
+        raise CallError(f"--client {text}: {error}") from None
+    return serving.make_client(command_line, url, patience, window != "manual", server)
+
+
+def _record_command(
+    command_line: list[str], framework: str, client: Client | None, directory: Path, options: dict[str, Any]
+) -> tuple[Recording, str]:
+    from kcap.capture import follow, frameworks, serving
 
     engine = frameworks.find_adapter(framework)
     session = Session(
@@ -93,4 +143,6 @@ def _record_command(command_line: list[str], framework: str, directory: Path, op
         **options,
     )  # fmt: skip
     session.write()
-    return follow.follow(command_line, session, directory, None)
+    if client is not None:
+        return serving.serve(command_line, client, session, directory)
+    return follow.follow(command_line, session, directory, None), ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 
-from kcap.capture import launch, plugins
+from kcap.capture import launch, plugins, windows
+from kcap.capture.child import Noted, last_lines
 from kcap.capture.config import Session
 from kcap.capture.merge import discard, merge
 from kcap.errors import KcapError
@@ -19,19 +21,50 @@ from kcap.schemas.recording import Recording
 
 def follow(command_line: list[str], session: Session, directory: Path, log: Path | None) -> Recording:
     """Run `command_line` under `session`, and merge into `directory`. `log`: where its output goes, if not kcap's."""
-    prepare_recorder(session)
-    with progress() as report:
-        status = launch.run(command_line, session, report, log)
+    with attending(session) as (attend, over):
+        prepare_recorder(session)
+        status = launch.run(command_line, session, attend, log)
+        over()
+        return finish(session, directory, status, log)
+
+
+def finish(session: Session, directory: Path, status: int | None, log: Path | None) -> Recording:
+    """The Recording of a session whose engine has ended with `status` (None where kcap ended it), in `directory`."""
     if not launch.registered(session):
         explain_silence(session, status, log)
     recording = merge(session, directory)
-    said = f"{status}:\n{launch.last_lines(log)}" if status and log else ""
+    said = f"{status}:\n{last_lines(log)}" if status and log else ""
     discard(session)
     if said and not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps):
         raise KcapError(f"the engine ended before its first step, with status {said}")
     if said:
         click.echo(f"kcap: the engine ended with status {said}", err=True)
     return recording
+
+
+@contextmanager
+def attending(session: Session) -> Iterator[tuple[launch.Attend, Callable[[], None]]]:
+    """What shows how far the work is and opens and closes the window at a signal; and what says that it is done.
+
+    Until this ends, the end of the merge among it, SIGUSR1 and SIGUSR2 do not end kcap.
+    """
+    with Noted(signal.SIGUSR1, signal.SIGUSR2) as asked, ExitStack() as shown:
+        report = shown.enter_context(progress())
+
+        def attend(text: str) -> None:
+            report(text)
+            for number in asked.take():
+                _steer(session, number == signal.SIGUSR1)
+
+        yield attend, shown.close
+
+
+def _steer(session: Session, opened: bool) -> None:
+    try:
+        answer = windows.start(session) if opened else windows.stop(session)
+        click.echo(f"kcap: {windows.said(answer, opened)}", err=True)
+    except KcapError as error:
+        click.echo(f"kcap: {error}", err=True)
 
 
 def prepare_recorder(session: Session) -> None:
@@ -47,16 +80,17 @@ def prepare_recorder(session: Session) -> None:
         click.echo(f"kcap: {error}", err=True)
 
 
-def explain_silence(session: Session, status: int, log: Path | None) -> None:
-    """KcapError: why no process of an engine that ended with `status` had kcap in it."""
+def explain_silence(session: Session, status: int | None, log: Path | None) -> None:
+    """KcapError: why no process of an engine had kcap in it. `status`: of its end; None where kcap ended it."""
     if status and log:
-        raise KcapError(f"the engine did not start (status {status}):\n{launch.last_lines(log)}")
+        raise KcapError(f"the engine did not start (status {status}):\n{last_lines(log)}")
     excluded = plugins.excluded(None if session.command else session.framework)
     if excluded:
         raise KcapError(f"no process of the engine had kcap in it: {excluded} leaves it out; add kcap to it")
     where = session.command[0] if session.command else sys.executable
+    ended = "" if status is None else f" (status {status})"
     raise KcapError(
-        f"no process of the engine had kcap in it (status {status}): is {shlex.quote(where)} the engine, and is kcap "
+        f"no process of the engine had kcap in it{ended}: is {shlex.quote(where)} the engine, and is kcap "
         "installed in its environment?"
     )
 

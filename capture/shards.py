@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,11 @@ def progress(directory: Path) -> tuple[int, int]:
     return len(steps) - 1, max(steps)
 
 
-def all_closed(directory: Path) -> bool:
-    """Whether every process that opened a shard has closed it."""
+def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: False) -> bool:
+    """Whether every process that opened a shard has closed it. `is_gone`: of a file of it, that it never will."""
     for path in directory.glob("*.counts"):
+        if is_gone(path):
+            continue
         try:
             cells = Counts(path).cells
         except (OSError, ValueError):

@@ -29,17 +29,6 @@ def command(action: str, output: Path) -> None:
     """
     session = windows.find(output)
     answer = windows.start(session) if action == "start" else windows.stop(session)
-    click.echo(f"kcap: {said(answer, action == 'start')}", err=True)
+    click.echo(f"kcap: {windows.said(answer, action == 'start')}", err=True)
     if answer.silent:
         raise click.exceptions.Exit(PARTIAL)
-
-
-def said(answer: windows.Answer, opened: bool) -> str:
-    state = "open" if opened else "closed"
-    if not answer.changed:
-        return f"the window is {state} already"
-    if not answer.processes and not answer.silent:
-        return f"the window will be {state} when the engine is up: no process records yet"
-    all_of_them = answer.processes + len(answer.silent)
-    silent = f"; no answer from {', '.join(map(str, answer.silent))} (stopped, or stuck?)" if answer.silent else ""
-    return f"the window is {state}: {answer.processes} of {all_of_them} processes follow{silent}"

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,14 +103,23 @@ def _is_over(session: Session) -> bool:
 def _gates(session: Session) -> dict[int, memoryview]:
     """The gate of each process of this machine that lives, by its id."""
     gates = {}
-    for path in Path(session.directory).glob(f"{glob.escape(socket.gethostname())}-*{ENDING}"):
-        process = int(path.stem.rpartition("-")[2])
-        try:
-            if _lives(process):
+    for path in Path(session.directory).glob(f"*{ENDING}"):
+        host, process = _whose(path)
+        if host == socket.gethostname() and _lives(process):
+            with suppress(OSError, ValueError):  # it has just ended, or just begins
                 gates[process] = shared(path)
-        except (OSError, ValueError):  # it has just ended, or just begins
-            continue
     return gates
+
+
+def is_gone(path: Path) -> bool:
+    """Whether the process that a file of a shard is of was one of this machine, and has ended."""
+    host, process = _whose(path)
+    return host == socket.gethostname() and not _lives(process)
+
+
+def _whose(path: Path) -> tuple[str, int]:
+    host, _, process = path.stem.rpartition("-")
+    return host, int(process)
 
 
 def _lives(process: int) -> bool:
@@ -158,3 +167,15 @@ def _answers(gates: dict[int, memoryview], asked: int) -> Answer:
         time.sleep(0.02)
     silent = [process for process in silent if _lives(process)]
     return Answer(True, len(gates) - len(silent), silent)
+
+
+def said(answer: Answer, opened: bool) -> str:
+    """An answer in words."""
+    state = "open" if opened else "closed"
+    if not answer.changed:
+        return f"the window is {state} already"
+    if not answer.processes and not answer.silent:
+        return f"the window will be {state} when the engine is up: no process records yet"
+    all_of_them = answer.processes + len(answer.silent)
+    silent = f"; no answer from {', '.join(map(str, answer.silent))} (stopped, or stuck?)" if answer.silent else ""
+    return f"the window is {state}: {answer.processes} of {all_of_them} processes follow{silent}"

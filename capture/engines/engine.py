@@ -35,12 +35,24 @@ class Plugin:
 
 
 @dataclass(frozen=True)
+class Server:
+    """A command that serves. `words`: its command line has them all; `port`: where it listens unless told otherwise by
+    --host and --port; `ready`: what answers there once it serves. `elsewhere`: options that put it at another place."""
+
+    words: tuple[str, ...]
+    port: int
+    ready: str = "/health"
+    elsewhere: tuple[str, ...] = ("--config", "--ssl-keyfile", "--uds", "--headless")
+
+
+@dataclass(frozen=True)
 class Framework:
     """An inference framework. `name`: in commands and Recordings; `package`: what Python imports.
 
     `distributions`: those that bring it, the likeliest first. `pip`, `pip_cpu`: the pip commands that install it, with
     an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
+    `servers`: its commands that serve.
     """
 
     name: str
@@ -51,6 +63,7 @@ class Framework:
     elsewhere: str = ""
     plugin: Plugin | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    servers: tuple[Server, ...] = ()
 
 
 @dataclass(frozen=True)

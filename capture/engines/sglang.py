@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kcap.capture.engines import sglang_operators
-from kcap.capture.engines.engine import Framework, Plugin, Start
+from kcap.capture.engines.engine import Framework, Plugin, Server, Start
 from kcap.capture.engines.groups import Groups
 from kcap.capture.engines.hooking import Around, contained, wrap
 from kcap.capture.engines.sglang_batches import Scheduled, shape
@@ -30,6 +30,7 @@ FRAMEWORK = Framework(
     ("sglang",),
     pip=("install sglang",),
     plugin=Plugin("sglang.srt.plugins", "SGLANG_PLUGINS", "srt/plugins", "0.5.11", empty_is_all=True),
+    servers=(Server(("sglang.launch_server",), 30000), Server(("sglang", "serve"), 30000)),
 )
 OFFLINE = "kcap.capture.engines.sglang_offline"
 SPARE = 8  # tokens of its context that it keeps from a request

@@ -13,13 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from kcap.capture.engines import vllm_fused
-from kcap.capture.engines.engine import Framework, Plugin, Start
+from kcap.capture.engines.engine import Framework, Plugin, Server, Start
 from kcap.capture.engines.groups import Groups
 from kcap.capture.engines.hooking import Around, contained, wrap
 from kcap.capture.imports import when_imported
 from kcap.capture.process import place
 from kcap.capture.window import StepShape, Window
 
+SERVERS = (("vllm", "serve"), ("vllm.entrypoints.cli.main", "serve"), ("vllm.entrypoints.openai.api_server",))
 FRAMEWORK = Framework(
     "vLLM",
     "vllm",
@@ -29,6 +30,7 @@ FRAMEWORK = Framework(
     plugin=Plugin("vllm.general_plugins", "VLLM_PLUGINS", "plugins", "0.8"),
     # On a CPU it would reserve most of the memory for its cache; on a GPU compile FlashInfer's sampler for a minute.
     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+    servers=tuple(Server(words, 8000) for words in SERVERS),
 )
 OFFLINE = "kcap.capture.engines.vllm_offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -57,9 +59,8 @@ def hook(window: Window) -> None:
     window.taps.graphs.describe = functools.partial(_graph, groups)
     when_imported(GRAPHS, contained(window, functools.partial(_hook_graphs, window=window)))
     for module, name in WORKERS.items():
-        when_imported(
-            module, contained(window, functools.partial(_hook_worker, name=name, window=window, groups=groups))
-        )
+        hook_worker = functools.partial(_hook_worker, name=name, window=window, groups=groups, steps=steps)
+        when_imported(module, contained(window, hook_worker))
 
 
 def _hook_runner(module: ModuleType, steps: Steps) -> None:
@@ -94,7 +95,7 @@ def _hook_graphs(module: ModuleType, window: Window) -> None:
     wrap(module.CudaGraphManager, "capture", capture)
 
 
-def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) -> None:
+def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, steps: Steps) -> None:
     def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
         _name_fused(worker, window)
         result = original(*args, **kwargs)
@@ -118,6 +119,7 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups) 
 
     wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
     wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
+    wrap(getattr(module, name), "execute_model", steps.stage)
 
 
 def _name_fused(worker: Any, window: Window) -> None:
@@ -150,9 +152,23 @@ class Steps:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._prompt: dict[str, int] = {}  # request -> its prompt's tokens
+        self._staged = False
+
+    def stage(self, original: Around, worker: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        """A worker's `execute_model`: a pipeline's stage receives before its forward and sends after it."""
+        if worker.vllm_config.parallel_config.pipeline_parallel_size == 1:
+            return original(scheduled, *args, **kwargs)
+        try:
+            return self.execute_model(functools.partial(self._in_stage, original), worker, scheduled, *args, **kwargs)
+        finally:
+            self._staged = False
+
+    def _in_stage(self, original: Around, *args: Any, **kwargs: Any) -> Any:
+        self._staged = True
+        return original(*args, **kwargs)
 
     def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dummy_run") or not self._window.following:
+        if kwargs.get("dummy_run") or self._staged or not self._window.following:
             self._window.settle()
             return original(scheduled, *args, **kwargs)
         began = self._begin(scheduled)

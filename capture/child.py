@@ -1,0 +1,106 @@
+"""A process that kcap runs and ends, and the signals that kcap itself is sent meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kcap.errors import KcapError
+
+LAST_LINES = 8
+STANDARD_ERROR = 2
+LADDER = ((signal.SIGINT, 60.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # seconds until the next is sent
+ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
+
+
+class Child:
+    """Runs `command` in a session of its own. `log`: where its output goes (kcap's own standard error where None)."""
+
+    def __init__(
+        self, command: list[str], env: Mapping[str, str], log: Path | None = None, cwd: Path | None = None
+    ) -> None:
+        sink: IO[bytes] | None = log.open("wb") if log else None
+        try:
+            self._process = subprocess.Popen(
+                command, env=env, stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
+                stdin=subprocess.DEVNULL, start_new_session=True, cwd=cwd,
+            )  # fmt: skip
+        except OSError as error:
+            raise KcapError(f"cannot start {command[0]}: {error.strerror}") from None
+        finally:
+            if sink:
+                sink.close()
+        self._log, self._shown = log, 0
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    def show(self) -> None:
+        """Copy what it has written to its log since to kcap's standard error."""
+        if self._log is not None:
+            with self._log.open("rb") as file:
+                file.seek(self._shown)
+                text = file.read()
+            self._shown += len(text)
+            sys.stderr.write(text.decode(errors="replace"))
+            sys.stderr.flush()
+
+    def last_lines(self) -> str:
+        return last_lines(self._log) if self._log else ""
+
+    def end(self) -> int:
+        """End it and its group, by harder and harder signals; its exit status."""
+        for number, patience in LADDER:
+            if self.status is not None:
+                break
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(patience)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        return self._process.wait()
+
+
+def last_lines(log: Path) -> str:
+    """What a process's output says of its end: the errors that it named, or else its last lines."""
+    with log.open("rb") as file:
+        lines = [line.decode(errors="replace").rstrip() for line in file]
+    errors = [match.group() for line in lines if (match := ERROR.search(line))]
+    named = list(dict.fromkeys(errors))[:5]
+    return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
+
+
+class Noted:
+    """While it lasts these signals are noted, and do nothing else."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = numbers
+        self._came: list[int] = []
+
+    def __enter__(self) -> Noted:
+        self._before = {number: signal.signal(number, self._note) for number in self._numbers}
+        return self
+
+    def _note(self, number: int, frame: object) -> None:
+        self._came.append(number)
+
+    def __bool__(self) -> bool:
+        """Whether any came."""
+        return bool(self._came)
+
+    def take(self) -> list[int]:
+        """Those that came since."""
+        came, self._came = self._came, []
+        return came
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,306 @@
+"""A server recorded under a client: waited for, recorded while the client runs, ended; and whatever may go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcap as kcap_package
+from kcap.capture import ready
+from kcap.capture.config import SESSION_VARIABLE
+from kcap.capture.engines.engine import Server
+from kcap.capture.told import NEVER_OPENED
+
+Kcap = Callable[..., Any]
+
+SERVER = """
+import os, signal, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+import torch
+from kcap.capture.config import SESSION_VARIABLE, read_session
+from kcap.capture.window import StepShape, Window
+
+window = Window(read_session(os.environ[SESSION_VARIABLE]))
+window.register()
+window.start()
+a = torch.eye(4)
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        path, _, steps = self.path.partition("?")
+        if path == "/die":
+            print("ValueError: out of memory", flush=True)
+            os._exit(7)
+        for step in range(int(steps or 0)):
+            window.begin(StepShape("decode", [1], [step]))
+            torch.mm(a, a)
+            window.end()
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+try:
+    server.serve_forever()
+except KeyboardInterrupt:
+    print("the server ended in order", flush=True)
+"""
+NEVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(503, "still loading")
+
+print("loading the weights", flush=True)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+DIES = "import sys; print('RuntimeError: no such model', file=sys.stderr); sys.exit(5)"
+CLIENT = """
+import os, subprocess, sys
+from urllib.request import urlopen
+
+assert "KCAP_SESSION" not in os.environ, "a client is no part of what is recorded"
+
+port, output, *words = sys.argv[1:]
+for word in words:
+    if word in ("start", "stop"):
+        subprocess.run([sys.executable, "-m", "kcap", "window", word, output], check=True)
+    elif word == "fail":
+        sys.exit("AssertionError: a request failed")
+    else:
+        urlopen(f"http://127.0.0.1:{port}/{word}").read()
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return int(any_port.getsockname()[1])
+
+
+@pytest.fixture
+def serve(kcap: Kcap, tmp_path: Path, port: int) -> Callable[..., Any]:
+    """`serve(server, *client's words, options=[…])` runs `kcap record --client`; its output is `tmp_path / "out"`."""
+
+    def run(server: str, *words: object, options: tuple[str, ...] = ()) -> Any:
+        for name, text in (("server.py", server), ("client.py", CLIENT)):
+            (tmp_path / name).write_text(text)
+        output = tmp_path / "out"
+        client = " ".join(map(str, (sys.executable, tmp_path / "client.py", port, output, *words)))
+        where = ("--ready", f"http://127.0.0.1:{port}/health")
+        command = (sys.executable, str(tmp_path / "server.py"), str(port))
+        return kcap("record", "-o", output, "--client", client, *where, *options, "--", *command)
+
+    return run
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def counted(path: Path) -> tuple[int, int]:
+    recording = kcap_package.load(path)
+    calls = sum(call.total for call in recording.calls if call.operator == "aten::mm")
+    return sum(recording.metadata.steps.values()), calls
+
+
+def test_only_what_ran_while_the_client_ran_counts(
+    serve: Callable[..., Any], tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SESSION_VARIABLE, str(tmp_path / "another"))
+    ran = serve(SERVER, "steps?5", "stop", "steps?7", "start", "steps?2")
+    assert ran.code == 0, ran.err
+    assert counted(tmp_path / "out") == (7, 7)
+    metadata = kcap_package.load(tmp_path / "out").metadata
+    assert metadata.windows == [{"first": 1, "steps": 5}, {"first": 13, "steps": 2}]
+    assert metadata.complete
+    assert ran.err.count("1 of 1 processes follow") == 2
+    assert "the server ended in order" in ran.err
+    assert is_free(port)
+
+
+def test_a_client_may_open_the_window_itself(serve: Callable[..., Any], tmp_path: Path) -> None:
+    ran = serve(SERVER, "steps?5", "start", "steps?3", "stop", options=("--window", "manual"))
+    assert ran.code == 0, ran.err
+    assert counted(tmp_path / "out") == (3, 3)
+
+
+def test_a_client_that_fails_leaves_the_recording_and_says_why(
+    serve: Callable[..., Any], tmp_path: Path, port: int
+) -> None:
+    ran = serve(SERVER, "steps?4", "fail")
+    assert ran.code == 3, ran.err
+    assert "the client failed, with status 1:\n  AssertionError: a request failed" in ran.err
+    assert counted(tmp_path / "out") == (4, 4)
+    metadata = kcap_package.load(tmp_path / "out").metadata
+    assert metadata.notes == ["the client failed, with status 1"]
+    assert is_free(port)
+
+
+def test_a_server_that_dies_under_its_client_leaves_what_it_ran(serve: Callable[..., Any], tmp_path: Path) -> None:
+    ran = serve(SERVER, "steps?4", "die")
+    assert ran.code == 3, ran.err
+    assert "the server ended while the client ran, with status 7:\n  ValueError: out of memory" in ran.err
+    assert counted(tmp_path / "out") == (4, 4)
+    assert not kcap_package.load(tmp_path / "out").metadata.complete
+
+
+def test_a_server_that_never_becomes_ready_is_ended_with_its_last_lines(
+    serve: Callable[..., Any], tmp_path: Path, port: int
+) -> None:
+    ran = serve(NEVER, options=("--ready-timeout", "2"))
+    assert ran.code == 1
+    assert f"not ready after 2 s (http://127.0.0.1:{port}/health: it answered 503 still loading)" in ran.err
+    assert "--ready-timeout" in ran.err and "loading the weights" in ran.err
+    assert is_free(port)
+    assert {path.name for path in tmp_path.iterdir()} == {"server.py", "client.py"}, "nothing is left"
+
+
+def test_a_server_that_dies_first_is_told_at_once(serve: Callable[..., Any], tmp_path: Path) -> None:
+    began = time.monotonic()
+    ran = serve(DIES)
+    assert ran.code == 1
+    assert "the server ended before it was ready, with status 5:\n  RuntimeError: no such model" in ran.err
+    assert time.monotonic() - began < 30
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_without_kcap_in_it_is_told_before_the_client_runs(serve: Callable[..., Any], tmp_path: Path) -> None:
+    ran = serve(
+        NEVER.replace('self.send_error(503, "still loading")', "self.send_response(200); self.end_headers()"), "fail"
+    )
+    assert ran.code == 1
+    assert "no process of the engine had kcap in it" in ran.err
+    assert "a request failed" not in ran.err
+
+
+def test_what_serves_there_already_is_not_taken_for_the_server(
+    serve: Callable[..., Any], tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "health").touch()
+    words = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    other = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    try:
+        while is_free(port):
+            time.sleep(0.05)
+        ran = serve(SERVER)
+    finally:
+        other.kill()
+        other.wait()
+    assert ran.code == 2
+    assert "answers before the server is started" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--client", "no-such-client", "--", "vllm", "serve", "m"), "there is no command no-such-client"),
+        (("--client", "", "--", "vllm", "serve", "m"), "there is no command"),
+        (("--client", "true 'x", "--", "vllm", "serve", "m"), "No closing quotation"),
+        (("--client", "true", "--", "my-server"), "pass --ready URL"),
+        (("--client", "true", "--", "vllm", "serve", "m", "--config", "c.yaml"), "pass --ready URL"),
+        (("--client", "true", "--ready", "localhost:80", "--", "my-server"), "give an http:// or https:// URL"),
+        (("--ready", "http://127.0.0.1:1/", "--", "my-server"), "--ready is of a --client"),
+        (("--client", "true", "--model", "kcap/tiny-llama"), "--client needs a server"),
+    ],
+)
+def test_a_wrong_call_starts_nothing(words: tuple[str, ...], text: str, kcap: Kcap, tmp_path: Path) -> None:
+    ran = kcap("record", "-o", tmp_path / "out", *words)
+    assert ran.code == 2
+    assert text in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "url"),
+    [
+        ("vllm serve m", "http://127.0.0.1:8000/health"),
+        ("/opt/venv/bin/vllm serve m --port 81 --host 0.0.0.0", "http://127.0.0.1:81/health"),
+        ("python -m vllm.entrypoints.openai.api_server --port=82 --host=::", "http://[::1]:82/health"),
+        ("env A=b vllm serve m --host gpu7 --port 83 --port 84", "http://gpu7:84/health"),
+        ("python -m sglang.launch_server --model-path m", "http://127.0.0.1:30000/health"),
+        ("vllm serve m --port auto", None),
+        ("vllm serve m --uds /tmp/s", None),
+        ("vllm bench throughput", None),
+    ],
+)
+def test_the_url_of_a_usual_command_is_plain(command: str, url: str | None) -> None:
+    assert ready.url_of(command.split()) == url
+
+
+def test_the_usual_commands_are_the_adapters_own() -> None:
+    server = Server(("toy", "serve"), 9, "/ready")
+    assert ready.url_of(["toy", "serve"], [server]) == "http://127.0.0.1:9/ready"
+    assert ready.url_of(["toy", "serve"]) is None
+
+
+# ---- the window by signals, and by nobody ----
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """`kcap record --window manual` of the server, as a user starts it."""
+    (tmp_path / "server.py").write_text(SERVER)
+    words = ["record", "-o", str(tmp_path / "out"), "--window", "manual", "--", sys.executable]
+    command = [sys.executable, "-m", "kcap", *words, str(tmp_path / "server.py"), str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def said(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"it never said: {text}")
+
+
+def test_signals_open_and_close_the_window(recorder: subprocess.Popen[str], tmp_path: Path, port: int) -> None:
+    url = f"http://127.0.0.1:{port}"
+    while ready.why_not(url):
+        assert recorder.poll() is None, recorder.communicate()[1]
+        time.sleep(0.1)
+    assert not ready.why_not(f"{url}/?3")
+    for number, state in ((signal.SIGUSR1, "open"), (signal.SIGUSR2, "closed")):
+        recorder.send_signal(number)
+        said(recorder, f"the window is {state}: 1 of 1")
+        assert not ready.why_not(f"{url}/?4")
+    recorder.send_signal(signal.SIGUSR2)
+    said(recorder, "the window is closed already")
+    recorder.send_signal(signal.SIGINT)
+    _, rest = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0, rest
+    assert counted(tmp_path / "out") == (4, 4)
+
+
+def test_a_window_that_never_opened_fails_and_names_the_fix(kcap: Kcap, tmp_path: Path) -> None:
+    program = SERVER.partition("class Handler")[0] + "window.begin(StepShape('decode', [1], [1])); window.end()"
+    (tmp_path / "engine.py").write_text(program)
+    ran = kcap("record", "-o", tmp_path / "out", "--window", "manual", "--", sys.executable, tmp_path / "engine.py")
+    assert ran.code == 1
+    assert f"nothing was recorded: {NEVER_OPENED}" in ran.err
+    assert NEVER_OPENED in kcap_package.load(tmp_path / "out").metadata.notes
+
+
+def test_the_window_of_nothing(kcap: Kcap, tmp_path: Path) -> None:
+    ran = kcap("window", "start", tmp_path / "out")
+    assert ran.code == 1
+    assert f"no kcap record -o {tmp_path / 'out'} runs on this machine" in ran.err
