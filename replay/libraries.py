@@ -1,4 +1,4 @@
-"""Which Python library registers the operators of a namespace: one entry each.
+"""Which Python library registers the operators of a namespace, or has its classes: one entry each.
 
 A library is imported in the worker, when the first Call needs it, and never in the command's own process.
 """
@@ -39,11 +39,18 @@ LIBRARIES: dict[str, Library] = {
     "_rocm_C": _VLLM,
     "vllm": _VLLM_PYTHON,
     "vllm_ir": _VLLM_PYTHON,
+    "vllm_custom_op": Library(
+        "vllm", ("vllm.model_executor.layers.layernorm", "vllm.model_executor.layers.activation")
+    ),
     "_vllm_fa2_C": _VLLM_FLASH,
     "_vllm_fa3_C": _VLLM_FLASH,
     "_flashmla_C": Library("vllm", ("vllm.third_party.flashmla.flash_mla_interface",)),
     "sgl_kernel": Library("sgl-kernel", ("sgl_kernel",)),
     "sglang": Library("sglang", ("sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding")),
+    "sglang_op": Library(
+        "sglang",
+        ("sglang.srt.layers.layernorm", "sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding.factory"),
+    ),
     "flashinfer": Library("flashinfer-python", ("flashinfer",)),
     "flash_attn": Library("flash-attn", ("flash_attn",)),
     "flash_attn_3": Library("flash-attn-3", ("flash_attn_interface",)),

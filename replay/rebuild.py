@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kcap.replay import indices, memory, rules
+from kcap.replay import classes, indices, memory, rules
 from kcap.replay.bind import Bound, bind
 from kcap.replay.inputs import NONE, Inputs, build, clone
 from kcap.replay.launches import Launches, is_launch
@@ -72,6 +72,8 @@ class Rebuilder:
     def _resolve(self, call: Call) -> tuple[Operator, rules.Rule]:
         if is_launch(call):
             return self.launches.resolve(call, self.target.device)
+        if classes.is_class(call):
+            return classes.resolve(call), rules.find(call.operator)
         return resolve(call.operator), rules.find(call.operator)
 
     def _load(self, tensor: SampledTensor) -> torch.Tensor | None:

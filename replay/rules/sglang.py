@@ -10,6 +10,7 @@ from kcap.replay.rules.lookup import rows_in_use
 from kcap.replay.rules.paging import renumber, shrink
 from kcap.replay.rules.vllm import below
 from kcap.replay.skip import Skip
+from kcap.schemas.families.sglang_classes import ROTARY
 
 
 def slots_in_use(bound: Bound, name: str, skipped: int, caches: tuple[str, ...]) -> None:
@@ -43,7 +44,7 @@ class StoreCache(Rule):
             bound.set_value("reserved_skip_index", 0)
 
 
-@rule("sglang::apply_rope_inplace")
+@rule("sglang::apply_rope_inplace", *(f"sglang_op::{name}" for name in ROTARY))
 class Rope(Rule):
     def prepare(self, bound: Bound) -> None:
         below(bound, "positions", bound.spec("cos_sin_cache").shape[0])

@@ -84,17 +84,34 @@ def test_other_batches_are_said_and_the_counts_still_compare(tmp_path: Path, com
     assert "batches differ" in kcap("diff", a, b).out
 
 
+@pytest.mark.parametrize(("times", "same"), [((2, 4), True), ((3, 3), False)])
+def test_batches_are_the_same_where_each_has_the_same_share_of_the_steps(
+    tmp_path: Path, compare: Compare, times: tuple[int, int], same: bool
+):
+    def batches(*steps: int) -> list[dict[str, Any]]:
+        return [
+            {"phase": "decode", "sequences": n, "tokens": n, "steps": m} for n, m in zip((4, 8), steps, strict=True)
+        ]
+
+    a = write(tmp_path / "a", list(vllm(3)), "vLLM", 3, batches=batches(1, 2))
+    b = write(tmp_path / "b", list(sglang(6)), "SGLang", 6, batches=batches(*times))
+    assert compare(a, b)["phases"][0]["same_batches"] is same
+
+
 def test_what_one_engine_runs_alone_comes_last_with_its_arguments(tmp_path: Path, compare: Compare, kcap: Any):
     glue = [call("aten::index.Tensor", n, 2, self=tensor(size)) for n, size in ((5, 8), (1, 9))]
     shared = [call("aten::neg", 3, 2, self=tensor(4))]
     a = write(tmp_path / "a", [*vllm(2), *shared], "vLLM", 2)
-    b = write(tmp_path / "b", [*vllm(2), *shared, *glue], "SGLang", 2)
+    known = call("aten::embedding", 1, 2, weight=tensor(50, 64), indices=tensor(4, dtype="int64"))
+    b = write(tmp_path / "b", [*vllm(2), *shared, known, *glue], "SGLang", 2)
     line = lines(compare(a, b))["aten::index"]
     assert (line["purpose"], line["a"], line["b"]["per_step"]) == (None, None, 6)
     assert line["b"]["arguments"] == {"bf16[8]": 5, "bf16[9]": 1}
     out = kcap("diff", a, b).out
     assert out.index("of no family, in both") < out.index("aten::neg") < out.index("only in B")
-    assert "bf16[8] and 1 more" in out[out.index("only in B") :]
+    alone = out[out.index("only in B") :]
+    assert "bf16[8] and 1 more" in alone
+    assert alone.index("embedding_v50_h64") < alone.index("aten::index"), "a family's before more calls of none"
 
 
 def test_a_region_is_one_kernel_and_what_it_holds_none(tmp_path: Path, compare: Compare):
@@ -121,6 +138,8 @@ def test_a_phase_that_one_never_ran_is_not_compared(tmp_path: Path, compare: Com
     a = write(tmp_path / "a", list(vllm(2)), "vLLM", 2, steps={"decode": 2, "prefill": 1})
     b = write(tmp_path / "b", list(sglang(2)), "SGLang", 2)
     assert compare(a, b)["phases_of_one"] == {"prefill": {"a": 1, "b": 0}}
+    same = write(tmp_path / "same", list(vllm(2)), "SGLang", 2)
+    assert not compare(a, same)["equal"], "all that can be compared is equal"
     assert "prefill: 1 step in A, 0 in B: not compared" in kcap("diff", a, b).out
 
 
@@ -135,7 +154,8 @@ def test_other_layers_models_and_ranks_are_said(tmp_path: Path, compare: Compare
 
 def measured(path: Path, us: float, but: str = "") -> Path:
     file = path.with_suffix(".jsonl")
-    timed = [one for one in load(path).calls if one.operator != but]
+    """What replay gives of the Recording in `path`: regions have no times."""
+    timed = [one for one in load(path).kernels() if one.operator != but]
     write_measurements(
         file,
         [
@@ -180,6 +200,7 @@ def test_times_within_regions_are_of_their_line_or_of_their_purpose(tmp_path: Pa
     assert lines(found)["rmsnorm_h64"]["a"]["us_per_step"] is None
     side = found["phases"][0]["a"]
     assert (side["us_within"], side["us_per_step"]) == ({"rmsnorm": pytest.approx(10)}, pytest.approx(15))
+    assert side["untimed_per_step"] == 0
 
 
 def test_recordings_of_one_engine_are_compared_by_call_unless_asked(tmp_path: Path, compare: Compare):

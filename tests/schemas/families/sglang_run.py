@@ -1,6 +1,7 @@
 """Runs SGLang's own operator classes, in an environment that has it: `python sglang_run.py FILE`.
 
-Into FILE, by torch.save, goes a list of what a Recording holds of each call, by name, and what it returned.
+Into FILE, by torch.save, goes a list of what a Recording holds of each call, by name, what it returned, and what a new
+object returns that was made of that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 
 from kcap.capture.taps.fused_arguments import Arguments
+from kcap.replay.classes import resolve
+from kcap.schemas.recording import Argument, Call
 
 Given = tuple[Any, tuple[Any, ...]]  # the object of the class, and what its forward is given
 SIZES = [(1, 64), (7, 128), (33, 1024), (5, 4096)]
@@ -27,12 +30,17 @@ class Named:
         return 0
 
 
-def ran(operator: Any, args: tuple[Any, ...]) -> tuple[str, dict[str, Any], Any]:
-    """The region's name, its arguments as they are recorded, and what the class returned."""
+def ran(operator: Any, args: tuple[Any, ...]) -> tuple[str, dict[str, Any], Any, Any]:
+    """The region's name, its arguments as they are recorded, and what the class returned, twice."""
     name, named = f"sglang_op::{type(operator).__name__}", Named()
     _, values = Arguments.of(name, operator.forward_native, operator).call(named, operator, args, {})
     held = {key: kept(value) for key, value in zip(named.names, values, strict=True)}
-    return name, held, operator.forward_native(*args)
+    returned = operator.forward_native(*args)
+    return name, held, returned, resolve(Call(id=0, operator=name, args=as_arguments(held))).call(*held.values())
+
+
+def as_arguments(held: dict[str, Any]) -> list[Argument]:
+    return [Argument(name=name) for name in held]
 
 
 def kept(value: Any) -> Any:

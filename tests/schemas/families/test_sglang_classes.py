@@ -29,26 +29,38 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Held, Any]]:
-    """Calls of the real classes: name, what a Recording holds of them, what they returned."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Held, Any, Any]]:
+    """Calls of the real classes: name, what a Recording holds of them, what they and what new objects returned."""
     file = tmp_path_factory.mktemp("sglang") / "cases.pt"
     set_here = {"PYTHONPATH": str(STUBS), "PYTHONSAFEPATH": "1", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
     command = [PYTHON, Path(__file__).with_name("sglang_run.py"), file]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **set_here})
     assert file.exists(), done.stderr
-    cases: list[tuple[str, Held, Any]] = torch.load(file)
+    cases: list[tuple[str, Held, Any, Any]] = torch.load(file)
     return cases
 
 
+needs_sglang = pytest.mark.skipif(
+    not PYTHON.exists(), reason="no SGLang: scripts/environment-sglang, or KCAP_SGLANG_PYTHON"
+)
+
+
 @pytest.mark.engine
-@pytest.mark.skipif(not PYTHON.exists(), reason="no SGLang: scripts/environment-sglang, or KCAP_SGLANG_PYTHON")
-def test_references_are_sglangs_classes(ran: list[tuple[str, Held, Any]]):
+@needs_sglang
+def test_references_are_sglangs_classes(ran: list[tuple[str, Held, Any, Any]]):
     found: dict[str, set[str]] = defaultdict(set)
-    for name, held, result in ran:
+    for name, held, result, _ in ran:
         made = agrees(name, lambda _result=result, **_: _result, **held)
         known = (kind for kind in NAMES[name] if made.name.startswith((f"{kind}_h", f"{kind}_eps", f"{kind}_fp32")))
         found[name].add("rope" if made.op_type == "rope" else next(known))
     assert found == NAMES
+
+
+@pytest.mark.engine
+@needs_sglang
+def test_an_object_made_of_what_was_recorded_computes_the_same(ran: list[tuple[str, Held, Any, Any]]):
+    for name, _, result, alone in ran:
+        torch.testing.assert_close(alone, result, rtol=0, atol=0, msg=name)
 
 
 def norm(**more: Any) -> Held:
