@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,3 +140,50 @@ def test_a_program_under_torchrun_has_its_rank_before_it_made_its_group(monkeypa
     assert (place()["rank"], place()["world_size"]) == (0, 1), "these names alone may be anyone's"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert (place()["rank"], place()["world_size"]) == (3, 4)
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+import orjson, torch
+from kcap.capture.config import read_session
+from kcap.capture.process import place
+from kcap.capture.window import StepShape, Window
+session, rank = read_session(sys.argv[1]), int(os.environ["RANK"])
+window = Window(session)
+window.start(**place())
+window.recorder.line(orjson.dumps({"t": "group", "name": "tp", "rank": rank, "ranks": [0, 1]}))
+x = torch.ones(2, 2)
+with torch.no_grad():
+    for step in range(5):
+        assert window.begin(StepShape("decode", [1], [10 + step]))
+        torch.mm(x, x)
+        torch.relu(x)
+        if (rank, step) == (1, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        window.end()
+window.close()
+"""
+
+
+def test_a_rank_that_is_killed_leaves_its_whole_steps_and_the_others_all_of_theirs(
+    session: Session, tmp_path: Path
+) -> None:
+    def started(rank: int) -> subprocess.Popen[bytes]:
+        known = {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
+        return subprocess.Popen([sys.executable, "-c", KILLED, str(session.file)], env={**os.environ, **known})
+
+    processes = [started(rank) for rank in (0, 1)]
+    assert [process.wait(timeout=120) for process in processes] == [0, -signal.SIGKILL]
+    recording = merged(session, tmp_path)
+    ranks = recording.metadata.ranks
+    assert [(rank.rank, rank.steps, rank.ended) for rank in ranks] == [
+        (0, {"decode": 5}, True),
+        (1, {"decode": 3}, False),
+    ]
+    counted = {(call.operator, one.rank): one.count for call in recording.calls for one in call.counts}
+    assert counted == {(name, rank): [5, 3][rank] for name in ("aten::mm", "aten::relu") for rank in (0, 1)}
+    (note,) = recording.metadata.notes
+    assert note.startswith(f"rank 1 (process {processes[1].pid}) ended without closing")
+    assert not recording.metadata.complete
+    assert recording.metadata.disagreements == [], "in the steps that both list they agree"
