@@ -130,10 +130,12 @@ def _facts(scheduler: Any) -> dict[str, Any]:
 
 
 def _replica(scheduler: Any) -> int:
-    """Which of data parallelism's: the scheduler knew it, before there was a context that does."""
+    """Which of data parallelism's: the scheduler knew it, then its `ps` (0.5.15), then a context."""
+    for holder in (scheduler, getattr(scheduler, "ps", None)):
+        if hasattr(holder, "dp_rank"):
+            return holder.dp_rank or 0
     context = sys.modules.get("sglang.srt.runtime_context")
-    holder = scheduler if hasattr(scheduler, "dp_rank") or context is None else context.get_parallel()
-    return getattr(holder, "dp_rank", None) or 0
+    return 0 if context is None else getattr(context.get_parallel(), "dp_rank", None) or 0
 
 
 class Steps:

@@ -206,6 +206,19 @@ def test_an_sglang_without_what_is_hooked_is_noted(
     assert [name in tap.detail for tap in recording.metadata.taps if tap.status == "failed"] == [True]
 
 
+@pytest.mark.parametrize("rank", [None, 3])
+@pytest.mark.parametrize("place", ["scheduler", "ps", "context", "nowhere"])
+def test_a_replica_knows_its_number_wherever_sglang_keeps_it(
+    place: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = SimpleNamespace(dp_rank=rank)
+    scheduler: Any = {"scheduler": holder, "ps": SimpleNamespace(ps=holder)}.get(place, SimpleNamespace())
+    if place == "context":
+        context = SimpleNamespace(get_parallel=lambda: holder)
+        monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    assert sglang._replica(scheduler) == (0 if place == "nowhere" else rank or 0)
+
+
 def test_a_servers_own_warm_up_pauses_the_windows(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[bool] = []
     server: Any = ModuleType(sglang.SERVER)
