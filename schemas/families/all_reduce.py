@@ -41,6 +41,12 @@ def in_place(call: Invocation) -> Form:
     return all_reduce(call, call.tensor("tensor"), lambda: call.tensor("tensor"))
 
 
+@family("all_reduce", "_C::shm_allreduce")
+def over_shared_memory(call: Invocation) -> Form:
+    """As vLLM's ranks on a CPU do it."""
+    return all_reduce(call, call.tensor("data"), lambda: call.tensor("data"))
+
+
 @family("all_reduce", "_c10d_functional::all_reduce", "_c10d_functional::all_reduce_")
 def functional(call: Invocation) -> Form:
     if call["reduce_op"] != "sum":

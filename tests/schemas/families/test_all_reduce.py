@@ -39,11 +39,13 @@ def test_names_of_llama_on_two_ranks():
     assert definition.name == "all_reduce_ws2_h4096" and definition.op_type == "comm"
     assert definition.inputs["inputs"].shape == ["world_size", "num_tokens", "hidden_size"]
     assert definition.var_axes == ["num_tokens"]
+    assert form("_C::shm_allreduce", handle=Group(2, 1, "tp"), data=x).name == definition.name
     assert form("_c10d_functional::all_reduce", input=x, reduce_op="sum", group_name=TP2).name == definition.name
 
 
 def test_groups_of_unknown_size_and_other_operations_are_declined():
     x = torch.empty(8, 4096, dtype=torch.bfloat16, device="meta")
     assert declined("vllm::all_reduce", tensor=x, group_name="tp:0")
+    assert declined("_C::shm_allreduce", handle=0, data=x)
     assert declined("_C_custom_ar::all_reduce", fa=288115136, inp=x, out=x, reg_buffer=0, reg_buffer_sz_bytes=0)
     assert declined("_c10d_functional::all_reduce", input=x, reduce_op="max", group_name=TP2)
