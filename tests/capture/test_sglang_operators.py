@@ -1,4 +1,4 @@
-"""SGLang's operators on stand-ins: those called past the dispatcher, those fused by name, and what its graphs tell."""
+"""SGLang's operators on stand-ins: those called past the dispatcher, and those fused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kcap.capture.config import Session
-from kcap.capture.engines import sglang, sglang_graphs, sglang_operators
+from kcap.capture.engines import sglang_operators
 from kcap.capture.merge import merge
 from kcap.capture.window import StepShape, Window
 from kcap.schemas.recording import Recording
@@ -150,6 +150,39 @@ def test_a_fused_operator_that_runs_as_pytorchs_is_a_region_with_its_weights(
     assert {call.parent for call in recording.kernels()} == {"sglang_op::RMSNorm"}
 
 
+class MultiPlatformOp(nn.Module):
+    """As 0.5.15's: it chooses as it is made, and `torch.compile` makes it choose again for a while."""
+
+    def __init__(self, chooses: str) -> None:
+        super().__init__()
+        self._forward_method = getattr(self, chooses)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward_method(x)
+
+    def forward_native(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
+
+    def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, x)
+
+
+@pytest.mark.parametrize(
+    ("chooses", "found"),
+    [("forward_native", {("sglang_op::SiluAndMul", "region"), ("aten::relu", "kernel")}),
+     ("forward_cuda", {("aten::mm", "kernel")})],
+)  # fmt: skip
+def test_an_operator_of_0_5_15_is_a_region_where_it_runs_as_pytorchs(
+    chooses: str, found: set[tuple[str, str]], window: Window, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (module, name) = sglang_operators.FUSED[1]
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: MultiPlatformOp}))
+    operator = type("SiluAndMul", (MultiPlatformOp,), {})(chooses)
+    sglang_operators.name_fused(window)
+    step(window, lambda: operator(A))
+    assert {(call.operator, call.kind) for call in finished(window, tmp_path).calls} == found
+
+
 def test_a_fused_operator_that_runs_a_kernel_is_no_region(
     window: Window, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -159,77 +192,3 @@ def test_a_fused_operator_that_runs_a_kernel_is_no_region(
     sglang_operators.name_fused(window)
     step(window, lambda: norm(A))
     assert [(call.operator, call.kind) for call in finished(window, tmp_path).calls] == [("aten::mm", "kernel")]
-
-
-class Runner(SimpleNamespace):
-    __hash__ = object.__hash__
-
-
-@pytest.mark.parametrize(
-    ("name", "runner", "known"),
-    [
-        ("full", Runner(captured_req_width=3), {"size": 24, "scope": "full"}),  # 0.5.23
-        ("full", Runner(num_tokens_per_bs=4), {"size": 32, "scope": "full"}),  # 0.5.15, which keeps no runner
-        ("breakable", Runner(), {"size": 8, "scope": "piecewise"}),
-        ("tc_piecewise", None, {"size": 8, "scope": "piecewise"}),
-    ],
-)
-def test_a_graph_is_told_its_padded_tokens_and_its_scope(
-    name: str, runner: Any, known: dict[str, Any], window: Window, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[dict[str, Any]] = []
-
-    class Backend:
-        def __init__(self, cuda_graph_runner: Any, *, enable_memory_saver: bool = False) -> None:
-            pass
-
-        def capture_one(self, shape_key: Any, forward_fn: Callable[[], object]) -> object:
-            return forward_fn()
-
-    module = f"{name}_cuda_graph_backend"
-    (kind, _) = sglang_graphs.BACKENDS[module]
-    monkeypatch.setitem(sys.modules, f"{sglang_graphs.PACKAGE}.{module}", SimpleNamespace(**{kind: Backend}))
-    sglang.hook(window)
-    backend = Backend(runner, enable_memory_saver=True)
-    backend.capture_one(SimpleNamespace(size=8), lambda: seen.append(window.taps.graphs.describe()))
-    Backend(cuda_graph_runner=runner).capture_one(shape_key=SimpleNamespace(size=8), forward_fn=lambda: None)
-    with pytest.raises(ZeroDivisionError):
-        backend.capture_one(SimpleNamespace(size=8), lambda: 1 // 0)
-    assert seen == [known]
-    assert window.taps.graphs.describe() == {}
-
-
-PLANS = """
-from functools import partial
-from flashinfer import fast_decode_plan
-def plans_fast(plan):
-    return plan.func == fast_decode_plan
-"""
-
-
-def test_sglang_knows_its_plan_by_identity_after_flashinfer_has_its_functions_back(
-    window: Window, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SGLang plans slower where it does not."""
-    said: list[str] = []
-
-    def fast_decode_plan(said: str) -> str:
-        return said
-
-    def recorded(wrapper: list[str]) -> None:
-        wrapper.append("recorded")
-
-    library: Any = ModuleType("flashinfer")
-    recorded.__module__ = fast_decode_plan.__module__ = "flashinfer"
-    library.fast_decode_plan = recorded
-    monkeypatch.setitem(sys.modules, "flashinfer", library)
-    module = module_of(sglang_operators.PLANNING, PLANS)
-    monkeypatch.setitem(sys.modules, sglang_operators.PLANNING, module)
-    sglang.hook(window)
-    plan = module.partial(module.fast_decode_plan)
-    plan(said)
-    assert (said, module.plans_fast(plan)) == (["recorded"], True)
-    library.fast_decode_plan = fast_decode_plan  # as the tap leaves it
-    if module.fast_decode_plan is recorded:
-        module.fast_decode_plan = fast_decode_plan
-    assert (plan("its own"), module.plans_fast(plan)) == ("its own", True)
