@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -47,29 +48,32 @@ def activate(name: str) -> None:
     global _name
     if not os.environ.get("KCAP_SESSION") or _name == name or _name not in (None, *IMPORTED.values()):
         return
-    if _window is not None and _window.following:
-        print(f"kcap: this process is recorded as a program of its own already, not as {name}'s", file=sys.stderr)
-        return
     _name = name
     try:
         from kcap.capture import engines
 
-        engines.find(name).hook(_own_window())
+        engines.find(name).hook(_own_window(name))
     except Exception as error:
         print(f"kcap: not recording this process: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _own_window() -> Window:
+def _own_window(name: str) -> Window:
+    """The window of this process. What a program recorded before its engine began is a shard of its own."""
     global _window, _stale
-    if _window is None or _stale:
+    begun = _window is not None and _window.following and name not in IMPORTED.values()
+    if _window is None or _stale or begun:
         from kcap.capture.config import read_session
         from kcap.capture.window import Window
 
+        session = read_session(os.environ["KCAP_SESSION"])
         if _window is None:
             os.register_at_fork(after_in_child=_forked)
+        elif begun:
+            _window.close()
+            session = replace(session, part=f"-{name}")
         else:
             _window.taps.uninstall()
-        _window, _stale = Window(read_session(os.environ["KCAP_SESSION"])), False
+        _window, _stale = Window(session), False
         _window.register()
     return _window
 
@@ -82,4 +86,4 @@ def _forked() -> None:
 
 def window_of(name: str) -> Window | None:
     """The window of this process, for the adapter `name`; None where another has it."""
-    return _own_window() if _name == name else None
+    return _own_window(name) if _name == name else None

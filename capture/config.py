@@ -31,6 +31,7 @@ class Session:
     layers_model: int | None = None
     engine_arguments: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
+    part: str = ""  # ends the name of a shard, where an engine began in a process that was recorded already
     fail: str = ""  # fault injection: "load", or the number of calls after which the recorder fails
 
     @property
@@ -67,7 +68,7 @@ class Session:
 
     def shard(self) -> Path:
         """This process's shard, without its ending."""
-        return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}"
+        return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}{self.part}"
 
     def write(self) -> None:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from typing import Any
 from kcap.capture import marks
 from kcap.capture.engines.engine import Framework, Start
 from kcap.capture.engines.hooking import contained, wrap
-from kcap.capture.engines.pytorch_steps import Steps, skipped
+from kcap.capture.engines.pytorch_steps import Steps, skip_frames
 from kcap.capture.imports import when_imported
 from kcap.capture.window import Window
 
@@ -40,7 +40,7 @@ def hook(window: Window) -> None:
     atexit.register(steps.say_if_none_ran)
     call = _hook_modules(torch, steps)
     when_imported(GENERATE, contained(window, functools.partial(_hook_generate, steps=steps)))
-    when_imported(DYNAMO, contained(window, lambda module: skipped(module, call)))
+    when_imported(DYNAMO, contained(window, lambda module: skip_frames(module, window, call)))
 
 
 def _hook_modules(torch: Any, steps: Steps) -> Any:

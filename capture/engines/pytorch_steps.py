@@ -23,10 +23,14 @@ TAP = "steps"
 NONE_RAN = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
 
 
-def skipped(dynamo: Any, *functions: Any) -> None:
-    """Have dynamo compile none of these functions' frames, nor those that `undisturbed` makes, but what they call."""
-    for function in (*functions, Steps.begin):
-        dynamo.skip_code(function.__code__)
+def skip_frames(dynamo: Any, window: Window, call: Any) -> None:
+    """Have dynamo compile neither the frame of `call` nor those that `undisturbed` makes, but what they call."""
+    skip = getattr(dynamo, "skip_code", None)
+    if skip is None:
+        window.tap_failed(TAP, RuntimeError("this PyTorch may compile kcap's own frames: such calls begin no step"))
+        return
+    for function in (call, Steps.begin):
+        skip(function.__code__)
 
 
 def undisturbed(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +81,7 @@ class Steps:
         self._window = activate.window_of(NAME)
         if self._window is not None and self._opened is not self._window:
             self._opened = self._window
-            left_out = _engine_left_out()
+            left_out = engine_left_out()
             if left_out:
                 note(self._window, left_out)
             else:
@@ -158,7 +162,7 @@ def _capturing() -> bool:
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
-def _engine_left_out() -> str:
+def engine_left_out() -> str:
     """Why an engine that this process imported has not taken it over, where a setting keeps kcap out of it."""
     from kcap.capture.plugins import excluded
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import kcap as kcap_package
-from kcap.capture import activate, engines, frameworks, plugins
-from kcap.capture.engines import engine, pytorch, sglang, vllm
+from kcap.capture import activate, engines, frameworks, installed, plugins
+from kcap.capture.engines import engine, pytorch, pytorch_steps, sglang, vllm
 
 Kcap = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -154,19 +154,73 @@ if __name__ == "__main__":
 """
 
 
-def test_a_new_engine_is_one_new_file(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "toyframework.py").write_text(TOY_FRAMEWORK)
-    (tmp_path / "toyengine.py").write_text(TOY_ADAPTER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a framework and its adapter, and nothing else."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "toyframework.py").write_text(TOY_FRAMEWORK)
+    (folder / "toyengine.py").write_text(TOY_ADAPTER)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    yield folder
+    for name in ("toyengine", f"{engines.__name__}.toyengine"):
+        sys.modules.pop(name, None)
+
+
+def test_a_new_engine_is_one_new_file(kcap: Kcap, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(toy)
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(toy)])
     model = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "--engine-arg", "answer=42")
-    words = (*model, "--input-len", 5, "--output-len", 3, "-o", tmp_path / "out")
-    ran = kcap("record", "--framework", "toy", *words)
+    ran = kcap("record", "--framework", "toy", *model, "--input-len", 5, "--output-len", 3, "-o", tmp_path / "out")
     assert ran.code == 0, ran.err
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert (metadata.framework, metadata.steps) == ("Toy", {"decode": 2, "prefill": 1})
     assert metadata.totals["kernels"] == 3 * 3, "two fills and a product a step, and nothing of the warm-up"
-    assert "Toy" in kcap("doctor").out
-    for name in ("toyengine", f"{engines.__name__}.toyengine"):
-        sys.modules.pop(name, None)
+    assert "Toy" in [framework.name for framework in installed.frameworks()]
+
+
+STARTS_AN_ENGINE = """
+import os, sys
+import torch
+import toyframework
+from kcap.capture import activate, engines
+
+engines.__path__.append(sys.argv[1])  # as if its file were in the folder
+module, own_call = torch.nn.Linear(4, 3), torch.nn.Module.__call__
+child = os.fork()
+if child == 0:
+    activate.activate_toyengine()  # as its entry point would be
+    toyframework.warm_up()
+    toyframework.forward(5)
+    module(torch.ones(7, 4))
+    assert torch.nn.Module.__call__ is not own_call, "PyTorch's own again"
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+module(torch.ones(2, 4))
+activate.activate_toyengine()
+toyframework.warm_up()
+toyframework.forward(6)
+module(torch.ones(3, 4))
+"""
+
+
+def test_an_engine_takes_a_program_over(kcap: Kcap, toy: Path, tmp_path: Path) -> None:
+    """Before a module was called, and after one was: what follows is the engine's alone."""
+    (tmp_path / "program.py").write_text(STARTS_AN_ENGINE)
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, tmp_path / "program.py", toy)
+    assert ran.code == 0, ran.err
+    recording = kcap_package.load(tmp_path / "out")
+    assert recording.metadata.steps == {"other": 1, "prefill": 2}
+    assert sorted(step.queries for step in recording.steps) == [[], [5], [6]]
+    assert sum(call.total for call in recording.calls if call.operator == "aten::linear") == 1
+    assert sum(call.total for call in recording.calls if call.operator == "aten::add.Tensor") == 0, "of the warm-up"
+
+
+def test_an_engine_that_a_setting_keeps_kcap_out_of_is_not_recorded_as_a_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert pytorch_steps.engine_left_out() == ""
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert pytorch_steps.engine_left_out() == "VLLM_PLUGINS=other leaves kcap out of vLLM"

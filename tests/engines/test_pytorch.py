@@ -57,15 +57,18 @@ with torch.inference_mode():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for _ in range(2):
         compiled(input_ids=ids, use_cache=False)
+    torch.compile(model.__call__, backend="eager", fullgraph=True)(ids[:1], use_cache=False)
     thread = threading.Thread(target=torch.no_grad()(lambda: plain(torch.zeros(7, 4))))
     thread.start()
     thread.join()
     with kcap.step("decode", [1], [9]):
         torch.erf(plain(torch.ones(5, 4)))
-    try:
-        plain(torch.ones(5, 5))
-    except RuntimeError:
-        pass
+    for fails in (lambda: plain(torch.ones(5, 5)), lambda: generate(stopping_criteria=[lambda *_: 1 / 0])):
+        try:
+            fails()
+        except (RuntimeError, ZeroDivisionError):
+            pass
+    plain(torch.ones(2, 4))
 """
 STEPS_AFTER = [
     ("prefill", [PROMPT], [PROMPT], LINEARS),
@@ -73,8 +76,10 @@ STEPS_AFTER = [
     ("other", [], [], 1),
     ("prefill", [PROMPT] * 2, [PROMPT] * 2, LINEARS),
     ("prefill", [PROMPT] * 2, [PROMPT] * 2, LINEARS),
+    ("prefill", [PROMPT], [PROMPT], LINEARS),
     ("other", [], [], 1),
     ("decode", [1], [9], 1),
+    ("other", [], [], 1),
 ]
 
 
