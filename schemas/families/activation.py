@@ -33,6 +33,7 @@ def run(input):
     "activation",
     "_C::silu_and_mul",
     "sgl_kernel::silu_and_mul",
+    "sgl_kernel::silu_and_mul_cpu",
     "flashinfer::silu_and_mul",
     "vllm_custom_op::silu_and_mul",
 )
@@ -40,12 +41,24 @@ def silu_and_mul(call: Invocation) -> Form:
     return gated(call, "silu")
 
 
-@family("activation", "_C::gelu_and_mul", "sgl_kernel::gelu_and_mul", "flashinfer::gelu_and_mul")
+@family(
+    "activation",
+    "_C::gelu_and_mul",
+    "sgl_kernel::gelu_and_mul",
+    "sgl_kernel::gelu_and_mul_cpu",
+    "flashinfer::gelu_and_mul",
+)
 def gelu_and_mul(call: Invocation) -> Form:
     return gated(call, "gelu")
 
 
-@family("activation", "_C::gelu_tanh_and_mul", "sgl_kernel::gelu_tanh_and_mul", "flashinfer::gelu_tanh_and_mul")
+@family(
+    "activation",
+    "_C::gelu_tanh_and_mul",
+    "sgl_kernel::gelu_tanh_and_mul",
+    "sgl_kernel::gelu_tanh_and_mul_cpu",
+    "flashinfer::gelu_tanh_and_mul",
+)
 def gelu_tanh_and_mul(call: Invocation) -> Form:
     return gated(call, "gelu_tanh")
 

@@ -32,7 +32,8 @@ def run(k, v, k_cache, v_cache, slot_mapping):
     return k_cache_out, v_cache_out
 """
 CACHE = ("num_pages", "page_size", "num_kv_heads", "head_dim")
-SLOTS = "Page · page size + row of each token's slot; nothing is written for a negative one."
+ROWS = "Page · page size + row of each token's slot"
+SLOTS = f"{ROWS}; nothing is written for a negative one."
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

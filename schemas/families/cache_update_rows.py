@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kcap.schemas.families import family
-from kcap.schemas.families.cache_update import CACHE, SLOTS
+from kcap.schemas.families.cache_update import CACHE, ROWS
 from kcap.schemas.families.form import Form, abbreviate, made, of
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.results import size
@@ -43,7 +43,7 @@ def rows_update(call: Invocation) -> Form:
         inputs={
             "new": of(new, "num_tokens", "num_kv_heads", "head_dim"),
             "cache": of(cache[:, None], *CACHE),
-            "slot_mapping": of(slots, "num_tokens", description=SLOTS.split(";")[0] + "."),
+            "slot_mapping": of(slots, "num_tokens", description=f"{ROWS}."),
         },
         outputs={"cache_out": made(cache.dtype, CACHE, lambda: call.tensor("self")[:, None])},
         reference=REFERENCE.format(kv=heads, d=dim),

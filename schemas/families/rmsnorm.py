@@ -37,12 +37,12 @@ SCALES = {"": "weight.to(torch.float32)", "gemma_": "(weight.to(torch.float32) +
 AXES = ("batch_size", "hidden_size")
 
 
-@family("rmsnorm", "_C::rms_norm", "sgl_kernel::rmsnorm", "flashinfer::rmsnorm")
+@family("rmsnorm", "_C::rms_norm", "sgl_kernel::rmsnorm", "sgl_kernel::rmsnorm_cpu", "flashinfer::rmsnorm")
 def rms_norm(call: Invocation) -> Form:
     return norm(call, call.tensor("input"), lambda: written(call, "result", "output", "out"))
 
 
-@family("rmsnorm", "sgl_kernel::gemma_rmsnorm", "flashinfer::gemma_rmsnorm")
+@family("rmsnorm", "sgl_kernel::gemma_rmsnorm", "sgl_kernel::gemma_rmsnorm_cpu", "flashinfer::gemma_rmsnorm")
 def gemma_rms_norm(call: Invocation) -> Form:
     return norm(call, call.tensor("input"), lambda: written(call, "output", "out"), kind="gemma_")
 
@@ -61,7 +61,13 @@ def rms_norm_of_vllm(call: Invocation) -> Form:
     return norm(call, call.tensor("x"), lambda: call.result)
 
 
-@family("fused_add_rmsnorm", "_C::fused_add_rms_norm", "sgl_kernel::fused_add_rmsnorm", "flashinfer::fused_add_rmsnorm")
+@family(
+    "fused_add_rmsnorm",
+    "_C::fused_add_rms_norm",
+    "sgl_kernel::fused_add_rmsnorm",
+    "sgl_kernel::fused_add_rmsnorm_cpu",
+    "flashinfer::fused_add_rmsnorm",
+)
 def fused_add_rms_norm(call: Invocation) -> Form:
     return in_place(call, "")
 

@@ -15,7 +15,7 @@ from kcap.schemas.families.form import Form, Slot, abbreviate, made, of, scalar
 from kcap.schemas.families.invocation import Invocation, Unrecognized
 from kcap.schemas.families.results import distinct
 
-REFERENCE = """import torch
+ROTATE = """import torch
 
 
 def rotate(x, cos, sin, is_neox):
@@ -29,12 +29,16 @@ def rotate(x, cos, sin, is_neox):
     return torch.cat((y.to(x.dtype), x[..., {rot}:]), dim=-1)
 
 
-@torch.no_grad()
+"""
+REFERENCE = (
+    ROTATE
+    + """@torch.no_grad()
 def run({arguments}):
     assert q.shape[-1] == {size} and cos_sin_cache.shape[-1] == {rot}
     cos, sin = cos_sin_cache[positions.long()].to(torch.float32)[:, None, :].chunk(2, dim=-1)
     return {returned}
 """
+)
 
 
 @dataclass(frozen=True)
@@ -58,20 +62,25 @@ class Rope:
     "rope",
     "_C::rotary_embedding",
     "sgl_kernel::rotary_embedding",
+    "sgl_kernel::rotary_embedding_cpu",
     "flashinfer::apply_rope_with_cos_sin_cache",
     "flashinfer::apply_rope_with_cos_sin_cache_inplace",
 )
 def rotary_embedding(call: Invocation) -> Form:
-    """In place, but for FlashInfer's that returns both. Heads lie side by side or in a dimension of their own."""
+    """In place, but for FlashInfer's that returns both. Heads lie side by side or in a dimension of their own.
+
+    SGLang's on a CPU returns both, too, and may write them in place.
+    """
     call.refuse("rope_dim_offset", "inverse")
     positions, size = call.tensor("positions"), int(call.number("head_size"))
-    tokens, inplace = positions.numel(), not call.operator.endswith("_cos_sin_cache")
+    tokens, copies = positions.numel(), call.operator.endswith("_cos_sin_cache")
+    returns = copies or call.base.endswith("_cpu")
 
     def heads(name: str) -> torch.Tensor:
         return call.tensor(name).reshape(tokens, -1, size)
 
     def after(name: str, place: int) -> torch.Tensor:
-        given: torch.Tensor = call.tensor(name) if inplace else call.result[place]
+        given: torch.Tensor = call.result[place] if returns else call.tensor(name)
         return given.reshape(tokens, -1, size)
 
     return rope(
@@ -83,7 +92,7 @@ def rotary_embedding(call: Invocation) -> Form:
             is_neox=bool(call["is_neox"]),
             q_out=lambda: after("query", 0),
             k_out=lambda: after("key", 1),
-            copies=not inplace,
+            copies=copies,
         )
     )
 

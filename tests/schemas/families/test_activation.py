@@ -35,6 +35,11 @@ def test_leading_dimensions_are_joined(name: str):
     assert made.sizes()["num_tokens"] == 15
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_sglangs_operators_on_a_cpu_return(name: str):
+    agrees(f"sgl_kernel::{name}_cpu", lambda input: OPERATORS[name](input[:, :32]) * input[:, 32:], input=randn(5, 64))
+
+
 def test_sglangs_operator_says_which_activation():
     x, out = randn(4, 64), torch.empty(4, 32, dtype=torch.bfloat16)
 

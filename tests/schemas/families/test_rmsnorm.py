@@ -60,6 +60,21 @@ def test_heads_are_rows():
     assert made.name == "rmsnorm_eps1e-06_h128"
 
 
+def test_sglangs_operators_on_a_cpu_are_the_same():
+    """One returns, the other writes both tensors."""
+    x, residual, weight = randn(7, 128), randn(7, 128, seed=1), randn(128)
+
+    def normed(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(input.float(), [128], weight.float(), eps).to(input.dtype)
+
+    def fused(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        residual.add_(input)
+        input.copy_(normed(residual, weight, eps))
+
+    agrees("sgl_kernel::rmsnorm_cpu", normed, input=x, weight=weight, eps=1e-5)
+    agrees("sgl_kernel::fused_add_rmsnorm_cpu", fused, input=x, residual=residual, weight=weight, eps=1e-5)
+
+
 def test_gemma_adds_one_to_the_weight():
     x, residual, weight = randn(4, 64), randn(4, 64, seed=1), randn(64)
 
@@ -98,3 +113,31 @@ def test_what_is_not_modelled_is_declined():
     assert declined("_C::rms_norm", out=x, input=x, weight=None, epsilon=1e-5)
     assert declined("_C::rms_norm", out=x, input=x, weight=randn(32), epsilon=1e-5)
     assert declined("aten::rms_norm", input=x, normalized_shape=[4, 64], weight=x, eps=1e-5)
+
+
+def test_functions_of_tvm_ffis_modules_are_told_by_where_the_weight_is():
+    """FlashInfer gives the output first, SGLang after the weight; neither names its arguments."""
+    x, residual, weight = randn(7, 128), randn(7, 128, seed=1), randn(128)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x.float(), [128], weight.float(), 1e-5).to(x.dtype)
+
+    def flashinfer(arg0: torch.Tensor, arg1: torch.Tensor, **_: object) -> None:
+        arg0.copy_(normed(arg1))
+
+    def sglang(arg0: torch.Tensor, arg2: torch.Tensor, **_: object) -> None:
+        arg2.copy_(normed(arg0))
+
+    def fused(arg0: torch.Tensor, arg1: torch.Tensor, **_: object) -> None:
+        arg1.add_(arg0)
+        arg0.copy_(normed(arg1))
+
+    out = torch.empty_like(x)
+    made = agrees("tvm::rmsnorm", flashinfer, arg0=out, arg1=x, arg2=weight, arg3=1e-5, arg4=False)
+    assert made.name == "rmsnorm_h128"
+    agrees("tvm::rmsnorm", sglang, arg0=x, arg1=weight, arg2=torch.empty_like(x), arg3=1e-5)
+    made = agrees("tvm::fused_add_rmsnorm", fused, arg0=x.clone(), arg1=residual, arg2=weight, arg3=1e-5)
+    assert (made.name, made.family) == ("fused_add_rmsnorm_h128", "fused_add_rmsnorm")
+    assert form("tvm::gemma_rmsnorm", arg0=out, arg1=x, arg2=weight, arg3=1e-5).name == "gemma_rmsnorm_h128"
+    assert declined("tvm::rmsnorm", arg0=x, arg1=x, arg2=x, arg3=1e-5)
+    assert declined("tvm::rmsnorm", arg0=out, arg1=x, arg2=weight)

@@ -51,12 +51,19 @@ def test_reference_is_vllms_cpu_operator(dtype: torch.dtype, is_neox: bool):
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
-@pytest.mark.parametrize("operator", ["sgl_kernel::rotary_embedding", "flashinfer::apply_rope_with_cos_sin_cache"])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "sgl_kernel::rotary_embedding",
+        "sgl_kernel::rotary_embedding_cpu",
+        "flashinfer::apply_rope_with_cos_sin_cache",
+    ],
+)
 def test_operators_in_place_and_not(operator: str, is_neox: bool):
     def run(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         heads = [given[name].unflatten(1, (-1, 64)) for name in ("query", "key")]
         q, k = (rotated(x, given) for x in heads)
-        if operator.startswith("sgl"):
+        if operator == "sgl_kernel::rotary_embedding":
             heads[0].copy_(q)
             heads[1].copy_(k)
         return q.flatten(1), k.flatten(1)
@@ -86,6 +93,37 @@ def test_sglangs_operator_rotates_part_of_wider_heads(is_neox: bool):
         rope_dim=0,
     )
     assert made.inputs["positions"].dtype == "int32"
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_sglangs_operator_that_stores_keys_and_values_too(is_neox: bool):
+    given = arguments(9, 4, 2, 64, 64, torch.bfloat16)
+    slots = torch.tensor([7, 0, 49, 3, 11, 12, 13, 14, 40])
+    caches = {name: randn(50, 128, seed=n) for n, name in enumerate(("k_cache", "v_cache"))}
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out_loc: torch.Tensor, **more: Any) -> None:
+        for x in (q, k):
+            x.copy_(rotated(x, more))
+        for token, slot in enumerate(out_loc.tolist()):
+            more["k_cache"][slot] = k[token].flatten()
+            more["v_cache"][slot] = v[token].flatten()
+
+    tensors = {
+        "q": given["query"].unflatten(1, (-1, 64)),
+        "k": given["key"].unflatten(1, (-1, 64)),
+        "v": randn(9, 128, seed=5),
+        "positions": given["positions"],
+        "cos_sin_cache": given["cos_sin_cache"].float(),
+    }
+    scalars = {"is_neox": is_neox, "rope_dim": 0}
+    operator = "sglang::apply_rope_inplace_with_kvcache"
+    made = agrees(operator, run, **tensors, **caches, **scalars, out_loc=slots)
+    assert made.name == f"rope_store_with_cos_sin_cache_{'neox' if is_neox else 'gptj'}_style_d64_rd64"
+    assert list(made.outputs) == ["q_out", "k_out", "k_cache_out", "v_cache_out"] and made.touched is not None
+    rows = len(given["positions"].unique())
+    assert made.touched() == 9 * (2 * 6 * 128 + 8) + rows * 64 * 4 + 9 * (3 * 2 * 128 + 8)
+    quantized = {name: cache.to(torch.float8_e4m3fn) for name, cache in caches.items()}
+    assert declined(operator, **tensors, **quantized, **scalars, out_loc=slots)
 
 
 def test_a_query_alone():
