@@ -91,7 +91,7 @@ def explain_silence(session: Session, status: int | None, log: Path | None) -> N
     ended = "" if status is None else f" (status {status})"
     raise KcapError(
         f"no process of the engine had kcap in it{ended}: is {shlex.quote(where)} the engine, and is kcap "
-        "installed in its environment?"
+        f"installed in its environment? Engines that load it: {plugins.loading()}"
     )
 
 

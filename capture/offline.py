@@ -10,7 +10,7 @@ from typing import Any
 import click
 import orjson
 
-from kcap.capture import follow
+from kcap.capture import follow, plugins
 from kcap.capture.config import Session
 from kcap.capture.engines.engine import Start
 from kcap.errors import CallError
@@ -38,6 +38,8 @@ def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> 
     from kcap.capture import frameworks, workload
 
     engine = frameworks.find_framework(offline.framework)
+    if excluded := plugins.excluded(engine.FRAMEWORK.name):
+        raise CallError(f"{excluded} keeps kcap out of {engine.FRAMEWORK.name}: add kcap to it")
     target = frameworks.find_model(offline.model, offline.load_format)
     if target.weights_from_hub:
         click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)

@@ -36,3 +36,9 @@ def lacks_plugins(framework: Framework) -> bool:
     spec = importlib.util.find_spec(framework.package)
     places = getattr(spec, "submodule_search_locations", None)
     return bool(places) and not any((Path(place) / framework.plugin.module).is_dir() for place in places or ())
+
+
+def loading() -> str:
+    """The frameworks that load plugins, each with its first release that does."""
+    known = (engine.FRAMEWORK for engine in adapters())
+    return ", ".join(f"{one.name} {one.plugin.since} or newer" for one in known if one.plugin is not None)

@@ -115,7 +115,9 @@ def test_a_command_that_cannot_start(kcap: Kcap, tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_command_without_kcap_in_it_is_said(status: int, kcap: Kcap, tmp_path: Path) -> None:
     ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", f"raise SystemExit({status})")
-    failed(ran, 1, "no process of the engine had kcap in it", f"status {status}", sys.executable)
+    failed(
+        ran, 1, "no process of the engine had kcap in it", f"status {status}", sys.executable, "SGLang 0.5.11 or newer"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -126,6 +128,13 @@ def test_plugins_that_leave_kcap_out_are_named(
     monkeypatch.setenv(variable, "other,more")
     ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", "pass")
     failed(ran, 1, f"{variable}=other,more leaves it out", "add kcap")
+
+
+def test_plugins_that_leave_kcap_out_are_named_before_an_engine_is_started(
+    kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: None
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    failed(kcap("record", *TINY, "-o", tmp_path / "out"), 2, "VLLM_PLUGINS= keeps kcap out of vLLM: add kcap to it")
 
 
 @pytest.mark.parametrize("listed", ["", "kcap", "other, kcap"])
