@@ -1,22 +1,21 @@
-"""The real SGLang, recorded by an interpreter of an environment of its own: KCAP_SGLANG_PYTHON, or what
-scripts/environment-sglang has made. The counts that its model's shape demands, and outputs that recording leaves alone.
-"""
+"""The real SGLang: the counts that its model's shape demands, and outputs that recording leaves alone."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang_runs import GPU, PYTHON, TINY, TWO_RANKS, command, environment, marks, recorded, write_prompts
 
 import kcap
 from kcap.capture.config import SESSION_VARIABLE, Session
@@ -24,12 +23,7 @@ from kcap.capture.merge import merge
 from kcap.schemas.recording import Program, Recording
 from kcap.schemas.values import Group
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("KCAP_SGLANG_PYTHON", ROOT / ".venv-sglang/bin/python"))
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no SGLang: scripts/environment-sglang, or KCAP_SGLANG_PYTHON"),
-]
+pytestmark = marks
 
 LAYERS, OUTPUT, CHUNK = 2, 4, 16
 SHARED = [50_000 + 7 * i for i in range(18)]
@@ -38,55 +32,54 @@ HITS = [len(SHARED)] * 2
 # Two requests at a time, in chunks; one that prefills may join one that decodes.
 BATCHING = {"max_running_requests": 2, "chunked_prefill_size": CHUNK, "enable_mixed_chunk": True}
 REGIONS = {"RMSNorm": 2 * LAYERS + 1, "RotaryEmbedding": LAYERS, "SiluAndMul": LAYERS}  # in a step
+STEPS = 5  # of an offline recording that ends there
 API_KEY = "a-secret-of-the-test"
 
 
+def generated(model: Path, directory: Path, is_recorded: bool) -> tuple[list[list[int]], Recording | None]:
+    """The tokens of PROMPTS, and the Recording where there is one."""
+    session = Session(str(directory / "shards"), framework="SGLang")
+    session.write()
+    override = json.dumps({"num_hidden_layers": LAYERS})
+    always = {"model_path": str(model), "load_format": "dummy", "json_model_override_args": override}
+    job = {
+        "session": str(session.file),
+        "workload": {"prompts": PROMPTS, "output_len": OUTPUT},
+        "engine_arguments": always | BATCHING | {"skip_tokenizer_init": True, "context_length": 256},
+        "outputs": str(directory / "outputs.json"),
+    }
+    (directory / "job.json").write_text(json.dumps(job))
+    named = {SESSION_VARIABLE: str(session.file)} if is_recorded else {}
+    words = [str(PYTHON), "-m", "kcap.capture.engines.sglang_offline", str(directory / "job.json")]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment(**named))
+    assert (directory / "outputs.json").exists(), ran.stderr
+    recording = merge(session, directory / "out") if is_recorded else None
+    return json.loads((directory / "outputs.json").read_text()), recording
+
+
+def two_ranks(directory: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """By the command line, with kcap's own configuration of the model; it would go on for long after STEPS."""
+    prompts = write_prompts(directory / "prompts.jsonl", [[7 * i % 1000 for i in range(16)], [1, 2, 3]])
+    words = (*TINY, "--prompts", prompts, "--keep-tokens", "--steps", STEPS, "--output-len", 1500)
+    more = ("--engine-arg", "tp_size=2", "--engine-arg", f"api_key={API_KEY}", "-o", directory / "out")
+    return recorded(*words, *more, **TWO_RANKS), directory / "out"
+
+
 @pytest.fixture(scope="module")
-def env(own_key: None) -> dict[str, str]:
-    """No hub; stand-ins for what has no build for a CPU, where there is no GPU.
-
-    The clone that the tests run in stays off the path: its kcap.egg-info may be of another environment, and older.
-    """
-    kept = {name: value for name, value in os.environ.items() if name not in (SESSION_VARIABLE, "SGLANG_PLUGINS")}
-    stubs = {} if os.path.exists("/dev/nvidiactl") else {"PYTHONPATH": str(ROOT / "tests/engines/sglang_cpu/stubs")}
-    return {**kept, **stubs, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
-
-
-@pytest.fixture(scope="module")
-def generated(model: Path, env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Any]:
-    """`generated(recorded)`: the tokens of PROMPTS, and the Recording where there is one."""
-
-    def run(recorded: bool) -> tuple[list[list[int]], Recording | None]:
-        directory = tmp_path_factory.mktemp("sglang")
-        session = Session(str(directory / "shards"), framework="SGLang")
-        session.write()
-        override = json.dumps({"num_hidden_layers": LAYERS})
-        always = {"model_path": str(model), "load_format": "dummy", "json_model_override_args": override}
-        job = {
-            "session": str(session.file),
-            "workload": {"prompts": PROMPTS, "output_len": OUTPUT},
-            "engine_arguments": always | BATCHING | {"skip_tokenizer_init": True, "context_length": 256},
-            "outputs": str(directory / "outputs.json"),
+def runs(model: Path, own_key: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """Two engines at a time: a start takes one core."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "recorded": pool.submit(generated, model, tmp_path_factory.mktemp("recorded"), True),
+            "plain": pool.submit(generated, model, tmp_path_factory.mktemp("plain"), False),
+            "two ranks": pool.submit(two_ranks, tmp_path_factory.mktemp("ranks")),
+            "server": pool.submit(served, model, tmp_path_factory.mktemp("server")),
         }
-        (directory / "job.json").write_text(json.dumps(job))
-        named = {SESSION_VARIABLE: str(session.file)} if recorded else {}
-        command = [str(PYTHON), "-m", "kcap.capture.engines.sglang_offline", str(directory / "job.json")]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**env, **named})
-        assert (directory / "outputs.json").exists(), ran.stderr
-        recording = merge(session, directory / "out") if recorded else None
-        return json.loads((directory / "outputs.json").read_text()), recording
-
-    return run
 
 
 @pytest.fixture(scope="module")
-def ran(generated: Callable[[bool], Any]) -> tuple[list[list[int]], Recording]:
-    return generated(True)
-
-
-@pytest.fixture(scope="module")
-def recording(ran: tuple[list[list[int]], Recording]) -> Recording:
-    return ran[1]
+def recording(runs: dict[str, Future[Any]]) -> Recording:
+    return runs["recorded"].result()[1]
 
 
 def operators(recording: Recording, program: Program, kind: str = "kernel") -> Counter[str]:
@@ -148,36 +141,47 @@ def test_nothing_from_start_up_is_counted(recording: Recording) -> None:
     assert scheduled == sum(map(len, PROMPTS)) - sum(HITS) + len(PROMPTS) * (OUTPUT - 1)
 
 
-def test_the_tokens_are_the_same_with_and_without(ran: Any, generated: Callable[[bool], Any]) -> None:
-    assert ran[0] == generated(False)[0]
-    assert len({tuple(tokens) for tokens in ran[0]}) > 1
-    assert {len(tokens) for tokens in ran[0]} == {OUTPUT}
+def test_the_tokens_are_the_same_with_and_without(runs: dict[str, Future[Any]]) -> None:
+    tokens, _ = runs["recorded"].result()
+    assert tokens == runs["plain"].result()[0]
+    assert len({tuple(one) for one in tokens}) > 1
+    assert {len(one) for one in tokens} == {OUTPUT}
 
 
-def kcap_record(*words: object) -> list[str]:
-    return [str(PYTHON), "-m", "kcap", "record", *map(str, words)]
-
-
-def test_two_ranks_count_the_same(env: dict[str, str], tmp_path: Path) -> None:
-    """By the command line, with kcap's own configuration of the model."""
-    words = "--model kcap/tiny-llama --framework SGLang --load-format dummy --num-prompts 2 --input-len 16".split()
-    more = ["--output-len", OUTPUT, "--engine-arg", "tp_size=2", "-o", tmp_path / "out"]
-    env = {**env, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    ran = subprocess.run(kcap_record(*words, *more), capture_output=True, text=True, timeout=600, env=env)
+def test_two_ranks_count_the_same_and_end_at_the_last_step(runs: dict[str, Future[Any]]) -> None:
+    ran, path = runs["two ranks"].result()
     assert ran.returncode == 0, ran.stderr
-    recording = kcap.load(tmp_path / "out")
-    assert recording.metadata.world_size == 2
+    recording = kcap.load(path)
+    assert (recording.metadata.world_size, recording.metadata.complete) == (2, True)
     by_rank = Counter[tuple[str, int]]()
     for call in recording.kernels(hidden=True):
         for count in call.counts:
             by_rank[call.operator, count.rank] += count.count
     names = {name for name, _ in by_rank}
     assert {name: by_rank[name, 0] for name in names} == {name: by_rank[name, 1] for name in names}
-    steps = sum(recording.metadata.steps.values())
-    assert by_rank["c10d::allreduce_", 0] == (2 * LAYERS + 1) * steps
-    assert by_rank["aten::linear", 0] + by_rank["aten::matmul", 0] == (4 * LAYERS + 1) * steps
-    groups = {call.args[1].value for call in recording.calls if call.operator == "c10d::allreduce_"}
-    assert groups == {Group(size=2, rank=0), Group(size=2, rank=1)}
+    assert sum(recording.metadata.steps.values()) == STEPS
+    assert by_rank["c10d::allreduce_", 0] == (2 * LAYERS + 1) * STEPS
+    assert by_rank["aten::linear", 0] + by_rank["aten::matmul", 0] == (4 * LAYERS + 1) * STEPS
+    groups = [call.args[1].value for call in recording.calls if call.operator == "c10d::allreduce_"]
+    assert all(isinstance(group, Group) and group.size == 2 for group in groups)
+    assert {group.rank for group in groups} == {0, 1}
+
+
+def test_prompts_are_those_of_the_file_and_their_tokens_are_kept_when_asked_for(runs: dict[str, Future[Any]]) -> None:
+    _, path = runs["two ranks"].result()
+    recording = kcap.load(path)
+    assert sum(step.tokens for step in recording.steps if step.phase == "prefill" and step.rank == 0) == 16 + 3
+    embeddings = [call.id for call in recording.calls if call.operator == "aten::embedding"]
+    kept = [recording.value(tensor).tolist() for sample in recording.samples if sample.call in embeddings
+            for tensor in sample.tensors.values()]  # fmt: skip
+    assert any(one[-3:] == [1, 2, 3] or one[:3] == [1, 2, 3] for one in kept), kept
+
+
+def test_an_api_key_is_in_no_recording(runs: dict[str, Future[Any]]) -> None:
+    for name in ("two ranks", "server"):
+        _, path = runs[name].result()
+        files = [file for file in path.rglob("*") if file.is_file()]
+        assert files and not any(API_KEY.encode() in file.read_bytes() for file in files)
 
 
 def asked(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -187,41 +191,44 @@ def asked(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.loads(answer.read() or "null")
 
 
-def test_a_server_stopped_by_ctrl_c_counts_its_requests_and_not_its_warm_up(
-    model: Path, env: dict[str, str], tmp_path: Path
-) -> None:
+def served(model: Path, directory: Path) -> tuple[int, Path]:
+    """A server, two requests, Ctrl-C: the exit status, and where the Recording is."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]
     options = "--load-format dummy --skip-tokenizer-init --context-length 256 --max-total-tokens 4096"
-    cpu = "" if os.path.exists("/dev/nvidiactl") else " --device cpu --attention-backend torch_native"
+    cpu = "" if GPU else " --device cpu --attention-backend torch_native"
     server = [PYTHON, "-m", "sglang.launch_server", "--model-path", model, *(options + cpu).split()]
-    words = ["-o", tmp_path / "out", "--", *server, "--port", port, "--api-key", API_KEY]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            kcap_record(*words), env={**env, "SGLANG_USE_CPU_ENGINE": "1"}, stdout=log, stderr=log
-        )
+    words = ("-o", directory / "out", "--", *server, "--port", port, "--api-key", API_KEY)
+    with (directory / "log").open("w") as log:
+        env = environment(SGLANG_USE_CPU_ENGINE="1")
+        process = subprocess.Popen(command(*words), env=env, stdout=log, stderr=log)
         try:
-            ready(process, port, tmp_path / "log")
+            ready(process, directory / "log")
             time.sleep(1)  # for the windows to open again after the warm-up
             for prompt in PROMPTS[:2]:
                 params = {"max_new_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
                 answer = asked(port, "/generate", {"input_ids": prompt, "sampling_params": params})
                 assert len(answer["output_ids"]) == OUTPUT
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=120) == 0, (tmp_path / "log").read_text()
+            return process.wait(timeout=120), directory / "out"
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=120)
-    recording = kcap.load(tmp_path / "out")
+
+
+def test_a_server_stopped_by_ctrl_c_counts_its_requests_and_not_its_warm_up(runs: dict[str, Future[Any]]) -> None:
+    status, path = runs["server"].result()
+    assert status == 0, (path.parent / "log").read_text()
+    recording = kcap.load(path)
     assert recording.metadata.complete
     assert recording.metadata.framework == "SGLang"
     assert recording.metadata.steps == {"prefill": 2, "decode": 2 * (OUTPUT - 1)}
     assert "--api-key REDACTED" in " ".join(recording.metadata.command)
 
 
-def ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def ready(process: subprocess.Popen[bytes], log: Path) -> None:
     """Returns when the server has warmed itself up. Asked for its health it would run a forward."""
     deadline = time.monotonic() + 300
     while "ready to roll" not in log.read_text():
