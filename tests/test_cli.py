@@ -89,7 +89,9 @@ def test_a_wrong_call_exits_with_2_and_no_traceback(kcap: Callable[..., Any], ar
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize("script", ["scripts/environment", "scripts/test", "scripts/demo", ".ci/run"])
+@pytest.mark.parametrize(
+    "script", ["scripts/environment", "scripts/environment-sglang", "scripts/test", "scripts/demo", ".ci/run"]
+)
 def test_scripts_parse_and_may_be_run(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
     assert (ROOT / script).stat().st_mode & 0o111
