@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from kcap.schemas.records import Call
 from kcap.schemas.signature import signature
 
+DIGITS = 6  # of a count in a step
 Key: TypeAlias = tuple[str, str]  # purpose (of no family: empty) and name
 
 
@@ -31,8 +32,12 @@ class Ran:
         return sum(self.operators.values())
 
     def as_json(self) -> dict[str, Any]:
-        named = {"operators": self.operators, "arguments": self.arguments}
-        return {"per_step": self.count, "us_per_step": self.us, **named}
+        named = {"operators": rounded(self.operators), "arguments": rounded(self.arguments)}
+        return {"per_step": round(self.count, DIGITS), "us_per_step": self.us, **named}
+
+
+def rounded(counts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(count, DIGITS) for name, count in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -58,26 +63,29 @@ class Side:
     """One Recording in one phase. `batches`: steps by (sequences, tokens); `lines`: what a step runs.
 
     `within`: microseconds in a step of regions that several lines share, by purpose; `untimed`: invocations in a step
-    that have no time.
+    that have no time; None where nothing was measured.
     """
 
     steps: int
     batches: Mapping[tuple[int, int], int]
     lines: Mapping[Key, Ran]
     within: Mapping[str, float]
-    untimed: float
+    untimed: float | None
 
     @property
     def count(self) -> float:
         return sum(ran.count for ran in self.lines.values())
 
     @property
-    def us(self) -> float:
+    def us(self) -> float | None:
+        if self.untimed is None:
+            return None
         return sum(ran.us or 0.0 for ran in self.lines.values()) + sum(self.within.values())
 
     def as_json(self) -> dict[str, Any]:
         batches = [{"sequences": s, "tokens": t, "steps": n} for (s, t), n in sorted(self.batches.items())]
-        totals = {"per_step": self.count, "us_per_step": self.us, "untimed_per_step": self.untimed}
+        untimed = None if self.untimed is None else round(self.untimed, DIGITS)
+        totals = {"per_step": round(self.count, DIGITS), "us_per_step": self.us, "untimed_per_step": untimed}
         return {"steps": self.steps, "batches": batches, **totals, "us_within": dict(self.within)}
 
 

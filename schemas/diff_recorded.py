@@ -34,7 +34,7 @@ class Recorded:
 
     calls: list[Call]
     metadata: Metadata
-    time: Time = lambda call, phase: None
+    time: Time | None = None
 
 
 def diff_families(a: Recorded, b: Recorded) -> FamilyDiff:
@@ -69,7 +69,7 @@ class _Sides:
             self.regions[base_of(self.by_id[number].operator)].add(key)
 
     def of(self, phase: str) -> Side:
-        metadata = self.recorded.metadata
+        metadata, time = self.recorded.metadata, self.recorded.time
         steps = metadata.steps[phase]
         share = 1 / (steps * max(metadata.world_size, 1))
         lines: dict[Key, Ran] = defaultdict(Ran)
@@ -79,12 +79,14 @@ class _Sides:
             count = call.counted(phase) * share
             if call.id in self.places:
                 lines[self.places[call.id]].add(call, count)
-            us = self.recorded.time(call, phase) if call.kind == "kernel" else 0.0
+            if time is None or call.kind == "region":
+                continue
+            us = time(call, phase)
             if us is None:
                 untimed += count
-            elif call.kind == "kernel":
+            else:
                 _spend(us * count, keys, lines, within)
-        return Side(steps, _batches(metadata, phase), dict(lines), within, untimed)
+        return Side(steps, _batches(metadata, phase), dict(lines), within, None if time is None else untimed)
 
     def _called(self, phase: str) -> Iterator[tuple[Call, set[Key]]]:
         """Each Call of `phase` that counts, or lies in a region that does, with the lines that it may belong to."""
