@@ -133,8 +133,9 @@ def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, 
 
 @cache
 def _does_work(schema: Any) -> bool:
-    written = any(argument.alias_info and argument.alias_info.is_write for argument in schema.arguments)
-    view = not written and any(result.alias_info for result in schema.returns)
+    given = [argument.alias_info for argument in schema.arguments if argument.alias_info]
+    written = any(alias.is_write for alias in given)
+    view = bool(given) and not written and any(result.alias_info for result in schema.returns)
     return not view and "empty" not in schema.name and schema.name not in ("aten::detach", "aten::alias")
 
 

@@ -18,6 +18,7 @@ from kcap.replay.source import open_source
 from kcap.schemas.recording import Recording
 
 Record = Callable[..., Recording]
+Counted = Callable[[Recording], dict[str, int]]
 Python = Callable[..., Any]
 
 
@@ -112,3 +113,15 @@ def test_force_replaces_nothing_but_a_recording(kind: str, tmp_path: Path) -> No
         torch.ones(1)
     assert precious.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_what_is_received_is_work_even_where_its_operator_calls_it_an_alias(
+    recorder: str, record: Record, counted: Counted
+) -> None:
+    """As vLLM declares that by which a pipeline's stage on a CPU receives."""
+    with torch.library._scoped_library("kcapreceive", "DEF") as lib:
+        lib.define("receive(int source) -> Tensor[](a)")
+        lib.impl("receive", lambda source: [torch.ones(2)], "CompositeExplicitAutograd")
+        found = counted(record(lambda _: torch.ops.kcapreceive.receive(0), recorder))
+    assert found["kcapreceive::receive"] == 1

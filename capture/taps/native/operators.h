@@ -57,11 +57,13 @@ inline bool is_allocation(std::string_view base) {
 // A view returns an alias of an argument and writes nothing. `reshape`, `to` and `contiguous` may copy: they are
 // settled from their arguments when the Recording is written.
 inline bool is_view(const c10::FunctionSchema& schema) {
-  bool aliases = false;
-  for (const auto& argument : schema.arguments())
+  bool given = false, aliases = false;  // what a rank receives may be said to alias, and no argument to
+  for (const auto& argument : schema.arguments()) {
     if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
+    given |= argument.alias_info() != nullptr;
+  }
   for (const auto& result : schema.returns()) aliases |= result.alias_info() != nullptr;
-  return aliases;
+  return given && aliases;
 }
 
 inline Keep keep_of(const std::string& argument, bool aten) {
