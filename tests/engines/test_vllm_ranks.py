@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,12 @@ import pytest
 from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
 
 import kcap
-from kcap.schemas.recording import Program, Recording
+from kcap.capture.config import Session
+from kcap.capture.merge import merge
+from kcap.capture.shards import read_shard, stems
+from kcap.schemas.merge_recordings import merge_recordings
+from kcap.schemas.recording import Call, Program, Recording
+from kcap.schemas.signature import signature
 from kcap.schemas.values import Group
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -120,3 +126,35 @@ def test_the_tokens_are_the_same_with_and_without(recorded: tuple[Tokens, Path],
     assert tokens == generated(False)[0]
     assert len({tuple(each) for each in tokens}) > 1
     assert {len(each) for each in tokens} == {OUTPUT}
+
+
+def counted(calls: list[Call]) -> Counter[tuple[str, str, str, int]]:
+    """How often each rank ran each operator, on which arguments, in which phase."""
+    total = Counter[tuple[str, str, str, int]]()
+    for call in calls:
+        for count in call.counts:
+            total[call.operator, signature(call.args), count.phase, count.rank] += count.count
+    return total
+
+
+def test_what_two_hosts_recorded_of_one_run_joins_to_what_one_would_have(
+    recorded: tuple[Tokens, Path], recording: Recording, tmp_path: Path
+) -> None:
+    """Each host has the shards of its own ranks."""
+    halves = []
+    for rank in (0, 1):
+        session = Session(str(tmp_path / f"host{rank}"), framework="vLLM", model="tiny")
+        session.write()
+        for stem in stems(recorded[1].with_name("shards")):
+            if read_shard(stem).process.get("rank") == rank:
+                for file in stem.parent.glob(f"{stem.name}.*"):
+                    shutil.copy(file, session.directory)
+        halves.append(merge(session, tmp_path / f"half{rank}"))
+    assert [[rank.rank for rank in half.metadata.ranks] for half in halves] == [[0], [1]]
+    whole = merge_recordings(halves, hosts=True)
+    assert whole.metadata.ranks == recording.metadata.ranks
+    assert (whole.metadata.world_size, whole.metadata.disagreements) == (2, [])
+    assert whole.metadata.steps == recording.metadata.steps
+    assert counted(whole.calls) == counted(recording.calls)
+    listed = {(step.rank, step.index, step.phase, tuple(step.lengths)) for step in whole.steps}
+    assert listed == {(step.rank, step.index, step.phase, tuple(step.lengths)) for step in recording.steps}
