@@ -14,7 +14,7 @@ from kcap.schemas.records import Call, Metadata
 
 PHASES = ("decode", "prefill", "mixed", "other")
 # By op_type; any other is a purpose of its own.
-PURPOSES = dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), "attention")
+PURPOSES = dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), "attention") | {"rope_store": "rope"}
 # Launches of SGLang and vLLM that are a part of a kernel, and so no family's.
 STAGES = (
     "_fwd_kernel",

@@ -56,6 +56,7 @@ def rope_and_store(call: Invocation) -> Form:
     return replace(
         form,
         name=form.name.replace("rope_with", "rope_store_with", 1),
+        op_type="rope_store",
         axes={**form.axes, "num_pages": None, "page_size": 1},
         inputs=inputs,
         outputs={**form.outputs, **written},

@@ -28,6 +28,15 @@ def cache_update(given: Given) -> Cost:
     return Cost(2 * read + given.read("slot_mapping"), read, 0, given.dtype)
 
 
+@kind("rope_store")
+def rope_store(given: Given) -> Cost:
+    """What it rotates is written, as are the tokens' rows of the caches, which may be written in place."""
+    rows = len(given.index("positions").unique())
+    rotated = given.read("q", "k")
+    read = rotated + given.read("v", "positions", "slot_mapping") + rows * reach(given["cos_sin_cache"][:1])
+    return Cost(read + rotated + given.read("k", "v"), read, 0, given.dtype)
+
+
 @kind("slot_mapping")
 def slot_mapping(given: Given) -> Cost:
     """Of the table, entries of some pages."""

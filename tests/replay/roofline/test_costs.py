@@ -261,6 +261,11 @@ def test_a_family_and_its_definition_agree(seed: int):
         ("aten::argmax", {"self": torch.randn(m, 2000), "dim": -1}),
         ("aten::scaled_dot_product_attention", {name: torch.randn(2, 4, m, 16) for name in ("query", "key", "value")}),
     ]
+    rows, cache = {"values": torch.randn(m, 2, 8), "accumulate": False}, torch.randn(100, 16)
+    calls.append(("aten::index_put_", {"self": cache.view(100, 2, 8), "indices": [torch.arange(m)], **rows}))
+    heads = {name: torch.randn(m, 2, 8) for name in "qkv"} | {"cos_sin_cache": torch.randn(9, 8), "is_neox": True}
+    places = {"positions": torch.arange(m) % 9, "out_loc": torch.arange(m), "k_cache": cache, "v_cache": cache}
+    calls.append(("sglang::apply_rope_inplace_with_kvcache", {**heads, **places}))
     for operator, arguments in calls:
         form = form_of(Invocation(operator, arguments))
         assert form is not None, operator
