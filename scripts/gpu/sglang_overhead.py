@@ -88,8 +88,8 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     return scheduler.run_scheduler_process(*args, **kwargs)
 
 
-def serve(args: argparse.Namespace) -> None:
-    """Have one engine decode a batch, three times over."""
+def serve(args: argparse.Namespace) -> str:
+    """Have one engine decode a batch, three times over; the backend of its attention."""
     from sglang.srt.entrypoints.engine import Engine
 
     class Measured(Engine):
@@ -99,14 +99,15 @@ def serve(args: argparse.Namespace) -> None:
     prompts = [[(7 * i + j) % 1000 + 3 for j in range(PROMPT)] for i in range(args.batch)]
     given: dict[str, Any] = {"disable_radix_cache": True, "sampling_backend": "pytorch", "mem_fraction_static": 0.6}
     machine = of_this_machine(Workload(args.batch, PROMPT, tokens))
-    backend = {} if "attention_backend" in machine else {"attention_backend": args.backend}
-    start = Start(find_model(args.model, "dummy"), "dummy", None, False, given | backend | machine, PROMPT + tokens)
+    given = {"attention_backend": args.backend} | given | machine
+    start = Start(find_model(args.model, "dummy"), "dummy", None, False, given, PROMPT + tokens)
     engine = Measured(**adapter.arguments(start))
     for _ in range(3):
         engine.generate(
             input_ids=prompts, sampling_params={"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         )
     engine.shutdown()
+    return str(given["attention_backend"])
 
 
 def main() -> None:
@@ -121,7 +122,7 @@ def main() -> None:
         shards, output = Path(directory) / "shards", Path(directory) / "times.json"
         Session(str(shards), framework="SGLang").write()
         os.environ[SETTINGS] = json.dumps({"directory": str(shards), "batch": args.batch, "output": str(output)})
-        serve(args)
+        backend = serve(args)
         times = json.loads(output.read_text())
         _, recorded = progress(shards)
     medians = {kind: statistics.median(times[kind]) * 1e3 for kind in KINDS}
@@ -129,7 +130,7 @@ def main() -> None:
         print(f"{kind:8} {len(times[kind]):5} steps, median {median:.3f} ms")
     loss, control = (100 * (1 - medians["off"] / medians[kind]) for kind in ("on", "control"))
     passed = recorded >= len(times["on"]) > 0 and loss <= args.most
-    what = f"throughput lost, {args.backend}, batch {args.batch}"
+    what = f"throughput lost, {backend}, batch {args.batch}"
     print(f"{'ok ' if passed else 'BAD'}  {what}: {loss:.2f} %, A/A {control:.2f} %; {recorded} steps recorded")
     sys.exit(0 if passed else 1)
 
