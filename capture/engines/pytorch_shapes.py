@@ -85,14 +85,11 @@ def facts(module: Any) -> dict[str, Any]:
     """What the Recording should know of the program, by the module that it called first."""
     import torch
 
-    of_process: dict[str, Any] = {}
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        of_process = {"rank": torch.distributed.get_rank(), "world_size": torch.distributed.get_world_size()}
     model = pretrained(module)
     if model is None:
-        return of_process | {"framework": "PyTorch", "framework_version": torch.__version__}
+        return {"framework": "PyTorch", "framework_version": torch.__version__}
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    return of_process | {
+    return {
         "framework": "transformers",
         "framework_version": sys.modules["transformers"].__version__,
         "model": getattr(model.config, "_name_or_path", "") or type(model).__name__,

@@ -35,6 +35,13 @@ class StaticLayer(Cache):
         raise AssertionError("it would work for the device")
 
 
+class LayeredCache:
+    layers = [StaticLayer(0)]
+
+    def get_seq_length(self) -> Any:
+        return self.layers[0].get_seq_length()
+
+
 class Paged:
     """A cache without a length."""
 
@@ -72,9 +79,7 @@ def test_the_phase_is_by_the_cache_and_the_new_tokens(cache: Any, new: int, expe
     assert of(ids(2, new), None, cache) == expected
 
 
-@pytest.mark.parametrize(
-    "cache", [SimpleNamespace(layers=[StaticLayer(0)]), Cache(torch.ones(())), Cache(ValueError("no length")), Paged()]
-)
+@pytest.mark.parametrize("cache", [LayeredCache(), Cache(torch.ones(())), Cache(ValueError("no length")), Paged()])
 def test_a_length_that_only_the_device_knows_is_not_asked_for(cache: Any) -> None:
     assert of(ids(1, 4), past_key_values=cache) == ("prefill", [4], [])
     assert of(ids(1, 1), past_key_values=cache) == ("decode", [1], [])
