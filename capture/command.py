@@ -24,6 +24,7 @@ EXAMPLE = """
 Examples:
   kcap record --model meta-llama/Llama-3.1-8B --framework vLLM --load-format dummy --num-layers 2 -o llama.kcap
   kcap record -o serve.kcap -- vllm serve meta-llama/Llama-3.1-8B --enforce-eager
+  kcap record -o mine.kcap -- python my_inference.py
   kcap record -o load.kcap --client "vllm bench serve --model Qwen/Qwen3-8B" -- vllm serve Qwen/Qwen3-8B
 """
 
@@ -79,7 +80,7 @@ def command(
     check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
     ready_timeout: float, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
-    """Record what an inference engine runs: a model offline, or your own COMMAND (such as `vllm serve …`).
+    """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
 
     Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
     order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
@@ -140,7 +141,7 @@ def _record_command(
     engine = frameworks.find_adapter(framework)
     session = Session(
         directory=str((directory / "shards").resolve()), framework=engine.FRAMEWORK.name, command=command_line,
-        **options,
+        client=client.command if client else [], **options,
     )  # fmt: skip
     session.write()
     if client is not None:

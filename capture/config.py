@@ -31,6 +31,7 @@ class Session:
     layers_model: int | None = None
     engine_arguments: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
+    client: list[str] = field(default_factory=list)  # that the command is recorded under
     part: str = ""  # ends the name of a shard, where an engine began in a process that was recorded already
     fail: str = ""  # fault injection: "load", or the number of calls after which the recorder fails
 

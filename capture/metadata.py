@@ -61,6 +61,7 @@ def make_metadata(
         framework_version=first.get("framework_version"),
         engine_arguments=redact_arguments(session.engine_arguments),
         command=redact_command(session.command),
+        client=redact_command(session.client),
         layers_recorded=first.get("layers"),
         layers_model=session.layers_model or first.get("layers"),
         device=first.get("device"),

@@ -42,7 +42,7 @@ def check_settings(recordings: Sequence[Recording]) -> None:
 def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Metadata:
     """recording.json of all `parts`; what differs between them and cannot be added is left out."""
     several = [part.recording.metadata for part in parts]
-    equal = ("kcap", "command", "driver", "torch", "python")
+    equal = ("kcap", "command", "client", "driver", "torch", "python")
     same = {name: getattr(several[0], name) for name in equal if all(_same(one, several[0], name) for one in several)}
     settings = {name: getattr(several[0], name) for name in SETTINGS}
     sealed, notes = _seal(parts)

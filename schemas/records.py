@@ -221,6 +221,7 @@ class Metadata(BaseModel):
     framework_version: str | None = None
     engine_arguments: dict[str, Any] = {}
     command: list[str] = []
+    client: list[str] = []  # that the command was recorded under, since format 1.4
     layers_recorded: int | None = Field(default=None, ge=0, le=MAX_RANK)
     layers_model: int | None = Field(default=None, ge=0, le=MAX_RANK)
     device: str | None = None

@@ -127,6 +127,7 @@ def test_only_what_ran_while_the_client_ran_counts(
     assert ran.code == 0, ran.err
     assert counted(tmp_path / "out") == (7, 7)
     metadata = kcap_package.load(tmp_path / "out").metadata
+    assert metadata.client[-1] == "steps?2"
     assert metadata.windows == [{"first": 1, "steps": 5}, {"first": 13, "steps": 2}]
     assert metadata.complete
     assert ran.err.count("1 of 1 processes follow") == 2
