@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -34,8 +35,9 @@ class Kept:
 @dataclass
 class Batches:
     """A candidate's batches of `count` invocations. Of each: its mean time in µs; and of its invocations' mean in ns,
-    what the judge's clock has more than the driver's (`between_ns`), and how long other threads or streams of the
-    process worked between invocations or after them (`stray_ns`). `processors`: how many its cage used, and `idle`: how
+    what the judge's clock has more than the driver's (`between_ns`), what the CPU time of a processor has more
+    (`hidden_ns`), and how long other threads or streams of the process worked between invocations, before or after them
+    (`stray_ns`). `processors`: how many its cage used, and `idle`: how
     many while another was asked.
     """
 
@@ -45,6 +47,7 @@ class Batches:
     method: Method = "host"
     samples_us: list[float] = field(default_factory=list)
     between_ns: list[float] = field(default_factory=list)
+    hidden_ns: list[float] = field(default_factory=list)
     stray_ns: list[float] = field(default_factory=list)
     processors: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
@@ -74,12 +77,14 @@ class Batches:
         self.method = wire.METHODS[answer.method % len(wire.METHODS)]
         self.samples_us.append(sum(times) / len(times) / 1e3)
         self.between_ns.append((answer.wall_ns - sum(times)) / self.count)
+        cpu = answer.processors * answer.wall_ns / self.candidate.limits.threads
+        self.hidden_ns.append((cpu - sum(times)) / self.count)
         self.stray_ns.append(answer.stray_ns / self.count)
         self.processors.append(answer.processors)
 
     def only(self, chosen: Sequence[bool]) -> None:
         """Forget all batches but those that are `chosen`."""
-        for kept in (self.samples_us, self.between_ns, self.stray_ns):
+        for kept in (self.samples_us, self.between_ns, self.hidden_ns, self.stray_ns):
             kept[:] = compress(kept, chosen)
 
     def clocked(self, rule: StopRule | None, slack_ns: float | None) -> Clocked:
@@ -100,12 +105,13 @@ class Batches:
 def batches(candidate: Candidate, drawn: Draws, seconds: float) -> Batches:
     """Batches that last long enough, and no longer than a tenth of `seconds`."""
     check(candidate.run(fresh_seed(), 1))
-    two = candidate.run(fresh_seed(), 2)
-    check(two)
+    began = time.perf_counter_ns()
+    check(candidate.run(fresh_seed(), 2))
+    both_ns = time.perf_counter_ns() - began
     each_ns = max(min(candidate.times_ns(2)), 1)
     if candidate.limits.gpu is None:
         wanted = min(HOST_BATCH_NS, seconds * 1e9 / 10)
-        affordable = MOST_WALL * wanted / (two.wall_ns / 2)  # of a clock that lies, too
+        affordable = MOST_WALL * wanted / (both_ns / 2)  # of a clock that lies, too
         count = min(max(int(min(wanted / each_ns, affordable)), 1), candidate.most)
         check(candidate.run(fresh_seed(), count))  # all memory that a batch takes is touched for the first time
         return Batches(candidate, count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,16 +49,15 @@ def run(given: Order, channel: int, loaded: driver.Driver) -> None:
     if given.cores:
         os.sched_setaffinity(0, given.cores)
     torch.set_num_threads(given.threads)
-    sock = socket.socket(fileno=os.dup(channel))
     try:
         if given.device != "cpu":
             _use_gpu(given.device, loaded)
         watched = watch.taken()
         callable_ = _built(given)
     except build.BuildFailed as failure:
-        sock.send(orjson.dumps({"failed": failure.reason, "log": failure.log[-MOST_LOG:]}))
+        os.write(channel, orjson.dumps({"failed": failure.reason, "log": failure.log[-MOST_LOG:]}))
         return
-    sock.send(orjson.dumps({"built": True}))
+    os.write(channel, orjson.dumps({"built": True}))
     with torch.no_grad():
         loaded.serve(channel, callable_, watched)
 

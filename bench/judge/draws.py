@@ -51,8 +51,12 @@ class Draws:
     @property
     def bytes(self) -> int:
         """Of one set of inputs and outputs."""
-        tensors = [value for value in self.made.inputs if isinstance(value, torch.Tensor)]
-        return sum(int(tensor.nbytes) for tensor in tensors) + sum(result.reserved for result in self.results)
+        return self.given + sum(result.reserved for result in self.results)
+
+    @property
+    def given(self) -> int:
+        """Bytes of one set of inputs."""
+        return sum(int(value.nbytes) for value in self.made.inputs if isinstance(value, torch.Tensor))
 
     def close(self) -> None:
         os.close(self.pool)
@@ -76,6 +80,16 @@ def draws(definition: Definition, workload: Workload, dataset: Dataset | None, l
 
 def _lay_out(definition: Definition, made: list[Made]) -> Draws:
     pool = os.memfd_create("inputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        contents, size = _contents(pool, definition, made)
+        return Draws(definition, made[0], contents, _results(definition, made[0]), pool, size, len(made))
+    except BaseException:
+        os.close(pool)
+        raise
+
+
+def _contents(pool: int, definition: Definition, made: list[Made]) -> tuple[list[Content], int]:
+    """Write the content of all inputs to `pool`, and seal it; what the driver is told of them, and the bytes."""
     end, contents = 0, []
     for index, name in enumerate(definition.inputs):
         values = [one.inputs[index] for one in made]
@@ -84,7 +98,7 @@ def _lay_out(definition: Definition, made: list[Made]) -> Draws:
         contents.append(content)
     os.ftruncate(pool, max(end, 1))
     fcntl.fcntl(pool, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return Draws(definition, made[0], contents, _results(definition, made[0]), pool, max(end, 1), len(made))
+    return contents, max(end, 1)
 
 
 def _place(pool: int, name: str, values: list[Any], drawn: str | None, end: int) -> tuple[Content, int]:

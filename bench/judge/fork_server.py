@@ -19,8 +19,10 @@ import torch  # noqa: F401  here, so that no candidate has to
 from kcap.bench.integrity import driver
 from kcap.bench.integrity.cage import Cage, Caged, open_cage
 from kcap.bench.judge.candidate_process import Order, run
+from kcap.errors import KcapError
 
 LONGEST = 1 << 16
+PASSED = 3  # descriptors that come with a request to start: the channel, the log, and what is ordered
 GONE_S = 5.0  # until a process that closed its channel has ended
 
 
@@ -45,8 +47,23 @@ def main() -> None:
 def _answer(
     request: dict[str, Any], descriptors: list[int], running: dict[int, Caged], loaded: driver.Driver
 ) -> dict[str, Any]:
+    """What came of one request; `error`, where the machine lacks what a candidate takes."""
     if "end" in request:
         return {"how": _end(running.get(request["end"]), request["gone"], request["keep"])}
+    try:
+        return _started(request, descriptors, running, loaded)
+    except (KcapError, OSError) as error:
+        return {"error": str(error)}
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _started(
+    request: dict[str, Any], descriptors: list[int], running: dict[int, Caged], loaded: driver.Driver
+) -> dict[str, Any]:
+    if len(descriptors) != PASSED:
+        raise KcapError("a Solution's process cannot be started: too many open files")
     channel, log, written = descriptors
     order = Order.from_json(orjson.loads(os.pread(written, os.fstat(written).st_size, 0)))
     given = request["cage"]
@@ -59,11 +76,11 @@ def _answer(
         keep=(channel,),
     )
     after = running.pop(request["after"], None)
-    caged = open_cage(cage, log, lambda: run(order, channel, loaded), after=after)
-    if after is not None:
-        after.end()
-    for descriptor in descriptors:
-        os.close(descriptor)
+    try:
+        caged = open_cage(cage, log, lambda: run(order, channel, loaded), after=after)
+    finally:
+        if after is not None:
+            after.end()
     for name in [name for name, one in running.items() if one.how is not None and one.spaces is None]:
         del running[name]
     running[caged.pid] = caged

@@ -16,6 +16,7 @@ from kcap.capture.redact import SECRET_NAME
 from kcap.errors import KcapError
 
 MODULE = "kcap.bench.judge.fork_server"
+GONE = "the fork server is gone"
 START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first use
 ANSWER_LIMIT_S = 60.0
 
@@ -23,6 +24,10 @@ ANSWER_LIMIT_S = 60.0
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that are none of a Solution's business left out: API keys, tokens, passwords."""
     return {name: value for name, value in environment.items() if not SECRET_NAME.search(name)}
+
+
+class Gone(Exception):
+    """The fork server is dead, and no candidate can be started or ended any more: a judge ends with it."""
 
 
 class ForkServer:
@@ -36,17 +41,20 @@ class ForkServer:
             env = {**without_secrets(os.environ), **environment}
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env)
         self._channel.settimeout(START_LIMIT_S)
-        if not self._answer().get("ready"):
-            raise KcapError("the fork server does not start")
+        try:
+            self._answer()
+        except Gone as gone:
+            self.close()
+            raise KcapError(f"the fork server does not start: {gone}") from None
         self._channel.settimeout(ANSWER_LIMIT_S)
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
-        """Its answer to one request; KcapError if it has died."""
+        """Its answer to one request; KcapError where it could not do it, Gone if it has died."""
         with self._lock:
             try:
                 socket.send_fds(self._channel, [orjson.dumps(request)], list(descriptors))
             except OSError as error:
-                raise KcapError(f"the fork server is gone: {error}") from None
+                raise Gone(f"{GONE}: {error}") from None
             return self._answer()
 
     def close(self) -> None:
@@ -60,10 +68,10 @@ class ForkServer:
     def _answer(self) -> dict[str, Any]:
         try:
             content = self._channel.recv(1 << 16)
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):
             content = b""
         if not content:
-            raise KcapError("the fork server is gone: see its message on standard error")
+            raise Gone(f"{GONE}: see its message on standard error")
         answer: dict[str, Any] = orjson.loads(content)
         if "error" in answer:
             raise KcapError(str(answer["error"]))

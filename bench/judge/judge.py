@@ -15,6 +15,7 @@ from kcap.bench.judge.failures import Ended, NoGraph, NotBuilt, TooSlow
 from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.limits import Limits
+from kcap.bench.judge.starting import start
 from kcap.bench.judge.trial import Trial
 from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of
 from kcap.errors import KcapError
@@ -60,13 +61,16 @@ class Judge:
     known: dict[tuple[str, str], Known] = field(default_factory=dict)
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
-        """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here."""
+        """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here, nor one of the
+        machine's. Gone, where the fork server has died."""
         began = time.monotonic()
         told = self._told(solution, definition, workload)
         try:
             found = self._judge(solution, definition, workload)
         except (AtFault, Undecided, Skip, KcapError, Broken) as error:
             found = {"status": "NOT_JUDGED", "reason": str(error)}
+        except OSError as error:
+            found = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
         return Outcome(**{**told, **found, "seconds": round(time.monotonic() - began, 3)})
 
     def close(self) -> None:
@@ -119,7 +123,7 @@ class Judge:
 
     def _start_reference(self, definition: Definition) -> Candidate:
         limits = replace(self.limits, timeout=REFERENCE_FACTOR * self.limits.timeout)
-        return Candidate.start(self.server, limits, definition, graphs=definition.name not in self.launched)
+        return start(self.server, limits, definition, graphs=definition.name not in self.launched)
 
     def _drop_reference(self) -> None:
         if self.reference:
@@ -173,9 +177,7 @@ class Judge:
 
     def _start(self, running: Running) -> None:
         try:
-            running.candidate = Candidate.start(
-                self.server, self.limits, running.solution, running.ended, running.graphs
-            )
+            running.candidate = start(self.server, self.limits, running.solution, running.ended, running.graphs)
             running.ended = None
         except NotBuilt as error:
             running.failure = "COMPILE_ERROR", str(error), error.log

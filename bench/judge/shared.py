@@ -24,9 +24,13 @@ class Shared:
     @classmethod
     def made(cls, layout: Layout) -> Shared:
         descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, layout.total)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        return cls(descriptor, layout, mmap.mmap(descriptor, layout.total, prot=mmap.PROT_READ))
+        try:
+            os.ftruncate(descriptor, layout.total)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return cls(descriptor, layout, mmap.mmap(descriptor, layout.total, prot=mmap.PROT_READ))
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def times_ns(self, count: int) -> list[int]:
         """Of each of the last `count` invocations, by the driver's clock."""

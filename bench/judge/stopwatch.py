@@ -32,6 +32,7 @@ PINGS = 5
 RETRIES = 30
 MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer refused
 FEWEST_VOUCHED = 3  # batches
+MOST_HIDDEN = 2.0  # times what is said: CPU time beyond it, which others on a busy machine do not cause
 FORGED = 0.2  # of the times that are vouched for: below it, noise explains no others
 
 
@@ -87,7 +88,7 @@ def vouched(ours: Batches, theirs: Batches, messages_ns: float, before: Machine)
         return vouch(ours, theirs, messages_ns)
     except Refused:
         others = Machine.now(ours.candidate.pid, theirs.candidate.pid).others(before)
-        if others < MOST_OTHERS:
+        if others < MOST_OTHERS or betrayed(ours, theirs):
             raise
         words = f"other processes had {others:.1f} processors of this machine"
         raise Undecided(f"its clock cannot be held against the judge's: {words}") from None
@@ -111,6 +112,18 @@ def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
         raise Refused("REWARD_HACK", f"{reason} an invocation")
     ours.only(vouched)
     return slack
+
+
+def betrayed(ours: Batches, theirs: Batches) -> bool:
+    """Whether it had far more CPU time than it says that it took, which no other process can make it have.
+
+    Far more: than it says in all, and than the driver's work in the reference's process.
+    """
+    if ours.candidate.limits.gpu is not None:
+        return False
+    driver = max(median(theirs.hidden_ns), 0.0)
+    said = median(ours.samples_us) * 1e3
+    return median(ours.hidden_ns) > MOST_HIDDEN * (said + driver) + SLACK_NS + WAKING_NS / ours.count
 
 
 def _forged(samples_us: list[float], vouched: list[bool]) -> bool:

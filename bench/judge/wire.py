@@ -15,7 +15,7 @@ OPEN, RUN, CHECK, DELIVER = 1, 2, 3, 4
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
 FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
 RESERVED = 13
-DESTINATION, GRAPHS = 1, 2  # flags of a Workload
+DESTINATION, GRAPHS, HANDED = 1, 2, 4  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph", "events")
 LONGEST = 1 << 20
 ANSWER = struct.Struct("<IIIQQQ")
@@ -88,9 +88,10 @@ def opening(
     variants: int,
     sets: int,
     flags: int,
+    threads: int,
 ) -> bytes:
-    """A Workload, as the driver reads it; `pool`: bytes of it."""
-    head = struct.pack("<IIII", OPEN, flags, variants, sets)
+    """A Workload, as the driver reads it; `pool`: bytes of it; `threads`: that the candidate was given."""
+    head = struct.pack("<IIIII", OPEN, flags, variants, sets, threads)
     sizes = struct.pack("<QQQQQQ", pool, layout.total, layout.slot, layout.slots, layout.times, layout.most)
     inputs = [struct.pack("<I", len(contents)), *(one.pack() for one in contents)]
     outputs = [struct.pack("<I", len(results)), *(one.pack() for one in results)]

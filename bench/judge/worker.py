@@ -5,6 +5,7 @@ The first line in is the session (dataset, device, limits); the first out says w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from kcap.bench.integrity.cage import calls, guard
 from kcap.bench.judge.device import asked
 from kcap.bench.judge.floors import Floors
-from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.forking import ForkServer, Gone
 from kcap.bench.judge.judge import Judge
 from kcap.bench.judge.limits import Limits
 from kcap.capture.native_build import Unavailable
@@ -42,13 +43,14 @@ def main() -> None:
     session = orjson.loads(sys.stdin.buffer.readline())
     try:
         judge = open_judge(session)
-    except (KcapError, Unavailable, RuntimeError, ValueError) as error:
+    except (KcapError, Unavailable, RuntimeError, ValueError, OSError) as error:
         send(answers, {"error": str(error).splitlines()[0]})
         return
     try:
         _serve(judge, answers)
     finally:
-        judge.close()
+        with contextlib.suppress(Gone, KcapError):
+            judge.close()
         judge.server.close()
         shutil.rmtree(judge.limits.scratch, ignore_errors=True)
 

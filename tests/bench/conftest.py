@@ -9,9 +9,12 @@ from pathlib import Path
 import orjson
 import pytest
 from bench_calls import ADD, METADATA, MM, SCALED, TROUBLE, numbered
+from bench_datasets import SCALE
 from judging import Benches
 from judging import bench as judge_worker
 
+from kcap.bench.judge.worker import open_judge
+from kcap.schemas.dataset import write_dataset
 from kcap.schemas.recording import Sample, write_recording
 
 
@@ -85,3 +88,15 @@ def benches(tmp_path_factory):
 def judged_alone(tmp_path):
     """Opens a judge worker of its own."""
     return lambda: judge_worker(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def judge(tmp_path_factory):
+    """One that runs in this process, and whose dataset has no blobs."""
+    root, scratch = tmp_path_factory.mktemp("dataset"), tmp_path_factory.mktemp("scratch")
+    write_dataset(root, [SCALE], {}, {})
+    session = {"device": "cpu", "threads": 1, "seconds": 0.02, "timeout": 20, "memory": 2 << 30, "root": str(root)}
+    opened = open_judge({**session, "scratch": str(scratch)})
+    yield opened
+    opened.close()
+    opened.server.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from cheat_catalogue import DATASET, Entry
 
 from kcap.replay.pool import Worker
@@ -42,12 +43,13 @@ class Bench:
             "definition": definitions_file.to_bytes(definition).decode(),
             "workload": workload.model_dump(mode="json"),
         }
-        for _ in range(TRIES):
+
+        def ask() -> Outcome:
             answer = self.worker.run(request, ANSWER)
             assert "solution" in answer, f"the judge worker itself: {answer}"
-            if BUSY not in (answer["reason"] or ""):
-                break
-        return Outcome.model_validate(answer)
+            return Outcome.model_validate(answer)
+
+        return undisturbed(ask)
 
 
 @contextmanager
@@ -72,6 +74,14 @@ def bench(
     }
     with Worker(session, MODULE) as worker:
         yield Bench(worker, Dataset.load(DATASET), scratch)
+
+
+def undisturbed(ask: Callable[[], Outcome]) -> Outcome:
+    """What the judge says when others leave it enough of the machine; the test is skipped where they never do."""
+    for _ in range(TRIES):
+        if BUSY not in ((found := ask()).reason or ""):
+            return found
+    pytest.skip(f"it cannot be told here: {found.reason}")
 
 
 def told(outcome: Outcome) -> str:

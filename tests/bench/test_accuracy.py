@@ -88,6 +88,25 @@ def test_integers_are_equal_and_int8_within_one():
     assert difference(torch.tensor([True]), torch.tensor([False])).error == math.inf
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
+def test_an_integer_that_is_off_by_one_is_wrong_however_large(dtype):
+    most = True if dtype == torch.bool else torch.iinfo(dtype).max
+    truth = torch.full((64,), most, dtype=dtype)
+    off = truth.clone()
+    off[17] = most - 1
+    assert difference(truth, truth).error == 0
+    found = difference(off, truth)
+    assert found.error == math.inf and found.absolute >= 1
+
+
+def test_int8_that_is_often_off_by_one_is_wrong():
+    truth = torch.arange(-64, 64).to(torch.int8)
+    off = truth.clone()
+    off[:8] += 1
+    assert difference(off, truth).error == 0
+    assert difference(truth + 1, truth).error == math.inf
+
+
 def test_nothing_is_right_where_there_is_nothing():
     assert difference(torch.empty(0, 3), torch.empty(0, 3, dtype=torch.float64)).error == 0
 
@@ -101,5 +120,5 @@ def test_the_worst_of_all_outputs_is_told():
 
 def test_what_is_allowed_is_said_of_each_dtype():
     rtol = f"{RTOL[torch.bfloat16]:g}"
-    told = f"bfloat16: {rtol} of the element + {rtol} rms, rms error 0.008; int8: 1; int32: equal"
+    told = f"bfloat16: {rtol} of the element + {rtol} rms, rms error 0.008; int8: 1 in one of 16; int32: equal"
     assert allowed([torch.bfloat16, torch.bfloat16, torch.int8, torch.int32]) == told

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from bench_datasets import definition, of, workload
+from judging import eventually
 
 from kcap.bench.integrity import driver
 from kcap.bench.judge import candidate as candidates
-from kcap.bench.judge import wire
+from kcap.bench.judge import handed, wire
 from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.draws import draws
 
@@ -25,9 +26,18 @@ COPY = definition("copy", {"x": of("m n")}, {"y": of("m n")}, "x.clone()")
 PROGRAM = Path(__file__).with_name("cpu_candidate.py")
 
 
-@pytest.fixture(params=[1, 7, 300])
+LARGE = 1 << 17  # rows: 2 MiB
+
+
+@pytest.fixture(params=[1, 7, 300, LARGE])
 def drawn(request):
     with draws(COPY, workload(COPY, "w", request.param), None, None) as made:
+        yield made
+
+
+@pytest.fixture
+def large():
+    with draws(COPY, workload(COPY, "w", LARGE), None, None) as made:
         yield made
 
 
@@ -39,13 +49,22 @@ def both():
         yield [_started(stack) for _ in range(2)]
 
 
-def _started(stack):
+@pytest.fixture
+def started():
+    with ExitStack() as stack:
+        yield lambda what: _started(stack, what)
+
+
+def _started(stack, what="copied"):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, PROGRAM, str(theirs.fileno())]
+        command = [sys.executable, PROGRAM, str(theirs.fileno()), what]
         process = stack.enter_context(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
     stack.callback(process.kill)
-    limits, server = SimpleNamespace(timeout=60.0, gpu=None), SimpleNamespace(ask=lambda request: {"how": "ended"})
+    limits, server = (
+        SimpleNamespace(timeout=60.0, threads=1, gpu=None),
+        SimpleNamespace(ask=lambda request: {"how": "ended"}),
+    )
     log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 ends with the stack
     return Candidate(server, limits, process.pid, stack.enter_context(ours), Path("/nowhere"), log, [])
 
@@ -99,4 +118,64 @@ def test_every_output_is_kept_until_it_is_asked_for(one, drawn, monkeypatch):
     one.open(drawn)
     assert one.most == candidates.FEWEST_SETS or one.most == one.sets
     assert one.run(1, one.most).code == wire.FINE
-    assert "cannot be kept" in one.run(1, one.most + 1).text
+    if one.handed is None:
+        assert "cannot be kept" in one.run(1, one.most + 1).text
+        return
+    with pytest.raises(RuntimeError, match="more invocations than sets of inputs"):
+        one.run(1, one.most + 1)
+
+
+def test_small_inputs_are_filled_by_the_driver_and_large_ones_handed_over(both, large):
+    both[0].open(large)
+    assert both[0].handed is not None
+    with draws(COPY, workload(COPY, "w", 300), None, None) as small:
+        both[0].open(small)
+        assert both[0].handed is None
+
+
+def test_an_input_is_the_same_whoever_fills_it(both, large, monkeypatch):
+    both[0].open(large)
+    monkeypatch.setattr(handed, "LEAST", 1 << 40)
+    both[1].open(large)
+    found = [inputs(one, 7, 3, (0, 2)) for one in both]
+    assert both[0].handed and not both[1].handed
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_inputs_that_are_handed_over_are_nowhere_before(started, large):
+    """Neither they nor what they are made of, in the process, but while it runs."""
+    one = started("maps")
+    one.open(large)
+    assert not memory_of(one, "batch") and not memory_of(one, "inputs")
+    assert inputs(one, 7, 2, (0, 1))[1].unique().tolist() == [1]
+    assert eventually(lambda: not memory_of(one, "batch"))
+
+
+def memory_of(one, name):
+    return f"memfd:{name}" in Path(f"/proc/{one.pid}/maps").read_text()
+
+
+def test_a_changed_input_is_told_by_the_judge_itself(started, large):
+    one = started("mutated")
+    one.open(large)
+    assert one.run(5, 3).code == wire.FINE
+    told = one.deliver([1])
+    assert (told.code, told.text) == (wire.INPUT, "changed its input x")
+
+
+def test_an_input_that_was_kept_costs_nothing_and_is_worth_nothing(started, large):
+    one = started("earlier")
+    one.open(large)
+    first, second = (inputs(one, seed, 1, (0,))[0] for seed in (1, 2))
+    assert first.any() and one.run(3, 1).code == wire.FINE
+    assert not torch.equal(first, second)
+
+
+def test_the_memory_of_a_batch_is_given_back(both, large):
+    before = len(os.listdir("/proc/self/fd"))
+    both[0].open(large)
+    for seed in range(5):
+        assert both[0].run(seed, 3).code == wire.FINE
+    held = len(os.listdir("/proc/self/fd"))
+    both[0].forget()
+    assert held <= before + 2 and len(os.listdir("/proc/self/fd")) <= before

@@ -42,7 +42,7 @@ def start(library):
         with theirs:
             command = [sys.executable, HERE / "fake_gpu_candidate.py", str(theirs.fileno()), library, what]
             processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
-        limits = SimpleNamespace(timeout=60.0, gpu=Gpu(1 << 20, 1 << 30))
+        limits = SimpleNamespace(timeout=60.0, threads=1, gpu=Gpu(1 << 20, 1 << 30))
         server = SimpleNamespace(ask=lambda request: {"how": "ended"})
         log = tempfile.TemporaryFile()  # noqa: SIM115 ends with the test
         one = Candidate(server, limits, processes[-1].pid, ours, Path("/nowhere"), log, [], destination)

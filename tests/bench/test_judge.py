@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
-from bench_datasets import SCALE, TWO, definition, of, stored, workload
+from bench_datasets import SCALE, definition, of, stored, workload
+from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
 
 from kcap.bench.judge.forking import without_secrets
 from kcap.bench.judge.judge import doubts
-from kcap.bench.judge.worker import open_judge
-from kcap.schemas.dataset import write_dataset
 from kcap.schemas.outcome import Clocked
 
-ROWS = 4096
 HANGS = "while True:\n        pass"
 FALLS = [
     ("raises", "x[9999999]", "its reference fails: IndexError"),
@@ -24,39 +22,6 @@ FALLS = [
     ("ends", "__import__('os')._exit(3)", "its reference exit code 3"),
     ("mutates", "x.mul_(eps)", "its reference changed its input x"),
 ]
-
-
-def made(name, body):
-    return definition(name, {"x": of("m n"), "eps": of(None)}, {"y": of("m n")}, body)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("dataset")
-    write_dataset(root, [SCALE, TWO], {}, {})
-    return root
-
-
-@pytest.fixture(scope="module")
-def judge(root, tmp_path_factory):
-    scratch = tmp_path_factory.mktemp("scratch")
-    session = {"device": "cpu", "threads": 1, "seconds": 0.02, "timeout": 20, "memory": 2 << 30, "root": str(root)}
-    judge = open_judge({**session, "scratch": str(scratch)})
-    yield judge
-    judge.close()
-    judge.server.close()
-
-
-def scale(uuid="w", m=ROWS, eps=2.0, of_definition=SCALE):
-    from kcap.schemas.workload import ScalarInput
-
-    return workload(of_definition, uuid, m, eps=ScalarInput(value=eps))
-
-
-def outcome(judge, source, name="mine", **spec):
-    return judge.judge(
-        solution({"main.py": source}, name=name, **{"destination_passing_style": False, **spec}), SCALE, scale()
-    )
 
 
 def test_what_is_right_passes_with_its_times(judge):
@@ -106,14 +71,14 @@ def test_what_does_not_build_is_said_for_each_workload(judge):
 def test_a_process_that_ends_costs_one_workload_and_not_the_next(judge):
     source = "import os\n\n\ndef run(x, eps):\n    if x.shape[0] == 3:\n        os._exit(7)\n    return x * eps\n"
     made = solution({"main.py": source}, destination_passing_style=False)
-    found = [judge.judge(made, SCALE, scale(f"w{m}", m)) for m in (5, 3, 6)]
+    found = [judged(judge, made, SCALE, scale(f"w{m}", m)) for m in (5, 3, 6)]
     assert [one.status for one in found] == ["PASSED", "RUNTIME_ERROR", "PASSED"]
     assert "exit code 7" in found[1].reason
 
 
 def test_after_three_deaths_the_rest_is_not_tried(judge):
     made = solution({"main.py": "import os\n\n\ndef run(x, eps):\n    os._exit(7)\n"}, destination_passing_style=False)
-    found = [judge.judge(made, SCALE, scale(f"w{m}", m)) for m in range(2, 6)]
+    found = [judged(judge, made, SCALE, scale(f"w{m}", m)) for m in range(2, 6)]
     assert [one.status for one in found] == ["RUNTIME_ERROR"] * 4
     assert "not tried again" in found[3].reason and found[3].seconds < found[0].seconds + 1
 
@@ -122,7 +87,7 @@ def test_after_three_deaths_the_rest_is_not_tried(judge):
 def test_a_reference_at_fault_is_not_the_solutions(judge, name, body, reason):
     at_fault = made(name, body)
     mine = solution({"main.py": RETURNING}, definition=name, destination_passing_style=False)
-    found = judge.judge(mine, at_fault, scale(of_definition=at_fault))
+    found = judged(judge, mine, at_fault, scale(of_definition=at_fault))
     assert found.status == "NOT_JUDGED" and reason in found.reason, found.reason
     assert outcome(judge, RETURNING).status == "PASSED"
 
@@ -132,7 +97,7 @@ def test_a_reference_with_some_inf_is_the_measure(judge):
     source = "import torch\n\n\ndef run(x, eps):\n    return torch.where(x > 0, x * eps, float({}))\n"
     for value, status in (("'-inf'", "PASSED"), ("'nan'", "INCORRECT_NUMERICAL"), ("0", "INCORRECT_NUMERICAL")):
         mine = solution({"main.py": source.format(value)}, definition="gives_inf", destination_passing_style=False)
-        found = judge.judge(mine, gives_inf, scale(of_definition=gives_inf))
+        found = judged(judge, mine, gives_inf, scale(of_definition=gives_inf))
         assert found.status == status
         assert any("of the reference's numbers are inf or nan" in note for note in found.notes)
 
@@ -140,14 +105,14 @@ def test_a_reference_with_some_inf_is_the_measure(judge):
 def test_a_reference_that_takes_no_other_dtype_is_run_in_its_own(judge):
     strict = made("strict", "torch.mm(x, torch.eye(4)) * eps")
     mine = solution({"main.py": RETURNING}, definition="strict", destination_passing_style=False)
-    found = judge.judge(mine, strict, scale(of_definition=strict))
+    found = judged(judge, mine, strict, scale(of_definition=strict))
     assert found.status == "PASSED" and found.accuracy.truth != "reference in float64"
 
 
 def test_a_missing_blob_that_no_rule_makes_is_named(judge):
     picky = definition("picky", {"x": of("m n"), "places": of("m", "int32")}, {"y": of("m n")}, "x[places.long()]")
     mine = solution({"main.py": "def run(x, places):\n    return x[places.long()]\n"}, definition="picky")
-    found = judge.judge(mine, picky, workload(picky, "w", 4, places=stored(picky, "w", "places")))
+    found = judged(judge, mine, picky, workload(picky, "w", 4, places=stored(picky, "w", "places")))
     assert found.status == "NOT_JUDGED" and "picky_w.safetensors is not there" in found.reason
 
 
@@ -187,7 +152,7 @@ def run(x, eps):
     return x * eps
 """
     mine = solution({"main.py": once}, name="poisoned", destination_passing_style=False)
-    first, second = (judge.judge(mine, SCALE, scale(f"w{m}", m)) for m in (ROWS, 64))
+    first, second = (judged(judge, mine, SCALE, scale(f"w{m}", m)) for m in (ROWS, 64))
     assert (first.status, "illegal memory access" in first.reason) == ("RUNTIME_ERROR", True)
     assert second.status == "PASSED", second.reason
 

@@ -20,10 +20,10 @@ from kcap.bench.judge.stopwatch import check_idle, check_processors, check_stray
 PING = 100_000.0
 
 
-def batches(time_us, between_us, stray_us=0.0, count=100, threads=1):
-    candidate = SimpleNamespace(limits=SimpleNamespace(threads=threads), pid=os.getpid())
+def batches(time_us, between_us, stray_us=0.0, count=100, threads=1, hidden_us=0.0):
+    candidate = SimpleNamespace(limits=SimpleNamespace(threads=threads, gpu=None), pid=os.getpid())
     made = Batches(candidate, count)
-    made.samples_us, made.stray_ns = [time_us] * 5, [stray_us * 1e3] * 5
+    made.samples_us, made.stray_ns, made.hidden_ns = [time_us] * 5, [stray_us * 1e3] * 5, [hidden_us * 1e3] * 5
     made.between_ns = [between_us * 1e3 + PING / count] * 5
     return made
 
@@ -144,12 +144,25 @@ def test_work_while_the_reference_is_timed_is_refused(idle, fine):
         check_idle(ours)
 
 
-def test_on_a_busy_machine_a_clock_that_never_agrees_decides_nothing():
-    ours, theirs = batches(1, 500), batches(100, 5)
+@pytest.mark.parametrize(
+    "said, hidden, driver, verdict",
+    [
+        (1, 0, 5, Undecided),
+        (1, -400, 5, Undecided),
+        (1, 10, 5, Undecided),  # what the driver does, and some more, for its caches are others'
+        (1, 100, 5, Refused),
+        (1, 100, 100, Undecided),
+        (100, 150, 5, Undecided),
+        (100, 400, 5, Refused),
+    ],
+)
+def test_on_a_busy_machine_cpu_time_that_is_not_said_decides_and_nothing_else(said, hidden, driver, verdict):
+    ours, theirs = batches(said, 500, hidden_us=hidden), batches(100, 5, hidden_us=driver)
     ours.take = theirs.take = lambda keep: None
     now = Machine.now(os.getpid(), os.getpid())
     crowded = Machine(now.clock - 10**9, now.busy - 2 * 10**9, now.ours)
-    with pytest.raises(Undecided, match=r"other processes had .* processors of this machine"):
+    words = r"other processes had .* processors" if verdict is Undecided else "the clock in its process"
+    with pytest.raises(verdict, match=words):
         vouched(ours, theirs, PING, crowded)
 
 

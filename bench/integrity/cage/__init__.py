@@ -45,8 +45,7 @@ def open_cage(
     _check(cage)
     spaces = after.spaces if after is not None else None
     inherited = tuple(name for name in mounts.LAID if after is not None and name in after.confined)
-    told, tell = os.pipe()
-    ended, end = os.pipe()
+    told, tell, ended, end = _pipes()
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -62,6 +61,17 @@ def open_cage(
     os.close(tell)
     os.close(end)
     return Caged(pid, told, ended)
+
+
+def _pipes() -> tuple[int, int, int, int]:
+    """Two, or none: OSError."""
+    first = os.pipe()
+    try:
+        return *first, *os.pipe()
+    except OSError:
+        for descriptor in first:
+            os.close(descriptor)
+        raise
 
 
 def guard() -> None:

@@ -21,18 +21,18 @@ struct Session {
   std::unique_ptr<Place> place;
 
   Session(const Message& message, const Device* device) {
-    if (message.descriptors.size() != 2) throw std::runtime_error("the judge shares no memory");
     workload.read(message.reader());
-    pool = Mapped(message.descriptors[0], workload.pool_bytes, PROT_READ, MAP_SHARED);
-    shared = Mapped(message.descriptors[1], workload.shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
-    for (int descriptor : message.descriptors) close(descriptor);
+    auto& given = message.descriptors;
+    if (given.size() != (workload.handed ? 1 : 2)) throw std::runtime_error("the judge shares no memory");
+    shared = Mapped(given[0], workload.shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
+    if (!workload.handed) pool = Mapped(given[1], workload.pool_bytes, PROT_READ, MAP_SHARED);
     if (device) place = std::make_unique<Cuda>(workload, pool.base, device->cuda, device->torch);
     else place = std::make_unique<Host>(workload, pool.base);
   }
 };
 
 Answer answer(
-    const Message& message, std::unique_ptr<Session>& session, PyObject* callable, PyObject* watched,
+    Message& message, std::unique_ptr<Session>& session, PyObject* callable, PyObject* watched,
     const Device* device, bool other_clock) {
   auto reader = message.reader();
   switch (reader.u32()) {
@@ -40,9 +40,13 @@ Answer answer(
       session.reset();
       session = std::make_unique<Session>(message, device);
       return {};
-    case RUN:
+    case RUN: {
       if (!session) throw std::runtime_error("no Workload is open");
-      return session->place->run(Run(message.reader(), session->workload), callable, session->shared.base);
+      Run run(message, session->workload);
+      session->place->bring(run);
+      message.close_descriptors();
+      return session->place->run(run, callable, session->shared.base);
+    }
     case DELIVER: {
       if (!session) throw std::runtime_error("no Workload is open");
       for (uint32_t left = reader.u32(); left; --left) session->place->deliver(reader.u32(), session->shared.base);
@@ -90,6 +94,35 @@ extern "C" void kcap_serve(int socket, PyObject* callable, PyObject* watched, vo
     } catch (const std::exception& error) {
       answer.code = kcap::DRIVER, answer.text = error.what();
     }
+    message.close_descriptors();
     answer.send(socket);
+    if (session) session->place->rest();
   }
 }
+
+// Of the judge's own process: native/handed.h's Filler. `opening` is what a candidate is told of the Workload, and `pool`
+// where the content of its inputs lies.
+extern "C" void* kcap_filler(const uint8_t* opening, size_t size, int pool) {
+  try {
+    return new kcap::Filler(opening, size, pool);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+extern "C" size_t kcap_filler_most(void* filler) { return static_cast<kcap::Filler*>(filler)->most(); }
+
+extern "C" size_t kcap_filler_fill(
+    void* filler, uint8_t* base, uint64_t seed, uint32_t first, uint32_t count, uint64_t* places) {
+  try {
+    return static_cast<kcap::Filler*>(filler)->fill(base, seed, first, count, places);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return 0;
+  }
+}
+
+extern "C" int kcap_filler_changed(void* filler, uint32_t i) { return static_cast<kcap::Filler*>(filler)->changed(i); }
+
+extern "C" void kcap_filler_close(void* filler) { delete static_cast<kcap::Filler*>(filler); }

@@ -1,7 +1,7 @@
 # definition: mean_rows
 # devices: cpu
 # row: 10 26
-# workloads: 2
+# workloads: 3
 # does: Finds the memory that all inputs are copied from, and sums it up there once. A call then looks up where its
 #     input begins, and takes differences of running sums: it reads a number a row.
 # naive: Inputs are drawn anew by taking another part of the same numbers: next to nothing is left to do.

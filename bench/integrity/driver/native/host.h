@@ -1,52 +1,48 @@
-// Invocations on the CPU: before each one its inputs are filled afresh, at other addresses; around it the clock is read;
+// Invocations on the CPU: before each one its inputs are filled afresh, at other addresses, unless the judge brings them; around
+// it the clock is read;
 // after it its outputs are copied out before anything else can run on this thread.
 #pragma once
 
-#include <sys/mman.h>
-
-#include "sets.h"
+#include "handed.h"
 
 namespace kcap {
-
-struct Mapped {
-  uint8_t* base = nullptr;
-  size_t size = 0;
-  Mapped() = default;
-  Mapped(int descriptor, size_t size, int protection, int flags) : size(size) {
-    void* found = size ? mmap(nullptr, size, protection, flags, descriptor, 0) : nullptr;
-    if (found == MAP_FAILED) throw std::runtime_error("no memory for the inputs");
-    base = static_cast<uint8_t*>(found);
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(Mapped&& other) noexcept {
-    std::swap(base, other.base), std::swap(size, other.size);
-    return *this;
-  }
-  ~Mapped() { if (base) munmap(base, size); }
-  bool holds(const void* at) const { return at >= base && at < base + size; }
-};
 
 // Where invocations run.
 struct Place {
   virtual ~Place() = default;
+  // Takes in what `run` brings with it.
+  virtual void bring(const Run& run) {}
   // Runs invocations, and keeps the outputs of all of them: which are asked for, nobody knows yet.
   virtual Answer run(const Run& run, PyObject* callable, uint8_t* shared) = 0;
   // Of the last run: shares the outputs of invocation `i` with the judge, and checks its inputs if they are still there.
   virtual void deliver(uint32_t i, uint8_t* shared) = 0;
+  // Once the judge has its answer.
+  virtual void rest() {}
 };
 
 class Host : public Place {
  public:
-  Host(const Workload& workload, const uint8_t* pool) : workload_(workload), pool_(pool), sets_(workload, at::kCPU, 64) {
+  Host(const Workload& workload, const uint8_t* pool)
+      : workload_(workload), pool_(pool), sets_(workload, at::kCPU, 64, !workload.handed) {
+    if (workload.handed) room_ = Room(most_handed(workload));
     arena_ = Mapped(-1, sets_.total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
     sets_.begin(arena_.base);
+  }
+
+  void bring(const Run& run) override {
+    others_ = other_threads();
+    if (!workload_.handed || !run.count) return;
+    uint8_t* base = room_.open(run.descriptor, run.bytes);
+    auto place = run.places.begin();
+    for (uint32_t i = 0; i < run.count; ++i)
+      for (size_t j = 0; j < workload_.inputs.size(); ++j, ++place) sets_.inputs[i][j] = base + *place;
   }
 
   Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
     Answer answer;
     last_ = run;
     auto* times = reinterpret_cast<uint64_t*>(shared + workload_.times_offset);
-    uint64_t before = 0, last = 0;
+    uint64_t before = others_, last = 0;
     for (uint32_t i = 0; i < run.count; ++i) {
       uint32_t set = set_of(run, i);
       fill(set, run, i);
@@ -55,9 +51,11 @@ class Host : public Place {
       uint64_t start = now();
       Owned returned(PyObject_CallObject(callable, arguments.object));
       uint64_t end = now();
-      if (i && strays > before) answer.stray_ns += strays - before;  // two clocks make it: it may seem to go back
+      if (strays > before) answer.stray_ns += strays - before;  // two clocks make it: it may seem to go back
       if (i) answer.outside_ns += start - last;
       before = other_threads(), last = end;
+      if (uint64_t most = (end - start) * workload_.threads; before > strays + most)  // not all of it within the call
+        answer.stray_ns += before - strays - most;
       times[2 * i] = start, times[2 * i + 1] = end;
       answer.elapsed_ns += end - start;
       if (!returned.object) throw Wrong(RAISED, exception());
@@ -75,17 +73,21 @@ class Host : public Place {
         copy(kept, row.const_data_ptr(), row.nbytes());
         laid_[at].clear();
       }
-    if (i + workload_.sets < last_.count) return;
+    if (workload_.handed || i + workload_.sets < last_.count) return;
     for (size_t j = 0; j < workload_.inputs.size(); ++j)
       if (workload_.inputs[j].is_tensor() && !sets_.unchanged(set_of(last_, i), pool_, last_, i, j))
         throw Wrong(INPUT, "changed its input " + workload_.inputs[j].name);
   }
 
+  void rest() override { room_.close(); }
+
  private:
-  uint32_t set_of(const Run& run, uint32_t i) const { return uint32_t((run.seed + i) % workload_.sets); }
+  uint32_t set_of(const Run& run, uint32_t i) const {
+    return workload_.handed ? i : uint32_t((run.seed + i) % workload_.sets);
+  }
 
   void fill(uint32_t set, const Run& run, uint32_t i) {
-    for (size_t j = 0; j < workload_.inputs.size(); ++j)
+    for (size_t j = 0; !workload_.handed && j < workload_.inputs.size(); ++j)
       if (workload_.inputs[j].is_tensor()) sets_.fill(set, pool_, run, i, j);
     for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
       poison(sets_.outputs[set][j], workload_.outputs[j].bytes);
@@ -106,15 +108,19 @@ class Host : public Place {
       laid_[i * tensors.size() + j] = row.is_contiguous() ? std::vector<int64_t>() : row.strides().vec();
     }
     for (auto& tensor : tensors)  // what is freed next holds no earlier result
-      if (!run.upcast && plain(tensor) && tensor.nbytes() && !arena_.holds(tensor.const_data_ptr()))
+      if (!run.upcast && plain(tensor) && tensor.nbytes() && !is_input(tensor.const_data_ptr()))
         poison(tensor.mutable_data_ptr(), tensor.nbytes());
   }
+
+  bool is_input(const void* at) const { return arena_.holds(at) || room_.holds(at); }
 
   const Workload& workload_;
   const uint8_t* pool_;
   Sets sets_;
   Mapped arena_;
+  Room room_;
   Run last_;
+  uint64_t others_ = 0;  // CPU time that they had had when the run came
   std::vector<std::vector<int64_t>> laid_;  // strides of outputs in the shared memory that do not lie in a row
 };
 

@@ -40,6 +40,12 @@ struct Message {
   std::vector<int> descriptors;
 
   Reader reader() const { return {content.data(), content.data() + content.size()}; }
+
+  // What came with it is mapped by now, or not wanted: no code from elsewhere needs to find it.
+  void close_descriptors() {
+    for (int descriptor : descriptors) system_call(SYS_close, descriptor);
+    descriptors.clear();
+  }
 };
 
 // False when the judge has closed its end.
@@ -72,7 +78,7 @@ struct Answer {
   uint32_t iteration = 0;
   uint32_t method = 0;
   uint64_t elapsed_ns = 0;  // of all calls by the driver's clock
-  uint64_t stray_ns = 0;    // CPU time of other threads between the calls
+  uint64_t stray_ns = 0;    // CPU time of other threads between the calls, and before the first
   uint64_t outside_ns = 0;  // between the calls
   std::string text;
 

@@ -14,11 +14,13 @@ struct Sets {
   size_t total = 0;
   std::vector<std::vector<uint8_t*>> inputs, outputs;
 
-  Sets(const Workload& workload, at::Device device, size_t align) : workload(workload), device(device), align(align) {
-    inputs.resize(workload.sets), outputs.resize(workload.sets);
+  // `given`: places for inputs; `taken`: for outputs, in destination passing style.
+  Sets(const Workload& workload, at::Device device, size_t align, bool given = true, bool taken = true)
+      : workload(workload), device(device), align(align) {
+    inputs.resize(workload.sets), outputs.resize(workload.sets), taken = taken && workload.destination;
     for (uint32_t s = 0; s < workload.sets; ++s) {
-      for (auto& input : workload.inputs) inputs[s].push_back(input.is_tensor() ? place(input) : nullptr);
-      for (auto& output : workload.outputs) outputs[s].push_back(workload.destination ? place(output) : nullptr);
+      for (auto& input : workload.inputs) inputs[s].push_back(given && input.is_tensor() ? place(input) : nullptr);
+      for (auto& output : workload.outputs) outputs[s].push_back(taken ? place(output) : nullptr);
     }
     total += align;
   }

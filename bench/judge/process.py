@@ -1,0 +1,93 @@
+"""A candidate's process seen from the judge: what is asked of it, what it answers, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kcap.bench.judge import wire
+from kcap.bench.judge.failures import Ended, TooSlow
+from kcap.bench.judge.forking import ForkServer
+from kcap.bench.judge.limits import Limits
+from kcap.bench.judge.processors import used
+from kcap.bench.judge.wire import Answer
+
+TOLD = 2000  # characters of what it printed
+
+
+@dataclass
+class Process:
+    """One process. `confined`: what keeps it in its place."""
+
+    server: ForkServer
+    limits: Limits
+    pid: int
+    channel: socket.socket
+    folder: Path
+    log: Any
+    confined: list[str]
+    spent: float = field(default=0.0, kw_only=True)  # seconds, since a Workload was opened
+    how: str | None = field(default=None, kw_only=True)  # it ended
+    last_words: str = field(default="", kw_only=True)  # the end of what it had printed by then
+
+    def ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
+        """Its answer; Ended or TooSlow where there is none."""
+        before = used(self.pid)
+        began = time.perf_counter_ns()
+        try:
+            socket.send_fds(self.channel, [content], list(descriptors))
+        except OSError:
+            raise Ended(self.end(keep=True, gone=True)) from None
+        answer = self.receive(max(self.limits.timeout - self.spent, 0.01))
+        elapsed = time.perf_counter_ns() - began
+        self.spent += elapsed / 1e9
+        after = used(self.pid)
+        try:
+            return wire.answered(answer, elapsed, after.cpu(before) / elapsed)
+        except ValueError:
+            self.end(keep=True)
+            raise Ended("it spoke to the judge itself") from None
+
+    def receive(self, timeout: float) -> bytes:
+        """One message of its; Ended or TooSlow where there is none."""
+        self.channel.settimeout(timeout)
+        try:
+            content = self.channel.recv(wire.LONGEST)
+        except TimeoutError:
+            self.end(keep=True)
+            raise TooSlow(f"took longer than {self.limits.timeout:g} s") from None
+        except OSError:
+            content = b""
+        if not content:
+            raise Ended(self.end(keep=True, gone=True))
+        return content
+
+    def printed(self) -> str:
+        """The end of what it printed."""
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), TOLD, max(size - TOLD, 0)).decode(errors="replace").replace("\0", "")
+
+    def end(self, keep: bool = False, gone: bool = False) -> str:
+        """End it and all that it started; how it ended.
+
+        `keep`: what it built, for the next process of its code; `gone`: it closed its end, and so ends by itself.
+        """
+        if self.how is None:
+            self.forget()
+            self.last_words = self.printed()
+            self.channel.close()
+            self.log.close()
+        ended = str(self.server.ask({"end": self.pid, "keep": keep, "gone": gone})["how"])
+        self.how = self.how or ended
+        if not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return self.how
+
+    def forget(self) -> None:
+        """Let go of the Workload that is open, if one is."""
