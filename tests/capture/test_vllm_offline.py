@@ -12,6 +12,8 @@ import pytest
 
 from kcap.capture.config import Session
 from kcap.capture.engines import vllm_offline
+from kcap.capture.window import StepShape, Window
+from kcap.capture.workload import Workload
 
 
 class Engine:
@@ -63,3 +65,32 @@ def test_a_prefix_cache_that_was_emptied_lets_it_go_on(
     stand_in(monkeypatch, answer)
     vllm_offline.main(str(job))
     assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[7], [7]]
+
+
+class Endless(Engine):
+    """Each request has one more token after each step, which a window in this process records."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__()
+        self.window, self.steps = window, 0
+
+    def step(self) -> list[Any]:
+        self.steps += 1
+        self.window.begin(StepShape("decode", [1], [self.steps]))
+        self.window.end()
+        tokens = SimpleNamespace(token_ids=[7] * self.steps)
+        return [SimpleNamespace(request_id=number, outputs=[tokens]) for number in self.waiting]
+
+
+def test_a_limit_of_steps_ends_the_generation_at_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, True)
+    session = Session(str(tmp_path / "shards"), steps=3, warmup_steps=2, recorder="python")
+    session.write()
+    window = Window(session)
+    window.start()
+    engine = Endless(window)
+    outputs = vllm_offline._generate(
+        SimpleNamespace(llm_engine=engine), [[1, 2], [3]], Workload(output_len=1000), session
+    )
+    assert engine.steps == 5
+    assert outputs == [[7] * 5] * 2
