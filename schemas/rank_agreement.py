@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -25,6 +24,8 @@ SOURCE = re.compile(r"\.s[0-9a-f]{8}$")  # a compiled kernel has its rank's own 
 
 Kernel: TypeAlias = tuple[str, str]  # the operator, and its tensors
 Ran: TypeAlias = tuple[Kernel, ...]  # what a step ran, in order
+Steps: TypeAlias = dict[str, Counter[int]]  # of each phase, how often what was run, by its number
+Batch: TypeAlias = tuple[str, str]  # a step's phase, and what else is known of it before it runs
 
 
 def disagreements(
@@ -45,58 +46,46 @@ def _pairs(ranks: Sequence[Rank]) -> Iterator[tuple[Rank, Rank]]:
         yield from ((first, other) for other in others)
 
 
-@dataclass(frozen=True)
 class _Ran:
-    calls: Sequence[Call]
-    programs: Sequence[Program]
-    listed: Sequence[Step]
+    """What each rank's steps ran. Programs that ran the same kernels have the same number in `order`."""
 
-    @cached_property
-    def _kernels(self) -> dict[int, Kernel]:
-        return {call.id: _kernel(call) for call in self.calls if call.kind == "kernel" and call.work}
+    def __init__(self, calls: Sequence[Call], programs: Sequence[Program], steps: Sequence[Step]) -> None:
+        self._kernels = {call.id: _kernel(call) for call in calls if call.kind == "kernel" and call.work}
+        self._inner = {program.id: program.calls for program in programs}
+        self.order: dict[Ran, int] = {}
+        self._number = {p.id: self._intern(p) for p in programs if p.kind == "step"}
+        self._whole: dict[int, Steps] = defaultdict(lambda: defaultdict(Counter))
+        for program in programs:
+            for one in program.counts if program.id in self._number else ():
+                self._whole[one.rank][one.phase][self._number[program.id]] += one.count
+        self._steps = steps
 
-    @cached_property
-    def _programs(self) -> dict[int, Ran]:
-        plain = {program.id: program.calls for program in self.programs}
-        return {program.id: self._flat(program, plain) for program in self.programs if program.kind == "step"}
-
-    def _flat(self, program: Program, plain: dict[int, list[int]]) -> Ran:
-        inner: dict[int, list[int]] = defaultdict(list)
+    def _intern(self, program: Program) -> int:
+        graphs: dict[int, list[int]] = defaultdict(list)
         for position, graph in program.graphs:
-            inner[position] += plain.get(graph, [])
-        order = [call for n in range(len(program.calls) + 1) for call in (*inner[n], *program.calls[n : n + 1])]
-        return tuple(self._kernels[call] for call in order if call in self._kernels)
+            graphs[position] += self._inner.get(graph, [])
+        order = [call for n in range(len(program.calls) + 1) for call in (*graphs[n], *program.calls[n : n + 1])]
+        ran = tuple(self._kernels[call] for call in order if call in self._kernels)
+        return self.order.setdefault(ran, len(self.order))
 
-    def whole(self, rank: int) -> dict[str, Counter[Ran]]:
+    def whole(self, rank: int) -> Steps:
         """How often the rank ran what, in all its steps of each phase."""
-        found: dict[str, Counter[Ran]] = defaultdict(Counter)
-        for program in self.programs:
-            if program.kind == "step":
-                for one in program.counts:
-                    if one.rank == rank:
-                        found[one.phase][self._programs[program.id]] += one.count
-        return found
+        return self._whole[rank]
 
-    def both(self, one: int, other: int) -> tuple[dict[str, Counter[Ran]], dict[str, Counter[Ran]]]:
-        """The same of the steps that both list, known by their batches."""
-        first, second = self._by_batch(one), self._by_batch(other)
-        same = [batch for batch, found in first.items() if len(found) == len(second.get(batch, ()))]
-        return _joined(first, same), _joined(second, same)
+    def both(self, one: int, other: int, phase: str) -> tuple[Counter[int], Counter[int]]:
+        """The same of one phase's steps that both list, known by their batches."""
+        first, second = self._listed[one], self._listed[other]
+        same = [b for b, found in first.items() if b[0] == phase and len(found) == len(second.get(b, ()))]
+        return Counter(n for b in same for n in first[b]), Counter(n for b in same for n in second[b])
 
-    def _by_batch(self, rank: int) -> dict[tuple[str, str], list[Ran]]:
-        found: dict[tuple[str, str], list[Ran]] = defaultdict(list)
-        for step in self.listed:
-            if step.rank == rank and step.program in self._programs:
+    @cached_property
+    def _listed(self) -> dict[int, dict[Batch, list[int]]]:
+        found: dict[int, dict[Batch, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for step in self._steps:
+            if step.program in self._number:
                 batch = f"{step.tokens} {step.queries} {step.lengths}"
-                found[step.phase, batch].append(self._programs[step.program])
+                found[step.rank][step.phase, batch].append(self._number[step.program])
         return found
-
-
-def _joined(steps: dict[tuple[str, str], list[Ran]], batches: list[tuple[str, str]]) -> dict[str, Counter[Ran]]:
-    found: dict[str, Counter[Ran]] = defaultdict(Counter)
-    for phase, batch in batches:
-        found[phase].update(steps[phase, batch])
-    return found
 
 
 def _kernel(call: Call) -> Kernel:
@@ -105,13 +94,17 @@ def _kernel(call: Call) -> Kernel:
 
 
 def _compared(ran: _Ran, one: int, other: int) -> Iterator[Disagreement]:
-    whole, listed = (ran.whole(one), ran.whole(other)), ran.both(one, other)
-    for phase in sorted({*whole[0], *whole[1]}):
-        mine, theirs = (found[phase] for found in whole)
+    first, second = ran.whole(one), ran.whole(other)
+    kernels = list(ran.order)
+    for phase in sorted({*first, *second}):
+        mine, theirs = first[phase], second[phase]
         if mine.total() != theirs.total():
-            mine, theirs = (found[phase] for found in listed)
+            mine, theirs = ran.both(one, other, phase)
         if mine != theirs:
-            yield _disagreement((one, other), phase, mine - theirs, theirs - mine)
+            named = [
+                Counter({kernels[n]: times for n, times in found.items()}) for found in (mine - theirs, theirs - mine)
+            ]
+            yield _disagreement((one, other), phase, *named)
 
 
 def _disagreement(ranks: tuple[int, int], phase: str, mine: Counter[Ran], theirs: Counter[Ran]) -> Disagreement:
