@@ -1,4 +1,4 @@
-"""A candidate's process that is not confined: `python cpu_candidate.py CHANNEL WHAT` runs a function of its input."""
+"""Candidates on the CPU: `python cpu_candidate.py CONTROL` forks those that run one of the functions here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from forked_candidates import serve_all
 
 from kcap.bench.integrity import driver
 
@@ -35,4 +36,4 @@ def maps(x):
 
 loaded = driver.Driver(driver.build())
 with torch.no_grad():
-    loaded.serve(int(sys.argv[1]), globals()[sys.argv[2]], ())
+    serve_all(int(sys.argv[1]), lambda channel, what: loaded.serve(channel, globals()[what], ()))

@@ -1,7 +1,7 @@
-"""A candidate's process on a GPU that is not there: `python fake_gpu_candidate.py CHANNEL LIBRARY WHAT`.
+"""Candidates on a GPU that is not there: `python fake_gpu_candidate.py CONTROL LIBRARY` forks them.
 
-Tensors say that they are on a GPU, and lie in host memory: WHAT doubles them by their addresses. A graph remembers what
-was called while it was captured, and does it again.
+Tensors say that they are on a GPU, and lie in host memory: what one runs doubles them by their addresses. A graph
+remembers what was called while it was captured, and does it again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy
 import torch
+from forked_candidates import serve_all
 
 from kcap.bench.integrity import driver
 
@@ -91,7 +92,7 @@ def replay(graph):
 
 
 def main():
-    channel, library, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    control, library = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     loaded = driver.Driver(driver.build())
     given = (
@@ -107,9 +108,13 @@ def main():
         lambda cycles: None,
         lambda: None,
     )
-    loaded.use_gpu(library, given)
-    with torch.no_grad():
+
+    def serve(channel, what):
+        loaded.use_gpu(library, given)
         loaded.serve(channel, globals()[what], ())
+
+    with torch.no_grad():
+        serve_all(control, serve)
 
 
 main()

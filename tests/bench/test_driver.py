@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from bench_datasets import definition, of, workload
+from forked_candidates import Forked
 from judging import eventually
 
 from kcap.bench.integrity import driver
 from kcap.bench.judge import candidate as candidates
 from kcap.bench.judge import handed, wire
-from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.draws import draws
 
 COPY = definition("copy", {"x": of("m n")}, {"y": of("m n")}, "x.clone()")
-PROGRAM = Path(__file__).with_name("cpu_candidate.py")
 
 
 LARGE = 1 << 17  # rows: 2 MiB
@@ -42,31 +35,21 @@ def large():
 
 
 @pytest.fixture(scope="module")
-def both():
-    """Two processes of one Solution."""
+def forked():
     driver.build()
-    with ExitStack() as stack:
-        yield [_started(stack) for _ in range(2)]
+    with Forked("cpu_candidate.py") as candidates:
+        yield candidates
+
+
+@pytest.fixture(scope="module")
+def both(forked):
+    """Two processes of one Solution."""
+    return [forked.start("copied") for _ in range(2)]
 
 
 @pytest.fixture
-def started():
-    with ExitStack() as stack:
-        yield lambda what: _started(stack, what)
-
-
-def _started(stack, what="copied"):
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        command = [sys.executable, PROGRAM, str(theirs.fileno()), what]
-        process = stack.enter_context(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
-    stack.callback(process.kill)
-    limits, server = (
-        SimpleNamespace(timeout=60.0, threads=1, gpu=None),
-        SimpleNamespace(ask=lambda request: {"how": "ended"}),
-    )
-    log = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 ends with the stack
-    return Candidate(server, limits, process.pid, stack.enter_context(ours), Path("/nowhere"), log, [])
+def started(forked):
+    return forked.start
 
 
 @pytest.fixture
@@ -90,7 +73,8 @@ def pool(drawn):
 
 def test_inputs_are_of_the_pool_and_none_is_there_twice(one, drawn):
     numbers = pool(drawn)
-    for found in inputs(one, 5, 12, range(12)):
+    count = 2 if one.handed else 12
+    for found in inputs(one, 5, count, range(count)):
         assert torch.isin(found, numbers).all()
         rare = len(numbers) - len(numbers.unique())
         assert len(found) - len(found.unique()) <= rare

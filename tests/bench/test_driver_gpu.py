@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import socket
+import os
+import signal
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from bench_datasets import definition, of, workload
+from forked_candidates import Forked
 
 from kcap.bench.judge import candidate, wire
-from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.draws import draws
 from kcap.bench.judge.evidence import Refused, check
@@ -33,26 +31,15 @@ def library(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def forked(library):
+    with Forked("fake_gpu_candidate.py", library, gpu=Gpu(1 << 20, 1 << 30)) as candidates:
+        yield candidates
+
+
 @pytest.fixture
-def start(library):
-    processes = []
-
-    def started(what, graphs=True, destination=True):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, HERE / "fake_gpu_candidate.py", str(theirs.fileno()), library, what]
-            processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()]))
-        limits = SimpleNamespace(timeout=60.0, threads=1, gpu=Gpu(1 << 20, 1 << 30))
-        server = SimpleNamespace(ask=lambda request: {"how": "ended"})
-        log = tempfile.TemporaryFile()  # noqa: SIM115 ends with the test
-        one = Candidate(server, limits, processes[-1].pid, ours, Path("/nowhere"), log, [], destination)
-        one.graphs = graphs
-        return one
-
-    yield started
-    for process in processes:
-        process.kill()
-        process.wait()
+def start(forked):
+    return lambda what, graphs=True, destination=True: forked.start(what, destination, graphs)
 
 
 @pytest.fixture
@@ -72,8 +59,6 @@ def mixed(seed, i, j):
 
 def pool_of(drawn, seed, number):
     """The input of invocation `number`, read from the pool as the judge knows it to be."""
-    import os
-
     content = drawn.contents[0]
     begin = content.offset + mixed(seed, number, 0) % (content.slack + 1) * 4
     count = torch.Size(content.shape).numel()
@@ -176,7 +161,7 @@ def test_more_invocations_than_sets_are_refused(start, drawn):
 def test_a_candidate_that_is_gone_has_ended(start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
-    subprocess.run(["kill", "-9", str(one.pid)], check=True)
+    os.kill(one.pid, signal.SIGKILL)
     with pytest.raises(Ended):
         for _ in range(3):
             one.run(1, 1)
