@@ -66,7 +66,8 @@ class Child:
                 self._process.wait(patience)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
-        return self._process.wait()
+        status = self.status
+        return -signal.SIGKILL if status is None else status  # killed, and still held by the machine
 
 
 def last_lines(log: Path) -> str:

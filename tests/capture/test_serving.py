@@ -13,76 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving_programs import CLIENT, DIES, NEVER, SERVER
 
 import kcap as kcap_package
 from kcap.capture import ready
 from kcap.capture.config import SESSION_VARIABLE
-from kcap.capture.engines.engine import Server
 from kcap.capture.told import NEVER_OPENED
 
 Kcap = Callable[..., Any]
-
-SERVER = """
-import os, signal, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-import torch
-from kcap.capture.config import SESSION_VARIABLE, read_session
-from kcap.capture.window import StepShape, Window
-
-window = Window(read_session(os.environ[SESSION_VARIABLE]))
-window.register()
-window.start()
-a = torch.eye(4)
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        path, _, steps = self.path.partition("?")
-        if path == "/die":
-            print("ValueError: out of memory", flush=True)
-            os._exit(7)
-        for step in range(int(steps or 0)):
-            window.begin(StepShape("decode", [1], [step]))
-            torch.mm(a, a)
-            window.end()
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
-
-server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-try:
-    server.serve_forever()
-except KeyboardInterrupt:
-    print("the server ended in order", flush=True)
-"""
-NEVER = """
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_error(503, "still loading")
-
-print("loading the weights", flush=True)
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-DIES = "import sys; print('RuntimeError: no such model', file=sys.stderr); sys.exit(5)"
-CLIENT = """
-import os, subprocess, sys
-from urllib.request import urlopen
-
-assert "KCAP_SESSION" not in os.environ, "a client is no part of what is recorded"
-
-port, output, *words = sys.argv[1:]
-for word in words:
-    if word in ("start", "stop"):
-        subprocess.run([sys.executable, "-m", "kcap", "window", word, output], check=True)
-    elif word == "fail":
-        sys.exit("AssertionError: a request failed")
-    else:
-        urlopen(f"http://127.0.0.1:{port}/{word}").read()
-"""
 
 
 @pytest.fixture
@@ -205,49 +143,6 @@ def test_what_serves_there_already_is_not_taken_for_the_server(
         other.wait()
     assert ran.code == 2
     assert "answers before the server is started" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--client", "no-such-client", "--", "vllm", "serve", "m"), "there is no command no-such-client"),
-        (("--client", "", "--", "vllm", "serve", "m"), "there is no command"),
-        (("--client", "true 'x", "--", "vllm", "serve", "m"), "No closing quotation"),
-        (("--client", "true", "--", "my-server"), "pass --ready URL"),
-        (("--client", "true", "--", "vllm", "serve", "m", "--config", "c.yaml"), "pass --ready URL"),
-        (("--client", "true", "--ready", "localhost:80", "--", "my-server"), "give an http:// or https:// URL"),
-        (("--ready", "http://127.0.0.1:1/", "--", "my-server"), "--ready is of a --client"),
-        (("--client", "true", "--model", "kcap/tiny-llama"), "--client needs a server"),
-    ],
-)
-def test_a_wrong_call_starts_nothing(words: tuple[str, ...], text: str, kcap: Kcap, tmp_path: Path) -> None:
-    ran = kcap("record", "-o", tmp_path / "out", *words)
-    assert ran.code == 2
-    assert text in ran.err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("command", "url"),
-    [
-        ("vllm serve m", "http://127.0.0.1:8000/health"),
-        ("/opt/venv/bin/vllm serve m --port 81 --host 0.0.0.0", "http://127.0.0.1:81/health"),
-        ("python -m vllm.entrypoints.openai.api_server --port=82 --host=::", "http://[::1]:82/health"),
-        ("env A=b vllm serve m --host gpu7 --port 83 --port 84", "http://gpu7:84/health"),
-        ("python -m sglang.launch_server --model-path m", "http://127.0.0.1:30000/health"),
-        ("vllm serve m --port auto", None),
-        ("vllm serve m --uds /tmp/s", None),
-        ("vllm bench throughput", None),
-    ],
-)
-def test_the_url_of_a_usual_command_is_plain(command: str, url: str | None) -> None:
-    assert ready.url_of(command.split()) == url
-
-
-def test_the_usual_commands_are_the_adapters_own() -> None:
-    server = Server(("toy", "serve"), 9, "/ready")
-    assert ready.url_of(["toy", "serve"], [server]) == "http://127.0.0.1:9/ready"
-    assert ready.url_of(["toy", "serve"]) is None
 
 
 # ---- the window by signals, and by nobody ----

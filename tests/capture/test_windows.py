@@ -1,13 +1,7 @@
-"""The window of a recording that runs: opened and closed from outside, after the same step in every process."""
+"""The window of a process, opened and closed from outside: what runs in it counts, and nothing across its edges."""
 
 from __future__ import annotations
 
-import os
-import random
-import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +10,6 @@ import torch
 
 from kcap.capture import windows
 from kcap.capture.config import Session
-from kcap.capture.gate import ENDING, HELD, PATIENCE, Gate, shared
 from kcap.capture.merge import merge
 from kcap.capture.told import NEVER_OPENED
 from kcap.capture.window import StepShape, Window
@@ -176,136 +169,3 @@ def test_a_process_that_starts_later_begins_as_the_window_is(tmp_path: Path) -> 
     window = opened(session)
     step(window, 2)
     assert steps_and_calls(finished(window, tmp_path)) == (2, 2)
-
-
-# ---- several processes, which gates stand for ----
-
-
-def gate(session: Session, process: int, replica: int = 0) -> Gate:
-    path = Path(session.directory) / f"{os.uname().nodename}-{process}{ENDING}"
-    made = Gate(path, replica)
-    if session.opens:
-        made.open(1)
-    return made
-
-
-@pytest.fixture
-def often() -> Iterator[None]:
-    """Threads take turns as often as processes might."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-class Rank(threading.Thread):
-    """Steps at its own pace, at most two behind or before the other, and notes which of its steps counted."""
-
-    def __init__(self, gate: Gate, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.gate, self.counted, self.number, self.over = gate, set[int](), 0, False
-        self.other: Rank | None = None
-        self._draw = random.Random(seed)
-
-    def run(self) -> None:
-        while not self.over or (self.other is not None and self.number < self.other.number):
-            if self.other is not None and self.number > self.other.number + 1 and not self.other.over:
-                time.sleep(0)
-                continue
-            self.number += 1
-            began = self.gate.begin()
-            for _ in range(self._draw.randrange(200)):
-                pass
-            if began and self.gate.end():
-                self.counted.add(self.number)
-            self.gate.answer(self.gate.asked)
-
-
-@pytest.mark.usefixtures("often")
-def test_ranks_count_the_same_steps_whenever_the_window_opens_and_closes(tmp_path: Path) -> None:
-    session = made(tmp_path, window="manual")
-    ranks = [Rank(gate(session, process), process) for process in (os.getpid(), os.getppid())]
-    ranks[0].other, ranks[1].other = ranks[1], ranks[0]
-    for rank in ranks:
-        rank.start()
-    sizes = [0]
-    for _ in range(60):
-        assert windows.start(session).processes == 2
-        time.sleep(random.random() * 0.002)
-        assert windows.stop(session).processes == 2
-        sizes.append(len(ranks[0].counted))
-    for rank in ranks:
-        rank.over = True
-    for rank in ranks:
-        rank.join(20)
-    assert ranks[0].counted == ranks[1].counted
-    assert len(set(sizes)) > 40, "most windows held steps"
-
-
-def test_replicas_open_each_after_its_own_last_step(tmp_path: Path) -> None:
-    session = made(tmp_path, window="manual")
-    far, near = gate(session, os.getpid(), 0), gate(session, os.getppid(), 1)
-    for _ in range(500):
-        far.begin()
-    near.begin()
-    threading.Thread(target=lambda: [(time.sleep(0.2), far.answer(1), near.answer(1))], daemon=True).start()
-    assert windows.start(session).processes == 2
-    assert (far.first, near.first) == (501, 2)
-
-
-def test_a_process_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "PATIENCE", 0.1)
-    session = made(tmp_path)
-    gate(session, os.getpid())
-    answer = windows.stop(session)
-    assert answer == windows.Answer(True, 0, [os.getpid()])
-    assert f"0 of 1 processes follow; no answer from {os.getpid()}" in windows.said(answer, False)
-
-
-def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
-    session = made(tmp_path)
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    gate(session, child)
-    assert windows.stop(session) == windows.Answer(True, 0, [])
-
-
-def test_an_engine_does_not_wait_for_whoever_died_while_holding_its_gate(tmp_path: Path) -> None:
-    session = made(tmp_path)
-    mine = gate(session, os.getpid())
-    cells = shared(Path(session.directory) / f"{os.uname().nodename}-{os.getpid()}{ENDING}")
-    cells[HELD] = 1
-    began = time.monotonic()
-    assert mine.begin() and mine.end()
-    assert PATIENCE < time.monotonic() - began < 20 * PATIENCE
-    assert cells[HELD] == 0
-
-
-# ---- which recording is meant ----
-
-
-def test_where_no_recording_runs_the_error_says_what_is_there(tmp_path: Path, recording: Path) -> None:
-    output = tmp_path / "[a].kcap"
-    with pytest.raises(KcapError, match="start it first, with the same -o"):
-        windows.find(output)
-    left = tmp_path / ".[a].kcap.x1"
-    (left / "shards").mkdir(parents=True)
-    with pytest.raises(KcapError, match=r"interrupted, see kcap recover .*x1"):
-        windows.find(output)
-    with pytest.raises(KcapError, match="is a Recording already"):
-        windows.find(recording)
-
-
-def test_the_recording_that_runs_is_found_beside_what_others_left(tmp_path: Path) -> None:
-    sessions = [Session(str(tmp_path / f".a.kcap.{name}" / "shards")) for name in ("x1", "x2")]
-    for session in sessions:
-        session.write()
-        (Path(session.directory) / "running").touch()
-    with windows.running(sessions[1]):
-        assert windows.find(tmp_path / "a.kcap") == sessions[1]
-        with windows.running(sessions[0]), pytest.raises(KcapError, match="end all but one"):
-            windows.find(tmp_path / "a.kcap")
-    with pytest.raises(KcapError, match="interrupted"):
-        windows.find(tmp_path / "a.kcap")
