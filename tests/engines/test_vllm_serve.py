@@ -1,17 +1,17 @@
-"""A user's own `vllm serve`, recorded; and a worker that is killed."""
+"""`vllm serve` recorded under `vllm bench serve`, and a worker that is killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
 
 LAYERS, API_KEY = 3, "a-secret-of-the-test"
-PROMPTS = [[50_000 + 97 * number + i for i in range(20 + number)] for number in range(6)]
-OUTPUT = 8
+TALKS = [(20 + number, 6 + number % 3) for number in range(8)]  # tokens of each prompt, and of its answer
 
 
 @pytest.fixture
@@ -69,13 +68,6 @@ def free_port() -> int:
         return int(any_port.getsockname()[1])
 
 
-def asked(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)) as answer:
-        return json.loads(answer.read() or "null")
-
-
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -86,40 +78,70 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str], second
     raise AssertionError("not ready in time")
 
 
-def answers(port: int) -> bool:
-    try:
-        asked(port, "/health")
-    except OSError:
-        return False
-    return True
+@pytest.fixture
+def talks(model: Path, tmp_path: Path) -> Path:
+    """The model with a tokenizer of as many words as it has tokens, and a JSONL of prompts in them."""
+    tokenizers = pytest.importorskip("tokenizers")
+    directory = shutil.copytree(model, tmp_path / "model")
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    words = {"[UNK]": 0, **{f"w{number}": number for number in range(1, vocabulary)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "[UNK]"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(known))
+    lines = [
+        {"prompt": " ".join(f"w{100 + 50 * number + i}" for i in range(tokens)), "output_tokens": output}
+        for number, (tokens, output) in enumerate(TALKS)
+    ]
+    (directory / "talks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
 
 
-def complete(port: int, prompt: list[int]) -> int:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
-    return int(asked(port, "/v1/completions", body)["usage"]["completion_tokens"])
+CLIENT = """
+import json, os, subprocess, sys, urllib.request
+
+port, output, *bench = sys.argv[1:]
+window = [sys.executable, "-m", "kcap", "window"]
+
+def complete(prompt):
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+
+subprocess.run(bench, check=True)
+subprocess.run([*window, "stop", output], check=True)
+complete([7] * 50)
+subprocess.run([*window, "start", output], check=True)
+complete([8] * 11)
+"""
 
 
-def test_a_server_with_concurrent_requests_stopped_by_ctrl_c(
-    started: Any, model: Path, serving_environment: dict[str, str], tmp_path: Path
+def test_a_server_under_vllms_own_load_counts_what_ran_in_its_windows(
+    talks: Path, serving_environment: dict[str, str], tmp_path: Path
 ) -> None:
+    pytest.importorskip("pandas", reason="vllm bench serve reads JSONL with pandas")
     port, output = free_port(), tmp_path / "out"
-    serve = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), "--served-model-name", "tiny"]
-    options = "--load-format dummy --skip-tokenizer-init --dtype bfloat16 --max-model-len 512 --enforce-eager"
-    where = ["--host", "127.0.0.1", "--port", str(port), "--api-key", API_KEY, "--no-enable-prefix-caching"]
-    record = [sys.executable, "-m", "kcap", "record", "-o", str(output), "--"]
-    process = started([*record, *serve, *options.split(), *where], serving_environment)
-    log: list[str] = []
-    with ThreadPoolExecutor(8) as pool:
-        pool.submit(lambda: log.extend(process.stderr))
-        wait_until(lambda: answers(port), process)
-        generated = list(pool.map(lambda prompt: complete(port, prompt), PROMPTS))
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=120)
-    assert process.returncode == 0, "".join(log)
-    assert generated == [OUTPUT] * len(PROMPTS)
-    assert_recorded_whole(kcap.load(output))
+    vllm = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    load = f"--port {port} --model {talks} --dataset-path {talks / 'talks.jsonl'} --num-prompts {len(TALKS)}"
+    how = "--backend openai --endpoint /v1/completions --served-model-name tiny --dataset-name custom --ignore-eos"
+    rate = "--request-rate 8 --max-concurrency 3 --custom-output-len -1 --skip-chat-template --disable-tqdm"
+    bench = [*vllm, "bench", "serve", *load.split(), *how.split(), *rate.split(), "--ready-check-timeout-sec", "0"]
+    (tmp_path / "client.py").write_text(CLIENT)
+    client = shlex.join([sys.executable, str(tmp_path / "client.py"), str(port), str(output), *bench])
+    serve = [*vllm, "serve", str(talks), "--served-model-name", "tiny", "--port", str(port), "--api-key", API_KEY]
+    options = "--load-format dummy --dtype bfloat16 --max-model-len 512 --enforce-eager --no-enable-prefix-caching"
+    record = [sys.executable, "-m", "kcap", "record", "-o", str(output), "--client", client, "--"]
+    env = {**serving_environment, "OPENAI_API_KEY": API_KEY}
+    ran = subprocess.run([*record, *serve, *options.split()], env=env, capture_output=True, text=True, timeout=800)
+    assert ran.returncode == 0, ran.stderr
+    recording = kcap.load(output)
+    assert_recorded_whole(recording)
+    (_, loaded), (first, alone) = (window.values() for window in recording.metadata.windows)
+    assert (first, alone) == (loaded + 4 + 1, 4), "the request between the windows ran four steps"
     assert not [file for file in output.rglob("*") if file.is_file() and API_KEY.encode() in file.read_bytes()]
-    assert "--api-key REDACTED" in " ".join(kcap.load(output).metadata.command)
+    assert "--api-key REDACTED" in " ".join(recording.metadata.command)
 
 
 def assert_recorded_whole(recording: Recording) -> None:
@@ -128,8 +150,8 @@ def assert_recorded_whole(recording: Recording) -> None:
     steps = sum(recording.metadata.steps.values())
     assert {"prefill", "decode"} <= set(recording.metadata.steps)
     scheduled = sum(batch["tokens"] * batch["steps"] for batch in recording.metadata.batches)
-    assert scheduled == sum(map(len, PROMPTS)) + len(PROMPTS) * (OUTPUT - 1)
-    assert max(batch["sequences"] for batch in recording.metadata.batches) > 1, "the requests ran together"
+    assert scheduled == sum(prompt + output - 1 for prompt, output in [*TALKS, (11, 4)])
+    assert max(batch["sequences"] for batch in recording.metadata.batches) == 3, "as many requests run as may"
     linears = sum(call.total for call in recording.kernels() if call.operator == "_C::onednn_mm")
     attention = sum(call.total for call in recording.kernels() if call.operator == "_C::cpu_attention_with_kv_cache")
     assert (linears, attention) == ((4 * LAYERS + 1) * steps, LAYERS * steps)
