@@ -230,7 +230,7 @@ def test_a_server_stopped_by_ctrl_c_counts_its_requests_and_not_its_warm_up(runs
 
 def ready(process: subprocess.Popen[bytes], log: Path) -> None:
     """Returns when the server has warmed itself up. Asked for its health it would run a forward."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while "ready to roll" not in log.read_text():
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.5)

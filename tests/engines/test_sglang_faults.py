@@ -29,7 +29,7 @@ def killed(directory: Path) -> Ran:
     words = (*TINY, *SHORT, "--output-len", 1500, "--engine-arg", "tp_size=2", "-o", directory / "out")
     pipe = subprocess.PIPE
     process = subprocess.Popen(command(*words), env=environment(**TWO_RANKS), stdout=pipe, stderr=pipe, text=True)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while len(steps := steps_by_process(directory)) < 2 or min(steps.values()) < 3:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
         time.sleep(0.2)
