@@ -48,7 +48,7 @@ def attending(session: Session) -> Iterator[tuple[launch.Attend, Callable[[], No
 
     Until this ends, the end of the merge among it, SIGUSR1 and SIGUSR2 do not end kcap.
     """
-    with Noted(signal.SIGUSR1, signal.SIGUSR2) as asked, ExitStack() as shown:
+    with windows.running(session), Noted(signal.SIGUSR1, signal.SIGUSR2) as asked, ExitStack() as shown:
         report = shown.enter_context(progress())
 
         def attend(text: str) -> None:

@@ -36,7 +36,7 @@ def run(command: list[str], session: Session, attend: Attend, log: Path | None =
 
     `log`: where its output goes (kcap's own standard error where None).
     """
-    with windows.running(session), Noted(signal.SIGINT, signal.SIGTERM) as ending:
+    with Noted(signal.SIGINT, signal.SIGTERM) as ending:
         child = Child(command, environment(session), log, cwd)
         while child.status is None and not ending:
             attend(status(session))

@@ -56,7 +56,7 @@ def serve(command: list[str], client: Client, session: Session, directory: Path)
     log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
     with follow.attending(session) as (attend, over):
         follow.prepare_recorder(session)
-        with Noted(signal.SIGINT, signal.SIGTERM) as ending, windows.running(session):
+        with Noted(signal.SIGINT, signal.SIGTERM) as ending:
             server = Child(command, launch.environment(session), log)
             run = _Run(server, client, session, ending, attend)
             try:
