@@ -33,13 +33,14 @@ FOLDERS = ("values", "kernels")  # of content named by its SHA-256
 @click.command(epilog="\b\nExample:\n  kcap merge monday.kcap tuesday.kcap -o week.kcap")
 @click.argument("paths", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="The directory to write.")
-@click.option("--hosts", is_flag=True, help="The Recordings are of the hosts of one run: steps are not added.")
+@click.option("--hosts", is_flag=True, help="The Recordings are of the hosts of one run.")
 @click.option("--force", is_flag=True, help="Replace the output.")
 def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> None:
     """Merge Recordings of the same model with the same settings, or FlashInfer-Bench datasets.
 
-    Counts add, and equal calls, Definitions and workloads join. Of runs, ranks keep their numbers. With --hosts, ranks
-    that two Recordings share are moved up: the second's follow the first's.
+    Counts add, and equal calls, Definitions and workloads join. Runs follow one another: rank 0 of two is one rank
+    that ran longer. With --hosts the ranks of one world are put together, and their steps are the same steps; hosts
+    that were a world each are replicas, whose ranks follow one another and whose steps add.
     """
     kinds = {path: detect(path) for path in paths}
     if len(set(kinds.values())) > 1 or not set(kinds.values()) <= {"recording", "dataset"}:

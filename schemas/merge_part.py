@@ -82,6 +82,8 @@ def parts_of(recordings: Sequence[Recording], hosts: bool) -> list[Part]:
     no two of them have one in common. CallError where two hosts say that they recorded the same rank of one world."""
     if hosts and not _shared(recordings):
         return [Part(recording) for recording in recordings]
+    if not hosts:
+        _check_runs(recordings)
     parts, ranks, steps, replicas = [], 0, 0, 0
     for recording in recordings:
         parts.append(Part(recording, ranks, 0, replicas) if hosts else Part(recording, steps=steps))
@@ -90,6 +92,17 @@ def parts_of(recordings: Sequence[Recording], hosts: bool) -> list[Part]:
         last = max((step.index + 1 for step in recording.steps), default=0)
         steps += max(last, sum(recording.metadata.steps.values()))
     return parts
+
+
+def _check_runs(recordings: Sequence[Recording]) -> None:
+    """CallError for parts of one world that have no rank in common: their steps are the same, and would be added."""
+    first, *others = recordings
+    for other in others:
+        if _is_part(first) and _is_part(other) and not _ranks(first) & _ranks(other):
+            raise CallError(
+                f"{first.path} and {other.path} have different ranks of a world of {first.metadata.world_size}: "
+                "pass --hosts to merge the hosts of one run"
+            )
 
 
 def _shared(recordings: Sequence[Recording]) -> bool:

@@ -249,6 +249,11 @@ def test_one_rank_of_a_world_from_two_hosts_is_refused():
         merged(half(0, 1, name="one"), half(1, 2, name="two"), hosts=True)
 
 
+def test_halves_of_one_world_are_no_runs_that_follow_one_another():
+    with pytest.raises(CallError, match=r"one and two have different ranks of a world of 4: pass --hosts"):
+        merged(half(0, 1, name="one"), half(2, 3, name="two"))
+
+
 def test_one_rank_of_a_world_in_two_runs_ran_longer():
     whole = merged(half(0, 1), half(0, 1))
     assert [(rank.rank, rank.steps) for rank in whole.metadata.ranks] == [(n, {"decode": 10}) for n in (0, 1)]
