@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,8 @@ def hook(window: Window) -> None:
 
 
 def _hook_modules(torch: Any, steps: Steps) -> Any:
-    """Replace `Module.__call__`, which `steps.leave` undoes. Inside a step, it costs the try of a lock.
+    """Replace `Module.__call__`, which `steps.leave` undoes. Inside a step, it costs the try of a lock. While one
+    thread generates, other threads' modules run in no step.
 
     Dynamo takes what it finds when it is imported, later, for PyTorch's own `__call__`, and traces past it.
     """
@@ -53,7 +55,11 @@ def _hook_modules(torch: Any, steps: Steps) -> Any:
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not take(False):
+        if (
+            is_compiling()
+            or ((generation := steps.generation) is not None and generation.thread != get_ident())
+            or not take(False)
+        ):
             return original(self, *args, **kwargs)
         began = None
         try:

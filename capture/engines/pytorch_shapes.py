@@ -20,12 +20,12 @@ _found: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Generation:
-    """A call of `generate`: `prompt`, the tokens of a sequence before it, None where they are not told."""
+    """A call of `generate`: `prompt`, the tokens of a sequence before it, None where they are not told; its thread."""
 
     def __init__(self, prompt: int | None) -> None:
         self.prompt = prompt
         self.computed: dict[int, int] = {}  # tokens that each model's cache holds
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     @classmethod
     def of(cls, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generation:
@@ -33,11 +33,6 @@ class Generation:
             return cls(1)  # what it decodes starts from one token
         tokens = _first({"inputs": args[0]} if args else {}, PROMPTS) or _first(kwargs, PROMPTS)
         return cls(tokens[1] if tokens else None)
-
-    @property
-    def mine(self) -> bool:
-        """Whether this thread generates."""
-        return threading.get_ident() == self._thread
 
 
 def shape(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], generation: Generation | None) -> StepShape:

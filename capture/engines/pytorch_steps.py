@@ -57,13 +57,13 @@ class Steps:
         self._lock = threading.Lock()
         self.take, self.release = self._lock.acquire, self._lock.release
         self.leave: Callable[[], None] = lambda: None
-        self._generation: Generation | None = None
+        self.generation: Generation | None = None
         self._opened: Window | None = None
 
     @undisturbed
     def begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Window | None:
         """The window that the step is in, None where it is not recorded."""
-        if _capturing() or (self._generation is not None and not self._generation.mine):
+        if _capturing():
             return None
         return self._begin(lambda window: self._shape(window, module, args, kwargs), lambda: facts(module))
 
@@ -93,7 +93,7 @@ class Steps:
 
     def _shape(self, window: Window, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepShape:
         try:
-            return shape(module, args, kwargs, self._generation)
+            return shape(module, args, kwargs, self.generation)
         except Exception as error:
             window.tap_failed(TAP, error)
             return OTHER
@@ -101,7 +101,7 @@ class Steps:
     @undisturbed
     def end(self, window: Window | None) -> None:
         """Inside `generate` the step goes on until the next one begins."""
-        if window is not None and self._generation is None:
+        if window is not None and self.generation is None:
             window.end()
 
     @undisturbed
@@ -110,16 +110,16 @@ class Steps:
             window.discard()
 
     def generate(self, original: Around, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._generation is not None or self._lock.locked():
+        if self.generation is not None or self._lock.locked():
             return original(*args, **kwargs)  # a draft model's, or part of a module's step
-        self._generation = Generation.of(model, args, kwargs)
+        self.generation = Generation.of(model, args, kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException:
             self.discard(self._window)
             raise
         finally:
-            self._generation = None
+            self.generation = None
         self.end(self._window)
         return result
 

@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.exceptions import Exit
 
 import kcap
+from kcap.capture.command import command
+from kcap.errors import KcapError
 from kcap.schemas.recording import Recording
 
 pytestmark = pytest.mark.engine
 Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
+Record = Callable[[int, Path], Recording]
 LAYERS, PROMPT, OUTPUT = 2, 5, 4
 LINEARS = 7 * LAYERS + 1
 
@@ -69,6 +73,22 @@ with torch.inference_mode():
         except (RuntimeError, ZeroDivisionError):
             pass
     plain(torch.ones(2, 4))
+
+class Waits(torch.nn.Module):
+    def forward(self):
+        begun.set()
+        done.wait(60)
+
+def begin_another(*given, **more):
+    if not begun.is_set():
+        thread.start()
+        begun.wait(60)
+    return torch.zeros(len(ids), dtype=torch.bool)
+
+begun, done, thread = threading.Event(), threading.Event(), threading.Thread(target=Waits())
+generate(stopping_criteria=[begin_another])
+done.set()
+thread.join()
 """
 STEPS_AFTER = [
     ("prefill", [PROMPT], [PROMPT], LINEARS),
@@ -80,6 +100,7 @@ STEPS_AFTER = [
     ("other", [], [], 1),
     ("decode", [1], [9], 1),
     ("other", [], [], 1),
+    *((*step, LINEARS) for step in STEPS_OF_A_GENERATE),
 ]
 
 
@@ -111,12 +132,12 @@ def test_prefill_and_decode_are_told_apart_whatever_the_cache(recording: Recordi
 
 
 def test_every_forward_has_the_linears_of_its_layers_and_its_sampling(recording: Recording) -> None:
-    for step in recording.steps[: 2 * OUTPUT]:
+    for step in recording.steps[: 2 * OUTPUT] + recording.steps[-OUTPUT:]:
         ran = Counter(call.operator for call in recording.ran(recording.programs[step.program]))
         assert (ran["aten::linear"], ran["aten::scaled_dot_product_attention"]) == (LINEARS, LAYERS)
         assert ran["aten::argmax"] == 1
     total = sum(call.total for call in recording.calls if call.operator == "aten::argmax")
-    assert total == 2 * OUTPUT, "and nowhere else"
+    assert total == 3 * OUTPUT, "and nowhere else"
 
 
 def test_a_model_called_by_hand_or_compiled_and_a_plain_module_are_steps(recording: Recording) -> None:
@@ -151,6 +172,40 @@ def test_the_tokens_are_the_same_with_and_without(ran: tuple[Recording, list[lis
     assert len(ran[1][0][0]) == PROMPT + OUTPUT
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_compiled_generate_replays_graphs_in_its_steps(tmp_path: Path, kcap_record: Kcap) -> None:
+    """On a GPU transformers compiles a model with a static cache, and inductor captures it."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    program = GENERATES.replace(".eval()", ".eval().cuda()").replace("reshape(2, 5)", "reshape(2, 5).cuda()")
+    (tmp_path / "program.py").write_text(program)
+    done = kcap_record(tmp_path / "out", "--", sys.executable, tmp_path / "program.py")
+    assert done.returncode == 0, done.stderr
+    recording = kcap.load(tmp_path / "out")
+    found = [(step.phase, step.queries, step.lengths) for step in recording.steps]
+    assert found == STEPS_OF_A_GENERATE * 2
+    assert linears(recording, recording.steps[OUTPUT - 1].program) == LINEARS
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """`record(code, program)` runs `kcap record` here, where torch is imported already, to end with `code`."""
+    monkeypatch.setenv("PYTHONPATH", "")
+
+    def run(code: int, program: Path) -> Recording:
+        words = ["-o", str(tmp_path / "out"), "--", sys.executable, str(program)]
+        context = command.make_context("record", words)
+        try:
+            command.invoke(context)
+        except Exit as ended:
+            assert ended.exit_code == code
+        else:
+            assert code == 0
+        return kcap.load(tmp_path / "out")
+
+    return run
+
+
 PROCESSES = """
 import os, subprocess, sys
 import torch
@@ -173,15 +228,15 @@ model(torch.ones(2, 4))
 """
 
 
-def test_forked_and_started_processes_each_have_their_shard(tmp_path: Path, kcap_record: Kcap) -> None:
+def test_forked_and_started_processes_each_have_their_shard(
+    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text("import user_choice; user_choice.made = True")
     (tmp_path / "site/user_choice.py").write_text("made = False")
     (tmp_path / "program.py").write_text(PROCESSES)
-    words = ("--", sys.executable, tmp_path / "program.py")
-    done = kcap_record(tmp_path / "out", *words, PYTHONPATH=str(tmp_path / "site"))
-    assert done.returncode == 0, done.stderr
-    recording = kcap.load(tmp_path / "out")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    recording = record(0, tmp_path / "program.py")
     assert recording.metadata.framework == "PyTorch"
     rows = Counter[int]()
     for call in recording.calls:
@@ -207,19 +262,16 @@ for rows in range(1, 4):
 """
 
 
-def test_a_program_that_crashes_leaves_the_steps_that_had_ended(tmp_path: Path, kcap_record: Kcap) -> None:
+def test_a_program_that_crashes_leaves_the_steps_that_had_ended(tmp_path: Path, record: Record) -> None:
     (tmp_path / "program.py").write_text(CRASHES)
-    done = kcap_record(tmp_path / "out", "--", sys.executable, tmp_path / "program.py")
-    assert done.returncode == 3, done.stderr
-    recording = kcap.load(tmp_path / "out")
+    recording = record(3, tmp_path / "program.py")
     assert recording.metadata.steps == {"other": 2}
     assert not recording.metadata.complete
     shapes = {call.args[0].value.shape for call in recording.calls if call.operator == "aten::sin"}  # type: ignore[union-attr]
     assert {(1,), (2,)} <= shapes
 
 
-def test_a_program_without_a_module_is_told_of_marks(tmp_path: Path, kcap_record: Kcap) -> None:
-    done = kcap_record(tmp_path / "out", "--", sys.executable, "-c", "import torch; torch.ones(2) + 1")
-    assert done.returncode == 1
-    assert "nothing was recorded: no torch.nn.Module was called" in done.stderr
-    assert "kcap.step()" in done.stderr
+def test_a_program_without_a_module_is_told_of_marks(tmp_path: Path, record: Record) -> None:
+    (tmp_path / "program.py").write_text("import torch; torch.ones(2) + 1")
+    with pytest.raises(KcapError, match=r"nothing was recorded: no torch.nn.Module was called: .* `with kcap.step"):
+        record(0, tmp_path / "program.py")
