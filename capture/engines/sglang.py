@@ -131,11 +131,11 @@ def _facts(scheduler: Any) -> dict[str, Any]:
 
 def _replica(scheduler: Any) -> int:
     """Which of data parallelism's: the scheduler knew it, then its `ps` (0.5.15), then a context."""
-    for holder in (scheduler, getattr(scheduler, "ps", None)):
-        if hasattr(holder, "dp_rank"):
-            return holder.dp_rank or 0
+    holder = scheduler if hasattr(scheduler, "dp_rank") else getattr(scheduler, "ps", None)
     context = sys.modules.get("sglang.srt.runtime_context")
-    return 0 if context is None else getattr(context.get_parallel(), "dp_rank", None) or 0
+    if context is not None and not hasattr(holder, "dp_rank"):
+        holder = context.get_parallel()
+    return getattr(holder, "dp_rank", None) or 0
 
 
 class Steps:
