@@ -2,6 +2,9 @@
 # patient: the compiler takes as long as it takes
 # does: Compiles with torch.compile in its first call, and keeps the compiled code.
 import torch
+import torch._inductor.config as config
+
+config.cpp.vec_isa_ok = True  # else each of them is tried by compiling a program
 
 
 @torch.compile
