@@ -14,7 +14,7 @@ from kcap.replay.fill import fill_floats, fill_integers
 from kcap.replay.layout import Target, key_of, tensor, torch_dtype
 from kcap.replay.memory import Key, place, plan
 from kcap.replay.skip import Skip
-from kcap.schemas.values import Folded, Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.values import Folded, Group, Opaque, TensorSpec, TorchConstant, Value
 
 NONE: Mapping[Key, torch.Tensor] = MappingProxyType({})
 
@@ -87,6 +87,8 @@ def rebuild(value: Value, name: str | None, target: Target, buffers: dict[Key, t
             raise Skip(f"its argument '{name}' names a layer of the engine ({pattern})")
         case Opaque(type=kind):
             raise Skip(f"its argument '{name}' is opaque ({kind})")
+        case Group(size=size):
+            raise Skip(f"it needs its process group (of {size})")
         case str() if name == "device":  # a trace file writes a device as a string, too
             return constant(TorchConstant("device", value), target)
     return value

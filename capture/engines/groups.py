@@ -58,5 +58,11 @@ def _other_names(group: Any) -> list[str]:
     held = [getattr(group, name, None) for name in ("device_group", "cpu_group")]
     number = getattr(getattr(getattr(group, "device_communicator", None), "dist_module", None), "handle", None)
     shared = [f"handle/{number}"] if isinstance(number, int) else []
-    own = [getattr(one, "group_name", None) for one in held]
-    return shared + [f"c10d/{name}" for name in own if name]
+    return shared + [f"c10d/{name}" for name in map(_c10d_name, held) if name]
+
+
+def _c10d_name(group: Any) -> str | None:
+    try:
+        return str(group.group_name)
+    except (AttributeError, RuntimeError):  # none, or one that has no backend yet
+        return None

@@ -193,6 +193,19 @@ def test_an_engines_group_is_known_by_c10ds_name_and_by_its_shared_memorys_numbe
     assert engine.heard[1:] == [("handle/0", 0, 2, 1, "tp"), ("c10d/7", 0, 2, 1, "tp")]
 
 
+class Unready:
+    @property
+    def group_name(self) -> str:
+        raise RuntimeError("no backend")
+
+
+def test_a_group_that_c10d_cannot_name_yet_is_told_all_the_same(engine: SimpleNamespace) -> None:
+    record_in(engine)
+    engine.group.device_group, engine.group.cpu_group = Unready(), None
+    Groups(engine.window).tell()
+    assert engine.heard == [("tp:0", 0, 2, 1, "tp"), ("handle/0", 0, 2, 1, "tp")]
+
+
 def test_the_ranks_of_groups_of_more_than_one_are_written_down_and_not_those_of_the_world(
     engine: SimpleNamespace,
 ) -> None:

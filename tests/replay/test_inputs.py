@@ -14,7 +14,7 @@ from kcap.replay.layout import Target
 from kcap.replay.operators import resolve
 from kcap.replay.skip import Skip
 from kcap.schemas.recording import Argument, Call, Sample, SampledTensor
-from kcap.schemas.values import Drift, TensorSpec, Value, contiguous_strides
+from kcap.schemas.values import Drift, Group, TensorSpec, Value, contiguous_strides
 
 HERE = Target("cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float4_e2m1fn_x2", "int8", "bool", "complex64", "uint16")
@@ -133,3 +133,8 @@ def test_recorded_ranges_are_kept() -> None:
 
 def _no(_: SampledTensor) -> None:
     return None
+
+
+def test_a_collective_is_skipped_for_its_group() -> None:
+    with pytest.raises(Skip, match=r"process group \(of 4\)"):
+        rebuilt([TensorSpec((2, 2), "float32"), Group(4, 1, "tp")], "aten::add.Tensor")
