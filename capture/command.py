@@ -115,10 +115,10 @@ def command(
 def _why(recording: Recording) -> str:
     if NEVER_OPENED in recording.metadata.notes:
         return NEVER_OPENED
-    absent = sorted({tap.detail for tap in recording.metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
-    if absent:
-        return "; ".join(absent)
     found = CoverageSummary.model_validate(recording.metadata.coverage or {})
+    absent = sorted({tap.detail for tap in recording.metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
+    if absent and not found.steps:
+        return "; ".join(absent)
     profiled = f"; the first {found.steps} steps ran under the profiler (--check-coverage)" if found.steps else ""
     return f"no step ended while the window was open{profiled}"
 
