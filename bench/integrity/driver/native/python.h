@@ -18,10 +18,12 @@ struct Owned {
   ~Owned() { Py_XDECREF(object); }
 };
 
-// While it lives the collector of garbage rests.
+// While it lives the collector of garbage rests, but between `wake` and `rest`: it can call code from elsewhere.
 struct NoCollection {
   int was = PyGC_Disable();
-  ~NoCollection() { if (was) PyGC_Enable(); }
+  void wake() const { if (was) PyGC_Enable(); }
+  void rest() { was = PyGC_Disable(); }
+  ~NoCollection() { wake(); }
 };
 
 inline std::string text_of(PyObject* object) {
