@@ -59,7 +59,7 @@ def test_replicas_that_are_worlds_of_their_own_have_the_ranks_of_one_world(sessi
     """Their groups are numbered from 0 in each, as torch.distributed has them there."""
     for rank in range(4):
         replica, inner = divmod(rank, 2)
-        shard(session, rank, group("tp", inner, 0, 1), world_size=2 * (replica + 1), places={"dp": replica})
+        shard(session, rank, group("tp", inner, 0, 1), world_size=2, places={"dp": replica})
     metadata = merged(session, tmp_path).metadata
     assert metadata.world_size == 4
     assert [(rank.rank, rank.places, rank.groups["tp"]) for rank in metadata.ranks] == [
@@ -86,9 +86,10 @@ def test_where_there_is_one_replica_no_rank_says_which(session: Session, tmp_pat
     assert [rank.places for rank in merged(session, tmp_path).metadata.ranks] == [{"tp": 0}, {"tp": 1}]
 
 
-def test_processes_of_one_rank_are_one_rank(session: Session, tmp_path: Path) -> None:
-    shard(session, 0, times=5)
-    shard(session, 1, times=2, rank=0, closed=0)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_processes_of_one_rank_are_one_rank(session: Session, tmp_path: Path, killed: int) -> None:
+    for number, times in ((0, 5), (1, 2)):
+        shard(session, number, times=times, rank=0, closed=int(number != killed))
     (rank,) = merged(session, tmp_path).metadata.ranks
     assert (rank.pid, rank.steps, rank.ended) == (100, {"decode": 7}, False)
 
