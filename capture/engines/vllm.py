@@ -146,6 +146,12 @@ def _facts(worker: Any) -> dict[str, Any]:
     }
 
 
+def _stages(worker: Any) -> int:
+    """Of the pipeline; 1 where vLLM does not tell."""
+    parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
+    return getattr(parallel, "pipeline_parallel_size", 1)
+
+
 class Steps:
     """Follows a runner's requests, and brackets its steps."""
 
@@ -156,7 +162,7 @@ class Steps:
 
     def stage(self, original: Around, worker: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         """A worker's `execute_model`: a pipeline's stage receives before its forward and sends after it."""
-        if worker.vllm_config.parallel_config.pipeline_parallel_size == 1:
+        if _stages(worker) == 1:
             return original(scheduled, *args, **kwargs)
         try:
             return self.execute_model(functools.partial(self._in_stage, original), worker, scheduled, *args, **kwargs)

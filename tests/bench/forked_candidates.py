@@ -28,18 +28,17 @@ class Forked:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, HERE / program, str(theirs.fileno()), *map(str, arguments)]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self.pids: list[int] = []
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, what: str, destination: bool = False, graphs: bool = True) -> Candidate:
         """One that runs the function `what` of the program."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(self.control, [what.encode()], [theirs.fileno()])
-        self.pids.append(int(self.control.recv(100)))
+        pid = int(self.control.recv(100))
         log = tempfile.TemporaryFile()  # noqa: SIM115 ends with the candidate
         server: Any = SimpleNamespace(ask=lambda request: {"how": "ended"})
-        one = Candidate(server, self.limits, self.pids[-1], ours, Path("/nowhere"), log, [])
+        one = Candidate(server, self.limits, pid, ours, Path("/nowhere"), log, [])
         one.destination, one.graphs = destination, graphs
         return one
 
@@ -47,11 +46,8 @@ class Forked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.control.close()
+        self.process.wait(timeout=30)
 
 
 def serve_all(control: int, serve: Callable[[int, str], object]) -> None:
@@ -61,10 +57,18 @@ def serve_all(control: int, serve: Callable[[int, str], object]) -> None:
         while True:
             content, (*channels,), _, _ = socket.recv_fds(asked, 100, 1)
             if not content:
-                return
+                return _end_all()
             if (pid := os.fork()) == 0:
                 asked.close()
                 serve(channels[0], content.decode())
                 os._exit(0)
             os.close(channels[0])
             asked.send(str(pid).encode())
+
+
+def _end_all() -> None:
+    """End all that this process forked: it leads their group, and nobody else has to reap them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    with contextlib.suppress(ChildProcessError):
+        os.wait()  # for all of them, as SIGCHLD is ignored

@@ -128,7 +128,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
         return "warm"
 
     module = ModuleType(WORKER)
-    kind = type(CLASS, (SimpleNamespace,), {"compile_or_warm_up_model": warm_up, "execute_dummy_batch": warm_up})
+    methods = ("compile_or_warm_up_model", "execute_dummy_batch", "execute_model")
+    kind = type(CLASS, (SimpleNamespace,), dict.fromkeys(methods, warm_up))
     setattr(module, CLASS, kind)
     monkeypatch.setitem(sys.modules, WORKER, module)
     monkeypatch.setattr("kcap.capture.engines.vllm._facts", lambda worker: {})
