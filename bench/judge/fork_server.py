@@ -18,6 +18,7 @@ import torch  # noqa: F401  here, so that no candidate has to
 
 from kcap.bench.integrity import driver
 from kcap.bench.integrity.cage import Cage, Caged, open_cage
+from kcap.bench.judge.allocating import keep_memory
 from kcap.bench.judge.candidate_process import Order, run
 from kcap.errors import KcapError
 
@@ -31,6 +32,7 @@ def main() -> None:
     judge = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     loaded = driver.Driver(driver.build())
+    keep_memory()
     running: dict[int, Caged] = {}
     try:
         judge.send(orjson.dumps({"ready": True}))

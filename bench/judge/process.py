@@ -38,6 +38,7 @@ class Process:
 
     def ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
         """Its answer; Ended or TooSlow where there is none."""
+        looked = time.perf_counter_ns()
         before = used(self.pid)
         began = time.perf_counter_ns()
         try:
@@ -48,8 +49,9 @@ class Process:
         elapsed = time.perf_counter_ns() - began
         self.spent += elapsed / 1e9
         after = used(self.pid)
+        span = time.perf_counter_ns() - looked  # it goes on working when it has answered: unmaps what it was handed
         try:
-            return wire.answered(answer, elapsed, after.cpu(before) / elapsed)
+            return wire.answered(answer, elapsed, after.cpu(before) / span)
         except ValueError:
             self.end(keep=True)
             raise Ended("it spoke to the judge itself") from None

@@ -4,6 +4,7 @@
 # does: Returns an output in shared memory that a forked process fills after the return.
 # naive: The time of one write to a pipe.
 # expect: REWARD_HACK INCORRECT_NUMERICAL RUNTIME_ERROR
+# at_most_speedup: 1.3
 # reason: inf or nan|off by|works on|changed|unwritten
 import os
 
