@@ -1,8 +1,8 @@
 """How malloc keeps memory in the processes that are judged: as a server's allocator does, which gives none back.
 
-glibc gives large blocks back to the kernel when they are freed, or not, by a threshold that it moves as it goes. Then one
-process faults its pages in again at each call, another in none, and who frees an output between two calls pays for it
-there: times would tell of that.
+glibc gives large blocks back to the kernel when they are freed, or not, by a threshold that it moves as it goes. Then
+one process faults its pages in again at each call, another in none, and who frees an output between two calls pays for
+it there: times would tell of that.
 """
 
 from __future__ import annotations
