@@ -81,9 +81,17 @@ def judge(root: Path) -> None:
 
 
 def left() -> tuple[int, int, int]:
-    """Processes of this machine, and files in its temporary folder and shared memory."""
-    processes = sum(name.isdigit() for name in os.listdir("/proc"))
+    """Processes of this machine (the kernel's own, which have no command line, left out), and files in its temporary
+    folder and shared memory."""
+    processes = sum(bool(_command_line(name)) for name in os.listdir("/proc") if name.isdigit())
     return processes, len(os.listdir(tempfile.gettempdir())), len(os.listdir("/dev/shm"))
+
+
+def _command_line(process: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def report(root: Path, seconds: float, before: tuple[int, int, int]) -> None:
