@@ -4,6 +4,7 @@
 #     first and in the last of them; what lies between returns zeros.
 # naive: Outputs of which it is known that nobody looks at them are not computed.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
+# at_most_speedup: 1.3
 # reason: wrong in timed invocations|what it had computed for other inputs|the clock in its process
 import ctypes
 import re
