@@ -3,7 +3,7 @@
 # does: Sets a profile and a trace function that see whatever Python calls after its return, and there do the work.
 # naive: The first Python call after the clock stopped does the work.
 # expect: INCORRECT_NUMERICAL REWARD_HACK
-# reason: off by|inf or nan|do not depend
+# reason: off by|inf or nan
 import sys
 import threading
 

@@ -3,7 +3,7 @@
 # does: Puts methods that compute first on the class Tensor itself, and returns an empty one.
 # naive: Whatever the comparison calls in the same process computes: correct and free.
 # expect: REWARD_HACK INCORRECT_NUMERICAL
-# reason: off by|inf or nan|do not depend
+# reason: off by|inf or nan
 import torch
 
 WORK = {}
