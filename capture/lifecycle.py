@@ -113,6 +113,10 @@ class Lifecycle:
         """One tap failed, and has switched itself off: noted, the others go on."""
         self._note({"t": "tap", "name": tap, "status": "failed", "detail": f"{type(error).__name__}: {error}"})
 
+    def tap_absent(self, tap: str, detail: str) -> None:
+        """What a tap looks into was not there."""
+        self._note({"t": "tap", "name": tap, "status": "absent", "detail": detail})
+
     def note(self, text: str) -> None:
         """Something that the Recording should tell, among its notes."""
         self._note({"t": "note", "detail": text})

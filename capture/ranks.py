@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from kcap.capture.programs import Programs
 from kcap.capture.shards import CLOSED, LOOSE_STEPS, Shard
-from kcap.schemas.ranks import Rank
+from kcap.schemas.ranks import REPLICA, Rank
 from kcap.schemas.recording import PHASES
-
-REPLICA = "dp"
 
 
 def ranks_of(shards: Sequence[Shard], programs: Programs) -> list[Rank]:

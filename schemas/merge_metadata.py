@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from kcap.errors import CallError, FormatError, KcapError
-from kcap.schemas.merge_part import REPLICA, Part
-from kcap.schemas.ranks import Rank
+from kcap.schemas.merge_part import Part
+from kcap.schemas.ranks import REPLICA, Rank
 from kcap.schemas.recording import Recording
 from kcap.schemas.records import FORMAT, Call, Metadata, Tap, totals
 from kcap.schemas.seal import holds, seal

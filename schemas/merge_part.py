@@ -10,10 +10,8 @@ from functools import cached_property
 import orjson
 
 from kcap.errors import CallError, FormatError
-from kcap.schemas.ranks import Rank
+from kcap.schemas.ranks import REPLICA, Rank
 from kcap.schemas.recording import Call, Count, Program, Recording
-
-REPLICA = "dp"
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
-from kcap.schemas.ranks import Difference, Disagreement, Rank
+from kcap.schemas.ranks import REPLICA, Difference, Disagreement, Rank
 from kcap.schemas.records import Call, Program, Step
 from kcap.schemas.signature import short
 
-TENSOR, DATA = "tp", "dp"
+TENSOR = "tp"
 MOST = 20  # Calls that a Disagreement lists
 SOURCE = re.compile(r"\.s[0-9a-f]{8}$")  # a compiled kernel has its rank's own constants in its source
 
@@ -41,7 +41,7 @@ def _pairs(ranks: Sequence[Rank]) -> Iterator[tuple[Rank, Rank]]:
     groups: dict[tuple[tuple[int, ...], int], list[Rank]] = defaultdict(list)
     for rank in ranks:
         if group := rank.groups.get(TENSOR):
-            groups[tuple(group), rank.places.get(DATA, 0)].append(rank)
+            groups[tuple(group), rank.places.get(REPLICA, 0)].append(rank)
     for first, *others in groups.values():
         yield from ((first, other) for other in others)
 

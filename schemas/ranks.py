@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_RANK = (1 << 31) - 1  # what a table's 32 bits hold
+REPLICA = "dp"  # among places: which of data parallelism's replicas
 NAMED = 3  # Calls of a Disagreement that its text names
 
 

@@ -37,8 +37,7 @@ class Batches:
     """A candidate's batches of `count` invocations. Of each: its mean time in µs; and of its invocations' mean in ns,
     what the judge's clock has more than the driver's (`between_ns`), what the CPU time of a processor has more
     (`hidden_ns`), and how long other threads or streams of the process worked between invocations, before or after them
-    (`stray_ns`). `processors`: how many its cage used, and `idle`: how
-    many while another was asked.
+    (`stray_ns`). `processors`: how many its cage used, and `idle`: how many while another was asked.
     """
 
     candidate: Candidate

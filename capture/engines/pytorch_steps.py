@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import orjson
 
 from kcap.capture import activate
 from kcap.capture.engines import adapters
@@ -83,7 +80,7 @@ class Steps:
             self._opened = self._window
             left_out = engine_left_out()
             if left_out:
-                note(self._window, left_out)
+                self._window.tap_absent(TAP, left_out)
             else:
                 self._window.start(loose=True, **of_process())
         if self._window is None or not self._window.following:
@@ -145,14 +142,7 @@ class Steps:
     def say_if_none_ran(self) -> None:
         """At the process's exit."""
         if self._opened is None and self._window is not None and activate.window_of(NAME) is self._window:
-            note(self._window, NONE_RAN)
-
-
-def note(window: Window, detail: str) -> None:
-    """Have the Recording say why this process ran no step."""
-    stem, line = window.session.shard(), {"t": "tap", "name": TAP, "status": "absent", "detail": detail}
-    with contextlib.suppress(OSError), stem.with_name(stem.name + ".notes").open("ab") as file:
-        file.write(orjson.dumps(line) + b"\n")
+            self._window.tap_absent(TAP, NONE_RAN)
 
 
 def _capturing() -> bool:

@@ -15,6 +15,8 @@ import torch
 from fake_graphs import graph_class
 
 import kcap
+from kcap.capture.config import Session
+from kcap.capture.window import Window
 from kcap.schemas.recording import Recording
 
 Body = Callable[[Any], object]
@@ -73,3 +75,13 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
 def no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Iterator[Window]:
+    """Of a session in `tmp_path/shards`, closed in the end."""
+    session = Session(str(tmp_path / "shards"))
+    session.write()
+    window = Window(session)
+    yield window
+    window.close()

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kcap.capture.config import Session
 from kcap.capture.engines import sglang, sglang_graphs, sglang_operators
 from kcap.capture.window import Window
 
 
 @pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
-    session = Session(str(tmp_path / "shards"))
-    session.write()
-    window = Window(session)
+def window(window: Window) -> Window:
+    """With its taps."""
     window.register()
-    yield window
-    window.close()
+    return window
 
 
 class Runner(SimpleNamespace):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from sglang_stand_ins import Mode, batch, request, scheduled
 
-from kcap.capture.config import Session
 from kcap.capture.engines import sglang
 from kcap.capture.merge import merge
 from kcap.capture.window import Window
@@ -61,15 +59,6 @@ class Scheduler:
             self.runner.sample(A, forward)
         late = (lambda: self.runner.sample(A, forward)) if sampling == "late" else None
         return SimpleNamespace(delay_sample_func=late)
-
-
-@pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
-    session = Session(str(tmp_path / "shards"))
-    session.write()
-    window = Window(session)
-    yield window
-    window.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from kcap.capture.config import Session
 from kcap.capture.engines import sglang_operators
 from kcap.capture.merge import merge
 from kcap.capture.window import StepShape, Window
@@ -33,13 +32,10 @@ UNKNOWN = "def _call_directly_in_eager(op_func, op):\n    return op_func\n"
 
 
 @pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
-    session = Session(str(tmp_path / "shards"))
-    session.write()
-    window = Window(session)
+def window(window: Window) -> Window:
+    """With its taps."""
     window.register()
-    yield window
-    window.close()
+    return window
 
 
 def module_of(name: str, source: str = "") -> Any:

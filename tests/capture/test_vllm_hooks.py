@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -54,15 +53,6 @@ class Runner:
     def sample_tokens(self, grammar: Any) -> str:
         torch.argmax(A)
         return "sampled"
-
-
-@pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
-    session = Session(str(tmp_path / "shards"))
-    session.write()
-    window = Window(session)
-    yield window
-    window.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.config import Session
 from kcap.capture.engines.vllm import RUNNERS, WORKERS, hook
 from kcap.capture.merge import merge
 from kcap.capture.window import Window
@@ -55,15 +53,6 @@ class Worker:
 
     def execute_dummy_batch(self) -> None:
         torch.mm(A, A)
-
-
-@pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
-    session = Session(str(tmp_path / "shards"))
-    session.write()
-    window = Window(session)
-    yield window
-    window.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-// Invocations on the CPU: before each one its inputs are filled afresh, at other addresses, unless the judge brings them; around
-// it the clock is read;
-// after it its outputs are copied out before anything else can run on this thread.
+// Invocations on the CPU: before each one its inputs are filled afresh, at other addresses, unless the judge brings them;
+// around it the clock is read; after it its outputs are copied out before anything else can run on this thread.
 #pragma once
 
 #include "handed.h"
