@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from kcap.capture.gate import ANSWERED, ASKED, BEGUN, ENDED, ENDING, EVER, FROM,
 from kcap.capture.shards import all_closed, progress
 from kcap.errors import KcapError
 
+SHARD = re.compile(r"(.+)-(\d+)(?:-\D\w*)?")  # a host, its process, and perhaps a part
 PATIENCE = 2.0  # seconds until a process that has not answered is told as silent
 
 
@@ -118,8 +120,9 @@ def is_gone(path: Path) -> bool:
 
 
 def _whose(path: Path) -> tuple[str, int]:
-    host, _, process = path.stem.rpartition("-")
-    return host, int(process)
+    named = SHARD.fullmatch(path.stem)
+    assert named is not None, path  # by Session.shard
+    return named[1], int(named[2])
 
 
 def _lives(process: int) -> bool:

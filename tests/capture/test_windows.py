@@ -169,3 +169,8 @@ def test_a_process_that_starts_later_begins_as_the_window_is(tmp_path: Path) -> 
     window = opened(session)
     step(window, 2)
     assert steps_and_calls(finished(window, tmp_path)) == (2, 2)
+
+
+def test_a_shard_of_an_engine_that_began_in_a_recorded_process_is_that_process_s(tmp_path: Path) -> None:
+    shard = Session(str(tmp_path), part="-vllm").shard()
+    assert not windows.is_gone(shard.with_name(shard.name + ".counts"))
