@@ -21,6 +21,7 @@ from kcap.replay.timing.clocks import Watch
 from kcap.replay.timing.cuda import repeated
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture, timed, timing_stream
 from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
+from kcap.replay.timing.pace import Pace
 from kcap.replay.timing.stop import Budget, sample_until
 
 PROFILED = 3  # runs in the pass for kernel durations
@@ -44,8 +45,9 @@ def time_on_gpu(order: Sequence[int], parts: dict[int, Part], known: Known, budg
         alone = timed(run, 1, restore, stream, hold)
         n = max(1, round(LEAST_US / max(alone, 1.0))) if not direct else 1
         work = repeated(run, n)
-        sampled = sample_until(lambda: timed(work, n, restore, stream, hold), budget, slow=Watch(device).slow)
-        shared, notes = profiled(run, restore, order, known)
+        rested = InTurn([Pace(device).rest, restore])
+        sampled = sample_until(lambda: timed(work, n, rested, stream, hold), budget, slow=Watch(device).slow)
+        shared, notes = profiled(run, rested, order, known)
     torch.cuda.synchronize(device)
     if direct:
         notes = [*said(direct, len(order), failure, waits, hold), *notes]

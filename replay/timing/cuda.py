@@ -7,6 +7,7 @@ of a pass of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from statistics import median
@@ -20,6 +21,7 @@ from kcap.replay.timing import persisting
 from kcap.replay.timing.blocking import blocker
 from kcap.replay.timing.clocks import Watch
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture, nothing, synchronizes, timed, timing_stream
+from kcap.replay.timing.pace import Pace
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, l2_bytes, nodes, sweeper
 from kcap.replay.timing.saved import Saved
@@ -57,7 +59,8 @@ def time_cuda(
         saved.restore([first])
         more = rotation.sets(estimate, memory.free(device), device) - 1
         sets = [first, *(rotation.clone() for _ in range(more))]
-        work = prepared(rotating(call, sets), sets, rotation, waits, estimate, saved, device)
+        made = prepared(rotating(call, sets), sets, rotation, waits, estimate, saved, device)
+        work = replace(made, rest=Pace(device).rest)
         found = sample_until(work.sample, budget, slow=Watch(device).slow)
         state = rotation.reached(len(sets), work.n, device)
         notes = said(work)

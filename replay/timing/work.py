@@ -8,7 +8,7 @@ import torch
 
 from kcap.replay.timing import kernels
 from kcap.replay.timing.blocking import Sleep
-from kcap.replay.timing.graphs import Run, timed
+from kcap.replay.timing.graphs import Run, nothing, timed
 from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
 from kcap.schemas.measurement import KernelDuration, Method
 
@@ -17,7 +17,10 @@ PROFILED = 3  # replays in the pass for kernel durations
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: `run` does `n` invocations after `before`; `reason`: why it is no graph, which needs a `hold`."""
+    """What is timed: `run` does `n` invocations after `before`; `reason`: why it is no graph, which needs a `hold`.
+
+    `rest` comes before each sample.
+    """
 
     run: Run
     n: int
@@ -26,6 +29,7 @@ class Work:
     hold: Sleep | None = None
     reason: str | None = None
     spoiled: bool = False
+    rest: Run = nothing
 
     @property
     def method(self) -> Method:
@@ -33,11 +37,13 @@ class Work:
 
     def sample(self) -> float:
         """Microseconds of one invocation."""
+        self.rest()
         return timed(self.run, self.n, self.before, self.stream, self.hold)
 
     def durations(self) -> list[KernelDuration]:
         """The kernels of one invocation."""
         if self.reason:
+            self.rest()
             self.before()
             return kernels.durations(kernels.plain(self.run), self.n)
         replays = kernels.graph_replays(self._profiled) or kernels.after(self.before, self._profiled, PROFILED)
@@ -45,6 +51,8 @@ class Work:
 
     def _profiled(self) -> None:
         for _ in range(PROFILED):
+            torch.cuda.synchronize()
+            self.rest()
             self.before()
             self.run()
 

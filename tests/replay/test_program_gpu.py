@@ -13,6 +13,7 @@ import torch
 from kcap.replay.program import gpu
 from kcap.replay.program.found import Found, share_out
 from kcap.replay.program.gpu import time_on_gpu
+from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.timing import graphs, kernels, persisting
 from kcap.replay.timing.blocking import Sleep
 from kcap.replay.timing.kernels import Ran
@@ -183,3 +184,9 @@ def test_a_calls_time_is_the_mean_over_its_invocations_and_runs() -> None:
     shared = share_out(runs, [0, 0], {0: {"mm": 1}})
     assert (shared.us, shared.total_us) == ({0: 6.0}, 12.0)
     assert [(k.name, k.us, k.count) for k in shared.kernels[0]] == [("mm", 5.5, 1.0)]
+
+
+def test_a_call_that_launches_nothing_takes_no_time_and_is_replayed() -> None:
+    runner = ProgramRunner.__new__(ProgramRunner)
+    assert runner._other(3, {"method": "none"}) == {"call": 3, "status": "ok", "us": 0.0}
+    assert runner._other(4, {"method": "host"})["status"] == "host"
