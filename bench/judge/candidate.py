@@ -95,10 +95,11 @@ class Candidate(Process):
         return [self.shared.output(number, result, upcast) for result in self.drawn.results]
 
     def forget(self) -> None:
-        for one in (self.shared, self.handed):
+        held = self.shared, self.handed
+        self.shared = self.handed = self.drawn = None
+        for one in held:
             if one is not None:
                 one.close()
-        self.shared = self.handed = self.drawn = None
 
 
 def usual_sets(drawn: Draws) -> int:

@@ -8,12 +8,15 @@ from typing import Any
 
 from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.evidence import Refused
+from kcap.bench.judge.room import check_room
 from kcap.errors import KcapError
 from kcap.replay.roofline import stored
 from kcap.replay.roofline.ceilings import Ceilings
 from kcap.replay.roofline.floor import floor_us
 from kcap.replay.roofline.workloads import cost_of
 from kcap.schemas.outcome import Clocked
+
+FILES = 8  # that it takes to start the process which measures
 
 Find = Callable[[Mapping[str, Any]], Ceilings]
 
@@ -52,6 +55,7 @@ class Floors:
         return floor_us(cost, self.ceilings, time.cache or "warm")
 
     def _ask(self, how: Find) -> None:
+        check_room(FILES)  # else what is lacking now would be unknown for good
         try:
             self.ceilings = how(self.environment)
         except KcapError as error:

@@ -49,7 +49,9 @@ class ForkServer:
         self._channel.settimeout(ANSWER_LIMIT_S)
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
-        """Its answer to one request; KcapError where it could not do it, Gone if it has died."""
+        """Its answer to one request. KcapError where it could not do it, OSError where its machine lacks what that
+        takes, Gone if it has died.
+        """
         with self._lock:
             try:
                 socket.send_fds(self._channel, [orjson.dumps(request)], list(descriptors))
@@ -73,6 +75,8 @@ class ForkServer:
         if not content:
             raise Gone(f"{GONE}: see its message on standard error")
         answer: dict[str, Any] = orjson.loads(content)
+        if "lack" in answer:
+            raise OSError(str(answer["lack"]))
         if "error" in answer:
             raise KcapError(str(answer["error"]))
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,13 +72,16 @@ class Judge:
             found = {"status": "NOT_JUDGED", "reason": str(error)}
         except OSError as error:
             found = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
+            with suppress(OSError, KcapError):
+                self.close()  # either process may be halfway
         return Outcome(**{**told, **found, "seconds": round(time.monotonic() - began, 3)})
 
     def close(self) -> None:
-        self._drop()
-        if self.reference:
-            self.reference[1].end()
-        self.reference = None
+        """End its processes; the next judgement starts its own."""
+        try:
+            self._drop()
+        finally:
+            self._drop_reference()
 
     def _judge(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         """What cannot be captured is started again, to be launched as it is."""
@@ -89,8 +93,8 @@ class Judge:
 
     def _without_graphs(self, definition: Definition, candidate: Candidate) -> None:
         if self.running and self.running.candidate is candidate:
-            candidate.end(keep=True)
             self.running.ended, self.running.candidate, self.running.graphs = candidate, None, False
+            candidate.end(keep=True)
         else:
             self._drop_reference()
             self.launched.add(definition.name)
@@ -126,9 +130,9 @@ class Judge:
         return start(self.server, limits, definition, graphs=definition.name not in self.launched)
 
     def _drop_reference(self) -> None:
-        if self.reference:
-            self.reference[1].end()
-        self.reference = None
+        reference, self.reference = self.reference, None
+        if reference:
+            reference[1].end()
 
     def _trial(self, solution: Solution, truth: Truth) -> dict[str, Any]:
         running = self._running(solution)
@@ -187,11 +191,10 @@ class Judge:
             running.failure = "RUNTIME_ERROR", f"its process ended {error}", ""
 
     def _drop(self) -> None:
-        if self.running and self.running.candidate:
-            self.running.candidate.end()
-        elif self.running and self.running.ended:
-            self.running.ended.end()
-        self.running = None
+        running, self.running = self.running, None
+        last = running and (running.candidate or running.ended)
+        if last:
+            last.end()
 
     def _told(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -76,20 +77,36 @@ class Process:
         return os.pread(self.log.fileno(), TOLD, max(size - TOLD, 0)).decode(errors="replace").replace("\0", "")
 
     def end(self, keep: bool = False, gone: bool = False) -> str:
-        """End it and all that it started; how it ended.
+        """End it and all that it started; how it ended. OSError where the machine lacks what that takes.
 
         `keep`: what it built, for the next process of its code; `gone`: it closed its end, and so ends by itself.
         """
-        if self.how is None:
+        self._close()
+        try:
+            ended = str(self.server.ask({"end": self.pid, "keep": keep, "gone": gone})["how"])
+        finally:
+            if not keep:
+                remove(self.folder)
+        self.how = self.how or ended
+        return self.how
+
+    def _close(self) -> None:
+        """Close what is open of it here: once, whatever becomes of the process."""
+        if self.log.closed:
+            return
+        try:
             self.forget()
             self.last_words = self.printed()
+        finally:
             self.channel.close()
             self.log.close()
-        ended = str(self.server.ask({"end": self.pid, "keep": keep, "gone": gone})["how"])
-        self.how = self.how or ended
-        if not keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        return self.how
 
     def forget(self) -> None:
         """Let go of the Workload that is open, if one is."""
+
+
+def remove(folder: Path) -> None:
+    """As far as that goes: one that is empty, as most are, where no file can be opened either."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    shutil.rmtree(folder, ignore_errors=True)

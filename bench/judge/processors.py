@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.bench.integrity.cage.tree import descendants
+from kcap.bench.judge.room import check_room
 
 STAT = Path("/proc/stat")
+FILES = 2  # of /proc that are open at a time
 SCHEDULED = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
 
@@ -49,7 +51,8 @@ class Machine:
 
 
 def used(pid: int) -> Used:
-    """What the cage of process `pid` has used; zeros where Linux does not tell."""
+    """What the cage of process `pid` has used; zeros where Linux does not tell, OSError where no file can be opened."""
+    check_room(FILES)
     own = _first_thread_ns(pid)
     return Used(own, max(sum(_cpu_ns(one) for one in _cage(pid)) - own, 0))
 

@@ -49,7 +49,7 @@ def main() -> None:
     try:
         _serve(judge, answers)
     finally:
-        with contextlib.suppress(Gone, KcapError):
+        with contextlib.suppress(Gone, KcapError, OSError):
             judge.close()
         judge.server.close()
         shutil.rmtree(judge.limits.scratch, ignore_errors=True)

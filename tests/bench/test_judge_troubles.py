@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -17,8 +18,26 @@ from judge_here import made, outcome
 from judging import eventually, told
 from solution_files import RETURNING
 
+from kcap.bench.judge.processors import used
+
 HONEST = read(HERE / "honest" / "plain.py")
 LARGE = 1 << 16  # rows: 1 MiB of inputs, which the judge hands over
+TOO_MANY = "this machine lacks what judging takes: [Errno 24] Too many open files"
+FREE, ENOUGH = range(16), 64
+SPEAKING = """import os, socket, stat
+
+for number in range(3, 64):
+    try:
+        channel = stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        continue
+    if channel:
+        os.write(number, {words})
+
+
+def run(x, eps):
+    return x * eps
+"""
 
 
 @contextmanager
@@ -40,17 +59,41 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def limit_with(free, pid="self"):
+    """The limit under which a process may open `free` files more: it bounds numbers, and lower ones may be free."""
+    folder = f"/proc/{pid}/fd"
+    taken = {int(number) for number in os.listdir(folder) if os.path.lexists(f"{folder}/{number}")}  # not its own
+    return next(itertools.islice((number for number in itertools.count() if number not in taken), free, None))
+
+
+def lacking(judge, free, m=64, pid=None):
+    """What comes of a Solution that has not been judged, where the judge or process `pid` may open `free` files."""
+    with limited(resource.RLIMIT_NOFILE, limit_with(free, pid or "self"), pid or 0):
+        found = outcome(judge, RETURNING, name=f"s{free}", m=m)
+    if found.status == "NOT_JUDGED":
+        assert found.reason.startswith(TOO_MANY), found.reason
+        assert not list(judge.limits.scratch.iterdir())
+    return found.status
+
+
 @pytest.mark.parametrize("m", [64, LARGE])
-def test_too_few_descriptors_cost_one_workload(judge, m):
+@pytest.mark.parametrize("whose", ["judge", "fork server"])
+def test_too_few_descriptors_cost_one_workload(judge, whose, m):
     goes_on(judge, m)
-    before, found = descriptors(), []
-    for more in (0, 1, 2, 4, 6, 9):
-        with limited(resource.RLIMIT_NOFILE, before + more):
-            found.append(outcome(judge, RETURNING, name=f"s{more}", m=m))
-    assert {one.status for one in found} <= {"NOT_JUDGED", "PASSED"} and found[0].status == "NOT_JUDGED"
-    assert "this machine lacks what judging takes: [Errno 24] Too many open files" in found[0].reason
+    server = judge.server._process.pid
+    before = descriptors(), descriptors(server)
+    pid = server if whose == "fork server" else None
+    for free in (*FREE, *reversed(FREE)):  # upwards mostly without processes from before, downwards with them
+        assert lacking(judge, free, m, pid) in (["NOT_JUDGED", "PASSED"] if free else ["NOT_JUDGED"]), free
+    assert lacking(judge, ENOUGH, m, pid) == "PASSED"
     goes_on(judge, m)
-    assert descriptors() <= before
+    assert (descriptors(), descriptors(server)) <= before and judge.server._process.pid == server
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_cpu_time_that_cannot_be_read_is_not_taken_for_none(free):
+    with limited(resource.RLIMIT_NOFILE, limit_with(free)), pytest.raises(OSError, match="Too many open files"):
+        used(os.getpid())
 
 
 @pytest.mark.parametrize("m", [64, LARGE])
@@ -65,25 +108,42 @@ def test_too_little_room_costs_one_workload(judge, m, size):
     assert descriptors() <= before
 
 
-def test_a_fork_server_that_lacks_descriptors_says_so_and_lives(judge):
+def test_a_fork_server_that_can_open_nothing_ends_its_candidates_later(judge):
     goes_on(judge)
     server = judge.server._process.pid
-    before, reasons = descriptors(server), []
-    for more in (-1, 0, 2, 4, 6):
-        with limited(resource.RLIMIT_NOFILE, before + more, server):
-            reasons.append(outcome(judge, RETURNING, name=f"s{more}").reason or "")
-    assert any("too many open files" in one.lower() for one in reasons), reasons
-    assert not any("the fork server is gone" in one for one in reasons)
+    before, living = descriptors(server), len(below(server))
+    with limited(resource.RLIMIT_NOFILE, 3, server):
+        found = [outcome(judge, RETURNING, name=name) for name in ("one", "two")]
+    assert [one.status for one in found] == ["NOT_JUDGED"] * 2 and all(TOO_MANY in one.reason for one in found)
     goes_on(judge)
-    assert descriptors(server) <= before
+    assert descriptors(server) <= before and judge.server._process.pid == server
+    assert len(below(server)) == living
+
+
+@pytest.mark.parametrize(
+    "source, reason",
+    [
+        ("import os\nos._exit(3)", "its process ended while it was built: exit code 3"),
+        (SPEAKING.format(words=b"5"), "its process ended while it was built: it spoke to the judge itself"),
+        (SPEAKING.format(words=b"[]"), "its process ended while it was built: it spoke to the judge itself"),
+        (SPEAKING.format(words=b"{"), "its process ended while it was built: it spoke to the judge itself"),
+    ],
+)
+def test_nothing_is_left_of_a_solution_that_ends_while_it_is_built(judge, source, reason):
+    goes_on(judge)
+    server = judge.server._process.pid
+    before = descriptors(server), len(list(judge.limits.scratch.iterdir()))
+    assert outcome(judge, source, name=f"ends{abs(hash(source))}").reason == reason
+    goes_on(judge)
+    assert (descriptors(server), len(list(judge.limits.scratch.iterdir()))) == before
 
 
 def test_a_dead_fork_server_costs_one_answer(judged_alone):
     with judged_alone() as bench:
         first = bench.judge(HONEST)[0]
         assert first.status == "PASSED", told(first)
-        server = next(pid for pid in below(bench) if "fork_server" in Path(f"/proc/{pid}/cmdline").read_text())
-        started = below(bench)[1:]
+        started = below(bench.worker.process.pid)[1:]
+        server = next(pid for pid in started if "fork_server" in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(server, signal.SIGKILL)
         with pytest.raises(AssertionError, match=r"the judge worker itself.*the fork server is gone"):
             bench.judge(HONEST)
@@ -99,7 +159,7 @@ def test_a_judge_that_is_killed_leaves_no_process(judged_alone):
 
         def kill():
             time.sleep(2)
-            left.extend(below(bench))
+            left.extend(below(bench.worker.process.pid))
             bench.worker.process.kill()
 
         thread = threading.Thread(target=kill)
@@ -110,9 +170,9 @@ def test_a_judge_that_is_killed_leaves_no_process(judged_alone):
         assert len(left) > 2 and eventually(lambda: gone(left))
 
 
-def below(bench):
-    """The judge worker and what it started."""
-    found = [bench.worker.process.pid]
+def below(pid):
+    """A process and what it started."""
+    found = [pid]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").iterdir():
             found += [int(child) for child in (task / "children").read_text().split()]
