@@ -27,11 +27,16 @@ def end(spec: TensorSpec) -> int:
 
 def plan(bound: Bound, device: str, home: str) -> dict[Key, int]:
     """The size of each storage: one buffer holds all tensors that share it."""
-    sizes: dict[Key, int] = {}
+    return {key: max(-(-n // ALIGN), 1) * ALIGN for key, n in reached(bound, device, home).items()}
+
+
+def reached(bound: Bound, device: str, home: str) -> dict[Key, int]:
+    """How far into each storage the tensors on it reach."""
+    found: dict[Key, int] = {}
     for _, spec in bound.tensors():
         key = (place(spec.device, device, home), spec.storage)
-        sizes[key] = max(sizes.get(key, ALIGN), -(-end(spec) // ALIGN) * ALIGN)
-    return sizes
+        found[key] = max(found.get(key, 0), end(spec))
+    return found
 
 
 def place(recorded: str, device: str, home: str) -> str:

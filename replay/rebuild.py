@@ -11,7 +11,7 @@ import torch
 
 from kcap.replay import classes, indices, memory, rules
 from kcap.replay.bind import Bound, bind
-from kcap.replay.inputs import NONE, Inputs, build, clone
+from kcap.replay.inputs import NONE, Inputs, build, clone, view
 from kcap.replay.launches import Launches, is_launch
 from kcap.replay.layout import Target
 from kcap.replay.operators import Operator, resolve
@@ -96,6 +96,20 @@ def finish(decided: Decided, inputs: Inputs) -> Inputs:
     for name, value in decided.rule.remake(decided.bound, inputs).items():
         place(decided.bound, inputs, name, value)
     return inputs
+
+
+def over(decided: Decided, target: Target, inputs: Inputs, buffers: Mapping[memory.Key, torch.Tensor]) -> Inputs:
+    """The arguments of `inputs`, with `buffers` in place of some of their own; nothing is filled."""
+    new = view(decided.bound, target, {**inputs.buffers, **buffers})
+    for name in decided.remade:
+        place(decided.bound, new, name, argument(decided.bound, inputs, name))
+    return new
+
+
+def argument(bound: Bound, inputs: Inputs, name: str) -> Any:
+    index = bound.index(name)
+    assert index is not None, name  # it was placed
+    return inputs.kwargs[name] if bound.args[index].keyword else inputs.args[index]
 
 
 def place(bound: Bound, inputs: Inputs, name: str, value: Any) -> None:

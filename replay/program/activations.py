@@ -13,10 +13,11 @@ import torch
 
 from kcap.replay.bind import Bound
 from kcap.replay.layout import Target, key_of
-from kcap.replay.memory import Key, plan
+from kcap.replay.memory import ALIGN, Key, plan
 from kcap.schemas.dtypes import BY_NAME
 
-Place: TypeAlias = tuple[str, str, int, int]  # device, dtype, bytes, which of a Call's
+Kind: TypeAlias = tuple[str, str, int]  # device, dtype, bytes up to the next power of two
+Place: TypeAlias = tuple[str, str, int, int]  # a Kind, and which of a Call's it is
 
 
 class Activations:
@@ -25,20 +26,21 @@ class Activations:
     def __init__(self) -> None:
         self.buffers: dict[Place, torch.Tensor] = {}
 
-    def give(self, bound: Bound, target: Target, kept: frozenset[Key]) -> dict[Key, torch.Tensor]:
-        """A buffer for each storage of `bound` that holds floats of one dtype, except those in `kept`."""
+    def places(self, bound: Bound, target: Target, kept: frozenset[Key]) -> dict[Key, Place]:
+        """The place of each storage of `bound` that holds floats of one dtype, except those in `kept`."""
         sizes = plan(bound, target.device, target.home)
-        seen: Counter[tuple[str, str, int]] = Counter()
-        given: dict[Key, torch.Tensor] = {}
+        seen: Counter[Kind] = Counter()
+        found: dict[Key, Place] = {}
         for key, dtype in float_storages(bound, target).items():
             if key in kept:
                 continue
-            kind = key[0], dtype, 1 << (sizes[key] - 1).bit_length()
-            given[key] = self._buffer((*kind, seen[kind]))
+            kind = kind_of(key[0], dtype, sizes[key])
+            found[key] = (*kind, seen[kind])
             seen[kind] += 1
-        return given
+        return found
 
-    def _buffer(self, place: Place) -> torch.Tensor:
+    def buffer(self, place: Place) -> torch.Tensor:
+        """The bytes that all who have this place share."""
         if place not in self.buffers:
             device, _, size, _ = place
             self.buffers[place] = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -47,6 +49,11 @@ class Activations:
     @property
     def bytes(self) -> int:
         return sum(len(buffer) for buffer in self.buffers.values())
+
+
+def kind_of(device: str, dtype: str, size: int) -> Kind:
+    """The kind of a storage of `size` bytes."""
+    return device, dtype, 1 << (max(size, ALIGN) - 1).bit_length()
 
 
 def float_storages(bound: Bound, target: Target) -> dict[Key, str]:

@@ -7,11 +7,13 @@ result, which says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from kcap.replay.program.flow import Flow
 from kcap.replay.program.found import Found, Shared, share_out
 from kcap.replay.program.parts import Part
 from kcap.replay.program.restoring import Restoring
@@ -69,7 +71,8 @@ def stretched(
     restore()
     try:
         for captured, some in groupby(order, key=lambda call: known[call]["method"] == "graph"):
-            stretch = InTurn([parts[call].run for call in some])
+            flow = Flow()
+            stretch = InTurn([partial(flow.run, parts[call]) if captured else parts[call].run for call in some])
             runs.append(capture(stretch, 1) if captured else stretch)
             graphs += captured
             direct += 0 if captured else len(stretch.steps)

@@ -13,7 +13,7 @@ from kcap.replay import memory
 from kcap.replay.inputs import Inputs
 from kcap.replay.job import SEED
 from kcap.replay.layout import Target
-from kcap.replay.program.activations import Activations
+from kcap.replay.program.activations import Activations, Place
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.roles import kept
 from kcap.replay.runner import verdict, written
@@ -29,19 +29,28 @@ class Part:
 
     call: Call
     count: int
+    target: Target
     decided: Decided | None = None
     sets: list[Inputs] = field(default_factory=list)
     moved: frozenset[memory.Key] = frozenset()
+    places: dict[memory.Key, Place] = field(default_factory=dict)
     restored: list[memory.Key] = field(default_factory=list)
     failed: dict[str, Any] | None = None
     turn: int = 0
 
     def run(self) -> None:
         """One invocation, each time on the next set."""
-        assert self.decided is not None
-        inputs = self.sets[self.turn % len(self.sets)]
+        self.call_on(self.next())
+
+    def next(self) -> Inputs:
+        """The set whose turn it is."""
         self.turn += 1
-        self.decided.operator.call(*inputs.args, **inputs.kwargs)
+        return self.sets[(self.turn - 1) % len(self.sets)]
+
+    def call_on(self, inputs: Inputs) -> Any:
+        """One invocation on `inputs`; what the operator returns."""
+        assert self.decided is not None
+        return self.decided.operator.call(*inputs.args, **inputs.kwargs)
 
     @property
     def set_bytes(self) -> int:
@@ -79,7 +88,7 @@ class Parts:
         return sum({id(b): len(b) for p in self.good.values() for s in p.sets for b in s.buffers.values()}.values())
 
     def _part(self, number: int, count: int, line: int | None) -> Part:
-        part = Part(self.recording.calls[number], count)
+        part = Part(self.recording.calls[number], count, self.target)
         sample = None if line is None else self.recording.samples[line]
         self._guarded(part, partial(self._build, part, sample))
         return part
@@ -88,7 +97,8 @@ class Parts:
         decided = part.decided = self.rebuilder.decide(part.call, sample, cut=True)
         part.moved = kept(decided.bound, self.target)
         part.restored = written(decided.operator, decided.bound, decided.rule, self.target)
-        given = self.activations.give(decided.bound, self.target, part.moved)
+        part.places = self.activations.places(decided.bound, self.target, part.moved)
+        given = {key: self.activations.buffer(place) for key, place in part.places.items()}
         part.sets = [self.rebuilder.build(decided, given)]
 
     def _guarded(self, part: Part, work: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ class Fake:
             self.log.append(f"call {number}")
             (self.ran if self.capturing is None else self.capturing).append(number)
 
-        return SimpleNamespace(run=run, sets=[None], restored=[])
+        return SimpleNamespace(run=run, next=lambda: None, call_on=lambda _: run(), places={}, sets=[None], restored=[])
 
     def graph(self) -> SimpleNamespace:
         held: list[int] = []
