@@ -1,5 +1,5 @@
-"""What one Call of a Program returns, the next one reads: where an operator allocates its output, the input of that kind
-behind it lies there, as in the engine. So it is in the caches when it is read.
+"""What one Call of a Program returns, the next one reads: where an operator allocates its output, the input of that
+kind behind it lies there, as in the engine. So it is in the caches when it is read.
 
 The kinds are those of kcap.replay.program.activations, whose buffers are taken where nothing was returned.
 """

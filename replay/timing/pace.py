@@ -1,8 +1,8 @@
 """Rests that keep the GPU's power limit out of what is timed.
 
 An engine's kernels run in bursts, at the full clock. Matrix products repeated without a rest draw more than the limit
-allows, and after some fifty milliseconds the same kernel takes 15 % longer (seen on an H200). With a rest as long as the
-sample before it the mean power stays well below the limit; where the clock falls all the same, the rests grow.
+allows, and after some fifty milliseconds the same kernel takes 15 % longer (seen on an H200). With a rest as long as
+the sample before it the mean power stays well below the limit; where the clock falls all the same, the rests grow.
 """
 
 from __future__ import annotations
