@@ -5,14 +5,15 @@ out. What one kernel hands to the next, the activations, it leaves in the L2. In
 rotate and the others stay where they are. A record has no addresses, so the rule goes by what a Call tells, in this
 order:
 
-1. A name that says it, as all libraries name theirs: `weight`, `bias`, `w13`, `mat2`, `key_cache`, `cos_sin_cache`,
-   and `b` beside an `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made.
+1. A name that says it, as all libraries name theirs: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an
+   `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made.
 2. `k`, `v` and `kv` are caches where a table of pages is an argument too; otherwise they are activations.
 3. A kernel of inductor's names nothing: floats that it does not write to, of other rows than what it writes to
    (`[4096]` beside `[64, 4096]`), are parameters.
+4. But rotary tables stay (`cos_sin_cache`, or a table narrower than the rows that inductor's kernel writes): all layers
+   read the same rows of one, the keys' kernel right behind the queries'.
 
-Everything else is an activation, and so is every table of indices. Two layers' embeddings and rotary tables are one
-tensor, but of these, too, no row is left from the step before.
+Everything else is an activation, and so is every table of indices.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SECOND = re.compile(rf"(arg_|.*scales?_)?b{OF_THEM}|b_(q_weight|meta)")  # of a 
 ROUTED = re.compile(r"top_?k|rout|expert_weights")
 PAGED = frozenset({"k", "v", "kv", "key", "value"})
 TABLE = re.compile(r"(block|page)_?tables?|(paged_)?kv_(indices|page_indices)")
+ROTARY = re.compile(r"((.*_)?(cos|sin)|freqs?_cis|rotary_cache)(_.*)?")
 POINTER = re.compile(r"(in|out|in_out)_ptr\d+")
 
 
@@ -39,13 +41,13 @@ def kept(bound: Bound, target: Target) -> frozenset[Key]:
     """The storages of `bound` that hold parameters or caches."""
     names = {plain(argument.name) for argument in bound.args}
     paged = any(TABLE.fullmatch(name) for name in names)
-    rows = written_rows(bound)
+    written = written_rows(bound)
     found: set[Key] = set()
     for path, spec in bound.tensors():
         argument = bound.args[int(path.split(".")[0])]
         name = plain(argument.name)
         product = "a" in names or "arg_a" in names
-        if named(name, paged, product) or (POINTER.fullmatch(name) and not argument.written and unlike(spec, rows)):
+        if named(name, paged, product) or (POINTER.fullmatch(name) and not argument.written and unlike(spec, written)):
             found.add(key_of(spec, target))
     return frozenset(found)
 
@@ -53,7 +55,7 @@ def kept(bound: Bound, target: Target) -> frozenset[Key]:
 def named(name: str, paged: bool = False, product: bool = False) -> bool:
     """Whether an argument of this name is a parameter or a cache; `paged`, `product`: what is beside it."""
     name = plain(name)
-    if ROUTED.search(name):
+    if ROUTED.search(name) or ROTARY.fullmatch(name):
         return False
     return bool(NAME.fullmatch(name)) or (paged and name in PAGED) or (product and bool(SECOND.fullmatch(name)))
 
@@ -64,19 +66,21 @@ def plain(name: str | None) -> str:
     return lower if POINTER.fullmatch(lower) else lower.removesuffix("_ptr")
 
 
-def written_rows(bound: Bound) -> set[int]:
-    """The rows of the matrices that the kernel writes to; none where it says of no argument that it does."""
-    found = set()
+def written_rows(bound: Bound) -> dict[int, int]:
+    """The rows of the matrices that the kernel writes to, and their elements; none where it says of no argument that it
+    does."""
+    found: dict[int, int] = {}
     for path, spec in bound.tensors():
         argument = bound.args[int(path.split(".")[0])]
         writes = argument.written or plain(argument.name).startswith(("out_ptr", "in_out_ptr"))
-        if writes and len(spec.shape) > 1:
-            found.add(spec.shape[0])
+        if writes and len(spec.shape) > 1 and spec.numel:
+            rows, width = spec.shape[0], spec.numel // spec.shape[0]
+            found[rows] = min(found.get(rows, width), width)
     return found
 
 
-def unlike(spec: TensorSpec, rows: set[int]) -> bool:
-    """Whether a tensor that a kernel reads has no row for each row of what it writes."""
-    if not rows or BY_NAME[spec.dtype].kind != "float":
+def unlike(spec: TensorSpec, written: dict[int, int]) -> bool:
+    """Whether a tensor that a kernel reads has no row for each row of what it writes, and is no rotary table."""
+    if not written or BY_NAME[spec.dtype].kind != "float":
         return False
-    return len(spec.shape) == 1 or spec.shape[0] not in rows
+    return len(spec.shape) == 1 or (spec.shape[0] not in written and spec.shape[-1] >= min(written.values()))

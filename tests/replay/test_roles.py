@@ -69,7 +69,6 @@ KEPT = {
     "linear": {1, 2},
     "mm": {1},
     "rms_norm": {2},
-    "rotary": {3},
     "scaled_mm": {2, 4},
     "marlin": {1, 2, 3},
     "paged attention": {1, 2},
@@ -97,6 +96,11 @@ def test_an_index_that_inductor_reads_is_no_parameter() -> None:
     ]
     bound = bind(Call(id=0, operator="triton::embedding.0", args=args), None, None, lambda _: None)
     assert kept(bound, CPU) == {("cpu", 1)}
+
+
+def test_a_rotary_table_that_inductor_reads_is_no_parameter_of_one_layer() -> None:
+    queries = (("in_ptr0", (M, 6 * 8)), ("in_ptr2", (999, 8)), ("in_ptr3", (4 * 8,)), ("out_ptr0", (M, 4, 8)))
+    assert storages("triton::rotary.0", *queries, written=("out_ptr0",)) == {2}
 
 
 def test_parts_of_one_storage_are_kept_together() -> None:
