@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kcap.capture.config import Session
+from kcap.capture.numbers import NumbersRange
 from kcap.capture.offline import Offline, record_model
 from kcap.capture.output import place, say_what_was_recorded
 from kcap.capture.told import NEVER_OPENED
@@ -23,6 +24,7 @@ EXAMPLE = """
 \b
 Examples:
   kcap record --model meta-llama/Llama-3.1-8B --framework vLLM --load-format dummy --num-layers 2 -o llama.kcap
+  kcap record --model Qwen/Qwen3-8B --num-prompts 1,16 --input-len 4096,256 -o loads.kcap  # one after another
   kcap record -o serve.kcap -- vllm serve meta-llama/Llama-3.1-8B --enforce-eager
   kcap record -o mine.kcap -- python my_inference.py
   kcap record -o load.kcap --client "vllm bench serve --model Qwen/Qwen3-8B" -- vllm serve Qwen/Qwen3-8B
@@ -41,8 +43,8 @@ Examples:
     help="dummy: random weights.",
 )
 @click.option("--num-layers", type=click.IntRange(1), help="Cut the model to its first N layers; shapes stay true.")
-@click.option("--num-prompts", default=8, show_default=True, type=click.IntRange(1), help="Random prompts.")
-@click.option("--input-len", default=128, show_default=True, type=click.IntRange(1), help="Tokens of each prompt.")
+@click.option("--num-prompts", default=8, show_default=True, type=NumbersRange(1), help="Random prompts.")
+@click.option("--input-len", default=128, show_default=True, type=NumbersRange(1), help="Tokens of each prompt.")
 @click.option("--output-len", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate.")
 @click.option(
     "--prompts", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="JSON lines: texts or token ids."

@@ -13,6 +13,8 @@ import orjson
 from kcap.capture import follow, plugins
 from kcap.capture.config import Session
 from kcap.capture.engines.engine import Start
+from kcap.capture.numbers import Numbers, listed
+from kcap.capture.workload import Prompt, Workload, read_prompts
 from kcap.errors import CallError
 from kcap.schemas.recording import Recording
 
@@ -25,8 +27,8 @@ class Offline:
     framework: str
     load_format: str
     num_layers: int | None
-    num_prompts: int
-    input_len: int
+    num_prompts: Numbers
+    input_len: Numbers
     output_len: int
     prompts: Path | None
     engine_args: tuple[str, ...]
@@ -35,7 +37,7 @@ class Offline:
 
 def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> Recording:
     """Record `offline` into `directory`. `options`: the Session's own."""
-    from kcap.capture import frameworks, workload
+    from kcap.capture import frameworks
 
     engine = frameworks.find_framework(offline.framework)
     if excluded := plugins.excluded(engine.FRAMEWORK.name):
@@ -43,14 +45,12 @@ def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> 
     target = frameworks.find_model(offline.model, offline.load_format)
     if target.weights_from_hub:
         click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
-    prompts = workload.read_prompts(offline.prompts) if offline.prompts else None
-    work = workload.Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
+    prompts = read_prompts(offline.prompts) if offline.prompts else None
+    work = make_workload(offline, prompts)
     given = engine_arguments(offline.engine_args)
     if target.bundled and prompts and any(isinstance(prompt, str) for prompt in prompts):
         raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
-    longest = max(map(len, prompts)) if prompts else offline.input_len
-    tokens = longest + offline.output_len
-    start = Start(target, offline.load_format, offline.num_layers, offline.eager, given, tokens)
+    start = Start(target, offline.load_format, offline.num_layers, offline.eager, given, work.longest)
     arguments = engine.arguments(start)
     session = Session(
         directory=str((directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
@@ -59,6 +59,17 @@ def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> 
     job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
     assert engine.OFFLINE is not None  # `find_framework` has seen to it
     return _run(engine.OFFLINE, job, session, directory)
+
+
+def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
+    counts, lengths = len(listed(offline.num_prompts)), len(listed(offline.input_len))
+    if prompts and max(counts, lengths) > 1:
+        raise CallError("--prompts FILE is a single load: give one number for --num-prompts and --input-len, or none")
+    if lengths not in (1, counts):
+        raise CallError(
+            f"--input-len has {lengths} numbers, --num-prompts {counts}: give one for all loads, or as many as those"
+        )
+    return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
 
 
 def _run(module: str, job: dict[str, Any], session: Session, directory: Path) -> Recording:

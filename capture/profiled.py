@@ -13,8 +13,14 @@ from kcap.capture.recorder import PHASES, Recorder
 from kcap.capture.steps import StepShape, listed
 
 MOST_STEPS = 16
+TOKENS = 8  # of each request of a single load, in these steps
 SPAN = "kcap:step:"  # as kcap.capture.coverage.trace reads it
 ENDING = ".trace.json"
+
+
+def tokens_of(loads: int) -> int:
+    """Tokens of each request in these steps: every load gets its share of them, a decode at least."""
+    return TOKENS if loads == 1 else max(2, MOST_STEPS // loads)
 
 
 class Profile:

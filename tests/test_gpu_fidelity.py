@@ -59,26 +59,107 @@ def test_a_step_that_was_not_profiled_fails(kinds: list[dict[str, Any]], scripts
     assert (row.found, row.passed) == ("no such step was profiled", False)
 
 
+def test_the_prefill_of_4096_is_that_of_one_sequence(scripts: tuple[Any, Any]) -> None:
+    sixteen = kind("prefill", 4096, 16, "in total 80% off")
+    rows = printed(scripts, 1, [sixteen, DECODE])
+    assert [(row.what, row.passed) for row in rows] == [
+        ("eager-1, decode of 1, full steps", True),
+        ("eager-1, prefill of 4,096", False),
+    ]
+
+
 def test_every_batch_has_a_prompt_and_one_is_a_prefill_of_4096(scripts: tuple[Any, Any]) -> None:
     assert scripts[0].PROMPTS.keys() == {1, 16, 128}
     assert list(scripts[0].PROMPTS.values()).count(4096) == 1
+
+
+def stand_in(scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, status: int = 0) -> list[tuple[str, ...]]:
+    """What `kcap` is asked for; its replay ends with `status`."""
+    asked: list[tuple[str, ...]] = []
+    found = {"kinds": [PREFILL, DECODE, kind("decode", 16, 16), kind("decode", 128, 128)]}
+
+    def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
+        asked.append(words)
+        text = "" if status == 1 else orjson.dumps(found).decode()
+        return subprocess.CompletedProcess(words, status if words[0] == "replay" else 0, text)
+
+    monkeypatch.setattr(scripts[0], "run", run)
+    return asked
 
 
 @pytest.mark.parametrize(("status", "passed"), [(0, True), (3, True), (1, False)])
 def test_what_kcap_printed_is_read_also_where_it_is_outside(
     status: int, passed: bool, scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[str] = []
-
-    def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
-        asked.append(words[0])
-        text = "" if status == 1 else orjson.dumps({"kinds": [PREFILL, DECODE]}).decode()
-        return subprocess.CompletedProcess(words, status if words[0] == "replay" else 0, text)
-
-    monkeypatch.setattr(scripts[0], "run", run)
-    rows = list(scripts[0].part("eager", 1, tmp_path, until=time.monotonic() + 60))
-    assert asked == ["record", "replay"]
+    asked = stand_in(scripts, monkeypatch, status)
+    rows = list(scripts[0].part("eager", [1], tmp_path, until=time.monotonic() + 60))
+    assert [words[0] for words in asked] == ["record", "replay"]
     assert all(row.passed for row in rows) is passed
+
+
+def after(words: tuple[str, ...], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+def test_one_engine_runs_every_batch_of_a_mode(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = stand_in(scripts, monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["fidelity.py", "--output", str(tmp_path), "--quick"])
+    with pytest.raises(SystemExit) as ended:
+        scripts[0].main()
+    assert [words[0] for words in asked] == ["record", "replay"] * 2
+    for words, mode in ((asked[0], "eager"), (asked[2], "compiled")):
+        assert [after(words, f"--{name}") for name in ("num-prompts", "input-len")] == ["1,16,128", "4096,256,128"]
+        assert ("--eager" in words) is (mode == "eager") and after(words, "--num-layers") == "4"
+        assert after(words, "-o") == str(tmp_path / f"fidelity-{mode}.kcap")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ok ")]
+    assert (len(rows), ended.value.code) == (8, 0), "of each mode three decodes and a prefill"
+
+
+def test_chosen_batches_are_asked_for_once_and_in_order(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = stand_in(scripts, monkeypatch)
+    chosen = ("--batch", "16", "--batch", "1", "--batch", "16", "--mode", "eager")
+    monkeypatch.setattr(sys, "argv", ["fidelity.py", "--output", str(tmp_path), *chosen])
+    with pytest.raises(SystemExit):
+        scripts[0].main()
+    assert [after(asked[0], f"--{name}") for name in ("num-prompts", "input-len")] == ["1,16", "4096,256"]
+    assert [words[0] for words in asked] == ["record", "replay"]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "again"), [([1, 16, 128], False), ([1, 16], True), ([16, 128], True), ([], True), (None, True)]
+)
+def test_a_recording_of_these_batches_is_used_again(
+    sequences: list[int] | None, again: bool,
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    asked = stand_in(scripts, monkeypatch)
+    (tmp_path / "fidelity-eager.kcap").mkdir()
+    steps = [{"phase": "decode", "sequences": number, "tokens": number} for number in sequences or ()]
+    written = {"batches": [*steps, {"phase": "prefill", "sequences": 1, "tokens": 4096}]}
+    if sequences is not None:
+        (tmp_path / "fidelity-eager.kcap" / "recording.json").write_bytes(orjson.dumps(written))
+    list(scripts[0].part("eager", [1, 16, 128], tmp_path, until=time.monotonic() + 60))
+    assert [words[0] for words in asked] == (["record", "replay"] if again else ["replay"])
+
+
+def test_check_has_every_batch_recorded_by_one_engine(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(words[2:])
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(scripts[1], "run", run)
+    for quick in (True, False):
+        scripts[1].Parts(tmp_path, quick).fidelity()
+    end = ("--output", str(tmp_path))
+    assert asked == [("--quick", "--mode", "compiled", *end), end]
 
 
 def test_check_reads_the_table_of_the_script(
@@ -102,6 +183,6 @@ def test_check_says_when_the_script_printed_nothing(
 
 
 def test_what_the_limit_leaves_no_time_for_is_told_and_not_tried(scripts: tuple[Any, Any], tmp_path: Path) -> None:
-    (row,) = scripts[0].part("compiled", 16, tmp_path, until=time.monotonic() - 1)
-    assert (row.what, row.passed) == ("compiled-16", False)
+    (row,) = scripts[0].part("compiled", [16], tmp_path, until=time.monotonic() - 1)
+    assert (row.what, row.passed) == ("compiled", False)
     assert "not tried" in row.found and not list(tmp_path.iterdir())

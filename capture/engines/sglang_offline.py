@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import orjson
 
 from kcap.capture.config import Session, read_session
 from kcap.capture.launch import close_window
+from kcap.capture.profiled import tokens_of
 from kcap.capture.shards import all_closed
 from kcap.capture.workload import Prompt, Workload
 
-PROFILED_TOKENS = 8  # of each request, in the steps that check the coverage
 LEAST_CACHE = 4096  # tokens
 FLUSHES = 50
 POLL = 0.1  # seconds between two looks whether the last step that is wanted has ended
@@ -36,13 +35,13 @@ def main(job_file: str) -> None:
     from sglang import Engine
 
     engine = Engine(**arguments)
-    requests = workload.requests(_vocabulary(engine))
+    loads = workload.loads(_vocabulary(engine))
     if session.check_coverage:
-        _generate(engine, requests, replace(workload, output_len=min(workload.output_len, PROFILED_TOKENS)))
+        _generate(engine, loads, min(workload.output_len, tokens_of(len(loads))), session)
         _forget_prompts(engine)
         session.profile_file.unlink()
     with _ending(engine, session):
-        outputs = _generate(engine, requests, workload)
+        outputs = _generate(engine, loads, workload.output_len, session)
     close_window(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
@@ -50,20 +49,18 @@ def main(job_file: str) -> None:
 
 
 def of_this_machine(workload: Workload) -> dict[str, Any]:
-    """Without a GPU: PyTorch's attention, no graphs, and a cache that holds the requests rather than all memory."""
+    """Without a GPU: PyTorch's attention, no graphs, and a cache that holds the largest load rather than all memory."""
     import torch
 
     if torch.cuda.is_available():
         return {}
     os.environ.setdefault(CPU_ENGINE, "1")
-    longest = [len(prompt) for prompt in workload.prompts or ()] or [workload.input_len] * workload.num_prompts
-    tokens = sum(longest) + len(longest) * workload.output_len
     return {
         "device": "cpu",
         "attention_backend": "torch_native",
         "disable_cuda_graph": True,
         "mem_fraction_static": 0.5,
-        "max_total_tokens": max(LEAST_CACHE, 2 * tokens),
+        "max_total_tokens": max(LEAST_CACHE, 2 * workload.largest),
     }
 
 
@@ -71,13 +68,23 @@ def _vocabulary(engine: Any) -> int:
     return int(engine.tokenizer_manager.model_config.vocab_size)
 
 
-def _generate(engine: Any, prompts: list[Prompt], workload: Workload) -> list[list[int]]:
-    """Submit every request at once; each request's token ids. Requests of token ids reach the scheduler together."""
-    params = {"max_new_tokens": workload.output_len, "temperature": 0.0, "ignore_eos": True}
-    if all(isinstance(prompt, str) for prompt in prompts):
-        outputs = engine.generate(prompt=prompts, sampling_params=params)
+def _generate(engine: Any, loads: list[list[Prompt]], tokens: int, session: Session) -> list[list[int]]:
+    """Run the loads one after another until all are done or the window has closed; each request's token ids."""
+    outputs: list[list[int]] = []
+    for load in loads:
+        outputs += _run(engine, load, tokens)
+        if session.steps is not None and _closed(session):
+            break
+    return outputs + [[] for _ in range(sum(map(len, loads)) - len(outputs))]
+
+
+def _run(engine: Any, load: list[Prompt], tokens: int) -> list[list[int]]:
+    """Submit every request at once; each one's token ids. Requests of token ids reach the scheduler together."""
+    params = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    if all(isinstance(prompt, str) for prompt in load):
+        outputs = engine.generate(prompt=load, sampling_params=params)
     else:
-        outputs = engine.generate(input_ids=prompts, sampling_params=params)
+        outputs = engine.generate(input_ids=load, sampling_params=params)
     return [list(output.get("output_ids", ())) for output in outputs]
 
 
@@ -95,11 +102,15 @@ def _ending(engine: Any, session: Session) -> Iterator[None]:
 
 def _abort_when_closed(engine: Any, session: Session, over: threading.Event) -> None:
     """Asked for again and again, for a request may still be on its way to the scheduler."""
-    directory = Path(session.directory)
     while not over.wait(POLL):
-        if any(directory.glob("*.counts")) and all_closed(directory):
+        if _closed(session):
             abort = functools.partial(engine.tokenizer_manager.abort_request, abort_all=True)
             engine.loop.call_soon_threadsafe(abort)
+
+
+def _closed(session: Session) -> bool:
+    directory = Path(session.directory)
+    return any(directory.glob("*.counts")) and all_closed(directory)
 
 
 def _forget_prompts(engine: Any) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from kcap.capture.config import Session, read_session
+from kcap.capture.profiled import tokens_of
 from kcap.capture.shards import all_closed
 from kcap.capture.workload import Prompt, Workload
 
 RESULT = "outputs.json"
-PROFILED_TOKENS = 8  # of each request, in the steps that check the coverage
 
 
 def main(job_file: str) -> None:
@@ -26,12 +25,12 @@ def main(job_file: str) -> None:
 
     llm = LLM(**job["engine_arguments"])
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
-    requests = workload.requests(vocabulary)
+    loads = workload.loads(vocabulary)
     if session.check_coverage:
-        _generate(llm, requests, replace(workload, output_len=min(workload.output_len, PROFILED_TOKENS)), session)
+        _generate(llm, loads, min(workload.output_len, tokens_of(len(loads))), session)
         _forget_prompts(llm)
         session.profile_file.unlink()
-    outputs = _generate(llm, requests, workload, session)
+    outputs = _generate(llm, loads, workload.output_len, session)
     _stop(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
@@ -47,23 +46,37 @@ def _forget_prompts(llm: Any) -> None:
         )
 
 
-def _generate(llm: Any, prompts: list[Prompt], workload: Workload, session: Session) -> list[list[int]]:
-    """Submit every request, then step until all are done or the window has closed; each request's token ids."""
+def _generate(llm: Any, loads: list[list[Prompt]], tokens: int, session: Session) -> list[list[int]]:
+    """Run the loads one after another until all are done or the window has closed; each request's token ids."""
+    done: dict[int, list[int]] = {}
+    submitted = 0
+    for load in loads:
+        _submit(llm.llm_engine, load, submitted, tokens)
+        submitted += len(load)
+        if not _finish(llm.llm_engine, done, session):
+            break
+    return [done.get(number, []) for number in range(sum(map(len, loads)))]
+
+
+def _submit(engine: Any, load: list[Prompt], first: int, tokens: int) -> None:
+    """Submit every request of a load, the first as number `first`."""
     from vllm import SamplingParams
 
-    engine = llm.llm_engine
     detokenize = getattr(engine, "tokenizer", None) is not None
-    params = SamplingParams(max_tokens=workload.output_len, temperature=0.0, ignore_eos=True, detokenize=detokenize)
-    for number, prompt in enumerate(prompts):
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=detokenize)
+    for number, prompt in enumerate(load, first):
         text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
         engine.add_request(str(number), text, params)
-    done: dict[int, list[int]] = {}
+
+
+def _finish(engine: Any, done: dict[int, list[int]], session: Session) -> bool:
+    """Step until nothing is left; False where the window has closed before."""
     while engine.has_unfinished_requests():
         for output in engine.step():
             done[_number(output.request_id)] = list(output.outputs[0].token_ids)
         if session.steps is not None and _closed(session):
-            break
-    return [done.get(number, []) for number in range(len(prompts))]
+            return False
+    return True
 
 
 def _number(request_id: str) -> int:

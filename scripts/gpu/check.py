@@ -123,7 +123,7 @@ class Parts:
         return [Check(f"replay {self.llama.name}", found, done.returncode in (0, 3) and replayed["share"] >= 0.9)]
 
     def fidelity(self) -> list[Check]:
-        more = ("--quick", "--mode", "compiled", "--batch", "16") if self.quick else ()
+        more = ("--quick", "--mode", "compiled") if self.quick else ()
         return _lines("fidelity", self._script("fidelity.py", *more, "--output", str(self.output), timeout=3600))
 
     def datasets(self) -> list[Check]:

@@ -2,12 +2,12 @@
 
     python scripts/gpu/fidelity.py [--mode eager|compiled]… [--batch N]… [--quick] [--limit SECONDS] [--output DIR]
 
-For each mode and batch (1, 16 and 128 sequences; the one of batch 1 has a prompt of 4,096 tokens) a Recording of the
-model's configuration with dummy weights is made with --check-coverage, and `kcap replay --fidelity` is run on it, which
-writes DIR/NAME.fidelity (fidelity.png where matplotlib is installed, else fidelity.json alone). A Recording that is
-there already is used again. Prints a short table last: the prefill of 4,096 tokens and the decode steps of each batch.
-When the limit is over, what is left is told and not tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one of them is
-outside the bounds.
+For each mode one engine records the model's configuration with dummy weights and --check-coverage, the batches (1, 16
+and 128 sequences; the one of batch 1 has a prompt of 4,096 tokens) one after another, to DIR/fidelity-MODE.kcap, and
+`kcap replay --fidelity` is run on that, which writes DIR/MODE.fidelity (fidelity.png where matplotlib is installed,
+else fidelity.json alone). A Recording of these batches that is there already is used again. Prints a short table last:
+the prefill of 4,096 tokens and the decode steps of each batch. When the limit is over, what is left is told and not
+tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one of them is outside the bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from counts import Check
 MODEL = "meta-llama/Llama-3.1-8B"
 MODES = {"eager": ("--eager",), "compiled": ()}
 PROMPTS = {1: 4096, 16: 256, 128: 128}  # tokens of each prompt, by the number of prompts
-OUTPUT = 16  # tokens of each answer: the counted steps stay near the lengths of the profiled ones, which have 8
+OUTPUT = 16  # tokens of each answer: the counted steps stay near the lengths of the profiled ones, which have 5 or 8
 
 
 def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
@@ -42,10 +42,20 @@ def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def record(mode: str, batch: int, output: Path, *more: str, until: float) -> Check:
-    if (output / "recording.json").is_file():
+def there(recording: Path, batches: Sequence[int]) -> bool:
+    """Whether it is a Recording in which each of `batches` decodes."""
+    try:
+        ran = json.loads((recording / "recording.json").read_text())["batches"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return {*batches} <= {step["sequences"] for step in ran if step["phase"] == "decode"}
+
+
+def record(mode: str, batches: Sequence[int], output: Path, *more: str, until: float) -> Check:
+    if there(output, batches):
         return Check(f"record {output.stem}", "there already", True)
-    load = ("--num-prompts", str(batch), "--input-len", str(PROMPTS[batch]), "--output-len", str(OUTPUT))
+    counts, lengths = (",".join(map(str, numbers)) for numbers in (batches, (PROMPTS[batch] for batch in batches)))
+    load = ("--num-prompts", counts, "--input-len", lengths, "--output-len", str(OUTPUT))
     what = ("--model", MODEL, "--framework", "vLLM", "--load-format", "dummy", "--check-coverage")
     done = run("record", *what, *load, *MODES[mode], *more, "-o", str(output), "--force", until=until)
     return Check(f"record {output.stem}", f"status {done.returncode}", done.returncode == 0)
@@ -69,7 +79,7 @@ def checks(name: str, batch: int, found: dict[str, Any]) -> Iterator[Check]:
     """A line for each kind of step that is asked for; BAD where there is none."""
     wanted = {f"decode of {batch}": {"phase": "decode", "sequences": batch, "tokens": batch}}
     if PROMPTS[batch] == 4096:
-        wanted["prefill of 4,096"] = {"phase": "prefill", "tokens": 4096}
+        wanted["prefill of 4,096"] = {"phase": "prefill", "sequences": batch, "tokens": 4096}
     for what, fields in wanted.items():
         kinds = [kind for kind in found["kinds"] if fields.items() <= kind.items()]
         if not kinds:
@@ -91,21 +101,21 @@ def said(kind: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def part(mode: str, batch: int, output: Path, *more: str, until: float) -> Iterator[Check]:
-    name = f"{mode}-{batch}"
+def part(mode: str, batches: Sequence[int], output: Path, *more: str, until: float) -> Iterator[Check]:
     if time.monotonic() > until:
-        yield Check(name, "not tried: the limit was over", False)
+        yield Check(mode, "not tried: the limit was over", False)
         return
-    recording = output / f"fidelity-{name}.kcap"
-    recorded = record(mode, batch, recording, *more, until=until)
+    recording = output / f"fidelity-{mode}.kcap"
+    recorded = record(mode, batches, recording, *more, until=until)
     if not recorded.passed:
         yield recorded
         return
-    found = replay(recording, output / f"{name}.fidelity", until)
+    found = replay(recording, output / f"{mode}.fidelity", until)
     if found is None:
         yield Check(f"replay {recording.stem}", "failed", False)
         return
-    yield from checks(name, batch, found)
+    for batch in batches:
+        yield from checks(f"{mode}-{batch}", batch, found)
 
 
 def main() -> None:
@@ -119,8 +129,8 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + args.limit
     depth = ("--num-layers", "4") if args.quick else ()
-    pairs = [(mode, batch) for mode in args.mode or MODES for batch in args.batch or PROMPTS]
-    rows = [row for mode, batch in pairs for row in part(mode, batch, args.output, *depth, until=until)]
+    batches = sorted({*(args.batch or PROMPTS)})
+    rows = [row for mode in args.mode or MODES for row in part(mode, batches, args.output, *depth, until=until)]
     width = max(len(row.what) for row in rows)
     for row in rows:
         print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}: {row.found}")

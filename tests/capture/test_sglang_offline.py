@@ -13,6 +13,7 @@ import pytest
 
 from kcap.capture.config import Session
 from kcap.capture.engines import sglang_offline
+from kcap.capture.profiled import TOKENS
 from kcap.capture.shards import CLOSED, Counts
 
 
@@ -79,6 +80,17 @@ def test_what_runs_after_the_last_step_is_aborted(run: Any) -> None:
     assert (engine.generated, outputs) == ([(2, 100, False)], [[7, 7, 7], []])
 
 
+def test_loads_run_one_after_another_and_share_the_profiled_steps(run: Any) -> None:
+    engine, outputs = run([True], True, num_prompts=[1, 3, 2], input_len=[4, 5, 6], output_len=30)
+    assert engine.generated == [(n, 5, True) for n in (1, 3, 2)] + [(n, 30, False) for n in (1, 3, 2)]
+    assert [len(tokens) for tokens in outputs] == [30] * 6
+
+
+def test_no_load_is_begun_after_the_last_step(run: Any) -> None:
+    engine, outputs = run([True], False, steps=3, num_prompts=[2, 3], input_len=4, output_len=100)
+    assert (engine.generated, outputs) == ([(2, 100, False)], [[7, 7, 7], [], [], [], []])
+
+
 def test_without_a_number_of_steps_nothing_is_aborted(run: Any) -> None:
     engine, _ = run([True], False, num_prompts=2, input_len=4, output_len=3)
     assert not engine.aborted.is_set()
@@ -91,7 +103,7 @@ def test_texts_go_to_the_engine_as_texts(run: Any) -> None:
 
 def test_the_profiled_requests_come_first_and_are_forgotten(run: Any) -> None:
     engine, outputs = run([False, False, True], True, num_prompts=2, input_len=4, output_len=30)
-    assert engine.generated == [(2, sglang_offline.PROFILED_TOKENS, True), (2, 30, False)]
+    assert engine.generated == [(2, TOKENS, True), (2, 30, False)]
     assert {len(tokens) for tokens in outputs} == {30}
 
 
@@ -105,6 +117,8 @@ def test_without_a_gpu_the_cache_holds_the_requests(run: Any, monkeypatch: pytes
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     engine, _ = run([True], False, num_prompts=100, input_len=100, output_len=50)
     assert (engine.arguments["device"], engine.arguments["max_total_tokens"]) == ("cpu", 2 * 100 * 150)
+    engine, _ = run([True], False, num_prompts=[1, 100, 50], input_len=[4096, 100, 100], output_len=50)
+    assert engine.arguments["max_total_tokens"] == 2 * 100 * 150, "of the largest load"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     engine, _ = run([True], False, num_prompts=1)
     assert not {"device", "attention_backend", "max_total_tokens"} & set(engine.arguments)

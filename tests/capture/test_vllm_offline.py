@@ -13,7 +13,6 @@ import pytest
 from kcap.capture.config import Session
 from kcap.capture.engines import vllm_offline
 from kcap.capture.window import StepShape, Window
-from kcap.capture.workload import Workload
 
 
 class Engine:
@@ -45,8 +44,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "job.json"
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-    llm = SimpleNamespace(llm_engine=Engine(), reset_prefix_cache=lambda: answer)
+def stand_in(monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | None = None) -> None:
+    llm = SimpleNamespace(llm_engine=engine or Engine(), reset_prefix_cache=lambda: answer)
     module = SimpleNamespace(LLM=lambda **arguments: llm, SamplingParams=lambda **params: params)
     monkeypatch.setitem(sys.modules, "vllm", module)
 
@@ -89,8 +88,51 @@ def test_a_limit_of_steps_ends_the_generation_at_the_last(tmp_path: Path, monkey
     window = Window(session)
     window.start()
     engine = Endless(window)
-    outputs = vllm_offline._generate(
-        SimpleNamespace(llm_engine=engine), [[1, 2], [3]], Workload(output_len=1000), session
-    )
+    loads: list[list[Any]] = [[[1, 2], [3]], [[4]]]
+    outputs = vllm_offline._generate(SimpleNamespace(llm_engine=engine), loads, 1000, session)
     assert engine.steps == 5
-    assert outputs == [[7] * 5] * 2
+    assert engine.waiting == ["0", "1"], "the next load is not begun"
+    assert outputs == [[7] * 5] * 2 + [[]]
+
+
+class Orderly(Engine):
+    """Each request has its own number as its tokens, as many as it asked for, one a step; the last come out first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[tuple[list[str], int]] = []
+        self.lengths: dict[str, int] = {}
+        self.left = 0
+
+    def add_request(self, number: str, prompt: Any, params: Any) -> None:
+        assert number not in self.waiting
+        if not self.waiting:
+            self.runs.append(([], params["max_tokens"]))
+            self.left = params["max_tokens"]
+        self.waiting.append(number)
+        self.runs[-1][0].append(number)
+        self.lengths[number] = len(prompt["prompt_token_ids"])
+
+    def step(self) -> list[Any]:
+        self.left -= 1
+        numbers = self.waiting[::-1]
+        if self.left == 0:
+            self.waiting = []
+        tokens = self.runs[-1][1] - self.left
+        return [
+            SimpleNamespace(request_id=f"{number}-ab12", outputs=[SimpleNamespace(token_ids=[int(number)] * tokens)])
+            for number in numbers
+        ]
+
+
+def test_a_load_is_submitted_whole_when_the_one_before_is_done(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = orjson.loads(job.read_bytes())
+    loads = {"num_prompts": [1, 3, 2], "input_len": [4, 5, 6], "output_len": 7}
+    job.write_bytes(orjson.dumps({**asked, "workload": loads}))
+    engine = Orderly()
+    stand_in(monkeypatch, True, engine)
+    vllm_offline.main(str(job))
+    whole = [["0"], ["1", "2", "3"], ["4", "5"]]
+    assert engine.runs == [(numbers, 5) for numbers in whole] + [(numbers, 7) for numbers in whole]
+    assert list(engine.lengths.values()) == [4, 5, 5, 5, 6, 6]
+    assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[number] * 7 for number in range(6)]

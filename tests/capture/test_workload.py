@@ -63,16 +63,58 @@ def test_a_text_with_a_line_separator_of_unicode_is_one_line(tmp_path: Path) -> 
 @given(st.integers(1, 20), st.integers(1, 50), st.integers(1, 100_000), st.integers(0, 5))
 def test_random_prompts_have_their_size_and_repeat(count: int, length: int, vocabulary: int, seed: int) -> None:
     work = Workload(num_prompts=count, input_len=length, seed=seed)
-    prompts = work.requests(vocabulary)
+    (prompts,) = work.loads(vocabulary)
     assert [len(prompt) for prompt in prompts] == [length] * count
     assert all(0 <= token < vocabulary for prompt in prompts for token in prompt if isinstance(token, int))
-    assert prompts == work.requests(vocabulary)
+    assert [prompts] == work.loads(vocabulary)
 
 
 def test_another_seed_draws_other_prompts() -> None:
-    assert Workload(seed=0).requests(1000) != Workload(seed=1).requests(1000)
+    assert Workload(seed=0).loads(1000) != Workload(seed=1).loads(1000)
 
 
 def test_given_prompts_are_asked_as_they_are() -> None:
     prompts: list[Prompt] = ["text", [1, 2]]
-    assert Workload(prompts=prompts).requests(1) == prompts
+    assert Workload(prompts=prompts).loads(1) == [prompts]
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=2, max_size=5)
+
+
+@given(SIZES, st.integers(110, 10_000), st.integers(0, 5))
+def test_loads_have_their_sizes_and_none_begins_as_an_earlier_one(
+    sizes: list[tuple[int, int]], vocabulary: int, seed: int
+) -> None:
+    counts, lengths = zip(*sizes, strict=True)
+    work = Workload(counts, lengths, output_len=3, seed=seed)
+    loads = work.loads(vocabulary)
+    assert [[len(prompt) for prompt in load] for load in loads] == [[length] * count for count, length in sizes]
+    assert all(type(token) is int and 0 <= token < vocabulary for load in loads for prompt in load for token in prompt)
+    firsts = [{prompt[0] for prompt in load} for load in loads]
+    assert sum(map(len, firsts)) == len(set[str | int]().union(*firsts))
+    assert loads == work.loads(vocabulary)
+    assert work.longest == max(lengths) + 3
+    assert work.largest == max(count * (length + 3) for count, length in sizes)
+
+
+@given(SIZES, st.integers(2, 10_000))
+def test_the_first_of_several_loads_is_what_it_is_alone(sizes: list[tuple[int, int]], vocabulary: int) -> None:
+    counts, lengths = zip(*sizes, strict=True)
+    assert Workload(counts, lengths).loads(vocabulary)[:1] == Workload(counts[0], lengths[0]).loads(vocabulary)
+
+
+def test_the_prompts_of_a_single_load_stay_as_they_were() -> None:
+    assert Workload(2, 4, seed=0).loads(1000) == [[[864, 394, 776, 911], [430, 41, 265, 988]]]
+
+
+def test_a_vocabulary_too_small_for_other_beginnings_is_no_endless_loop() -> None:
+    assert [len(load) for load in Workload((3, 2), 2).loads(1)] == [3, 2]
+
+
+def test_one_length_is_of_every_load() -> None:
+    assert Workload((1, 3), 7).sizes == Workload((1, 3), (7, 7)).sizes == [[7], [7, 7, 7]]
+
+
+def test_given_prompts_have_the_sizes_that_they_have() -> None:
+    work = Workload(prompts=[[1, 2, 3], [4]], output_len=10)
+    assert (work.sizes, work.longest, work.largest) == ([[3, 1]], 13, 24)

@@ -1,0 +1,99 @@
+"""`--num-prompts` and `--input-len` with several numbers: how they are read, paired and refused, what they start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcap.capture import command, follow, frameworks
+from kcap.capture.numbers import NumbersRange, listed
+from kcap.capture.profiled import MOST_STEPS, tokens_of
+
+WORDS = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "-o")
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6))
+def test_numbers_are_read_as_they_are_written(numbers: list[int]) -> None:
+    read = NumbersRange(1).convert(",".join(map(str, numbers)), None, None)
+    assert listed(read) == numbers
+    assert read == (numbers[0] if len(numbers) == 1 else tuple(numbers)), "a single one stays a number"
+
+
+@pytest.mark.parametrize("wrong", ["", ",", "1,", ",1", "1,,2", "1,0", "-1,2", "1,2.5", "1,x", "1 2"])
+def test_what_is_no_such_list_is_refused(wrong: str) -> None:
+    with pytest.raises(click.BadParameter):
+        NumbersRange(1).convert(wrong, None, None)
+
+
+def test_a_list_says_which_number_is_wrong_as_one_alone_does() -> None:
+    for words in ("0", "4,0"):
+        with pytest.raises(click.BadParameter, match=r"^0 is not in the range x>=1\.$"):
+            NumbersRange(1).convert(words, None, None)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """`started(words…)`: the job that an engine would be started with, or the error."""
+
+    def run(*words: object) -> Any:
+        jobs: list[Any] = []
+
+        def start(command_line: list[str], *others: object) -> None:
+            jobs.append(orjson.loads(Path(command_line[-1]).read_bytes()))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(follow, "follow", start)
+        found = frameworks.find_adapter("vLLM")
+        monkeypatch.setattr(frameworks, "find_framework", lambda name: found)
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+        ran = CliRunner().invoke(command.command, [*WORDS, str(tmp_path / "out"), *map(str, words)])
+        return jobs[0] if jobs else str(ran.exception)
+
+    return run
+
+
+def test_a_single_number_starts_what_it_did(started: Any) -> None:
+    job = started("--num-prompts", 3, "--input-len", 2100)
+    assert (job["workload"]["num_prompts"], job["workload"]["input_len"]) == (3, 2100)
+    assert job["engine_arguments"]["max_model_len"] == 2132
+    job = started()
+    assert (job["workload"]["num_prompts"], job["workload"]["input_len"], job["workload"]["output_len"]) == (8, 128, 32)
+
+
+def test_the_longest_prompt_decides_the_context(started: Any) -> None:
+    job = started("--num-prompts", "1,16,128", "--input-len", "256,4096,128", "--output-len", 16)
+    assert job["engine_arguments"]["max_model_len"] == 4096 + 16
+    assert (job["workload"]["num_prompts"], job["workload"]["input_len"]) == ([1, 16, 128], [256, 4096, 128])
+
+
+def test_one_length_holds_for_all_loads(started: Any) -> None:
+    assert started("--num-prompts", "1,2", "--input-len", 9)["workload"]["input_len"] == 9
+
+
+@pytest.mark.parametrize(("counts", "lengths"), [("8", "1,2"), ("1,2", "1,2,3"), ("1,2,3", "1,2")])
+def test_lengths_that_do_not_pair_are_an_error(counts: str, lengths: str, started: Any) -> None:
+    said = started("--num-prompts", counts, "--input-len", lengths)
+    many = f"--input-len has {lengths.count(',') + 1} numbers, --num-prompts {counts.count(',') + 1}"
+    assert said == f"{many}: give one for all loads, or as many as those"
+
+
+@pytest.mark.parametrize("words", [("--num-prompts", "1,2"), ("--input-len", "1,2")])
+def test_prompts_of_a_file_are_a_single_load(words: tuple[str, str], started: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text("[1, 2]\n")
+    assert "--prompts FILE is a single load" in started("--prompts", tmp_path / "p.jsonl", *words)
+    assert started("--prompts", tmp_path / "p.jsonl")["workload"]["prompts"] == [[1, 2]]
+
+
+@given(st.integers(1, 40))
+def test_the_profiled_steps_are_shared_by_the_loads(loads: int) -> None:
+    tokens = tokens_of(loads)
+    assert tokens >= 2, "a prefill and a decode"
+    assert loads * tokens <= MOST_STEPS or tokens == 2
+    assert tokens_of(1) == 8 and tokens_of(3) == 5
