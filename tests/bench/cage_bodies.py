@@ -11,7 +11,9 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -232,6 +234,50 @@ def write_kernel_switch() -> None:
             refused(lambda path=path: os.close(os.open(path, os.O_WRONLY)))
 
 
+def open_proc() -> None:
+    """What in /proc, but the candidate's processes, is on a mount that lacks one of the flags that it should have."""
+    wanted = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC
+    others = [path for path in Path("/proc").iterdir() if path.name == "1" or not path.name.isdigit()]
+    print([str(path) for path in others if not path.is_symlink() and os.statvfs(path).f_flag & wanted != wanted])
+    print(os.statvfs("/proc").f_flag & wanted == wanted & ~os.ST_RDONLY)
+
+
+def write_keeper() -> None:
+    for name in ("mem", "comm", "oom_score_adj", "clear_refs", "coredump_filter", "task/1/comm"):
+        refused(lambda name=name: os.close(os.open(f"/proc/1/{name}", os.O_WRONLY)))
+
+
+def live_longer() -> None:
+    refused(lambda: Path("/proc/self/oom_score_adj").write_text("0"))
+
+
+def name_threads(children: bool) -> None:
+    """As libcuda does: a thread opens another's name. In this process, and in a forked and a started child of it."""
+    print("itself", _named())
+    if children:
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            print("forked", _named(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        own = "/proc/$$/task/$$/comm"
+        subprocess.run(["sh", "-c", f"printf started > {own} && cat {own}"], check=True)
+
+
+def _named() -> list[str]:
+    ending = threading.Event()
+    thread = threading.Thread(target=ending.wait)
+    thread.start()
+    tasks = [f"/proc/self/task/{task}/comm" for task in os.listdir("/proc/self/task")]
+    try:
+        for place in tasks:
+            with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "w") as file:
+                file.write("cuda-EvtHandlr")
+        return [Path(place).read_text().strip() for place in tasks]
+    finally:
+        ending.set()
+
+
 def read(path: str) -> None:
     refused(lambda: Path(path).read_bytes())
 
@@ -338,9 +384,7 @@ def old_numbers() -> None:
 def ordinary() -> None:
     """What an honest Solution may do."""
     import multiprocessing
-    import subprocess
     import tempfile
-    import threading
 
     import numpy
     import torch
@@ -366,7 +410,6 @@ def ordinary() -> None:
 
 
 def compiles() -> None:
-    import subprocess
 
     Path("a.cpp").write_text('#include <cstdio>\nint main() { std::puts("compiled"); }\n')
     subprocess.run(["g++", "a.cpp", "-o", "a"], check=True)

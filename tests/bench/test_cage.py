@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ import pytest
 import torch
 from cages import CageError, Judge, Report
 
-from kcap.bench.integrity.cage import kinds
+from kcap.bench.integrity.cage import kinds, namespaces
 
 MIB = 1 << 20
 HERE = {piece for piece, state in kinds().items() if state == "holds"}
+NAMED = "['cuda-EvtHandlr', 'cuda-EvtHandlr']"
+NAMED_IN_CHILDREN = [f"itself {NAMED}", f"forked {NAMED}", "started"]
 
 
 def needs(*pieces: str) -> pytest.MarkDecorator:
@@ -166,7 +169,35 @@ def test_no_file_outside_the_scratch_can_be_made_or_changed(judge: Judge, tmp_pa
 
 
 def test_kernel_switches_cannot_be_turned(judge: Judge) -> None:
-    assert held(judge.cage("write_kernel_switch"))
+    for without in ((), ("own user",), ("landlock",), ("landlock", "own user"), ("mount namespace",)):
+        if "own /proc" in HERE or "landlock" not in without:
+            assert held(judge.cage("write_kernel_switch", without=without))
+
+
+@needs("own /proc")
+def test_threads_can_be_named_by_others_of_their_process(judge: Judge) -> None:
+    """Without which CUDA does not start. User 0 may so only in the candidate itself."""
+    own = "own user" in HERE or os.geteuid() != 0
+    report = judge.cage("name_threads", own)
+    assert report.log.splitlines() == NAMED_IN_CHILDREN[: 3 if own else 1]
+    assert report.left_nothing()
+
+
+@pytest.mark.skipif(not namespaces.effective() >> 24 & 1, reason="only CAP_SYS_RESOURCE can forbid it")
+def test_who_dies_first_cannot_choose_to_live(judge: Judge) -> None:
+    assert held(judge.cage("live_longer"))
+
+
+@needs("own /proc")
+def test_all_of_proc_but_the_solutions_processes_is_read_only(judge: Judge) -> None:
+    for without in ((), ("own user",), ("landlock", "own user"), ("no capabilities",)):
+        assert judge.cage("open_proc", without=without).log == "[]\nTrue\n"
+
+
+@needs("own /proc")
+def test_keeper_cannot_be_written_to(judge: Judge) -> None:
+    for without in ((), ("landlock",), ("own user",), ("landlock", "own user")):
+        assert held(judge.cage("write_keeper", without=without))
 
 
 @needs("hidden folders")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cages import NAMESPACES, Judge, Report
-from test_cage import HERE, held, needs
+from test_cage import HERE, NAMED, NAMED_IN_CHILDREN, held, needs
 
 PLAIN = 65000
 EVERYTHING = (*NAMESPACES, "own user", "no capabilities", "landlock", "seccomp")
@@ -79,6 +79,28 @@ def fresh(judge: Judge) -> dict[str, str]:
 
 def test_solution_can_write_to_its_scratch(judge: Judge, without: tuple[str, ...], fresh: dict[str, str]) -> None:
     assert judge.cage("write", "file", without=without, cage=fresh).log == "DONE 7\n"
+
+
+def test_threads_can_be_named(judge: Judge, without: tuple[str, ...]) -> None:
+    assert judge.cage("name_threads", False, without=without).log == f"itself {NAMED}\n"
+
+
+@needs("own /proc")
+def test_proc_is_as_open_as_cuda_needs_and_no_more(judge: Judge) -> None:
+    """Whoever judges, a user of its own or not."""
+    for without in ((), ("landlock",)):
+        for goes_on in (True, False):
+            report = judge.cage("name_threads", True, without=without, keep=goes_on)
+            assert report.log.splitlines() == NAMED_IN_CHILDREN
+        assert judge.cage("open_proc", without=without).log == "[]\nTrue\n"
+        assert held(judge.cage("write_keeper", without=without))
+        assert held(judge.cage("write_kernel_switch", without=without))
+
+
+@needs("own /proc")
+def test_user_0_writes_to_no_network_of_the_judge(judge: Judge) -> None:
+    report = judge.cage("open_proc", without=("own user", "network namespace"))
+    assert report.log.splitlines()[1:] == [str(judge.user is not None)]
 
 
 def test_disk_is_bounded_without_a_scratch_of_its_own(judge: Judge, fresh: dict[str, str]) -> None:

@@ -17,7 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.integrity.cage import HOLDS, Cage, calls, kinds, landlock, mounts, open_cage, seccomp, syscalls, tree
+from kcap.bench.integrity.cage import (
+    HOLDS,
+    Cage,
+    calls,
+    kinds,
+    landlock,
+    mounts,
+    open_cage,
+    own_proc,
+    seccomp,
+    syscalls,
+    tree,
+)
 from kcap.bench.integrity.cage.caged import Ended
 from kcap.bench.integrity.cage.pieces import Pieces
 from kcap.errors import KcapError
@@ -171,6 +183,21 @@ def test_piece_that_fails_is_left_out_with_its_reason() -> None:
     ]
     assert pieces.held == ["on"]
     assert pieces.refused == {"off": "switched off", "new": "unshare: not here"}
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_proc_in_which_something_stays_open_is_not_opened(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: list[int] = []
+
+    def mount(source: str | None, target: str, kind: str | None, wanted: int) -> None:
+        if len(flags) == fails_at:
+            raise OSError(errno.EPERM, "mount: not here")
+        flags.append(wanted)
+
+    monkeypatch.setattr(calls, "mount", mount)
+    own_proc._mount(writable=True)
+    assert len(flags) == fails_at
+    assert flags[0] & calls.MS_RDONLY and all(wanted & (calls.MS_RDONLY | calls.MS_BIND) for wanted in flags)
 
 
 def test_machine_that_has_nothing_says_so_for_every_piece() -> None:

@@ -6,7 +6,8 @@ judges, a user of its own; no capabilities(7); setrlimit(2); prctl(2), by which 
 
 Inside, CUDA needs these, and none is refused: ioctl and mmap on /dev/nvidia*, reading /proc/driver/nvidia and /sys,
 address space without a limit (`memory=None`), writing to /dev/shm, abstract Unix sockets, setting its own affinity,
-memory policies. Device files must exist before (the first use of CUDA as root makes them), and CUDA's handles for
+memory policies, naming its threads by /proc/self/task/*/comm (where that fails cuInit gives 304; for what user 0 is
+refused see own_proc). Device files must exist before (the first use of CUDA as root makes them), and CUDA's handles for
 sharing memory between processes do not pass from one cage to another.
 """
 

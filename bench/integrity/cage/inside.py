@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import orjson
 
-from kcap.bench.integrity.cage import calls, landlock, limits, mounts, namespaces, privileges, seccomp
+from kcap.bench.integrity.cage import calls, landlock, limits, mounts, namespaces, own_proc, privileges, seccomp
 from kcap.bench.integrity.cage.descriptors import close_others, redirect
 from kcap.bench.integrity.cage.plan import Plan
 
@@ -50,13 +50,12 @@ def _pid(proc: int) -> int:
 
 def _confine(plan: Plan, user: int | None) -> None:
     cage, pieces = plan.cage, plan.pieces
-    if pieces.holds(namespaces.MOUNTS) and pieces.holds(namespaces.PIDS):
-        pieces.attempt(mounts.PROC, mounts.own_proc)
+    who = os.geteuid() if user is None else user
+    own_proc.lay(pieces, who)
     os.chdir(cage.folder)
     os.environ["TMPDIR"] = tempfile.tempdir = str(cage.folder)  # tempfile remembers the judge's
     os.nice(1)
     pieces.attempt(limits.LIMITS, lambda: limits.limit(cage.memory, cage.disk))
-    who = os.geteuid() if user is None else user
     pieces.attempt(limits.PROCESSES, lambda: limits.limit_processes(cage.processes, who))
     privileges.become(user, [*privileges.needed_to_import(), cage.folder], pieces)
     calls.prctl(calls.PR_SET_DUMPABLE, 1)  # as any process is: it may look at itself
@@ -72,8 +71,8 @@ def _lock_files(plan: Plan) -> None:
         return
     hidden = () if pieces.holds(mounts.HIDDEN) or mounts.HIDDEN in pieces.without else cage.hidden
     shared = [mounts.SHARED_FOLDER] if pieces.holds(mounts.SHARED) else []
-    scopes = landlock.SIGNALS not in pieces.without
-    if not pieces.attempt(landlock.NAME, lambda: landlock.restrict([cage.folder, *shared], hidden, scopes)):
+    scopes, proc = landlock.SIGNALS not in pieces.without, own_proc.folder(pieces)
+    if not pieces.attempt(landlock.NAME, lambda: landlock.restrict([cage.folder, *shared], hidden, scopes, proc)):
         return
     pieces.attempt(landlock.SIGNALS, landlock.signals_are_held)
     if hidden:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from kcap.bench.integrity.cage import calls, landlock, limits, mounts, namespaces, privileges, seccomp
+from kcap.bench.integrity.cage import calls, landlock, limits, mounts, namespaces, own_proc, privileges, seccomp
 from kcap.errors import KcapError
 
 HOLDS = "holds"
@@ -14,7 +14,7 @@ PIECES = (
     namespaces.PIDS,
     namespaces.MOUNTS,
     *namespaces.OTHERS,
-    mounts.PROC,
+    own_proc.NAME,
     *mounts.LAID,
     landlock.NAME,
     landlock.SIGNALS,

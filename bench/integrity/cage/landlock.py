@@ -40,10 +40,11 @@ def signals_are_held() -> None:
         raise OSError(errno.EOPNOTSUPP, "landlock before ABI 6 does not hold signals")
 
 
-def restrict(writable: Iterable[Path], hidden: Iterable[Path], scopes: bool) -> None:
+def restrict(writable: Iterable[Path], hidden: Iterable[Path], scopes: bool, proc: Path) -> None:
     """Confine this process and all that come of it: write below `writable`, read anything that is not below `hidden`.
 
-    The parents of a hidden folder cannot be listed. OSError where the kernel refuses.
+    The files of processes below `proc` may be written too. The parents of a hidden folder cannot be listed. OSError
+    where the kernel refuses.
     """
     version = abi()
     rights = _rights(version)
@@ -55,7 +56,7 @@ def restrict(writable: Iterable[Path], hidden: Iterable[Path], scopes: bool) -> 
             _allow(ruleset, path, rights)
         for path in _devices():
             _allow(ruleset, path, rights & (_READ | _WRITE | _TRUNCATE | _IOCTL))
-        _allow(ruleset, Path("/proc/self"), rights & (_READ | _LIST | _WRITE))
+        _allow(ruleset, proc, rights & (_READ | _LIST | _WRITE | _TRUNCATE))
         calls.syscall("landlock", _RESTRICT, ruleset, 0)
     finally:
         os.close(ruleset)

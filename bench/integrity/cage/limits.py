@@ -13,7 +13,10 @@ FILES = 4096  # descriptors of one process
 
 
 def die_first() -> None:
-    """Where memory runs out the kernel ends this process, and what comes of it, before any other."""
+    """Where memory runs out the kernel ends this process, and what comes of it, before any other.
+
+    Where no CAP_SYS_RESOURCE sets this, a candidate may take it back for itself: the kernel lets it.
+    """
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 

@@ -1,6 +1,6 @@
 """The candidate's view of the disk: all of it read-only, hidden folders empty, and a scratch of a fixed size.
 
-It needs a mount namespace: nothing of this is seen, or left behind, outside. See mount(2), tmpfs(5), proc(5).
+It needs a mount namespace: nothing of this is seen, or left behind, outside. See mount(2), tmpfs(5).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from kcap.bench.integrity.cage import calls
 from kcap.bench.integrity.cage.pieces import Pieces
 
-READ_ONLY, HIDDEN, SCRATCH, SHARED, PROC = "read-only files", "hidden folders", "scratch", "own /dev/shm", "own /proc"
+READ_ONLY, HIDDEN, SCRATCH, SHARED = "read-only files", "hidden folders", "scratch", "own /dev/shm"
 LAID = (READ_ONLY, HIDDEN, SCRATCH, SHARED)
 SHARED_FOLDER = Path("/dev/shm")
 PLAIN = calls.MS_NOSUID | calls.MS_NODEV
@@ -26,11 +26,6 @@ def lay(folder: Path, hidden: tuple[Path, ...], disk: int, owner: int, pieces: P
     room = f"size={disk},nr_inodes={FILES},uid={owner}"
     pieces.attempt(SCRATCH, lambda: calls.mount("tmpfs", str(folder), "tmpfs", PLAIN, f"{room},mode=0700"))
     pieces.attempt(SHARED, lambda: calls.mount("tmpfs", str(SHARED_FOLDER), "tmpfs", PLAIN, f"{room},mode=1777"))
-
-
-def own_proc() -> None:
-    """A /proc of this pid namespace, in which no process outside has a folder; read-only, as it has switches."""
-    calls.mount("proc", "/proc", "proc", PLAIN | calls.MS_NOEXEC | calls.MS_RDONLY)
 
 
 def _hide(hidden: tuple[Path, ...], folder: Path) -> None:
