@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("gpu-check"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
     until = time.monotonic() + args.limit
     depth = ("--num-layers", "4") if args.quick else ()
     batches = sorted({*(args.batch or PROMPTS)})
