@@ -46,6 +46,14 @@ class Activations:
             self.buffers[place] = torch.zeros(size, dtype=torch.uint8, device=device)
         return self.buffers[place]
 
+    def all_of(self, kind: Kind) -> list[torch.Tensor]:
+        """The buffers of this kind."""
+        return [buffer for place, buffer in self.buffers.items() if place[:3] == kind]
+
+    def another(self, kind: Kind) -> torch.Tensor:
+        """One more of them."""
+        return self.buffer((*kind, len(self.all_of(kind))))
+
     @property
     def bytes(self) -> int:
         return sum(len(buffer) for buffer in self.buffers.values())

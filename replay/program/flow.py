@@ -1,56 +1,113 @@
-"""What one Call of a Program returns, the next one reads: where an operator allocates its output, the input of that
-kind behind it lies there, as in the engine. So it is in the caches when it is read.
+"""What one Call of a Program writes, the next one reads: it lies in the same memory, as in the engine, and so in the
+caches when it is read.
 
-The kinds are those of kcap.replay.program.activations, whose buffers are taken where nothing was returned.
+A record has no addresses. But Calls come in their order, and what was written last is mostly read first. So of each
+kind of storage (kcap.replay.program.activations) the first argument that is read lies where was written last, the
+second where before that; what is only written goes where nothing is read. What an operator returns is written, too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from kcap.replay.inputs import Inputs
-from kcap.replay.memory import reached
-from kcap.replay.program.activations import Kind, Place, kind_of
+from kcap.replay.layout import key_of
+from kcap.replay.memory import Key, reached
+from kcap.replay.program.activations import Activations, Kind, kind_of
 from kcap.replay.program.parts import Part
 from kcap.replay.rebuild import over
+from kcap.replay.roles import plain
+
+DEPTH = 4  # buffers of one kind of which is known when they were written
+ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
+REAL = ("bfloat16", "float16", "float32", "float64")
+SMALLEST, MOST_LOST = 1e-20, 0.01
+LOST = "numbers in it overflow or vanish: matrix products may take less time for it"
 
 
 class Flow:
-    """One run of a Program, each of whose invocations goes through it; `latest`: the last output of each kind."""
+    """One run of a Program, each of whose invocations goes through it."""
 
-    def __init__(self) -> None:
-        self.latest: dict[Place, torch.Tensor] = {}
+    def __init__(self, activations: Activations) -> None:
+        self.activations = activations
+        self.recent: dict[Kind, list[torch.Tensor]] = defaultdict(list)  # the last written first
 
     def run(self, part: Part) -> None:
         """One invocation of `part`."""
-        self._keep(part.call_on(self._joined(part, part.next())))
+        given = self._assigned(part)
+        assert part.decided is not None
+        returned = part.call_on(over(part.decided, part.target, part.next(), given))
+        read, only_written = ways(part)
+        for key in [*reversed([key for key in read if key in part.restored]), *only_written]:
+            self._written(part.places[key][:3], given[key])
+        for output in reversed([*outputs(returned)]):
+            storage = output.untyped_storage()
+            dtype = str(output.dtype).removeprefix("torch.")
+            self._written(kind_of(str(output.device), dtype, storage.nbytes()), of_bytes(output))
 
-    def _joined(self, part: Part, inputs: Inputs) -> Inputs:
-        """`inputs` over the latest outputs that have room for them."""
-        found = {key: self.latest[place] for key, place in part.places.items() if place in self.latest}
-        if not found:
-            return inputs
+    def lost(self) -> list[str]:
+        """Whether numbers were lost on the way, as a note."""
+        written = [(kind, buffer) for kind, all_of in self.recent.items() for buffer in all_of]
+        return [LOST] if any(lost(buffer, kind) for kind, buffer in written if kind[1] in REAL) else []
+
+    def _assigned(self, part: Part) -> dict[Key, torch.Tensor]:
+        """The buffer of each activation of `part`."""
         assert part.decided is not None
         sizes = reached(part.decided.bound, part.target.device, part.target.home)
-        fitting = {key: buffer for key, buffer in found.items() if len(buffer) >= sizes[key]}
-        return over(part.decided, part.target, inputs, fitting)
+        read, only_written = ways(part)
+        given: dict[Key, torch.Tensor] = {}
+        for key in [*read, *only_written]:
+            kind = part.places[key][:3]
+            taken = {buffer.data_ptr() for buffer in given.values()}
+            last = [one for one in self.recent[kind] if len(one) >= sizes[key] and one.data_ptr() not in taken]
+            given[key] = last[0] if last and key in read else self._other(kind, taken)
+        return given
 
-    def _keep(self, returned: Any) -> None:
-        seen: Counter[Kind] = Counter()
-        for output in tree_leaves(returned):
-            if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-                continue
-            storage = output.untyped_storage()
-            kind = kind_of(str(output.device), str(output.dtype).removeprefix("torch."), storage.nbytes())
-            self.latest[(*kind, seen[kind])] = of_bytes(output)
-            seen[kind] += 1
+    def _other(self, kind: Kind, taken: set[int]) -> torch.Tensor:
+        """A buffer that this invocation does not have, the one that was not written for longest."""
+        order = {one.data_ptr(): age for age, one in enumerate(self.recent[kind])}
+        free = [one for one in self.activations.all_of(kind) if one.data_ptr() not in taken]
+        if not free:
+            return self.activations.another(kind)
+        return max(free, key=lambda one: order.get(one.data_ptr(), DEPTH))
+
+    def _written(self, kind: Kind, buffer: torch.Tensor) -> None:
+        others = [one for one in self.recent[kind] if one.data_ptr() != buffer.data_ptr()]
+        self.recent[kind] = [buffer, *others][:DEPTH]
+
+
+def ways(part: Part) -> tuple[list[Key], list[Key]]:
+    """The activations that `part` reads, and those that it only writes, in the order of its arguments."""
+    assert part.decided is not None
+    names: dict[Key, list[str]] = {}
+    for path, spec in part.decided.bound.tensors():
+        argument = part.decided.bound.args[int(path.split(".")[0])]
+        names.setdefault(key_of(spec, part.target), []).append(plain(argument.name))
+    only = {key for key, all_of in names.items() if all(ONLY_WRITTEN.fullmatch(name) for name in all_of)}
+    keys = [key for key in names if key in part.places]
+    return [key for key in keys if key not in only], [key for key in keys if key in only]
+
+
+def outputs(returned: Any) -> Iterator[torch.Tensor]:
+    """The tensors of floats in what an operator returned."""
+    for one in tree_leaves(returned):
+        if isinstance(one, torch.Tensor) and one.is_floating_point() and one.untyped_storage().nbytes():
+            yield one
 
 
 def of_bytes(output: torch.Tensor) -> torch.Tensor:
     """The whole storage of `output`."""
     size = output.untyped_storage().nbytes()
     return torch.empty(0, dtype=torch.uint8, device=output.device).set_(output.untyped_storage(), 0, (size,), (1,))
+
+
+def lost(buffer: torch.Tensor, kind: Kind) -> bool:
+    """Whether its numbers (of the dtype in `kind`) are not finite, or nothing."""
+    cells = buffer[: len(buffer) // 16 * 16].view(getattr(torch, kind[1])).float()
+    finite = torch.isfinite(cells)
+    return bool((~finite).float().mean() > MOST_LOST or cells[finite].abs().amax() < SMALLEST)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kcap.replay.program.activations import Activations
 from kcap.replay.program.flow import Flow
 from kcap.replay.program.found import Found, Shared, share_out
 from kcap.replay.program.parts import Part
@@ -32,8 +33,11 @@ LEAST_US = 1000.0  # that one sample lasts
 Known = Mapping[int, Mapping[str, Any]]  # by Call, what it told when it ran alone: kcap.replay.program.alone.Alone
 
 
-def time_on_gpu(order: Sequence[int], parts: dict[int, Part], known: Known, budget: Budget, device: str) -> Found:
+def time_on_gpu(
+    order: Sequence[int], parts: dict[int, Part], activations: Activations, known: Known, budget: Budget, device: str
+) -> Found:
     """Microseconds of a run of `order` (Calls) from the first kernel's start to the last one's end, and durations."""
+    flow = Flow(activations)
     stream = timing_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     persisting.reset()
@@ -42,7 +46,7 @@ def time_on_gpu(order: Sequence[int], parts: dict[int, Part], known: Known, budg
             repeated(part.run, len(part.sets))()
         restore = Restoring(parts.values())
         waits = any(known[call]["waits"] for call in parts)
-        run, stretches, direct, failure = stretched(order, parts, known, restore)
+        run, stretches, direct, failure = stretched(order, parts, flow, known, restore)
         hold = None if waits or not direct else fresh(blocker(device))
         alone = timed(run, 1, restore, stream, hold)
         n = max(1, round(LEAST_US / max(alone, 1.0))) if not direct else 1
@@ -51,6 +55,7 @@ def time_on_gpu(order: Sequence[int], parts: dict[int, Part], known: Known, budg
         sampled = sample_until(lambda: timed(work, n, rested, stream, hold), budget, slow=Watch(device).slow)
         shared, notes = profiled(run, rested, order, known)
     torch.cuda.synchronize(device)
+    notes += flow.lost()
     if direct:
         notes = [*said(direct, len(order), failure, waits, hold), *notes]
     return Found(sampled, n, "events" if direct else "graph", shared, stretches, notes, bool(failure))
@@ -63,7 +68,7 @@ def fresh(hold: Sleep) -> Sleep:
 
 
 def stretched(
-    order: Sequence[int], parts: dict[int, Part], known: Known, restore: Run
+    order: Sequence[int], parts: dict[int, Part], flow: Flow, known: Known, restore: Run
 ) -> tuple[Run, int, int, str | None]:
     """What runs the Program; its graphs; how many invocations are in none of them; why no graph could be made."""
     runs: list[Run] = []
@@ -71,7 +76,6 @@ def stretched(
     restore()
     try:
         for captured, some in groupby(order, key=lambda call: known[call]["method"] == "graph"):
-            flow = Flow()
             stretch = InTurn([partial(flow.run, parts[call]) if captured else parts[call].run for call in some])
             runs.append(capture(stretch, 1) if captured else stretch)
             graphs += captured

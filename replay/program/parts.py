@@ -14,6 +14,7 @@ from kcap.replay.inputs import Inputs
 from kcap.replay.job import SEED
 from kcap.replay.layout import Target
 from kcap.replay.program.activations import Activations, Place
+from kcap.replay.program.weights import shrink
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.roles import kept
 from kcap.replay.runner import verdict, written
@@ -100,6 +101,7 @@ class Parts:
         part.places = self.activations.places(decided.bound, self.target, part.moved)
         given = {key: self.activations.buffer(place) for key, place in part.places.items()}
         part.sets = [self.rebuilder.build(decided, given)]
+        shrink(decided.bound, self.target, part.sets[0].buffers, part.moved)
 
     def _guarded(self, part: Part, work: Callable[[], None]) -> None:
         try:

@@ -47,7 +47,7 @@ class ProgramRunner:
         if not order:
             return {"status": "skipped", "reason": NOTHING_RAN, "calls": calls + told(parts.all, Shared())}
         if gpu:
-            found = time_on_gpu(order, parts.good, known, budget, self.target.device)
+            found = time_on_gpu(order, parts.good, parts.activations, known, budget, self.target.device)
         else:
             found = time_on_host(order, parts.good, budget)
         state = clocks.read(self.target.device)

@@ -1,4 +1,4 @@
-"""What a Call returns lies where the next one reads, while a Program is captured."""
+"""What a Call writes lies where the next one reads, while a Program is captured."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ import torch
 from handmade import call, tensor
 from programs import M, N, linear, relu
 
-from kcap.replay.program.flow import Flow
+from kcap.replay.program.flow import LOST, Flow
 from kcap.replay.program.parts import Part, Parts
 from kcap.replay.rebuild import Rebuilder
-from kcap.schemas.recording import Call
+from kcap.schemas.recording import Argument, Call
 
 Write = Callable[..., Path]
-Log = list[tuple[int, Any, Any]]  # Call, its inputs, what it returned
+Log = list[tuple[Any, Any]]  # the inputs of each invocation, and what it returned
+
+
+class Ran:
+    def __init__(self, log: Log, flow: Flow) -> None:
+        self.log, self.flow = log, flow
 
 
 @pytest.fixture
-def ran(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Call], list[int]], Log]:
+def ran(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Call], list[int]], Ran]:
     """Runs `order` in one Flow."""
 
-    def run(calls: list[Call], order: list[int]) -> Log:
+    def run(calls: list[Call], order: list[int], before: Callable[[Parts], None] = lambda _: None) -> Ran:
         parts = Parts(Rebuilder("cpu", "cpu", recorded(calls)), {n: order.count(n) for n in order}, {})
+        before(parts)
         log: Log = []
         original = Part.call_on
 
         def noted(part: Part, inputs: Any) -> Any:
-            log.append((part.call.id, inputs, original(part, inputs)))
-            return log[-1][2]
+            log.append((inputs, original(part, inputs)))
+            return log[-1][1]
 
         monkeypatch.setattr(Part, "call_on", noted)
-        flow = Flow()
+        flow = Flow(parts.activations)
         for number in order:
             flow.run(parts.good[number])
-        return log
+        return Ran(log, flow)
 
     return run
 
@@ -46,16 +52,22 @@ def place(tensor: torch.Tensor) -> int:
     return tensor.data_ptr()
 
 
-def test_an_output_is_the_input_of_the_next(ran: Callable[..., Log]) -> None:
-    (_, first, made), (_, second, again), (_, third, _) = ran([linear(0), relu(1)], [0, 1, 0])
+def into(id: int, *given: tuple[str, int], operator: str = "aten::add.out") -> Call:
+    """Adds the first two, into the one that is called `out`; each is [M, N] and has the storage numbered."""
+    args = [Argument(name=name, value=tensor(M, N, storage=storage), keyword=name == "out") for name, storage in given]
+    return call(operator, id=id).model_copy(update={"args": args})
+
+
+def test_an_output_is_the_input_of_the_next(ran: Callable[..., Ran]) -> None:
+    (first, made), (second, again), (third, _) = ran([linear(0), relu(1)], [0, 1, 0]).log
     assert place(second.args[0]) == place(made) != place(first.args[0])
     assert place(third.args[0]) == place(again) == place(made)  # relu_ works in place
     assert place(third.args[1]) != place(first.args[1])  # the weights of another layer
     assert torch.equal(again, made) and float(made.min()) == 0
 
 
-def test_its_numbers_arrive(ran: Callable[..., Log]) -> None:
-    (_, first, made), (_, second, again) = ran([linear(0), linear(1)], [0, 1])
+def test_its_numbers_arrive(ran: Callable[..., Ran]) -> None:
+    (first, made), (second, again) = ran([linear(0), linear(1)], [0, 1]).log
     assert torch.equal(again, made @ second.args[1])
     assert torch.equal(made, first.args[0] @ first.args[1])
 
@@ -71,19 +83,48 @@ def test_its_numbers_arrive(ran: Callable[..., Log]) -> None:
     ],
     ids=["larger", "smaller, of its kind", "half", "as large, of another dtype", "integers"],
 )
-def test_only_what_is_of_its_kind_and_has_room(other: Call, ran: Callable[..., Log]) -> None:
-    (_, _, made), (_, inputs, _) = ran([linear(0), other], [0, 1])
+def test_only_what_is_of_its_kind_and_has_room(other: Call, ran: Callable[..., Ran]) -> None:
+    (_, made), (inputs, _) = ran([linear(0), other], [0, 1]).log
     assert (place(inputs.args[0]) == place(made)) == (other.args[0].value == relu(1, (M - 1, N)).args[0].value)
 
 
-def test_the_second_output_is_the_second_input(ran: Callable[..., Log]) -> None:
+def test_the_first_read_was_written_last(ran: Callable[..., Ran]) -> None:
+    add = into(1, ("self", 0), ("other", 1), ("out", 2))
+    (_, one), (_, two), (inputs, _) = ran([linear(0), add], [0, 0, 1]).log
+    assert [place(each) for each in inputs.args[:2]] == [place(two), place(one)]
+
+
+def test_what_is_only_written_goes_where_nothing_is_read_and_is_read_next(ran: Callable[..., Ran]) -> None:
+    add = into(0, ("self", 0), ("other", 1), ("out", 2))
+    log = ran([add, relu(1)], [0, 1, 0, 0]).log
+    for inputs, _ in (log[0], log[2], log[3]):
+        assert len({place(each) for each in (*inputs.args, *inputs.kwargs.values())}) == 3
+    assert place(log[1][0].args[0]) == place(log[0][0].kwargs["out"]) == place(log[2][0].args[0])
+
+
+def test_the_second_output_is_read_second(ran: Callable[..., Ran]) -> None:
     split = call("aten::aminmax", tensor(M, N), id=0).model_copy(update={"args": linear(0).args[:1]})
     add = call("aten::add.Tensor", tensor(1), tensor(1, storage=1), id=1)
-    (_, _, (low, high)), (_, inputs, _) = ran([split, add], [0, 1])
+    (_, (low, high)), (inputs, _) = ran([split, add], [0, 1]).log
     assert [place(one) for one in inputs.args[:2]] == [place(low), place(high)]
 
 
-def test_parameters_and_caches_stay(ran: Callable[..., Log]) -> None:
+def test_parameters_and_caches_stay(ran: Callable[..., Ran]) -> None:
     square = call("aten::relu", tensor(N, N), id=0)
-    (_, _, made), (_, inputs, _) = ran([square, linear(1)], [0, 1])
+    (_, made), (inputs, _) = ran([square, linear(1)], [0, 1]).log
     assert place(inputs.args[1]) != place(made)
+
+
+def test_numbers_keep_their_size_through_many_layers(ran: Callable[..., Ran]) -> None:
+    found = ran([linear(0)], [0] * 40)
+    assert 1e-6 < float(found.log[-1][1].abs().mean()) < 1e6
+    assert found.flow.lost() == []
+
+
+@pytest.mark.parametrize("factor", [1e5, 1e-5])
+def test_numbers_that_are_lost_are_told(factor: float, ran: Callable[..., Ran]) -> None:
+    def spoil(parts: Parts) -> None:
+        for inputs in parts.all[0].sets:
+            inputs.args[1].mul_(factor)
+
+    assert ran([linear(0)], [0] * 12, spoil).flow.lost() == [LOST]

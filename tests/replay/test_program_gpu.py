@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kcap.replay.program import gpu
+from kcap.replay.program.activations import Activations
 from kcap.replay.program.found import Found, share_out
 from kcap.replay.program.gpu import time_on_gpu
 from kcap.replay.program.runner import ProgramRunner
@@ -38,7 +39,7 @@ class Fake:
             self.log.append(f"call {number}")
             (self.ran if self.capturing is None else self.capturing).append(number)
 
-        return SimpleNamespace(run=run, next=lambda: None, call_on=lambda _: run(), places={}, sets=[None], restored=[])
+        return SimpleNamespace(run=run, sets=[None], restored=[])
 
     def graph(self) -> SimpleNamespace:
         held: list[int] = []
@@ -81,6 +82,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
         }
         for name, value in names.items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
+        flow = SimpleNamespace(run=lambda part: part.run(), lost=list)
+        monkeypatch.setattr(gpu, "Flow", lambda activations: flow)
         monkeypatch.setattr(graphs, "timing_stream", lambda device: stream)
         monkeypatch.setattr(gpu, "timing_stream", lambda device: stream)
         hold = Sleep()
@@ -100,7 +103,7 @@ def timed(fake: Fake, order: list[int], waits: tuple[int, ...] = (), direct: tup
         for n in set(order)
     }
     parts: Any = {n: fake.part(n) for n in sorted(set(order))}
-    return time_on_gpu(order, parts, known, Budget(0, 0), "cuda:0")
+    return time_on_gpu(order, parts, Activations(), known, Budget(0, 0), "cuda:0")
 
 
 def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], Fake]) -> None:
