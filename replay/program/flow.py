@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from kcap.replay.layout import key_of
 from kcap.replay.memory import Key, reached
 from kcap.replay.program.activations import Activations, Kind, kind_of
-from kcap.replay.program.parts import Part
+from kcap.replay.program.parts import Part, Parts
 from kcap.replay.rebuild import over
 from kcap.replay.roles import plain
 
@@ -27,7 +27,7 @@ DEPTH = 4  # buffers of one kind of which is known when they were written
 ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
 REAL = ("bfloat16", "float16", "float32", "float64")
 SMALLEST, MOST_LOST = 1e-20, 0.01
-LOST = "numbers in it overflow or vanish: matrix products may take less time for it"
+APART = "each kernel has activations of its own: handed on, numbers overflow or vanish"
 
 
 class Flow:
@@ -50,10 +50,10 @@ class Flow:
             dtype = str(output.dtype).removeprefix("torch.")
             self._written(kind_of(str(output.device), dtype, storage.nbytes()), of_bytes(output))
 
-    def lost(self) -> list[str]:
-        """Whether numbers were lost on the way, as a note."""
+    def lost(self) -> bool:
+        """Whether numbers were lost on the way: what a kernel takes depends on them."""
         written = [(kind, buffer) for kind, all_of in self.recent.items() for buffer in all_of]
-        return [LOST] if any(lost(buffer, kind) for kind, buffer in written if kind[1] in REAL) else []
+        return any(lost(buffer, kind) for kind, buffer in written if kind[1] in REAL)
 
     def _assigned(self, part: Part) -> dict[Key, torch.Tensor]:
         """The buffer of each activation of `part`."""
@@ -79,6 +79,15 @@ class Flow:
     def _written(self, kind: Kind, buffer: torch.Tensor) -> None:
         others = [one for one in self.recent[kind] if one.data_ptr() != buffer.data_ptr()]
         self.recent[kind] = [buffer, *others][:DEPTH]
+
+
+def loses(order: Iterable[int], parts: Parts) -> bool:
+    """Whether numbers overflow or vanish in a run of `order` (Calls), of those that can run."""
+    flow, good = Flow(parts.activations), parts.good
+    for call in order:
+        if call in good:
+            flow.run(good[call])
+    return flow.lost()
 
 
 def ways(part: Part) -> tuple[list[Key], list[Key]]:

@@ -55,7 +55,6 @@ def time_on_gpu(
         sampled = sample_until(lambda: timed(work, n, rested, stream, hold), budget, slow=Watch(device).slow)
         shared, notes = profiled(run, rested, order, known)
     torch.cuda.synchronize(device)
-    notes += flow.lost()
     if direct:
         notes = [*said(direct, len(order), failure, waits, hold), *notes]
     return Found(sampled, n, "events" if direct else "graph", shared, stretches, notes, bool(failure))

@@ -67,14 +67,20 @@ class Part:
 
 
 class Parts:
-    """The Calls of one Program. `activations` are shared by all of them."""
+    """The Calls of one Program. `activations` are shared by all of them, unless `shared` is False."""
 
-    def __init__(self, rebuilder: Rebuilder, counts: Mapping[int, int], samples: Mapping[int, int | None]) -> None:
+    def __init__(
+        self,
+        rebuilder: Rebuilder,
+        counts: Mapping[int, int],
+        samples: Mapping[int, int | None],
+        shared: bool = True,
+    ) -> None:
         assert rebuilder.recording is not None
         torch.manual_seed(SEED)
         self.rebuilder, self.recording = rebuilder, rebuilder.recording
         self.target: Target = rebuilder.target
-        self.activations = Activations()
+        self.activations, self.shared = Activations(), shared
         self.all = {number: self._part(number, count, samples.get(number)) for number, count in counts.items()}
         for part, sets in self._shares().items():
             self._clone(self.all[part], sets)
@@ -98,7 +104,8 @@ class Parts:
         decided = part.decided = self.rebuilder.decide(part.call, sample, cut=True)
         part.moved = kept(decided.bound, self.target)
         part.restored = written(decided.operator, decided.bound, decided.rule, self.target)
-        part.places = self.activations.places(decided.bound, self.target, part.moved)
+        if self.shared:
+            part.places = self.activations.places(decided.bound, self.target, part.moved)
         given = {key: self.activations.buffer(place) for key, place in part.places.items()}
         part.sets = [self.rebuilder.build(decided, given)]
         shrink(decided.bound, self.target, part.sets[0].buffers, part.moved)

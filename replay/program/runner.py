@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from kcap.replay.program.flow import APART, loses
 from kcap.replay.program.found import Found, Shared
 from kcap.replay.program.gpu import time_on_gpu
 from kcap.replay.program.host import time_on_host
@@ -41,7 +42,7 @@ class ProgramRunner:
         order = [number for number in given["order"] if number in timed]
         before = clocks.read(self.target.device)
         samples = {number: part["sample"] for number, part in known.items()}
-        parts = Parts(self.rebuilder, Counter(order), samples)
+        parts, notes = self._parts(order, samples, gpu)
         order = [number for number in order if number in parts.good]
         calls = [self._other(number, known[number]) for number in known if number not in timed]
         if not order:
@@ -52,7 +53,7 @@ class ProgramRunner:
             found = time_on_host(order, parts.good, budget)
         state = clocks.read(self.target.device)
         return {
-            **report(found),
+            **report(found, notes),
             "replayed": len(order)
             + sum(given["order"].count(call["call"]) for call in calls if call["status"] == "ok"),
             "calls": calls + told(parts.all, found.shared),
@@ -61,6 +62,14 @@ class ProgramRunner:
             "clocks": state.model_dump() if state else None,
             "poisoned": found.spoiled or any((part.failed or {}).get("poisoned") for part in parts.all.values()),
         }
+
+    def _parts(self, order: list[int], samples: dict[int, int | None], gpu: bool) -> tuple[Parts, list[str]]:
+        """The Calls ready to run, and a note where they share no activations."""
+        parts = Parts(self.rebuilder, Counter(order), samples)
+        if not gpu or not loses(order, parts):
+            return parts, []
+        del parts  # there may be no room for both
+        return Parts(self.rebuilder, Counter(order), samples, shared=False), [APART]
 
     def _other(self, number: int, known: dict[str, Any]) -> dict[str, Any]:
         """A Call that needs no clock: one that launches nothing, or the host's work on a GPU's Recording."""
@@ -84,7 +93,7 @@ def told(parts: dict[int, Part], shared: Shared) -> list[dict[str, Any]]:
     ]
 
 
-def report(found: Found) -> dict[str, Any]:
+def report(found: Found, notes: list[str]) -> dict[str, Any]:
     sampled = found.sampled
     q1, median, q3 = quartiles(counted(sampled.samples, sampled.slow))
     return {
@@ -101,5 +110,5 @@ def report(found: Found) -> dict[str, Any]:
         "method": found.method,
         "cache": "serving",
         "stretches": found.stretches,
-        "notes": found.notes + ([f"{len(sampled.slow)} {DROPPED}"] if sampled.slow else []),
+        "notes": notes + found.notes + ([f"{len(sampled.slow)} {DROPPED}"] if sampled.slow else []),
     }
