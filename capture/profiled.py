@@ -12,24 +12,25 @@ import orjson
 from kcap.capture.recorder import PHASES, Recorder
 from kcap.capture.steps import StepShape, listed
 
-MOST_STEPS = 16
-TOKENS = 8  # of each request of a single load, in these steps
+MOST_STEPS, MOST_OFFLINE = 16, 64
+TOKENS = 8  # of each request in these steps: after a long prefill the GPU's clock needs some steps to recover
 SPAN = "kcap:step:"  # as kcap.capture.coverage.trace reads it
 ENDING = ".trace.json"
 
 
 def tokens_of(loads: int) -> int:
     """Tokens of each request in these steps: every load gets its share of them, a decode at least."""
-    return TOKENS if loads == 1 else max(2, MOST_STEPS // loads)
+    return max(2, min(TOKENS, MOST_OFFLINE // loads))
 
 
 class Profile:
-    """One profile of at most MOST_STEPS steps. `until`: it ends when this file is gone; None: after MOST_STEPS."""
+    """One profile. `until`: it ends when this file is gone, or after MOST_OFFLINE steps; None: after MOST_STEPS."""
 
     def __init__(self, output: Path, until: Path | None) -> None:
         self.steps = 0
         self._output = output
         self._until = until
+        self._most = MOST_STEPS if until is None else MOST_OFFLINE
         self._profiler: Any = None
         self._thread = 0
         self._span: Any = None
@@ -42,11 +43,11 @@ class Profile:
     @property
     def over(self) -> bool:
         """Whether the counted steps begin."""
-        return self.steps >= MOST_STEPS if self._until is None else not self._until.exists()
+        return self.steps >= self._most if self._until is None else not self._until.exists()
 
     def begin(self) -> bool:
         """A step begins; False when it is not profiled any more."""
-        if self.steps >= MOST_STEPS:
+        if self.steps >= self._most:
             self.finish()
             return False
         if self._profiler is None:
@@ -73,7 +74,7 @@ class Profile:
 
     def give_up(self) -> None:
         """The profiler failed: what is left of these steps runs without it, and does not count either."""
-        self.steps, self._profiler, self._span = MOST_STEPS, None, None
+        self.steps, self._profiler, self._span = self._most, None, None
 
     def finish(self) -> None:
         """Stop the profiler, and write what it saw."""

@@ -26,16 +26,20 @@ from kcap.replay.roles import plain
 DEPTH = 4  # buffers of one kind of which is known when they were written
 ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
 REAL = ("bfloat16", "float16", "float32", "float64")
-SMALLEST, MOST_LOST = 1e-20, 0.01
+SMALLEST, MOST_LOST, LOOKED_AT = 1e-20, 0.01, 1 << 20  # the last in bytes
 APART = "each kernel has activations of its own: handed on, numbers overflow or vanish"
 
 
 class Flow:
-    """One run of a Program, each of whose invocations goes through it."""
+    """One run of a Program, each of whose invocations goes through it.
 
-    def __init__(self, activations: Activations) -> None:
-        self.activations = activations
+    `checked`: `lost` tells whether numbers that were handed on overflow or vanish; each is looked at, which takes time.
+    """
+
+    def __init__(self, activations: Activations, checked: bool = False) -> None:
+        self.activations, self.checked = activations, checked
         self.recent: dict[Kind, list[torch.Tensor]] = defaultdict(list)  # the last written first
+        self.lost = False
 
     def run(self, part: Part) -> None:
         """One invocation of `part`."""
@@ -50,11 +54,6 @@ class Flow:
             dtype = str(output.dtype).removeprefix("torch.")
             self._written(kind_of(str(output.device), dtype, storage.nbytes()), of_bytes(output))
 
-    def lost(self) -> bool:
-        """Whether numbers were lost on the way: what a kernel takes depends on them."""
-        written = [(kind, buffer) for kind, all_of in self.recent.items() for buffer in all_of]
-        return any(lost(buffer, kind) for kind, buffer in written if kind[1] in REAL)
-
     def _assigned(self, part: Part) -> dict[Key, torch.Tensor]:
         """The buffer of each activation of `part`."""
         assert part.decided is not None
@@ -65,7 +64,11 @@ class Flow:
             kind = part.places[key][:3]
             taken = {buffer.data_ptr() for buffer in given.values()}
             last = [one for one in self.recent[kind] if len(one) >= sizes[key] and one.data_ptr() not in taken]
-            given[key] = last[0] if last and key in read else self._other(kind, taken)
+            if last and key in read:
+                given[key] = last[0]
+                self.lost = self.lost or (self.checked and lost(last[0], kind))
+            else:
+                given[key] = self._other(kind, taken)
         return given
 
     def _other(self, kind: Kind, taken: set[int]) -> torch.Tensor:
@@ -83,11 +86,11 @@ class Flow:
 
 def loses(order: Iterable[int], parts: Parts) -> bool:
     """Whether numbers overflow or vanish in a run of `order` (Calls), of those that can run."""
-    flow, good = Flow(parts.activations), parts.good
+    flow, good = Flow(parts.activations, checked=True), parts.good
     for call in order:
         if call in good:
             flow.run(good[call])
-    return flow.lost()
+    return flow.lost
 
 
 def ways(part: Part) -> tuple[list[Key], list[Key]]:
@@ -116,7 +119,10 @@ def of_bytes(output: torch.Tensor) -> torch.Tensor:
 
 
 def lost(buffer: torch.Tensor, kind: Kind) -> bool:
-    """Whether its numbers (of the dtype in `kind`) are not finite, or nothing."""
-    cells = buffer[: len(buffer) // 16 * 16].view(getattr(torch, kind[1])).float()
+    """Whether its numbers (of the dtype in `kind`) are not finite, or nothing; the first of them are looked at."""
+    if kind[1] not in REAL:
+        return False
+    dtype = getattr(torch, kind[1])
+    cells = buffer[: min(len(buffer), LOOKED_AT) // dtype.itemsize * dtype.itemsize].view(dtype).float()
     finite = torch.isfinite(cells)
     return bool((~finite).float().mean() > MOST_LOST or cells[finite].abs().amax() < SMALLEST)

@@ -16,7 +16,7 @@ from kcap.capture import profiled
 from kcap.capture.config import Session
 from kcap.capture.coverage import lines
 from kcap.capture.merge import merge
-from kcap.capture.profiled import MOST_STEPS
+from kcap.capture.profiled import MOST_OFFLINE, MOST_STEPS
 from kcap.capture.window import StepShape, Window
 from kcap.schemas import coverage as coverage_format
 from kcap.schemas.coverage import CoverageSummary, StepCoverage
@@ -111,8 +111,8 @@ def test_calls_that_the_recorder_misses_in_a_profiled_step_are_told(
 
 
 def test_steps_past_the_most_that_are_profiled_wait_for_the_file_to_go(tmp_path: Path) -> None:
-    recording = checked(tmp_path, MOST_STEPS + 4, 2)
-    assert len(profiled_steps(recording)) == MOST_STEPS
+    recording = checked(tmp_path, MOST_OFFLINE + 4, 2)
+    assert len(profiled_steps(recording)) == MOST_OFFLINE
     assert recording.metadata.steps == {"decode": 2}
     assert counted(recording) == {"aten::mm": 2, "aten::add.Tensor": 2, "aten::repeat_interleave.self_Tensor": 2}
 
