@@ -21,7 +21,8 @@ X = tensor("bfloat16", "m", "h")
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Worker]:
-    with Worker({"device": None, "home": None, "root": None, "limit": None, "threads": None}, MODULE) as worker:
+    session = {"device": None, "home": None, "root": None, "limit": None, "threads": None, "cache": "cold"}
+    with Worker(session, MODULE) as worker:
         yield worker
 
 
