@@ -232,7 +232,7 @@ def wait_for(lines: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_was_stopped_leaves_no_judge_and_is_finished_by_resume(bench, solutions, tmp_path, asked, how):
     for i in range(3):
-        write_solution(solutions, f"s{i}", sleep=0.2)
+        write_solution(solutions, f"s{i}", sleep=1)
     run = started(tmp_path)
     wait_for(2, tmp_path)
     os.kill(run.pid, how)

@@ -82,7 +82,7 @@ def test_what_runs_after_the_last_step_is_aborted(run: Any) -> None:
 
 def test_loads_run_one_after_another_and_share_the_profiled_steps(run: Any) -> None:
     engine, outputs = run([True], True, num_prompts=[1, 3, 2], input_len=[4, 5, 6], output_len=30)
-    assert engine.generated == [(n, 5, True) for n in (1, 3, 2)] + [(n, 30, False) for n in (1, 3, 2)]
+    assert engine.generated == [(n, 8, True) for n in (1, 3, 2)] + [(n, 30, False) for n in (1, 3, 2)]
     assert [len(tokens) for tokens in outputs] == [30] * 6
 
 

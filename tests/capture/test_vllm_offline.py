@@ -127,12 +127,12 @@ class Orderly(Engine):
 
 def test_a_load_is_submitted_whole_when_the_one_before_is_done(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = orjson.loads(job.read_bytes())
-    loads = {"num_prompts": [1, 3, 2], "input_len": [4, 5, 6], "output_len": 7}
+    loads = {"num_prompts": [1, 3, 2], "input_len": [4, 5, 6], "output_len": 12}
     job.write_bytes(orjson.dumps({**asked, "workload": loads}))
     engine = Orderly()
     stand_in(monkeypatch, True, engine)
     vllm_offline.main(str(job))
     whole = [["0"], ["1", "2", "3"], ["4", "5"]]
-    assert engine.runs == [(numbers, 5) for numbers in whole] + [(numbers, 7) for numbers in whole]
+    assert engine.runs == [(numbers, 8) for numbers in whole] + [(numbers, 12) for numbers in whole]
     assert list(engine.lengths.values()) == [4, 5, 5, 5, 6, 6]
-    assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[number] * 7 for number in range(6)]
+    assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[number] * 12 for number in range(6)]

@@ -240,10 +240,11 @@ def test_profiled_steps_without_a_gpu_are_said_to_have_no_gpu_time(checked: tupl
     recording, said = checked
     coverage = recording.metadata.coverage
     assert coverage is not None
-    assert (coverage["steps"], coverage.get("gpu_us", 0)) == (16, 0)
-    assert "coverage: the profiler saw no GPU time in 16 steps" in said
-    steps = list(coverage_format.read(recording.path / coverage_format.FILE))
-    assert [step.index for step in steps] == list(range(16))
+    steps = len(recording.steps)  # the requests are so short that the profiler sees them whole
+    assert (coverage["steps"], coverage.get("gpu_us", 0)) == (steps, 0)
+    assert f"coverage: the profiler saw no GPU time in {steps} steps" in said
+    profiled = coverage_format.read(recording.path / coverage_format.FILE)
+    assert [step.index for step in profiled] == list(range(steps))
 
 
 def test_the_profiler_of_a_real_engine_counts_what_the_recorder_counts(checked: tuple[Recording, str]) -> None:
