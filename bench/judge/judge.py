@@ -18,7 +18,7 @@ from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.limits import Limits
 from kcap.bench.judge.starting import start
 from kcap.bench.judge.trial import Trial
-from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of
+from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of, unanswered
 from kcap.errors import KcapError
 from kcap.replay.definitions.constraints import Broken
 from kcap.replay.skip import Skip
@@ -102,17 +102,17 @@ class Judge:
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         dataset = Dataset(self.root) if self.root else None
         with draws(definition, workload, dataset, self.limits.memory) as drawn:
-            truth = self._truth(definition, workload, drawn)
-            found = self._trial(solution, truth)
+            try:
+                truth = self._truth(definition, workload, drawn)
+                found = self._trial(solution, truth)
+            except AtFault:
+                self._drop_reference()
+                raise
             return {**found, "notes": [*drawn.made.notes, *truth.known.notes, *doubts(found.get("time"))]}
 
     def _truth(self, definition: Definition, workload: Workload, drawn: Draws) -> Truth:
         key = definition.name, workload.uuid
-        try:
-            truth = truth_of(self._reference(definition), drawn, self.known.get(key))
-        except AtFault:
-            self._drop_reference()
-            raise
+        truth = truth_of(self._reference(definition), drawn, self.known.get(key))
         self.known[key] = truth.known
         return truth
 
@@ -121,8 +121,10 @@ class Judge:
             self._drop_reference()
             try:
                 self.reference = definition, self._start_reference(definition)
-            except (NotBuilt, Ended, TooSlow) as error:
+            except (NotBuilt, TooSlow) as error:
                 raise AtFault(f"its reference: {error}") from None
+            except Ended as error:
+                raise AtFault(f"its reference's process ended {error}") from None
         return self.reference[1]
 
     def _start_reference(self, definition: Definition) -> Candidate:
@@ -156,9 +158,11 @@ class Judge:
                 candidate.end(keep=True)
                 return self._died(running, refused.status, str(refused))
             return {"status": refused.status, "reason": str(refused), "log": candidate.printed()}
-        except TooSlow as error:
-            return self._died(running, "TIMEOUT", str(error))
-        except Ended as error:
+        except (TooSlow, Ended) as error:
+            if trial.truth.reference.how is not None:  # while it was timed beside the Solution
+                raise unanswered(error) from None
+            if isinstance(error, TooSlow):
+                return self._died(running, "TIMEOUT", str(error))
             return self._died(running, "RUNTIME_ERROR", f"its process ended: {error}")
 
     def _died(self, running: Running, status: Status, reason: str) -> dict[str, Any]:

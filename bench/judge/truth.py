@@ -49,6 +49,12 @@ class Truth:
         return _outputs(self.reference, seed, number, self.known.upcast)
 
 
+def unanswered(error: Ended | TooSlow) -> AtFault:
+    """What to say of a reference that was asked, and did not answer."""
+    words = "its reference" if isinstance(error, TooSlow) else "its reference's process ended:"
+    return AtFault(f"{words} {error}")
+
+
 def truth_of(reference: Candidate, drawn: Draws, known: Known | None) -> Truth:
     """Open `drawn` with the reference, and find how to run it if that is not known; AtFault where it cannot be judged
     by.
@@ -56,7 +62,7 @@ def truth_of(reference: Candidate, drawn: Draws, known: Known | None) -> Truth:
     try:
         reference.open(drawn)
     except (Ended, TooSlow) as error:
-        raise AtFault(f"its reference {error}") from None
+        raise unanswered(error) from None
     return Truth(reference, drawn, known or _explore(reference, drawn))
 
 
@@ -84,7 +90,7 @@ def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[
         if answer.code == wire.FINE:
             answer = reference.deliver([0])
     except (Ended, TooSlow) as error:
-        raise AtFault(f"its reference {error}") from None
+        raise unanswered(error) from None
     if answer.code == wire.INPUT:
         raise AtFault(f"its reference {answer.text}")
     if answer.code != wire.FINE:

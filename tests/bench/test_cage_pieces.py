@@ -258,6 +258,20 @@ def test_process_that_fails_to_fork_leaves_no_descriptor(tmp_path: Path, monkeyp
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_what_was_opened_before_the_limit_fell_is_closed_too() -> None:
+    ask = """if True:
+        import os, resource
+        from kcap.bench.integrity.cage.descriptors import close_others
+        kept, other = (os.dup2(0, number) for number in (200, 300))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        close_others([kept])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        print(os.listdir("/proc/self/fd"))
+    """
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout == "['0', '1', '2', '3', '200']\n"
+
+
 def test_guarded_process_cannot_be_dumped() -> None:
     ask = "import ctypes; from kcap.bench.integrity.cage import guard; guard(); print(ctypes.CDLL(None).prctl(3))"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)

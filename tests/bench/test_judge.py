@@ -19,7 +19,7 @@ FALLS = [
     ("nan", "x * float('nan')", "no number of its reference's output y is finite"),
     ("random", "torch.rand_like(x)", "gives other outputs for the same inputs: it draws numbers"),
     ("narrow", "x[:1]", "its reference fails: y: has shape"),
-    ("ends", "__import__('os')._exit(3)", "its reference exit code 3"),
+    ("ends", "__import__('os')._exit(3)", "its reference's process ended: exit code 3"),
     ("mutates", "x.mul_(eps)", "its reference changed its input x"),
 ]
 

@@ -9,15 +9,17 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bench_datasets import of
 from cheat_catalogue import HERE, read
-from judge_here import made, outcome
+from judge_here import judged, made, outcome, scale
 from judging import eventually, told
-from solution_files import RETURNING
+from solution_files import RETURNING, solution
 
+from kcap.bench.judge.judge import REFERENCE_FACTOR
 from kcap.bench.judge.processors import used
 
 HONEST = read(HERE / "honest" / "plain.py")
@@ -118,6 +120,46 @@ def test_a_fork_server_that_can_open_nothing_ends_its_candidates_later(judge):
     goes_on(judge)
     assert descriptors(server) <= before and judge.server._process.pid == server
     assert len(below(server)) == living
+
+
+COUNTING = """import os
+
+asked = 0
+
+
+def run(x, eps):
+    global asked
+    asked += 1
+    if asked > 60:
+        {end}
+    return x * eps
+"""
+
+
+@pytest.fixture
+def hurried(judge, monkeypatch):
+    """The judge, whose Solutions get two seconds."""
+    judge.close()
+    monkeypatch.setattr(judge, "limits", replace(judge.limits, timeout=2.0))
+    yield judge
+    judge.close()
+
+
+@pytest.mark.parametrize(
+    "end, reason",
+    [
+        ("os._exit(3)", "its reference's process ended: exit code 3"),
+        ("__import__('time').sleep(600)", f"its reference took longer than {REFERENCE_FACTOR * 2} s"),
+    ],
+)
+def test_a_reference_that_ends_while_it_is_timed_is_not_the_solutions_fault(hurried, end, reason):
+    ends = made("ends_timed", "x", reference=COUNTING.format(end=end))
+    mine = solution({"main.py": RETURNING}, definition="ends_timed", destination_passing_style=False)
+    found = judged(hurried, mine, ends, scale(of_definition=ends))
+    assert (found.status, found.reason) == ("NOT_JUDGED", reason)
+    goes_on(hurried)
+    again = judged(hurried, mine, ends, scale(of_definition=ends))
+    assert (again.status, again.reason) == ("NOT_JUDGED", reason), "nor is it counted as a death of the Solution's"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Iterable
 from typing import TextIO
+
+MOST = 1 << 20  # descriptors that a kernel gives one process, unless its fs.nr_open was raised
 
 
 def close_others(kept: Iterable[int]) -> None:
@@ -14,7 +17,8 @@ def close_others(kept: Iterable[int]) -> None:
     for descriptor in sorted({each for each in kept if each > 2}):
         os.closerange(start, descriptor)
         start = descriptor + 1
-    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the other limit may have been lowered below what is open
+    os.closerange(start, min(hard, MOST) if hard != resource.RLIM_INFINITY else MOST)
 
 
 def redirect(output: int) -> None:
