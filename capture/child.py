@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,11 +17,16 @@ from kcap.errors import KcapError
 LAST_LINES = 8
 STANDARD_ERROR = 2
 LADDER = ((signal.SIGINT, 60.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # seconds until the next is sent
+PR_SET_PDEATHSIG = 1  # see prctl(2)
 ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
+_libc = ctypes.CDLL(None)
 
 
 class Child:
-    """Runs `command` in a session of its own. `log`: where its output goes (kcap's own standard error where None)."""
+    """Runs `command` in a session of its own, which ends with kcap, however that ends.
+
+    `log`: where its output goes (kcap's own standard error where None).
+    """
 
     def __init__(
         self, command: list[str], env: Mapping[str, str], log: Path | None = None, cwd: Path | None = None
@@ -30,6 +36,7 @@ class Child:
             self._process = subprocess.Popen(
                 command, env=env, stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
                 stdin=subprocess.DEVNULL, start_new_session=True, cwd=cwd,
+                preexec_fn=_tied_to(os.getpid()),  # it takes no lock that another thread may hold
             )  # fmt: skip
         except OSError as error:
             raise KcapError(f"cannot start {command[0]}: {error.strerror}") from None
@@ -68,6 +75,17 @@ class Child:
                 continue
         status = self.status
         return -signal.SIGKILL if status is None else status  # killed, and still held by the machine
+
+
+def _tied_to(parent: int) -> Callable[[], None]:
+    """What a new process does first: a server would go on, and hold its GPU, after a `kcap record` that was killed."""
+
+    def tie() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return tie
 
 
 def last_lines(log: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -184,6 +185,30 @@ def test_signals_open_and_close_the_window(recorder: subprocess.Popen[str], tmp_
     recorder.send_signal(signal.SIGINT)
     _, rest = recorder.communicate(timeout=60)
     assert recorder.returncode == 0, rest
+    assert counted(tmp_path / "out") == (4, 4)
+
+
+def test_the_server_ends_with_a_recorder_that_is_killed(
+    recorder: subprocess.Popen[str], tmp_path: Path, port: int, kcap: Kcap
+) -> None:
+    url = f"http://127.0.0.1:{port}"
+    while ready.why_not(url):
+        assert recorder.poll() is None, recorder.communicate()[1]
+        time.sleep(0.1)
+    recorder.send_signal(signal.SIGUSR1)
+    said(recorder, "the window is open: 1 of 1")
+    assert not ready.why_not(f"{url}/?4")
+    (server,) = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children").read_text().split()
+    recorder.kill()
+    deadline = time.monotonic() + 20
+    while not is_free(port) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ended = is_free(port)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(server), signal.SIGKILL)
+    assert ended, "the server is still there"
+    (left,) = tmp_path.glob(".out.*")
+    assert kcap("recover", left, "-o", tmp_path / "out").code == 3
     assert counted(tmp_path / "out") == (4, 4)
 
 
