@@ -25,8 +25,8 @@ from kcap.bench.summary.report import Summary
 from kcap.bench.summary.summarize import summarize
 from kcap.bench.where import Where
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
-from kcap.replay.command import progress
 from kcap.replay.definitions.source import weigh
+from kcap.replay.output import progress
 from kcap.replay.report import console
 from kcap.schemas.outcome import Outcome
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import click
-import orjson
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kcap.errors import DONE, FAILED, PARTIAL, CallError
-from kcap.replay import report
-from kcap.replay.budget import seconds_of
+from kcap.errors import CallError
+from kcap.replay.each import EachOptions, replay_each
 from kcap.replay.fidelity.options import Options
-from kcap.replay.job import Choice, Request, Source
-from kcap.replay.pool import Worker
+from kcap.replay.job import Choice
+from kcap.replay.output import opened, progress
 from kcap.replay.program.options import ProgramOptions
-from kcap.replay.results import Results, Row
-from kcap.replay.roofline.judging import Rooflines
-from kcap.replay.source import open_source
-from kcap.schemas.measurement import CACHES, Measurement
+from kcap.schemas.measurement import CACHES
 from kcap.schemas.recording import PHASES, Phase
 
 
@@ -105,35 +96,18 @@ def command(
       kcap replay llama.kcap --fidelity -o llama.fidelity
     """
     check_options(device, output, force)
+    of_phase = cast("Phase | None", phase)
     if fidelity:
         more = {"--op": globs, "--all": views, "--keep-going": keep_going, "--program": program, "--step": step}
         refuse({"--phase": phase, "--top": top, "--cache": cache != "serving", **more}, "--fidelity")
         return held_against_engine(path, Options(device, seconds, timeout, trust, rows, as_json, output))
     if program or step is not None:
         refuse({"--op": globs, "--all": views, "--keep-going": keep_going}, "--program")
-        chosen = ProgramOptions(
-            step, cast("Phase | None", phase), top, seconds, timeout, device, threads, trust, rows, as_json
-        )
-        return whole_programs(path, chosen, output)
-    source = open_source(path, Choice(globs, cast("Phase | None", phase), top, views), keep_going, trust)
-    session = {**source.session, "device": device, "threads": threads, "cache": cache, "kernels": kernels}
-    began = time.monotonic()
-    with opened(output) as file, Worker(session, source.module) as worker:
-        started = time.monotonic()
-        rooflines = Rooflines()
-        results = replay(source, worker, seconds, timeout, file, rooflines)
-        environment = worker.environment
-    if as_json:
-        seconds_taken = {"start": started - began, "replay": time.monotonic() - started}
-        there = {"environment": environment, "ceilings": rooflines.as_json(), "seconds": seconds_taken}
-        summary = {"path": str(path), **there, "bad_lines": source.bad_lines, **results.as_json()}
-        click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    else:
-        report.show(report.console(), results, environment, rows)
-        for line in rooflines.lines():
-            click.echo(line)
-        say_next(source, output)
-    return exit_code(results, source)
+        whole = ProgramOptions(step, of_phase, top, seconds, timeout, device, threads, trust, rows, as_json)
+        return whole_programs(path, whole, output)
+    choice = Choice(globs, of_phase, top, views)
+    each = EachOptions(choice, keep_going, seconds, timeout, device, cache, kernels, threads, trust, rows, as_json)
+    return replay_each(path, each, output)
 
 
 def check_options(device: str | None, output: Path | None, force: bool) -> None:
@@ -160,61 +134,3 @@ def whole_programs(path: Path, options: ProgramOptions, output: Path | None) -> 
 
     with opened(output) as file:
         return replay_programs(path, options, file, progress())
-
-
-@contextmanager
-def opened(output: Path | None) -> Iterator[BinaryIO | None]:
-    """The output file, written line by line so that an interrupted replay keeps what it measured."""
-    if output is None:
-        yield None
-        return
-    with output.open("wb", buffering=0) as file:
-        yield file
-
-
-def replay(
-    source: Source, worker: Worker, seconds: float, timeout: float, file: BinaryIO | None, rooflines: Rooflines
-) -> Results:
-    """Replay every job; a measurement goes to `file` as soon as it is there."""
-    results = Results()
-    with progress() as bar:
-        task = bar.add_task("replay", total=len(source.jobs))
-        for job, share in zip(source.jobs, seconds_of(source.jobs, seconds), strict=True):
-            bar.update(task, description=job.name[:40])
-            row = Row(job, [rooflines.judge(measure(one, worker, timeout)) for one in job.requests(share)])
-            results.rows.append(row)
-            if file:
-                file.writelines(measurement.line() for measurement in row.measurements)
-            bar.advance(task)
-    return results
-
-
-def progress() -> Progress:
-    columns = (
-        TextColumn("{task.description:<40}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
-def measure(request: Request, worker: Worker, timeout: float) -> Measurement:
-    """Have the worker make one measurement."""
-    answer = worker.run(request.body, timeout)
-    return Measurement.model_validate({**worker.environment, **answer, **request.told})
-
-
-def say_next(source: Source, output: Path | None) -> None:
-    if source.bad_lines:
-        click.echo(f"{source.bad_lines} bad lines of {source.path} were skipped (--keep-going)")
-    if output is None:
-        click.echo(f"\nkeep the measurements: kcap replay {source.path} -o {source.path.stem}.measurements.jsonl")
-    else:
-        click.echo(f"\nmeasurements: {output}\nwhat ran: kcap show {source.path}")
-
-
-def exit_code(results: Results, source: Source) -> int:
-    if results.of("failed"):
-        return FAILED
-    return PARTIAL if results.of("skipped") or source.bad_lines else DONE

@@ -7,7 +7,6 @@ disturbed, and is entered again inside custom operators, so that the kernels in 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -15,54 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcap.capture.recorder import Ranges
-from kcap.capture.shards import CLOSED, FAILED, LOOSE_STEPS, MAX_BATCHES, OVERFLOW, STEPS, TRACED, Counts
+from kcap.capture.shards import CLOSED, OVERFLOW, TRACED
 from kcap.capture.taps.arguments import Described, describe, describe_values, is_traced, operator_name
 from kcap.capture.taps.interning import CallTable
+from kcap.capture.taps.mode import ATEN, Mode
+from kcap.capture.taps.shard import Shard
 
-ATEN = ("aten", "prim", "prims")
 OTHER = 3  # the phase of what runs outside any step
-
-
-class _Mode(TorchDispatchMode):
-    def __init__(self, recorder: DispatchModeRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        at = self._recorder.saw(func, args, kwargs)
-        if at is None or func.namespace in ATEN:
-            return func(*args, **kwargs)
-        key = _backend_key(func, args, kwargs)
-        self._recorder.enter(func)
-        try:
-            if key is None:
-                return func(*args, **kwargs)
-            with self:
-                return func._op_dk(key, *args, **kwargs)
-        finally:
-            self._recorder.left(at)
-
-
-def _backend_key(func: Any, args: Any, kwargs: Any) -> Any:
-    """The dispatch key of a custom operator's own kernel, so that it can run with the mode on; None: run it plainly."""
-    if torch.is_grad_enabled():
-        return None
-    devices = [arg.device.type for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-    keys = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
-    for name in devices[:1]:
-        for key in (keys.get(name), torch._C.DispatchKey.CompositeExplicitAutograd):
-            if key is not None and func.has_kernel_for_dispatch_key(key):
-                return key
-    return None
 
 
 class DispatchModeRecorder:
@@ -72,11 +32,10 @@ class DispatchModeRecorder:
     sees_graphs = False
 
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
-        self._file = open(stem.with_name(stem.name + ".jsonl"), "xb", buffering=0)  # noqa: SIM115
-        self._counts = Counts(stem.with_name(stem.name + ".counts"), create=True)
-        self._table = CallTable(self._write, keep_tokens)
+        self._shard = Shard(stem)
+        self._table = CallTable(self._shard.write, keep_tokens)
         self._fail_after = fail_after
-        self._mode: _Mode | None = None
+        self._mode: Mode | None = None
         self._mode_thread = 0
         self._open = self._loose = self._stepping = False
         self._sampled, self._capturing = True, False
@@ -87,9 +46,6 @@ class DispatchModeRecorder:
         self._program: list[int] = []
         self._details: set[int] = set()  # calls that an operator alone runs are the operator's
         self._stack: list[str] = []
-        self._programs: dict[bytes, int] = {}
-        self._batches: dict[tuple[int, ...], int] = {}
-        self._steps = 0
         self.error = ""
         os.register_at_fork(after_in_child=self._forget)
 
@@ -101,7 +57,7 @@ class DispatchModeRecorder:
             return None
         try:
             if is_traced(args, kwargs):
-                self._counts.cells[TRACED] += 1
+                self._shard.cells[TRACED] += 1
                 return None
             if self._fail_after >= 0:
                 self._fail_after -= 1
@@ -117,10 +73,10 @@ class DispatchModeRecorder:
         """`alone`: nothing will be recorded in it."""
         number = self._table.intern(call)
         if number is None:
-            self._counts.cells[OVERFLOW] += 1
+            self._shard.cells[OVERFLOW] += 1
             return None
         if self._sampled or not self._stepping:
-            self._table.sample(number, call, self._phase_now(), self._steps if self._stepping else None)
+            self._table.sample(number, call, self._phase_now(), self._shard.steps if self._stepping else None)
         self._program.append(number)
         if alone and not self._stepping and not self._stack:
             self._count_loose(OTHER)
@@ -249,19 +205,19 @@ class DispatchModeRecorder:
         self.step_pause()
         if self._open:
             try:
-                self._count_step(tokens, sequences, details)
+                self._shard.count_step(self._program, self._phase, tokens, sequences, details)
             except OSError as error:
                 self._fail(error)
         self._program = []
 
     def step_program(self) -> int:
         self.step_pause()
-        program, self._program = self._intern_program(), []
+        program, self._program = self._shard.program(self._program), []
         return program
 
     def _push(self) -> None:
         if self._mode is None and self._open:
-            self._mode, self._mode_thread = _Mode(self), threading.get_ident()
+            self._mode, self._mode_thread = Mode(self), threading.get_ident()
             self._mode.__enter__()
 
     def _pop(self) -> None:
@@ -281,57 +237,22 @@ class DispatchModeRecorder:
         return self._phase if self._stepping else OTHER
 
     def _count_loose(self, phase: int) -> None:
-        for number in self._program:
-            self._counts.cells[self._counts.loose(number, phase)] += 1
+        self._shard.count_loose(self._program, phase)
         self._program = []
-
-    def _count_step(self, tokens: int, sequences: int, details: bytes) -> None:
-        index, self._steps = self._steps, self._steps + 1
-        program = self._intern_program()
-        key = (program, self._phase, tokens, sequences)
-        if key not in self._batches and len(self._batches) >= MAX_BATCHES:
-            self._count_loose(self._phase)
-            self._counts.cells[LOOSE_STEPS + self._phase] += 1
-            self._counts.cells[STEPS] += 1
-            return
-        shape = b'"program":%d,"phase":%d,"tokens":%d,"sequences":%d' % key
-        if key not in self._batches:
-            self._batches[key] = len(self._batches)
-            self._write(b'{"t":"batch","id":%d,%s}\n' % (self._batches[key], shape))
-        if details:
-            self._write(b'{"t":"step","index":%d,%s%s}\n' % (index, shape, details))
-        self._counts.cells[self._counts.batch(self._batches[key])] += 1
-        self._counts.cells[STEPS] += 1
-
-    def _intern_program(self) -> int:
-        digest = hashlib.sha256(orjson.dumps(self._program)).digest()
-        if digest not in self._programs:
-            self._programs[digest] = len(self._programs)
-            self._write(orjson.dumps({"t": "program", "id": self._programs[digest], "calls": self._program}) + b"\n")
-        return self._programs[digest]
 
     # ---- the shard ----
 
-    def _write(self, line: bytes) -> None:
-        self._file.write(line)
-
     def line(self, text: bytes) -> None:
         try:
-            self._write(text + b"\n")
+            self._shard.write(text + b"\n")
         except OSError as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._open = False
         self.error = f"{type(error).__name__}: {error}"
-        self._counts.cells[FAILED] = 1
-        try:
-            self._write(
-                orjson.dumps({"t": "tap", "name": "dispatch_mode", "status": "failed", "detail": self.error}) + b"\n"
-            )
-        except OSError:
-            return  # a full disk: the counter says it
+        self._shard.fail(self.error)
 
     def close(self) -> None:
         self.stop()
-        self._counts.cells[CLOSED] = 1
+        self._shard.cells[CLOSED] = 1
