@@ -220,7 +220,10 @@ def started(tmp_path: Path) -> subprocess.Popen[bytes]:
     args = ("--solutions", tmp_path / "solutions", "-o", tmp_path / "out", "--trust", "--device", "cpu")
     command = [sys.executable, "-c", BENCH, "bench", str(tmp_path / "dataset"), *map(str, args)]
     env = {**os.environ, "PYTHONPATH": str(HERE)}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
 
 
 def wait_for(lines: int, tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def wait_for(lines: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_was_stopped_leaves_no_judge_and_is_finished_by_resume(bench, solutions, tmp_path, asked, how):
     for i in range(3):
-        write_solution(solutions, f"s{i}", sleep=1)
+        write_solution(solutions, f"s{i}", sleep=0.5)
     run = started(tmp_path)
     wait_for(2, tmp_path)
     os.kill(run.pid, how)
