@@ -12,7 +12,7 @@ from kcap.errors import CallError
 from kcap.replay.each import EachOptions, replay_each
 from kcap.replay.fidelity.options import Options
 from kcap.replay.job import Choice
-from kcap.replay.output import opened, progress
+from kcap.replay.output import progress
 from kcap.replay.program.options import ProgramOptions
 from kcap.schemas.measurement import CACHES
 from kcap.schemas.recording import PHASES, Phase
@@ -96,13 +96,15 @@ def command(
       kcap replay llama.kcap --fidelity -o llama.fidelity
     """
     check_options(device, output, force)
+    states = {"--cache": cache != "serving"}  # --kernels they do anyway
     of_phase = cast("Phase | None", phase)
     if fidelity:
         more = {"--op": globs, "--all": views, "--keep-going": keep_going, "--program": program, "--step": step}
-        refuse({"--phase": phase, "--top": top, "--cache": cache != "serving", **more}, "--fidelity")
+        refuse({"--phase": phase, "--top": top, "--threads": threads, **states, **more}, "--fidelity")
         return held_against_engine(path, Options(device, seconds, timeout, trust, rows, as_json, output))
     if program or step is not None:
-        refuse({"--op": globs, "--all": views, "--keep-going": keep_going}, "--program")
+        refuse({"--op": globs, "--all": views, "--keep-going": keep_going, **states}, "--program")
+        refuse({"--phase": phase, "--top": top} if step is not None else {}, "--step")
         whole = ProgramOptions(step, of_phase, top, seconds, timeout, device, threads, trust, rows, as_json)
         return whole_programs(path, whole, output)
     choice = Choice(globs, of_phase, top, views)
@@ -132,5 +134,4 @@ def held_against_engine(path: Path, options: Options) -> int:
 def whole_programs(path: Path, options: ProgramOptions, output: Path | None) -> int:
     from kcap.replay.program.command import replay_programs
 
-    with opened(output) as file:
-        return replay_programs(path, options, file, progress())
+    return replay_programs(path, options, output, progress())

@@ -45,7 +45,7 @@ def replay_each(path: Path, options: EachOptions, output: Path | None) -> int:
     asked = {"device": options.device, "threads": options.threads, "cache": options.cache, "kernels": options.kernels}
     began = time.monotonic()
     rooflines = Rooflines()
-    with opened(output) as file, Worker({**source.session, **asked}, source.module) as worker:
+    with Worker({**source.session, **asked}, source.module) as worker, opened(output) as file:
         started = time.monotonic()
         results = measured(source, worker, options, file, rooflines)
         environment = worker.environment

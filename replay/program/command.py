@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import orjson
@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.replay.call_job import CallJob, Group
+from kcap.replay.output import opened
 from kcap.replay.pool import Worker
 from kcap.replay.program import report
 from kcap.replay.program.alone import Alone
@@ -27,15 +28,15 @@ from kcap.schemas.source import detect
 LEAST_TIMEOUT_S = 600.0  # a Program builds the inputs of a whole model
 
 
-def replay_programs(path: Path, options: ProgramOptions, file: BinaryIO | None, bar: Progress) -> int:
-    """Replay and print Programs of the Recording `path`; a measurement goes to `file` as soon as it is there.
+def replay_programs(path: Path, options: ProgramOptions, output: Path | None, bar: Progress) -> int:
+    """Replay and print Programs of the Recording `path`; a measurement goes to `output` as soon as it is there.
 
     The exit code: 0 all of them whole, 1 one failed, 3 one lacks kernels.
     """
     jobs = chosen_jobs(path, options)
     session = session_of(jobs[0].recording, options)
     measured = []
-    with Worker(session) as worker, bar:
+    with Worker(session) as worker, opened(output) as file, bar:
         for one in replayed(jobs, worker, options, bar):
             measured.append(one)
             if file:

@@ -104,6 +104,18 @@ def test_the_step_asked_for_runs_on_its_own_sample(recorded: Write, values: Valu
     assert (one["step"], [c["sample"] for c in one["calls"]]) == (4, [1, None])
 
 
+@pytest.mark.parametrize("options", [["--program"], ["--device", "cuda:77"]])
+def test_a_replay_that_does_not_start_leaves_the_output_as_it_was(
+    recorded: Write, tmp_path: Path, kcap: Callable[..., Any], options: list[str]
+) -> None:
+    path, output = recorded(CALLS), tmp_path / "before.jsonl"
+    assert kcap("replay", path, *options, "-o", output).code in (1, 2)
+    assert not output.exists()
+    output.write_text("before")
+    assert kcap("replay", path, *options, "-o", output, "--force").code in (1, 2)
+    assert output.read_text() == "before"
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -111,6 +123,12 @@ def test_the_step_asked_for_runs_on_its_own_sample(recorded: Write, values: Valu
         (["REC", "--step", "1"], "--step 1"),
         (["REC", "--program", "--op", "x*"], "leave out --op"),
         (["REC", "--fidelity", "--program"], "leave out --program"),
+        (["REC", "--program", "--cache", "cold"], "leave out --cache"),
+        (["REC", "--fidelity", "--threads", "1"], "leave out --threads"),
+        (
+            ["REC", "--step", "1", "--phase", "decode", "--top", "2"],
+            "--step replays what it has to: leave out --phase, --top",
+        ),
         (["TRACE", "--program"], "takes a Recording"),
     ],
 )
