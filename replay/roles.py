@@ -9,7 +9,7 @@ order:
    `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made.
 2. `k`, `v` and `kv` are caches where a table of pages is an argument too; otherwise they are activations.
 3. A kernel of inductor's names nothing: floats that it does not write to, of other rows than what it writes to
-   (`[4096]` beside `[64, 4096]`), are parameters.
+   (`[4096]` beside `[64, 4096]`, but not `[2, 32, 4096]`), are parameters.
 4. But rotary tables stay (`cos_sin_cache`, or a table narrower than the rows that inductor's kernel writes): all layers
    read the same rows of one, the keys' kernel right behind the queries'.
 
@@ -18,6 +18,7 @@ Everything else is an activation, and so is every table of indices.
 
 from __future__ import annotations
 
+import math
 import re
 
 from kcap.replay.bind import Bound
@@ -67,15 +68,15 @@ def plain(name: str | None) -> str:
 
 
 def written_rows(bound: Bound) -> dict[int, int]:
-    """The rows of the matrices that the kernel writes to, and their elements; none where it says of no argument that it
-    does."""
+    """The rows that what the kernel writes may have, and the fewest elements of one; none where nothing says that it is
+    written."""
     found: dict[int, int] = {}
     for path, spec in bound.tensors():
         argument = bound.args[int(path.split(".")[0])]
         writes = argument.written or plain(argument.name).startswith(("out_ptr", "in_out_ptr"))
         if writes and len(spec.shape) > 1 and spec.numel:
-            rows, width = spec.shape[0], spec.numel // spec.shape[0]
-            found[rows] = min(found.get(rows, width), width)
+            for count in rows(spec):
+                found[count] = min(found.get(count, spec.numel), spec.numel // spec.shape[0])
     return found
 
 
@@ -83,4 +84,9 @@ def unlike(spec: TensorSpec, written: dict[int, int]) -> bool:
     """Whether a tensor that a kernel reads has no row for each row of what it writes, and is no rotary table."""
     if not written or BY_NAME[spec.dtype].kind != "float":
         return False
-    return len(spec.shape) == 1 or (spec.shape[0] not in written and spec.shape[-1] >= min(written.values()))
+    return len(spec.shape) == 1 or (not rows(spec) & written.keys() and spec.shape[-1] >= min(written.values()))
+
+
+def rows(spec: TensorSpec) -> set[int]:
+    """How many rows a tensor may be said to have: leading dimensions may be a batch of sequences, later ones heads."""
+    return {math.prod(spec.shape[:end]) for end in range(1, len(spec.shape))}

@@ -24,6 +24,7 @@ from kcap.replay.timing.clock import time_on
 from kcap.replay.timing.result import Timing
 from kcap.replay.timing.rotation import Rotation, Size
 from kcap.replay.timing.stop import Budget
+from kcap.schemas.families.cost import Cost
 from kcap.schemas.measurement import DROPPED, SLOWED, Cache, Clocks, quartiles
 from kcap.schemas.recording import Call, Sample
 
@@ -62,11 +63,13 @@ class Runner:
         before = clocks.read(self.target.device)
         decided = self.rebuilder.decide(call, sample, cut=True)
         first = self.rebuilder.build(decided)
-        rotation = rotation_of(self.how.cache, self.rebuilder, decided, first)
+        cost = cost_of(call, decided)
+        touched = touched_by(decided, cost)
+        rotation = rotation_of(self.how.cache, self.rebuilder, decided, touched, first)
         timing = self._clock(decided, first, rotation, budget)
         timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
-        told = report(timing, decided.total, decided.touched, self.target.device, before)
-        return {**told, "work": work(cost_of(call, decided), decided.total - rotation.size.total)}
+        told = report(timing, decided.total, touched, self.target.device, before)
+        return {**told, "work": work(cost, decided.total - rotation.size.total)}
 
     def _clock(self, decided: Decided, first: Inputs, rotation: Rotation, budget: Budget) -> Timing:
         operator = decided.operator
@@ -74,14 +77,22 @@ class Runner:
         return time_on(self.target.device, operator.call, first, rotation, restored, budget, self.how.kernels)
 
 
-def rotation_of(cache: Cache, rebuilder: Rebuilder, decided: Decided, first: Inputs) -> Rotation:
-    """Which of a Call's storages go round in the state `cache`, and how many bytes they have."""
+def touched_by(decided: Decided, cost: Cost | None) -> int:
+    """The bytes of one set that an invocation reaches: what the Rule says, or else what it must move by its family (of
+    a stack of experts those that have tokens)."""
+    told = decided.touched
+    return min(told, cost.bytes) if told == decided.total and cost and cost.bytes else told
+
+
+def rotation_of(cache: Cache, rebuilder: Rebuilder, decided: Decided, reached: int, first: Inputs) -> Rotation:
+    """Which of a Call's storages go round in the state `cache`, how many bytes they have, and how many of them are
+    `reached`."""
     if cache != "serving":
-        return Rotation(cache, Size(decided.total, decided.touched), partial(rebuilder.clone, decided, first))
+        return Rotation(cache, Size(decided.total, reached), partial(rebuilder.clone, decided, first))
     moved = kept(decided.bound, rebuilder.target)
     size = sum(len(first.buffers[key]) for key in moved)
     rest = sum(len(buffer) for key, buffer in first.buffers.items() if key not in moved)
-    touched = min(size, max(decided.touched - rest, 1)) if size else 0
+    touched = min(size, max(reached - rest, 1)) if size else 0
     return Rotation(cache, Size(size, touched), partial(rebuilder.clone, decided, first, moved))
 
 

@@ -27,12 +27,15 @@ class Activations:
         self.buffers: dict[Place, torch.Tensor] = {}
 
     def places(self, bound: Bound, target: Target, kept: frozenset[Key]) -> dict[Key, Place]:
-        """The place of each storage of `bound` that holds floats of one dtype, except those in `kept`."""
+        """The place of each storage of `bound` on the target that holds floats of one dtype, except those in `kept`.
+
+        The host's are the Call's own: they may have to be pinned.
+        """
         sizes = plan(bound, target.device, target.home)
         seen: Counter[Kind] = Counter()
         found: dict[Key, Place] = {}
         for key, dtype in float_storages(bound, target).items():
-            if key in kept:
+            if key in kept or key[0] != target.device:
                 continue
             kind = kind_of(key[0], dtype, sizes[key])
             found[key] = (*kind, seen[kind])
@@ -49,10 +52,6 @@ class Activations:
     def all_of(self, kind: Kind) -> list[torch.Tensor]:
         """The buffers of this kind."""
         return [buffer for place, buffer in self.buffers.items() if place[:3] == kind]
-
-    def another(self, kind: Kind) -> torch.Tensor:
-        """One more of them."""
-        return self.buffer((*kind, len(self.all_of(kind))))
 
     @property
     def bytes(self) -> int:

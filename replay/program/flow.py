@@ -22,11 +22,14 @@ from kcap.replay.program.activations import Activations, Kind, kind_of
 from kcap.replay.program.parts import Part, Parts
 from kcap.replay.rebuild import over
 from kcap.replay.roles import plain
+from kcap.replay.roofline import sweeps
 
 DEPTH = 4  # buffers of one kind of which is known when they were written
 ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
 REAL = ("bfloat16", "float16", "float32", "float64")
-SMALLEST, MOST_LOST, LOOKED_AT = 1e-20, 0.01, 1 << 20  # the last in bytes
+SMALLEST, LARGEST = 1e-20, 1e6  # absolute values of numbers as engines have them
+MOST_LOST, LOOKED_AT = 0.01, 1 << 20  # a share, and bytes
+RUNS = 2  # that are looked at: a run begins with what the one before has left
 APART = "each kernel has activations of its own: handed on, numbers overflow or vanish"
 
 
@@ -39,6 +42,7 @@ class Flow:
     def __init__(self, activations: Activations, checked: bool = False) -> None:
         self.activations, self.checked = activations, checked
         self.recent: dict[Kind, list[torch.Tensor]] = defaultdict(list)  # the last written first
+        self.filled: set[int] = set()  # addresses of what was written by a Call that reads nothing: as in the engine
         self.lost = False
 
     def run(self, part: Part) -> None:
@@ -47,12 +51,13 @@ class Flow:
         assert part.decided is not None
         returned = part.call_on(over(part.decided, part.target, part.next(), given))
         read, only_written = ways(part)
+        fills = not read and not part.moved
         for key in [*reversed([key for key in read if key in part.restored]), *only_written]:
-            self._written(part.places[key][:3], given[key])
+            self._written(part.places[key][:3], given[key], fills)
         for output in reversed([*outputs(returned)]):
             storage = output.untyped_storage()
             dtype = str(output.dtype).removeprefix("torch.")
-            self._written(kind_of(str(output.device), dtype, storage.nbytes()), of_bytes(output))
+            self._written(kind_of(str(output.device), dtype, storage.nbytes()), of_bytes(output), fills)
 
     def _assigned(self, part: Part) -> dict[Key, torch.Tensor]:
         """The buffer of each activation of `part`."""
@@ -66,7 +71,7 @@ class Flow:
             last = [one for one in self.recent[kind] if len(one) >= sizes[key] and one.data_ptr() not in taken]
             if last and key in read:
                 given[key] = last[0]
-                self.lost = self.lost or (self.checked and lost(last[0], kind))
+                self._look(last[0][: sizes[key]], kind)
             else:
                 given[key] = self._other(kind, taken)
         return given
@@ -74,23 +79,29 @@ class Flow:
     def _other(self, kind: Kind, taken: set[int]) -> torch.Tensor:
         """A buffer that this invocation does not have, the one that was not written for longest."""
         order = {one.data_ptr(): age for age, one in enumerate(self.recent[kind])}
-        free = [one for one in self.activations.all_of(kind) if one.data_ptr() not in taken]
-        if not free:
-            return self.activations.another(kind)
+        free = (one for one in self.activations.all_of(kind) if one.data_ptr() not in taken)
         return max(free, key=lambda one: order.get(one.data_ptr(), DEPTH))
 
-    def _written(self, kind: Kind, buffer: torch.Tensor) -> None:
+    def _look(self, read: torch.Tensor, kind: Kind) -> None:
+        if self.checked and not self.lost and read.data_ptr() not in self.filled:
+            self.lost = lost(read, kind)
+
+    def _written(self, kind: Kind, buffer: torch.Tensor, fills: bool) -> None:
+        (self.filled.add if fills else self.filled.discard)(buffer.data_ptr())
         others = [one for one in self.recent[kind] if one.data_ptr() != buffer.data_ptr()]
         self.recent[kind] = [buffer, *others][:DEPTH]
 
 
 def loses(order: Iterable[int], parts: Parts) -> bool:
-    """Whether numbers overflow or vanish in a run of `order` (Calls), of those that can run."""
-    flow, good = Flow(parts.activations, checked=True), parts.good
-    for call in order:
-        if call in good:
-            flow.run(good[call])
-    return flow.lost
+    """Whether numbers overflow or vanish in runs of `order` (Calls), of those that can run."""
+    steps = [parts.good[call] for call in order if call in parts.good]
+    for _ in range(RUNS):
+        flow = Flow(parts.activations, checked=True)
+        for part in steps:
+            flow.run(part)
+        if flow.lost:
+            return True
+    return False
 
 
 def ways(part: Part) -> tuple[list[Key], list[Key]]:
@@ -100,7 +111,8 @@ def ways(part: Part) -> tuple[list[Key], list[Key]]:
     for path, spec in part.decided.bound.tensors():
         argument = part.decided.bound.args[int(path.split(".")[0])]
         names.setdefault(key_of(spec, part.target), []).append(plain(argument.name))
-    only = {key for key, all_of in names.items() if all(ONLY_WRITTEN.fullmatch(name) for name in all_of)}
+    unread = sweeps.unread(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
+    only = {key for key, all_of in names.items() if all(n in unread or ONLY_WRITTEN.fullmatch(n) for n in all_of)}
     keys = [key for key in names if key in part.places]
     return [key for key in keys if key not in only], [key for key in keys if key in only]
 
@@ -118,11 +130,11 @@ def of_bytes(output: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=output.device).set_(output.untyped_storage(), 0, (size,), (1,))
 
 
-def lost(buffer: torch.Tensor, kind: Kind) -> bool:
-    """Whether its numbers (of the dtype in `kind`) are not finite, or nothing; the first of them are looked at."""
+def lost(read: torch.Tensor, kind: Kind) -> bool:
+    """Whether numbers (bytes of the dtype in `kind`) are nan, huge or all nothing; the first of them are looked at."""
     if kind[1] not in REAL:
         return False
     dtype = getattr(torch, kind[1])
-    cells = buffer[: min(len(buffer), LOOKED_AT) // dtype.itemsize * dtype.itemsize].view(dtype).float()
-    finite = torch.isfinite(cells)
-    return bool((~finite).float().mean() > MOST_LOST or cells[finite].abs().amax() < SMALLEST)
+    cells = read[: min(len(read), LOOKED_AT) // dtype.itemsize * dtype.itemsize].view(dtype).float().abs()
+    usual = cells <= LARGEST
+    return cells.numel() > 0 and bool((~usual).float().mean() > MOST_LOST or cells[usual].amax() < SMALLEST)

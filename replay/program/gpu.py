@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from kcap.replay.program.activations import Activations
 from kcap.replay.program.flow import Flow
 from kcap.replay.program.found import Found, Shared, share_out
-from kcap.replay.program.parts import Part
-from kcap.replay.program.restoring import Restoring
+from kcap.replay.program.parts import Part, Parts
 from kcap.replay.timing import kernels, persisting
 from kcap.replay.timing.blocking import Sleep, blocker
 from kcap.replay.timing.clocks import Watch
@@ -25,7 +23,7 @@ from kcap.replay.timing.cuda import repeated
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture, timed, timing_stream
 from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
 from kcap.replay.timing.pace import Pace
-from kcap.replay.timing.stop import Budget, sample_until
+from kcap.replay.timing.stop import FEWEST, Budget, sample_until
 
 PROFILED = 3  # runs in the pass for kernel durations
 LEAST_US = 1000.0  # that one sample lasts
@@ -34,29 +32,28 @@ Known = Mapping[int, Mapping[str, Any]]  # by Call, what it told when it ran alo
 
 
 def time_on_gpu(
-    order: Sequence[int], parts: dict[int, Part], activations: Activations, known: Known, budget: Budget, device: str
+    order: Sequence[int], made: Parts, restore: Run, known: Known, budget: Budget, device: str
 ) -> Found:
     """Microseconds of a run of `order` (Calls) from the first kernel's start to the last one's end, and durations."""
-    flow = Flow(activations)
+    flow, parts = Flow(made.activations), made.good
     stream = timing_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     persisting.reset()
     with torch.cuda.stream(stream):
         for part in parts.values():
             repeated(part.run, len(part.sets))()
-        restore = Restoring(parts.values())
         waits = any(known[call]["waits"] for call in parts)
         run, stretches, direct, failure = stretched(order, parts, flow, known, restore)
-        hold = None if waits or not direct else fresh(blocker(device))
+        hold = None if waits else fresh(blocker(device))
         alone = timed(run, 1, restore, stream, hold)
         n = max(1, round(LEAST_US / max(alone, 1.0))) if not direct else 1
         work = repeated(run, n)
         rested = InTurn([Pace(device).rest, restore])
-        sampled = sample_until(lambda: timed(work, n, rested, stream, hold), budget, slow=Watch(device).slow)
+        take = partial(timed, work, n, rested, stream, hold)
+        sampled = sample_until(take, budget, slow=Watch(device).slow, fewest=FEWEST)
         shared, notes = profiled(run, rested, order, known)
     torch.cuda.synchronize(device)
-    if direct:
-        notes = [*said(direct, len(order), failure, waits, hold), *notes]
+    notes = [*said(direct, len(order), failure, waits, hold), *notes]
     return Found(sampled, n, "events" if direct else "graph", shared, stretches, notes, bool(failure))
 
 
@@ -97,10 +94,10 @@ class InTurn:
 
 
 def said(direct: int, whole: int, failure: str | None, waits: bool, hold: Sleep | None) -> list[str]:
-    """Why the Program is not one graph, and whether the host's time is in what was measured."""
+    """Why the Program is not one graph, if it is not, and whether the host's time is in what was measured."""
     why = f"no CUDA graph: {failure}" if failure else f"{direct} of {whole} invocations are in no CUDA graph"
     host = HOST_IN_IT if waits else GAVE_UP if hold and hold.gave_up else None
-    return [why, *([host] if host else [])]
+    return [*([why] if direct else []), *([host] if host else [])]
 
 
 def profiled(run: Run, restore: Run, order: Sequence[int], known: Known) -> tuple[Shared, list[str]]:

@@ -17,9 +17,8 @@ from kcap.schemas.measurement import DISTURBED
 PASSES = 3  # runs in which each invocation is timed by itself
 
 
-def time_on_host(order: Sequence[int], parts: dict[int, Part], budget: Budget) -> Found:
+def time_on_host(order: Sequence[int], parts: dict[int, Part], restore: Restoring, budget: Budget) -> Found:
     """Microseconds of a run of `order` (Calls), and of each Call in a pass of its own."""
-    restore = Restoring(parts.values())
     invocations = [(call, parts[call]) for call in order]
     for _, part in invocations:
         part.run()

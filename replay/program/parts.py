@@ -17,7 +17,8 @@ from kcap.replay.program.activations import Activations, Place
 from kcap.replay.program.weights import shrink
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.roles import kept
-from kcap.replay.runner import verdict, written
+from kcap.replay.roofline.calls import cost_of
+from kcap.replay.runner import touched_by, verdict, written
 from kcap.replay.timing.rotation import COLD_FACTOR, l2_bytes
 from kcap.schemas.recording import Call, Sample
 
@@ -63,7 +64,8 @@ class Part:
         """Of these, what one invocation can reach."""
         assert self.decided is not None
         rest = sum(len(buffer) for key, buffer in self.sets[0].buffers.items() if key not in self.moved)
-        return min(self.set_bytes, max(self.decided.touched - rest, 1))
+        reached = touched_by(self.decided, cost_of(self.call, self.decided))
+        return min(self.set_bytes, max(reached - rest, 1))
 
 
 class Parts:

@@ -1,4 +1,4 @@
-"""What a Program's kernels write to, put back before each run of it: else numbers grow from run to run."""
+"""What a Program's kernels write to, put back before each sample of it: else numbers grow from sample to sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_BYTES = 1 << 30  # what is beyond is left as it is
 
 
 class Restoring:
-    """The content of every storage that some Call writes to, each once."""
+    """The content of every storage that some Call writes to, each once, as it was before anything ran."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -28,6 +28,12 @@ class Restoring:
                 continue
             room -= len(buffer)
             self.saved.append((buffer, buffer.clone()))
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of what is not put back."""
+        words = f"{self.left} storages that it writes to are too large to be put back between samples"
+        return [words] if self.left else []
 
     def __call__(self) -> None:
         for buffer, content in self.saved:

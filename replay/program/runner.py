@@ -10,6 +10,7 @@ from kcap.replay.program.found import Found, Shared
 from kcap.replay.program.gpu import time_on_gpu
 from kcap.replay.program.host import time_on_host
 from kcap.replay.program.parts import Part, Parts
+from kcap.replay.program.restoring import Restoring
 from kcap.replay.rebuild import Rebuilder
 from kcap.replay.runner import LIMIT_FACTOR, verdict
 from kcap.replay.timing import clocks
@@ -42,15 +43,15 @@ class ProgramRunner:
         order = [number for number in given["order"] if number in timed]
         before = clocks.read(self.target.device)
         samples = {number: part["sample"] for number, part in known.items()}
-        parts, notes = self._parts(order, samples, gpu)
+        parts, restore, notes = self._parts(order, samples, gpu)
         order = [number for number in order if number in parts.good]
         calls = [self._other(number, known[number]) for number in known if number not in timed]
         if not order:
             return {"status": "skipped", "reason": NOTHING_RAN, "calls": calls + told(parts.all, Shared())}
         if gpu:
-            found = time_on_gpu(order, parts.good, parts.activations, known, budget, self.target.device)
+            found = time_on_gpu(order, parts, restore, known, budget, self.target.device)
         else:
-            found = time_on_host(order, parts.good, budget)
+            found = time_on_host(order, parts.good, restore, budget)
         state = clocks.read(self.target.device)
         return {
             **report(found, notes),
@@ -63,13 +64,17 @@ class ProgramRunner:
             "poisoned": found.spoiled or any((part.failed or {}).get("poisoned") for part in parts.all.values()),
         }
 
-    def _parts(self, order: list[int], samples: dict[int, int | None], gpu: bool) -> tuple[Parts, list[str]]:
-        """The Calls ready to run, and a note where they share no activations."""
-        parts = Parts(self.rebuilder, Counter(order), samples)
-        if not gpu or not loses(order, parts):
-            return parts, []
-        del parts  # there may be no room for both
-        return Parts(self.rebuilder, Counter(order), samples, shared=False), [APART]
+    def _parts(
+        self, order: list[int], samples: dict[int, int | None], gpu: bool
+    ) -> tuple[Parts, Restoring, list[str]]:
+        """The Calls ready to run, what puts back what they write to, and notes on both."""
+        parts, notes = Parts(self.rebuilder, Counter(order), samples), []
+        restore = Restoring(parts.good.values())
+        if gpu and loses(order, parts):
+            del parts, restore  # there may be no room for both
+            parts, notes = Parts(self.rebuilder, Counter(order), samples, shared=False), [APART]
+            restore = Restoring(parts.good.values())
+        return parts, restore, notes + restore.notes
 
     def _other(self, number: int, known: dict[str, Any]) -> dict[str, Any]:
         """A Call that needs no clock: one that launches nothing, or the host's work on a GPU's Recording."""

@@ -18,7 +18,7 @@ from kcap.schemas.measurement import Cache
 
 COLD_FACTOR = 5
 MOST_SETS = 4000
-MOST_BYTES = 4 << 30
+MOST_BYTES = 8 << 30
 REPLAY_US = 1000.0  # the least that one graph replay lasts
 SHORTEST_US = 100.0  # and where memory has no room for more sets
 MOST_NODES = 4000  # invocations in one graph

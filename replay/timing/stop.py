@@ -26,7 +26,7 @@ NOISE_SPREAD = 0.05
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds of sampling: at least `least` (unless the limit comes first), never begun anew after `most`."""
+    """Seconds of sampling: at least `least` (unless the limit comes first), never begun anew after the limit `most`."""
 
     least: float
     most: float
@@ -96,8 +96,12 @@ def sample_until(
     budget: Budget,
     clock: Callable[[], float] = time.perf_counter,
     slow: Callable[[], bool] = never,
+    fewest: int = 1,
 ) -> Sampled:
-    """Call `take` until a stop rule fires, at least once; `slow` says of the sample just taken that it is spoiled."""
+    """Call `take` until a stop rule fires; `slow` says of the sample just taken that it is spoiled.
+
+    `fewest`: samples before the limit may stop it.
+    """
     start = clock()
     noise, samples, spoiled = Noise(), [], []
     while True:
@@ -107,7 +111,7 @@ def sample_until(
         else:
             noise.add(samples[-1])
         elapsed = clock() - start
-        if elapsed >= budget.most:
+        if elapsed >= budget.most and len(samples) >= fewest:
             return Sampled(samples, "limit", spoiled)
         if elapsed >= budget.least and (rule := noise.rule):
             return Sampled(samples, rule, spoiled)

@@ -246,7 +246,7 @@ def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, mo
         (50 * MIB, 50 * MIB, 20.0, 400 * MIB, 1),  # two of the five fit, and 40 µs are too short a replay
         (50 * MIB, 50 * MIB, 60.0, 400 * MIB, 2),
         (MIB, MIB // 8, 0.1, 100 << 30, 2000),  # an eighth of each page is written
-        (33 * MIB, MIB // 8, 2.0, 100 << 30, 124),
+        (33 * MIB, MIB // 8, 2.0, 100 << 30, 248),
         (0, 0, 2.0, 100 << 30, 1),
     ],
 )

@@ -11,7 +11,11 @@ import torch
 from handmade import call, tensor
 from programs import M, N, linear, relu
 
-from kcap.replay.program.flow import Flow
+from kcap.replay.bind import bind
+from kcap.replay.layout import Target
+from kcap.replay.operators import resolve
+from kcap.replay.program.activations import Activations
+from kcap.replay.program.flow import Flow, lost
 from kcap.replay.program.parts import Part, Parts
 from kcap.replay.rebuild import Rebuilder
 from kcap.schemas.recording import Argument, Call
@@ -119,6 +123,37 @@ def test_numbers_keep_their_size_through_many_layers(ran: Callable[..., Ran]) ->
     found = ran([linear(0)], [0] * 40)
     assert 1e-6 < float(found.log[-1][1].abs().mean()) < 1e6
     assert not found.flow.lost
+
+
+@pytest.mark.parametrize(
+    ("value", "is_lost"), [(0.0, True), (1e30, True), (float("nan"), True), (1e-25, True), (-3.0, False), (2e4, False)]
+)
+def test_what_is_lost_is_told_by_the_numbers_alone_and_not_by_what_lies_behind_them(
+    value: float, is_lost: bool
+) -> None:
+    buffer = torch.randn(1 << 18, dtype=torch.bfloat16).view(torch.uint8)  # as large as the next power of two
+    buffer[: 2 * 3 * 14336].view(torch.bfloat16).fill_(value)
+    assert lost(buffer[: 2 * 3 * 14336], ("cpu", "bfloat16", 1 << 19)) is is_lost
+    assert not lost(buffer[:0], ("cpu", "bfloat16", 64))
+
+
+def test_zeros_that_a_call_fills_in_are_not_lost(ran: Callable[..., Ran]) -> None:
+    found = ran([relu(0), call("aten::zero_", tensor(M, N), id=1)], [1, 0])
+    assert not found.log[1][0].args[0].any() and not found.flow.lost
+
+
+def test_what_is_copied_over_is_not_read(ran: Callable[..., Ran]) -> None:
+    copy = call("aten::copy_", tensor(M, N), tensor(M, N, storage=1), id=1)
+    (_, made), (inputs, _), (after, _) = ran([linear(0), copy, relu(2)], [0, 1, 2]).log
+    assert place(inputs.args[1]) == place(made) != place(inputs.args[0]) == place(after.args[0])
+
+
+def test_memory_of_the_host_is_each_calls_own() -> None:
+    """As it may have to be pinned."""
+    copied = call("aten::copy_", tensor(M, N, device="cuda:0"), tensor(M, N, storage=1, device="cpu"))
+    bound = bind(copied, None, resolve(copied.operator).schema, lambda _: None)
+    places = Activations().places(bound, Target("cuda:0", "cuda"), frozenset())
+    assert [key[0] for key in places] == ["cuda:0"]
 
 
 @pytest.mark.parametrize("factor", [1e5, 1e-5])

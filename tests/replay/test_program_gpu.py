@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +20,15 @@ from kcap.replay.timing import graphs, kernels, persisting
 from kcap.replay.timing.blocking import Sleep
 from kcap.replay.timing.kernels import Ran
 from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
-from kcap.replay.timing.stop import Budget
+from kcap.replay.timing.stop import FEWEST, Budget
 
 KERNELS = {0: {"mm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 1}}
 
 
 class Fake:
-    """Notes captures, replays and calls. A replay repeats what was captured; a call of a Part runs its kernels."""
+    """Notes captures, replays and calls. A replay repeats what was captured; a call of a Part runs its kernels. `hand`:
+    a call that goes through the Flow.
+    """
 
     def __init__(self, captures: bool = True, elapsed_ms: float = 2.0) -> None:
         self.captures, self.elapsed_ms = captures, elapsed_ms
@@ -35,11 +38,11 @@ class Fake:
         self.gave_up = False
 
     def part(self, number: int) -> SimpleNamespace:
-        def run() -> None:
-            self.log.append(f"call {number}")
+        def run(how: str) -> None:
+            self.log.append(f"{how} {number}")
             (self.ran if self.capturing is None else self.capturing).append(number)
 
-        return SimpleNamespace(run=run, sets=[None], restored=[])
+        return SimpleNamespace(run=partial(run, "call"), handed=partial(run, "hand"), sets=[None])
 
     def graph(self) -> SimpleNamespace:
         held: list[int] = []
@@ -82,8 +85,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
         }
         for name, value in names.items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
-        flow = SimpleNamespace(run=lambda part: part.run(), lost=list)
+        flow = SimpleNamespace(run=lambda part: part.handed())
         monkeypatch.setattr(gpu, "Flow", lambda activations: flow)
+        pace = SimpleNamespace(rest=lambda: fake.log.append("rest"))
+        monkeypatch.setattr(gpu, "Pace", lambda device: pace)
         monkeypatch.setattr(graphs, "timing_stream", lambda device: stream)
         monkeypatch.setattr(gpu, "timing_stream", lambda device: stream)
         hold = Sleep()
@@ -102,22 +107,30 @@ def timed(fake: Fake, order: list[int], waits: tuple[int, ...] = (), direct: tup
         n: {"method": "events" if n in direct + waits else "graph", "waits": n in waits, "kernels": KERNELS[n]}
         for n in set(order)
     }
-    parts: Any = {n: fake.part(n) for n in sorted(set(order))}
-    return time_on_gpu(order, parts, Activations(), known, Budget(0, 0), "cuda:0")
+    parts: Any = SimpleNamespace(good={n: fake.part(n) for n in sorted(set(order))}, activations=Activations())
+    return time_on_gpu(order, parts, lambda: fake.log.append("restore"), known, Budget(0, 0), "cuda:0")
 
 
 def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], Fake]) -> None:
     fake = install(Fake())
     found = timed(fake, [0, 1, 0, 2])
-    assert fake.log[fake.log.index("begin") + 1 : fake.log.index("end")] == ["call 0", "call 1", "call 0", "call 2"]
+    assert fake.log[fake.log.index("begin") + 1 : fake.log.index("end")] == ["hand 0", "hand 1", "hand 0", "hand 2"]
     assert (found.method, found.stretches, found.n, found.notes, found.spoiled) == ("graph", 1, 1, [], False)
-    assert "hold" not in fake.log
-    assert found.sampled.samples == [2000.0]
+    assert found.sampled.samples == [2000.0] * FEWEST
+
+
+def test_each_sample_is_rested_for_put_back_and_held_until_it_is_queued(install: Callable[[Fake], Fake]) -> None:
+    fake = install(Fake())
+    timed(fake, [0, 1])
+    sample = ["rest", "restore", "hold", "replay"]
+    first = fake.log.index("rest")
+    assert fake.log[first : first + len(sample) * FEWEST] == sample * FEWEST
+    assert fake.log.index("restore") < fake.log.index("begin")
 
 
 def test_a_short_program_is_replayed_until_a_sample_lasts_a_millisecond(install: Callable[[Fake], Fake]) -> None:
     found = timed(install(Fake(elapsed_ms=0.1)), [0, 1])
-    assert (found.n, found.sampled.samples) == (10, [10.0])
+    assert (found.n, found.sampled.samples) == (10, [10.0] * FEWEST)
 
 
 def test_what_cannot_be_captured_splits_it_into_as_few_graphs_as_can_be(install: Callable[[Fake], Fake]) -> None:
@@ -177,7 +190,7 @@ def test_without_a_profiler_the_time_stands_and_the_durations_are_missing(
     fake = install(Fake())
     monkeypatch.setattr(kernels, "plain", fail)
     found = timed(fake, [0, 1])
-    assert found.sampled.samples == [2000.0]
+    assert found.sampled.samples == [2000.0] * FEWEST
     assert (found.shared.us, found.shared.total_us) == ({}, None)
     assert found.notes[0].startswith("no kernel durations: ")
 
