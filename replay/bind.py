@@ -75,6 +75,10 @@ class Bound:
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         return tensors([argument.value for argument in self.args])
 
+    def holder(self, path: str) -> Argument:
+        """The argument in which the tensor at `path` is."""
+        return self.args[int(path.split(".")[0])]
+
     def integers(self) -> Iterator[tuple[str, TensorSpec]]:
         """The integer tensors among the arguments, with their paths."""
         return ((path, spec) for path, spec in self.tensors() if BY_NAME[spec.dtype].kind == "int")

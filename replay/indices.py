@@ -107,7 +107,7 @@ def undecided(bound: Bound) -> Iterator[tuple[str, TensorSpec, Argument]]:
     """The integer tensors that have no values yet, with their paths and the arguments that they are in."""
     for path, spec in bound.integers():
         if path not in bound.contents and spec.numel:
-            yield path, spec, bound.args[int(path.split(".")[0])]
+            yield path, spec, bound.holder(path)
 
 
 def draw(bound: Bound, path: str, spec: TensorSpec, argument: Argument) -> None:

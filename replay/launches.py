@@ -116,7 +116,7 @@ class LaunchRule(Rule):
             return  # what an index may be is not known: kcap.replay.indices skips the Call
         limit = least_bound(self.text, bound)
         for path, spec in bound.integers():
-            name = bound.args[int(path.split(".")[0])].name or ""
+            name = bound.holder(path).name or ""
             if name.startswith(ZEROED):
                 bound.contents[path] = torch.zeros(compact(spec), dtype=torch.int64)
             elif path not in bound.contents and spec.numel:

@@ -102,14 +102,8 @@ def over(decided: Decided, target: Target, inputs: Inputs, buffers: Mapping[memo
     """The arguments of `inputs`, with `buffers` in place of some of their own; nothing is filled."""
     new = view(decided.bound, target, {**inputs.buffers, **buffers})
     for name in decided.remade:
-        place(decided.bound, new, name, argument(decided.bound, inputs, name))
+        place(decided.bound, new, name, rules.argument(decided.bound, inputs, name))
     return new
-
-
-def argument(bound: Bound, inputs: Inputs, name: str) -> Any:
-    index = bound.index(name)
-    assert index is not None, name  # it was placed
-    return inputs.kwargs[name] if bound.args[index].keyword else inputs.args[index]
 
 
 def place(bound: Bound, inputs: Inputs, name: str, value: Any) -> None:

@@ -45,7 +45,7 @@ def kept(bound: Bound, target: Target) -> frozenset[Key]:
     written = written_rows(bound)
     found: set[Key] = set()
     for path, spec in bound.tensors():
-        argument = bound.args[int(path.split(".")[0])]
+        argument = bound.holder(path)
         name = plain(argument.name)
         product = "a" in names or "arg_a" in names
         if named(name, paged, product) or (POINTER.fullmatch(name) and not argument.written and unlike(spec, written)):
@@ -72,7 +72,7 @@ def written_rows(bound: Bound) -> dict[int, int]:
     written."""
     found: dict[int, int] = {}
     for path, spec in bound.tensors():
-        argument = bound.args[int(path.split(".")[0])]
+        argument = bound.holder(path)
         writes = argument.written or plain(argument.name).startswith(("out_ptr", "in_out_ptr"))
         if writes and len(spec.shape) > 1 and spec.numel:
             for count in rows(spec):

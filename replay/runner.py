@@ -101,7 +101,7 @@ def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) 
     writes = {a.name for a in operator.schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     keys: set[memory.Key] = set()
     for path, spec in bound.tensors():
-        argument = bound.args[int(path.split(".")[0])]
+        argument = bound.holder(path)
         if (argument.written or argument.name in writes) and argument.name not in rule.harmless:
             keys.add((memory.place(spec.device, target.device, target.home), spec.storage))
     return sorted(keys)

@@ -109,8 +109,7 @@ def ways(part: Part) -> tuple[list[Key], list[Key]]:
     assert part.decided is not None
     names: dict[Key, list[str]] = {}
     for path, spec in part.decided.bound.tensors():
-        argument = part.decided.bound.args[int(path.split(".")[0])]
-        names.setdefault(key_of(spec, part.target), []).append(plain(argument.name))
+        names.setdefault(key_of(spec, part.target), []).append(plain(part.decided.bound.holder(path).name))
     unread = sweeps.unread(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
     only = {key for key, all_of in names.items() if all(n in unread or ONLY_WRITTEN.fullmatch(n) for n in all_of)}
     keys = [key for key in names if key in part.places]

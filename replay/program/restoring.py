@@ -32,8 +32,7 @@ class Restoring:
     @property
     def notes(self) -> list[str]:
         """What to know of what is not put back."""
-        words = f"{self.left} storages that it writes to are too large to be put back between samples"
-        return [words] if self.left else []
+        return [f"written to, and too large to be put back between samples: {self.left}"] if self.left else []
 
     def __call__(self) -> None:
         for buffer, content in self.saved:

@@ -1,4 +1,4 @@
-"""Weights of a size that numbers survive: those of a Program flow from Call to Call."""
+"""Weights (and caches) of a size that numbers survive: those of a Program flow from Call to Call."""
 
 from __future__ import annotations
 

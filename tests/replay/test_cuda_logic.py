@@ -29,6 +29,7 @@ from kcap.schemas.measurement import AT_FLOOR, NOTHING, Cache
 from kcap.schemas.recording import Argument, Call
 
 MIB = 1 << 20
+ONE = Budget(0, 0)  # sample
 
 
 class FakeHold(Sleep):
@@ -73,7 +74,10 @@ class FakeCuda:
         def begin(capture_error_mode: str) -> None:
             self.log.append("begin")
 
-        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=lambda: self.log.append("replay"))
+        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=lambda: self.replay())
+
+    def replay(self) -> None:
+        self.log.append("replay")
 
     def mode(self, mode: str) -> None:
         self.debug = mode
@@ -106,6 +110,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         for module in (cuda, rotation):
             monkeypatch.setattr(module, "l2_bytes", lambda device: 50 * MIB)
         monkeypatch.setattr(cuda, "blocker", lambda device: fake.hold)
+        pace = SimpleNamespace(rest=lambda: fake.log.append("rest"))
+        monkeypatch.setattr(cuda, "Pace", lambda device: pace)
         monkeypatch.setattr(cuda, "sweeper", lambda device: lambda: fake.log.append("sweep"))
         monkeypatch.setattr(cuda, "floor_us", lambda device: {"graph": 1.0, "events": 3.0})
         monkeypatch.setattr(persisting, "reset", lambda: fake.log.append("reset"))
@@ -115,14 +121,20 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
-def run(fake: FakeCuda, set_bytes: int, state: Cache = "cold", restored: bool = False) -> Any:
+def run(
+    fake: FakeCuda,
+    set_bytes: int,
+    state: Cache = "cold",
+    restored: torch.Tensor | None = None,
+    budget: Budget = ONE,
+) -> Any:
     """Time the fake's operator, each set of whose inputs has so many bytes; clones are numbered from 1."""
     made = count(1)
-    buffers = {("cpu", 0): torch.zeros(4, dtype=torch.uint8)}
+    buffers = {("cpu", 0): torch.zeros(4, dtype=torch.uint8) if restored is None else restored}
     first = Inputs([0], {}, buffers)
     rotation = Rotation(state, Size(set_bytes, set_bytes), lambda: Inputs([next(made)], {}, dict(buffers)))
-    keys = [("cpu", 0)] if restored else []
-    return cuda.time_cuda(fake.operator, first, rotation, keys, Budget(0, 0), "cuda:0")
+    keys = [] if restored is None else [("cpu", 0)]
+    return cuda.time_cuda(fake.operator, first, rotation, keys, budget, "cuda:0")
 
 
 def captured(fake: FakeCuda) -> list[str]:
@@ -142,7 +154,19 @@ def test_a_sweep_before_each_replay_and_outside_the_window_makes_small_inputs_co
     timing = run(fake, MIB)
     assert (timing.cache, timing.input_sets, timing.n) == ("cold", 81, 81)  # each set is used once a replay
     assert len(set(captured(fake))) == 81
-    assert fake.log[-3:] == ["sweep", "replay", "synchronize"]
+    assert fake.log[-4:] == ["rest", "sweep", "replay", "synchronize"]
+
+
+def test_what_is_written_is_put_back_before_each_sample(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, written, found = install(FakeCuda()), torch.zeros(4, dtype=torch.uint8), []
+
+    def replay() -> None:
+        found.append(int(written[0]))
+        written.add_(1)
+
+    monkeypatch.setattr(fake, "replay", replay)
+    timing = run(fake, MIB, "warm", written, Budget(0.0, 0.02))
+    assert found[1:] == [0] * len(timing.samples_us) and len(found) > 5  # the first uploads the graph
 
 
 def test_warm_inputs_are_one_set_that_nothing_sweeps_away(install: Install) -> None:

@@ -11,8 +11,11 @@ from handmade import call, tensor
 from programs import CALLS, M, N, linear, relu
 
 from kcap.replay import memory
+from kcap.replay.program import restoring
+from kcap.replay.program.flow import APART
 from kcap.replay.program.parts import Parts
 from kcap.replay.program.restoring import Restoring
+from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import Rebuilder
 
 Write = Callable[..., Path]
@@ -101,3 +104,29 @@ def test_what_is_written_is_put_back_once_however_many_calls_share_it(recorded: 
 
 def test_bytes_count_shared_memory_once(parts: Callable[..., Parts]) -> None:
     assert parts({0: 3, 1: 5}).bytes == 3 * N * N * 4 + M * N * 4
+
+
+def test_numbers_that_are_lost_on_their_way_leave_each_call_activations_of_its_own(recorded: Write) -> None:
+    grows = call("aten::exp_", tensor(M, N), id=0)
+    runner = ProgramRunner(Rebuilder("cpu", "cpu", recorded([grows, relu(1)])))
+    parts, _, notes = runner._parts([0] * 6, {}, gpu=True)
+    assert (notes, parts.shared, parts.all[0].places) == ([APART], False, {})
+    parts, _, notes = runner._parts([1, 1], {}, gpu=True)
+    assert (notes, parts.shared) == ([], True)
+
+
+def test_what_is_put_back_is_what_was_there_before_anything_ran(recorded: Write) -> None:
+    adds = call("aten::add_.Tensor", tensor(M, N), tensor(M, N, storage=1), id=0)
+    runner = ProgramRunner(Rebuilder("cpu", "cpu", recorded([adds])))
+    built = Parts(runner.rebuilder, {0: 2}, {}).all[0].sets[0].args[0]
+    parts, restore, notes = runner._parts([0, 0], {}, gpu=True)
+    (inputs,) = {id(one): one for one in parts.all[0].sets}.values()
+    assert notes == [] and not torch.equal(inputs.args[0], built), "it was run once to look at the numbers"
+    restore()
+    assert torch.equal(inputs.args[0], built)
+
+
+def test_what_is_too_large_to_be_put_back_is_told(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restoring, "MOST_BYTES", 0)
+    parts = Parts(Rebuilder("cpu", "cpu", recorded([relu(0)])), {0: 1}, {})
+    assert Restoring(parts.good.values()).notes == ["written to, and too large to be put back between samples: 1"]

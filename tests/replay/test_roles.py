@@ -88,6 +88,15 @@ def test_inductors_kernels_keep_what_has_no_row_for_each_row_they_write() -> Non
     assert storages("triton::norm.0", *norm, written=("in_out_ptr0", "out_ptr1")) == {2}
 
 
+@pytest.mark.parametrize("read", [(1, M, 8), (2, M // 2, 8), (2, M // 2, 2, 4)])
+@pytest.mark.parametrize("written", [(M, 8), (M, 2, 4)])
+def test_a_batch_of_sequences_has_as_many_rows_as_all_their_tokens(
+    read: tuple[int, ...], written: tuple[int, ...]
+) -> None:
+    given = (("in_ptr0", read), ("in_ptr1", (8,)), ("out_ptr0", written))
+    assert storages("triton::norm.0", *given, written=("out_ptr0",)) == {1}
+
+
 def test_an_index_that_inductor_reads_is_no_parameter() -> None:
     args = [
         Argument(name="in_ptr0", value=tensor(M, dtype="int64")),
