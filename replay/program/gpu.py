@@ -31,9 +31,7 @@ LEAST_US = 1000.0  # that one sample lasts
 Known = Mapping[int, Mapping[str, Any]]  # by Call, what it told when it ran alone: kcap.replay.program.alone.Alone
 
 
-def time_on_gpu(
-    order: Sequence[int], made: Parts, restore: Run, known: Known, budget: Budget, device: str
-) -> Found:
+def time_on_gpu(order: Sequence[int], made: Parts, restore: Run, known: Known, budget: Budget, device: str) -> Found:
     """Microseconds of a run of `order` (Calls) from the first kernel's start to the last one's end, and durations."""
     flow, parts = Flow(made.activations), made.good
     stream = timing_stream(device)

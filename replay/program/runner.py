@@ -64,9 +64,7 @@ class ProgramRunner:
             "poisoned": found.spoiled or any((part.failed or {}).get("poisoned") for part in parts.all.values()),
         }
 
-    def _parts(
-        self, order: list[int], samples: dict[int, int | None], gpu: bool
-    ) -> tuple[Parts, Restoring, list[str]]:
+    def _parts(self, order: list[int], samples: dict[int, int | None], gpu: bool) -> tuple[Parts, Restoring, list[str]]:
         """The Calls ready to run, what puts back what they write to, and notes on both."""
         parts, notes = Parts(self.rebuilder, Counter(order), samples), []
         restore = Restoring(parts.good.values())
