@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kcap.replay.fidelity.engine import GpuTime, KindSteps
+from kcap.replay.fidelity.how import UNKNOWN, How
 from kcap.schemas.recording import Call
 
 TOTAL = 0.05  # how far the replayed kernels' sum may be from the engine's
@@ -29,6 +30,7 @@ class Replayed:
     names: frozenset[str] = frozenset()
     sample: int | None = None
     context: float | None = None
+    how: How = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Missing:
-    """Time of the engine's GPU that nothing was replayed for; per step, as in Row. `call` None: it is of no Call."""
+    """Time of the engine's GPU that nothing was replayed for; per step, as in Row. `call` None: it is of no Call.
+
+    `replayed`: what came of trying.
+    """
 
     name: str
     reason: str
@@ -73,6 +78,7 @@ class Missing:
     engine_us: float
     share: float
     call: Call | None = None
+    replayed: Replayed = Replayed()
 
 
 @dataclass(frozen=True)
@@ -144,14 +150,15 @@ def _rows(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, R
 
 
 def _missing(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, Replayed]) -> Iterator[Missing]:
-    def of(name: str, reason: str, count: float, time: GpuTime, call: Call | None = None) -> Missing:
+    def of(name: str, one: Replayed, count: float, time: GpuTime, call: Call | None = None) -> Missing:
         steps = len(engine.steps)
-        return Missing(name, reason, count / steps, time.us / steps, share_of(time.us, engine.gpu_us), call)
+        share = share_of(time.us, engine.gpu_us)
+        return Missing(name, one.reason, count / steps, time.us / steps, share, call, one)
 
     for (name, reason), time in engine.of_no_call.items():
-        yield of(name, reason, time.kernels, time)
+        yield of(name, Replayed(reason=reason), time.kernels, time)
     for number, time in engine.by_call.items():
         count = engine.invocations[number]
         one = replayed.get(number, Replayed()) if count else Replayed(reason=NOT_COUNTED)
         if one.us is None:
-            yield of(calls[number].operator, one.reason, count or time.kernels, time, calls[number])
+            yield of(calls[number].operator, one, count or time.kernels, time, calls[number])

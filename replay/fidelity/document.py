@@ -21,6 +21,7 @@ def document(found: Fidelity) -> dict[str, Any]:
         "replayed_us": found.replayed_us(),
         "missing_us": found.missing_us(),
         "error": found.error,
+        "total_by": dict(found.by_state()),
         "kinds": [_kind(kind) for kind in found.kinds],
     }
 
@@ -30,8 +31,10 @@ def _kind(kind: KindFidelity) -> dict[str, Any]:
         **asdict(kind.kind),
         "steps": kind.steps,
         "outside": list(kind.outside()),
+        "holds_by": [state.state for state in kind.holding],
+        "total_by": kind.best.state,
         "states": {state.state: _state(state) for state in (kind.serving, kind.in_program)},
-        "span": {"us": kind.span.us, "waits_us": kind.span.waits_us, "own_us": kind.span.own_us} if kind.span else None,
+        "span": {**asdict(kind.span), "own_us": kind.span.own_us} if kind.span else None,
         "program": {**asdict(kind.program), "over_span": kind.span_ratio},
     }
 
@@ -62,6 +65,8 @@ def _row(row: Row) -> dict[str, Any]:
         "other_kernels": row.other,
         "sample": row.replayed.sample,
         "context": row.replayed.context,
+        "how": asdict(row.replayed.how),
+        "warm": row.replayed.how.warm,
     }
 
 
@@ -73,4 +78,5 @@ def _missing(one: Missing) -> dict[str, Any]:
         "count": one.count,
         "share": one.share,
         "engine_us": one.engine_us,
+        "how": asdict(one.replayed.how),
     }

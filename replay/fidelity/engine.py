@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 
 from kcap.errors import CallError
-from kcap.replay.fidelity.span import Span, span
+from kcap.replay.fidelity.span import Span, own_gap, span
 from kcap.schemas import coverage
 from kcap.schemas.coverage import KernelTime, StepCoverage
 from kcap.schemas.recording import GraphUse, Phase, Recording
@@ -83,10 +83,11 @@ class KindSteps:
     @cached_property
     def span(self) -> Span | None:
         """The mean over the steps; None where one of them has none."""
-        spans = [found for step in self.steps if (found := span(step)) is not None]
+        gap = own_gap(self.steps)
+        spans = [found for step in self.steps if (found := span(step, gap)) is not None]
         if len(spans) < len(self.steps):
             return None
-        return Span(fmean(one.us for one in spans), fmean(one.waits_us for one in spans))
+        return Span(fmean(one.us for one in spans), fmean(one.waits_us for one in spans), gap)
 
     @property
     def program(self) -> int | None:

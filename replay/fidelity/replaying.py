@@ -14,13 +14,13 @@ from kcap.replay.pool import Worker
 from kcap.replay.program.alone import Alone
 from kcap.replay.program.choose import Chosen, Kind
 from kcap.replay.program.job import ProgramJob
+from kcap.replay.program.options import LEAST_TIMEOUT_S
 from kcap.replay.source import home_of
 from kcap.schemas.measurement import Measurement
 from kcap.schemas.program_measurement import ProgramMeasurement
 from kcap.schemas.recording import Call, Recording
 
 OTHERWISE = ": pass --device cpu"
-LEAST_TIMEOUT_S = 300.0  # of a Program, which builds the inputs of a whole model
 
 
 @contextmanager

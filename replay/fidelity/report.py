@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.replay.fidelity.compare import Compared, Missing, Row
-from kcap.replay.fidelity.verdict import Fidelity, KindFidelity
+from kcap.replay.fidelity.remarks import OTHER, WARM, remarks
+from kcap.replay.fidelity.verdict import PROGRAM, Fidelity, KindFidelity
 from kcap.replay.report import duration, title
 from kcap.schemas.kernel_name import shorten
 from kcap.schemas.signature import signature
 from kcap.schemas.validation.report import printable
 
-OTHER = "†"
 NUMBERS = ("count", "share", "engine", "serving", "ratio", "Program", "ratio")
 
 
@@ -57,9 +57,13 @@ def _cells(row: Row, inside: Row | None) -> Iterator[Text]:
     yield Text(f"{row.share:.1%}")
     yield Text(duration(row.engine_us))
     yield Text(duration(row.replayed_us))
-    yield _ratio(row.ratio, row.judged and not row.within, OTHER if row.other else "")
+    yield _ratio(row.ratio, row.judged and not row.within, _marks(row))
     yield from _inside(inside)
     yield Text.assemble(printable(row.call.operator), ("  " + printable(signature(row.call.args)), "dim"))
+
+
+def _marks(row: Row) -> str:
+    return (OTHER if row.other else "") + (WARM if row.replayed.how.warm else "")
 
 
 def _inside(row: Row | None) -> Iterator[Text]:
@@ -101,29 +105,24 @@ def _ratio(ratio: float | None, bad: bool, mark: str = "") -> Text:
     return Text("·" if ratio is None else f"{ratio:.1%}{mark}", "bold red" if bad else "")
 
 
-def remarks(kind: KindFidelity, rows: int) -> Iterator[Text]:
-    """What to know before believing the table."""
-    if more := kind.serving.rows[rows:]:
-        part = sum(row.share for row in more)
-        yield Text(
-            f"{len(more)} more kernels, {part:.1%} of the time: --rows {len(kind.serving.rows)} shows them", "dim"
-        )
-    if kind.program.left_out:
-        yield Text(f"the Program lacks {kind.program.left_out:,} of its {kind.program.invocations:,} kernels", "yellow")
-    if kind.program.unmatched_us:
-        yield Text(f"{duration(kind.program.unmatched_us)} of the Program's kernels are of no known call", "yellow")
-    if others := sum(row.other for row in kind.serving.rows):
-        yield Text(f"{OTHER} {others} ran kernels of other names than the engine's", "yellow")
-    contexts = [row.replayed.context for row in kind.serving.rows if row.replayed.context is not None]
-    if contexts and max(abs(one - 1) for one in contexts) > 0.005:
-        yield Text(f"Samples' contexts are {min(contexts):.1%} to {max(contexts):.1%} of the profiled steps'", "dim")
-
-
 def verdict(found: Fidelity) -> Iterator[Text]:
-    """Whether the replay holds; if not, all that is outside the bounds."""
+    """Whether the replay holds, and by which state; if not, all that is outside the bounds."""
     total = f"{duration(found.replayed_us())} replayed for {duration(found.engine_us())} of the engine's GPU time"
-    yield Text(f"\nin all profiled steps: {total}, {found.error:.1%} off", "bold")
+    states = " and ".join(f"{count} by {_named(state)}" for state, count in found.by_state().items())
+    taken = f" (kinds of steps: {states})" if states else ""
+    yield Text(f"\nin all profiled steps: {total}, {found.error:.1%} off{taken}", "bold")
     for kind in found.kinds:
-        lines = list(kind.outside())
-        yield Text(f"{'outside' if lines else 'within'}: {kind.kind}", "yellow" if lines else "green")
+        yield from _verdict(kind)
+
+
+def _verdict(kind: KindFidelity) -> Iterator[Text]:
+    if lines := list(kind.outside()):
+        yield Text(f"outside the bounds: {kind.kind}", "yellow")
         yield from (Text(f"  {printable(line)}", "yellow") for line in lines)
+        return
+    by = " and ".join(_named(state.state) for state in kind.holding)
+    yield Text(f"within the bounds, by {by}: {kind.kind}", "green")
+
+
+def _named(state: str) -> str:
+    return "the Program" if state == PROGRAM else state

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kcap.replay.fidelity.compare import Replayed, compare
 from kcap.replay.fidelity.engine import KindSteps
+from kcap.replay.fidelity.how import How
 from kcap.replay.fidelity.nearest import Nearest, Steps, by_place, nearest
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
 from kcap.replay.source import Samples, by_call, needs_sample
@@ -75,12 +76,12 @@ def choose(call: Call, kind: KindSteps, samples: Samples, steps: Steps) -> Neare
 
 def of_measurement(measurement: Measurement, chosen: Nearest) -> Replayed:
     """Kernel durations and nothing else: another clock's time is no answer."""
-    names = frozenset(kernel.name for kernel in measurement.kernels)
+    names, how = frozenset(kernel.name for kernel in measurement.kernels), How.of(measurement)
     if measurement.status != "ok":
-        return Replayed(reason=f"{measurement.status}: {measurement.reason}", sample=chosen.index)
+        return Replayed(reason=f"{measurement.status}: {measurement.reason}", sample=chosen.index, how=how)
     us = 0.0 if measurement.method == "none" else measurement.kernel_us
     reason = "" if us is not None else ON_HOST if measurement.method == "host" else NO_DURATIONS
-    return Replayed(us, reason, names, chosen.index, chosen.context)
+    return Replayed(us, reason, names, chosen.index, chosen.context, how)
 
 
 def of_program_call(call: ProgramCall) -> Replayed:
@@ -96,6 +97,6 @@ def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
     if whole is None:
         return ProgramTime(reason=NO_PROGRAM)
     if whole.status != "ok" or whole.median_us is None:
-        return ProgramTime(None, whole.reason or whole.status, whole.program)
-    unmatched = whole.unmatched_us or 0.0
-    return ProgramTime(whole.median_us, "", whole.program, whole.invocations, whole.left_out, unmatched)
+        return ProgramTime(None, whole.reason or whole.status, whole.program, how=How.of(whole))
+    known = whole.program, whole.invocations, whole.left_out, whole.unmatched_us or 0.0, whole.stretches
+    return ProgramTime(whole.median_us, "", *known, How.of(whole))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from kcap.replay.fidelity.compare import EXACT, TOTAL, Compared, share_of
 from kcap.replay.fidelity.engine import KindSteps, StepKind
+from kcap.replay.fidelity.how import UNKNOWN, How
 from kcap.replay.fidelity.span import Span
 
 SPAN = 0.10  # how far a Program's back-to-back time may be from the span that the GPU took by itself
@@ -19,6 +21,7 @@ class ProgramTime:
     """A Program replayed as a whole, in microseconds; `us` None: it was not, for `reason`.
 
     `left_out`: of its kernels' `invocations`. `unmatched_us`: of its kernels' durations, what no Call could be given.
+    `stretches`: the CUDA graphs that it took.
     """
 
     us: float | None = None
@@ -27,6 +30,8 @@ class ProgramTime:
     invocations: int = 0
     left_out: int = 0
     unmatched_us: float = 0.0
+    stretches: int = 0
+    how: How = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,18 @@ class KindFidelity:
         return self.program.us / self.span.own_us
 
     @cached_property
+    def holding(self) -> list[Compared]:
+        """The states that hold; what serves first. One is enough."""
+        return [state for state in (self.serving, self.in_program) if not any(state.outside())]
+
+    @cached_property
     def best(self) -> Compared:
-        """The state that holds, or else the one that is closer in total; what serves is asked first."""
-        states = (self.serving, self.in_program)
-        return next((one for one in states if not any(one.outside())), min(states, key=lambda one: one.error))
+        """The first state that holds, or else the one that is closer in total: what the total of all kinds takes."""
+        return next(iter(self.holding), min(self.serving, self.in_program, key=lambda state: state.error))
 
     def outside(self) -> Iterator[str]:
         """What is not within the bounds, in words; nothing where one of the states holds, and the span."""
-        if any(self.best.outside()):
+        if not self.holding:
             yield from self.serving.outside()
             yield from self.in_program.outside()
         yield from self._span_outside()
@@ -87,6 +96,10 @@ class Fidelity:
 
     def missing_us(self) -> float:
         return sum(each.steps * each.best.missing_us for each in self.kinds)
+
+    def by_state(self) -> Counter[str]:
+        """By which state how many kinds are in these totals."""
+        return Counter(each.best.state for each in self.kinds)
 
     @property
     def error(self) -> float:

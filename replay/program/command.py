@@ -18,14 +18,12 @@ from kcap.replay.program import report
 from kcap.replay.program.alone import Alone
 from kcap.replay.program.choose import most_frequent, of_step
 from kcap.replay.program.job import ProgramJob, job_of
-from kcap.replay.program.options import ProgramOptions
+from kcap.replay.program.options import LEAST_TIMEOUT_S, ProgramOptions
 from kcap.replay.report import console
 from kcap.replay.source import home_of
 from kcap.schemas.program_measurement import ProgramMeasurement
 from kcap.schemas.recording import Call, Recording, load
 from kcap.schemas.source import detect
-
-LEAST_TIMEOUT_S = 600.0  # a Program builds the inputs of a whole model
 
 
 def replay_programs(path: Path, options: ProgramOptions, output: Path | None, bar: Progress) -> int:

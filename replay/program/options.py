@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from kcap.schemas.recording import Phase
 
+LEAST_TIMEOUT_S = 600.0  # a Program builds the inputs of a whole model
+
 
 @dataclass(frozen=True)
 class ProgramOptions:

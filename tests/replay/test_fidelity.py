@@ -131,6 +131,26 @@ def test_one_state_that_holds_is_enough_and_none_names_both() -> None:
     assert "Program: lib::norm" in both
 
 
+@pytest.mark.parametrize(
+    ("alone", "inside", "holds_by", "total_by"),
+    [
+        (10, 10, ["serving", "Program"], "serving"),
+        (20, 10, ["Program"], "Program"),
+        (10, 20, ["serving"], "serving"),
+        (30, 20, [], "Program"),
+        (20, 30, [], "serving"),
+    ],
+)
+def test_the_document_names_the_states_behind_the_verdict_and_the_total(
+    alone: float, inside: float, holds_by: list[str], total_by: str
+) -> None:
+    kind = judged(ENGINE, times({0: 50, 1: 30, 2: alone}), times({0: 50, 1: 30, 2: inside}))
+    made = document(Fidelity([kind, kind]))
+    assert (made["kinds"][0]["holds_by"], made["kinds"][0]["total_by"]) == (holds_by, total_by)
+    assert made["total_by"] == {total_by: 2}
+    assert made["replayed_us"] == 4 * made["kinds"][0]["states"][total_by]["replayed_us"]
+
+
 def test_two_states_do_not_hold_by_halves() -> None:
     """Each has a kernel that is right where the other's is wrong."""
     first, second = times({0: 50, 1: 30, 2: 20}), times({0: 50, 1: 60, 2: 10})

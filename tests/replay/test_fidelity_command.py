@@ -63,7 +63,7 @@ def recorded(tmp_path: Path) -> Path:
 def test_a_replay_within_the_bounds_is_done(kcap: Kcap, recorded: Path, on_gpu: OnGpu) -> None:
     done = kcap("replay", recorded, "--fidelity")
     assert done.code == 0, done.err
-    assert "within: decode, 4 tokens of 4 sequences, eager" in done.out
+    assert "within the bounds, by serving: decode, 4 tokens of 4 sequences, eager" in done.out
     assert done.out.splitlines()[-1].endswith(f"kcap replay {recorded} --fidelity -o llama.fidelity")
 
 
@@ -78,7 +78,7 @@ def test_json_is_one_document_with_what_was_replayed_where(kcap: Kcap, recorded:
     done = kcap("replay", recorded, "--fidelity", "--json")
     found = orjson.loads(done.out)
     assert (found["holds"], found["recorded_on"], found["environment"]["torch"]) == (True, "NVIDIA H200", "2.11")
-    assert found["kinds"][0]["span"] == {"us": 140.0, "waits_us": 0.0, "own_us": 140.0}
+    assert found["kinds"][0]["span"] == {"us": 140.0, "waits_us": 0.0, "gap_us": 1.0, "own_us": 140.0}
 
 
 def test_a_folder_gets_the_figure_and_what_it_rests_on(

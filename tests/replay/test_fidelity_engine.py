@@ -13,7 +13,7 @@ from kcap.capture.coverage import ProfiledStep, attribute, covered, read_trace
 from kcap.errors import CallError, FormatError
 from kcap.replay.fidelity.engine import StepKind, profiled_kinds
 from kcap.replay.fidelity.nearest import Nearest, by_place, nearest
-from kcap.replay.fidelity.span import LAUNCH_US, Span, span
+from kcap.replay.fidelity.span import FEWEST, GAP_US, LAUNCH_US, Span, own_gap, span
 from kcap.schemas import coverage
 from kcap.schemas.coverage import StepCoverage
 from kcap.schemas.recording import Call, Metadata, Program, Recording, Sample, Step, load, write_recording
@@ -98,8 +98,8 @@ def test_an_old_step_and_an_empty_one_have_no_span() -> None:
     assert steps_of(step(kernel(0, 5, 0)), step(kernel(0, 5)), gemm=2).span is None
 
 
-@pytest.mark.parametrize(("launched", "waits"), [(-50.0, 0), (10 - LAUNCH_US, 0), (10.1 - LAUNCH_US, 30), (35.0, 30)])
-def test_a_gap_is_the_hosts_where_it_launched_too_late(launched: float, waits: float) -> None:
+@pytest.mark.parametrize(("launched", "waits"), [(-50.0, 0), (10 - LAUNCH_US, 0), (10.1 - LAUNCH_US, 29), (35.0, 29)])
+def test_a_gap_but_for_the_gpus_own_is_the_hosts_where_it_launched_too_late(launched: float, waits: float) -> None:
     assert span(step(kernel(0, 10, 0), kernel(1, 5, 40, launched_us=launched))) == Span(45, waits)
 
 
@@ -109,7 +109,52 @@ def test_a_gap_before_a_kernel_of_an_unknown_launch_is_the_gpus() -> None:
 
 def test_a_gap_counts_from_the_end_of_all_before_it() -> None:
     late = kernel(2, 5, 60, launched_us=55.0)
-    assert span(step(kernel(0, 50, 0), kernel(1, 5, 10), late)) == Span(65, 10)
+    assert span(step(kernel(0, 50, 0), kernel(1, 5, 10), late)) == Span(65, 10 - GAP_US)
+
+
+def apart(count: int, gap: float, lead: float, **more: object) -> StepCoverage:
+    """Kernels of 10 µs with such gaps, each launched `lead` µs before the GPU ran dry."""
+    starts = [place * (10 + gap) for place in range(count)]
+    return step(*[kernel(0, 10, start, launched_us=start - gap - lead, **more) for start in starts])
+
+
+@pytest.mark.parametrize("late_by", [0.0, 5.0, 500.0])
+def test_the_gpus_own_gap_stays_where_the_host_is_late_for_every_kernel(late_by: float) -> None:
+    late = apart(400, 1 + late_by, lead=-late_by)
+    of = steps_of(late, late, gemm=800).span
+    assert of is not None
+    assert of.own_us == pytest.approx(400 * 11 - 1)
+    assert of.waits_us == pytest.approx(399 * late_by)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.3, 1.0, 8.0])
+def test_a_host_that_is_never_late_leaves_the_span_as_it_is(gap: float) -> None:
+    early = apart(400, gap, lead=LAUNCH_US + 1)
+    of = steps_of(early, gemm=400).span
+    assert of is not None
+    assert (of.us, of.waits_us) == (pytest.approx(400 * 10 + 399 * gap), 0)
+
+
+def test_a_late_kernel_keeps_the_gap_that_the_others_of_its_kind_have() -> None:
+    early, late = apart(FEWEST + 1, 1.4, lead=50.0), apart(5, 21.4, lead=-20.0)
+    of = steps_of(early, late, gemm=FEWEST + 6).span
+    assert of is not None
+    assert (of.gap_us, of.waits_us) == (pytest.approx(1.4), pytest.approx(4 * 20 / 2))  # the mean of both steps
+
+
+def test_a_gap_below_the_gpus_own_is_no_wait() -> None:
+    assert span(apart(9, 0.4, lead=0.0)) == Span(pytest.approx(9 * 10 + 8 * 0.4), 0)
+
+
+def test_what_tells_nothing_of_a_streams_gaps_is_left_out() -> None:
+    """Nodes of a graph, kernels that start before the one before has ended, unknown launches, and too few."""
+    early = apart(FEWEST + 1, 1.4, lead=50.0)
+    assert own_gap([early]) == pytest.approx(1.4)
+    assert own_gap([early, *[apart(99, 0.3, lead=50.0, graph=True)] * 9]) == pytest.approx(1.4)
+    assert own_gap([early, *[apart(99, -0.1, lead=50.0)] * 9]) == pytest.approx(1.4)
+    assert own_gap([early, step(*[kernel(0, 10, 40.0 * place) for place in range(99)])]) == pytest.approx(1.4)
+    assert own_gap([early, apart(99, 60.0, lead=0.0)]) == pytest.approx(1.4)
+    assert own_gap([apart(FEWEST, 1.4, lead=50.0), step(kernel(0, 10))]) == GAP_US
 
 
 kernels = st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.none() | st.floats(-1e3, 1e3)), min_size=1)
@@ -180,11 +225,17 @@ def test_kernels_in_a_row_have_no_gap() -> None:
 
 
 def test_of_a_real_profile_the_gpus_own_time_is_its_kernels_and_the_gaps_of_a_graph() -> None:
-    """Two graph replays and two eager steps of 14 kernels, traced on an H200, that were bound by their host."""
+    """Two graph replays and two eager steps, traced on an H200, that were bound by their host.
+
+    In the second and the fourth it was late for all 13 kernels after the first, so that each keeps 1 µs. In the others
+    12 gaps in the graph were the GPU's, and it was late for the graph; in the first for the copy after it, too, which
+    in the third followed within 1.28 µs.
+    """
     trace = read_trace(Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz")
     found = attribute(trace, [ProfiledStep(index, []) for index in range(4)])
     steps = [covered(one, Step(index=one.index, phase="decode")) for one in found]
     spans = [span(one) for one in steps]
     assert all(one is not None and one.waits_us > 0.6 * one.us for one in spans)
     gaps = [one.own_us - of.gpu_us for one, of in zip(spans, steps, strict=True) if one is not None]
-    assert gaps == [pytest.approx(gap, abs=1e-3) for gap in (3.808, 0, 4.992, 0)]
+    assert own_gap(steps) == GAP_US == 1
+    assert gaps == [pytest.approx(gap, abs=1e-3) for gap in (3.808 + 1 + 1, 13, 3.712 + 1 + 1.280, 13)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from handmade import call, tensor
@@ -15,6 +16,7 @@ from kcap.replay.fidelity.nearest import Nearest
 from kcap.replay.fidelity.replaying import GpuReplayer, replayer
 from kcap.replay.fidelity.run import ON_HOST, run
 from kcap.replay.pool import Worker
+from kcap.replay.program.command import LEAST_TIMEOUT_S
 from kcap.schemas import coverage
 from kcap.schemas.recording import Metadata, Program, Recording, Sample, load, write_recording
 from kcap.schemas.values import Drift
@@ -68,6 +70,28 @@ def test_the_chosen_sample_reaches_the_worker(recording: Recording, kind: KindSt
     found = [replays.call(FILL, Nearest(SAMPLES[index], index), kind) for index in (1, 0, 1)]
     assert [one.sample for one in found] == [1, 0, 1]
     assert found[0].samples_us == found[2].samples_us != found[1].samples_us
+
+
+class Patient:
+    """A worker that keeps how long it was given."""
+
+    environment = {"device": "cpu"}
+
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    def run(self, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+        self.timeouts.append(timeout)
+        return {"status": "skipped", "reason": "none"}
+
+
+@pytest.mark.parametrize(("timeout", "given"), [(1.0, LEAST_TIMEOUT_S), (7000.0, 7000.0)])
+def test_a_program_has_as_long_as_replay_by_itself_gives_it(
+    timeout: float, given: float, recording: Recording, kind: KindSteps
+) -> None:
+    worker = Patient()
+    run(recording, [kind], GpuReplayer(recording, cast(Worker, worker), 0.001, timeout))
+    assert worker.timeouts == [timeout] * 3 + [given]
 
 
 def test_a_recording_of_a_cpu_is_refused(recording: Recording) -> None:

@@ -14,9 +14,9 @@ from kcap.errors import CallError
 from kcap.replay.fidelity import report
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
 from kcap.replay.fidelity.nearest import Nearest
-from kcap.replay.fidelity.picture import draw
+from kcap.replay.fidelity.picture import draw, fill
 from kcap.replay.fidelity.run import NO_DURATIONS, NO_PROGRAM, ON_HOST, Chosen, Ran, of_measurement, run
-from kcap.replay.fidelity.verdict import Fidelity, ProgramTime
+from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
 from kcap.schemas import coverage
 from kcap.schemas.measurement import KernelDuration, Measurement, Method
 from kcap.schemas.program_measurement import ProgramCall, ProgramMeasurement
@@ -145,7 +145,7 @@ def test_the_table_has_kernels_what_is_missing_totals_and_the_verdict(capsys: py
         "lost: no recorded call",
         "in total, 20.0% off in serving, 20.0% in the Program",
         "the step's span, less 0.00 µs of waiting for the host",
-        "outside: decode",
+        "outside the bounds: decode",
         "serving: lib::flash (14.0% of the time) takes 200.0% of its time in the engine",
     ):
         assert words in text, words
@@ -161,7 +161,7 @@ def test_a_short_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str
     engine = steps_of(step(*KERNELS), gemm=2, flash=1, norm=1)
     text = printed(Fidelity([judged(engine, times({0: 50, 1: 30, 2: 10}))]), capsys, rows=1)
     assert "2 more kernels, 28.6% of the time: --rows 3" in text
-    assert "within: decode" in text
+    assert "within the bounds, by serving and the Program: decode" in text
     assert "lib::flash" not in text
 
 
@@ -184,6 +184,36 @@ def test_the_picture_is_a_png_also_of_nothing_replayed(tmp_path: Path) -> None:
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n")
         assert int.from_bytes(content[16:20]) == 2200  # pixels across
+
+
+def drawn(kinds: list[KindFidelity]) -> set[str]:
+    """The words in the picture of `kinds`."""
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot, text
+
+    figure, axes = pyplot.subplots(1, 2)
+    fill(figure, axes, Fidelity(kinds), "a model")
+    words = {one.get_text() for one in figure.findobj(text.Text)}
+    pyplot.close(figure)
+    return words
+
+
+def test_the_picture_names_the_state_of_its_dots() -> None:
+    engine, off = steps_of(step(*KERNELS), gemm=2, flash=1, norm=1), times({0: 80, 1: 30, 2: 10})
+    right = times({0: 50, 1: 30, 2: 10})
+    words = drawn([judged(engine, right, off), judged(engine, off, right)])
+    assert {"decode, batch 4, eager: serving", "decode, batch 4, eager: Program"} <= words
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(6, []), (7, ["not shown: 1 more kind of steps, 14.3% of the GPU time"]),
+     (8, ["not shown: 2 more kinds of steps, 25.0% of the GPU time"])],
+)  # fmt: skip
+def test_the_picture_says_what_it_has_no_colour_for(count: int, told: list[str]) -> None:
+    engine = steps_of(step(*KERNELS), gemm=2, flash=1, norm=1)
+    words = drawn([judged(engine, times({0: 50, 1: 30, 2: 10}))] * count)
+    assert [one for one in words if one.startswith("not shown")] == told
 
 
 def test_a_picture_without_matplotlib_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
