@@ -12,6 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
+from kcap.schemas import coverage
+from kcap.schemas.coverage import StepCoverage
+from kcap.schemas.recording import Metadata, write_recording
+
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 
 
@@ -80,19 +84,19 @@ def stand_in(scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, status: 
 
     def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
         asked.append(words)
-        text = "" if status == 1 else orjson.dumps(found).decode()
+        text = orjson.dumps(found).decode()
         return subprocess.CompletedProcess(words, status if words[0] == "replay" else 0, text)
 
     monkeypatch.setattr(scripts[0], "run", run)
     return asked
 
 
-@pytest.mark.parametrize(("status", "passed"), [(0, True), (3, True), (1, False)])
+@pytest.mark.parametrize(("status", "passed"), [(0, True), (3, True), (1, False), (-11, False)])
 def test_what_kcap_printed_is_read_also_where_it_is_outside(
     status: int, passed: bool, scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = stand_in(scripts, monkeypatch, status)
-    rows = list(scripts[0].part("eager", [1], tmp_path, until=time.monotonic() + 60))
+    rows = list(scripts[0].part("eager", [1], tmp_path, None, until=time.monotonic() + 60))
     assert [words[0] for words in asked] == ["record", "replay"]
     assert all(row.passed for row in rows) is passed
 
@@ -129,21 +133,53 @@ def test_chosen_batches_are_asked_for_once_and_in_order(
     assert [words[0] for words in asked] == ["record", "replay"]
 
 
-@pytest.mark.parametrize(
-    ("sequences", "again"), [([1, 16, 128], False), ([1, 16], True), ([16, 128], True), ([], True), (None, True)]
-)
-def test_a_recording_of_these_batches_is_used_again(
-    sequences: list[int] | None, again: bool,
-    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+def a_recording(path: Path, decodes: tuple[int, ...], prompt: int = 4096, profiled: bool = True, **more: Any) -> None:
+    known = {"layers_recorded": 32, "layers_model": 32, **more}
+    write_recording(path, Metadata.model_validate(known), [])
+    sizes = [("prefill", 1, prompt), *(("decode", number, number) for number in decodes)]
+    steps = [StepCoverage(index=0, phase=phase, sequences=one, tokens=all_) for phase, one, all_ in sizes]
+    if profiled:
+        coverage.write(path / coverage.FILE, steps)
+
+
+def made_again(scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, folder: Path, layers: int | None) -> bool:
+    """Whether the Recording that is there, perhaps, is not used."""
     asked = stand_in(scripts, monkeypatch)
+    list(scripts[0].part("eager", [1, 16, 128], folder, layers, until=time.monotonic() + 60))
+    assert asked[-1][0] == "replay"
+    return asked[0][0] == "record"
+
+
+def test_what_is_no_recording_is_recorded(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert made_again(scripts, monkeypatch, tmp_path, None)
     (tmp_path / "fidelity-eager.kcap").mkdir()
-    steps = [{"phase": "decode", "sequences": number, "tokens": number} for number in sequences or ()]
-    written = {"batches": [*steps, {"phase": "prefill", "sequences": 1, "tokens": 4096}]}
-    if sequences is not None:
-        (tmp_path / "fidelity-eager.kcap" / "recording.json").write_bytes(orjson.dumps(written))
-    list(scripts[0].part("eager", [1, 16, 128], tmp_path, until=time.monotonic() + 60))
-    assert [words[0] for words in asked] == (["record", "replay"] if again else ["replay"])
+    assert made_again(scripts, monkeypatch, tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("there", "again"),
+    [
+        ({"decodes": (1, 16, 128)}, False), ({"decodes": (1, 16)}, True), ({"decodes": (16, 128)}, True),
+        ({"decodes": (1, 16, 128), "prompt": 256}, True), ({"decodes": (1, 16, 128), "complete": False}, True),
+        ({"decodes": (1, 16, 128), "profiled": False}, True), ({"decodes": ()}, True),
+    ],
+)  # fmt: skip
+def test_a_whole_recording_that_profiled_these_steps_is_used_again(
+    there: dict[str, Any], again: bool, scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    a_recording(tmp_path / "fidelity-eager.kcap", **there)
+    assert made_again(scripts, monkeypatch, tmp_path, None) is again
+
+
+@pytest.mark.parametrize("recorded", [4, 32])
+@pytest.mark.parametrize("layers", [4, None])
+def test_a_recording_of_another_depth_is_not_used(
+    layers: int | None, recorded: int, scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    a_recording(tmp_path / "fidelity-eager.kcap", (1, 16, 128), layers_recorded=recorded)
+    assert made_again(scripts, monkeypatch, tmp_path, layers) is (recorded != (layers or 32))
 
 
 def test_check_has_every_batch_recorded_by_one_engine(
@@ -151,14 +187,15 @@ def test_check_has_every_batch_recorded_by_one_engine(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
         asked.append(words[2:])
+        assert float(after(words, "--limit")) < timeout, "it has time to print its table"
         return subprocess.CompletedProcess(words, 0, "", "")
 
     monkeypatch.setattr(scripts[1], "run", run)
     for quick in (True, False):
         scripts[1].Parts(tmp_path, quick).fidelity()
-    end = ("--output", str(tmp_path))
+    end = ("--limit", "3600", "--output", str(tmp_path))
     assert asked == [("--quick", "--mode", "compiled", *end), end]
 
 
@@ -183,6 +220,6 @@ def test_check_says_when_the_script_printed_nothing(
 
 
 def test_what_the_limit_leaves_no_time_for_is_told_and_not_tried(scripts: tuple[Any, Any], tmp_path: Path) -> None:
-    (row,) = scripts[0].part("compiled", [16], tmp_path, until=time.monotonic() - 1)
+    (row,) = scripts[0].part("compiled", [16], tmp_path, None, until=time.monotonic() - 1)
     assert (row.what, row.passed) == ("compiled", False)
     assert "not tried" in row.found and not list(tmp_path.iterdir())

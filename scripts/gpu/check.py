@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ PARTS = "counts qwen replay fidelity datasets modes outputs judging replays over
 BACKENDS = ("triton", "flashinfer")  # of SGLang's attention
 SGLANG = ("sampling_backend=pytorch", "mem_fraction_static=0.6")  # FlashInfer's sampling is compiled for a minute first
 LOSS = {"--compiled": 0.01, "": 0.05}  # of throughput, at most
+FIDELITY_S = 3600  # and a minute, in which its table is printed
 
 
 def run(*command: str, timeout: float = 580) -> subprocess.CompletedProcess[str]:
@@ -84,18 +86,20 @@ class Parts:
     def __init__(self, output: Path, quick: bool, asked: tuple[str, ...] = ()) -> None:
         self.output, self.quick, self.asked = output, quick, asked
         self.depth = ("--num-layers", "4") if quick else ()
-        self.llama = output / "llama.kcap"
+        self.llama, self.eager = output / "llama.kcap", output / "llama-eager.kcap"
+
+    def _layers(self, all_of_them: int) -> int:
+        return 4 if self.quick else all_of_them
 
     def counts(self) -> list[Check]:
-        eager = self.output / "llama-eager.kcap"
-        rows = [record(LLAMA, eager, "--eager", *LOAD, *self.depth), record(LLAMA, self.llama, *LOAD, *self.depth)]
-        layers = 4 if self.quick else 32
-        return [*rows, *checked(eager, layers), *checked(self.llama, layers, eager)]
+        rows = [record(LLAMA, self.eager, "--eager", *LOAD, *self.depth), record(LLAMA, self.llama, *LOAD, *self.depth)]
+        layers = self._layers(32)
+        return [*rows, *checked(self.eager, layers), *checked(self.llama, layers, self.eager)]
 
     def qwen(self) -> list[Check]:
         output = self.output / "qwen3.kcap"
         rows = [record(QWEN, output, "--num-prompts", "8", "--output-len", "24", *self.depth)]
-        return [*rows, *checked(output, 4 if self.quick else 36)]
+        return [*rows, *checked(output, self._layers(36))]
 
     def modes(self) -> list[Check]:
         return [row for name, (model, *more) in MODES.items() for row in self._mode(name, model, *more)]
@@ -109,6 +113,8 @@ class Parts:
         return [row, Check(f"{name}: {share.what}", share.found, share.passed)]
 
     def replay(self) -> list[Check]:
+        if not (deep := counts.check_depth(self.llama, self._layers(32))).passed:
+            return [deep]
         measured = str(self.llama.with_suffix(".measurements.jsonl"))
         done = run(sys.executable, "-m", "kcap", "replay", str(self.llama), "-o", measured, "--force", "--json")
         try:
@@ -124,12 +130,15 @@ class Parts:
 
     def fidelity(self) -> list[Check]:
         more = ("--quick", "--mode", "compiled") if self.quick else ()
-        return _lines("fidelity", self._script("fidelity.py", *more, "--output", str(self.output), timeout=3600))
+        words = (*more, "--limit", str(FIDELITY_S), "--output", str(self.output))
+        return _lines("fidelity", self._script("fidelity.py", *words, timeout=FIDELITY_S + 60))
 
     def datasets(self) -> list[Check]:
-        recordings = [self.output / "llama-eager.kcap", self.llama]
-        there = [str(path) for path in recordings if (path / "recording.json").is_file()]
-        return _lines("datasets", self._script("datasets.py", *there, "--output", str(self.output)))
+        rows = {path: counts.check_depth(path, self._layers(32)) for path in (self.eager, self.llama)}
+        bad = [row for row in rows.values() if not row.passed]
+        if not (there := [str(path) for path, row in rows.items() if row.passed]):
+            return bad
+        return [*bad, *_lines("datasets", self._script("datasets.py", *there, "--output", str(self.output)))]
 
     def outputs(self) -> list[Check]:
         done = self._script("outputs.py", *self.depth)
@@ -151,10 +160,10 @@ class Parts:
     def _overhead(self, mode: str, most: float) -> list[Check]:
         seconds, pairs = ("1", "2") if self.quick else ("5", "5")
         words = ("--seconds", seconds, "--pairs", pairs, "--batch", "16", *((mode,) if mode else ()), *self.depth)
-        said = self._script("overhead.py", *words).stdout.splitlines()
-        rows = [line.split(": ", 1) for line in said if line.startswith("throughput")]
+        done = self._script("overhead.py", *words)
+        rows = [line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith("throughput")]
         found = [Check(what, text, _median(text) <= most) for what, text in rows]
-        return found or [Check("overhead", "nothing", False)]
+        return _ended(f"overhead {mode}".strip(), done, found)
 
     def sglang(self) -> list[Check]:
         python = sglang_python()
@@ -167,7 +176,7 @@ class Parts:
         words = [word for given in (*SGLANG, f"attention_backend={backend}") for word in ("--engine-arg", given)]
         rows = [record(LLAMA, output, *LOAD, *self.depth, *words, framework="SGLang", python=python)]
         if (output / "recording.json").is_file():
-            found = sglang_counts.check(output, 4 if self.quick else 32)
+            found = sglang_counts.check(output, self._layers(32))
             rows += [Check(f"{output.stem}: {row.what}", row.found, row.passed) for row in found]
         steps = ("--steps", "600" if self.quick else "3000")
         return rows + _lines(f"cost of {backend}", run(python, script, "--backend", backend, *steps))
@@ -175,7 +184,8 @@ class Parts:
     def tests(self) -> list[Check]:
         done = run(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests"))
         last = done.stdout.strip().splitlines()[-1:] or ["nothing"]
-        return [Check("tests marked gpu", last[0], done.returncode == 0)]
+        ran = re.search(r"\b[1-9]\d* passed", last[0]) is not None
+        return [Check("tests marked gpu", last[0], done.returncode == 0 and ran)]
 
     def _script(self, name: str, *words: str, timeout: int = 580) -> subprocess.CompletedProcess[str]:
         return run(sys.executable, str(ROOT / "scripts/gpu" / name), *words, timeout=timeout)
@@ -191,7 +201,13 @@ def _lines(what: str, done: subprocess.CompletedProcess[str]) -> list[Check]:
     """The table that a script printed last."""
     rows = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD "))]
     found = [Check(*line[5:].rsplit(": ", 1), line.startswith("ok ")) for line in rows]
-    return found or [Check(what, f"status {done.returncode}", False)]
+    return _ended(what, done, found)
+
+
+def _ended(what: str, done: subprocess.CompletedProcess[str], found: list[Check]) -> list[Check]:
+    """`found`, and how the script ended where it said nothing, or failed otherwise than it said."""
+    said = found and (done.returncode == 0 or not all(row.passed for row in found))
+    return found if said else [*found, Check(what, f"status {done.returncode}", False)]
 
 
 def _same(mode: str, found: str) -> Check:

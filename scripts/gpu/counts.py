@@ -3,8 +3,8 @@
     python scripts/gpu/counts.py llama.kcap --layers 32 [--eager llama.eager.kcap]
 
 Takes the most frequent kind of decode step of the Recording and checks, over all of its steps, the linears, attentions
-and cache updates; and in the profiled steps (`--check-coverage`) each kernel that was launched from a source of its own
-against the profiler's count of it.
+and cache updates; and in the profiled steps, which it must have (`--check-coverage`), each kernel that was launched
+from a source of its own against the profiler's count of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import kcap
+from kcap.errors import KcapError
 from kcap.schemas import coverage
 from kcap.schemas.recording import Call, Recording, Step
 
@@ -80,10 +81,11 @@ def check_decode(counts: Counts, layers: int) -> list[Check]:
 def check_launches(counts: Counts) -> list[Check]:
     """In each profiled step, every kernel with a source of its own as often as the profiler saw that name."""
     recording, wrong, seen = counts.recording, Counter[str](), Counter[str]()
-    for step in coverage.read(recording.path / coverage.FILE):
-        if step.program is None:
-            continue
-        calls = recording.ran(recording.programs[step.program])
+    what = "kernels of own source that the profiler counts otherwise"
+    if not (steps := known_steps(recording)):
+        return [Check(what, "no step was profiled: record with --check-coverage", False)]
+    for step in steps:
+        calls = recording.ran(recording.program(step.program or 0))
         ran = Counter(call.launch.function for call in calls if call.launch)
         profiled = Counter(kernel.name for kernel in step.kernels)
         for function, times in ran.items():
@@ -91,7 +93,13 @@ def check_launches(counts: Counts) -> list[Check]:
             wrong[function] += profiled[function] != times
     rows = [Check(f"{name}, by the profiler", f"{times}", not wrong[name]) for name, times in seen.most_common(8)]
     differ = sum(bool(times) for times in wrong.values())
-    return [*rows, Check("kernels of own source that the profiler counts otherwise", str(differ), not differ)]
+    return [*rows, Check(what, f"{differ} of {len(wrong)}, in {len(steps)} steps", not differ)]
+
+
+def known_steps(recording: Recording) -> list[coverage.StepCoverage]:
+    """The profiled steps of which it is known what they ran."""
+    path = recording.path / coverage.FILE
+    return [step for step in coverage.read(path) if step.program is not None] if path.is_file() else []
 
 
 def check_share(counts: Counts) -> Check:
@@ -101,11 +109,18 @@ def check_share(counts: Counts) -> Check:
     return Check("GPU time of recorded calls", f"{share:.2%} {modes}", share >= LEAST_SHARE)
 
 
+def check_depth(path: Path, layers: int) -> Check:
+    """Whether there is a Recording at `path`, and it is of `layers`, not left there by a call that asked for others."""
+    try:
+        found = kcap.load(path).metadata.layers_recorded
+    except KcapError as error:
+        return Check(f"{path.stem}: layers", str(error), False)
+    return Check(f"{path.stem}: layers", f"{found}, to be {layers}", found == layers)
+
+
 def check(path: Path, layers: int, eager: Path | None = None) -> list[Check]:
     counts = Counts(path)
-    rows = check_decode(counts, layers)
-    if counts.recording.metadata.coverage:
-        rows += [*check_launches(counts), check_share(counts)]
+    rows = [*check_decode(counts, layers), *check_launches(counts), check_share(counts)]
     if eager is not None:
         other = Counts(eager)
         mine, theirs = counts.decode_steps()[:1], other.decode_steps()[:1]

@@ -5,9 +5,9 @@
 For each mode one engine records the model's configuration with dummy weights and --check-coverage, the batches (1, 16
 and 128 sequences; the one of batch 1 has a prompt of 4,096 tokens) one after another, to DIR/fidelity-MODE.kcap, and
 `kcap replay --fidelity` is run on that, which writes DIR/MODE.fidelity (fidelity.png where matplotlib is installed,
-else fidelity.json alone). A Recording of these batches that is there already is used again. Prints a short table last:
-the prefill of 4,096 tokens and the decode steps of each batch. When the limit is over, what is left is told and not
-tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one of them is outside the bounds.
+else fidelity.json alone). A whole Recording of this depth that is there already, and profiled these steps, is used
+again. Prints a short table last: the prefill of 4,096 tokens and the decode steps of each batch. When the limit is
+over, what is left is told and not tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one is outside the bounds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ from typing import Any
 
 from counts import Check
 
+import kcap
+from kcap.capture.profiled import tokens_of
+from kcap.errors import DONE, PARTIAL, KcapError
+from kcap.schemas import coverage
+
 MODEL = "meta-llama/Llama-3.1-8B"
 MODES = {"eager": ("--eager",), "compiled": ()}
 PROMPTS = {1: 4096, 16: 256, 128: 128}  # tokens of each prompt, by the number of prompts
-OUTPUT = 16  # tokens of each answer: the counted steps stay near the lengths of the profiled ones, which have 5 or 8
+OUTPUT = 2 * tokens_of(len(PROMPTS))  # tokens of each answer: the counted steps stay near the profiled ones' lengths
+QUICK = 4  # layers
 
 
 def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
@@ -43,22 +49,34 @@ def run(*words: str, until: float) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def there(recording: Path, batches: Sequence[int]) -> bool:
-    """Whether it is a Recording in which each of `batches` decodes."""
+def wanted(batch: int) -> dict[str, dict[str, Any]]:
+    """The kinds of steps asked for."""
+    steps = {f"decode of {batch}": {"phase": "decode", "sequences": batch, "tokens": batch}}
+    if PROMPTS[batch] == 4096:
+        steps["prefill of 4,096"] = {"phase": "prefill", "sequences": batch, "tokens": 4096}
+    return steps
+
+
+def there(recording: Path, batches: Sequence[int], layers: int | None) -> bool:
+    """Whether it is a whole Recording of `layers` (None: all) in which each step asked for was profiled."""
     try:
-        ran = json.loads((recording / "recording.json").read_text())["batches"]
-    except (OSError, ValueError, KeyError):
+        known = kcap.load(recording).metadata
+        profiled = [vars(step).items() for step in coverage.read(recording / coverage.FILE)]
+    except KcapError:
         return False
-    return {*batches} <= {step["sequences"] for step in ran if step["phase"] == "decode"}
+    asked = [fields.items() for batch in batches for fields in wanted(batch).values()]
+    deep = known.layers_recorded == (layers or known.layers_model)
+    return deep and known.complete and all(any(fields <= step for step in profiled) for fields in asked)
 
 
-def record(mode: str, batches: Sequence[int], output: Path, *more: str, until: float) -> Check:
-    if there(output, batches):
+def record(mode: str, batches: Sequence[int], output: Path, layers: int | None, until: float) -> Check:
+    if there(output, batches, layers):
         return Check(f"record {output.stem}", "there already", True)
+    depth = ("--num-layers", str(layers)) if layers else ()
     counts, lengths = (",".join(map(str, numbers)) for numbers in (batches, (PROMPTS[batch] for batch in batches)))
     load = ("--num-prompts", counts, "--input-len", lengths, "--output-len", str(OUTPUT))
     what = ("--model", MODEL, "--framework", "vLLM", "--load-format", "dummy", "--check-coverage")
-    done = run("record", *what, *load, *MODES[mode], *more, "-o", str(output), "--force", until=until)
+    done = run("record", *what, *load, *MODES[mode], *depth, "-o", str(output), "--force", until=until)
     return Check(f"record {output.stem}", f"status {done.returncode}", done.returncode == 0)
 
 
@@ -66,11 +84,10 @@ def replay(recording: Path, folder: Path, until: float) -> dict[str, Any] | None
     """What `kcap replay --fidelity` found, also where it is outside the bounds; None where it failed."""
     drawn = ("-o", str(folder), "--force") if importlib.util.find_spec("matplotlib") else ()
     done = run("replay", str(recording), "--fidelity", "--json", *drawn, until=until)
-    try:
-        found: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
+    if done.returncode not in (DONE, PARTIAL):
         print(done.stdout, flush=True)
         return None
+    found: dict[str, Any] = json.loads(done.stdout)
     folder.mkdir(exist_ok=True)
     (folder / "fidelity.json").write_text(done.stdout)
     return found
@@ -78,10 +95,7 @@ def replay(recording: Path, folder: Path, until: float) -> dict[str, Any] | None
 
 def checks(name: str, batch: int, found: dict[str, Any]) -> Iterator[Check]:
     """A line for each kind of step that is asked for; BAD where there is none."""
-    wanted = {f"decode of {batch}": {"phase": "decode", "sequences": batch, "tokens": batch}}
-    if PROMPTS[batch] == 4096:
-        wanted["prefill of 4,096"] = {"phase": "prefill", "sequences": batch, "tokens": 4096}
-    for what, fields in wanted.items():
+    for what, fields in wanted(batch).items():
         kinds = [kind for kind in found["kinds"] if fields.items() <= kind.items()]
         if not kinds:
             yield Check(f"{name}, {what}", "no such step was profiled", False)
@@ -102,12 +116,12 @@ def said(kind: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def part(mode: str, batches: Sequence[int], output: Path, *more: str, until: float) -> Iterator[Check]:
+def part(mode: str, batches: Sequence[int], output: Path, layers: int | None, until: float) -> Iterator[Check]:
     if time.monotonic() > until:
         yield Check(mode, "not tried: the limit was over", False)
         return
     recording = output / f"fidelity-{mode}.kcap"
-    recorded = record(mode, batches, recording, *more, until=until)
+    recorded = record(mode, batches, recording, layers, until)
     if not recorded.passed:
         yield recorded
         return
@@ -123,16 +137,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", choices=MODES)
     parser.add_argument("--batch", action="append", type=int, choices=PROMPTS)
-    parser.add_argument("--quick", action="store_true", help="4 layers")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} layers")
     parser.add_argument("--limit", type=float, default=3600, help="seconds  [default: 3600]")
     parser.add_argument("--output", type=Path, default=Path("gpu-check"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
     until = time.monotonic() + args.limit
-    depth = ("--num-layers", "4") if args.quick else ()
+    layers = QUICK if args.quick else None
     batches = sorted({*(args.batch or PROMPTS)})
-    rows = [row for mode in args.mode or MODES for row in part(mode, batches, args.output, *depth, until=until)]
+    rows = [row for mode in args.mode or MODES for row in part(mode, batches, args.output, layers, until)]
     width = max(len(row.what) for row in rows)
     for row in rows:
         print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}: {row.found}")

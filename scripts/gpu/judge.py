@@ -6,7 +6,8 @@ Judges the Solutions of tests/bench/honest and tests/bench/cheats that need a GP
 (--all: the other cheats, too), one after another in one judge worker; then RMSNorm on the shapes of a Llama-3.1-8B, as
 torch and as Triton have it, by `kcap bench`. An Outcome is a line of FILE as soon as it is there. Prints a short table
 last: what was not as it must be, and the times. When the limit is over, what is left is told and not tried. Needs an
-NVIDIA GPU and a C++ compiler (CUDA Solutions: nvcc); exits with 1 where something is not as it must be.
+NVIDIA GPU and a C++ compiler (CUDA Solutions: nvcc); exits with 1 where something is not as it must be, or nothing was
+there to judge.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pytest
 from counts import Check
 
 from kcap.errors import CallError, KcapError
@@ -93,8 +95,17 @@ def tried(only: list[str], every: bool, honest: bool) -> Iterator[Entry]:
             yield entry
 
 
-def verdict(entry: Entry, honest: bool, found: Outcome) -> Check:
-    """Of the Outcome on the last of its Workloads."""
+def missing(only: list[str], chosen: list[Entry]) -> list[Check]:
+    """What there was to judge, and is not there."""
+    if not only and not chosen:
+        return [Check("the catalogue", "it has no Solution", False)]
+    names = {entry.name for entry in chosen}
+    return [Check(name, "no such Solution (of cheats that need no GPU: --all)", False) for name in {*only} - names]
+
+
+def verdict(entry: Entry, honest: bool, outcomes: list[Outcome]) -> Check:
+    """Of the Outcome on the last of its Workloads; of an honest one, of that on which it did not pass."""
+    found = next((one for one in outcomes if honest and one.status != "PASSED"), outcomes[-1])
     took = f" {found.time.median_us:.2f} µs of {found.time.method}, {found.time.cache}" if found.time else ""
     told = f"{found.status}{took}" + (f": {found.reason}" if found.reason else "")
     if honest:
@@ -114,13 +125,13 @@ def catalogue(one: Bench, chosen: list[Entry], honest: bool, until: float, file:
             continue
         try:
             outcomes = one.judge(entry)
-        except (AssertionError, KcapError) as error:
+        except (AssertionError, KcapError, pytest.skip.Exception) as error:  # skipped: others disturb it
             yield Check(entry.name, f"the judge itself: {error}", False)
             continue
         for outcome in outcomes:
             file.write(outcome.line())
             file.flush()
-        row = verdict(entry, honest, outcomes[-1])
+        row = verdict(entry, honest, outcomes)
         print(f"{mark(row)}  {row.what}: {row.found}", outcomes[-1].log[-500:] * (not row.passed), flush=True)
         yield row
 
@@ -144,9 +155,13 @@ def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator
         print(done.stdout, done.stderr, flush=True)
         yield Check("kcap bench", f"status {done.returncode}", False)
         return
+    lacking = {(name, workload.uuid) for name in SOLUTIONS for workload in made}
     for found in outcomes_file.read(folder / "out" / "outcomes.jsonl"):
         file.write(found.line())
+        lacking.discard((found.solution, found.workload))
         yield Check(f"{found.solution}, {found.workload}", compared(found), found.status == "PASSED")
+    for solution, workload in sorted(lacking):
+        yield Check(f"{solution}, {workload}", "kcap bench says nothing of it", False)
 
 
 def compared(found: Outcome) -> str:
@@ -183,13 +198,14 @@ def main() -> None:
         (folder := Path(place)).chmod(0o711)  # a Solution's process is another user's
         if not args.only:
             rows += sized(folder, args.device, until - time.monotonic(), file)
-        for honest, timeout in TIMEOUTS.items():
+        chosen = {honest: list(tried(args.only, args.all, honest)) for honest in TIMEOUTS}
+        rows += missing(args.only, [*chosen[True], *chosen[False]])
+        for honest in filter(chosen.get, TIMEOUTS):
             (scratch := folder / f"scratch-{honest}").mkdir()
-            chosen = list(tried(args.only, args.all, honest))
             try:
-                with bench(scratch, args.device, timeout=timeout, build_timeout=300.0) as one:
+                with bench(scratch, args.device, timeout=TIMEOUTS[honest], build_timeout=300.0) as one:
                     print(json.dumps(machine(one)), flush=True)
-                    rows += catalogue(one, chosen, honest, until, file)
+                    rows += catalogue(one, chosen[honest], honest, until, file)
             except (CallError, KcapError) as error:
                 rows.append(Check("the judge", str(error), False))
     for row in rows:

@@ -81,7 +81,7 @@ def compare(args: argparse.Namespace, mode: str) -> bool:
     )
     if not compiled:
         print(control["counters"], recorded["counters"], sep="\n")
-    return same and compiled and steps > 0
+    return same and compiled and steps > 0 and tokens > 0
 
 
 def main() -> None:

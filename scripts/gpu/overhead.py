@@ -5,7 +5,8 @@
 One engine with kcap in it serves the same batch again and again; between two runs the window is paused or opened. A
 pair is one run without and one with recording, in alternating order; before each pair stands another run without, whose
 ratio to the pair's own is the A/A spread. Prints both medians for each batch size, and the samples with --json. A small
-batch in eager mode is bound by the host, where recording costs its time; a large one by the GPU.
+batch in eager mode is bound by the host, where recording costs its time; a large one by the GPU. Exits with 1 where a
+run with recording recorded less than its steps, or one without it any.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from kcap.capture.config import SESSION_VARIABLE, Session
 from kcap.capture.engines import vllm
 from kcap.capture.engines.engine import Start
 from kcap.capture.frameworks import find_model
+from kcap.capture.shards import progress
 from kcap.capture.window import POLL
 
 
@@ -61,6 +64,10 @@ class Bench:
         self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
 
+    def recorded(self) -> int:
+        """Steps so far."""
+        return progress(Path(self.session.directory))[1]
+
     def recording(self, on: bool) -> None:
         if on:
             self.session.pause_file.unlink(missing_ok=True)
@@ -79,7 +86,9 @@ def measure(bench: Bench, batch: int, args: argparse.Namespace) -> list[dict[str
         pair = {"tokens": float(tokens), "control": bench.run(batch, tokens)}
         for on in (number % 2 == 0, number % 2 == 1):
             bench.recording(on)
-            pair["on" if on else "off"] = bench.run(batch, tokens)
+            before, kind = bench.recorded(), "on" if on else "off"
+            pair[kind] = bench.run(batch, tokens)
+            pair[f"steps {kind}"] = float(bench.recorded() - before)
         pairs.append(pair)
         print(f"batch {batch}, pair {number + 1}: " + ", ".join(f"{k} {v:.3f}" for k, v in pair.items()), flush=True)
     return pairs
@@ -97,6 +106,11 @@ def report(pairs: list[dict[str, float]], batch: int, args: argparse.Namespace) 
     )
 
 
+def held(pairs: list[dict[str, float]]) -> bool:
+    """Whether a run with recording recorded a step for each token at least, and one without it none."""
+    return all(pair["steps on"] >= pair["tokens"] and not pair["steps off"] for pair in pairs)
+
+
 def main() -> None:
     import os
 
@@ -111,6 +125,8 @@ def main() -> None:
         report(pairs, batch, args)
     if args.json:
         args.json.write_text(json.dumps(results))
+    if not all(map(held, results.values())):
+        sys.exit("it was not so that the runs with recording recorded all of their steps, and the others none")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 One vLLM engine in this process decodes one batch; before each step a draw decides whether it is recorded, not recorded,
 or not recorded again (the control). Prints the median step of each, their ratios, and the throughput loss. Eager decode
 of a small batch is bound by the host: that is where recording costs most. `--compiled`: the engine's own defaults.
+Exits with 1 where not as many steps were recorded as were to be.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from kcap.capture.config import Session
 from kcap.capture.engines import vllm
 from kcap.capture.engines.engine import Start
 from kcap.capture.frameworks import find_model
+from kcap.capture.shards import progress
 from kcap.capture.window import Window
 
 KINDS = ("off", "control", "on")
+OTHERS = 16  # steps: the last one is not timed, and the engine's own first ones may come before the turns
 
 
 class Turns:
@@ -89,14 +94,18 @@ def main() -> None:
         vllm.hook(window)
         turns = serve(args, window)
         window.close()
+        _, recorded = progress(Path(directory))
     median = {kind: statistics.median(turns.times[kind]) * 1e3 for kind in KINDS}
     mode = "compiled" if args.compiled else "eager"
     for kind in KINDS:
         print(f"{kind:8} {len(turns.times[kind]):5} steps, median {median[kind]:.3f} ms")
     print(
         f"throughput loss by step, {args.model}, {mode}, batch {args.batch}: {1 - median['off'] / median['on']:.1%}; "
-        f"A/A {abs(1 - median['off'] / median['control']):.1%}"
+        f"A/A {abs(1 - median['off'] / median['control']):.1%}; {recorded} steps recorded"
     )
+    drawn = len(turns.times["on"])
+    if not drawn <= recorded <= drawn + OTHERS:
+        sys.exit(f"{drawn} steps were to be recorded, not {recorded}")
 
 
 if __name__ == "__main__":

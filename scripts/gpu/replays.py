@@ -19,6 +19,7 @@ import torch
 import kcap
 
 STEP = 10  # replays in a step
+LEAST = 20 * STEP  # replays: memory is looked at after a twentieth, a half and all of them
 FLAT = 16 << 20  # bytes that the host's memory may differ by
 
 
@@ -40,10 +41,19 @@ def gather(x: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
     return x[block_table] * 2
 
 
-def main() -> None:
+def asked_for() -> int:
+    """What was asked for, in whole steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replays", type=int, default=1_000_000)
-    args = parser.parse_args()
+    asked: int = parser.parse_args().replays
+    if asked < LEAST:
+        parser.error(f"--replays {asked}: fewer than {LEAST} show no growth of memory")
+    return asked // STEP * STEP
+
+
+def main() -> None:
+    asked = asked_for()
+    looked = {part // STEP for part in (asked // 20, asked // 2, asked)}  # after so many steps
     x, table = torch.zeros(256, 64, device="cuda"), torch.arange(64, device="cuda")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
@@ -55,11 +65,11 @@ def main() -> None:
             with torch.cuda.graph(graph, stream=stream):
                 gather(x, table) + 1
             start = time.perf_counter()
-            for number in range(args.replays // STEP):
+            for number in range(asked // STEP):
                 with recorder.step("decode", queries=[1], lengths=[number % 4096]):
                     for _ in range(STEP):
                         graph.replay()
-                if (number + 1) * STEP in (args.replays // 20, args.replays // 2, args.replays):
+                if number + 1 in looked:
                     marks.append(((number + 1) * STEP, *used(Path(directory))))
             seconds = time.perf_counter() - start
         calls = kcap.load(output).calls
@@ -71,7 +81,7 @@ def main() -> None:
     grown = abs(marks[-1][1] - marks[0][1])
     flat = grown <= FLAT and marks[-1][2] == marks[0][2]
     print(f"memory flat: {flat} (host differs by {grown / 2**20:.1f} MiB)")
-    sys.exit(0 if flat and counted == args.replays // STEP * STEP else 1)
+    sys.exit(0 if flat and counted == asked else 1)
 
 
 if __name__ == "__main__":

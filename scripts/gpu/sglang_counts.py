@@ -63,9 +63,7 @@ def check_decode(recorded: Counts, layers: int) -> list[Check]:
 def check(path: Path, layers: int) -> list[Check]:
     recorded = Counts(path)
     metadata = recorded.recording.metadata
-    rows = check_decode(recorded, layers)
-    if metadata.coverage:
-        rows += [*counts.check_launches(recorded), counts.check_share(recorded)]
+    rows = [*check_decode(recorded, layers), *counts.check_launches(recorded), counts.check_share(recorded)]
     failed = [f"{tap.name}: {tap.detail}" for tap in metadata.taps if tap.status in ("failed", "off")]
     return [*rows, Check("the Recording is complete", "; ".join(failed) or str(metadata.complete), metadata.complete)]
 
