@@ -93,7 +93,7 @@ def floor_us(device: str) -> dict[Method, float]:
 
     estimate, _ = warm_up(run, stream, device)
     n = nodes(estimate, 1)
-    graph = Work(capture(run, n), n, nothing, stream)
+    graph = Work(capture(run, n), n, nothing, stream, blocker(device))
     alone = Work(repeated(run, MOST_QUEUED), MOST_QUEUED, nothing, stream, blocker(device))
     return {
         "graph": median(graph.sample() for _ in range(FLOOR_SAMPLES)),
@@ -104,8 +104,8 @@ def floor_us(device: str) -> dict[Method, float]:
 def prepared(
     turn: Run, sets: list[Inputs], rotation: Rotation, waits: str | None, estimate: float, saved: Saved, device: str
 ) -> Work:
-    """A captured graph of `turn`, or where it cannot be captured what runs it behind a held GPU; one that waits for the
-    GPU itself can neither be held back nor repeated without its waits."""
+    """A captured graph of `turn`, or where it cannot be captured what runs it again and again, behind a held GPU; one
+    that waits for the GPU itself can neither be held back nor repeated without its waits."""
     stream = timing_stream(device)
     sweep = sweeper(device) if rotation.cache != "warm" and rotation.size.touched else nothing
 
@@ -118,7 +118,7 @@ def prepared(
     before()
     n = nodes(estimate, len(sets))
     try:
-        return Work(capture(turn, n), n, before, stream)
+        return Work(capture(turn, n), n, before, stream, blocker(device))
     except CaptureFailed as failure:
         torch.cuda.synchronize()
         n = min(nodes(estimate, 1), MOST_QUEUED)

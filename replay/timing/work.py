@@ -17,9 +17,9 @@ PROFILED = 3  # replays in the pass for kernel durations
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: `run` does `n` invocations after `before`; `reason`: why it is no graph, which needs a `hold`.
+    """What is timed: `run` does `n` invocations after `before`, behind `hold`; `reason`: why it is no graph.
 
-    `rest` comes before each sample.
+    `hold` None: it waits for the GPU itself, and cannot be held back. `rest` comes before each sample.
     """
 
     run: Run
@@ -58,11 +58,9 @@ class Work:
 
 
 def said(work: Work) -> list[str]:
-    """Why it is no graph, and whether the host's time is in what was measured instead."""
-    if not work.reason:
-        return []
-    gave_up = bool(work.hold and work.hold.gave_up)
-    return [f"no CUDA graph: {work.reason}", *([HOST_IN_IT] if work.hold is None else [GAVE_UP] if gave_up else [])]
+    """Why it is no graph, if it is none, and whether the host's time is in what was measured."""
+    host = HOST_IN_IT if work.hold is None else GAVE_UP if work.hold.gave_up else None
+    return [*([f"no CUDA graph: {work.reason}"] if work.reason else []), *([host] if host else [])]
 
 
 def profile(work: Work) -> tuple[list[KernelDuration], list[str]]:
