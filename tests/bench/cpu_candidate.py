@@ -17,6 +17,27 @@ def copied(x):
     return x.clone()
 
 
+def turned(x):
+    return x.T
+
+
+def turned_in_a_row(x):
+    return x.T.contiguous()
+
+
+def negated(x):
+    return -x
+
+
+def negated_view(x):
+    return torch._neg_view(x)
+
+
+def padded(x):
+    out = torch.empty(x.shape[0], x.shape[1] + 4)[:, : x.shape[1]]
+    return out.copy_(x)
+
+
 def mutated(x):
     x.view(-1)[-1] += 1
     return x.clone()
@@ -35,5 +56,6 @@ def maps(x):
 
 
 loaded = driver.Driver(driver.build())
+torch.set_num_threads(1)
 with torch.no_grad():
     serve_all(int(sys.argv[1]), lambda channel, what: loaded.serve(channel, globals()[what], ()))

@@ -109,6 +109,29 @@ def test_every_output_is_kept_until_it_is_asked_for(one, drawn, monkeypatch):
         one.run(1, one.most + 1)
 
 
+TURNED = definition("turned", {"x": of("m n")}, {"y": of("n m")}, "x.T.contiguous()")
+VIEWS = [(TURNED, "turned", "turned_in_a_row"), (COPY, "negated_view", "negated"), (COPY, "padded", "copied")]
+
+
+@pytest.mark.parametrize(("given", "view", "whole"), VIEWS, ids=["transposed", "negated", "padded"])
+def test_what_a_view_leaves_to_do_is_in_its_time(started, given, view, whole):
+    """And not between invocations, where it would look like a clock that lies."""
+    with draws(given, workload(given, "w", 60_000), None, None) as made:
+        viewed, done = started(view), started(whole)
+        between, usual = clocked(viewed, made), clocked(done, made)
+    assert min(viewed.times_ns(12)) > min(done.times_ns(12)) / 2
+    assert between < 1.7 * usual
+    assert torch.equal(viewed.outputs(3)[0], done.outputs(3)[0])
+
+
+def clocked(one, made):
+    """Nanoseconds between twelve invocations of the same inputs, in the quickest of a few such runs."""
+    one.open(made)
+    found = [one.run(7, 12) for _ in range(15)]
+    assert all(answer.code == wire.FINE for answer in [*found, one.deliver([3])])
+    return min(answer.outside_ns for answer in found)
+
+
 def test_small_inputs_are_filled_by_the_driver_and_large_ones_handed_over(both, large):
     both[0].open(large)
     assert both[0].handed is not None

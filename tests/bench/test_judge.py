@@ -36,6 +36,12 @@ def test_what_writes_into_its_outputs_passes(judge):
     assert outcome(judge, WRITING, destination_passing_style=True).status == "PASSED"
 
 
+def test_what_returns_rows_that_lie_apart_passes(judge):
+    padded = "def run(x, eps):\n    out = torch.empty(x.shape[0], 8)[:, :4]\n    return torch.mul(x, eps, out=out)\n"
+    found = outcome(judge, f"import torch\n\n\n{padded}", m=5 * ROWS)
+    assert found.status == "PASSED", found.reason
+
+
 @pytest.mark.parametrize(
     "body, status, reason",
     [

@@ -90,7 +90,6 @@ class Cuda : public Place {
     fill(run, graph, stream);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
-    held_.clear();
     std::vector<Owned> returned;
     Outputs launched;
     bool together = together_;
@@ -100,7 +99,7 @@ class Cuda : public Place {
     else returned = launch(run, callable, answer, launched, together);
     cuda_.event_record(events_[1], stream);
     auto& tensors = graph ? outputs_ : launched;
-    for (uint32_t i = 0; (graph || !together) && i < run.count; ++i) set_aside(run, i, tensors, stream);
+    for (uint32_t i = 0; (graph || !together) && i < run.count; ++i) set_aside(i, tensors, stream);
     if (!graph && run.count > 1) together_ = !apart(launched);
     cuda_.event_record(events_[2], stream);
     cuda_.check(cuda_.event_wait(events_[2]), "the batch");
@@ -163,7 +162,7 @@ class Cuda : public Place {
       answer.iteration = i;
       returned.push_back(invoke(i, run, callable));
       if (!workload_.destination) tensors.push_back(outputs(run, returned[i]));
-      if (together) set_aside(run, i, tensors, nullptr);
+      if (together) set_aside(i, tensors, nullptr);
     }
     return returned;
   }
@@ -181,9 +180,11 @@ class Cuda : public Place {
     try {
       Owned mode(PyUnicode_FromString("thread_local"));
       Torch::call(torch_.begin, {graph_.object, Py_None, mode.object}, "a capture");
-      for (uint32_t i = 0; i < run.count; ++i) results_.push_back(invoke(i, run, callable));
+      for (uint32_t i = 0; i < run.count; ++i) {
+        results_.push_back(invoke(i, run, callable));
+        if (!workload_.destination) outputs_.push_back(outputs(run, results_[i]));
+      }
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
-      for (uint32_t i = 0; i < run.count && !workload_.destination; ++i) outputs_.push_back(outputs(run, results_[i]));
       if (!apart(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
       throw Wrong(NO_GRAPH, error.what());
@@ -192,7 +193,7 @@ class Cuda : public Place {
   }
 
   std::vector<at::Tensor> outputs(const Run& run, const Owned& returned) const {
-    return outputs_of(workload_, returned.object, sets_.device, run.upcast != 0);
+    return rows_of(workload_, run, returned.object, sets_.device);
   }
 
   // Whether each invocation's outputs are still there when all have run.
@@ -207,15 +208,14 @@ class Cuda : public Place {
 
   uint8_t* aside(uint32_t i) const { return aside_.base + uint64_t(i) * workload_.slot_bytes; }
 
-  void set_aside(const Run& run, uint32_t i, const Outputs& tensors, void* stream) {
+  void set_aside(uint32_t i, const Outputs& tensors, void* stream) {
     for (size_t j = 0; j < workload_.outputs.size(); ++j) {
       auto& output = workload_.outputs[j];
       auto* to = aside(i) + output.offset;
       if (workload_.destination) {
         cuda_.copy(to, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
       } else {
-        held_.push_back(whole(output, tensors[i][j], run));
-        auto& row = held_.back();
+        auto& row = tensors[i][j];
         cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? ON_DEVICE : FROM_HOST, stream);
       }
     }
@@ -262,7 +262,6 @@ class Cuda : public Place {
   Owned graph_;
   std::vector<Owned> results_;
   Outputs outputs_;
-  std::vector<at::Tensor> held_;
   std::vector<uint8_t> back_;
   uint32_t captured_ = 0;
   Run last_;

@@ -1,5 +1,6 @@
 // Invocations on the CPU: before each one its inputs are filled afresh, at other addresses, unless the judge brings them;
-// around it the clock is read; after it its outputs are copied out before anything else can run on this thread.
+// around it the clock is read, and within that its outputs are brought into rows; after it they are copied out before
+// anything else can run on this thread.
 #pragma once
 
 #include "handed.h"
@@ -51,6 +52,8 @@ class Host : public Place {
       uint64_t strays = other_threads();
       uint64_t start = now();
       Owned returned(PyObject_CallObject(callable, arguments.object));
+      if (!returned.object) throw Wrong(RAISED, exception());
+      auto rows = workload_.destination ? Rows() : rows_of(workload_, run, returned.object, at::kCPU);
       uint64_t end = now();
       still.rest();
       if (strays > before) answer.stray_ns += strays - before;  // two clocks make it: it may seem to go back
@@ -60,21 +63,12 @@ class Host : public Place {
         answer.stray_ns += before - strays - most;
       times[2 * i] = start, times[2 * i + 1] = end;
       answer.elapsed_ns += end - start;
-      if (!returned.object) throw Wrong(RAISED, exception());
-      take(run, i, set, returned.object, shared + i * workload_.slot_bytes);
+      take(run, set, rows, shared + i * workload_.slot_bytes);
     }
     return answer;
   }
 
   void deliver(uint32_t i, uint8_t* shared) override {
-    for (size_t j = 0; j < workload_.outputs.size(); ++j)
-      if (size_t at = i * workload_.outputs.size() + j; at < laid_.size() && !laid_[at].empty()) {
-        auto& output = workload_.outputs[j];
-        auto* kept = shared + i * workload_.slot_bytes + output.offset;
-        auto row = at::for_blob(kept, output.sizes).strides(laid_[at]).options(output.dtype).make_tensor().contiguous();
-        copy(kept, row.const_data_ptr(), row.nbytes());
-        laid_[at].clear();
-      }
     if (workload_.handed || i + workload_.sets < last_.count) return;
     for (size_t j = 0; j < workload_.inputs.size(); ++j)
       if (workload_.inputs[j].is_tensor() && !sets_.unchanged(set_of(last_, i), pool_, last_, i, j))
@@ -84,6 +78,8 @@ class Host : public Place {
   void rest() override { room_.close(); }
 
  private:
+  using Rows = std::vector<at::Tensor>;
+
   uint32_t set_of(const Run& run, uint32_t i) const {
     return workload_.handed ? i : uint32_t((run.seed + i) % workload_.sets);
   }
@@ -95,23 +91,15 @@ class Host : public Place {
       poison(sets_.outputs[set][j], workload_.outputs[j].bytes);
   }
 
-  void take(const Run& run, uint32_t i, uint32_t set, PyObject* returned, uint8_t* kept) {
-    if (workload_.destination) {
-      for (size_t j = 0; j < workload_.outputs.size(); ++j)
-        copy(kept + workload_.outputs[j].offset, sets_.outputs[set][j], workload_.outputs[j].bytes);
-      return;
+  void take(const Run& run, uint32_t set, const Rows& rows, uint8_t* kept) {
+    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
+      auto& output = workload_.outputs[j];
+      if (workload_.destination) copy(kept + output.offset, sets_.outputs[set][j], output.bytes);
+      else copy(kept + output.offset, rows[j].const_data_ptr(), rows[j].nbytes());
     }
-    auto tensors = outputs_of(workload_, returned, at::kCPU, run.upcast != 0);
-    laid_.resize(std::max<size_t>(laid_.size(), (i + 1) * tensors.size()));
-    for (size_t j = 0; j < tensors.size(); ++j) {
-      bool dense = !run.upcast && tensors[j].is_non_overlapping_and_dense() && !tensors[j].is_neg();
-      auto row = dense ? tensors[j] : whole(workload_.outputs[j], tensors[j], run);
-      copy(kept + workload_.outputs[j].offset, row.const_data_ptr(), row.nbytes());
-      laid_[i * tensors.size() + j] = row.is_contiguous() ? std::vector<int64_t>() : row.strides().vec();
-    }
-    for (auto& tensor : tensors)  // what is freed next holds no earlier result
-      if (!run.upcast && plain(tensor) && tensor.nbytes() && !is_input(tensor.const_data_ptr()))
-        poison(tensor.mutable_data_ptr(), tensor.nbytes());
+    for (auto& row : rows)  // what is freed next holds no earlier result
+      if (!run.upcast && row.nbytes() && !is_input(row.const_data_ptr()))
+        poison(row.mutable_data_ptr(), row.nbytes());
   }
 
   bool is_input(const void* at) const { return arena_.holds(at) || room_.holds(at); }
@@ -123,7 +111,6 @@ class Host : public Place {
   Room room_;
   Run last_;
   uint64_t others_ = 0;  // CPU time that they had had when the run came
-  std::vector<std::vector<int64_t>> laid_;  // strides of outputs in the shared memory that do not lie in a row
 };
 
 }  // namespace kcap

@@ -108,9 +108,14 @@ struct Sets {
 // Whether its bytes lie in a row as its numbers say.
 inline bool plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj(); }
 
-inline at::Tensor whole(const Output& output, const at::Tensor& tensor, const Run& run) {
-  auto row = plain(tensor) ? tensor : tensor.detach().clone(at::MemoryFormat::Contiguous);
-  return run.upcast && at::isFloatingType(output.dtype) ? row.detach().to(at::kDouble) : row;
+// The outputs of one invocation, each with its bytes in a row. What that takes is the Solution's: views are no work done.
+inline std::vector<at::Tensor> rows_of(const Workload& workload, const Run& run, PyObject* returned, at::Device device) {
+  auto tensors = outputs_of(workload, returned, device, run.upcast != 0);
+  for (size_t j = 0; j < tensors.size(); ++j) {
+    if (!plain(tensors[j])) tensors[j] = tensors[j].detach().clone(at::MemoryFormat::Contiguous);
+    if (run.upcast && at::isFloatingType(workload.outputs[j].dtype)) tensors[j] = tensors[j].detach().to(at::kDouble);
+  }
+  return tensors;
 }
 
 }  // namespace kcap
