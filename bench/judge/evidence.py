@@ -45,7 +45,7 @@ def check(answer: Answer) -> None:
         return
     words = {wire.PATCHED: "it replaced {}", wire.INPUT: "it {}", wire.RESERVED: "it {}"}
     if answer.code not in STATUS:
-        raise Refused("RUNTIME_ERROR", "it spoke to the judge itself")
+        raise Refused("REWARD_HACK", "it spoke to the judge itself")
     raise Refused(STATUS[answer.code], words.get(answer.code, "{}").format(answer.text))
 
 

@@ -12,6 +12,10 @@ class Ended(Exception):
     """The process ended while it was asked for something; the message says how."""
 
 
+class Spoke(Ended):
+    """It said what it was not asked for, or before it was asked, and was ended."""
+
+
 class TooSlow(Exception):
     """It did not answer in time, and was ended."""
 

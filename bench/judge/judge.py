@@ -12,7 +12,7 @@ from typing import Any
 from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.draws import Draws, draws
 from kcap.bench.judge.evidence import Refused, Undecided
-from kcap.bench.judge.failures import Ended, NoGraph, NotBuilt, TooSlow
+from kcap.bench.judge.failures import Ended, NoGraph, NotBuilt, Spoke, TooSlow
 from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.limits import Limits
@@ -161,9 +161,7 @@ class Judge:
         except (TooSlow, Ended) as error:
             if trial.truth.reference.how is not None:  # while it was timed beside the Solution
                 raise unanswered(error) from None
-            if isinstance(error, TooSlow):
-                return self._died(running, "TIMEOUT", str(error))
-            return self._died(running, "RUNTIME_ERROR", f"its process ended: {error}")
+            return self._died(running, *came_to(error))
 
     def _died(self, running: Running, status: Status, reason: str) -> dict[str, Any]:
         """The next Workload gets a process of its own, unless too many have ended."""
@@ -209,6 +207,16 @@ class Judge:
             "workload": workload.uuid,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+
+
+def came_to(error: Ended | TooSlow) -> tuple[Status, str]:
+    """What is said of a Solution whose process had to be ended, or ended."""
+    match error:
+        case TooSlow():
+            return "TIMEOUT", str(error)
+        case Spoke():
+            return "REWARD_HACK", str(error)
+    return "RUNTIME_ERROR", f"its process ended: {error}"
 
 
 def doubts(time: Clocked | None) -> list[str]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kcap.bench.judge import wire
-from kcap.bench.judge.failures import Ended, TooSlow
+from kcap.bench.judge.failures import Ended, Spoke, TooSlow
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.limits import Limits
 from kcap.bench.judge.processors import used
@@ -37,25 +38,30 @@ class Process:
     how: str | None = field(default=None, kw_only=True)  # it ended
     last_words: str = field(default="", kw_only=True)  # the end of what it had printed by then
 
-    def ask(self, content: bytes, descriptors: Sequence[int] = ()) -> Answer:
-        """Its answer; Ended or TooSlow where there is none."""
+    def ask(
+        self, content: bytes, descriptors: Sequence[int] = (), at_once: Callable[[], object] = lambda: None
+    ) -> Answer:
+        """Its answer; Ended, Spoke or TooSlow where there is none. `at_once` is called as soon as there is one."""
+        nonce = secrets.token_bytes(wire.NONCE)
+        if self._spoke():
+            raise self._silenced()
         looked = time.perf_counter_ns()
         before = used(self.pid)
         began = time.perf_counter_ns()
         try:
-            socket.send_fds(self.channel, [content], list(descriptors))
+            socket.send_fds(self.channel, [nonce, content], list(descriptors))
         except OSError:
             raise Ended(self.end(keep=True, gone=True)) from None
         answer = self.receive(max(self.limits.timeout - self.spent, 0.01))
         elapsed = time.perf_counter_ns() - began
+        at_once()
         self.spent += elapsed / 1e9
         after = used(self.pid)
         span = time.perf_counter_ns() - looked  # it goes on working when it has answered: unmaps what it was handed
         try:
-            return wire.answered(answer, elapsed, after.cpu(before) / span)
+            return wire.answered(answer, nonce, elapsed, after.cpu(before) / span)
         except ValueError:
-            self.end(keep=True)
-            raise Ended("it spoke to the judge itself") from None
+            raise self._silenced() from None
 
     def receive(self, timeout: float) -> bytes:
         """One message of its; Ended or TooSlow where there is none."""
@@ -70,6 +76,17 @@ class Process:
         if not content:
             raise Ended(self.end(keep=True, gone=True))
         return content
+
+    def _spoke(self) -> bool:
+        """Whether something that it said waits to be read: a process that is gone says nothing."""
+        self.channel.setblocking(False)
+        with contextlib.suppress(OSError):
+            return bool(self.channel.recv(1, socket.MSG_PEEK))
+        return False
+
+    def _silenced(self) -> Spoke:
+        self.end(keep=True)
+        return Spoke("it spoke to the judge itself")
 
     def printed(self) -> str:
         """The end of what it printed."""

@@ -18,7 +18,8 @@ RESERVED = 13
 DESTINATION, GRAPHS, HANDED = 1, 2, 4  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph", "events")
 LONGEST = 1 << 20
-ANSWER = struct.Struct("<IIIQQQ")
+NONCE = 8  # bytes before each message, and before its answer
+ANSWER = struct.Struct(f"<{NONCE}sIIIQQQ")
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ class Answer:
     processors: float = 0.0
 
 
-def answered(content: bytes, wall_ns: int, processors: float = 0.0) -> Answer:
-    """The answer in `content`; ValueError if it is none."""
-    if len(content) < ANSWER.size:
+def answered(content: bytes, nonce: bytes, wall_ns: int, processors: float = 0.0) -> Answer:
+    """The answer in `content` to the message of `nonce`; ValueError if it is none."""
+    if len(content) < ANSWER.size or content[:NONCE] != nonce:
         raise ValueError("an answer that is none")
     text = content[ANSWER.size :].decode(errors="replace")
-    code, iteration, method, elapsed, stray, outside = ANSWER.unpack_from(content)
+    _, code, iteration, method, elapsed, stray, outside = ANSWER.unpack_from(content)
     return Answer(code, iteration, method, elapsed, stray, outside, text, wall_ns, processors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -58,7 +59,7 @@ def judge(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLAYED_RUNTIME", str(runtime))
         patch.setenv("PLAYED_TENSORS", str(tensors))
-        patch.setenv("PYTHONPATH", str(HERE / "played_gpu"))
+        patch.setenv("PYTHONPATH", str(HERE / "played_gpu"), prepend=os.pathsep)
         patch.setattr(worker, "asked", lambda device, threads: (told, Gpu(1 << 14, 1 << 30)))
         opened = worker.open_judge(session)
     yield opened

@@ -10,20 +10,27 @@ from hypothesis import strategies as st
 
 from kcap.bench.judge import wire
 
+NONCE = bytes(range(wire.NONCE))
 NUMBERS = st.integers(0, (1 << 64) - 1)
 
 
 @given(NUMBERS, st.binary(max_size=200))
 def test_an_answer_is_read_whatever_its_text(stray, text):
-    content = struct.pack("<IIIQQQ", 1, 2, 3, 4, stray, 5) + text
-    answer = wire.answered(content, 9)
+    content = NONCE + struct.pack("<IIIQQQ", 1, 2, 3, 4, stray, 5) + text
+    answer = wire.answered(content, NONCE, 9)
     assert (answer.code, answer.iteration, answer.stray_ns, answer.wall_ns) == (1, 2, stray, 9)
 
 
 @given(st.binary(max_size=wire.ANSWER.size - 1))
 def test_less_than_an_answer_is_none(content):
     with pytest.raises(ValueError):
-        wire.answered(content, 0)
+        wire.answered(content, content[: wire.NONCE], 0)
+
+
+@given(st.binary(min_size=wire.NONCE, max_size=wire.NONCE).filter(lambda other: other != NONCE))
+def test_the_answer_to_another_message_is_none(other):
+    with pytest.raises(ValueError):
+        wire.answered(other + struct.pack("<IIIQQQ", *[0] * 6), NONCE, 0)
 
 
 @pytest.mark.parametrize(

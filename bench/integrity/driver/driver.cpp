@@ -95,7 +95,7 @@ extern "C" void kcap_serve(int socket, PyObject* callable, PyObject* watched, vo
       answer.code = kcap::DRIVER, answer.text = error.what();
     }
     message.close_descriptors();
-    answer.send(socket);
+    answer.send(socket, message.nonce);
     if (session) session->place->rest();
   }
 }

@@ -1,4 +1,5 @@
-// Messages of the judge and answers to it: little-endian fields one after another, a message a packet.
+// Messages of the judge and answers to it: little-endian fields one after another, a message a packet. Each begins with
+// a random number that its answer repeats: nobody can answer what was not asked yet.
 #pragma once
 
 #include <cstring>
@@ -38,8 +39,9 @@ struct Reader {
 struct Message {
   std::vector<uint8_t> content;
   std::vector<int> descriptors;
+  uint64_t nonce = 0;
 
-  Reader reader() const { return {content.data(), content.data() + content.size()}; }
+  Reader reader() const { return {content.data() + sizeof nonce, content.data() + content.size()}; }
 
   // What came with it is mapped by now, or not wanted: no code from elsewhere needs to find it.
   void close_descriptors() {
@@ -62,8 +64,9 @@ inline bool receive(int socket, Message& message) {
   long count;
   do count = system_call(SYS_recvmsg, socket, reinterpret_cast<long>(&header), MSG_CMSG_CLOEXEC);
   while (count == -4);  // EINTR
-  if (count <= 0) return false;
+  if (count < long(sizeof message.nonce)) return false;
   message.content.resize(size_t(count));
+  std::memcpy(&message.nonce, message.content.data(), sizeof message.nonce);
   for (cmsghdr* one = CMSG_FIRSTHDR(&header); one; one = CMSG_NXTHDR(&header, one)) {
     if (one->cmsg_type != SCM_RIGHTS) continue;
     size_t number = (one->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -82,14 +85,14 @@ struct Answer {
   uint64_t outside_ns = 0;  // between the calls
   std::string text;
 
-  void send(int socket) const {
+  void send(int socket, uint64_t nonce) const {
     std::string kept = text.substr(0, 4000);
     std::vector<uint8_t> out;
     auto add = [&](const void* from, size_t count) {
       auto* bytes = static_cast<const uint8_t*>(from);
       out.insert(out.end(), bytes, bytes + count);
     };
-    add(&code, 4), add(&iteration, 4), add(&method, 4);
+    add(&nonce, 8), add(&code, 4), add(&iteration, 4), add(&method, 4);
     add(&elapsed_ns, 8), add(&stray_ns, 8), add(&outside_ns, 8);
     add(kept.data(), kept.size());
     long done;
