@@ -22,11 +22,12 @@ MOST_WALL = 50  # a batch takes no longer than this many times the least, with a
 COLD_FACTOR = 5  # how many times the L2 the inputs of a batch fill before they count as cold
 MOST_ON_GPU = 1024  # invocations in one graph
 GPU_SHARE = 6  # of the free memory, one part in so many
+RANDOM = secrets.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Kept:
-    """An invocation of which the outputs can still be asked for, from the batch just run."""
+    """An invocation of the batch just run, of which the outputs are kept."""
 
     seed: int
     number: int
@@ -52,25 +53,18 @@ class Batches:
     idle: list[float] = field(default_factory=list)
 
     def take(self, keep: int) -> tuple[float, list[Kept]]:
-        """Run one batch, and then choose `keep` invocations, whose outputs are kept; its mean time."""
-        seed = fresh_seed()
-        answer = self.candidate.run(seed, self.count)
+        """Run one batch; its mean time, and `keep` invocations at random, whose outputs are kept."""
+        seed, chosen = fresh_seed(), RANDOM.sample(range(self.count), min(keep, self.count))
+        answer = self.candidate.run(seed, self.count, keep=chosen)
         check(answer)
         times = self.candidate.times_ns(self.count)
         if min(times) < 0:
             raise Refused("REWARD_HACK", "the clock in its process ran backwards")
         self._account(answer, times)
-        return self.samples_us[-1], [Kept(seed, number) for number in self._chosen(keep)]
-
-    def _chosen(self, keep: int) -> list[int]:
-        """Some at random, delivered, and with them one whose inputs are surely still there."""
-        if not keep:
-            return []
-        random = secrets.SystemRandom()
-        chosen = random.sample(range(self.count), min(keep, self.count))
-        late = random.randrange(max(self.count - self.candidate.sets, 0), self.count)
-        check(self.candidate.deliver([*chosen, late]))
-        return chosen
+        if chosen:  # and with them one whose inputs are surely still there
+            late = RANDOM.randrange(max(self.count - self.candidate.sets, 0), self.count)
+            check(self.candidate.deliver([*chosen, late]))
+        return self.samples_us[-1], [Kept(seed, number) for number in chosen]
 
     def _account(self, answer: Answer, times: list[int]) -> None:
         self.method = wire.METHODS[answer.method % len(wire.METHODS)]

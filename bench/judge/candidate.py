@@ -59,21 +59,31 @@ class Candidate(Process):
         kept = min(self.shared.layout.slots, MOST_INVOCATIONS)
         return min(kept, self.sets) if self.handed else kept
 
-    def run(self, seed: int, count: int, first: int = 0, upcast: int = 0) -> Answer:
-        """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured."""
+    def run(self, seed: int, count: int, first: int = 0, upcast: int = 0, keep: Sequence[int] = ()) -> Answer:
+        """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured.
+
+        `keep`: those whose outputs are wanted, counted from 0: this process alone knows. On the CPU it copies them
+        at once, on a GPU when they are delivered. `upcast`: floating ones are in float64.
+        """
+        assert self.shared is not None and self.drawn is not None
+        self.shared.prepare(keep, self.drawn.results, upcast != 0)
+        take = (lambda: None) if self.limits.gpu else self.shared.take
         content = wire.running(first, count, seed, upcast)
         if self.handed and count:
             places, descriptor = self.handed.fill(seed, first, count)
-            answer = self.ask(content + places, [descriptor])
+            answer = self.ask(content + places, [descriptor], take)
         else:
-            answer = self.ask(content)
+            answer = self.ask(content, at_once=take)
         if answer.code == wire.NO_GRAPH and self.graphs and self.limits.gpu:
             raise NoGraph(self, answer.text)
         return answer
 
     def deliver(self, numbers: Sequence[int]) -> Answer:
-        """The outputs of these invocations of the last run, counted from 0; whether their inputs are as they were."""
-        answer = self.ask(wire.delivering(numbers))
+        """Whether the inputs of these invocations of the last run, counted from 0, are as they were; on a GPU, their
+        outputs.
+        """
+        assert self.shared is not None
+        answer = self.ask(wire.delivering(numbers), at_once=self.shared.take)
         changed = self.handed.changed(list(numbers)) if self.handed and answer.code == wire.FINE else None
         if changed is None:
             return answer
@@ -89,10 +99,10 @@ class Candidate(Process):
         assert self.shared is not None
         return self.shared.times_ns(count)
 
-    def outputs(self, number: int, upcast: bool = False) -> list[torch.Tensor]:
-        """Those of invocation `number` of the last run, delivered; `upcast`: floating ones are in float64."""
-        assert self.shared is not None and self.drawn is not None
-        return [self.shared.output(number, result, upcast) for result in self.drawn.results]
+    def outputs(self, number: int) -> list[torch.Tensor]:
+        """Those of invocation `number` of the last run, which was to be kept, delivered."""
+        assert self.shared is not None
+        return self.shared.outputs[number]
 
     def forget(self) -> None:
         held = self.shared, self.handed

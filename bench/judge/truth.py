@@ -86,7 +86,7 @@ def _explore(reference: Candidate, drawn: Draws) -> Known:
 
 def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
     try:
-        answer = reference.run(seed, 1, number, upcast)
+        answer = reference.run(seed, 1, number, upcast, keep=[0])
         if answer.code == wire.FINE:
             answer = reference.deliver([0])
     except (Ended, TooSlow) as error:
@@ -95,7 +95,7 @@ def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[
         raise AtFault(f"its reference {answer.text}")
     if answer.code != wire.FINE:
         raise AtFault(f"its reference fails: {answer.text}")
-    return reference.outputs(0, upcast=upcast != 0)
+    return reference.outputs(0)
 
 
 def _agree(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:

@@ -60,7 +60,7 @@ def one(both, drawn):
 
 def inputs(one, seed, count, chosen):
     """Of the invocations `chosen` of `count`, what they were given, for it is what they return."""
-    assert one.run(seed, count).code == wire.FINE
+    assert one.run(seed, count, keep=chosen).code == wire.FINE
     assert one.deliver(chosen).code == wire.FINE
     return [one.outputs(number)[0].view(-1) for number in chosen]
 
@@ -127,7 +127,7 @@ def test_what_a_view_leaves_to_do_is_in_its_time(started, given, view, whole):
 def clocked(one, made):
     """Nanoseconds between twelve invocations of the same inputs, in the quickest of a few such runs."""
     one.open(made)
-    found = [one.run(7, 12) for _ in range(15)]
+    found = [one.run(7, 12, keep=[3]) for _ in range(15)]
     assert all(answer.code == wire.FINE for answer in [*found, one.deliver([3])])
     return min(answer.outside_ns for answer in found)
 
