@@ -61,6 +61,8 @@ def test_who_answers_twice_is_refused_before_the_next_question(both):
     with pytest.raises(Spoke):
         both[0].ask(wire.checking())
     assert both[0].how == "ended"
+    with pytest.raises(ConnectionResetError):  # it was not asked: what it had said was never read
+        both[1].recv(wire.LONGEST)
 
 
 def test_a_process_that_is_gone_has_ended_and_said_nothing(both):
