@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -14,7 +14,7 @@ from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.evidence import Refused, check
 from kcap.bench.judge.wire import Answer
 from kcap.schemas.measurement import Cache, Method, StopRule, quartiles
-from kcap.schemas.outcome import Clocked
+from kcap.schemas.outcome import Clocked, Status
 
 HOST_BATCH_NS = 5_000_000  # the least that a batch's invocations last, far above what a message takes
 GPU_BATCH_NS = 2_000_000
@@ -38,13 +38,15 @@ class Batches:
     """A candidate's batches of `count` invocations. Of each: its mean time in µs; and of its invocations' mean in ns,
     what the judge's clock has more than the driver's (`between_ns`), what the CPU time of a processor has more
     (`hidden_ns`), and how long other threads or streams of the process worked between invocations, before or after them
-    (`stray_ns`). `processors`: how many its cage used, and `idle`: how many while another was asked.
+    (`stray_ns`). `processors`: how many its cage used, and `idle`: how many while another was asked. `wrong`: whose
+    fault it is where the driver saw something wrong.
     """
 
     candidate: Candidate
     count: int
     cache: Cache = "warm"
     method: Method = "host"
+    wrong: Callable[[Status, str], Exception] = Refused
     samples_us: list[float] = field(default_factory=list)
     between_ns: list[float] = field(default_factory=list)
     hidden_ns: list[float] = field(default_factory=list)
@@ -56,14 +58,14 @@ class Batches:
         """Run one batch; its mean time, and `keep` invocations at random, whose outputs are kept."""
         seed, chosen = fresh_seed(), RANDOM.sample(range(self.count), min(keep, self.count))
         answer = self.candidate.run(seed, self.count, keep=chosen)
-        check(answer)
+        check(answer, self.wrong)
         times = self.candidate.times_ns(self.count)
         if min(times) < 0:
-            raise Refused("REWARD_HACK", "the clock in its process ran backwards")
+            raise self.wrong("REWARD_HACK", "the clock in its process ran backwards")
         self._account(answer, times)
         if chosen:  # and with them one whose inputs are surely still there
             late = RANDOM.randrange(max(self.count - self.candidate.sets, 0), self.count)
-            check(self.candidate.deliver([*chosen, late]))
+            check(self.candidate.deliver([*chosen, late]), self.wrong)
         return self.samples_us[-1], [Kept(seed, number) for number in chosen]
 
     def _account(self, answer: Answer, times: list[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,14 +39,14 @@ class Refused(Exception):
         self.status = status
 
 
-def check(answer: Answer) -> None:
-    """Refused, where the driver saw something wrong."""
+def check(answer: Answer, wrong: Callable[[Status, str], Exception] = Refused) -> None:
+    """Refused, or what `wrong` makes of it, where the driver saw something wrong."""
     if answer.code == wire.FINE:
         return
     words = {wire.PATCHED: "it replaced {}", wire.INPUT: "it {}", wire.RESERVED: "it {}"}
     if answer.code not in STATUS:
-        raise Refused("REWARD_HACK", "it spoke to the judge itself")
-    raise Refused(STATUS[answer.code], words.get(answer.code, "{}").format(answer.text))
+        raise wrong("REWARD_HACK", "it spoke to the judge itself")
+    raise wrong(STATUS[answer.code], words.get(answer.code, "{}").format(answer.text))
 
 
 class Undecided(Exception):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from kcap.bench.judge.accuracy import Difference, accuracy, allowed, difference
-from kcap.bench.judge.batching import Kept, batches
+from kcap.bench.judge.batching import Batches, Kept, batches
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.evidence import CONSTANT, STALE, UNWRITTEN, Refused, Seen, Undecided, check, unwritten
 from kcap.bench.judge.stopwatch import Times, time_both
-from kcap.bench.judge.truth import SAME, Truth
+from kcap.bench.judge.truth import SAME, Truth, at_fault
 from kcap.schemas.outcome import Accuracy
 
 DRAWS = 3  # fresh inputs before the clock starts
@@ -37,13 +37,13 @@ class Trial:
 
     def run(self) -> Times:
         """Its times. Refused, where it does not pass; Ended or TooSlow, where its process does not live to see it;
-        NoGraph, where it or the reference cannot be captured.
+        NoGraph, where it or the reference cannot be captured; AtFault, where the reference fails.
         """
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
         sieve = Sieve(self.candidate)
-        ours, theirs = (batches(one, drawn, self.seconds) for one in (self.candidate, self.truth.reference))
+        ours, theirs = batches(self.candidate, drawn, self.seconds), self._reference()
         try:
             times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sieve.add)
         except (Refused, Undecided):
@@ -52,6 +52,13 @@ class Trial:
         self._timed(sieve)
         check(self.candidate.replaced())
         return times
+
+    def _reference(self) -> Batches:
+        try:
+            made = batches(self.truth.reference, self.truth.drawn, self.seconds)
+        except Refused as refused:
+            raise at_fault(refused.status, str(refused)) from None
+        return replace(made, wrong=at_fault)
 
     @property
     def accuracy(self) -> Accuracy | None:

@@ -14,6 +14,7 @@ from kcap.bench.judge.accuracy import difference
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.draws import Draws
 from kcap.bench.judge.failures import Ended, TooSlow
+from kcap.schemas.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
 SAME = 1.0
@@ -53,6 +54,11 @@ def unanswered(error: Ended | TooSlow) -> AtFault:
     """What to say of a reference that was asked, and did not answer."""
     words = "its reference" if isinstance(error, TooSlow) else "its reference's process ended:"
     return AtFault(f"{words} {error}")
+
+
+def at_fault(_: Status, reason: str) -> AtFault:
+    """What would be against a Solution, of a reference."""
+    return AtFault(f"its reference fails: {reason}")
 
 
 def truth_of(reference: Candidate, drawn: Draws, known: Known | None) -> Truth:

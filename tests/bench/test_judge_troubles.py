@@ -150,9 +150,11 @@ def hurried(judge, monkeypatch):
     [
         ("os._exit(3)", "its reference's process ended: exit code 3"),
         ("__import__('time').sleep(600)", f"its reference took longer than {REFERENCE_FACTOR * 2} s"),
+        ("raise ValueError('no more')", "its reference fails: ValueError: no more"),
+        ("raise RuntimeError('CUDA error: unknown')", "its reference fails: RuntimeError: CUDA error: unknown"),
     ],
 )
-def test_a_reference_that_ends_while_it_is_timed_is_not_the_solutions_fault(hurried, end, reason):
+def test_a_reference_that_fails_while_it_is_timed_is_not_the_solutions_fault(hurried, end, reason):
     ends = made("ends_timed", "x", reference=COUNTING.format(end=end))
     mine = solution({"main.py": RETURNING}, definition="ends_timed", destination_passing_style=False)
     found = judged(hurried, mine, ends, scale(of_definition=ends))
