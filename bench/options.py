@@ -41,8 +41,11 @@ class Options:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which a judge that has not answered is taken for dead: it bounds each of its waits itself."""
-        return 2 * self.build_timeout + 8 * self.timeout + SLACK_S
+        """Seconds after which a judge that has not answered is taken for dead: it bounds each of its waits itself.
+
+        A Solution's process is started twice at most, its reference's, which has three times as long, four times.
+        """
+        return 6 * self.build_timeout + (2 + 4 * 3) * self.timeout + SLACK_S
 
     def session(self, root: Path) -> dict[str, Any]:
         """What a judge worker is told first, but for its device and its scratch folder."""

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from kcap.bench.judge.candidate import Candidate
 
 
+POISON = "CUDA error"  # after one, a process can run nothing more on the GPU
+
+
 class Ended(Exception):
     """The process ended while it was asked for something; the message says how."""
 

@@ -6,13 +6,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.draws import Draws, draws
 from kcap.bench.judge.evidence import Refused, Undecided
-from kcap.bench.judge.failures import Ended, NoGraph, NotBuilt, Spoke, TooSlow
+from kcap.bench.judge.failures import POISON, Ended, NoGraph, NotBuilt, Spoke, TooSlow
 from kcap.bench.judge.floors import Floors
 from kcap.bench.judge.forking import ForkServer
 from kcap.bench.judge.limits import Limits
@@ -29,7 +30,6 @@ from kcap.schemas.solution import Solution
 from kcap.schemas.workload import Workload
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
-POISON = "CUDA error"  # after one, a process can run nothing more on the GPU
 DOUBTFUL = 0.5  # of a time: a slack from there on is told
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
@@ -112,12 +112,12 @@ class Judge:
 
     def _truth(self, definition: Definition, workload: Workload, drawn: Draws) -> Truth:
         key = definition.name, workload.uuid
-        truth = truth_of(self._reference(definition), drawn, self.known.get(key))
+        truth = truth_of(partial(self._reference, definition), drawn, self.known.get(key))
         self.known[key] = truth.known
         return truth
 
     def _reference(self, definition: Definition) -> Candidate:
-        if self.reference is None or self.reference[0] != definition:
+        if self.reference is None or self.reference[0] != definition or self.reference[1].how is not None:
             self._drop_reference()
             try:
                 self.reference = definition, self._start_reference(definition)

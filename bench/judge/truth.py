@@ -5,6 +5,7 @@ The reference is code from elsewhere and runs as a candidate does; its outputs c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from kcap.bench.judge import wire
 from kcap.bench.judge.accuracy import difference
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.draws import Draws
-from kcap.bench.judge.failures import Ended, TooSlow
+from kcap.bench.judge.failures import POISON, Ended, TooSlow
 from kcap.schemas.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
@@ -61,18 +62,24 @@ def at_fault(_: Status, reason: str) -> AtFault:
     return AtFault(f"its reference fails: {reason}")
 
 
-def truth_of(reference: Candidate, drawn: Draws, known: Known | None) -> Truth:
+def truth_of(start: Callable[[], Candidate], drawn: Draws, known: Known | None) -> Truth:
     """Open `drawn` with the reference, and find how to run it if that is not known; AtFault where it cannot be judged
-    by.
+    by. `start` gives its process, and another where that has ended.
     """
+    reference = _opened(start, drawn)
+    return Truth(reference, drawn, known) if known else _explored(reference, drawn, start)
+
+
+def _opened(start: Callable[[], Candidate], drawn: Draws) -> Candidate:
+    reference = start()
     try:
         reference.open(drawn)
     except (Ended, TooSlow) as error:
         raise unanswered(error) from None
-    return Truth(reference, drawn, known or _explore(reference, drawn))
+    return reference
 
 
-def _explore(reference: Candidate, drawn: Draws) -> Known:
+def _explored(reference: Candidate, drawn: Draws, start: Callable[[], Candidate]) -> Truth:
     seed = fresh_seed()
     own = _outputs(reference, seed, 0, 0)
     again = _outputs(reference, seed, 0, 0)
@@ -83,11 +90,15 @@ def _explore(reference: Candidate, drawn: Draws) -> Known:
     for bits in UPCASTS if _floats(drawn) else ():
         try:
             higher = _outputs(reference, seed, 0, bits)
-        except AtFault:
+        except AtFault as fault:
+            if POISON in str(fault):
+                reference.end(keep=True)
+            if reference.how is not None:
+                reference = _opened(start, drawn)
             continue
         if _agree(own, higher):
-            return Known(bits, notes)
-    return Known(0, notes)
+            return Truth(reference, drawn, Known(bits, notes))
+    return Truth(reference, drawn, Known(0, notes))
 
 
 def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:

@@ -268,3 +268,26 @@ def test_one_element_that_is_wrong_in_one_of_several_outputs_is_wrong(judge, cha
         assert found.status == "PASSED", found.reason
         return
     assert found.status == "INCORRECT_NUMERICAL" and found.reason.startswith(reason), found.reason
+
+
+UPCAST = """import os
+
+import torch
+
+
+def run(x, eps):
+    if x.dtype == torch.float64:
+        {end}
+    return x * eps
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["os._exit(3)", "os.kill(os.getpid(), 9)", "__import__('time').sleep(600)", "raise RuntimeError('CUDA error')"],
+)
+def test_a_reference_that_cannot_go_on_in_float64_is_run_in_float32(hurried, end):
+    narrow = made("narrow", "", reference=UPCAST.format(end=end))
+    for name in ("one", "two"):
+        found = outcome(hurried, RETURNING, name=name, of_definition=narrow)
+        assert (found.status, found.accuracy.truth) == ("PASSED", "reference in float32"), found.reason
