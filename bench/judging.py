@@ -8,6 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import click
+
 from kcap import __version__
 from kcap.bench.options import Options
 from kcap.bench.results import outcomes as outcomes_file
@@ -15,7 +17,7 @@ from kcap.bench.results import run as runs
 from kcap.bench.results.outcomes import Kept, key
 from kcap.bench.results.run import RefusedFile, Run, SolutionFile
 from kcap.bench.schedule import Where, find
-from kcap.bench.schedule.common.crew import Crew
+from kcap.bench.schedule.common.crew import Crew, Lost
 from kcap.bench.schedule.common.units import Unit, ordered
 from kcap.bench.solutions import Found, Refused
 from kcap.bench.subject import Prepared, Subject
@@ -109,6 +111,9 @@ class Judging:
             for one in told:
                 if isinstance(one, Outcome):
                     yield self._keep(one, add)
+                    continue
+                if isinstance(one, Lost):
+                    click.echo(f"a judge cannot be started again: {one.error}", err=True)
                     continue
                 run = run.joined(one)
                 runs.check_machine(options.output, before, run.machine)

@@ -20,11 +20,12 @@ from kcap.bench.schedule import Where, executors, find
 from kcap.bench.schedule.common import cores as cores_file
 from kcap.bench.schedule.common import scratch as scratch_file
 from kcap.bench.schedule.common.cores import claimed
-from kcap.bench.schedule.common.crew import Crew
+from kcap.bench.schedule.common.crew import Crew, Lost
 from kcap.bench.schedule.common.scratch import scratch
 from kcap.bench.schedule.common.slot import LocalSlot
 from kcap.bench.schedule.common.units import Unit, Units, ordered
 from kcap.errors import CallError, KcapError
+from kcap.replay.pool import Worker
 from kcap.schemas import solution as solutions_file
 
 
@@ -142,6 +143,77 @@ def test_a_judge_that_has_no_device_stops_the_run_with_its_words(faked, units, m
         list(crew.judge())
 
 
+class Played:
+    """A slot without a process, of which `run` answers; `ready`: it starts then."""
+
+    def __init__(self, run, ready=None):
+        self.run = run
+        self.ready = ready
+
+    def start(self):
+        assert self.ready is None or self.ready.wait(10)
+        return {}
+
+    def stop(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def lost(request, limit_s):
+    raise CallError("cuda:1: cannot be used")
+
+
+def told_by(crew):
+    """The Outcomes by Solution and Workload, and how many slots were lost."""
+    found = list(crew.judge())
+    outcomes = [one for one in found if not isinstance(one, (dict, Lost))]
+    return {(one.solution, one.workload): one for one in outcomes}, sum(isinstance(one, Lost) for one in found)
+
+
+def test_a_judge_that_cannot_be_started_again_costs_its_slot_alone(units):
+    begun = threading.Event()
+
+    def dies(request, limit_s):
+        begun.set()
+        time.sleep(0.5)  # the other slot has no more work by then
+        lost(request, limit_s)
+
+    def judges(request, limit_s):
+        assert begun.wait(10)
+        return {"status": "PASSED"}
+
+    crew = Crew([Played(dies), Played(judges)], ordered(units(("a", SCALE, {}), ("b", MASKED, {}))), 30)
+    outcomes, slots_lost = told_by(crew)
+    assert {key: one.status for key, one in outcomes.items()} == dict.fromkeys(
+        [("a", "s1"), ("a", "s2"), ("b", "k1")], "PASSED"
+    )
+    assert slots_lost == 1
+
+
+def test_where_no_slot_is_left_the_run_ends_with_what_the_last_one_said(units):
+    crew = Crew([Played(lost), Played(lost)], ordered(units(("a", SCALE, {}), ("b", MASKED, {}), ("c", SCALE, {}))), 30)
+    with pytest.raises(CallError, match="cuda:1: cannot be used"):
+        list(crew.judge())
+
+
+def test_a_workload_that_costs_two_slots_costs_no_third(units):
+    others = threading.Semaphore(0)
+    ready = threading.Event()
+
+    def dies(request, limit_s):
+        if others.acquire(blocking=False):
+            ready.set()
+        others.release()
+        lost(request, limit_s)
+
+    judges = Played(lambda request, limit_s: {"status": "PASSED"}, ready)
+    outcomes, slots_lost = told_by(Crew([Played(dies), Played(dies), judges], ordered(units(("a", SCALE, {}))), 30))
+    assert outcomes["a", "s1"].reason == "the judge failed 2 times: cuda:1: cannot be used"
+    assert (outcomes["a", "s1"].status, outcomes["a", "s2"].status, slots_lost) == ("NOT_JUDGED", "PASSED", 2)
+
+
 def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_judge(faked, units):
     others = children()
     crew = Crew(slots(2), ordered(units(("a", SCALE, {"sleep": 60}), ("b", MASKED, {"sleep": 60}))), 120)
@@ -220,6 +292,26 @@ def test_several_slots_judge_all(bench, tmp_path, monkeypatch):
         write_solution(tmp_path / "solutions", f"m{i}", "masked")
     assert bench().code == 0
     assert len(statuses(tmp_path / "out")) == len(outcomes_in(tmp_path / "out")) == 15
+
+
+def test_a_run_that_loses_a_slot_is_whole(bench, tmp_path, monkeypatch):
+    start, failed = Worker._start, []
+
+    def once(self):
+        if self.restarts == 0 and not failed:
+            failed.append(self)
+            raise CallError("cuda:1: cannot be used")
+        start(self)
+
+    monkeypatch.setattr(Worker, "_start", once)
+    monkeypatch.setattr("kcap.bench.schedule.local.each", lambda device: ["cpu", "cpu"])
+    write_judged(tmp_path / "dataset")
+    for i in range(4):
+        write_solution(tmp_path / "solutions", f"s{i}", sleep=0.1, s1={"die": 1})
+    done = bench()
+    assert (done.code, "cannot be started again: cuda:1: cannot be used" in done.err) == (0, True), done.err
+    assert len(statuses(tmp_path / "out")) == len(outcomes_in(tmp_path / "out")) == 8 and failed
+    assert list((tmp_path / "out" / "traces").rglob("*.jsonl"))
 
 
 def test_a_stopped_slot_takes_no_request():

@@ -15,12 +15,16 @@ from kcap.schemas.workload import Workload
 
 @dataclass(frozen=True)
 class Unit:
-    """A Solution and the Workloads to judge it on, one after another: its process is kept between them."""
+    """A Solution and the Workloads to judge it on, one after another: its process is kept between them.
+
+    `lost`: slots that were lost while they judged the first of these Workloads.
+    """
 
     file: str
     solution: Solution
     definition: Definition
     workloads: tuple[Workload, ...]
+    lost: int = 0
 
     def requests(self) -> Iterator[tuple[Workload, dict[str, Any]]]:
         """Each Workload with what the judge is asked."""
@@ -50,6 +54,19 @@ class Units:
             self.waiting.remove(unit)
             self._busy[unit.definition.name] = self._busy.get(unit.definition.name, 0) + 1
             return unit
+
+    def give_back(self, unit: Unit) -> None:
+        """What a slot that took `unit` has not judged of it; another takes it."""
+        with self._lock:
+            self._busy[unit.definition.name] -= 1
+            if unit.workloads:
+                self.waiting.insert(0, unit)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is none, and no slot is left that could give one back."""
+        with self._lock:
+            return not self.waiting and not any(self._busy.values())
 
     def _rank(self, unit: Unit, previous: str | None) -> int:
         """0: of the same Definition, 1: of one that no slot has now, 2: of any other."""
