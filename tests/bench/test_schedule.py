@@ -250,6 +250,22 @@ def test_a_scratch_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["kcap-slot-file"]
 
 
+def test_a_scratch_folder_is_not_removed_by_another_run_while_it_is_made(tmp_path, monkeypatch):
+    make = tempfile.mkdtemp
+
+    def beside(**given):
+        folder = make(**given)
+        scratch_file._sweep(tmp_path)
+        return folder
+
+    monkeypatch.setattr(scratch_file.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(scratch_file.tempfile, "mkdtemp", beside)
+    with scratch() as mine:
+        scratch_file._sweep(tmp_path)
+        assert mine.is_dir() and mine.name.startswith(scratch_file.PREFIX)
+    assert not list(tmp_path.iterdir())
+
+
 def test_slots_of_one_machine_never_share_a_core(monkeypatch):
     monkeypatch.setattr(cores_file.os, "sched_getaffinity", lambda _: {900, 901, 902, 903})
     with claimed(2) as one, claimed(2) as other:

@@ -19,9 +19,10 @@ def scratch() -> Iterator[Path]:
     """A new folder below the machine's temporary one. A lock on it tells that its process lives."""
     home = Path(tempfile.gettempdir())
     _sweep(home)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
-    lock = os.open(folder, os.O_RDONLY)
+    made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=home))  # a name that nobody sweeps until it is locked
+    lock = os.open(made, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = made.rename(home / made.name[1:])
     try:
         yield folder
     finally:
