@@ -78,7 +78,7 @@ def command(as_json: bool, **given: Any) -> int:
             click.echo(f"what was judged is kept: the same command with --resume finishes {options.output}", err=True)
             raise
     tell(options, summary, as_json)
-    return exit_code(summary)
+    return exit_code(summary, len(judging.found))
 
 
 def prepare(options: Options) -> Judging:
@@ -153,8 +153,9 @@ def tell(options: Options, summary: Summary, as_json: bool) -> None:
         click.echo(f"Next: {words} (for --measurements: what share of the whole is saved)", err=True)
 
 
-def exit_code(summary: Summary) -> int:
+def exit_code(summary: Summary, solutions: int) -> int:
+    """`solutions`: how many there are. One whose Definition has no Workloads has no Score."""
     if not any(score.judged for score in summary.scores):
         return FAILED
-    whole = all(score.judged == len(score.workloads) for score in summary.scores)
+    whole = all(score.judged == len(score.workloads) for score in summary.scores) and len(summary.scores) == solutions
     return DONE if whole and not summary.refused else PARTIAL

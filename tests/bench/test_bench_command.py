@@ -8,7 +8,7 @@ import os
 import orjson
 import pytest
 from bench_datasets import SCALE
-from judged import outcomes_in, statuses, write_judged, write_solution
+from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
 from kcap.bench import devices
 from kcap.schemas import benchmark_result
@@ -78,6 +78,16 @@ def test_where_nothing_could_be_judged_the_run_failed(bench, solutions):
     write_solution(solutions, "lost", status="NOT_JUDGED", reason="its blob is missing")
     done = bench()
     assert (done.code, "its blob is missing: 2 Workloads" in done.out) == (1, True)
+
+
+@pytest.mark.parametrize("others, code", [(["fast"], 3), ([], 1)])
+def test_a_solution_of_a_definition_without_workloads_was_not_judged(bench, solutions, tmp_path, others, code):
+    write_judged(tmp_path / "few", counts=[], workloads={"scale": WORKLOADS["scale"]})
+    write_solution(solutions, "alone", "masked")
+    for name in others:
+        write_solution(solutions, name)
+    done = bench(path=tmp_path / "few")
+    assert (done.code, "masked: has no Workloads" in done.out) == (code, True)
 
 
 def test_what_could_not_be_judged_makes_the_run_partial(bench, solutions):
