@@ -47,6 +47,7 @@ class Judging:
             kcap=__version__,
             path=str(self.options.path),
             identity=self.subject.identity,
+            blobs=self.subject.blobs({one.solution.definition for one in self.found}),
             device=self.device,
             threads=self.options.threads,
             options=self.options.told(),
@@ -65,10 +66,8 @@ class Judging:
             return run, Kept([])
         before = runs.read(output)
         runs.check_same(output, before, run)
-        changed = {name for name, one in run.solutions.items() if _changed(before.solutions.get(name), one)}
-        kept = outcomes_file.keep(output, lambda one: one.status != "NOT_JUDGED" and "/".join(key(one)) not in changed)
-        solutions = {**before.solutions, **run.solutions}
-        run = run.model_copy(update={"machine": before.machine, "solutions": solutions})
+        kept = outcomes_file.keep(output, _stands(before, run))
+        run = run.after(before)
         runs.write(output, run)
         return run, kept
 
@@ -146,6 +145,13 @@ def _name(one: Found) -> str:
 
 def _digest(one: Found) -> str:
     return hashlib.sha256(solutions_file.to_bytes(one.solution)).hexdigest()
+
+
+def _stands(before: Run, now: Run) -> Callable[[Outcome], bool]:
+    """Whether an Outcome of `before` need not be judged again."""
+    changed = {name for name, one in now.solutions.items() if _changed(before.solutions.get(name), one)}
+    again = {"NOT_JUDGED", "TIMEOUT"} if runs.longer(before, now) else {"NOT_JUDGED"}
+    return lambda one: one.status not in again and "/".join(key(one)) not in changed
 
 
 def _changed(before: SolutionFile | None, now: SolutionFile) -> bool:

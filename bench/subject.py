@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kcap.bench import blobs
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.exports.flashinfer_bench import write_problems
 from kcap.bench.problems import Problems, problems_of
@@ -52,6 +53,10 @@ class Subject(ABC):
     calls: Sequence[Call] = ()
     metadata: Metadata | None = None
 
+    def blobs(self, names: Collection[str]) -> dict[str, str]:
+        """By Definition of `names`, the SHA-256 of the files that its Workloads name and `identity` is not of."""
+        return {}
+
     @abstractmethod
     def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
         """Make what judges read of the Definitions `names`; files go below `output`."""
@@ -60,6 +65,10 @@ class Subject(ABC):
 @dataclass(frozen=True)
 class OfDataset(Subject):
     """A dataset is judged on as it is."""
+
+    def blobs(self, names: Collection[str]) -> dict[str, str]:
+        dataset = Dataset(self.path)
+        return {name: blobs.digest(dataset, self.workloads.get(name, ())) for name in sorted(names)}
 
     def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
         return Prepared(self.path.resolve(), {})

@@ -13,6 +13,7 @@ from kcap.errors import CallError
 from kcap.schemas.jsonfile import dump_json, read_json
 
 FILE = "bench.json"
+LIMITS = ("timeout", "build_timeout")  # options of time
 
 
 class SolutionFile(BaseModel):
@@ -44,7 +45,10 @@ class Machine(BaseModel):
 
 
 class Run(BaseModel):
-    """`identity`: the SHA-256 of what PATH holds. `solutions` are keyed `definition/author/name`."""
+    """`identity`: the SHA-256 of what PATH holds; `blobs`, by Definition, of the files that its Workloads name.
+
+    `solutions` are keyed `definition/author/name`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,12 +56,18 @@ class Run(BaseModel):
     kcap: str
     path: str
     identity: str
+    blobs: Mapping[str, str] = {}
     device: str
     threads: int | None = None
     options: Mapping[str, Any] = {}
     machine: Machine = Machine()
     solutions: Mapping[str, SolutionFile] = {}
     refused: Sequence[RefusedFile] = []
+
+    def after(self, before: Run) -> Run:
+        """This run, that adds to what `before` judged."""
+        solutions, blobs = {**before.solutions, **self.solutions}, {**before.blobs, **self.blobs}
+        return self.model_copy(update={"machine": before.machine, "solutions": solutions, "blobs": blobs})
 
     def joined(self, environment: Mapping[str, Any]) -> Run:
         """This run with a judge that says this of its machine."""
@@ -86,8 +96,18 @@ def check_same(output: Path, before: Run, now: Run) -> None:
     """CallError naming both where `now` would add Outcomes to `output` that cannot stand beside those of `before`."""
     if before.identity != now.identity:
         raise CallError(f"{output}: holds Outcomes on {_of(before)}, and this is {_of(now)}: choose another -o")
+    for name in sorted(before.blobs.keys() & now.blobs.keys()):
+        if before.blobs[name] != now.blobs[name]:
+            raise CallError(f"{output}: holds Outcomes on other blobs of {name} than there are now: choose another -o")
     for what in ("device", "kcap", "threads"):
         _refuse(output, what, getattr(before, what), getattr(now, what))
+    seconds = before.options.get("seconds")
+    _refuse(output, "--seconds", seconds, now.options.get("seconds"), f"pass --seconds {seconds}, or choose another -o")
+
+
+def longer(before: Run, now: Run) -> bool:
+    """Whether a Solution gets more time than it did in `before`."""
+    return any(now.options[name] > before.options[name] for name in LIMITS if name in before.options)
 
 
 def check_machine(output: Path, before: Machine, now: Machine) -> None:
@@ -103,6 +123,6 @@ def _of(run: Run) -> str:
     return f"{run.path} (sha256 {run.identity[:12]})"
 
 
-def _refuse(output: Path, what: str, before: Any, now: Any) -> None:
+def _refuse(output: Path, what: str, before: Any, now: Any, fix: str = "choose another -o") -> None:
     if before != now:
-        raise CallError(f"{output}: was judged with {what} {before}, and this is {now}: choose another -o")
+        raise CallError(f"{output}: was judged with {what} {before}, and this is {now}: {fix}")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import orjson
 import pytest
+from bench_datasets import SCALE, stored, workload
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
+from judged import EPS, WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
 from kcap.bench.results import outcomes as outcomes_file
 from kcap.bench.results.run import Machine, Run, check_machine, check_same
@@ -100,6 +101,27 @@ def test_what_was_not_judged_is_judged_again(bench, solutions, asked, tmp_path):
     assert len(outcomes_in(tmp_path / "out")) == 4
 
 
+@pytest.mark.parametrize("option", ["--timeout", "--build-timeout"])
+def test_what_took_too_long_is_judged_again_where_it_gets_longer(bench, solutions, asked, option):
+    write_solution(solutions, "slow", s1={"status": "TIMEOUT"})
+    bench(option, 20)
+    asked()
+    for seconds, again in ((20, []), (10, []), (40, [("slow", "s1")]), (40, [])):
+        assert bench("--resume", option, seconds).code == 0
+        assert asked() == again, seconds
+
+
+def test_times_of_other_sampling_are_kept_apart(bench, solutions, tmp_path, asked):
+    write_solution(solutions, "fast")
+    bench("--seconds", 0.25)
+    asked()
+    before = (tmp_path / "out" / "bench.json").read_bytes()
+    done = bench("--resume")
+    assert (done.code, "--seconds 0.25, and this is 0.1: pass --seconds 0.25" in done.err) == (2, True), done.err
+    assert (asked(), (tmp_path / "out" / "bench.json").read_bytes()) == ([], before)
+    assert bench("--resume", "--seconds", 0.25).code == 0
+
+
 def test_a_solution_that_is_gone_keeps_its_outcomes_and_its_traces(bench, solutions, tmp_path):
     gone = write_solution(solutions, "gone")
     write_solution(solutions, "fast")
@@ -149,6 +171,42 @@ def test_the_same_dataset_at_another_place_is_resumed(bench, solutions, tmp_path
     write_judged(tmp_path / "moved")
     assert bench("--resume", path=tmp_path / "moved").code == 0
     assert asked() == []
+
+
+def blob(folder, content):
+    path = folder / stored(SCALE, "s1", "x").path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (0, 0))
+
+
+def test_other_blobs_of_the_same_workloads_are_another_dataset(bench, solutions, tmp_path, asked):
+    given = {**WORKLOADS, "scale": [workload(SCALE, "s1", x=stored(SCALE, "s1", "x"), eps=EPS)]}
+    folders = [write_judged(tmp_path / name, counts=[], workloads=given) for name in ("one", "copy", "other", "none")]
+    for folder, content in zip(folders, (b"numbers", b"numbers", b"letters"), strict=False):
+        blob(folder, content)
+    write_solution(solutions, "fast")
+    bench(path=folders[0])
+    asked()
+    write_solution(solutions, "new")
+    codes = []
+    for folder in folders[1:]:
+        done = bench("--resume", path=folder)
+        codes.append((done.code, "other blobs of scale" in done.err))
+    assert codes == [(0, False), (2, True), (2, True)]
+    assert asked() == [("new", "s1")]
+
+
+def test_another_definitions_blobs_are_not_read(bench, solutions, tmp_path):
+    given = {**WORKLOADS, "scale": [workload(SCALE, "s1", x=stored(SCALE, "s1", "x"), eps=EPS)]}
+    folder = write_judged(tmp_path / "stored", counts=[], workloads=given)
+    write_solution(solutions, "alone", "masked")
+    bench(path=folder)
+    blob(folder, b"new")
+    write_solution(solutions, "fast")
+    assert bench("--resume", path=folder).code == 0
+    blob(folder, b"old")
+    assert bench("--resume", path=folder).code == 2
 
 
 def test_an_output_of_another_machine_names_both(bench, solutions, monkeypatch):
