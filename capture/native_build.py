@@ -17,6 +17,7 @@ FLAGS = (
     *("-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-w"),
     *("-fno-semantic-interposition", "-Wl,-Bsymbolic-functions", "-fno-plt"),
 )
+LIMIT_S = 300.0
 
 
 class Unavailable(Exception):
@@ -44,9 +45,10 @@ def build(sources: Sequence[Path], extra: Sequence[str] = ()) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".{os.getpid()}.tmp")
-    done = subprocess.run(_command(cxx, sources[0], partial, extra), capture_output=True, text=True, timeout=300)
+    done = _run(_command(cxx, sources[0], partial, extra))
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        said = done.stderr.decode(errors="replace").splitlines()
+        lines = [line for line in said if "error" in line] or ["no message"]
         raise Unavailable(f"{sources[0].name} does not compile with {cxx}: {lines[0][:200]}")
     partial.replace(target)
     return target
@@ -56,6 +58,14 @@ def cache_folder() -> Path:
     """Where kcap keeps what it compiled or measured on this machine."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "kcap"
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """What comes of it; Unavailable where it does not end in time."""
+    try:
+        return subprocess.run(command, capture_output=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{command[0]} does not end within {LIMIT_S:g} s") from None
 
 
 def _command(cxx: str, source: Path, output: Path, extra: Sequence[str]) -> list[str]:
@@ -78,7 +88,7 @@ def _key(cxx: str, sources: Sequence[Path], extra: Sequence[str]) -> str:
     import torch
 
     digest = hashlib.sha256(f"{torch.__version__} {sys.platform} {FLAGS} {list(extra)}".encode())
-    digest.update(subprocess.run([cxx, "--version"], capture_output=True, timeout=60).stdout)
+    digest.update(_run([cxx, "--version"]).stdout)
     for source in sources:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

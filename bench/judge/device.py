@@ -32,7 +32,10 @@ def asked(device: str, threads: int) -> tuple[dict[str, Any], Gpu | None]:
     if device == "cpu":
         return {**environment.host(), "threads": threads, "torch": torch.__version__}, None
     command = [sys.executable, "-P", "-m", __name__, device]
-    done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise KcapError(f"{device}: cannot be used: it does not answer within {LIMIT_S:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise KcapError(f"{device}: cannot be used: {lines[-1][:200] if lines else 'no message'}")

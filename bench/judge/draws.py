@@ -19,8 +19,10 @@ import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.wire import Content, Result
+from kcap.bench.tolerance import RTOL
 from kcap.replay.definitions.draw import draw, torch_dtype
 from kcap.replay.definitions.inputs import Made, make_inputs
+from kcap.replay.skip import Skip
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import Definition
 from kcap.schemas.workload import Workload
@@ -137,6 +139,8 @@ def _results(definition: Definition, made: Made) -> list[Result]:
     results, end = [], 0
     for name, output in definition.outputs.items():
         dtype, shape = torch_dtype(output.dtype), definition.sizes(output.shape or (), made.axes)
+        if dtype.is_floating_point and dtype not in RTOL:
+            raise Skip(f"outputs.{name}: a Definition with outputs of {output.dtype} is not supported")
         reserved = _aligned(max(dtype.itemsize, 8 if dtype.is_floating_point else 1) * torch.Size(shape).numel())
         results.append(Result(name, dtype, tuple(shape), end, reserved))
         end += reserved

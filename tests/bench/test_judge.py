@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 from bench_datasets import SCALE, definition, of, stored, workload
 from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
@@ -120,6 +121,28 @@ def test_a_missing_blob_that_no_rule_makes_is_named(judge):
     mine = solution({"main.py": "def run(x, places):\n    return x[places.long()]\n"}, definition="picky")
     found = judged(judge, mine, picky, workload(picky, "w", 4, places=stored(picky, "w", "places")))
     assert found.status == "NOT_JUDGED" and "picky_w.safetensors is not there" in found.reason
+
+
+UNSUPPORTED = "outputs.y: a Definition with outputs of float4_e2m1 is not supported"
+PACKED = "torch.zeros(x.shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)"
+packed = pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no float4")
+
+
+@packed
+def test_outputs_of_a_dtype_that_nothing_compares_are_named(judge):
+    four = made("four", PACKED, outputs={"y": of("m n", "float4_e2m1")})
+    found = outcome(judge, f"import torch\n\n\ndef run(x, eps):\n    return {PACKED}\n", of_definition=four)
+    assert (found.status, found.reason) == ("NOT_JUDGED", UNSUPPORTED)
+    assert outcome(judge, RETURNING).status == "PASSED"
+
+
+@packed
+def test_inputs_of_that_dtype_are_drawn(judge):
+    body = "x.view(torch.uint8).float() * 2"
+    unpack = definition("unpack", {"x": of("m n", "float4_e2m1")}, {"y": of("m n")}, body)
+    source = f"import torch\n\n\ndef run(x):\n    return {body}\n"
+    mine = solution({"main.py": source}, definition="unpack", destination_passing_style=False)
+    assert judged(judge, mine, unpack, workload(unpack, "w", 4096)).status == "PASSED"
 
 
 def test_keys_and_tokens_of_the_environment_do_not_reach_a_solution():

@@ -19,8 +19,10 @@ from judge_here import judged, made, outcome, scale
 from judging import eventually, told
 from solution_files import RETURNING, solution
 
+from kcap.bench.judge import device
 from kcap.bench.judge.judge import REFERENCE_FACTOR
 from kcap.bench.judge.processors import used
+from kcap.errors import KcapError
 
 HONEST = read(HERE / "honest" / "plain.py")
 LARGE = 1 << 16  # rows: 1 MiB of inputs, which the judge hands over
@@ -162,6 +164,12 @@ def test_a_reference_that_fails_while_it_is_timed_is_not_the_solutions_fault(hur
     goes_on(hurried)
     again = judged(hurried, mine, ends, scale(of_definition=ends))
     assert (again.status, again.reason) == ("NOT_JUDGED", reason), "nor is it counted as a death of the Solution's"
+
+
+def test_a_gpu_that_does_not_answer_is_not_there(monkeypatch):
+    monkeypatch.setattr(device, "LIMIT_S", 0.01)
+    with pytest.raises(KcapError, match=r"cuda:0: cannot be used: it does not answer within 0\.01 s"):
+        device.asked("cuda:0", 1)
 
 
 @pytest.mark.parametrize(
