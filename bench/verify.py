@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 def check_references(contents: Contents, derived: Derived, where: Where) -> Iterator[ReferenceCheck]:
     """The checks of all Kernels of a Recording, in a process that is restarted after a crash."""
     samples = by_call(contents.samples)
-    with Worker(_session(contents, where), "kcap.bench.check_worker") as worker:
+    with Worker(_session(contents, where), "kcap.bench.check_worker", option=None) as worker:
         for kernel in derived.kernels:
             for call in chosen([use.call for use in kernel.uses]):
                 sample = samples_of(call, samples)[0]

@@ -24,11 +24,17 @@ class Died(Exception):
 
 
 class Worker:
-    """One child process at a time, running `module`; `environment` is what it says of its device."""
+    """One child process at a time, running `module`; `environment` is what it says of its device.
 
-    def __init__(self, session: dict[str, Any], module: str = "kcap.replay.worker") -> None:
+    `option`: what sets the time limits of its requests, if the user does.
+    """
+
+    def __init__(
+        self, session: dict[str, Any], module: str = "kcap.replay.worker", option: str | None = "--timeout"
+    ) -> None:
         self.session = session
         self.module = module
+        self.option = option
         self.environment: dict[str, Any] = {}
         self.restarts = -1
         self.process: subprocess.Popen[bytes] | None = None
@@ -56,7 +62,8 @@ class Worker:
             return answer
         except TimeoutError:
             self._end()
-            return {"status": "skipped", "reason": f"took longer than {timeout:g} s (--timeout)"}
+            told = f" ({self.option})" if self.option else ""
+            return {"status": "skipped", "reason": f"took longer than {timeout:g} s{told}"}
         except Died as death:
             self._end()
             return {"status": "failed", "reason": f"crashed: {death}"}

@@ -128,7 +128,8 @@ class Judge:
         return self.reference[1]
 
     def _start_reference(self, definition: Definition) -> Candidate:
-        limits = replace(self.limits, timeout=REFERENCE_FACTOR * self.limits.timeout)
+        timeout, option = REFERENCE_FACTOR * self.limits.timeout, f"{REFERENCE_FACTOR} times {self.limits.option}"
+        limits = replace(self.limits, timeout=timeout, option=option)
         return start(self.server, limits, definition, graphs=definition.name not in self.launched)
 
     def _drop_reference(self) -> None:

@@ -10,8 +10,8 @@ from kcap.bench.judge.device import Gpu
 
 @dataclass(frozen=True)
 class Limits:
-    """What a candidate gets. Bytes, and seconds: `timeout` for all that it is asked on one Workload. `memory` None:
-    what is there.
+    """What a candidate gets. Bytes, and seconds: `timeout` for all that it is asked on one Workload, by the user's
+    `option`. `memory` None: what is there.
     """
 
     device: str
@@ -25,3 +25,4 @@ class Limits:
     scratch: Path
     hidden: tuple[Path, ...] = ()
     gpu: Gpu | None = None
+    option: str = "--timeout"

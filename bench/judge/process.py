@@ -70,7 +70,7 @@ class Process:
             content = self.channel.recv(wire.LONGEST)
         except TimeoutError:
             self.end(keep=True)
-            raise TooSlow(f"took longer than {self.limits.timeout:g} s") from None
+            raise TooSlow(f"took longer than {self.limits.timeout:g} s ({self.limits.option})") from None
         except OSError:
             content = b""
         if not content:

@@ -90,7 +90,7 @@ def _await_build(one: Candidate) -> None:
     try:
         told = _told(one.receive(one.limits.build_timeout))
     except TooSlow:
-        raise TooSlow(f"was not built within {one.limits.build_timeout:g} s") from None
+        raise TooSlow(f"was not built within {one.limits.build_timeout:g} s (--build-timeout)") from None
     except Ended as ended:
         raise Ended(f"while it was built: {ended}") from None
     if "failed" in told:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from derived_calls import METADATA, call, embedding, floats, linear, ranged
 
+from kcap.bench import verify
 from kcap.bench.check import Checker
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
@@ -99,6 +100,16 @@ def test_a_recordings_references_are_checked_in_a_process_of_their_own(tmp_path:
     assert {check.operator: check.status for check in checks} == {"aten::linear": "agrees", "aten::embedding": "agrees"}
     tag(found.problems, checks)
     assert all(VERIFIED in problem.definition.tags for problem in found.problems)
+
+
+def test_a_check_that_takes_too_long_names_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_recording(tmp_path / "a.kcap", METADATA, [linear(0, 1)])
+    contents = open_contents(tmp_path / "a.kcap", False)
+    derived = problems_of(contents).derived
+    assert derived is not None
+    monkeypatch.setattr(verify, "TIMEOUT_S", 0)
+    (check,) = check_references(contents, derived, Where())
+    assert (check.status, check.reason) == ("skipped", "took longer than 0 s")
 
 
 def test_the_smallest_and_the_largest_calls_are_chosen() -> None:

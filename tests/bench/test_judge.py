@@ -167,7 +167,7 @@ def test_a_timed_out_solution_does_not_hold_the_run(judge):
         found = outcome(judge, f"def run(x, eps):\n    {HANGS}\n")
     finally:
         judge.limits = limits
-    assert found.status == "TIMEOUT" and "took longer than 2 s" in found.reason
+    assert found.status == "TIMEOUT" and "took longer than 2 s (--timeout)" in found.reason
 
 
 def test_a_process_that_lost_its_gpu_is_started_again_for_the_next_workload(judge):

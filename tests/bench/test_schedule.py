@@ -125,6 +125,7 @@ def test_a_judge_that_dies_twice_costs_that_workload_alone(faked, units):
 def test_a_judge_that_does_not_answer_in_time_costs_that_workload_alone(faked, units):
     found = judged(units(("a", SCALE, {"s1": {"sleep": 60}})), limit_s=0.3)
     assert [one.status for one in found] == ["NOT_JUDGED", "PASSED"]
+    assert found[0].reason == "the judge failed 2 times: took longer than 0.3 s (of --timeout and --build-timeout)"
 
 
 def test_an_answer_that_is_no_outcome_is_not_believed(faked, units):

@@ -11,6 +11,7 @@ from kcap.errors import KcapError
 from kcap.replay.pool import Worker
 
 JUDGE = "kcap.bench.judge.worker"
+LIMITS = "of --timeout and --build-timeout"
 
 
 class Stopped(KcapError):
@@ -45,7 +46,7 @@ class LocalSlot:
 
     def start(self) -> dict[str, Any]:
         folder = self._stack.enter_context(scratch())
-        self._worker = Worker({**self._session, "scratch": str(folder)}, self._module)
+        self._worker = Worker({**self._session, "scratch": str(folder)}, self._module, LIMITS)
         self._stack.enter_context(self._worker)
         return self._worker.environment
 
