@@ -11,6 +11,7 @@ from typing import Any
 import click
 import orjson
 
+from kcap.bench.checked_on import CheckedOn
 from kcap.bench.devices import chosen
 from kcap.bench.judging import Judging, choose
 from kcap.bench.options import Options
@@ -23,7 +24,6 @@ from kcap.bench.subject import Prepared, Subject, open_subject
 from kcap.bench.summary import report
 from kcap.bench.summary.report import Summary
 from kcap.bench.summary.summarize import summarize
-from kcap.bench.where import Where
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.replay.definitions.source import weigh
 from kcap.replay.output import progress
@@ -128,8 +128,8 @@ def judge(judging: Judging) -> Summary:
 
 
 def _prepared(judging: Judging, names: set[str]) -> Prepared:
-    where = Where(judging.device, judging.options.trust)
-    return judging.subject.prepare(names, judging.options.output, where)
+    on = CheckedOn(judging.device, judging.options.trust)
+    return judging.subject.prepare(names, judging.options.output, on)
 
 
 def write(judging: Judging, outcomes: Iterable[Outcome]) -> None:

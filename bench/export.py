@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from kcap.bench.checked_on import CheckedOn
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.exports import Exporter, Request, find, targets
 from kcap.bench.replacing import replacing
-from kcap.bench.where import Where
 from kcap.errors import CallError
 from kcap.schemas import loss as loss_file
 from kcap.schemas.loss import ExportLoss, Lost
@@ -50,7 +50,7 @@ def command(
     check_takes(contents, target, chosen)
     check_room(output, path, force)
     with replacing(output) as folder:
-        loss = chosen.write(Request(contents, folder, measurements, check, Where(device, trust)))
+        loss = chosen.write(Request(contents, folder, measurements, check, CheckedOn(device, trust)))
         loss_file.write(folder / loss_file.FILE, loss)
     click.echo(summary(loss, output))
     click.echo(f"Next: {chosen.following(output)}", err=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcap.bench import blobs
+from kcap.bench.checked_on import CheckedOn
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.exports.flashinfer_bench import write_problems
 from kcap.bench.problems import Problems, problems_of
 from kcap.bench.replacing import replacing
 from kcap.bench.verify import check_references, tag
-from kcap.bench.where import Where
 from kcap.errors import CallError
 from kcap.replay.definitions.source import UNTRUSTED
 from kcap.replay.source import home_of
@@ -58,7 +58,7 @@ class Subject(ABC):
         return {}
 
     @abstractmethod
-    def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
+    def prepare(self, names: Collection[str], output: Path, on: CheckedOn) -> Prepared:
         """Make what judges read of the Definitions `names`; files go below `output`."""
 
 
@@ -70,7 +70,7 @@ class OfDataset(Subject):
         dataset = Dataset(self.path)
         return {name: blobs.digest(dataset, self.workloads.get(name, ())) for name in sorted(names)}
 
-    def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
+    def prepare(self, names: Collection[str], output: Path, on: CheckedOn) -> Prepared:
         return Prepared(self.path.resolve(), {})
 
 
@@ -81,22 +81,22 @@ class OfCalls(Subject):
     contents: Contents
     found: Problems
 
-    def prepare(self, names: Collection[str], output: Path, where: Where) -> Prepared:
+    def prepare(self, names: Collection[str], output: Path, on: CheckedOn) -> Prepared:
         """Checks are made once; what an earlier run made stays."""
         root = output / DATASET
         there = {path.stem for path in (root / "definitions").rglob("*.json")}
         checks = _read(root / reference_check.FILE)
         if set(names) - there:
-            checks += self._check(set(names) - there, where)
+            checks += self._check(set(names) - there, on)
             self._write(root, {*names, *there}, checks)
         return Prepared(root.resolve(), {one.definition: _fault(one) for one in checks if one.status == "differs"})
 
-    def _check(self, names: Collection[str], where: Where) -> list[ReferenceCheck]:
+    def _check(self, names: Collection[str], on: CheckedOn) -> list[ReferenceCheck]:
         derived = self.found.derived
         if derived is None or self.contents.recording is None:
             return []
         kernels = [kernel for kernel in derived.kernels if kernel.definition.name in names]
-        return list(check_references(self.contents, replace(derived, kernels=kernels), where))
+        return list(check_references(self.contents, replace(derived, kernels=kernels), on))
 
     def _write(self, root: Path, names: Collection[str], checks: list[ReferenceCheck]) -> None:
         problems = [problem for problem in self.found.problems if problem.definition.name in names]

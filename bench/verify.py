@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from kcap.bench.checked_on import CheckedOn
 from kcap.bench.contents import Contents
 from kcap.bench.problems import Problem, samples_of
-from kcap.bench.where import Where
 from kcap.replay.job import SEED
 from kcap.replay.pool import Worker
 from kcap.replay.source import by_call, home_of
@@ -23,10 +23,10 @@ from kcap.schemas.reference_check import ReferenceCheck
 TIMEOUT_S = 300.0
 
 
-def check_references(contents: Contents, derived: Derived, where: Where) -> Iterator[ReferenceCheck]:
+def check_references(contents: Contents, derived: Derived, on: CheckedOn) -> Iterator[ReferenceCheck]:
     """The checks of all Kernels of a Recording, in a process that is restarted after a crash."""
     samples = by_call(contents.samples)
-    with Worker(_session(contents, where), "kcap.bench.check_worker", option=None) as worker:
+    with Worker(_session(contents, on), "kcap.bench.check_worker", option=None) as worker:
         for kernel in derived.kernels:
             for call in chosen([use.call for use in kernel.uses]):
                 sample = samples_of(call, samples)[0]
@@ -34,15 +34,15 @@ def check_references(contents: Contents, derived: Derived, where: Where) -> Iter
                 yield ReferenceCheck(definition=kernel.definition.name, operator=call.operator, call=call.id, **answer)
 
 
-def _session(contents: Contents, where: Where) -> dict[str, Any]:
+def _session(contents: Contents, on: CheckedOn) -> dict[str, Any]:
     namespaces = sorted({call.namespace for call in contents.calls} - {"aten", "triton", "cpp"})
     return {
-        "device": where.device,
+        "device": on.device,
         "home": home_of(contents.calls),
         "root": str(contents.path.resolve()),
         "namespaces": namespaces,
         "threads": None,
-        "trust": where.trust,
+        "trust": on.trust,
     }
 
 

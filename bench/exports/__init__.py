@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from kcap.bench.checked_on import CheckedOn
 from kcap.bench.contents import Contents
-from kcap.bench.where import Where
 from kcap.schemas.loss import ExportLoss
 
 EXPORTERS: dict[str, Exporter] = {}
@@ -23,14 +23,14 @@ EXPORTERS: dict[str, Exporter] = {}
 class Request:
     """What to export, the folder to write into, and the measurements to take times from (None: no times).
 
-    `check`: whether references are checked against the recorded operators, `where`: on which device.
+    `check`: whether references are checked against the recorded operators, `checked_on`: on which device.
     """
 
     contents: Contents
     output: Path
     measurements: Path | None = None
     check: bool = True
-    where: Where = field(default_factory=Where)
+    checked_on: CheckedOn = field(default_factory=CheckedOn)
 
 
 class Exporter:

@@ -32,7 +32,7 @@ class FlashInferBench(Exporter):
     def write(self, request: Request) -> ExportLoss:
         found = problems_of(request.contents)
         if request.check and found.derived is not None and request.contents.recording is not None:
-            checks = list(check_references(request.contents, found.derived, request.where))
+            checks = list(check_references(request.contents, found.derived, request.checked_on))
             tag(found.problems, checks)
             reference_check.write(request.output / reference_check.FILE, checks)
         write_problems(request.output, found.problems)

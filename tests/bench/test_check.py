@@ -11,11 +11,11 @@ from derived_calls import METADATA, call, embedding, floats, linear, ranged
 
 from kcap.bench import verify
 from kcap.bench.check import Checker
+from kcap.bench.checked_on import CheckedOn
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
 from kcap.bench.tolerance import difference
 from kcap.bench.verify import check_references, chosen, tag, with_status
-from kcap.bench.where import Where
 from kcap.replay.rebuild import Rebuilder
 from kcap.schemas.definition import DRAFT, VERIFIED
 from kcap.schemas.families.derive import Kernel, bind_family, derive_calls
@@ -96,7 +96,7 @@ def test_a_recordings_references_are_checked_in_a_process_of_their_own(tmp_path:
     contents = open_contents(tmp_path / "a.kcap", False)
     found = problems_of(contents)
     assert found.derived is not None
-    checks = list(check_references(contents, found.derived, Where()))
+    checks = list(check_references(contents, found.derived, CheckedOn()))
     assert {check.operator: check.status for check in checks} == {"aten::linear": "agrees", "aten::embedding": "agrees"}
     tag(found.problems, checks)
     assert all(VERIFIED in problem.definition.tags for problem in found.problems)
@@ -108,7 +108,7 @@ def test_a_check_that_takes_too_long_names_no_option(tmp_path: Path, monkeypatch
     derived = problems_of(contents).derived
     assert derived is not None
     monkeypatch.setattr(verify, "TIMEOUT_S", 0)
-    (check,) = check_references(contents, derived, Where())
+    (check,) = check_references(contents, derived, CheckedOn())
     assert (check.status, check.reason) == ("skipped", "took longer than 0 s")
 
 

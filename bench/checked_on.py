@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Where:
+class CheckedOn:
     """The device to check on (None: as recorded), and whether a Recording from elsewhere may run its sources."""
 
     device: str | None = None
