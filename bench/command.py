@@ -121,8 +121,7 @@ def judge(judging: Judging) -> Summary:
         with closing(judging.judge(run, units, prepared)) as judged:
             for outcome in judged:
                 outcomes.append(outcome)
-                steps = 1 if outcome.workload else len(judging.chosen[outcome.definition])
-                bar.update(task, advance=steps, description=f"{outcome.definition} {outcome.solution}"[:40])
+                bar.update(task, advance=1, description=f"{outcome.definition} {outcome.solution}"[:40])
     write(judging, outcomes)
     return summarize(judging, outcomes, runs.read(judging.options.output).machine)
 
@@ -135,7 +134,7 @@ def _prepared(judging: Judging, names: set[str]) -> Prepared:
 def write(judging: Judging, outcomes: Iterable[Outcome]) -> None:
     """The Outcomes in the formats of others."""
     output, subject = judging.options.output, judging.subject
-    ordered = sorted(outcomes, key=lambda one: (one.definition, one.author, one.solution, one.workload or ""))
+    ordered = sorted(outcomes, key=lambda one: (one.definition, one.author, one.solution, one.workload))
     traces.write(output, ordered, subject.definitions, subject.workloads)
     benchmark_results.write(output, ordered)
 

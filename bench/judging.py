@@ -76,10 +76,10 @@ class Judging:
         judged = {(*key(one), one.workload) for one in done}
         return [unit for one in self.found if (unit := self._unit(one, judged)).workloads]
 
-    def _unit(self, one: Found, judged: set[tuple[str, str, str, str | None]]) -> Unit:
+    def _unit(self, one: Found, judged: set[tuple[str, str, str, str]]) -> Unit:
         solution = one.solution
         whose = (solution.definition, solution.author, solution.name)
-        every = () if (*whose, None) in judged else self.chosen[solution.definition]
+        every = self.chosen[solution.definition]
         left = tuple(workload for workload in every if (*whose, workload.uuid) not in judged)
         return Unit(str(one.file), solution, self.subject.definitions[solution.definition], left)
 
@@ -119,7 +119,7 @@ class Judging:
                 runs.write(options.output, run)
 
     def _keep(self, outcome: Outcome, add: Add) -> Outcome:
-        counts = self.weights.get((outcome.definition, outcome.workload or ""))
+        counts = self.weights.get((outcome.definition, outcome.workload))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         count = sum(counts.values()) if counts is not None else None
         outcome = outcome.model_copy(update={"count": count, "timestamp": outcome.timestamp or now})

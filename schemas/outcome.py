@@ -69,7 +69,7 @@ class Clocked(Record):
 
 
 class Outcome(Record):
-    """One Solution on one Workload (`workload` None: on none of them, as where it does not compile).
+    """One Solution on one Workload.
 
     `reason`: why it did not pass, in a line. `log`: the end of what it printed. `floor_us`: what the machine cannot go
     below for the Workload's bytes and FLOPs. `count`: how often the engine ran the Workload; None where not known.
@@ -78,7 +78,7 @@ class Outcome(Record):
     solution: str
     author: str = ""
     definition: str
-    workload: str | None = None
+    workload: str
     file: str = ""
     status: Status
     reason: str | None = None

@@ -17,7 +17,6 @@ from kcap.schemas.dataset import with_folder
 from kcap.schemas.outcome import Outcome
 
 FOLDER = "results"
-EVERY = "all"  # in place of a Workload
 
 
 def write(output: Path, outcomes: Iterable[Outcome]) -> None:
@@ -26,7 +25,7 @@ def write(output: Path, outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         if (result := result_of(outcome)) is not None:
             folder = output / FOLDER / outcome.definition / (outcome.author or UNKNOWN_AUTHOR) / outcome.solution
-            benchmark_result.write(with_folder(folder / f"{outcome.workload or EVERY}.json"), result)
+            benchmark_result.write(with_folder(folder / f"{outcome.workload}.json"), result)
 
 
 def result_of(outcome: Outcome) -> BenchmarkResult | None:

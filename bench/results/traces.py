@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from kcap import __version__
@@ -32,25 +32,25 @@ def write(
 ) -> None:
     """Write the Traces of `outcomes`; what an earlier run wrote goes."""
     files: dict[PurePosixPath, list[Trace]] = defaultdict(list)
+    known = {(name, one.uuid): one for name, given in workloads.items() for one in given}
     for outcome in outcomes:
-        definition = definitions.get(outcome.definition)
-        if definition is not None and outcome.status != "NOT_JUDGED":
+        definition, workload = definitions.get(outcome.definition), known.get((outcome.definition, outcome.workload))
+        if definition is not None and workload is not None and outcome.status != "NOT_JUDGED":
             author = outcome.author or UNKNOWN_AUTHOR
             path = PurePosixPath(FOLDER, author, definition.op_type, f"{definition.name}.jsonl")
-            files[path] += traces_of(outcome, workloads.get(definition.name, ()))
+            files[path].append(trace_of(outcome, workload))
     shutil.rmtree(output / FOLDER, ignore_errors=True)
     for path, traces in files.items():
         traces_file.write(with_folder(output / path), sorted(traces, key=_place))
 
 
-def traces_of(outcome: Outcome, workloads: Sequence[Workload]) -> Iterator[Trace]:
-    """One; one for each of `workloads` where the Outcome is of all."""
-    evaluation = evaluation_of(outcome)
-    for workload in workloads:
-        if outcome.workload in (None, workload.uuid):
-            yield Trace(
-                definition=outcome.definition, solution=outcome.solution, workload=workload, evaluation=evaluation
-            )
+def trace_of(outcome: Outcome, workload: Workload) -> Trace:
+    return Trace(
+        definition=outcome.definition,
+        solution=outcome.solution,
+        workload=workload,
+        evaluation=evaluation_of(outcome),
+    )
 
 
 def evaluation_of(outcome: Outcome) -> Evaluation:

@@ -46,4 +46,4 @@ class Measured(Baseline):
     notes: Sequence[str] = ()
 
     def before(self, outcome: Outcome, counts: Mapping[str, int]) -> Times:
-        return self.times.get((outcome.definition, outcome.workload or ""), {})
+        return self.times.get((outcome.definition, outcome.workload), {})

@@ -29,8 +29,8 @@ def doubtful(outcomes: Iterable[Outcome], base: Measured, weights: Weights) -> i
     """Workloads whose plain reference takes less than half of what the engine's kernels were measured at."""
     found = 0
     for outcome in outcomes:
-        before = base.times.get((outcome.definition, outcome.workload or ""), {})
-        counts = weights.get((outcome.definition, outcome.workload or ""), UNCOUNTED)
+        before = base.times.get((outcome.definition, outcome.workload), {})
+        counts = weights.get((outcome.definition, outcome.workload), UNCOUNTED)
         reference = sum(counts.get(phase, 0) for phase in before) * (
             outcome.reference.median_us if outcome.reference else 0
         )

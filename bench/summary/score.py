@@ -93,8 +93,8 @@ def score(outcomes: Iterable[Outcome], workloads: Mapping[str, Sequence[str]], w
     for outcome in outcomes:
         if outcome.definition in workloads:
             held = found.setdefault((outcome.definition, outcome.author, outcome.solution), {})
-            every = workloads[outcome.definition]
-            held.update({uuid: outcome for uuid in every if outcome.workload in (None, uuid)})
+            if outcome.workload in workloads[outcome.definition]:
+                held[outcome.workload] = outcome
     scores = [Score(*key, workloads[key[0]], held, _count(key[0], workloads, weights)) for key, held in found.items()]
     return sorted(scores, key=lambda one: (one.definition, not one.ranked, -(one.weighted or 0), -len(one.passed)))
 

@@ -43,11 +43,10 @@ def deaths(session: dict[str, Any], workload: str) -> int:
 
 def outcome(request: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     status = told.get("status", "PASSED")
-    whole = told.get("whole", False)
     found = {
         "solution": "a name that the judge got wrong",
         "definition": "../..",
-        "workload": None if whole else request["workload"]["uuid"],
+        "workload": told.get("of", request["workload"]["uuid"]),
         "status": status,
         "reason": None if status == "PASSED" else told.get("reason", "as the source says"),
         "device_name": "Fake",

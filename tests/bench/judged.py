@@ -53,5 +53,5 @@ def outcomes_in(output: Path) -> list[Outcome]:
     return list(outcomes_file.read(output / "outcomes.jsonl"))
 
 
-def statuses(output: Path) -> dict[tuple[str, str | None], str]:
+def statuses(output: Path) -> dict[tuple[str, str], str]:
     return {(one.solution, one.workload): one.status for one in outcomes_in(output)}

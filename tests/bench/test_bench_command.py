@@ -95,18 +95,14 @@ def test_what_could_not_be_judged_makes_the_run_partial(bench, solutions):
     assert bench().code == 3
 
 
-def test_a_solution_that_does_not_compile_is_asked_for_once(bench, solutions, tmp_path):
-    write_solution(solutions, "broken", status="COMPILE_ERROR", whole=True, reason="main.cpp:1: no")
+@pytest.mark.parametrize("status", ["PASSED", "COMPILE_ERROR"])
+@pytest.mark.parametrize("of", [None, "s2", 5])
+def test_an_outcome_is_of_the_workload_that_was_asked_for(bench, solutions, tmp_path, status, of):
+    write_solution(solutions, "sly", status=status, of=of)
     assert bench().code == 0
-    assert statuses(tmp_path / "out") == {("broken", None): "COMPILE_ERROR"}
+    assert statuses(tmp_path / "out") == {("sly", "s1"): status, ("sly", "s2"): status}
     (traces,) = (tmp_path / "out" / "traces").rglob("*.jsonl")
     assert [trace.workload.uuid for trace in traces_file.read(traces)] == ["s1", "s2"]
-
-
-def test_only_a_compile_error_can_stand_for_all_workloads(bench, solutions, tmp_path):
-    write_solution(solutions, "sly", status="PASSED", whole=True)
-    bench()
-    assert statuses(tmp_path / "out") == {("sly", "s1"): "PASSED", ("sly", "s2"): "PASSED"}
 
 
 def test_traces_are_flashinfer_benchs_with_the_reason_for_what_its_statuses_lack(bench, solutions, tmp_path):
@@ -136,12 +132,12 @@ def test_flashinfer_bench_reads_the_traces(bench, solutions, tmp_path):
 
 def test_results_have_the_older_form(bench, solutions, tmp_path):
     write_solution(solutions, "fast", us=5, reference_us=20)
-    write_solution(solutions, "broken", status="COMPILE_ERROR", whole=True, reason="no")
+    write_solution(solutions, "broken", status="COMPILE_ERROR", reason="no")
     write_solution(solutions, "wrong", status="INCORRECT_NUMERICAL")
     bench()
     folder = tmp_path / "out" / "results"
     found = {str(path.relative_to(folder)): benchmark_result.read(path) for path in folder.rglob("*.json")}
-    assert set(found) == {"scale/ann/fast/s1.json", "scale/ann/fast/s2.json", "scale/ann/broken/all.json"}
+    assert set(found) == {f"scale/ann/{name}/{uuid}.json" for name in ("fast", "broken") for uuid in ("s1", "s2")}
     assert (found["scale/ann/fast/s1.json"].time, found["scale/ann/fast/s1.json"].speedup) == (0.005, 4)
 
 
@@ -252,7 +248,7 @@ def test_a_dataset_whose_own_solutions_are_broken_is_judged_on_all_the_same(benc
 
 def test_all_that_is_written_is_valid_and_told_apart(bench, kcap, solutions, tmp_path):
     write_solution(solutions, "fast")
-    write_solution(solutions, "broken", status="COMPILE_ERROR", whole=True)
+    write_solution(solutions, "broken", status="COMPILE_ERROR")
     write_solution(solutions, "wrong", status="INCORRECT_NUMERICAL")
     bench()
     out = tmp_path / "out"

@@ -111,8 +111,6 @@ class Crew:
             if self._stopped.is_set():
                 return False
             self._news.put(outcome)
-            if outcome.workload is None:  # it holds for every Workload
-                break
         return True
 
     def _lose(self, unit: Unit, error: KcapError | OSError) -> None:
@@ -129,7 +127,7 @@ class Crew:
         for _ in range(ATTEMPTS):
             answer = slot.run(request, self.limit_s)
             try:
-                return Outcome.model_validate({**answer, **_names(unit, answer, workload)})
+                return Outcome.model_validate({**answer, **_names(unit, workload)})
             except ValidationError:
                 reason = str(answer.get("reason") or "its answer is no Outcome")
         return _failed(unit, workload, reason)
@@ -137,15 +135,14 @@ class Crew:
 
 def _failed(unit: Unit, workload: Workload, reason: str) -> Outcome:
     told = {"status": "NOT_JUDGED", "reason": f"the judge failed {ATTEMPTS} times: {reason}"}
-    return Outcome.model_validate({**told, **_names(unit, told, workload)})
+    return Outcome.model_validate({**told, **_names(unit, workload)})
 
 
-def _names(unit: Unit, answer: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    whole = answer.get("status") == "COMPILE_ERROR" and answer.get("workload") is None
+def _names(unit: Unit, workload: Workload) -> dict[str, Any]:
     return {
         "solution": unit.solution.name,
         "author": unit.solution.author,
         "definition": unit.definition.name,
         "file": unit.file,
-        "workload": None if whole else workload.uuid,
+        "workload": workload.uuid,
     }
