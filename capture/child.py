@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from kcap.errors import KcapError
 
-LAST_LINES = 8
+LAST_LINES, LAST_ERRORS = 8, 5
 STANDARD_ERROR = 2
 LADDER = ((signal.SIGINT, 60.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # seconds until the next is sent
 PR_SET_PDEATHSIG = 1  # see prctl(2)
@@ -61,7 +61,7 @@ class Child:
             sys.stderr.flush()
 
     def last_lines(self) -> str:
-        return last_lines(self._log) if self._log else ""
+        return last_lines(self._log, self.status or 0) if self._log else ""
 
     def end(self) -> int:
         """End it and its group, by harder and harder signals; its exit status."""
@@ -88,12 +88,21 @@ def _tied_to(parent: int) -> Callable[[], None]:
     return tie
 
 
-def last_lines(log: Path) -> str:
-    """What a process's output says of its end: the errors that it named, or else its last lines."""
+def status_text(status: int) -> str:
+    """An exit status in words, with the signal that it stands for."""
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else ""
+    return f"status {status} ({name})" if name else f"status {status}"
+
+
+def last_lines(log: Path, status: int) -> str:
+    """What a process's output says of its end: the last errors that it named, or else its last lines.
+
+    One that a signal ended (a negative `status`) named no error for it.
+    """
     with log.open("rb") as file:
         lines = [line.decode(errors="replace").rstrip() for line in file]
-    errors = [match.group() for line in lines if (match := ERROR.search(line))]
-    named = list(dict.fromkeys(errors))[:5]
+    errors = [match.group() for line in reversed(lines) if (match := ERROR.search(line))]
+    named = list(dict.fromkeys(errors))[:LAST_ERRORS][::-1] if status >= 0 else []
     return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
 
 

@@ -102,7 +102,7 @@ def command(
     with place(output, force) as directory:
         if model is not None:
             offline_run = Offline(model=model, framework=framework, **offline)
-            recording, failure = record_model(offline_run, directory, options), ""
+            recording, failure = record_model(offline_run, directory, options)
         else:
             recording, failure = _record_command(list(command_line), framework, given, directory, options)
     say_what_was_recorded(recording, output)
@@ -148,4 +148,4 @@ def _record_command(
     session.write()
     if client is not None:
         return serving.serve(command_line, client, session, directory)
-    return follow.follow(command_line, session, directory, None), ""
+    return follow.follow(command_line, session, directory, None)

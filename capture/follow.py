@@ -10,36 +10,58 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
+import orjson
 
 from kcap.capture import launch, plugins, windows
-from kcap.capture.child import Noted, last_lines
+from kcap.capture.child import Noted, last_lines, status_text
 from kcap.capture.config import Session
 from kcap.capture.merge import discard, merge
 from kcap.errors import KcapError
 from kcap.schemas.recording import Recording
 
 
-def follow(command_line: list[str], session: Session, directory: Path, log: Path | None) -> Recording:
-    """Run `command_line` under `session`, and merge into `directory`. `log`: where its output goes, if not kcap's."""
+def follow(command_line: list[str], session: Session, directory: Path, log: Path | None) -> tuple[Recording, str]:
+    """Run `command_line` under `session`, and merge into `directory`; the Recording, and what failed (or "").
+
+    `log`: where its output goes, if not kcap's.
+    """
     with attending(session) as (attend, over):
         prepare_recorder(session)
         status = launch.run(command_line, session, attend, log)
         over()
-        return finish(session, directory, status, log)
+        failure = _failure(session, status, log)
+        return finish(session, directory, status, log, failure), failure
 
 
-def finish(session: Session, directory: Path, status: int | None, log: Path | None) -> Recording:
-    """The Recording of a session whose engine has ended with `status` (None where kcap ended it), in `directory`."""
+def _failure(session: Session, status: int | None, log: Path | None) -> str:
+    """What a status other than 0 says of how the engine, or a user's command, ended by itself."""
+    if not status:
+        return ""
+    lines = f":\n{last_lines(log, status)}" if log else ""
+    return f"the {'command' if session.command else 'engine'} ended with {status_text(status)}{lines}"
+
+
+def finish(session: Session, directory: Path, status: int | None, log: Path | None, failure: str) -> Recording:
+    """The Recording of a session whose engine has ended with `status` (None where kcap ended it), in `directory`.
+
+    `failure`: what failed; the Recording has its first line.
+    """
     if not launch.registered(session):
         explain_silence(session, status, log)
+    _note(session, failure)
     recording = merge(session, directory)
-    said = f"{status}:\n{last_lines(log)}" if status and log else ""
+    lines = last_lines(log, status) if status and log else ""
     discard(session)
-    if said and not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps):
-        raise KcapError(f"the engine ended before its first step, with status {said}")
-    if said:
-        click.echo(f"kcap: the engine ended with status {said}", err=True)
+    if lines and not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps):
+        raise KcapError(f"the engine ended before its first step, with {status_text(status)}:\n{lines}")
     return recording
+
+
+def _note(session: Session, failure: str) -> None:
+    """Only the first line is for the Recording: the output may hold secrets."""
+    if failure:
+        line = {"t": "note", "detail": failure.splitlines()[0].rstrip(":")}
+        (Path(session.directory) / "failure.notes").write_bytes(orjson.dumps(line) + b"\n")
 
 
 @contextmanager
@@ -83,12 +105,12 @@ def prepare_recorder(session: Session) -> None:
 def explain_silence(session: Session, status: int | None, log: Path | None) -> None:
     """KcapError: why no process of an engine had kcap in it. `status`: of its end; None where kcap ended it."""
     if status and log:
-        raise KcapError(f"the engine did not start (status {status}):\n{last_lines(log)}")
+        raise KcapError(f"the engine did not start ({status_text(status)}):\n{last_lines(log, status)}")
     excluded = plugins.excluded(None if session.command else session.framework)
     if excluded:
         raise KcapError(f"no process of the engine had kcap in it: {excluded} leaves it out; add kcap to it")
     where = session.command[0] if session.command else sys.executable
-    ended = "" if status is None else f" (status {status})"
+    ended = "" if status is None else f" ({status_text(status)})"
     raise KcapError(
         f"no process of the engine had kcap in it{ended}: is {shlex.quote(where)} the engine, and is kcap "
         f"installed in its environment? Engines that load it: {plugins.loading()}"

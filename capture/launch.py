@@ -31,8 +31,12 @@ def environment(session: Session) -> dict[str, str]:
     return {**engine.FRAMEWORK.environment, **env} if engine else env
 
 
-def run(command: list[str], session: Session, attend: Attend, log: Path | None = None, cwd: Path | None = None) -> int:
-    """Run `command` to its end under `session`; its exit status. Ctrl-C stops it once its shards are closed.
+def run(
+    command: list[str], session: Session, attend: Attend, log: Path | None = None, cwd: Path | None = None
+) -> int | None:
+    """Run `command` to its end under `session`; its exit status, None where kcap ended it.
+
+    Ctrl-C stops it once its shards are closed.
 
     `log`: where its output goes (kcap's own standard error where None).
     """
@@ -44,6 +48,7 @@ def run(command: list[str], session: Session, attend: Attend, log: Path | None =
         if child.status is None:
             attend("closing the Recording")
             end(child, session)
+            return None
         return child.end()
 
 

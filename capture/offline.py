@@ -35,8 +35,8 @@ class Offline:
     eager: bool
 
 
-def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> Recording:
-    """Record `offline` into `directory`. `options`: the Session's own."""
+def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> tuple[Recording, str]:
+    """Record `offline` into `directory`; the Recording, and what failed. `options`: the Session's own."""
     from kcap.capture import frameworks
 
     engine = frameworks.find_framework(offline.framework)
@@ -72,7 +72,7 @@ def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
     return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
 
 
-def _run(module: str, job: dict[str, Any], session: Session, directory: Path) -> Recording:
+def _run(module: str, job: dict[str, Any], session: Session, directory: Path) -> tuple[Recording, str]:
     session.write()
     file = directory / "shards" / "job.json"
     file.write_bytes(orjson.dumps(job))

@@ -9,10 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from kcap.capture import follow, launch, ready, windows
-from kcap.capture.child import Child, Noted
+from kcap.capture.child import Child, Noted, status_text
 from kcap.capture.config import SESSION_VARIABLE, Session
 from kcap.capture.merge import discard
 from kcap.errors import CallError, KcapError
@@ -65,8 +63,7 @@ def serve(command: list[str], client: Client, session: Session, directory: Path)
                 discard(session)
                 raise
         over()
-        _note(session, failure)
-        return follow.finish(session, directory, None, log), failure
+        return follow.finish(session, directory, None, log, failure), failure
 
 
 @dataclass(frozen=True)
@@ -128,14 +125,7 @@ class _Run:
         self.server.show()
 
     def _how(self, child: Child) -> str:
-        return f", with status {child.status}:\n{child.last_lines()}"
+        return f", with {status_text(child.status or 0)}:\n{child.last_lines()}"
 
     def _lines(self) -> str:
         return self.server.last_lines() or "  (none)"
-
-
-def _note(session: Session, failure: str) -> None:
-    """Only the first line is for the Recording: the output may hold secrets."""
-    if failure:
-        line = {"t": "note", "detail": failure.splitlines()[0].rstrip(":")}
-        (Path(session.directory) / "client.notes").write_bytes(orjson.dumps(line) + b"\n")

@@ -179,6 +179,33 @@ def test_a_new_engine_is_one_new_file(kcap: Kcap, toy: Path, tmp_path: Path, mon
     assert "Toy" in [framework.name for framework in installed.frameworks()]
 
 
+HARMLESS = "    print('ValueError: Tokenizer not available')\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "how", "last"),
+    [
+        ("raise RuntimeError('the second load is too long')", "1", "RuntimeError: the second load is too long"),
+        ("print('the last line', flush=True)\n    os.kill(os.getpid(), 9)", "-9 (SIGKILL)", "the last line"),
+    ],
+)
+def test_an_offline_engine_that_fails_after_its_first_steps_leaves_them_and_says_why(
+    ending: str, how: str, last: str, kcap: Kcap, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, start = TOY_ADAPTER.rsplit("\n\n", 1)
+    (toy / "toyengine.py").write_text(f"{main}\n{HARMLESS}    {ending}\n\n{start}")
+    monkeypatch.syspath_prepend(toy)
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(toy)])
+    model = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "--engine-arg", "answer=42")
+    ran = kcap("record", "--framework", "toy", *model, "--input-len", 5, "--output-len", 3, "-o", tmp_path / "out")
+    assert ran.code == 3, ran.err
+    assert ran.err.partition("kcap: the engine ended with ")[2].startswith(f"status {how}:\n  ")
+    assert ran.err.endswith(f"  {last}\n")
+    metadata = kcap_package.load(tmp_path / "out").metadata
+    assert metadata.steps == {"decode": 2, "prefill": 1}
+    assert f"the engine ended with status {how}" in metadata.notes
+
+
 STARTS_AN_ENGINE = """
 import os, sys
 import torch

@@ -15,6 +15,7 @@ import pytest
 
 import kcap as kcap_package
 from kcap.capture import follow, offline
+from kcap.capture.child import last_lines
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -187,6 +188,39 @@ def test_the_exit_code_says_complete_or_partial(ending: str, code: int, kcap: Kc
     assert f"Next: kcap show {tmp_path / 'out'}" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("ending", "how"),
+    [("raise RuntimeError('no memory')", "1"), ("sys.exit(7)", "7"), ("os.kill(os.getpid(), 15)", "-15 (SIGTERM)")],
+)
+def test_a_command_that_fails_leaves_its_recording_and_its_status(
+    ending: str, how: str, kcap: Kcap, tmp_path: Path
+) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(STANDS_FOR_AN_ENGINE + "window.close()\nimport sys\n" + ending)
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
+    assert ran.code == 3, ran.err
+    assert ran.err.endswith(f"kcap: the command ended with status {how}\n")
+    metadata = kcap_package.load(tmp_path / "out").metadata
+    assert (metadata.steps, metadata.notes) == ({"decode": 3}, [f"the command ended with status {how}"])
+
+
+ENDS = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # as many programs do
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+def test_a_command_that_kcap_ends_has_not_failed(tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(STANDS_FOR_AN_ENGINE + ENDS)
+    words = ["record", "-o", str(tmp_path / "out"), "--", sys.executable, str(script)]
+    ran = subprocess.run([sys.executable, "-m", "kcap", *words], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert kcap_package.load(tmp_path / "out").metadata.notes == []
+
+
 def test_an_engine_that_ran_no_step_is_an_error_with_the_recording_kept(kcap: Kcap, tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
     script.write_text(STANDS_FOR_AN_ENGINE.replace("range(3)", "range(0)"))
@@ -273,6 +307,13 @@ def test_a_disk_that_fills_loses_nothing_that_was_recorded(
 
 def test_nothing_to_recover(kcap: Kcap, tmp_path: Path) -> None:
     failed(kcap("recover", tmp_path, "-o", tmp_path / "out"), 2, "nothing to recover")
+
+
+def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"ValueError: {number}\n" for number in (*range(9), 7)) + "a last line\n")
+    assert last_lines(log, 1).split("\n") == [f"  ValueError: {number}" for number in (4, 5, 6, 8, 7)]
+    assert last_lines(log, -9).endswith("ValueError: 7\n  a last line")
 
 
 def test_a_session_survives_its_file(tmp_path: Path) -> None:
