@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from kcap.capture import watchdog
 from kcap.errors import KcapError
 
 LAST_LINES, LAST_ERRORS = 8, 5
 STANDARD_ERROR = 2
 LADDER = ((signal.SIGINT, 60.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # seconds until the next is sent
-PR_SET_PDEATHSIG = 1  # see prctl(2)
 ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
-_libc = ctypes.CDLL(None)
 
 
 class Child:
-    """Runs `command` in a session of its own, which ends with kcap, however that ends.
+    """Runs `command` in a session and a group of its own, which end with kcap, however that ends.
 
     `log`: where its output goes (kcap's own standard error where None).
     """
@@ -32,13 +30,15 @@ class Child:
         self, command: list[str], env: Mapping[str, str], log: Path | None = None, cwd: Path | None = None
     ) -> None:
         sink: IO[bytes] | None = log.open("wb") if log else None
+        self._guard = _Guard()
         try:
             self._process = subprocess.Popen(
                 command, env=env, stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
                 stdin=subprocess.DEVNULL, start_new_session=True, cwd=cwd,
-                preexec_fn=_tied_to(os.getpid()),  # it takes no lock that another thread may hold
+                preexec_fn=self._guard.watch_this,  # it takes no lock that another thread may hold
             )  # fmt: skip
         except OSError as error:
+            self._guard.end()
             raise KcapError(f"cannot start {command[0]}: {error.strerror}") from None
         finally:
             if sink:
@@ -64,7 +64,7 @@ class Child:
         return last_lines(self._log, self.status or 0) if self._log else ""
 
     def end(self) -> int:
-        """End it and its group, by harder and harder signals; its exit status."""
+        """End it by harder and harder signals to its group, and then what it left of that; its exit status."""
         for number, patience in LADDER:
             if self.status is not None:
                 break
@@ -73,19 +73,35 @@ class Child:
                 self._process.wait(patience)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
+        watchdog.end_group(self._process.pid)
+        self._guard.end()
         status = self.status
         return -signal.SIGKILL if status is None else status  # killed, and still held by the machine
 
 
-def _tied_to(parent: int) -> Callable[[], None]:
-    """What a new process does first: a server would go on, and hold its GPU, after a `kcap record` that was killed."""
+class _Guard:
+    """A process that outlives kcap by as long as it takes to end a group of processes: they might hold a GPU."""
 
-    def tie() -> None:
-        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def __init__(self) -> None:
+        read, write = os.pipe()
+        self._pipe = os.fdopen(write, "wb", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", os.path.abspath(watchdog.__file__)], stdin=read, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+            )  # fmt: skip
+        finally:
+            os.close(read)
 
-    return tie
+    def watch_this(self) -> None:
+        """Told by the process whose group it is, so that there is no time without."""
+        self._pipe.write(b"%d" % os.getpid())
+
+    def end(self) -> None:
+        """Once nothing is left to be guarded."""
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
 
 
 def status_text(status: int) -> str:

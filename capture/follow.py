@@ -50,10 +50,11 @@ def finish(session: Session, directory: Path, status: int | None, log: Path | No
         explain_silence(session, status, log)
     _note(session, failure)
     recording = merge(session, directory)
-    lines = last_lines(log, status) if status and log else ""
+    nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
+    said = f"{status_text(status)}:\n{last_lines(log, status)}" if nothing and status and log else ""
     discard(session)
-    if lines and not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps):
-        raise KcapError(f"the engine ended before its first step, with {status_text(status)}:\n{lines}")
+    if said:
+        raise KcapError(f"the engine ended before its first step, with {said}")
     return recording
 
 

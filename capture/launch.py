@@ -45,15 +45,15 @@ def run(
         while child.status is None and not ending:
             attend(status(session))
             time.sleep(POLL)
-        if child.status is None:
+        ended = child.status
+        if ended is None:
             attend("closing the Recording")
-            end(child, session)
-            return None
-        return child.end()
+        end(child, session)
+        return ended
 
 
 def end(child: Child, session: Session) -> None:
-    """End what runs, once its windows are closed."""
+    """End what runs, or what one that has ended left behind, once its windows are closed."""
     close(session)
     child.end()
 

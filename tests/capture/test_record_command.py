@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ended
 
 import kcap as kcap_package
 from kcap.capture import follow, offline
-from kcap.capture.child import last_lines
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -221,6 +221,31 @@ def test_a_command_that_kcap_ends_has_not_failed(tmp_path: Path) -> None:
     assert kcap_package.load(tmp_path / "out").metadata.notes == []
 
 
+GOES_ON = """
+import time
+while True:
+    window.begin(StepShape("decode", [1], [1]))
+    torch.mm(a, a)
+    window.end()
+    open("up", "w").close()
+    time.sleep(0.01)
+"""
+
+
+def test_what_a_command_leaves_running_closes_its_shard_and_is_ended(
+    kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engine.py").write_text(STANDS_FOR_AN_ENGINE + GOES_ON)
+    monkeypatch.chdir(tmp_path)
+    leaves = f"{sys.executable} engine.py & echo $$ >group; while [ ! -e up ]; do sleep 0.1; done"
+    ran = kcap("record", "-o", "out", "--", "sh", "-c", leaves)
+    assert ran.code == 0, ran.err
+    assert ended(int(Path("group").read_text()))
+    recording = kcap_package.load("out")
+    assert recording.metadata.complete
+    assert recording.metadata.steps["decode"] > 3
+
+
 def test_an_engine_that_ran_no_step_is_an_error_with_the_recording_kept(kcap: Kcap, tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
     script.write_text(STANDS_FOR_AN_ENGINE.replace("range(3)", "range(0)"))
@@ -307,13 +332,6 @@ def test_a_disk_that_fills_loses_nothing_that_was_recorded(
 
 def test_nothing_to_recover(kcap: Kcap, tmp_path: Path) -> None:
     failed(kcap("recover", tmp_path, "-o", tmp_path / "out"), 2, "nothing to recover")
-
-
-def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("".join(f"ValueError: {number}\n" for number in (*range(9), 7)) + "a last line\n")
-    assert last_lines(log, 1).split("\n") == [f"  ValueError: {number}" for number in (4, 5, 6, 8, 7)]
-    assert last_lines(log, -9).endswith("ValueError: 7\n  a last line")
 
 
 def test_a_session_survives_its_file(tmp_path: Path) -> None:

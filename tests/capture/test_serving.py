@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import ended
 from serving_programs import CLIENT, DIES, NEVER, SERVER
 
 import kcap as kcap_package
@@ -151,10 +151,11 @@ def test_what_serves_there_already_is_not_taken_for_the_server(
 
 @pytest.fixture
 def recorder(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """`kcap record --window manual` of the server, as a user starts it."""
+    """`kcap record --window manual` of the server in a shell, as a user starts it."""
     (tmp_path / "server.py").write_text(SERVER)
-    words = ["record", "-o", str(tmp_path / "out"), "--window", "manual", "--", sys.executable]
-    command = [sys.executable, "-m", "kcap", *words, str(tmp_path / "server.py"), str(port)]
+    words = ["record", "-o", str(tmp_path / "out"), "--window", "manual", "--", "sh", "-c"]
+    server = f"{sys.executable} {tmp_path / 'server.py'} {port}; true"
+    command = [sys.executable, "-m", "kcap", *words, server]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     yield process
     if process.poll() is None:
@@ -198,15 +199,10 @@ def test_the_server_ends_with_a_recorder_that_is_killed(
     recorder.send_signal(signal.SIGUSR1)
     said(recorder, "the window is open: 1 of 1")
     assert not ready.why_not(f"{url}/?4")
-    (server,) = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children").read_text().split()
+    groups = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children").read_text().split()
     recorder.kill()
-    deadline = time.monotonic() + 20
-    while not is_free(port) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    ended = is_free(port)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(server), signal.SIGKILL)
-    assert ended, "the server is still there"
+    assert {ended(int(group)) for group in groups} == {True}, "the server is still there"
+    assert is_free(port)
     (left,) = tmp_path.glob(".out.*")
     assert kcap("recover", left, "-o", tmp_path / "out").code == 3
     assert counted(tmp_path / "out") == (4, 4)

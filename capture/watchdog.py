@@ -1,0 +1,49 @@
+"""Ends all processes of a group. As a program: once whoever started it is gone, by SIGKILL too, or closes its input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+PATIENCE, POLL = 10.0, 0.05  # seconds: until SIGKILL after SIGTERM, and as long after it; between two looks
+
+
+def end_group(group: int, patience: float = PATIENCE) -> None:
+    """SIGTERM all that is left of a group, and SIGKILL what has not ended after `patience` seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + patience
+        if not _lives(group):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+        while _lives(group) and time.monotonic() < deadline:
+            time.sleep(POLL)
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return any(_is_of(group, process) for process in os.listdir("/proc") if process.isdigit())
+
+
+def _is_of(group: int, process: str) -> bool:
+    """Whether it is of the group and runs: one that has ended stays in it until somebody asks for its status."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state, _, of = file.read().rpartition(b")")[2].split()[:3]
+    except (OSError, ValueError):  # it has just ended
+        return False
+    return int(of) == group and state not in (b"Z", b"X")
+
+
+if __name__ == "__main__":
+    told = sys.stdin.buffer.read()
+    if told:
+        end_group(int(told))

@@ -1,0 +1,82 @@
+"""What kcap starts ends with kcap, and nothing of it is left; what is said of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import ended, lives
+
+from kcap.capture import watchdog
+from kcap.capture.child import Child, last_lines
+
+TWO = "trap '' INT; sleep 600 & sleep 600; true"  # a shell with two processes, none of which SIGINT ends
+STARTS = f"""
+import os, time
+from kcap.capture.child import Child
+Child(["sh", "-c", "echo $$; exec 0<&- 1<&- 2<&-; {TWO}"], dict(os.environ))
+time.sleep(600)
+"""
+
+
+def wait_for(process: subprocess.Popen[str]) -> int:
+    assert process.stderr is not None
+    return int(process.stderr.readline())
+
+
+@pytest.fixture
+def group() -> Iterator[int]:
+    """Of a process that heeds no SIGTERM, with one of its own."""
+    words = ["sh", "-c", "trap '' TERM; sleep 600 & echo up; sleep 600"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline()
+    yield process.pid
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_all_processes_of_a_command_end_with_a_kcap_that_is_killed(number: int) -> None:
+    kcap = subprocess.Popen([sys.executable, "-c", STARTS], stderr=subprocess.PIPE, text=True)
+    group = wait_for(kcap)
+    assert lives(group)
+    kcap.send_signal(number)
+    kcap.communicate()
+    assert ended(group)
+
+
+def test_what_a_command_leaves_is_ended() -> None:
+    child = Child(["sh", "-c", "sleep 600 & exit 3"], dict(os.environ))
+    group = child._process.pid
+    while child.status is None:
+        time.sleep(0.01)
+    assert lives(group)
+    assert child.end() == 3
+    assert ended(group)
+
+
+def test_nothing_watches_what_has_ended() -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text()
+    Child(["true"], dict(os.environ)).end()
+    assert children.read_text() == before
+
+
+def test_what_does_not_heed_sigterm_is_killed(group: int) -> None:
+    watchdog.end_group(group, 0.3)
+    assert ended(group)
+
+
+def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"ValueError: {number}\n" for number in (*range(9), 7)) + "a last line\n")
+    assert last_lines(log, 1).split("\n") == [f"  ValueError: {number}" for number in (4, 5, 6, 8, 7)]
+    assert last_lines(log, -9).endswith("ValueError: 7\n  a last line")
