@@ -15,7 +15,8 @@ from kcap.capture import watchdog
 from kcap.errors import KcapError
 
 LAST_LINES, LAST_ERRORS = 8, 5
-STANDARD_ERROR = 2
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LADDER = ((signal.SIGINT, 60.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # seconds until the next is sent
 ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
 
@@ -123,10 +124,11 @@ def last_lines(log: Path, status: int) -> str:
 
 
 class Noted:
-    """While it lasts these signals are noted, and do nothing else."""
+    """While it lasts these signals are noted, and do nothing else; SIGHUP goes on to be ignored if it was (nohup)."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
-        self._numbers = numbers
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+        self._numbers = [number for number in numbers if number not in ignored]
         self._came: list[int] = []
 
     def __enter__(self) -> Noted:
@@ -135,6 +137,8 @@ class Noted:
 
     def _note(self, number: int, frame: object) -> None:
         self._came.append(number)
+        if number == signal.SIGHUP:
+            _let_go_of_terminal()
 
     def __bool__(self) -> bool:
         """Whether any came."""
@@ -148,3 +152,13 @@ class Noted:
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _let_go_of_terminal() -> None:
+    """Write to nowhere instead of to a terminal that is gone: an error of that would cost the Recording."""
+    for output in (STANDARD_OUTPUT, STANDARD_ERROR):
+        try:
+            os.write(output, b"")
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), output)

@@ -11,7 +11,7 @@ import click
 from kcap.capture.config import Session
 from kcap.capture.numbers import NumbersRange
 from kcap.capture.offline import Offline, record_model
-from kcap.capture.output import place, say_what_was_recorded
+from kcap.capture.output import Place, place, say_what_was_recorded
 from kcap.capture.told import NEVER_OPENED
 from kcap.errors import PARTIAL, CallError, KcapError
 from kcap.schemas.coverage import CoverageSummary
@@ -99,12 +99,12 @@ def command(
         "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
     }  # fmt: skip
     given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
-    with place(output, force) as directory:
+    with place(output, force) as beside:
         if model is not None:
             offline_run = Offline(model=model, framework=framework, **offline)
-            recording, failure = record_model(offline_run, directory, options)
+            recording, failure = record_model(offline_run, beside, options)
         else:
-            recording, failure = _record_command(list(command_line), framework, given, directory, options)
+            recording, failure = _record_command(list(command_line), framework, given, beside, options)
     say_what_was_recorded(recording, output)
     if failure:
         click.echo(f"kcap: {failure}", err=True)
@@ -136,16 +136,16 @@ def _client(text: str, url: str | None, patience: float, window: str | None, ser
 
 
 def _record_command(
-    command_line: list[str], framework: str, client: Client | None, directory: Path, options: dict[str, Any]
+    command_line: list[str], framework: str, client: Client | None, place: Place, options: dict[str, Any]
 ) -> tuple[Recording, str]:
     from kcap.capture import follow, frameworks, serving
 
     engine = frameworks.find_adapter(framework)
     session = Session(
-        directory=str((directory / "shards").resolve()), framework=engine.FRAMEWORK.name, command=command_line,
+        directory=str((place.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, command=command_line,
         client=client.command if client else [], **options,
     )  # fmt: skip
     session.write()
     if client is not None:
-        return serving.serve(command_line, client, session, directory)
-    return follow.follow(command_line, session, directory, None)
+        return serving.serve(command_line, client, session, place)
+    return follow.follow(command_line, session, place, None)

@@ -10,8 +10,6 @@ from typing import Any
 
 import orjson
 
-from kcap.errors import CallError
-
 SESSION_VARIABLE = "KCAP_SESSION"
 
 
@@ -76,17 +74,6 @@ class Session:
         self.file.write_bytes(orjson.dumps(asdict(self)))
         if self.check_coverage and not self.command:
             self.profile_file.touch(mode=0o600)
-
-
-def check_place(output: Path, force: bool, option: str) -> None:
-    """CallError where `output` exists, unless `force` lets it be replaced and it is a Recording (or empty)."""
-    if not output.exists():
-        return
-    if not force:
-        raise CallError(f"{output} already exists: pass {option} to replace it")
-    is_recording = (output / "recording.json").is_file()
-    if not is_recording and (not output.is_dir() or any(output.iterdir())):
-        raise CallError(f"{output} is no Recording: kcap does not replace it")
 
 
 def read_session(path: str | os.PathLike[str]) -> Session:

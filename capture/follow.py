@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,24 +14,25 @@ import click
 import orjson
 
 from kcap.capture import launch, plugins, windows
-from kcap.capture.child import Noted, last_lines, status_text
+from kcap.capture.child import ENDINGS, Noted, last_lines, status_text
 from kcap.capture.config import Session
-from kcap.capture.merge import discard, merge
+from kcap.capture.merge import merge
+from kcap.capture.output import Place
 from kcap.errors import KcapError
 from kcap.schemas.recording import Recording
 
 
-def follow(command_line: list[str], session: Session, directory: Path, log: Path | None) -> tuple[Recording, str]:
-    """Run `command_line` under `session`, and merge into `directory`; the Recording, and what failed (or "").
+def follow(command_line: list[str], session: Session, place: Place, log: Path | None) -> tuple[Recording, str]:
+    """Run `command_line` under `session`, and merge into `place`; the Recording, and what failed (or "").
 
     `log`: where its output goes, if not kcap's.
     """
-    with attending(session) as (attend, over):
+    with attending(session, place.noted) as at:
         prepare_recorder(session)
-        status = launch.run(command_line, session, attend, log)
-        over()
+        status = launch.run(command_line, session, at, log)
+        at.over()
         failure = _failure(session, status, log)
-        return finish(session, directory, status, log, failure), failure
+        return finish(session, place.directory, status, log, failure), failure
 
 
 def _failure(session: Session, status: int | None, log: Path | None) -> str:
@@ -51,9 +53,9 @@ def finish(session: Session, directory: Path, status: int | None, log: Path | No
     _note(session, failure)
     recording = merge(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
-    said = f"{status_text(status)}:\n{last_lines(log, status)}" if nothing and status and log else ""
-    discard(session)
-    if said:
+    if nothing and status and log:
+        said = f"{status_text(status)}:\n{last_lines(log, status)}"
+        shutil.rmtree(directory)
         raise KcapError(f"the engine ended before its first step, with {said}")
     return recording
 
@@ -66,12 +68,11 @@ def _note(session: Session, failure: str) -> None:
 
 
 @contextmanager
-def attending(session: Session) -> Iterator[tuple[launch.Attend, Callable[[], None]]]:
-    """What shows how far the work is and opens and closes the window at a signal; and what says that it is done.
-
-    Until this ends, the end of the merge among it, SIGUSR1 and SIGUSR2 do not end kcap.
-    """
-    with windows.running(session), Noted(signal.SIGUSR1, signal.SIGUSR2) as asked, ExitStack() as shown:
+def attending(session: Session, noted: ExitStack) -> Iterator[launch.At]:
+    """What shows how far the work is, and heeds the signals to kcap, none of which ends it until `noted` ends."""
+    asked = noted.enter_context(Noted(signal.SIGUSR1, signal.SIGUSR2))
+    ending = noted.enter_context(Noted(*ENDINGS))
+    with windows.running(session), ExitStack() as shown:
         report = shown.enter_context(progress())
 
         def attend(text: str) -> None:
@@ -79,7 +80,7 @@ def attending(session: Session) -> Iterator[tuple[launch.Attend, Callable[[], No
             for number in asked.take():
                 _steer(session, number == signal.SIGUSR1)
 
-        yield attend, shown.close
+        yield launch.At(attend, ending, shown.close)
 
 
 def _steer(session: Session, opened: bool) -> None:

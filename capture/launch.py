@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.capture import windows
@@ -16,9 +16,20 @@ from kcap.capture.engines import of_framework
 from kcap.capture.shards import all_closed, progress
 from kcap.errors import KcapError
 
-Attend = Callable[[str], None]  # called several times a second, with what is being done
 CLOSE_PATIENCE, POLL = 10.0, 0.2  # seconds
 STARTUP = Path(__file__).resolve().with_name("startup")  # what Python runs first there
+
+
+@dataclass(frozen=True)
+class At:
+    """`attend`: called several times a second, with what is being done; `over`: once it is done.
+
+    `ending`: whether a signal asked to end it.
+    """
+
+    attend: Callable[[str], None]
+    ending: Noted
+    over: Callable[[], None]
 
 
 def environment(session: Session) -> dict[str, str]:
@@ -31,25 +42,24 @@ def environment(session: Session) -> dict[str, str]:
     return {**engine.FRAMEWORK.environment, **env} if engine else env
 
 
-def run(
-    command: list[str], session: Session, attend: Attend, log: Path | None = None, cwd: Path | None = None
-) -> int | None:
+def run(command: list[str], session: Session, at: At, log: Path | None = None) -> int | None:
     """Run `command` to its end under `session`; its exit status, None where kcap ended it.
 
     Ctrl-C stops it once its shards are closed.
 
     `log`: where its output goes (kcap's own standard error where None).
     """
-    with Noted(signal.SIGINT, signal.SIGTERM) as ending:
-        child = Child(command, environment(session), log, cwd)
-        while child.status is None and not ending:
-            attend(status(session))
-            time.sleep(POLL)
-        ended = child.status
-        if ended is None:
-            attend("closing the Recording")
-        end(child, session)
-        return ended
+    if at.ending:
+        raise KcapError("ended before the engine was started")
+    child = Child(command, environment(session), log)
+    while child.status is None and not at.ending:
+        at.attend(status(session))
+        time.sleep(POLL)
+    ended = child.status
+    if ended is None:
+        at.attend("closing the Recording")
+    end(child, session)
+    return ended
 
 
 def end(child: Child, session: Session) -> None:

@@ -14,6 +14,7 @@ from kcap.capture import follow, plugins
 from kcap.capture.config import Session
 from kcap.capture.engines.engine import Start
 from kcap.capture.numbers import Numbers, listed
+from kcap.capture.output import Place
 from kcap.capture.workload import Prompt, Workload, read_prompts
 from kcap.errors import CallError
 from kcap.schemas.recording import Recording
@@ -35,8 +36,8 @@ class Offline:
     eager: bool
 
 
-def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> tuple[Recording, str]:
-    """Record `offline` into `directory`; the Recording, and what failed. `options`: the Session's own."""
+def record_model(offline: Offline, place: Place, options: dict[str, Any]) -> tuple[Recording, str]:
+    """Record `offline` into `place`; the Recording, and what failed. `options`: the Session's own."""
     from kcap.capture import frameworks
 
     engine = frameworks.find_framework(offline.framework)
@@ -53,12 +54,12 @@ def record_model(offline: Offline, directory: Path, options: dict[str, Any]) -> 
     start = Start(target, offline.load_format, offline.num_layers, offline.eager, given, work.longest)
     arguments = engine.arguments(start)
     session = Session(
-        directory=str((directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
+        directory=str((place.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
         layers_model=target.layers_model, engine_arguments=arguments, **options,
     )  # fmt: skip
     job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
     assert engine.OFFLINE is not None  # `find_framework` has seen to it
-    return _run(engine.OFFLINE, job, session, directory)
+    return _run(engine.OFFLINE, job, session, place)
 
 
 def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
@@ -72,13 +73,13 @@ def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
     return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
 
 
-def _run(module: str, job: dict[str, Any], session: Session, directory: Path) -> tuple[Recording, str]:
+def _run(module: str, job: dict[str, Any], session: Session, place: Place) -> tuple[Recording, str]:
     session.write()
-    file = directory / "shards" / "job.json"
+    file = Path(session.directory) / "job.json"
     file.write_bytes(orjson.dumps(job))
-    log = directory / "shards" / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
+    log = Path(session.directory) / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
     command_line = [sys.executable, "-P", "-m", module, str(file.resolve())]
-    return follow.follow(command_line, session, directory, log)
+    return follow.follow(command_line, session, place, log)
 
 
 def engine_arguments(words: tuple[str, ...]) -> dict[str, Any]:

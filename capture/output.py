@@ -6,34 +6,41 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from kcap.capture.config import check_place
-from kcap.errors import KcapError
+from kcap.capture.settle import check_place, settle, what_is_left
 from kcap.schemas.coverage import CoverageSummary
 from kcap.schemas.recording import Recording
 
 
+@dataclass(frozen=True)
+class Place:
+    """`directory`: where to write. `noted`: whatever is entered here lasts until the output is in its place."""
+
+    directory: Path
+    noted: ExitStack
+
+
 @contextmanager
-def place(output: Path, force: bool) -> Iterator[Path]:
+def place(output: Path, force: bool) -> Iterator[Place]:
     """A working directory beside `output`, moved there when all went well; what was recorded is kept if not."""
     check_place(output, force, "--force")
     output.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        yield directory
-    except BaseException as error:
-        if not any(directory.glob("shards/*.jsonl")):
-            shutil.rmtree(directory, ignore_errors=True)
-        elif not isinstance(error, KcapError):
-            click.echo(f"kcap: what was recorded is in {directory}: kcap recover {directory} -o {output}", err=True)
-        raise
-    if output.exists():
-        shutil.rmtree(output)
-    directory.rename(output)
+    with ExitStack() as noted:
+        try:
+            yield Place(directory, noted)
+            settle(directory, output, force)
+        except BaseException:
+            if left := what_is_left(directory, output):
+                click.echo(f"kcap: {left}", err=True)
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
 
 
 def say_what_was_recorded(recording: Recording, output: Path) -> None:

@@ -30,8 +30,8 @@ def command(directory: Path, output: Path, force: bool) -> None:
     if not (shards / "session.json").is_file():
         raise CallError(f"{directory}: nothing to recover: it has no shards/session.json")
     session = replace(read_session(shards / "session.json"), directory=str(shards))
-    with place(output, force) as temporary:
-        recording = merge(session, temporary, sealed=False)  # anybody may have made the shards
+    with place(output, force) as beside:
+        recording = merge(session, beside.directory, sealed=False)  # anybody may have made the shards
     say_what_was_recorded(recording, output)
     if not recording.metadata.complete:
         raise click.exceptions.Exit(PARTIAL)

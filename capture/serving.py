@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.capture import follow, launch, ready, windows
-from kcap.capture.child import Child, Noted, status_text
+from kcap.capture.child import Child, status_text
 from kcap.capture.config import SESSION_VARIABLE, Session
 from kcap.capture.merge import discard
+from kcap.capture.output import Place
 from kcap.errors import CallError, KcapError
 from kcap.schemas.recording import Recording
 
@@ -46,24 +46,22 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     return Client(command, url, patience, opens)
 
 
-def serve(command: list[str], client: Client, session: Session, directory: Path) -> tuple[Recording, str]:
-    """Record the server `command` under `client` into `directory`; the Recording, and what failed ("" if nothing did).
+def serve(command: list[str], client: Client, session: Session, place: Place) -> tuple[Recording, str]:
+    """Record the server `command` under `client` into `place`; the Recording, and what failed ("" if nothing did).
 
     KcapError if the server does not become ready.
     """
     log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
-    with follow.attending(session) as (attend, over):
+    with follow.attending(session, place.noted) as at:
         follow.prepare_recorder(session)
-        with Noted(signal.SIGINT, signal.SIGTERM) as ending:
-            server = Child(command, launch.environment(session), log)
-            run = _Run(server, client, session, ending, attend)
-            try:
-                failure = run.whole()
-            except KcapError:
-                discard(session)
-                raise
-        over()
-        return follow.finish(session, directory, None, log, failure), failure
+        server = Child(command, launch.environment(session), log)
+        try:
+            failure = _Run(server, client, session, at).whole()
+        except KcapError:
+            discard(session)
+            raise
+        at.over()
+        return follow.finish(session, place.directory, None, log, failure), failure
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ class _Run:
     server: Child
     client: Client
     session: Session
-    ending: Noted
-    attend: launch.Attend
+    at: launch.At
 
     def whole(self) -> str:
         """From the server's start to its end; what failed."""
@@ -80,7 +77,7 @@ class _Run:
             self._wait_until_ready()
             return self._client_to_its_end()
         finally:
-            self.attend("ending the server")
+            self.at.attend("ending the server")
             launch.end(self.server, self.session)
             self.server.show()
 
@@ -88,7 +85,7 @@ class _Run:
         deadline = time.monotonic() + self.client.patience
         while why := ready.why_not(self.client.ready):
             self._look(f"waiting for {self.client.ready}")
-            if self.ending:
+            if self.at.ending:
                 raise KcapError("ended before the server was ready")
             if self.server.status is not None:
                 raise KcapError(f"the server ended before it was ready{self._how(self.server)}")
@@ -106,7 +103,7 @@ class _Run:
             windows.start(self.session)
         env = {name: value for name, value in os.environ.items() if name != SESSION_VARIABLE}
         child = Child(self.client.command, env, Path(self.session.directory) / "client.log")
-        while child.status is None and self.server.status is None and not self.ending:
+        while child.status is None and self.server.status is None and not self.at.ending:
             self._look(launch.status(self.session))
             child.show()
             time.sleep(launch.POLL)
@@ -121,7 +118,7 @@ class _Run:
         return f"the client failed{self._how(child)}" if ended_by_itself and child.status else ""
 
     def _look(self, text: str) -> None:
-        self.attend(text)
+        self.at.attend(text)
         self.server.show()
 
     def _how(self, child: Child) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kcap.capture.config import Session, check_place
-from kcap.capture.merge import discard, merge
+from kcap.capture.config import Session
+from kcap.capture.merge import merge
 from kcap.capture.recorder import PHASES
+from kcap.capture.settle import check_place, settle, what_is_left
 from kcap.capture.window import StepShape, Window
 from kcap.errors import CallError, KcapError
 
@@ -76,16 +76,13 @@ def record(
         if _recording == os.getpid():
             _recording = None
             window.close()
-            _finish(session, directory, path)
+            _finish(session, directory, path, force)
 
 
-def _finish(session: Session, directory: Path, path: Path) -> None:
+def _finish(session: Session, directory: Path, path: Path, force: bool) -> None:
     try:
         merge(session, directory)
-    except OSError as error:
-        reason = f"{error.strerror}: what was recorded is in {directory}"
-        raise KcapError(f"{reason}: make room, then kcap recover {directory} -o {path}") from error
-    discard(session)
-    if path.exists():
-        shutil.rmtree(path)
-    directory.rename(path)
+        settle(directory, path, force)
+    except (OSError, KcapError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise KcapError(f"{reason}: {what_is_left(directory, path)}") from error

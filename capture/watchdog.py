@@ -34,13 +34,14 @@ def _lives(group: int) -> bool:
 
 
 def _is_of(group: int, process: str) -> bool:
-    """Whether it is of the group and runs: one that has ended stays in it until somebody asks for its status."""
+    """Whether it is of the group and runs. One that has ended stays in it until somebody asks for its status."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            state, _, of = file.read().rpartition(b")")[2].split()[:3]
-    except (OSError, ValueError):  # it has just ended
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:  # it has just ended
         return False
-    return int(of) == group and state not in (b"Z", b"X")
+    state, of, threads = fields[0], int(fields[2]), int(fields[17])
+    return of == group and (state != b"Z" or threads > 1)  # its first thread may end before the others
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ def lives(group: int) -> bool:
     """Whether any process of it runs; one that has ended and was not asked for its status does not."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            state, _, of, *_ = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            if int(of) == group and state != "Z":
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and (fields[0] != "Z" or int(fields[17]) > 1):
                 return True
     return False
 

@@ -167,11 +167,22 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_a_new_engine_is_one_new_file(kcap: Kcap, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def record_toy(kcap: Kcap, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`record_toy(text)` records the model offline with `text` for an adapter, into `tmp_path / "out"`."""
     monkeypatch.syspath_prepend(toy)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(toy)])
     model = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "--engine-arg", "answer=42")
-    ran = kcap("record", "--framework", "toy", *model, "--input-len", 5, "--output-len", 3, "-o", tmp_path / "out")
+
+    def run(text: str) -> Any:
+        (toy / "toyengine.py").write_text(text)
+        return kcap("record", "--framework", "toy", *model, "--input-len", 5, "--output-len", 3, "-o", tmp_path / "out")
+
+    return run
+
+
+def test_a_new_engine_is_one_new_file(record_toy: Callable[..., Any], tmp_path: Path) -> None:
+    ran = record_toy(TOY_ADAPTER)
     assert ran.code == 0, ran.err
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert (metadata.framework, metadata.steps) == ("Toy", {"decode": 2, "prefill": 1})
@@ -190,20 +201,25 @@ HARMLESS = "    print('ValueError: Tokenizer not available')\n"
     ],
 )
 def test_an_offline_engine_that_fails_after_its_first_steps_leaves_them_and_says_why(
-    ending: str, how: str, last: str, kcap: Kcap, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: str, how: str, last: str, record_toy: Callable[..., Any], tmp_path: Path
 ) -> None:
     main, start = TOY_ADAPTER.rsplit("\n\n", 1)
-    (toy / "toyengine.py").write_text(f"{main}\n{HARMLESS}    {ending}\n\n{start}")
-    monkeypatch.syspath_prepend(toy)
-    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(toy)])
-    model = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "--engine-arg", "answer=42")
-    ran = kcap("record", "--framework", "toy", *model, "--input-len", 5, "--output-len", 3, "-o", tmp_path / "out")
+    ran = record_toy(f"{main}\n{HARMLESS}    {ending}\n\n{start}")
     assert ran.code == 3, ran.err
     assert ran.err.partition("kcap: the engine ended with ")[2].startswith(f"status {how}:\n  ")
     assert ran.err.endswith(f"  {last}\n")
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert metadata.steps == {"decode": 2, "prefill": 1}
     assert f"the engine ended with status {how}" in metadata.notes
+
+
+def test_an_offline_engine_that_fails_before_its_first_step_leaves_nothing(
+    record_toy: Callable[..., Any], tmp_path: Path
+) -> None:
+    ran = record_toy(TOY_ADAPTER.replace("    for tokens in", "    raise RuntimeError('no memory')\n    for tokens in"))
+    assert ran.code == 1
+    assert ran.err == "kcap: the engine ended before its first step, with status 1:\n  RuntimeError: no memory\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
 
 
 STARTS_AN_ENGINE = """

@@ -204,23 +204,6 @@ def test_a_command_that_fails_leaves_its_recording_and_its_status(
     assert (metadata.steps, metadata.notes) == ({"decode": 3}, [f"the command ended with status {how}"])
 
 
-ENDS = """
-import signal, time
-signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # as many programs do
-os.kill(os.getppid(), signal.SIGINT)
-time.sleep(60)
-"""
-
-
-def test_a_command_that_kcap_ends_has_not_failed(tmp_path: Path) -> None:
-    script = tmp_path / "engine.py"
-    script.write_text(STANDS_FOR_AN_ENGINE + ENDS)
-    words = ["record", "-o", str(tmp_path / "out"), "--", sys.executable, str(script)]
-    ran = subprocess.run([sys.executable, "-m", "kcap", *words], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    assert kcap_package.load(tmp_path / "out").metadata.notes == []
-
-
 GOES_ON = """
 import time
 while True:

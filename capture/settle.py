@@ -1,0 +1,42 @@
+"""Where a Recording may be written, and how it comes there once it is whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kcap.errors import CallError, KcapError
+
+
+def check_place(output: Path, force: bool, option: str) -> None:
+    """CallError where `output` exists, unless `force` lets it be replaced and it is a Recording (or empty)."""
+    if output.is_symlink():
+        raise CallError(f"{output} is a symbolic link: give the directory itself, or another output")
+    if not output.exists():
+        return
+    if not force:
+        raise CallError(f"{output} already exists: pass {option} to replace it")
+    is_recording = (output / "recording.json").is_file()
+    if not is_recording and (not output.is_dir() or any(output.iterdir())):
+        raise CallError(f"{output} is no Recording: kcap does not replace it")
+
+
+def settle(directory: Path, output: Path, force: bool) -> None:
+    """Move a Recording from `directory` to `output`, and remove its shards. KcapError if `output` is in the way now."""
+    try:
+        check_place(output, force, "")
+    except CallError:
+        raise KcapError(f"{output} changed while this was recorded, and is not replaced") from None
+    if output.exists():
+        shutil.rmtree(output)
+    directory.rename(output)
+    shutil.rmtree(output / "shards", ignore_errors=True)
+
+
+def what_is_left(directory: Path, output: Path) -> str:
+    """What a `directory` whose Recording has not come to `output` holds, and what makes it one; "" if nothing."""
+    if (directory / "recording.json").is_file():
+        return f"the Recording is in {directory}: move it to another place"
+    if any(directory.glob("shards/*.jsonl")):
+        return f"what was recorded is in {directory}: kcap recover {directory} -o {output}"
+    return ""

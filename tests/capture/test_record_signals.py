@@ -1,0 +1,79 @@
+"""Signals to `kcap record` while it records: each asks it to end in order, or to open and close the window."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kcap as kcap_package
+
+STEPS = """
+import os, signal, sys, time
+import torch
+import kcap
+
+def step():
+    with torch.no_grad(), kcap.step("decode"):
+        torch.mm(torch.eye(4), torch.eye(4))
+
+"""
+SIGNALS = """
+step()
+number, asks = int(sys.argv[1]), sys.argv[2] == "asks"
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # as many programs do
+os.kill(os.getppid(), number)
+time.sleep(60 if asks else 1)
+sys.exit(5)
+"""
+GOES_ON = """
+while True:
+    step()
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_kcap_is_asked_to_end_has_not_failed(number: int, tmp_path: Path) -> None:
+    assert record_signalled(tmp_path, number, "asks") == (0, [])
+
+
+def test_under_nohup_a_recording_goes_on(tmp_path: Path) -> None:
+    ended = record_signalled(tmp_path, signal.SIGHUP, "not", lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert ended == (3, ["the command ended with status 5"])
+
+
+def record_signalled(
+    tmp_path: Path, number: int, asks: str, before: Callable[[], object] | None = None
+) -> tuple[int, list[str]]:
+    """The exit code and the notes of a command that sends a signal to kcap, and by itself ends with status 5."""
+    script = tmp_path / "engine.py"
+    script.write_text(STEPS + SIGNALS)
+    words = ["record", "-o", str(tmp_path / "out"), "--", sys.executable, str(script), str(int(number)), asks]
+    ran = subprocess.run(
+        [sys.executable, "-m", "kcap", *words], capture_output=True, text=True, timeout=120, preexec_fn=before
+    )
+    return ran.returncode, kcap_package.load(tmp_path / "out").metadata.notes
+
+
+def test_a_recording_is_finished_when_its_terminal_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STEPS + GOES_ON)
+    words = ["record", "-o", str(tmp_path / "out"), "--", sys.executable, str(tmp_path / "program.py")]
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-m", "kcap", *words])
+    seen = b""
+    while not re.search(rb"[1-9]\d* steps", seen):
+        seen += os.read(terminal, 1000)
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    recording = kcap_package.load(tmp_path / "out")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert recording.metadata.complete
