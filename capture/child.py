@@ -24,18 +24,16 @@ ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
 class Child:
     """Runs `command` in a session and a group of its own, which end with kcap, however that ends.
 
-    `log`: where its output goes (kcap's own standard error where None).
+    `log`: where its output goes, and it reads nothing; where None it has kcap's own standard input and error.
     """
 
-    def __init__(
-        self, command: list[str], env: Mapping[str, str], log: Path | None = None, cwd: Path | None = None
-    ) -> None:
+    def __init__(self, command: list[str], env: Mapping[str, str], log: Path | None = None) -> None:
         sink: IO[bytes] | None = log.open("wb") if log else None
         self._guard = _Guard()
         try:
             self._process = subprocess.Popen(
                 command, env=env, stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
-                stdin=subprocess.DEVNULL, start_new_session=True, cwd=cwd,
+                stdin=subprocess.DEVNULL if log else None, start_new_session=True,
                 preexec_fn=self._guard.watch_this,  # it takes no lock that another thread may hold
             )  # fmt: skip
         except OSError as error:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from kcap.capture.config import Session
 from kcap.capture.numbers import NumbersRange
@@ -31,7 +34,7 @@ Examples:
 """
 
 
-@click.command(name="record", epilog=EXAMPLE)
+@click.command(name="record", epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
 @click.option("--model", help="A model: a hub id, or a directory with a config.json.")
 @click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Recording to write.")
@@ -89,6 +92,8 @@ def command(
     """
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
+    if command_line:
+        _refuse(f.name for f in fields(Offline) if f.name != "framework")
     if client is None and ready is not None:
         raise CallError("--ready is of a --client: give that, too")
     if client is not None and model is not None:
@@ -112,6 +117,17 @@ def command(
         raise KcapError(f"nothing was recorded: {_why(recording)}")
     if failure or not recording.metadata.complete:
         raise click.exceptions.Exit(PARTIAL)
+
+
+def _refuse(names: Iterable[str]) -> None:
+    """CallError where one of these options is given, of which a COMMAND would heed none."""
+    context = click.get_current_context()
+    given = {name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    options = [option.opts[0] for option in context.command.params if option.name in given]
+    if options:
+        raise CallError(
+            f"{', '.join(options)}: of --model only; a COMMAND has options of its own"
+        )
 
 
 def _why(recording: Recording) -> str:

@@ -47,7 +47,7 @@ def run(command: list[str], session: Session, at: At, log: Path | None = None) -
 
     Ctrl-C stops it once its shards are closed.
 
-    `log`: where its output goes (kcap's own standard error where None).
+    `log`: as in Child.
     """
     if at.ending:
         raise KcapError("ended before the engine was started")

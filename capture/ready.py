@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,8 @@ def url_of(command: list[str], servers: Iterable[Server] | None = None) -> str |
         return None
     host = _option(command, "--host") or "127.0.0.1"
     port = _option(command, "--port") or str(server.port)
-    return f"http://{EVERYWHERE.get(host, host)}:{port}{server.ready}" if port.isdigit() else None
+    host = EVERYWHERE.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}{server.ready}" if port.isdigit() else None
 
 
 def _option(command: list[str], name: str) -> str | None:
@@ -37,6 +39,17 @@ def _option(command: list[str], name: str) -> str | None:
         elif word.startswith(f"{name}="):
             found = word.partition("=")[2]
     return found
+
+
+def is_whole(url: str) -> bool:
+    """Whether it can be asked for at all."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        named = bool(host) and parts.port != 0
+    except ValueError:  # a port that is no number, half of an address
+        return False
+    return named and parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
 
 
 def why_not(url: str) -> str:

@@ -39,8 +39,8 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     url = url or ready.url_of(server)
     if url is None:
         raise CallError("pass --ready URL: kcap cannot tell from the command where its server answers once it is ready")
-    if not url.startswith(("http://", "https://")):
-        raise CallError(f"--ready {url}: give an http:// or https:// URL")
+    if not ready.is_whole(url):
+        raise CallError(f"--ready {url}: give an http:// or https:// URL with a host")
     if not ready.why_not(url):
         raise CallError(f"{url} answers before the server is started: end what serves there, or take another port")
     return Client(command, url, patience, opens)

@@ -46,7 +46,7 @@ def running(session: Session) -> Iterator[None]:
 def find(output: Path) -> Session:
     """The session of the `kcap record` that will write `output`; KcapError where none runs."""
     place = Path(os.path.abspath(output))
-    left = [found for found in place.parent.glob(f".{glob.escape(place.name)}.*") if (found / "shards").is_dir()]
+    left = [found for found in _beside(place) if (found / "shards").is_dir()]
     alive = [found for found in left if _runs(found / "shards" / "running")]
     if len(alive) == 1:
         return read_session(alive[0] / "shards" / "session.json")
@@ -58,6 +58,13 @@ def find(output: Path) -> Session:
     if left:
         raise KcapError(f"{why}: one was interrupted, see kcap recover {left[0]} -o {output}")
     raise KcapError(f"{why}: start it first, with the same -o")
+
+
+def _beside(place: Path) -> Iterator[Path]:
+    """The working directories for an output, as `kcap record` names them; those of `run` are none of `run.2`."""
+    for found in place.parent.glob(f".{glob.escape(place.name)}.*"):
+        if "." not in found.name.removeprefix(f".{place.name}."):
+            yield found
 
 
 def _runs(mark: Path) -> bool:

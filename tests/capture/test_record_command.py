@@ -70,6 +70,12 @@ class TestAWrongCall:
         failed(kcap("record", "-o", tmp_path / "out"), 2, "--model MODEL or -- COMMAND")
         failed(kcap("record", *TINY, "-o", tmp_path / "out", "--", "true"), 2, "--model MODEL or -- COMMAND")
 
+    @pytest.mark.parametrize("options", [("--num-prompts", "8"), ("--eager",), ("--engine-arg", "a=1"), TINY[2:]])
+    def test_an_option_that_a_command_would_not_heed(
+        self, options: tuple[str, ...], kcap: Kcap, tmp_path: Path
+    ) -> None:
+        failed(kcap("record", *options, "-o", tmp_path / "out", "--", "true"), 2, f"{options[0]}: of --model only")
+
     @pytest.mark.parametrize("word", ["nothing", "=3", "a b=1", "1x=2"])
     def test_engine_argument_that_is_no_pair(self, word: str, kcap: Kcap, tmp_path: Path) -> None:
         failed(kcap("record", *TINY, "--engine-arg", word, "-o", tmp_path / "out"), 2, "KEY=VALUE", word)
@@ -202,6 +208,22 @@ def test_a_command_that_fails_leaves_its_recording_and_its_status(
     assert ran.err.endswith(f"kcap: the command ended with status {how}\n")
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert (metadata.steps, metadata.notes) == ({"decode": 3}, [f"the command ended with status {how}"])
+
+
+ASKS = """
+import sys
+assert sys.argv[1:] == ["--model", "m", "--force"], sys.argv
+assert sys.stdin.read() == "what it is told", "its standard input"
+"""
+
+
+def test_a_command_has_its_own_options_and_kcaps_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(STANDS_FOR_AN_ENGINE + ASKS)
+    words = ["record", "-o", "out", sys.executable, "engine.py", "--model", "m", "--force"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "kcap", *words], input="what it is told", cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 GOES_ON = """

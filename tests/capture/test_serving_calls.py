@@ -23,6 +23,17 @@ Kcap = Callable[..., Any]
         (("--client", "true", "--", "my-server"), "pass --ready URL"),
         (("--client", "true", "--", "vllm", "serve", "m", "--config", "c.yaml"), "pass --ready URL"),
         (("--client", "true", "--ready", "localhost:80", "--", "my-server"), "give an http:// or https:// URL"),
+        *[
+            (("--client", "true", "--ready", url, "--", "my-server"), "URL with a host")
+            for url in (
+                "http://[::1",
+                "http://",
+                "http://localhost:80a/",
+                "http://a b/",
+                "http://a..b/",
+                "http://a/\u00e9",
+            )
+        ],
         (("--ready", "http://127.0.0.1:1/", "--", "my-server"), "--ready is of a --client"),
         (("--client", "true", "--model", "kcap/tiny-llama"), "--client needs a server"),
     ],
@@ -42,6 +53,7 @@ def test_a_wrong_call_starts_nothing(words: tuple[str, ...], text: str, kcap: Kc
         ("python -m vllm.entrypoints.openai.api_server --port=82 --host=::", "http://[::1]:82/health"),
         ("env A=b vllm serve m --host gpu7 --port 83 --port 84", "http://gpu7:84/health"),
         ("python -m sglang.launch_server --model-path m", "http://127.0.0.1:30000/health"),
+        ("vllm serve m --host ::1", "http://[::1]:8000/health"),
         ("vllm serve m --port auto", None),
         ("vllm serve m --uds /tmp/s", None),
         ("vllm bench throughput", None),

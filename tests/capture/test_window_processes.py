@@ -153,3 +153,12 @@ def test_the_recording_that_runs_is_found_beside_what_others_left(tmp_path: Path
             windows.find(tmp_path / "a.kcap")
     with pytest.raises(KcapError, match="interrupted"):
         windows.find(tmp_path / "a.kcap")
+
+
+def test_a_recording_with_a_longer_name_is_not_meant(tmp_path: Path) -> None:
+    session = Session(str(tmp_path / ".run.2.abcd_123" / "shards"))
+    session.write()
+    with windows.running(session):
+        assert windows.find(tmp_path / "run.2") == session
+        with pytest.raises(KcapError, match="start it first"):
+            windows.find(tmp_path / "run")
