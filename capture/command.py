@@ -125,9 +125,7 @@ def _refuse(names: Iterable[str]) -> None:
     given = {name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
     options = [option.opts[0] for option in context.command.params if option.name in given]
     if options:
-        raise CallError(
-            f"{', '.join(options)}: of --model only; a COMMAND has options of its own"
-        )
+        raise CallError(f"{', '.join(options)}: of --model only; a COMMAND has options of its own")
 
 
 def _why(recording: Recording) -> str:
