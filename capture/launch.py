@@ -72,6 +72,7 @@ def close(session: Session) -> None:
     """Close every process's window after the same step, and its shard."""
     with contextlib.suppress(KcapError):  # it has closed for good
         windows.stop(session)
+    windows.catch_up(session)
     close_window(session)
 
 

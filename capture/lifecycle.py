@@ -17,7 +17,7 @@ import orjson
 from kcap.capture import gate
 from kcap.capture.config import Session
 from kcap.capture.gate import Gate
-from kcap.capture.process import process_line
+from kcap.capture.process import place, process_line, replica
 from kcap.capture.profiled import ENDING, Profile, ProfiledSteps
 from kcap.capture.recorder import Recorder, open_recorder
 from kcap.capture.steps import StepShape
@@ -62,13 +62,12 @@ class Lifecycle:
             recorder = self._open_recorder()
             if recorder is None:
                 return
-            replica = facts.get("places", {}).get("dp", 0)  # before it is taken from there
             recorder.line(process_line(recorder.kind, self._reason, facts))
             self.taps.refresh()
             if self.session.check_coverage:
                 until = None if self.session.command else self.session.profile_file
                 self._profiled = ProfiledSteps(Profile(self._file(ENDING), until), self.tap_failed)
-            self._open(replica)
+            self._open(replica({**place(), **facts}))
         except Exception as error:
             self.failed(error)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+ALONE = 1 << 32  # from here on, numbers of processes rather than of replicas
+
 
 def process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
     """`kind`, `reason`: which recorder, and why not the native one. `facts`: what the engine adapter knows."""
@@ -43,6 +45,13 @@ def place(replica: int = 0, apart: bool = False, replicas: int = 1) -> dict[str,
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     moved, worlds = (replica * size, max(replicas, replica + 1)) if apart else (0, 1)
     return {"rank": rank + moved, "world_size": size * worlds, "places": {"dp": replica}}
+
+
+def replica(facts: dict[str, Any]) -> int:
+    """Whose steps those of a process with these facts are: its replica's; of a process that is no rank, its own."""
+    if facts["world_size"] > 1:
+        return int(facts["places"].get("dp", 0))
+    return ALONE + os.getpid()
 
 
 def _processor() -> str:

@@ -24,6 +24,7 @@ from kcap.errors import KcapError
 
 SHARD = re.compile(r"(.+)-(\d+)(?:-\D\w*)?")  # a host, its process, and perhaps a part
 PATIENCE = 2.0  # seconds until a process that has not answered is told as silent
+CATCH_UP, IDLE = 10.0, 1.0  # seconds that a rank in mid-step is waited for at most, and one that begins none
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,19 @@ def _close(gates: list[memoryview]) -> None:
     last = max(cells[ENDED] for cells in gates)
     for cells in gates:
         cells[UNTIL] = last + 1
+
+
+def catch_up(session: Session) -> None:
+    """After `stop`: return when the ranks behind have ended the window's last step, or CATCH_UP or IDLE is over."""
+    deadline, seen, moved = time.monotonic() + CATCH_UP, -1, 0.0
+    while behind := [cells for cells in _gates(session).values() if cells[ENDED] + 1 < cells[UNTIL] < EVER]:
+        now, ended = time.monotonic(), sum(cells[ENDED] for cells in behind)
+        if ended != seen:
+            seen, moved = ended, now
+        in_step = any(cells[BEGUN] > cells[ENDED] for cells in behind)
+        if now > (deadline if in_step else min(deadline, moved + IDLE)):
+            return
+        time.sleep(0.02)
 
 
 def _answers(gates: dict[int, memoryview], asked: int) -> Answer:

@@ -7,15 +7,16 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kcap.capture import windows
+from kcap.capture import launch, windows
 from kcap.capture.config import Session
 from kcap.capture.gate import ENDING, HELD, PATIENCE, Gate, shared
+from kcap.capture.process import ALONE, replica
 from kcap.errors import KcapError
 
 
@@ -125,6 +126,71 @@ def test_an_engine_does_not_wait_for_whoever_died_while_holding_its_gate(tmp_pat
     assert mine.begin() and mine.end()
     assert PATIENCE < time.monotonic() - began < 20 * PATIENCE
     assert cells[HELD] == 0
+
+
+# ---- the ranks that are behind when a recording is closed ----
+
+
+def closing(session: Session, fast: Gate, slow: Gate, body: Callable[[], None]) -> float:
+    """The seconds that `launch.close` takes after two ranks began a step, which only `fast` ended. `body`: what the
+    slow one does meanwhile."""
+    fast.begin()
+    slow.begin()
+    fast.end()
+
+    def follow() -> None:
+        while not fast.asked:
+            time.sleep(0.001)
+        fast.answer(fast.asked)
+        slow.answer(slow.asked)
+        body()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    began = time.monotonic()
+    launch.close(session)
+    took = time.monotonic() - began
+    thread.join(20)
+    return took
+
+
+def test_a_rank_that_is_behind_ends_its_last_step_before_its_shard_is_closed(tmp_path: Path) -> None:
+    session = made(tmp_path)
+    fast, slow = gate(session, os.getpid()), gate(session, os.getppid())
+    ended: list[tuple[bool, bool]] = []
+
+    def end_late() -> None:
+        time.sleep(0.7)
+        ended.append((slow.end(), session.stop_file.exists()))
+
+    closing(session, fast, slow, end_late)
+    assert ended == [(True, False)]
+    assert session.stop_file.exists()
+
+
+@pytest.mark.parametrize(("patience", "in_step"), [("CATCH_UP", True), ("IDLE", False)])
+def test_a_rank_that_is_stuck_is_not_waited_for_long(
+    patience: str, in_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, patience, 0.5)
+    session = made(tmp_path)
+    fast, slow = gate(session, os.getpid()), gate(session, os.getppid())
+    if not in_step:  # it comes to no other step
+        fast.begin()
+        fast.end()
+    took = closing(session, fast, slow, lambda: None if in_step else slow.end() and None)
+    assert 0.5 <= took < 5
+    assert session.stop_file.exists()
+
+
+def test_processes_that_are_no_ranks_of_one_world_are_not_held_against_each_other() -> None:
+    alone = {"world_size": 1, "places": {"dp": 0}}
+    child = os.fork()
+    if not child:
+        os._exit(replica(alone) == ALONE + os.getppid())
+    assert os.waitpid(child, 0)[1] == 0
+    assert replica(alone) == ALONE + os.getpid()
+    assert replica({"world_size": 2, "places": {"dp": 1}}) == 1
 
 
 # ---- which recording is meant ----
