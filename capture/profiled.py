@@ -41,6 +41,11 @@ class Profile:
         return self._profiler is not None and self._thread != threading.get_ident()
 
     @property
+    def of_command(self) -> bool:
+        """Whether nobody waits for these steps: once others run, on another thread, those count."""
+        return self._until is None
+
+    @property
     def over(self) -> bool:
         """Whether the counted steps begin."""
         return self.steps >= self._most if self._until is None else not self._until.exists()
@@ -102,11 +107,12 @@ def _start() -> Any:
 
 
 class ProfiledSteps:
-    """Steers the profile of a window's first steps; without one it is over from the start. What fails in it costs the
-    coverage only: `failed` is told."""
+    """Steers the profile of a window's first steps, all of one thread; without one it is over from the start. What
+    fails in it costs the coverage only: `failed` is told."""
 
     def __init__(self, profile: Profile | None, failed: Callable[[str, BaseException], None]) -> None:
         self._profile = profile
+        self._aside: Profile | None = None  # that is over, and runs on another thread
         self._failed = failed
 
     @property
@@ -115,11 +121,12 @@ class ProfiledSteps:
         return self._profile is not None
 
     def finish(self) -> None:
-        """Write what was profiled, on the thread that ran it: where that is another, at its next step or its exit."""
-        profile = self._profile
-        if profile is None or profile.elsewhere:
+        """No further step is profiled. What was is written on the thread that ran it: where that is another, at its
+        next step or its exit."""
+        profile, self._profile = self._profile or self._aside, None
+        self._aside = profile if profile is not None and profile.elsewhere else None
+        if profile is None or self._aside is not None:
             return
-        self._profile = None
         try:
             profile.finish()
         except Exception as error:
@@ -127,30 +134,33 @@ class ProfiledSteps:
 
     def begin(self) -> bool:
         """A step begins; whether it is to be recorded, profiled or not."""
-        if self._profile is None:
-            return True
-        if self._profile.over:
+        profile = self._profile
+        if profile is None or profile.over or (profile.elsewhere and profile.of_command):
             self.finish()
             return True
+        if profile.elsewhere:
+            return False
         try:
-            return self._profile.begin()
+            return profile.begin()
         except Exception as error:
-            self._profile.give_up()
+            profile.give_up()
             self._failed("coverage", error)
             return False
 
     def pause(self) -> None:
-        if self._profile is not None:
-            self._profile.pause()
+        if profile := self._profile:
+            profile.pause()
 
     def resume(self) -> None:
-        if self._profile is not None:
-            self._profile.resume()
+        if profile := self._profile:
+            profile.resume()
 
     def end(self, shape: StepShape, recorder: Recorder) -> None:
         """The step is over: its Program is kept, and not counted."""
-        assert self._profile is not None
-        program, index = recorder.step_program(), self._profile.end()
+        profile = self._profile
+        if profile is None:
+            return
+        program, index = recorder.step_program(), profile.end()
         if program >= 0:
             known = {"index": index, "program": program, "phase": PHASES.index(shape.phase)}
             size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
@@ -158,5 +168,5 @@ class ProfiledSteps:
 
     def discard(self) -> None:
         """The step raised."""
-        if self._profile is not None:
-            self._profile.end()
+        if profile := self._profile:
+            profile.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,43 @@ def test_the_first_steps_of_a_command_are_profiled_and_the_others_count(tmp_path
     assert len(profiled_steps(recording)) == MOST_STEPS
     assert recording.metadata.steps == {"decode": 4}
     assert [step.lengths for step in recording.steps] == [[MOST_STEPS + number] for number in range(4)]
+
+
+def test_the_steps_of_another_thread_count_and_what_was_profiled_is_kept(tmp_path: Path) -> None:
+    """A program that warms up on its main thread, and serves on another."""
+    window = started(tmp_path, **COMMAND)
+    run(window, 1)
+    with ThreadPoolExecutor(1) as serving:
+        serving.submit(run, window, MOST_STEPS + 4).result()
+    recording = finished(window, tmp_path)
+    assert recording.metadata.steps == {"decode": MOST_STEPS + 4}
+    assert counted(recording)["aten::mm"] == MOST_STEPS + 4
+    assert [step.disagreements for step in profiled_steps(recording)] == [[]]
+    assert recording.metadata.complete and not recording.metadata.notes
+
+
+def test_a_profile_of_another_thread_is_written_at_that_thread_s_next_step(tmp_path: Path) -> None:
+    window = started(tmp_path, **COMMAND)
+    with ThreadPoolExecutor(1) as serving:
+        for _ in range(2):
+            serving.submit(run, window, 3).result()
+            run(window, 2)
+    recording = finished(window, tmp_path)
+    assert recording.metadata.steps == {"decode": 2 + 3 + 2}
+    assert [step.index for step in profiled_steps(recording)] == [0, 1, 2]
+
+
+def test_while_an_engine_is_profiled_steps_of_another_thread_are_neither_profiled_nor_counted(tmp_path: Path) -> None:
+    window = started(tmp_path, **OFFLINE)
+    run(window, 2)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(run, window, 5).result()
+        run(window, 1)
+        window.session.profile_file.unlink()
+        other.submit(run, window, 5).result()
+    recording = finished(window, tmp_path)
+    assert recording.metadata.steps == {"decode": 5}
+    assert [step.index for step in profiled_steps(recording)] == [0, 1, 2]
 
 
 def test_a_limit_of_steps_is_of_counted_ones(tmp_path: Path) -> None:
