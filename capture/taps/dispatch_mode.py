@@ -1,8 +1,9 @@
 """The fallback where there is no compiler: a TorchDispatchMode on the thread that runs the steps.
 
 It sees what is dispatched below autograd and composite operators (`t` and `mm` where the native recorder sees
-`linear`), on one thread, at some ten times the cost. It ignores compile internals, so that torch.compile is not
-disturbed, and is entered again inside custom operators, so that the kernels in them are seen.
+`linear`), on one thread (which made the recorder, or began the last step), at some ten times the cost. It ignores
+compile internals, so that torch.compile is not disturbed, and is entered again inside custom operators, so that the
+kernels in them are seen.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import orjson
 
 from kcap.capture.recorder import Ranges
 from kcap.capture.shards import CLOSED, OVERFLOW, TRACED
-from kcap.capture.taps.arguments import Described, describe, describe_values, is_traced, operator_name
+from kcap.capture.taps.arguments import Described, describe, describe_values, is_traced
 from kcap.capture.taps.interning import CallTable
 from kcap.capture.taps.mode import ATEN, Mode
 from kcap.capture.taps.shard import Shard
@@ -35,25 +36,23 @@ class DispatchModeRecorder:
         self._shard = Shard(stem)
         self._table = CallTable(self._shard.write, keep_tokens)
         self._fail_after = fail_after
-        self._mode: Mode | None = None
-        self._mode_thread = 0
+        self._modes = threading.local()
+        self._mode = self._of_this_thread()  # that of the thread whose calls are recorded
         self._open = self._loose = self._stepping = False
         self._sampled, self._capturing = True, False
         self._phase = OTHER
         self._operators: list[tuple[str, Sequence[str], bool, bool]] = []
         self._launches: list[dict[str, Any]] = []
-        self._entered: list[tuple[int, bool]] = []  # the places of calls from Python, and which are a library's
         self._program: list[int] = []
         self._details: set[int] = set()  # calls that an operator alone runs are the operator's
-        self._stack: list[str] = []
         self.error = ""
         os.register_at_fork(after_in_child=self._forget)
 
     # ---- what the mode tells ----
 
-    def saw(self, func: Any, args: Any, kwargs: Any) -> int | None:
+    def saw(self, mode: Mode, func: Any, args: Any, kwargs: Any) -> int | None:
         """Record one call; its place in the Program, or None when it is not recorded."""
-        if not self._open or self._capturing or (self._stack and self._stack[-1] == "aten"):
+        if mode is not self._mode or not self._listens(mode):
             return None
         try:
             if is_traced(args, kwargs):
@@ -63,11 +62,13 @@ class DispatchModeRecorder:
                 self._fail_after -= 1
                 if self._fail_after < 0:
                     raise RuntimeError("made to fail")
-            parent = self._stack[-1] if self._stack else None
-            return self._record(describe(func, args, kwargs, parent), func.namespace in ATEN)
+            return self._record(describe(func, args, kwargs, mode.parent), func.namespace in ATEN)
         except Exception as error:
             self._fail(error)
             return None
+
+    def _listens(self, mode: Mode) -> bool:
+        return self._open and not self._capturing and (self._stepping or self._loose) and mode.parent != "aten"
 
     def _record(self, call: Described, alone: bool) -> int | None:
         """`alone`: nothing will be recorded in it."""
@@ -78,16 +79,15 @@ class DispatchModeRecorder:
         if self._sampled or not self._stepping:
             self._table.sample(number, call, self._phase_now(), self._shard.steps if self._stepping else None)
         self._program.append(number)
-        if alone and not self._stepping and not self._stack:
+        if alone and not self._stepping and not self._mode.stack:
             self._count_loose(OTHER)
         return len(self._program) - 1
 
-    def enter(self, func: Any) -> None:
-        self._stack.append(operator_name(func._schema))
-
-    def left(self, at: int) -> None:
+    def left(self, mode: Mode, at: int) -> None:
         """A custom operator ended; what fails here is not its caller's."""
-        self._stack.pop()
+        mode.stack.pop()
+        if mode is not self._mode:
+            return
         try:
             self._settle(at)
         except Exception as error:
@@ -96,7 +96,7 @@ class DispatchModeRecorder:
     def _settle(self, at: int) -> None:
         if at < len(self._program):  # the step that it began in goes on
             self._settle_call(at, self._program[at + 1 :])
-        if not self._stepping and not self._stack:
+        if not self._stepping and not self._mode.stack:
             self._count_loose(OTHER)
 
     def _settle_call(self, at: int, inside: list[int]) -> None:
@@ -125,32 +125,27 @@ class DispatchModeRecorder:
         return len(self._launches) - 1
 
     def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
-        if self._mode is None or not self._on_its_thread():
-            return False
-        hidden = (self._stack and self._stack[-1] == "aten") or (detail and self._in_library())
-        if not self._open or self._capturing or not (self._stepping or self._loose) or hidden:
+        mode = self._of_this_thread()
+        if mode is not self._mode or not mode.on or not self._listens(mode) or (detail and mode.in_library):
             return False
         name, arguments, work, region = self._operators[operator]
-        parent = self._stack[-1] if self._stack else None
         launched = self._launches[launch] if launch >= 0 else None
         try:
-            at = self._record(describe_values(name, arguments, values, work, parent, launched, region), not enter)
+            at = self._record(describe_values(name, arguments, values, work, mode.parent, launched, region), not enter)
         except Exception as error:
             self._fail(error)
             return False
         if at is not None and detail:
             self._details.add(self._program[at])
         if at is not None and enter:
-            self._entered.append((at, not region))
-            self._stack.append(name)
+            mode.entered.append((at, not region))
+            mode.stack.append(name)
         return at is not None
 
     def leave(self) -> None:
-        if self._entered and self._on_its_thread():
-            self.left(self._entered.pop()[0])
-
-    def _in_library(self) -> bool:
-        return any(library for _, library in self._entered)
+        mode = self._of_this_thread()
+        if mode.entered:
+            self.left(mode, mode.entered.pop()[0])
 
     # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 
@@ -180,7 +175,7 @@ class DispatchModeRecorder:
 
     def start(self, loose: bool) -> None:
         self._loose, self._open = loose, not self.error
-        if loose:
+        if loose and self._mode is self._of_this_thread():  # kcap's own thread opens it, too
             self._push()
 
     def stop(self) -> None:
@@ -216,19 +211,20 @@ class DispatchModeRecorder:
         return program
 
     def _push(self) -> None:
-        if self._mode is None and self._open:
-            self._mode, self._mode_thread = Mode(self), threading.get_ident()
-            self._mode.__enter__()
+        """Record this thread. Where another was, its mode stays there, and nothing is recorded by it."""
+        if self._open:
+            self._mode = self._of_this_thread()
+            self._mode.enter()
 
     def _pop(self) -> None:
-        """Leave the mode, on its own thread only; elsewhere it stays, and sees a closed recorder."""
-        if self._mode is not None and self._on_its_thread():
-            self._mode.__exit__(None, None, None)
-            self._mode = None
+        """Leave the mode of this thread; another's stays, and sees a closed recorder."""
+        self._of_this_thread().leave()
 
-    def _on_its_thread(self) -> bool:
-        """Whether this is the thread of the mode, or of the last one."""
-        return threading.get_ident() == self._mode_thread
+    def _of_this_thread(self) -> Mode:
+        mode: Mode | None = getattr(self._modes, "mode", None)
+        if mode is None:
+            mode = self._modes.mode = Mode(self)
+        return mode
 
     def _forget(self) -> None:
         self._open = False

@@ -84,10 +84,10 @@ def test_another_thread_ends_no_call_of_this_one(recorder: DispatchModeRecorder)
     recorder.start(loose=True)
     assert recorder.call(library, -1, [X], True, False)
     elsewhere(recorder.leave)
-    assert recorder._stack == ["lib::call"]
+    assert recorder._mode.stack == ["lib::call"]
     recorder.leave()
     recorder.leave()
-    assert (recorder._stack, recorder._entered, recorder.error) == ([], [], "")
+    assert (recorder._mode.stack, recorder._mode.entered, recorder.error) == ([], [], "")
 
 
 def test_a_call_that_a_step_ends_in_is_left(recorder: DispatchModeRecorder) -> None:
@@ -117,3 +117,19 @@ def test_a_window_that_opens_in_a_step_has_no_thread_yet(recorder: DispatchModeR
     recorder.step_begin(0)
     recorder.start(loose=False)
     assert not recorder.call(library, -1, [X], False, False)
+
+
+def test_an_operator_that_ends_after_another_thread_took_over_changes_nothing_there(
+    recorder: DispatchModeRecorder,
+) -> None:
+    def take_over() -> None:
+        recorder.step_begin(0)
+        torch.ops.kcmode.leaf(X)
+        torch.ops.kcmode.leaf(X)
+
+    recorder.start(loose=True)
+    inner.append(lambda: elsewhere(take_over))
+    torch.ops.kcmode.region(X)
+    torch.ops.kcmode.leaf(X)
+    assert len(recorder._program) == 2
+    assert recorder._mode.stack == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,35 @@ def test_calls_outside_steps_count_only_in_an_open_window(tmp_path: Path) -> Non
         windows.stop(session)
         torch.mm(A, A)
     assert steps_and_calls(finished(window, tmp_path)) == (1, 2)
+
+
+@both
+def test_steps_have_their_calls_in_a_window_that_kcap_s_own_thread_opened(recorder: str, tmp_path: Path) -> None:
+    session = made(tmp_path, window="manual", recorder=recorder)
+    window = opened(session, loose=True)
+    windows.start(session)
+    step(window, 3)
+    torch.exp(A)
+    windows.stop(session)
+    torch.exp(A)
+    windows.start(session)
+    step(window, 2)
+    recording = finished(window, tmp_path)
+    assert steps_and_calls(recording) == (5, 5)
+    assert [call.total for call in recording.calls if call.operator == "aten::exp"] == [1]
+
+
+@both
+@pytest.mark.parametrize("loose", [True, False])
+def test_steps_that_take_turns_on_threads_have_their_calls_once(loose: bool, recorder: str, tmp_path: Path) -> None:
+    window = opened(made(tmp_path, recorder=recorder), loose)
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(3):
+            step(window, 2)
+            other.submit(step, window, 2).result()
+    recording = finished(window, tmp_path)
+    assert steps_and_calls(recording) == (12, 12)
+    assert [line.program for line in recording.steps] == [recording.programs[0].id] * 12
 
 
 def test_a_step_that_a_pause_falls_into_leaves_the_window_as_it_was(tmp_path: Path) -> None:
