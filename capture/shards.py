@@ -30,19 +30,21 @@ class Counts:
                 os.posix_fallocate(file.fileno(), 0, BYTES)
         access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
         with path.open("r+b" if create else "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=access)
-        if len(self._map) < BYTES:
+            mapped = mmap.mmap(file.fileno(), 0, access=access)
+        if len(mapped) < BYTES:
             raise ValueError("not a counts file")
-        self.cells = memoryview(self._map)[:BYTES].cast("Q")
+        self.cells = memoryview(mapped)[:BYTES].cast("Q")
         if create:
             self.cells[0] = MAGIC
         elif self.cells[0] != MAGIC:
             raise ValueError("not a counts file")
 
-    def batch(self, index: int) -> int:
+    @staticmethod
+    def batch(index: int) -> int:
         return HEADER + index
 
-    def loose(self, call: int, phase: int) -> int:
+    @staticmethod
+    def loose(call: int, phase: int) -> int:
         return HEADER + MAX_BATCHES + call * PHASES + phase
 
 

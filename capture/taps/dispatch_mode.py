@@ -228,6 +228,7 @@ class DispatchModeRecorder:
 
     def _forget(self) -> None:
         self._open = False
+        self._shard.forget()
 
     def _phase_now(self) -> int:
         return self._phase if self._stepping else OTHER
@@ -252,3 +253,4 @@ class DispatchModeRecorder:
     def close(self) -> None:
         self.stop()
         self._shard.cells[CLOSED] = 1
+        self._shard.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import defaultdict
 from pathlib import Path
 
 import orjson
@@ -15,20 +17,34 @@ class Shard:
 
     def __init__(self, stem: Path) -> None:
         self._file = open(stem.with_name(stem.name + ".jsonl"), "xb", buffering=0)  # noqa: SIM115
-        self._counts = Counts(stem.with_name(stem.name + ".counts"), create=True)
+        self._lock = threading.Lock()
         self._programs: dict[bytes, int] = {}
         self._batches: dict[tuple[int, ...], int] = {}
-        self.cells = self._counts.cells
+        counts = Counts(stem.with_name(stem.name + ".counts"), create=True)
+        self.cells: memoryview[int] | defaultdict[int, int] = counts.cells
         self.steps = 0
 
     def write(self, line: bytes) -> None:
         """Append what ends in a line break; OSError on a full disk."""
-        self._file.write(line)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(line)
+
+    def close(self) -> None:
+        """Give the file and the counters back. What a thread under way still writes or counts goes nowhere."""
+        with self._lock:
+            self._file.close()
+        self.cells = defaultdict(int)
+
+    def forget(self) -> None:
+        """In a forked child, which may find the lock held for ever."""
+        self._lock = threading.Lock()
+        self.close()
 
     def count_loose(self, calls: list[int], phase: int) -> None:
         """Count calls by themselves, in no Program."""
         for number in calls:
-            self.cells[self._counts.loose(number, phase)] += 1
+            self.cells[Counts.loose(number, phase)] += 1
 
     def count_step(self, calls: list[int], phase: int, tokens: int, sequences: int, details: bytes) -> None:
         """Count a step that ran these calls. `details`: what `steps.jsonl` says of it beyond, as JSON members."""
@@ -45,7 +61,7 @@ class Shard:
             self.write(b'{"t":"batch","id":%d,%s}\n' % (self._batches[key], shape))
         if details:
             self.write(b'{"t":"step","index":%d,%s%s}\n' % (index, shape, details))
-        self.cells[self._counts.batch(self._batches[key])] += 1
+        self.cells[Counts.batch(self._batches[key])] += 1
         self.cells[STEPS] += 1
 
     def program(self, calls: list[int]) -> int:

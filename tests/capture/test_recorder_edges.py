@@ -91,14 +91,15 @@ def test_threads_that_ended_leave_no_memory_behind(record: Record) -> None:
     assert grown[0] < 10 << 20
 
 
-def test_a_recording_gives_its_files_back(record: Record) -> None:
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_a_recording_gives_its_files_back(recorder: str, record: Record) -> None:
     def held() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count(".counts (deleted)")
 
-    record(lambda _: torch.ones(1))
+    record(lambda _: torch.ones(1), recorder)
     before = held()
     for _ in range(3):
-        record(lambda _: torch.ones(1))
+        record(lambda _: torch.ones(1), recorder)
     assert held() == before
 
 
