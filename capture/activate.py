@@ -81,7 +81,7 @@ def _own_window(name: str) -> Window:
 def _forked() -> None:
     """Runs before the window's own look at it: the window was opened after this was registered."""
     global _stale
-    _stale = _window is not None and _window.following
+    _stale = _window is not None and _window.recording
 
 
 def window_of(name: str) -> Window | None:

@@ -5,7 +5,6 @@ In between the window may close and open again (see `kcap.capture.gate`).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -17,8 +16,8 @@ import orjson
 from kcap.capture import gate
 from kcap.capture.config import Session
 from kcap.capture.gate import Gate
-from kcap.capture.process import place, process_line, replica
-from kcap.capture.profiled import ENDING, Profile, ProfiledSteps
+from kcap.capture.process import at_exit, place, process_line, replica
+from kcap.capture.profiled import ENDING, Profile, ProfiledSteps, possible
 from kcap.capture.recorder import Recorder, open_recorder
 from kcap.capture.steps import StepShape
 from kcap.capture.taps.all import Taps
@@ -43,6 +42,7 @@ class Lifecycle:
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._shape: StepShape | None = None  # of the step under way
         self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forget)
 
     def register(self) -> None:
         """Tell the session that this process has kcap in it, and put the taps into it."""
@@ -64,7 +64,7 @@ class Lifecycle:
                 return
             recorder.line(process_line(recorder.kind, self._reason, facts))
             self.taps.refresh()
-            if self.session.check_coverage:
+            if self.session.check_coverage and possible():
                 until = None if self.session.command else self.session.profile_file
                 self._profiled = ProfiledSteps(Profile(self._file(ENDING), until), self.tap_failed)
             self._open(replica({**place(), **facts}))
@@ -94,8 +94,7 @@ class Lifecycle:
         with self._lock:
             if self.recorder is None and not self._failed and not self._closed:
                 self.recorder, self._reason = open_recorder(self.session)
-                atexit.register(self.close)
-                os.register_at_fork(after_in_child=self._forget)
+                at_exit(self.close)
                 threading.Thread(target=self._watch, name="kcap-window", daemon=True).start()
             return self.recorder
 
@@ -147,13 +146,20 @@ class Lifecycle:
         """Whether steps may still be recorded: the window may be open or not, but is not closed for good."""
         return self._started and not self._closed and not self._failed
 
+    @property
+    def recording(self) -> bool:
+        """Whether it has a recorder, or is about to, perhaps before the window opens."""
+        return (self._begun or self.recorder is not None) and not self._closed and not self._failed
+
     def _file(self, ending: str) -> Path:
         stem = self.session.shard()
         return stem.with_name(stem.name + ending)  # a host's name may have dots
 
     def _forget(self) -> None:
-        """In a forked child: the recorder, its shard and its counters are the parent's."""
-        self.recorder, self.open, self._closed, self._shape, self._gate = None, False, True, None, None
+        """In a forked child: the recorder, its shard, its counters and its profile are the parent's."""
+        self._closed = self._closed or self.recording
+        self.recorder, self.open, self._shape, self._gate = None, False, None, None
+        self._profiled = ProfiledSteps(None, self.tap_failed)
         self._lock = threading.Lock()
 
     def _watch(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
+LAST = -1000  # among what multiprocessing does at a child's exit, the highest number first
 ALONE = 1 << 32  # from here on, numbers of processes rather than of replicas
 
 
@@ -52,6 +55,15 @@ def replica(facts: dict[str, Any]) -> int:
     if facts["world_size"] > 1:
         return int(facts["places"].get("dp", 0))
     return ALONE + os.getpid()
+
+
+def at_exit(body: Callable[[], None]) -> None:
+    """Call `body` when this process ends in order, perhaps twice: a child of multiprocessing may heed no `atexit`."""
+    from multiprocessing import parent_process, util  # as PyTorch has done
+
+    atexit.register(body)
+    if parent_process() is not None:
+        util.Finalize(None, body, exitpriority=LAST)
 
 
 def _processor() -> str:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
+import functools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +21,7 @@ MOST_STEPS, MOST_OFFLINE = 16, 64
 TOKENS = 8  # of each request in these steps: after a long prefill the GPU's clock needs some steps to recover
 SPAN = "kcap:step:"  # as kcap.capture.coverage.trace reads it
 ENDING = ".trace.json"
+_of_parent = False  # this process was forked by one that was profiled
 
 
 def tokens_of(loads: int) -> int:
@@ -95,9 +101,30 @@ class Profile:
         profiler.export_chrome_trace(str(self._output))
 
 
+def possible() -> bool:
+    """Whether steps can be profiled here: PyTorch's profiler does not survive a fork."""
+    return not _of_parent
+
+
+@functools.cache
+def _heed_forks() -> None:
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    """The child leaves C's destructors out at its exit: the profiler's wait for a thread that only the parent has."""
+    global _of_parent
+    _of_parent = True
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # another libc than GNU's
+        libc.on_exit(libc._exit, None)
+        atexit.register(libc.fflush, None)
+
+
 def _start() -> Any:
     import torch
 
+    _heed_forks()
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,7 @@ def hook(window: Window) -> None:
     steps = Steps(window)
     marks.steps = steps
     atexit.register(steps.say_if_none_ran)
+    os.register_at_fork(after_in_child=steps.forget)
     call = _hook_modules(torch, steps)
     when_imported(GENERATE, contained(window, functools.partial(_hook_generate, steps=steps)))
     when_imported(DYNAMO, contained(window, lambda module: skip_frames(module, window, call)))
@@ -51,14 +53,14 @@ def _hook_modules(torch: Any, steps: Steps) -> Any:
     Dynamo takes what it finds when it is imported, later, for PyTorch's own `__call__`, and traces past it.
     """
     kind = torch.nn.Module
-    original, is_compiling, take, release = kind.__call__, torch.compiler.is_compiling, steps.take, steps.release
+    original, is_compiling = kind.__call__, torch.compiler.is_compiling
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (
             is_compiling()
             or ((generation := steps.generation) is not None and generation.thread != get_ident())
-            or not take(False)
+            or not (lock := steps.lock).acquire(False)
         ):
             return original(self, *args, **kwargs)
         began = None
@@ -71,7 +73,7 @@ def _hook_modules(torch: Any, steps: Steps) -> Any:
         else:
             steps.end(began)
         finally:
-            release()
+            lock.release()
         return output
 
     def leave() -> None:

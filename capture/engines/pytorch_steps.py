@@ -47,12 +47,11 @@ def undisturbed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Steps:
-    """One step at a time: `take` and `release` are held through it, and other threads' modules run in no step."""
+    """One step at a time: `lock` is held through it, and other threads' modules run in no step."""
 
     def __init__(self, window: Window) -> None:
         self._window: Window | None = window
-        self._lock = threading.Lock()
-        self.take, self.release = self._lock.acquire, self._lock.release
+        self.lock = threading.Lock()
         self.leave: Callable[[], None] = lambda: None
         self.generation: Generation | None = None
         self._opened: Window | None = None
@@ -107,7 +106,7 @@ class Steps:
             window.discard()
 
     def generate(self, original: Around, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.generation is not None or self._lock.locked():
+        if self.generation is not None or self.lock.locked():
             return original(*args, **kwargs)  # a draft model's, or part of a module's step
         self.generation = Generation.of(model, args, kwargs)
         try:
@@ -123,7 +122,8 @@ class Steps:
     @contextmanager
     def step(self, phase: str, queries: list[int], lengths: list[int]) -> Iterator[None]:
         """The program's own mark of a step; inside another it is part of that."""
-        if not self.take(False):
+        lock = self.lock
+        if not lock.acquire(False):
             yield
             return
         began = None
@@ -137,7 +137,11 @@ class Steps:
             if began is not None:
                 began.end()
         finally:
-            self.release()
+            lock.release()
+
+    def forget(self) -> None:
+        """In a forked child: the step under way is the parent's, and who began it here too gives back its own lock."""
+        self.lock, self.generation = threading.Lock(), None
 
     def say_if_none_ran(self) -> None:
         """At the process's exit."""

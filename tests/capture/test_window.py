@@ -273,3 +273,14 @@ def test_a_window_that_opens_slowly_is_not_taken_for_paused(tmp_path: Path, monk
         torch.mm(A, A)
     recording = kcap.load(tmp_path / "out")
     assert [call.total for call in recording.calls if call.operator == "aten::mm"] == [1]
+
+
+def test_a_child_that_is_forked_while_a_thread_holds_the_window_does_not_wait_for_it(tmp_path: Path) -> None:
+    session = Session(str(tmp_path / "shards"))
+    session.write()
+    window = Window(session)
+    with window._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if window._lock.acquire(timeout=5) else 1)
+    assert os.waitpid(child, 0)[1] == 0

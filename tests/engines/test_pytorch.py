@@ -15,12 +15,14 @@ from click.exceptions import Exit
 
 import kcap
 from kcap.capture.command import command
+from kcap.capture.profiled import MOST_STEPS
 from kcap.errors import KcapError
+from kcap.schemas.coverage import CoverageSummary
 from kcap.schemas.recording import Recording
 
 pytestmark = pytest.mark.engine
 Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
-Record = Callable[[int, Path], Recording]
+Record = Callable[..., Recording]
 LAYERS, PROMPT, OUTPUT = 2, 5, 4
 LINEARS = 7 * LAYERS + 1
 
@@ -192,8 +194,8 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     """`record(code, program)` runs `kcap record` here, where torch is imported already, to end with `code`."""
     monkeypatch.setenv("PYTHONPATH", "")
 
-    def run(code: int, program: Path) -> Recording:
-        words = ["-o", str(tmp_path / "out"), "--", sys.executable, str(program)]
+    def run(code: int, program: Path, *options: str) -> Recording:
+        words = [*options, "-o", str(tmp_path / "out"), "--", sys.executable, str(program)]
         context = command.make_context("record", words)
         try:
             command.invoke(context)
@@ -243,6 +245,66 @@ def test_forked_and_started_processes_each_have_their_shard(
         if call.operator == "aten::linear":
             rows[call.args[0].value.shape[0]] += call.total  # type: ignore[union-attr]
     assert rows == {2: 2, 3: 2, 5: 1}
+    assert recording.metadata.complete, recording.metadata.notes
+
+
+CHILDREN = """
+import multiprocessing
+import torch
+import kcap
+from kcap.capture import activate
+
+torch.set_num_threads(1)
+model, fork = torch.nn.Linear(4, 3), multiprocessing.get_context("fork")
+
+def child(rows):
+    process = fork.Process(target=lambda: model(torch.ones(rows, 4)))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+activate.window_of("pytorch").for_capture()  # as before a graph that is captured in no step
+child(2)
+with kcap.step("decode"):
+    child(3)
+child(4)
+"""
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_children_of_multiprocessing_are_recorded_to_their_end(recorder: str, tmp_path: Path, record: Record) -> None:
+    (tmp_path / "program.py").write_text(CHILDREN)
+    recording = record(0, tmp_path / "program.py", "--recorder", recorder)
+    linears = ("aten::linear", "aten::addmm")
+    first = [call.args[0 if call.operator == linears[0] else 1] for call in recording.calls if call.operator in linears]
+    assert sorted(arg.value.shape[0] for arg in first) == [2, 3, 4]  # type: ignore[union-attr]
+    assert recording.metadata.steps == {"decode": 1, "other": 3}
+    assert recording.metadata.complete, recording.metadata.notes
+
+
+FORKS_WHILE_PROFILED = """
+import os, signal, sys
+import torch
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 3)
+for step in range(30):
+    model(torch.ones(2, 4))
+    if step in (2, 20):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            model(torch.ones(3, 4))
+            sys.exit(step)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == step
+"""
+
+
+def test_a_child_of_a_profiled_program_counts_and_ends_as_without(tmp_path: Path, record: Record) -> None:
+    (tmp_path / "program.py").write_text(FORKS_WHILE_PROFILED)
+    recording = record(0, tmp_path / "program.py", "--check-coverage")
+    assert recording.metadata.steps == {"other": 30 - MOST_STEPS + 2}
+    assert CoverageSummary.model_validate(recording.metadata.coverage).steps == MOST_STEPS
     assert recording.metadata.complete, recording.metadata.notes
 
 
