@@ -8,9 +8,9 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -21,12 +21,16 @@ MOST_STEPS, MOST_OFFLINE = 16, 64
 TOKENS = 8  # of each request in these steps: after a long prefill the GPU's clock needs some steps to recover
 SPAN = "kcap:step:"  # as kcap.capture.coverage.trace reads it
 ENDING = ".trace.json"
+Load = TypeVar("Load")
 _of_parent = False  # this process was forked by one that was profiled
 
 
-def tokens_of(loads: int) -> int:
-    """Tokens of each request in these steps: every load gets its share of them, a decode at least."""
-    return max(2, min(TOKENS, MOST_OFFLINE // loads))
+def shared(loads: Sequence[Load], output_len: int) -> tuple[list[Load], int]:
+    """The loads that these steps are shared by, and the tokens of each request in them: a prefill and a decode at
+    least. Where that is too much for all, they are spread over the list, from its first to its last."""
+    most = min(len(loads), MOST_OFFLINE // 2)
+    chosen = [loads[number * (len(loads) - 1) // max(1, most - 1)] for number in range(most)]
+    return chosen, min(output_len, TOKENS, MOST_OFFLINE // most)
 
 
 class Profile:

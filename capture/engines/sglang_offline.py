@@ -16,7 +16,7 @@ import orjson
 
 from kcap.capture.config import Session, read_session
 from kcap.capture.launch import close_window
-from kcap.capture.profiled import tokens_of
+from kcap.capture.profiled import shared
 from kcap.capture.shards import all_closed
 from kcap.capture.workload import Prompt, Workload
 
@@ -37,7 +37,7 @@ def main(job_file: str) -> None:
     engine = Engine(**arguments)
     loads = workload.loads(_vocabulary(engine))
     if session.check_coverage:
-        _generate(engine, loads, min(workload.output_len, tokens_of(len(loads))), session)
+        _generate(engine, *shared(loads, workload.output_len), session)
         _forget_prompts(engine)
         session.profile_file.unlink()
     with _ending(engine, session):
@@ -79,13 +79,19 @@ def _generate(engine: Any, loads: list[list[Prompt]], tokens: int, session: Sess
 
 
 def _run(engine: Any, load: list[Prompt], tokens: int) -> list[list[int]]:
-    """Submit every request at once; each one's token ids. Requests of token ids reach the scheduler together."""
+    """Submit every request at once; each one's token ids. Requests of token ids reach the scheduler together. SGLang
+    takes no texts beside them: among such, texts become token ids here."""
     params = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
     if all(isinstance(prompt, str) for prompt in load):
         outputs = engine.generate(prompt=load, sampling_params=params)
     else:
-        outputs = engine.generate(input_ids=load, sampling_params=params)
+        ids = [_ids(engine, prompt) if isinstance(prompt, str) else prompt for prompt in load]
+        outputs = engine.generate(input_ids=ids, sampling_params=params)
     return [list(output.get("output_ids", ())) for output in outputs]
+
+
+def _ids(engine: Any, text: str) -> list[int]:
+    return list(engine.tokenizer_manager.tokenizer(text)["input_ids"])
 
 
 @contextmanager

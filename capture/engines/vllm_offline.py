@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from kcap.capture.config import Session, read_session
-from kcap.capture.profiled import tokens_of
+from kcap.capture.profiled import shared
 from kcap.capture.shards import all_closed
 from kcap.capture.workload import Prompt, Workload
 
@@ -27,7 +27,7 @@ def main(job_file: str) -> None:
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     loads = workload.loads(vocabulary)
     if session.check_coverage:
-        _generate(llm, loads, min(workload.output_len, tokens_of(len(loads))), session)
+        _generate(llm, *shared(loads, workload.output_len), session)
         _forget_prompts(llm)
         session.profile_file.unlink()
     outputs = _generate(llm, loads, workload.output_len, session)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kcap.capture import command, follow, frameworks
 from kcap.capture.numbers import NumbersRange, listed
-from kcap.capture.profiled import MOST_OFFLINE, tokens_of
+from kcap.capture.profiled import MOST_OFFLINE, TOKENS, shared
 
 WORDS = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "-o")
 
@@ -91,9 +91,16 @@ def test_prompts_of_a_file_are_a_single_load(words: tuple[str, str], started: An
     assert started("--prompts", tmp_path / "p.jsonl")["workload"]["prompts"] == [[1, 2]]
 
 
-@given(st.integers(1, 40))
+@given(st.integers(1, 200))
 def test_the_profiled_steps_are_shared_by_the_loads(loads: int) -> None:
-    tokens = tokens_of(loads)
+    chosen, tokens = shared(range(loads), 100)
     assert tokens >= 2, "a prefill and a decode"
-    assert loads * tokens <= MOST_OFFLINE or tokens == 2
-    assert tokens_of(1) == tokens_of(8) == 8 > tokens_of(9)
+    assert len(chosen) * tokens <= MOST_OFFLINE
+    assert chosen == sorted(set(chosen)), "each once"
+    assert chosen == list(range(loads)) or (len(chosen) == MOST_OFFLINE // 2 and chosen[-1] == loads - 1)
+    assert chosen[0] == 0
+
+
+def test_the_profiled_steps_have_few_tokens_of_each_request() -> None:
+    assert [shared(range(loads), 100)[1] for loads in (1, 8, 9, 32, 33)] == [TOKENS, TOKENS, 7, 2, 2]
+    assert shared([1, 2], 3) == ([1, 2], 3)

@@ -23,6 +23,7 @@ class Engine:
     def __init__(self, flushes: list[bool], arguments: dict[str, Any], session: Session) -> None:
         self.arguments, self.flushes, self.session = arguments, flushes, session
         self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
+        self.tokenizer_manager.tokenizer = lambda text: {"input_ids": [len(word) for word in text.split()]}
         self.generated: list[tuple[int, int, bool]] = []
         self.over = False
         self.aborted = threading.Event()
@@ -98,6 +99,11 @@ def test_without_a_number_of_steps_nothing_is_aborted(run: Any) -> None:
 
 def test_texts_go_to_the_engine_as_texts(run: Any) -> None:
     engine, outputs = run([True], False, prompts=["a text", "another"], output_len=2)
+    assert (engine.generated, outputs) == ([(2, 2, False)], [[7, 7]] * 2)
+
+
+def test_texts_among_token_ids_go_to_the_engine_as_token_ids(run: Any) -> None:
+    engine, outputs = run([True], False, prompts=[[5, 6], "a text"], output_len=2)
     assert (engine.generated, outputs) == ([(2, 2, False)], [[7, 7]] * 2)
 
 
