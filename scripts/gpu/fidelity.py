@@ -26,14 +26,14 @@ from typing import Any
 from counts import Check
 
 import kcap
-from kcap.capture.profiled import tokens_of
+from kcap.capture.profiled import TOKENS
 from kcap.errors import DONE, PARTIAL, KcapError
 from kcap.schemas import coverage
 
 MODEL = "meta-llama/Llama-3.1-8B"
 MODES = {"eager": ("--eager",), "compiled": ()}
 PROMPTS = {1: 4096, 16: 256, 128: 128}  # tokens of each prompt, by the number of prompts
-OUTPUT = 2 * tokens_of(len(PROMPTS))  # tokens of each answer: the counted steps stay near the profiled ones' lengths
+OUTPUT = 2 * TOKENS  # tokens of each answer: the counted steps stay near the profiled ones' lengths
 QUICK = 4  # layers
 
 
