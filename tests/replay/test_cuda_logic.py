@@ -154,7 +154,7 @@ def test_a_sweep_before_each_replay_and_outside_the_window_makes_small_inputs_co
     timing = run(fake, MIB)
     assert (timing.cache, timing.input_sets, timing.n) == ("cold", 81, 81)  # each set is used once a replay
     assert len(set(captured(fake))) == 81
-    assert fake.log[-4:] == ["rest", "sweep", "replay", "synchronize"]
+    assert fake.log[-6:] == ["rest", "sweep", "hold", "replay", "release", "synchronize"]
 
 
 def test_what_is_written_is_put_back_before_each_sample(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
