@@ -18,6 +18,7 @@ from kcap.schemas.outcome import Clocked, Status
 
 HOST_BATCH_NS = 5_000_000  # the least that a batch's invocations last, far above what a message takes
 GPU_BATCH_NS = 2_000_000
+LEAST_GROWTH = 4  # times the invocations, where those of a batch turn out to last too short
 MOST_WALL = 50  # a batch takes no longer than this many times the least, with all that the driver does
 COLD_FACTOR = 5  # how many times the L2 the inputs of a batch fill before they count as cold
 MOST_ON_GPU = 1024  # invocations in one graph
@@ -40,10 +41,15 @@ class Batches:
     (`hidden_ns`), and how long other threads or streams of the process worked between invocations, before or after them
     (`stray_ns`). `processors`: how many its cage used, and `idle`: how many while another was asked. `wrong`: whose
     fault it is where the driver saw something wrong.
+
+    `empty`: the driver does all that it does for them but the calls. `wanted_ns`: how long those of a batch should last
+    at least; 0: as long as they do.
     """
 
     candidate: Candidate
     count: int
+    wanted_ns: float = 0
+    empty: bool = False
     cache: Cache = "warm"
     method: Method = "host"
     wrong: Callable[[Status, str], Exception] = Refused
@@ -57,7 +63,7 @@ class Batches:
     def take(self, keep: int) -> tuple[float, list[Kept]]:
         """Run one batch; its mean time, and `keep` invocations at random, whose outputs are kept."""
         seed, chosen = fresh_seed(), RANDOM.sample(range(self.count), min(keep, self.count))
-        answer = self.candidate.run(seed, self.count, keep=chosen)
+        answer = self.candidate.run(seed, self.count, keep=chosen, empty=self.empty)
         check(answer, self.wrong)
         times = self.candidate.times_ns(self.count)
         if min(times) < 0:
@@ -67,6 +73,18 @@ class Batches:
             late = RANDOM.randrange(max(self.count - self.candidate.sets, 0), self.count)
             check(self.candidate.deliver([*chosen, late]), self.wrong)
         return self.samples_us[-1], [Kept(seed, number) for number in chosen]
+
+    def grow(self, each_ns: float, wall_ns: float, least: float = LEAST_GROWTH) -> bool:
+        """Whether a batch should have `least` times as many invocations or more, if each takes `each_ns`: then it will
+        have, and none so far counts. It has no more than can be waited for, if each takes `wall_ns`: a clock may lie.
+        """
+        each, wall = max(each_ns, 1), max(wall_ns, 1)
+        count = min(max(int(min(1 / each, MOST_WALL / wall) * self.wanted_ns), 1), self.candidate.most)
+        if count < least * self.count:
+            return False
+        self.count = count
+        self.only([False] * len(self.samples_us))
+        return True
 
     def _account(self, answer: Answer, times: list[int]) -> None:
         self.method = wire.METHODS[answer.method % len(wire.METHODS)]
@@ -100,17 +118,35 @@ class Batches:
 def batches(candidate: Candidate, drawn: Draws, seconds: float) -> Batches:
     """Batches that last long enough, and no longer than a tenth of `seconds`."""
     check(candidate.run(fresh_seed(), 1))
-    began = time.perf_counter_ns()
-    check(candidate.run(fresh_seed(), 2))
-    both_ns = time.perf_counter_ns() - began
-    each_ns = max(min(candidate.times_ns(2)), 1)
     if candidate.limits.gpu is None:
-        wanted = min(HOST_BATCH_NS, seconds * 1e9 / 10)
-        affordable = MOST_WALL * wanted / (both_ns / 2)  # of a clock that lies, too
-        count = min(max(int(min(wanted / each_ns, affordable)), 1), candidate.most)
-        check(candidate.run(fresh_seed(), count))  # all memory that a batch takes is touched for the first time
-        return Batches(candidate, count)
-    return _on_gpu(candidate, drawn, each_ns)
+        return _on_host(candidate, seconds)
+    check(candidate.run(fresh_seed(), 2))
+    return _on_gpu(candidate, drawn, max(min(candidate.times_ns(2)), 1))
+
+
+def _on_host(candidate: Candidate, seconds: float) -> Batches:
+    """As many as two invocations say, unless the batch of so many that touches its memory first says otherwise."""
+    made = Batches(candidate, 2, min(HOST_BATCH_NS, seconds * 1e9 / 10))
+    for least in (0, LEAST_GROWTH):
+        began = time.perf_counter_ns()
+        made.take(0)
+        wall = (time.perf_counter_ns() - began) / made.count
+        made.grow(min(candidate.times_ns(made.count)), wall, least)
+    return Batches(candidate, made.count, made.wanted_ns)
+
+
+def beside(ours: Batches, theirs: Batches) -> Batches:
+    """Those that show what the driver of `ours` takes beside the calls: as many invocations in the reference's process,
+    and none of the reference, of which there may be so few that what a batch takes once would count as theirs.
+
+    On a GPU they are the reference's own.
+    """
+    if ours.candidate.limits.gpu is not None:
+        return theirs
+    made = Batches(theirs.candidate, ours.count, empty=True, wrong=theirs.wrong)
+    if made.count > theirs.count:  # memory that is touched for the first time
+        check(made.candidate.run(fresh_seed(), made.count, empty=True), made.wrong)
+    return made
 
 
 def _on_gpu(candidate: Candidate, drawn: Draws, each_ns: int) -> Batches:
@@ -123,4 +159,4 @@ def _on_gpu(candidate: Candidate, drawn: Draws, each_ns: int) -> Batches:
     count = int(min(wanted, affordable, MOST_ON_GPU))
     candidate.open(drawn, count)
     check(candidate.run(fresh_seed(), count))
-    return Batches(candidate, count, "cold" if count * size >= COLD_FACTOR * gpu.l2 else "warm")
+    return Batches(candidate, count, cache="cold" if count * size >= COLD_FACTOR * gpu.l2 else "warm")

@@ -59,16 +59,19 @@ class Candidate(Process):
         kept = min(self.shared.layout.slots, MOST_INVOCATIONS)
         return min(kept, self.sets) if self.handed else kept
 
-    def run(self, seed: int, count: int, first: int = 0, upcast: int = 0, keep: Sequence[int] = ()) -> Answer:
+    def run(
+        self, seed: int, count: int, first: int = 0, upcast: int = 0, keep: Sequence[int] = (), empty: bool = False
+    ) -> Answer:
         """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured.
 
         `keep`: those whose outputs are wanted, counted from 0: this process alone knows. On the CPU it copies them
-        at once, on a GPU when they are delivered. `upcast`: floating ones are in float64.
+        at once, on a GPU when they are delivered. `upcast`: floating ones are in float64. `empty`: the driver does
+        all that it does for them but the calls, on the CPU.
         """
         assert self.shared is not None and self.drawn is not None
         self.shared.prepare(keep, self.drawn.results, upcast != 0)
         take = (lambda: None) if self.limits.gpu else self.shared.take
-        content = wire.running(first, count, seed, upcast)
+        content = wire.running(first, count, seed, upcast, empty)
         if self.handed and count:
             places, descriptor = self.handed.fill(seed, first, count)
             answer = self.ask(content + places, [descriptor], take)

@@ -3,7 +3,7 @@
 Each sample of the clock is a batch of invocations with fresh inputs, asked for with a seed that nobody knew before. The
 driver in the candidate's process times it; the judge reads its own clock around it. What the second has more than the
 first is the driver's work between invocations (filling inputs, copying outputs), and must be what it is in the
-reference's process: there the same driver does the same.
+reference's process: there the same driver does the same, for as many.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from kcap.bench.judge.batching import Batches, Kept
+from kcap.bench.judge.batching import Batches, Kept, beside
 from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.evidence import Refused, Undecided
 from kcap.bench.judge.processors import Machine, used
-from kcap.replay.timing.stop import Budget, sample_until
+from kcap.replay.timing.stop import Budget, Sampled, sample_until
 from kcap.schemas.outcome import Clocked
 
 FEWEST_OF_REFERENCE = 3
@@ -49,23 +49,43 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, keep: int, seen: C
     """
     messages = ping_ns(theirs.candidate)
     before = Machine.now(ours.candidate.pid, theirs.candidate.pid)
+    while True:
+        driver = beside(ours, theirs)
+        sampled = sample(ours, theirs, driver, seconds, keep, seen)
+        slack = vouched(ours, driver, messages, before)
+        said = median(ours.samples_us) * 1e3
+        if not ours.grow(said, said + median(ours.between_ns)):  # whatever the first calls took
+            break
+    check_strays(ours, theirs)
+    check_processors(ours)
+    check_idle(ours.idle)
+    check_idle(driver.idle)
+    return Times(ours.clocked(sampled.rule, slack), theirs.clocked(None, None))
+
+
+def sample(
+    ours: Batches, theirs: Batches, driver: Batches, seconds: float, keep: int, seen: Callable[[list[Kept]], None]
+) -> Sampled:
+    """Batches of `ours`, in turns with those of the others as long as these are too few."""
 
     def take() -> float:
-        sample, kept = ours.take(keep)
+        mean, kept = ours.take(keep)
         seen(kept)
         spent = sum(theirs.samples_us) * theirs.count / 1e6
         if len(theirs.samples_us) < FEWEST_OF_REFERENCE or spent < seconds:
-            began, before = time.perf_counter_ns(), used(ours.candidate.pid)
-            theirs.take(0)
-            ours.idle.append(used(ours.candidate.pid).cpu(before) / (time.perf_counter_ns() - began))
-        return sample
+            ours.idle.append(meanwhile(ours, theirs))
+        if driver.empty and len(driver.samples_us) < FEWEST_OF_REFERENCE:
+            driver.idle.append(meanwhile(ours, driver))
+        return mean
 
-    sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
-    slack = vouched(ours, theirs, messages, before)
-    check_strays(ours, theirs)
-    check_processors(ours)
-    check_idle(ours)
-    return Times(ours.clocked(sampled.rule, slack), theirs.clocked(None, None))
+    return sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds))
+
+
+def meanwhile(ours: Batches, other: Batches) -> float:
+    """Run one of the other's; how many processors those of `ours`, which nobody asks, use meanwhile."""
+    began, before = time.perf_counter_ns(), used(ours.candidate.pid)
+    other.take(0)
+    return used(ours.candidate.pid).cpu(before) / (time.perf_counter_ns() - began)
 
 
 def ping_ns(candidate: Candidate) -> float:
@@ -73,36 +93,36 @@ def ping_ns(candidate: Candidate) -> float:
     return min(candidate.run(0, 0).wall_ns for _ in range(PINGS))
 
 
-def vouched(ours: Batches, theirs: Batches, messages_ns: float, before: Machine) -> float:
+def vouched(ours: Batches, driver: Batches, messages_ns: float, before: Machine) -> float:
     """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs some, and not all.
 
     Undecided, where others had so much of the machine since `before` that nothing can be told.
     """
     for _ in range(RETRIES):
         try:
-            return vouch(ours, theirs, messages_ns)
+            return vouch(ours, driver, messages_ns)
         except Refused:
             ours.take(0)
-            theirs.take(0)
+            driver.take(0)
     try:
-        return vouch(ours, theirs, messages_ns)
+        return vouch(ours, driver, messages_ns)
     except Refused:
-        others = Machine.now(ours.candidate.pid, theirs.candidate.pid).others(before)
-        if others < MOST_OTHERS or betrayed(ours, theirs):
+        others = Machine.now(ours.candidate.pid, driver.candidate.pid).others(before)
+        if others < MOST_OTHERS or betrayed(ours, driver):
             raise
         words = f"other processes had {others:.1f} processors of this machine"
         raise Undecided(f"its clock cannot be held against the judge's: {words}") from None
 
 
-def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
+def vouch(ours: Batches, driver: Batches, messages_ns: float) -> float:
     """To within how many nanoseconds of an invocation the judge's clock agrees; Refused, where it does not.
 
     Each batch is vouched for by itself, and of `ours` those stay for which the clock vouches: what is said of the
     others counts nowhere. Nothing is excused in those: who waits for a core in an invocation waits by both clocks, and
     who waits between two only adds to the difference.
     """
-    undisturbed = sorted(theirs.between_ns)[len(theirs.between_ns) // 4]
-    usual = max(undisturbed - messages_ns / theirs.count, 0.0)
+    undisturbed = sorted(driver.between_ns)[len(driver.between_ns) // 4]
+    usual = max(undisturbed - messages_ns / driver.count, 0.0)
     slack = SLACK_NS + SLACK_SHARE * usual + SLACK_OF_TIME * median(ours.samples_us) * 1e3 + WAKING_NS / ours.count
     hidden = [between - messages_ns / ours.count - usual for between in ours.between_ns]
     vouched = [one <= slack for one in hidden]
@@ -114,16 +134,16 @@ def vouch(ours: Batches, theirs: Batches, messages_ns: float) -> float:
     return slack
 
 
-def betrayed(ours: Batches, theirs: Batches) -> bool:
+def betrayed(ours: Batches, driver: Batches) -> bool:
     """Whether it had far more CPU time than it says that it took, which no other process can make it have.
 
-    Far more: than it says in all, and than the driver's work in the reference's process.
+    Far more: than it says in all, and than the driver's own work.
     """
     if ours.candidate.limits.gpu is not None:
         return False
-    driver = max(median(theirs.hidden_ns), 0.0)
+    work = max(median(driver.hidden_ns), 0.0)
     said = median(ours.samples_us) * 1e3
-    return median(ours.hidden_ns) > MOST_HIDDEN * (said + driver) + SLACK_NS + WAKING_NS / ours.count
+    return median(ours.hidden_ns) > MOST_HIDDEN * (said + work) + SLACK_NS + WAKING_NS / ours.count
 
 
 def _forged(samples_us: list[float], vouched: list[bool]) -> bool:
@@ -153,8 +173,8 @@ def check_processors(ours: Batches) -> None:
         raise Refused("REWARD_HACK", reason)
 
 
-def check_idle(ours: Batches) -> None:
-    """Refused, where its processes were at work while the reference was timed, which slows that."""
-    if ours.idle and (share := median(ours.idle)) > MOST_IDLE:
+def check_idle(idle: list[float]) -> None:
+    """Refused, where its processes were at work while the reference was timed, or the driver there: that slows both."""
+    if idle and (share := median(idle)) > MOST_IDLE:
         reason = f"its processes work while the reference is timed: {share:.0%} of a processor"
         raise Refused("REWARD_HACK", reason)

@@ -11,7 +11,7 @@ import torch
 
 from kcap.schemas.measurement import Method
 
-OPEN, RUN, CHECK, DELIVER = 1, 2, 3, 4
+OPEN, RUN, CHECK, DELIVER, EMPTY = 1, 2, 3, 4, 5
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
 FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
 RESERVED = 13
@@ -99,9 +99,9 @@ def opening(
     return b"".join([head, sizes, *inputs, *outputs])
 
 
-def running(first: int, count: int, seed: int, upcast: int = 0) -> bytes:
-    """`count` invocations, from number `first` of `seed` on."""
-    return struct.pack("<IIIIQ", RUN, first, count, upcast, seed)
+def running(first: int, count: int, seed: int, upcast: int = 0, empty: bool = False) -> bytes:
+    """`count` invocations, from number `first` of `seed` on; `empty`: but for the calls."""
+    return struct.pack("<IIIIQ", EMPTY if empty else RUN, first, count, upcast, seed)
 
 
 def delivering(numbers: Sequence[int]) -> bytes:

@@ -132,6 +132,21 @@ def clocked(one, made):
     return min(answer.outside_ns for answer in found)
 
 
+def test_all_but_the_calls_is_done_of_an_empty_batch(started, drawn):
+    never = started("called")
+    never.open(drawn)
+    assert never.run(7, 3, keep=[2], empty=True).code == wire.FINE
+    assert never.outputs(2)[0].isnan().all()
+    assert "it was called" in never.run(7, 3).text
+
+
+def test_an_empty_batch_takes_the_driver_as_long_as_one_with_calls(started, drawn):
+    one = started("copied")
+    one.open(drawn)
+    empty, full = (min(one.run(7, one.most // 8, empty=kind).outside_ns for _ in range(15)) for kind in (True, False))
+    assert full / 2 < empty < 1.5 * full
+
+
 def test_small_inputs_are_filled_by_the_driver_and_large_ones_handed_over(both, large):
     both[0].open(large)
     assert both[0].handed is not None

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcap.bench.judge import stopwatch
 from kcap.bench.judge.batching import Batches
 from kcap.bench.judge.evidence import Refused, Undecided
 from kcap.bench.judge.processors import Machine, used
-from kcap.bench.judge.stopwatch import check_idle, check_processors, check_strays, vouch, vouched
+from kcap.bench.judge.stopwatch import check_idle, check_processors, check_strays, time_both, vouch, vouched
 
 PING = 100_000.0
 
@@ -81,6 +82,17 @@ def test_what_is_said_of_a_batch_that_is_not_vouched_for_counts_nowhere():
     assert ours.samples_us == [100] * 3
 
 
+@pytest.mark.parametrize(
+    ("said_us", "between_us", "count"),
+    [(100, 5, 40), (600, 5, 10), (50, 5, 80), (0.001, 1, 4096), (0.001, 500, 399), (0.001, 30_000, 10)],
+)
+def test_a_batch_that_turns_out_too_short_is_sized_again(said_us, between_us, count):
+    ours = batches(said_us, between_us, count=10)
+    ours.wanted_ns, ours.candidate.most = 4e6, 4096
+    assert ours.grow(said_us * 1e3, (said_us + between_us) * 1e3) == (count != 10)
+    assert ours.count == count and bool(ours.samples_us) == (count == 10)
+
+
 def test_a_clock_that_never_agrees_is_refused_in_the_end():
     ours, theirs = batches(1, 500), batches(100, 5)
     ours.take = theirs.take = lambda keep: None
@@ -135,13 +147,29 @@ def test_what_a_process_and_its_threads_use_is_seen_from_outside():
 
 @pytest.mark.parametrize("idle, fine", [([], True), ([0.0, 0.3, 0.01], True), ([0.5, 0.6, 0.0], False)])
 def test_work_while_the_reference_is_timed_is_refused(idle, fine):
-    ours = batches(50, 5)
-    ours.idle = idle
     if fine:
-        check_idle(ours)
+        check_idle(idle)
         return
     with pytest.raises(Refused, match="while the reference is timed: 50% of a processor"):
-        check_idle(ours)
+        check_idle(idle)
+
+
+def test_work_while_the_driver_alone_is_timed_is_refused(monkeypatch):
+    ours, theirs, driver = (batches(50, 5) for _ in range(3))
+    driver.empty, driver.samples_us, ours.candidate.most = True, [], ours.count
+    ours.processors = [1.0]
+
+    def slowed(keep):
+        driver.samples_us.append(1)
+        until = time.perf_counter() + 0.02
+        while time.perf_counter() < until:
+            pass
+
+    ours.take, driver.take = lambda keep: (50.0, []), slowed
+    monkeypatch.setattr(stopwatch, "beside", lambda ours, theirs: driver)
+    monkeypatch.setattr(stopwatch, "ping_ns", lambda candidate: PING)
+    with pytest.raises(Refused, match="work while the reference is timed"):
+        time_both(ours, theirs, 0.001, 0, lambda kept: None)
 
 
 @pytest.mark.parametrize(

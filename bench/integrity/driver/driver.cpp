@@ -8,8 +8,6 @@
 namespace kcap {
 namespace {
 
-enum Operation : uint32_t { OPEN = 1, RUN = 2, CHECK = 3, DELIVER = 4 };
-
 struct Device {
   Runtime cuda;
   Torch torch;
@@ -40,6 +38,7 @@ Answer answer(
       session.reset();
       session = std::make_unique<Session>(message, device);
       return {};
+    case EMPTY:
     case RUN: {
       if (!session) throw std::runtime_error("no Workload is open");
       Run run(message, session->workload);

@@ -80,6 +80,7 @@ class Cuda : public Place {
   }
 
   Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
+    if (run.empty) throw std::runtime_error("on a GPU there is no batch without calls");
     if (run.count > workload_.sets) throw std::runtime_error("more invocations than sets of inputs");
     Answer answer;
     last_ = run;

@@ -3,6 +3,8 @@
 // anything else can run on this thread.
 #pragma once
 
+#include <ATen/ops/empty.h>
+
 #include "handed.h"
 
 namespace kcap {
@@ -51,7 +53,7 @@ class Host : public Place {
       still.wake();
       uint64_t strays = other_threads();
       uint64_t start = now();
-      Owned returned(PyObject_CallObject(callable, arguments.object));
+      Owned returned(run.empty ? uncalled() : PyObject_CallObject(callable, arguments.object));
       if (!returned.object) throw Wrong(RAISED, exception());
       auto rows = workload_.destination ? Rows() : rows_of(workload_, run, returned.object, at::kCPU);
       uint64_t end = now();
@@ -89,6 +91,17 @@ class Host : public Place {
       if (workload_.inputs[j].is_tensor()) sets_.fill(set, pool_, run, i, j);
     for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
       poison(sets_.outputs[set][j], workload_.outputs[j].bytes);
+  }
+
+  // Outputs in the place of a call's: new memory that was written to.
+  PyObject* uncalled() const {
+    PyObject* made = PyTuple_New(Py_ssize_t(workload_.outputs.size()));
+    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
+      auto tensor = at::empty(workload_.outputs[j].sizes, workload_.outputs[j].dtype);
+      poison(tensor.mutable_data_ptr(), tensor.nbytes());
+      PyTuple_SET_ITEM(made, Py_ssize_t(j), THPVariable_Wrap(tensor));
+    }
+    return made;
   }
 
   void take(const Run& run, uint32_t set, const Rows& rows, uint8_t* kept) {

@@ -12,6 +12,7 @@
 namespace kcap {
 
 enum Kind : uint32_t { POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING };
+enum Operation : uint32_t { OPEN = 1, RUN = 2, CHECK = 3, DELIVER = 4, EMPTY = 5 };
 enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2, HANDED = 4 };
 
 inline at::ScalarType dtype_of(const std::string& name) {
@@ -152,6 +153,7 @@ struct Run {
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
   uint64_t seed = 0;
+  bool empty = false;            // all is done but the calls
   uint64_t bytes = 0;            // HANDED: of the memory that it brings
   std::vector<uint64_t> places;  // HANDED: where in it each input of each invocation lies
   int descriptor = -1;
@@ -159,7 +161,7 @@ struct Run {
   Run() = default;
   Run(const Message& message, const Workload& workload) {
     auto from = message.reader();
-    from.u32();
+    empty = from.u32() == EMPTY;
     first = from.u32(), count = from.u32(), upcast = from.u32(), seed = from.u64();
     if (count > workload.most) throw std::runtime_error("the judge asks for too many invocations");
     if (count > workload.slots) throw std::runtime_error("the outputs of so many invocations cannot be kept");
