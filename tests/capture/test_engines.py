@@ -190,7 +190,7 @@ def test_a_new_engine_is_one_new_file(record_toy: Callable[..., Any], tmp_path: 
     assert "Toy" in [framework.name for framework in installed.frameworks()]
 
 
-HARMLESS = "    print('ValueError: Tokenizer not available')\n"
+HARMLESS = "    print('ValueError: Tokenizer not available', flush=True)\n"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from sglang_runs import TINY, TWO_RANKS, command, environment, marks, recorded
+from shard_steps import steps_by_process
 
 import kcap
-from kcap.capture.shards import STEPS, Counts
 from kcap.errors import PARTIAL
 
 pytestmark = marks
@@ -36,11 +36,6 @@ def killed(directory: Path) -> Ran:
     os.kill(max(steps), signal.SIGKILL)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess([], process.returncode, out, err), directory / "out"
-
-
-def steps_by_process(directory: Path) -> dict[int, int]:
-    files = directory.glob(".out.*/shards/*.counts")
-    return {int(file.stem.rpartition("-")[2]): Counts(file).cells[STEPS] for file in files}
 
 
 def bad_argument(directory: Path) -> Ran:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shard_steps import steps_by_process
 
 import kcap
-from kcap.capture.shards import STEPS, Counts
 from kcap.schemas.recording import Recording
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -167,14 +167,11 @@ def test_a_worker_that_is_killed_leaves_a_partial_recording(
     record = [sys.executable, "-m", "kcap", "record", "-o", str(output), "--model", str(model)]
     process = started([*record, *options.split(), *words], environment)
 
-    def counts() -> Path | None:
-        found = [path for path in tmp_path.glob(".out.*/shards/*.counts") if Counts(path).cells[STEPS] >= 20]
-        return found[0] if found else None
+    def working() -> list[int]:
+        return [number for number, steps in steps_by_process(tmp_path).items() if steps >= 20]
 
-    wait_until(lambda: counts() is not None, process)
-    shard = counts()
-    assert shard is not None
-    os.kill(int(shard.stem.rpartition("-")[2]), signal.SIGKILL)
+    wait_until(lambda: bool(working()), process)
+    os.kill(working()[0], signal.SIGKILL)
     _, said = process.communicate(timeout=180)
     assert process.returncode == 3, said
     assert "partial" in said
