@@ -59,6 +59,9 @@ class Child:
             sys.stderr.write(text.decode(errors="replace"))
             sys.stderr.flush()
 
+    def how_it_ended(self) -> str:
+        return how_it_ended(self.status or 0, self._log)
+
     def last_lines(self) -> str:
         return last_lines(self._log, self.status or 0) if self._log else ""
 
@@ -107,6 +110,11 @@ def status_text(status: int) -> str:
     """An exit status in words, with the signal that it stands for."""
     name = signal.Signals(-status).name if -status in set(signal.Signals) else ""
     return f"status {status} ({name})" if name else f"status {status}"
+
+
+def how_it_ended(status: int, log: Path | None) -> str:
+    """Its exit status, and where its output went to `log`, what that says of its end."""
+    return f"{status_text(status)}:\n{last_lines(log, status)}" if log else status_text(status)
 
 
 def last_lines(log: Path, status: int) -> str:

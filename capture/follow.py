@@ -14,7 +14,7 @@ import click
 import orjson
 
 from kcap.capture import launch, plugins, windows
-from kcap.capture.child import ENDINGS, Noted, last_lines, status_text
+from kcap.capture.child import ENDINGS, Noted, how_it_ended, last_lines, status_text
 from kcap.capture.config import Session
 from kcap.capture.merge import merge
 from kcap.capture.output import Place
@@ -39,8 +39,7 @@ def _failure(session: Session, status: int | None, log: Path | None) -> str:
     """What a status other than 0 says of how the engine, or a user's command, ended by itself."""
     if not status:
         return ""
-    lines = f":\n{last_lines(log, status)}" if log else ""
-    return f"the {'command' if session.command else 'engine'} ended with {status_text(status)}{lines}"
+    return f"the {'command' if session.command else 'engine'} ended with {how_it_ended(status, log)}"
 
 
 def finish(session: Session, directory: Path, status: int | None, log: Path | None, failure: str) -> Recording:
@@ -54,7 +53,7 @@ def finish(session: Session, directory: Path, status: int | None, log: Path | No
     recording = merge(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
     if nothing and status and log:
-        said = f"{status_text(status)}:\n{last_lines(log, status)}"
+        said = how_it_ended(status, log)
         shutil.rmtree(directory)
         raise KcapError(f"the engine ended before its first step, with {said}")
     return recording

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.capture import follow, launch, ready, windows
-from kcap.capture.child import Child, status_text
+from kcap.capture.child import Child
 from kcap.capture.config import SESSION_VARIABLE, Session
 from kcap.capture.merge import discard
 from kcap.capture.output import Place
@@ -122,7 +122,7 @@ class _Run:
         self.server.show()
 
     def _how(self, child: Child) -> str:
-        return f", with {status_text(child.status or 0)}:\n{child.last_lines()}"
+        return f", with {child.how_it_ended()}"
 
     def _lines(self) -> str:
         return self.server.last_lines() or "  (none)"
