@@ -73,12 +73,15 @@ class Missing:
     """
 
     name: str
-    reason: str
     count: float
     engine_us: float
     share: float
     call: Call | None = None
     replayed: Replayed = Replayed()
+
+    @property
+    def reason(self) -> str:
+        return self.replayed.reason
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _missing(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int
     def of(name: str, one: Replayed, count: float, time: GpuTime, call: Call | None = None) -> Missing:
         steps = len(engine.steps)
         share = share_of(time.us, engine.gpu_us)
-        return Missing(name, one.reason, count / steps, time.us / steps, share, call, one)
+        return Missing(name, count / steps, time.us / steps, share, call, one)
 
     for (name, reason), time in engine.of_no_call.items():
         yield of(name, Replayed(reason=reason), time.kernels, time)

@@ -16,6 +16,7 @@ LAUNCH_US = 10.0
 # microsecond" between the nodes of a graph (README); on an H200 1.0 to 1.8 between kernels of a stream, profiled.
 GAP_US = 1.0
 FEWEST = 10  # gaps of which the median says anything
+_Ended = tuple[KernelTime, float, float]  # a kernel, its start, and when all up to it have ended
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def span(step: StepCoverage, gap_us: float = GAP_US) -> Span | None:
     ended = _ended(step)
     if not ended:
         return None
-    waits = sum(max(gap.us - gap_us, 0.0) for gap in _gaps(step) if gap.late)
+    waits = sum(max(gap.us - gap_us, 0.0) for gap in _gaps(ended) if gap.late)
     return Span(ended[-1][2] - ended[0][1], waits, gap_us)
 
 
@@ -73,13 +74,13 @@ def own_gap(steps: Sequence[StepCoverage]) -> float:
     Not of graphs, whose nodes follow closer than what the host launches; nor of kernels that start before the one
     before them has ended. GAP_US where fewer than ten are left.
     """
-    known = [gap.us for step in steps for gap in _gaps(step) if gap.plain]
+    known = [gap.us for step in steps for gap in _gaps(_ended(step)) if gap.plain]
     return median(known) if len(known) >= FEWEST else GAP_US
 
 
-def _ended(step: StepCoverage) -> list[tuple[KernelTime, float, float]]:
-    """Each kernel, its start, and when all up to it have ended; nothing where a start is not known."""
-    ended: list[tuple[KernelTime, float, float]] = []
+def _ended(step: StepCoverage) -> list[_Ended]:
+    """Each kernel; nothing where a start is not known."""
+    ended: list[_Ended] = []
     for kernel in step.kernels:
         if kernel.start_us is None:
             return []
@@ -88,6 +89,6 @@ def _ended(step: StepCoverage) -> list[tuple[KernelTime, float, float]]:
     return ended
 
 
-def _gaps(step: StepCoverage) -> Iterator[_Gap]:
-    for (_, _, dry), (kernel, start, _) in pairwise(_ended(step)):
+def _gaps(ended: list[_Ended]) -> Iterator[_Gap]:
+    for (_, _, dry), (kernel, start, _) in pairwise(ended):
         yield _Gap(kernel, dry, start - dry)
