@@ -31,6 +31,8 @@ import counts
 import outputs
 import sglang_counts
 from counts import Check
+from fidelity import QUICK
+from marks import mark
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
@@ -85,11 +87,11 @@ class Parts:
 
     def __init__(self, output: Path, quick: bool, asked: tuple[str, ...] = ()) -> None:
         self.output, self.quick, self.asked = output, quick, asked
-        self.depth = ("--num-layers", "4") if quick else ()
+        self.depth = ("--num-layers", str(QUICK)) if quick else ()
         self.llama, self.eager = output / "llama.kcap", output / "llama-eager.kcap"
 
     def _layers(self, all_of_them: int) -> int:
-        return 4 if self.quick else all_of_them
+        return QUICK if self.quick else all_of_them
 
     def counts(self) -> list[Check]:
         rows = [record(LLAMA, self.eager, "--eager", *LOAD, *self.depth), record(LLAMA, self.llama, *LOAD, *self.depth)]
@@ -245,7 +247,7 @@ def main() -> None:
     rows = [row for name in args.only or parts for row in tried(name, partial(parts[name], here), until)]
     width = max(len(row.what) for row in rows)
     for row in rows:
-        print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}  {row.found}")
+        print(f"{mark(row.passed)}  {row.what:<{width}}  {row.found}")
     sys.exit(0 if all(row.passed for row in rows) else 1)
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from marks import mark
+
 import kcap
 from kcap.errors import KcapError
 from kcap.schemas import coverage
@@ -139,7 +141,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = check(args.path, args.layers, args.eager)
     for row in rows:
-        print(f"{'ok ' if row.passed else 'BAD'}  {row.what}: {row.found}")
+        print(f"{mark(row.passed)}  {row.what}: {row.found}")
     sys.exit(0 if all(row.passed for row in rows) else 1)
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from counts import Check
+from marks import mark
 
 from kcap.schemas.dataset import Dataset
 from kcap.schemas.definition import VERIFIED
@@ -82,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [(path, row) for path in args.recordings for row in check(path, args.output / f"{path.stem}.dataset")]
     for path, row in rows:
-        print(f"{'ok ' if row.passed else 'BAD'}  {path.stem}: {row.what}: {row.found}")
+        print(f"{mark(row.passed)}  {path.stem}: {row.what}: {row.found}")
     sys.exit(0 if all(row.passed for _, row in rows) else 1)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from counts import Check
+from marks import mark
 
 import kcap
 from kcap.capture.profiled import TOKENS
@@ -149,7 +150,7 @@ def main() -> None:
     rows = [row for mode in args.mode or MODES for row in part(mode, batches, args.output, layers, until)]
     width = max(len(row.what) for row in rows)
     for row in rows:
-        print(f"{'ok ' if row.passed else 'BAD'}  {row.what:<{width}}: {row.found}")
+        print(f"{mark(row.passed)}  {row.what:<{width}}: {row.found}")
     sys.exit(0 if all(row.passed for row in rows) else 1)
 
 

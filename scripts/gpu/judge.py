@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from counts import Check
+from marks import mark
 
 from kcap.errors import CallError, KcapError
 from kcap.schemas import outcome as outcomes_file
@@ -132,7 +133,7 @@ def catalogue(one: Bench, chosen: list[Entry], honest: bool, until: float, file:
             file.write(outcome.line())
             file.flush()
         row = verdict(entry, honest, outcomes)
-        print(f"{mark(row)}  {row.what}: {row.found}", outcomes[-1].log[-500:] * (not row.passed), flush=True)
+        print(f"{mark(row.passed)}  {row.what}: {row.found}", outcomes[-1].log[-500:] * (not row.passed), flush=True)
         yield row
 
 
@@ -174,10 +175,6 @@ def compared(found: Outcome) -> str:
     return "; ".join([*parts, f"vouched to {found.time.slack_us or 0.0:.2f} µs"])
 
 
-def mark(row: Check) -> str:
-    return "ok " if row.passed else "BAD"
-
-
 def machine(one: Bench) -> dict[str, Any]:
     return {name: one.worker.environment.get(name) for name in ("device_name", "driver", "torch")}
 
@@ -210,9 +207,9 @@ def main() -> None:
                 rows.append(Check("the judge", str(error), False))
     for row in rows:
         if not row.passed or "rows-" in row.what:
-            print(f"{mark(row)}  {row.what}: {row.found}")
+            print(f"{mark(row.passed)}  {row.what}: {row.found}")
     fine = sum(row.passed for row in rows)
-    print(f"{'ok ' if fine == len(rows) else 'BAD'}  judging: {fine} of {len(rows)} as they must be")
+    print(f"{mark(fine == len(rows))}  judging: {fine} of {len(rows)} as they must be")
     sys.exit(0 if all(row.passed for row in rows) else 1)
 
 

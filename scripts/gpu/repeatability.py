@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spread import kernels, mark, table, worst
+from marks import mark
+from spread import kernels, table, worst
 
 from kcap.errors import DONE, PARTIAL
 from kcap.schemas.measurement import read

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import counts
 from counts import Check, Counts, base
+from marks import mark
 
 from kcap.schemas.recording import Call
 
@@ -75,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = check(args.path, args.layers)
     for row in rows:
-        print(f"{'ok ' if row.passed else 'BAD'}  {row.what}: {row.found}")
+        print(f"{mark(row.passed)}  {row.what}: {row.found}")
     sys.exit(0 if all(row.passed for row in rows) else 1)
 
 

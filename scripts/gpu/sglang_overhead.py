@@ -22,6 +22,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from marks import mark
+
 from kcap.capture.config import Session
 from kcap.capture.engines import sglang as adapter
 from kcap.capture.engines.engine import Start
@@ -131,7 +133,7 @@ def main() -> None:
     loss, control = (100 * (1 - medians["off"] / medians[kind]) for kind in ("on", "control"))
     passed = recorded >= len(times["on"]) > 0 and loss <= args.most
     what = f"throughput lost, {backend}, batch {args.batch}"
-    print(f"{'ok ' if passed else 'BAD'}  {what}: {loss:.2f} %, A/A {control:.2f} %; {recorded} steps recorded")
+    print(f"{mark(passed)}  {what}: {loss:.2f} %, A/A {control:.2f} %; {recorded} steps recorded")
     sys.exit(0 if passed else 1)
 
 

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from marks import mark
+
 from kcap.schemas.measurement import Measurement
 
 WORST = 15  # rows
@@ -102,7 +104,3 @@ def _line(one: Class, those: Sequence[Kernel]) -> str:
 def least_judged() -> float:
     """Microseconds."""
     return min(one.least for one in CLASSES if one.bound is not None)
-
-
-def mark(passed: bool) -> str:
-    return "ok " if passed else "BAD"
