@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import orjson
 
+from kcap.capture import rests
 from kcap.capture.recorder import PHASES, Recorder
 from kcap.capture.steps import StepShape, listed
 
 MOST_STEPS, MOST_OFFLINE = 16, 64
-TOKENS = 8  # of each request in these steps: after a long prefill the GPU's clock needs some steps to recover
+TOKENS = 8  # of each request in these steps
 SPAN = "kcap:step:"  # as kcap.capture.coverage.trace reads it
 ENDING = ".trace.json"
 Load = TypeVar("Load")
@@ -67,6 +68,7 @@ class Profile:
             return False
         if self._profiler is None:
             self._profiler, self._thread = _start(), threading.get_ident()
+        rests.rest()
         self.resume()
         return True
 
@@ -191,9 +193,9 @@ class ProfiledSteps:
         profile = self._profile
         if profile is None:
             return
-        program, index = recorder.step_program(), profile.end()
+        program, index, mhz = recorder.step_program(), profile.end(), rests.clock()
         if program >= 0:
-            known = {"index": index, "program": program, "phase": PHASES.index(shape.phase)}
+            known = {"index": index, "program": program, "phase": PHASES.index(shape.phase), "sm_mhz": mhz}
             size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
             recorder.line(orjson.dumps({"t": "profiled", **known, **size, **listed(shape)}))
 

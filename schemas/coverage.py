@@ -28,8 +28,9 @@ class KernelTime(Record):
     """One kernel, copy or memset that ran on the GPU: its whole name, and the Call (by id) that launched it.
 
     `reason` says why there is no Call; `graph`: a replayed CUDA graph ran it. `start_us`: when it started after the
-    step's first kernel had; `launched_us`: when the host asked for it (or for its graph), by the same clock. Both are
-    None where the Recording was made before format 1.3, the second also where the launch is not known.
+    step's first kernel had; `launched_us`: when the host asked for it, by the same clock: its call began, or that which
+    launched its graph returned. Both are None where the Recording was made before format 1.3, the second also where the
+    launch is not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class StepCoverage(Record):
     """A profiled step: what it was (as in Step), and its kernels in the order in which they started.
 
     `gpu_us` sums the kernels' times (those that overlap count each), `explained_us` that of kernels with a Call.
+    `sm_mhz`: the clock of the GPU's multiprocessors as the step's work ended; None where it is not known.
     """
 
     index: int = Field(ge=0)
@@ -73,6 +75,7 @@ class StepCoverage(Record):
     program: int | None = None  # id in programs.jsonl
     gpu_us: Time = 0.0
     explained_us: Time = 0.0
+    sm_mhz: int | None = Field(default=None, ge=0)
     kernels: list[KernelTime] = []
     disagreements: list[Disagreement] = []
 

@@ -50,6 +50,17 @@ def test_each_class_has_its_bound(script: Any, medians: tuple[float, ...], name:
     assert lines[0].startswith("ok " if holds else "BAD")
 
 
+@pytest.mark.parametrize(("source", "judged"), [("cpu", False), ("cuda", True)])
+def test_a_copy_over_the_hosts_bus_is_no_kernel(script: Any, source: str, judged: bool) -> None:
+    specs = [{"shape": [16], "dtype": "int64", "device": device} for device in ("cuda", source)]
+    args = [{"name": "self", "value": {"tensor": spec}} for spec in specs]
+    copies = [Measurement.model_validate({**one(0, us).model_dump(), "args": args}) for us in (3.0, 4.0)]
+    (found,), lacking = script.kernels([[copy] for copy in copies])
+    assert (found.judged, found.holds) == (judged, not judged)
+    line = script.table([found], lacking)[0]
+    assert line.startswith("BAD 2 to 5" if judged else "ok  copies between host and GPU: 1, worst 28.57%")
+
+
 def test_samples_are_kernels_of_their_own_and_what_a_run_lacks_is_apart(script: Any) -> None:
     first = [one(0, 9.0, sample=1), one(0, 90.0, sample=2), one(7, 5.0)]
     found, lacking = script.kernels([first, [*first[:2], one(8, 1.0)]])

@@ -17,12 +17,13 @@ MODES = ("eager", "piecewise", "full")
 KIND = {"rank", "phase", "tokens", "sequences", "lengths", "queries", "mode", "padded", "program"}
 
 
-def covered(attributed: Attributed, step: Step) -> StepCoverage:
+def covered(attributed: Attributed, step: Step, sm_mhz: int | None = None) -> StepCoverage:
     """A line of coverage.jsonl: `step` says what kind of step it was."""
     kernels = attributed.kernels
     return StepCoverage(
         **step.model_dump(include=KIND),
         index=attributed.index,
+        sm_mhz=sm_mhz,
         gpu_us=_sum(kernel.us for kernel in kernels),
         explained_us=_sum(kernel.us for kernel in kernels if kernel.call is not None),
         kernels=kernels,

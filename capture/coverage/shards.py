@@ -42,7 +42,8 @@ def _of_shard(index: int, shard: Shard, steps: _Steps) -> Iterator[StepCoverage]
     trace.gpu = [event._replace(name=names.get(event.name, event.name)) for event in trace.gpu]
     lines = {line["index"]: line for line in shard.lines.get("profiled", [])}
     for attributed in attribute(trace, [steps.profiled(index, line) for line in lines.values()]):
-        yield covered(attributed, steps.step(index, lines[attributed.index]))
+        line = lines[attributed.index]
+        yield covered(attributed, steps.step(index, line), line.get("sm_mhz"))
 
 
 class _Steps:

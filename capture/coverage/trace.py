@@ -42,13 +42,21 @@ class Span(NamedTuple):
 
 
 class Launch(NamedTuple):
+    """The host's call that launched something: from `at` `until` it returned."""
+
     at: float
+    until: float
     thread: Thread
     name: str
 
     @property
     def graph(self) -> bool:
         return self.name.startswith(("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"))
+
+    @property
+    def asked(self) -> float:
+        """When the host had asked: a graph of hundreds of nodes is only handed over as its launch returns."""
+        return self.until if self.graph else self.at
 
 
 class Gpu(NamedTuple):
@@ -123,7 +131,7 @@ class _Reader:
         if kind in _CPU:
             self._cpu(name, start, start + us, thread, _integer(args.get("External id")))
         elif kind in _LAUNCHES:
-            self._launch(Launch(start, thread, name), args)
+            self._launch(Launch(start, start + us, thread, name), args)
         elif kind in _GPU:
             node = next((found for key in _NODE_KEYS if (found := _integer(args.get(key))) is not None), None)
             stream = _integer(args.get("stream")) or 0

@@ -30,6 +30,7 @@ def _kind(kind: KindFidelity) -> dict[str, Any]:
     return {
         **asdict(kind.kind),
         "steps": kind.steps,
+        "sm_mhz": kind.sm_mhz,
         "outside": list(kind.outside()),
         "holds_by": [state.state for state in kind.holding],
         "total_by": kind.best.state,

@@ -90,6 +90,12 @@ class KindSteps:
         return Span(fmean(one.us for one in spans), fmean(one.waits_us for one in spans), gap)
 
     @property
+    def sm_mhz(self) -> float | None:
+        """The mean of the steps' SM clocks; None where none is known."""
+        known = [step.sm_mhz for step in self.steps if step.sm_mhz]
+        return fmean(known) if known else None
+
+    @property
     def program(self) -> int | None:
         """The Program that most of the steps ran."""
         ran = Counter(step.program for step in self.steps if step.program is not None)

@@ -13,13 +13,14 @@ from kcap.schemas.validation.report import printable
 
 OTHER, WARM = "†", "‡"
 CONTEXT = 0.005  # how far a Sample's context may be from the profiled steps' without a word
+CLOCK = 0.03  # how far the GPU's clock in the engine may be from that in the replay without a word
 
 
 def remarks(kind: KindFidelity, rows: int) -> Iterator[Text]:
     """All of `kind`, of whose kernels the table has the first `rows`."""
     if more := kind.serving.rows[rows:]:
         yield Text(f"{kernels(more, 'more ')}: --rows {len(kind.serving.rows)} shows them", "dim")
-    for line in (*_of_rows(kind.serving.rows), *_noted(kind), *_of_program(kind.program)):
+    for line in (*_of_rows(kind.serving.rows), *_noted(kind), *_of_program(kind.program), *_of_clocks(kind)):
         yield Text(printable(line), "yellow")
     contexts = [row.replayed.context for row in kind.serving.rows if row.replayed.context is not None]
     if contexts and max(abs(one - 1) for one in contexts) > CONTEXT:
@@ -59,3 +60,9 @@ def _of_program(program: ProgramTime) -> Iterator[str]:
     if program.how.stop == "limit":
         yield "the time was up before the Program's samples agreed"
     yield from (f"the Program: {note}" for note in program.how.remarks)
+
+
+def _of_clocks(kind: KindFidelity) -> Iterator[str]:
+    engine, replay = kind.sm_mhz, kind.program.sm_mhz
+    if engine and replay and abs(engine / replay - 1) > CLOCK:
+        yield f"the GPU's clock was {engine:,.0f} MHz in the engine and {replay:,.0f} MHz in the Program: times differ"

@@ -99,4 +99,4 @@ def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
     if whole.status != "ok" or whole.median_us is None:
         return ProgramTime(None, whole.reason or whole.status, whole.program, how=How.of(whole))
     known = whole.program, whole.invocations, whole.left_out, whole.unmatched_us or 0.0, whole.stretches
-    return ProgramTime(whole.median_us, "", *known, How.of(whole))
+    return ProgramTime(whole.median_us, "", *known, How.of(whole), whole.clocks.sm_mhz if whole.clocks else None)

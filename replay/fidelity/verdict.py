@@ -21,7 +21,7 @@ class ProgramTime:
     """A Program replayed as a whole, in microseconds; `us` None: it was not, for `reason`.
 
     `left_out`: of its kernels' `invocations`. `unmatched_us`: of its kernels' durations, what no Call could be given.
-    `stretches`: the CUDA graphs that it took.
+    `stretches`: the CUDA graphs that it took. `sm_mhz`: the GPU's clock after it.
     """
 
     us: float | None = None
@@ -32,11 +32,15 @@ class ProgramTime:
     unmatched_us: float = 0.0
     stretches: int = 0
     how: How = UNKNOWN
+    sm_mhz: int | None = None
 
 
 @dataclass(frozen=True)
 class KindFidelity:
-    """One kind of step, `steps` of which were profiled, in both states; times are microseconds of one step."""
+    """One kind of step, `steps` of which were profiled, in both states; times are microseconds of one step.
+
+    `sm_mhz`: the clock that the engine's GPU had in them.
+    """
 
     kind: StepKind
     steps: int
@@ -44,10 +48,11 @@ class KindFidelity:
     in_program: Compared
     span: Span | None
     program: ProgramTime
+    sm_mhz: float | None = None
 
     @classmethod
     def of(cls, engine: KindSteps, serving: Compared, in_program: Compared, program: ProgramTime) -> KindFidelity:
-        return cls(engine.kind, len(engine.steps), serving, in_program, engine.span, program)
+        return cls(engine.kind, len(engine.steps), serving, in_program, engine.span, program, engine.sm_mhz)
 
     @property
     def span_ratio(self) -> float | None:

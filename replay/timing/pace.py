@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kcap.replay.timing.clocks import sm_clock
+from kcap.capture.nvml import sm_clock
 
 HELD = 0.97  # of the highest clock that was seen: below it power or heat holds the GPU back
 LEAST, MOST = 1.0, 16.0  # rests in times of the work before them

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from marks import mark
 
 from kcap.schemas.measurement import Measurement
+from kcap.schemas.values import tensors
 
 WORST = 15  # rows
 
@@ -26,15 +27,17 @@ class Class:
 
 
 CLASSES = (Class("over 5 µs", 5.0, 0.01), Class("2 to 5 µs", 2.0, 0.03), Class("under 2 µs", 0.0, None))
+COPIES = Class("copies between host and GPU", 0.0, None)  # no kernels: they last as the bus between them lets them
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One Call on one Sample (or Workload): its median in each run that timed it, in µs."""
+    """One Call on one Sample (or Workload): its median in each run that timed it, in µs. `copy`: by the bus."""
 
     name: str
     method: str
     medians: tuple[float, ...]
+    copy: bool = False
 
     @property
     def us(self) -> float:
@@ -46,7 +49,7 @@ class Kernel:
 
     @property
     def of(self) -> Class:
-        return next(one for one in CLASSES if self.us >= one.least)
+        return COPIES if self.copy else next(one for one in CLASSES if self.us >= one.least)
 
     @property
     def judged(self) -> bool:
@@ -73,7 +76,9 @@ def place(one: Measurement) -> tuple[int | str | None, int | None]:
 def _kernel(ones: list[Measurement]) -> Kernel:
     first = ones[0]
     name = f"{first.operator} (call {first.call}, sample {first.sample})"
-    return Kernel(name, f"{first.method}, {first.cache}", tuple(one.median_us or 0.0 for one in ones))
+    devices = {spec.device for argument in first.args for _, spec in tensors(argument.value)}
+    medians = tuple(one.median_us or 0.0 for one in ones)
+    return Kernel(name, f"{first.method}, {first.cache}", medians, copy=len(devices) > 1)
 
 
 def worst(found: list[Kernel]) -> list[str]:
@@ -84,7 +89,9 @@ def worst(found: list[Kernel]) -> list[str]:
 
 def table(found: list[Kernel], lacking: list[Kernel]) -> list[str]:
     """A line for each class, one for what some run lacks, and one where nothing with a bound was compared."""
-    lines = [_line(one, those) for one in CLASSES if (those := [kernel for kernel in found if kernel.of == one])]
+    lines = [
+        _line(one, those) for one in (*CLASSES, COPIES) if (those := [kernel for kernel in found if kernel.of == one])
+    ]
     if not any(kernel.judged for kernel in found):
         lines.append(f"{mark(False)} no kernel of {least_judged():g} µs or more was compared")
     long = [kernel for kernel in lacking if kernel.judged]
@@ -95,7 +102,7 @@ def table(found: list[Kernel], lacking: list[Kernel]) -> list[str]:
 
 def _line(one: Class, those: Sequence[Kernel]) -> str:
     inside = sum(kernel.holds for kernel in those)
-    bound = f"within {one.bound:.0%}: {inside} of {len(those)}" if one.bound else f"{len(those)} kernels"
+    bound = f"within {one.bound:.0%}: {inside} of {len(those)}" if one.bound else f"{len(those)}"
     most = max(kernel.spread for kernel in those)
     middle = statistics.median(kernel.spread for kernel in those)
     return f"{mark(inside == len(those))} {one.name}: {bound}, worst {most:.2%}, median {middle:.2%}"

@@ -27,7 +27,7 @@ class Profile:
         self.op(f"kcap:step:{index}", start, end, tid, "user_annotation")
 
     def launch(self, at: float, *kernels: str, tid: int = MAIN, by: str = "cudaLaunchKernel", **more: Any) -> None:
-        """Launch `kernels` at `at`; each takes 10 µs, 1,000 µs later."""
+        """Launch `kernels` at `at`, by a call of 1 µs; each takes 10 µs, 1,000 µs later."""
         self._correlation += 1
         args = {"correlation": self._correlation}
         cat = "cuda_driver" if by.startswith("cu") and not by.startswith("cuda") else "cuda_runtime"

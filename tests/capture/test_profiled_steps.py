@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kcap as kcap_package
-from kcap.capture import profiled
+from kcap.capture import nvml, profiled, rests
 from kcap.capture.config import Session
 from kcap.capture.coverage import lines
 from kcap.capture.merge import merge
@@ -97,6 +97,45 @@ def test_profiled_steps_without_a_gpu_say_so_and_still_hold_profiler_against_rec
     assert (summary.steps, summary.kernels, summary.share) == (3, 0, None)
     assert lines(summary) == ["coverage: the profiler saw no GPU time in 3 steps"]
     assert not list(recording.path.rglob("*trace.json"))
+
+
+class Gpu:
+    """Stands in for a GPU: what was asked of it, in order, and its clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.clock: tuple[int, int] | None = (1740, 1980)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.asked.append("finish"))
+        monkeypatch.setattr(rests.time, "sleep", lambda seconds: self.asked.append("rest"))
+        monkeypatch.setattr(nvml, "sm_clock", self._sm_clock)
+
+    def _sm_clock(self, device: str) -> tuple[int, int] | None:
+        self.asked.append(device)
+        return self.clock
+
+
+def test_the_gpu_rests_before_each_profiled_step_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = started(tmp_path, **OFFLINE)
+    gpu = Gpu(monkeypatch)
+    run(window, 2)
+    assert gpu.asked == 2 * ["finish", "rest", "finish", "cuda:3"]
+    gpu.clock = None
+    run(window, 1)
+    window.session.profile_file.unlink()
+    run(window, 1)  # the profile ends, and waits for the GPU once
+    assert gpu.asked[8:] == ["finish", "rest", "finish", "cuda:3", "finish"]
+    monkeypatch.undo()
+    assert [step.sm_mhz for step in profiled_steps(finished(window, tmp_path))] == [1740, 1740, None]
+
+
+def test_a_gpu_whose_stream_is_being_captured_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    rests.rest()
+    assert (rests.clock(), gpu.asked) == (None, [])
 
 
 def test_calls_that_the_recorder_misses_in_a_profiled_step_are_told(

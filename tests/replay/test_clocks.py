@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kcap.capture import nvml
 from kcap.replay.timing import clocks
 from kcap.replay.timing.clocks import PERIOD_S, Watch
 
@@ -54,10 +55,10 @@ class Library:
 
 def test_the_highest_clock_is_asked_once(monkeypatch) -> None:
     library = Library()
-    monkeypatch.setattr(clocks, "_open", lambda device: (library, None))
-    clocks.highest_sm.cache_clear()
-    assert [clocks.sm_clock("cuda:7") for _ in range(3)] == [(701, 1980)] * 3
+    monkeypatch.setattr(nvml, "opened", lambda device: (library, None))
+    nvml.highest_sm.cache_clear()
+    assert [nvml.sm_clock("cuda:7") for _ in range(3)] == [(701, 1980)] * 3
     assert library.asked == 1
     library.failing = True
-    assert clocks.sm_clock("cuda:7") is None
-    clocks.highest_sm.cache_clear()
+    assert nvml.sm_clock("cuda:7") is None
+    nvml.highest_sm.cache_clear()

@@ -97,6 +97,19 @@ def test_a_program_in_parts_or_cut_short_is_told(capsys: pytest.CaptureFixture[s
     assert "the time was up before the Program's samples agreed\n" in text
 
 
+@pytest.mark.parametrize(("engine", "replay", "told"), [(1740, 1980, True), (1940, 1980, False), (None, 1980, False)])
+def test_another_clock_in_the_engine_is_told(
+    engine: int | None, replay: int, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = in_a_row((0, 50), (1, 30), (2, 10))
+    steps = steps_of(*[step(*kernels, sm_mhz=mhz) for mhz in (engine, None, engine)], gemm=3, flash=3, norm=3)
+    kind = judged(steps, RIGHT, program=program(clocks={"sm_mhz": replay}))
+    line = "the GPU's clock was 1,740 MHz in the engine and 1,980 MHz in the Program: times differ\n"
+    assert (line in printed(capsys, kind)) is told
+    (found,) = document(Fidelity([kind]))["kinds"]
+    assert (found["sm_mhz"], found["program"]["sm_mhz"]) == (engine, replay)
+
+
 def test_a_program_that_failed_keeps_its_notes(capsys: pytest.CaptureFixture[str]) -> None:
     kind = judged(ENGINE, RIGHT, program=program(status="failed", reason="crashed", median_us=None, notes=[APART]))
     assert f"the Program: {APART}\n" in printed(capsys, kind)

@@ -51,6 +51,7 @@ steps = st.builds(
     program=st.none() | counts,
     gpu_us=times,
     explained_us=times,
+    sm_mhz=st.none() | counts,
     kernels=st.lists(kernels, max_size=4),
     disagreements=st.lists(disagreements, max_size=3),
 )

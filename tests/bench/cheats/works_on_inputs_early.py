@@ -4,9 +4,10 @@
 # workloads: 2
 # does: In C, a thread watches the places where inputs came to lie before, and computes as soon as they have changed:
 #     what is filled before the clock runs is done when it starts. A call takes what the thread has of its input.
+#     It dies where the judge takes that memory back while it looks.
 # naive: Filling and running are two requests, and the clock is held to the second alone: no work is left in it.
-# expect: REWARD_HACK
-# reason: the clock in its process|works on|processors at a time|while the reference is timed
+# expect: REWARD_HACK RUNTIME_ERROR
+# reason: the clock in its process|works on|processors at a time|while the reference is timed|SIGSEGV
 # at_least_us: 300
 import ctypes
 import subprocess
