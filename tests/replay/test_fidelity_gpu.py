@@ -14,13 +14,9 @@ pytestmark = pytest.mark.gpu
 
 # Layers whose weights together are far larger than any L2, so that each is read from memory, as in serving.
 ENGINE = """
-import os, sys
-from kcap.capture.config import SESSION_VARIABLE, read_session
-from kcap.capture.window import StepShape, Window
-import torch
+import sys
+import kcap, torch
 LAYERS, WIDTH, BATCH = 24, 4096, 64
-window = Window(read_session(os.environ[SESSION_VARIABLE]))
-window.register()
 weights = [torch.randn(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(LAYERS)]
 first = torch.randn(BATCH, WIDTH, device="cuda", dtype=torch.bfloat16)
 
@@ -37,11 +33,9 @@ with torch.inference_mode():
     if sys.argv[1] == "graph":
         with torch.cuda.graph(graph):
             forward()
-    window.start()
     for step in range(24):
-        window.begin(StepShape("decode", [1] * BATCH, [step] * BATCH))
-        graph.replay() if sys.argv[1] == "graph" else forward()
-        window.end()
+        with kcap.step("decode", queries=[1] * BATCH, lengths=[step + 1] * BATCH):
+            graph.replay() if sys.argv[1] == "graph" else forward()
     torch.cuda.synchronize()
 """
 
