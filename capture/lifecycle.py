@@ -19,6 +19,7 @@ from kcap.capture.gate import Gate
 from kcap.capture.process import at_exit, place, process_line, replica
 from kcap.capture.profiled import ENDING, Profile, ProfiledSteps, possible
 from kcap.capture.recorder import Recorder, open_recorder
+from kcap.capture.rests import Rests
 from kcap.capture.steps import StepShape
 from kcap.capture.taps.all import Taps
 
@@ -66,7 +67,8 @@ class Lifecycle:
             self.taps.refresh()
             if self.session.check_coverage and possible():
                 until = None if self.session.command else self.session.profile_file
-                self._profiled = ProfiledSteps(Profile(self._file(ENDING), until), self.tap_failed)
+                profile = Profile(self._file(ENDING), until, Rests(lambda: self.capturing > 0))
+                self._profiled = ProfiledSteps(profile, self.tap_failed)
             self._open(replica({**place(), **facts}))
         except Exception as error:
             self.failed(error)

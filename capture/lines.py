@@ -97,6 +97,7 @@ class _Profiled(_Line):
     sequences: Number
     lengths: list[Number] = []
     queries: list[Number] = []
+    sm_mhz: Number | None = None
 
 
 class _Batch(_Line):

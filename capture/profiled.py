@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kcap.capture import rests
 from kcap.capture.recorder import PHASES, Recorder
+from kcap.capture.rests import Rests
 from kcap.capture.steps import StepShape, listed
 
 MOST_STEPS, MOST_OFFLINE = 16, 64
@@ -37,8 +37,9 @@ def shared(loads: Sequence[Load], output_len: int) -> tuple[list[Load], int]:
 class Profile:
     """One profile. `until`: it ends when this file is gone, or after MOST_OFFLINE steps; None: after MOST_STEPS."""
 
-    def __init__(self, output: Path, until: Path | None) -> None:
+    def __init__(self, output: Path, until: Path | None, rests: Rests) -> None:
         self.steps = 0
+        self.rests = rests
         self._output = output
         self._until = until
         self._most = MOST_STEPS if until is None else MOST_OFFLINE
@@ -68,7 +69,8 @@ class Profile:
             return False
         if self._profiler is None:
             self._profiler, self._thread = _start(), threading.get_ident()
-        rests.rest()
+            self.rests.sm_mhz()  # the first takes the longest
+        self.rests.rest()
         self.resume()
         return True
 
@@ -193,7 +195,7 @@ class ProfiledSteps:
         profile = self._profile
         if profile is None:
             return
-        program, index, mhz = recorder.step_program(), profile.end(), rests.clock()
+        program, index, mhz = recorder.step_program(), profile.end(), profile.rests.sm_mhz()
         if program >= 0:
             known = {"index": index, "program": program, "phase": PHASES.index(shape.phase), "sm_mhz": mhz}
             size = {"tokens": shape.tokens, "sequences": len(shape.queries)}

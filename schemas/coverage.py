@@ -28,9 +28,9 @@ class KernelTime(Record):
     """One kernel, copy or memset that ran on the GPU: its whole name, and the Call (by id) that launched it.
 
     `reason` says why there is no Call; `graph`: a replayed CUDA graph ran it. `start_us`: when it started after the
-    step's first kernel had; `launched_us`: when the host asked for it, by the same clock: its call began, or that which
-    launched its graph returned. Both are None where the Recording was made before format 1.3, the second also where the
-    launch is not known.
+    step's first kernel had; `launched_us`: when the host launched it, by the same clock: its call began, or that which
+    launched its graph returned (before format 1.5: began). Both are None where the Recording was made before format
+    1.3, the second also where the launch is not known.
     """
 
     name: str
@@ -60,7 +60,8 @@ class StepCoverage(Record):
     """A profiled step: what it was (as in Step), and its kernels in the order in which they started.
 
     `gpu_us` sums the kernels' times (those that overlap count each), `explained_us` that of kernels with a Call.
-    `sm_mhz`: the clock of the GPU's multiprocessors as the step's work ended; None where it is not known.
+    `sm_mhz`: the clock of the GPU's multiprocessors as the step's work ended, since format 1.5; None where it is not
+    known.
     """
 
     index: int = Field(ge=0)

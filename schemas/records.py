@@ -15,7 +15,7 @@ from kcap.schemas.ranks import Disagreement, Rank
 from kcap.schemas.ranks import Tap as Tap
 from kcap.schemas.values import TensorSpec, decode, encode, tensors
 
-FORMAT = (1, 4)
+FORMAT = (1, 5)
 Phase = Literal["prefill", "decode", "mixed", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
 Mode = Literal["eager", "graph"]

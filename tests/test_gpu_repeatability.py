@@ -50,11 +50,26 @@ def test_each_class_has_its_bound(script: Any, medians: tuple[float, ...], name:
     assert lines[0].startswith("ok " if holds else "BAD")
 
 
-@pytest.mark.parametrize(("source", "judged"), [("cpu", False), ("cuda", True)])
-def test_a_copy_over_the_hosts_bus_is_no_kernel(script: Any, source: str, judged: bool) -> None:
-    specs = [{"shape": [16], "dtype": "int64", "device": device} for device in ("cuda", source)]
-    args = [{"name": "self", "value": {"tensor": spec}} for spec in specs]
-    copies = [Measurement.model_validate({**one(0, us).model_dump(), "args": args}) for us in (3.0, 4.0)]
+def on(device: str) -> dict[str, Any]:
+    return {"tensor": {"shape": [16], "dtype": "int64", "device": device}}
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "judged"),
+    [
+        ("aten::copy_", [on("cuda"), on("cpu")], False),
+        ("aten::copy_", [on("cuda"), on("cuda")], True),
+        ("aten::_to_copy", [on("cpu"), {"device": "cuda:0"}], False),
+        ("aten::to.dtype_layout", [on("cuda"), {"device": "cpu"}], False),
+        ("aten::to.dtype_layout", [on("cuda"), {"device": "cuda:0"}], True),
+        ("aten::mul.Tensor", [on("cuda"), on("cpu")], True),
+    ],
+)
+def test_a_copy_over_the_hosts_bus_is_no_kernel(
+    script: Any, operator: str, values: list[dict[str, Any]], judged: bool
+) -> None:
+    more = {"operator": operator, "args": [{"name": "one", "value": value} for value in values]}
+    copies = [Measurement.model_validate({**one(0, us).model_dump(), **more}) for us in (3.0, 4.0)]
     (found,), lacking = script.kernels([[copy] for copy in copies])
     assert (found.judged, found.holds) == (judged, not judged)
     line = script.table([found], lacking)[0]

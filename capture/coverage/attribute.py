@@ -134,7 +134,7 @@ class _Work:
     def _times(self, event: Gpu, first: Gpu) -> dict[str, float]:
         """When `event` started and when it was launched, after the step's first kernel started."""
         launch = self._launches.get(event.correlation or 0)
-        launched = {} if launch is None else {"launched_us": round(launch.asked - first.start, 3)}
+        launched = {} if launch is None else {"launched_us": round(launch.handed_over - first.start, 3)}
         return {"start_us": round(event.start - first.start, 3), **launched}
 
     def _disagreements(self) -> Iterator[Disagreement]:

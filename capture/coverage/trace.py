@@ -54,8 +54,8 @@ class Launch(NamedTuple):
         return self.name.startswith(("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"))
 
     @property
-    def asked(self) -> float:
-        """When the host had asked: a graph of hundreds of nodes is only handed over as its launch returns."""
+    def handed_over(self) -> float:
+        """When the GPU was given it: a kernel as the call begins, a graph, of hundreds of nodes, as it returns."""
         return self.until if self.graph else self.at
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from marks import mark
 
 from kcap.schemas.measurement import Measurement
-from kcap.schemas.values import tensors
+from kcap.schemas.values import TorchConstant, Value, tensors
 
 WORST = 15  # rows
+COPYING = frozenset({"aten::copy_", "aten::_to_copy", "aten::to"})
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,20 @@ def place(one: Measurement) -> tuple[int | str | None, int | None]:
 def _kernel(ones: list[Measurement]) -> Kernel:
     first = ones[0]
     name = f"{first.operator} (call {first.call}, sample {first.sample})"
-    devices = {spec.device for argument in first.args for _, spec in tensors(argument.value)}
     medians = tuple(one.median_us or 0.0 for one in ones)
-    return Kernel(name, f"{first.method}, {first.cache}", medians, copy=len(devices) > 1)
+    return Kernel(name, f"{first.method}, {first.cache}", medians, is_copy(first))
+
+
+def is_copy(one: Measurement) -> bool:
+    """Whether it copies from the host to the GPU, or back."""
+    devices = {spec.device for argument in one.args for _, spec in tensors(argument.value)}
+    wanted = {argument.value.name for argument in one.args if _is_device(argument.value)}
+    kinds = {device.partition(":")[0] for device in devices | wanted}
+    return one.operator.split(".")[0] in COPYING and len(kinds) > 1
+
+
+def _is_device(value: Value) -> TypeGuard[TorchConstant]:
+    return isinstance(value, TorchConstant) and value.kind == "device"
 
 
 def worst(found: list[Kernel]) -> list[str]:

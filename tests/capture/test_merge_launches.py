@@ -96,6 +96,7 @@ DAMAGED = {
     "annotation of no graph": {"t": "annotation", "size": 8},
     "annotation's scope": {"t": "annotation", "graph": 0, "scope": "half"},
     "profiled phase": {**PROFILED, "phase": 4},
+    "profiled clock": {**PROFILED, "sm_mhz": -5},
     "profiled without size": {"t": "profiled", "index": 0, "program": 0, "phase": 1},
     "kernel's name": {**KERNEL_NAME, "name": 1},
     "kernel's function": {**KERNEL_NAME, "function": None},

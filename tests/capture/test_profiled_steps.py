@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,12 +106,18 @@ class Gpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
         self.clock: tuple[int, int] | None = (1740, 1980)
+        self.broken = False
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.asked.append("finish"))
-        monkeypatch.setattr(rests.time, "sleep", lambda seconds: self.asked.append("rest"))
+        monkeypatch.setattr(torch.cuda, "synchronize", self._finish)
+        monkeypatch.setattr(rests, "time", SimpleNamespace(sleep=lambda seconds: self.asked.append("rest")))
         monkeypatch.setattr(nvml, "sm_clock", self._sm_clock)
+
+    def _finish(self) -> None:
+        self.asked.append("finish")
+        if self.broken:
+            raise RuntimeError("an illegal memory access")
 
     def _sm_clock(self, device: str) -> tuple[int, int] | None:
         self.asked.append(device)
@@ -121,21 +128,49 @@ def test_the_gpu_rests_before_each_profiled_step_and_no_other(tmp_path: Path, mo
     window = started(tmp_path, **OFFLINE)
     gpu = Gpu(monkeypatch)
     run(window, 2)
-    assert gpu.asked == 2 * ["finish", "rest", "finish", "cuda:3"]
+    opened, asked = gpu.asked[:2], gpu.asked[2:]
+    assert opened == ["finish", "cuda:3"]
+    assert asked == 2 * ["finish", "rest", "finish", "cuda:3"]
     gpu.clock = None
     run(window, 1)
     window.session.profile_file.unlink()
     run(window, 1)  # the profile ends, and waits for the GPU once
-    assert gpu.asked[8:] == ["finish", "rest", "finish", "cuda:3", "finish"]
+    assert gpu.asked[10:] == ["finish", "rest", "finish", "cuda:3", "finish"]
     monkeypatch.undo()
     assert [step.sm_mhz for step in profiled_steps(finished(window, tmp_path))] == [1740, 1740, None]
 
 
-def test_a_gpu_whose_stream_is_being_captured_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_this_thread", [True, False])
+def test_while_a_graph_is_captured_the_gpu_is_left_alone(by_this_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    rests.rest()
-    assert (rests.clock(), gpu.asked) == (None, [])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: by_this_thread)
+    of = rests.Rests(lambda: not by_this_thread)
+    of.rest()
+    assert (of.sm_mhz(), gpu.asked) == (None, [])
+
+
+def test_a_capture_that_kcap_sees_on_another_thread_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = started(tmp_path, **OFFLINE)
+    gpu = Gpu(monkeypatch)
+    window.capturing = 1
+    run(window, 1)
+    assert gpu.asked == []
+    monkeypatch.undo()
+    finished(window, tmp_path)
+
+
+def test_a_gpu_that_has_failed_costs_the_rests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = started(tmp_path, **OFFLINE)
+    gpu = Gpu(monkeypatch)
+    gpu.broken = True
+    run(window, 2)
+    monkeypatch.undo()
+    window.session.profile_file.unlink()
+    run(window, 3)
+    recording = finished(window, tmp_path)
+    assert gpu.asked == 5 * ["finish"]
+    assert (recording.metadata.steps, recording.metadata.complete) == ({"decode": 3}, True)
+    assert [step.sm_mhz for step in profiled_steps(recording)] == [None, None]
 
 
 def test_calls_that_the_recorder_misses_in_a_profiled_step_are_told(
