@@ -373,7 +373,8 @@ def raise_limits() -> None:
 
 
 def limit_judge(pid: int) -> None:
-    refused(lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)))
+    """Of 34 years: where nothing holds it, the judge is to live on."""
+    refused(lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1 << 30, 1 << 30)))
 
 
 def old_numbers() -> None:
