@@ -8,12 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from marks import mark
 
 from kcap.schemas.measurement import Measurement
-from kcap.schemas.values import TorchConstant, Value, tensors
+from kcap.schemas.values import TorchConstant, tensors
 
 WORST = 15  # rows
 COPYING = frozenset({"aten::copy_", "aten::_to_copy", "aten::to"})
@@ -84,14 +83,10 @@ def _kernel(ones: list[Measurement]) -> Kernel:
 
 def is_copy(one: Measurement) -> bool:
     """Whether it copies from the host to the GPU, or back."""
-    devices = {spec.device for argument in one.args for _, spec in tensors(argument.value)}
-    wanted = {argument.value.name for argument in one.args if _is_device(argument.value)}
-    kinds = {device.partition(":")[0] for device in devices | wanted}
-    return one.operator.split(".")[0] in COPYING and len(kinds) > 1
-
-
-def _is_device(value: Value) -> TypeGuard[TorchConstant]:
-    return isinstance(value, TorchConstant) and value.kind == "device"
+    values = [argument.value for argument in one.args]
+    wanted = {value.name for value in values if isinstance(value, TorchConstant) and value.kind == "device"}
+    devices = wanted | {spec.device for _, spec in tensors(values)}
+    return one.operator.split(".")[0] in COPYING and len({device.split(":")[0] for device in devices}) > 1
 
 
 def worst(found: list[Kernel]) -> list[str]:
@@ -115,7 +110,7 @@ def table(found: list[Kernel], lacking: list[Kernel]) -> list[str]:
 
 def _line(one: Class, those: Sequence[Kernel]) -> str:
     inside = sum(kernel.holds for kernel in those)
-    bound = f"within {one.bound:.0%}: {inside} of {len(those)}" if one.bound else f"{len(those)}"
+    bound = f"within {one.bound:.0%}: {inside} of {len(those)}" if one.bound else str(len(those))
     most = max(kernel.spread for kernel in those)
     middle = statistics.median(kernel.spread for kernel in those)
     return f"{mark(inside == len(those))} {one.name}: {bound}, worst {most:.2%}, median {middle:.2%}"
