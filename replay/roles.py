@@ -1,12 +1,13 @@
 """Which of an invocation's storages hold what the model keeps: parameters and key-value caches.
 
 A step of many layers reads each of them once, from memory: whatever the L2 held of them, the other layers' have driven
-out. What one kernel hands to the next, the activations, it leaves in the L2. In the cache state `serving` the first
-rotate and the others stay where they are. A record has no addresses, so the rule goes by what a Call tells, in this
-order:
+out. What one kernel hands to the next, the activations, it leaves in the L2, as far as that has room. In the cache
+state `serving` the first rotate and the others stay where they are. A record has no addresses, so the rule goes by what
+a Call tells, in this order:
 
 1. A name that says it, as all libraries name theirs: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an
-   `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made.
+   `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made. A `matmul` calls it
+   `other`: a matrix is one, a stack of them is not.
 2. `k`, `v` and `kv` are caches where a table of pages is an argument too; otherwise they are activations.
 3. A kernel of inductor's names nothing: floats that it does not write to, of other rows than what it writes to
    (`[4096]` beside `[64, 4096]`, but not `[2, 32, 4096]`), are parameters.
@@ -48,7 +49,8 @@ def kept(bound: Bound, target: Target) -> frozenset[Key]:
         argument = bound.holder(path)
         name = plain(argument.name)
         product = "a" in names or "arg_a" in names
-        if named(name, paged, product) or (POINTER.fullmatch(name) and not argument.written and unlike(spec, written)):
+        unnamed = POINTER.fullmatch(name) and not argument.written and unlike(spec, written)
+        if named(name, paged, product) or multiplied(bound, name, spec) or unnamed:
             found.add(key_of(spec, target))
     return frozenset(found)
 
@@ -59,6 +61,11 @@ def named(name: str, paged: bool = False, product: bool = False) -> bool:
     if ROUTED.search(name) or ROTARY.fullmatch(name):
         return False
     return bool(NAME.fullmatch(name)) or (paged and name in PAGED) or (product and bool(SECOND.fullmatch(name)))
+
+
+def multiplied(bound: Bound, name: str, spec: TensorSpec) -> bool:
+    """Whether a `matmul` multiplies its rows by this matrix."""
+    return bound.base == "matmul" and name == "other" and len(spec.shape) == 2
 
 
 def plain(name: str | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +21,10 @@ from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks, kernels
 from kcap.replay.timing.clock import time_on
 from kcap.replay.timing.result import Timing
-from kcap.replay.timing.rotation import Rotation, Size
-from kcap.replay.timing.stop import Budget
+from kcap.replay.timing.rotation import Rotation, Size, rotation
 from kcap.schemas.families.cost import Cost
 from kcap.schemas.measurement import DROPPED, SLOWED, Cache, Clocks, quartiles
 from kcap.schemas.recording import Call, Sample
-
-LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
 
 
 @dataclass(frozen=True)
@@ -54,27 +50,27 @@ class Runner:
     def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         """The fields of a Measurement that this replay decides."""
         try:
-            return self._time(call, sample, Budget(seconds, LIMIT_FACTOR * seconds))
+            return self._time(call, sample, seconds)
         except Exception as error:
             return verdict(error, self.target)
 
-    def _time(self, call: Call, sample: Sample | None, budget: Budget) -> dict[str, Any]:
+    def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         torch.manual_seed(SEED)
         before = clocks.read(self.target.device)
         decided = self.rebuilder.decide(call, sample, cut=True)
         first = self.rebuilder.build(decided)
         cost = cost_of(call, decided)
         touched = touched_by(decided, cost)
-        rotation = rotation_of(self.how.cache, self.rebuilder, decided, touched, first)
-        timing = self._clock(decided, first, rotation, budget)
+        goes_round = rotation_of(self.how.cache, self.rebuilder, decided, touched, first)
+        timing = self._clock(decided, first, goes_round, seconds)
         timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
         told = report(timing, decided.total, touched, self.target.device, before)
-        return {**told, "work": work(cost, decided.total - rotation.size.total)}
+        return {**told, "work": work(cost, decided.total - goes_round.rotating)}
 
-    def _clock(self, decided: Decided, first: Inputs, rotation: Rotation, budget: Budget) -> Timing:
+    def _clock(self, decided: Decided, first: Inputs, goes_round: Rotation, seconds: float) -> Timing:
         operator = decided.operator
         restored = written(operator, decided.bound, decided.rule, self.target)
-        return time_on(self.target.device, operator.call, first, rotation, restored, budget, self.how.kernels)
+        return time_on(self.target.device, operator.call, first, goes_round, restored, seconds, self.how.kernels)
 
 
 def touched_by(decided: Decided, cost: Cost | None) -> int:
@@ -85,15 +81,16 @@ def touched_by(decided: Decided, cost: Cost | None) -> int:
 
 
 def rotation_of(cache: Cache, rebuilder: Rebuilder, decided: Decided, reached: int, first: Inputs) -> Rotation:
-    """Which of a Call's storages go round in the state `cache`, how many bytes they have, and how many of them are
-    `reached`."""
-    if cache != "serving":
-        return Rotation(cache, Size(decided.total, reached), partial(rebuilder.clone, decided, first))
+    """What of a Call's storages goes round in the state `cache`, `reached` bytes of which an invocation touches."""
     moved = kept(decided.bound, rebuilder.target)
     size = sum(len(first.buffers[key]) for key in moved)
     rest = sum(len(buffer) for key, buffer in first.buffers.items() if key not in moved)
     touched = min(size, max(reached - rest, 1)) if size else 0
-    return Rotation(cache, Size(size, touched), partial(rebuilder.clone, decided, first, moved))
+
+    def clone(whole: bool) -> Inputs:
+        return rebuilder.clone(decided, first, None if whole else moved)
+
+    return rotation(cache, Size(decided.total, reached), Size(size, touched), clone, rebuilder.target.device)
 
 
 def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:

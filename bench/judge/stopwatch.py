@@ -17,11 +17,10 @@ from kcap.bench.judge.batching import Batches, Kept, beside
 from kcap.bench.judge.candidate import Candidate
 from kcap.bench.judge.evidence import Refused, Undecided
 from kcap.bench.judge.processors import Machine, used
-from kcap.replay.timing.stop import Budget, Sampled, sample_until
+from kcap.replay.timing.stop import LIMIT_FACTOR, Budget, Sampled, sample_until
 from kcap.schemas.outcome import Clocked
 
 FEWEST_OF_REFERENCE = 3
-LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for
 SLACK_SHARE = 0.25  # of the driver's own work for an invocation: how much it may differ between two processes
 SLACK_NS, SLACK_OF_TIME = 2_000, 0.05
 WAKING_NS = 150_000  # of a batch: what the judge may take to wake, which it does not in messages that follow at once

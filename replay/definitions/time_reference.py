@@ -17,11 +17,10 @@ from kcap.replay.memory import Key
 from kcap.replay.roles import named
 from kcap.replay.roofline.judging import work
 from kcap.replay.roofline.workloads import cost_of
-from kcap.replay.runner import LIMIT_FACTOR, How, report
+from kcap.replay.runner import How, report
 from kcap.replay.timing import clocks
 from kcap.replay.timing.clock import time_on
-from kcap.replay.timing.rotation import Rotation, Size
-from kcap.replay.timing.stop import Budget
+from kcap.replay.timing.rotation import Rotation, Size, rotation
 from kcap.schemas.measurement import Cache
 
 
@@ -37,21 +36,26 @@ def measure(device: str, how: How, ready: Prepared, request: dict[str, Any]) -> 
         first = inputs_of(ready.arguments)
         written = try_once(ready, first)
         total = sum(len(buffer) for buffer in first.buffers.values())
-        budget = Budget(request["seconds"], LIMIT_FACTOR * request["seconds"])
-        rotation = rotation_of(how.cache, ready, first)
+        goes_round = rotation_of(how.cache, ready, first, device)
         before = clocks.read(device)
-        timing = time_on(device, ready.reference, first, rotation, written, budget, how.kernels)
+        timing = time_on(device, ready.reference, first, goes_round, written, request["seconds"], how.kernels)
     told = report(replace(timing, notes=[*ready.notes, *timing.notes]), total, total, device, before)
     inputs = dict(zip(ready.definition.inputs, ready.made.inputs, strict=True))
-    return {**told, "work": work(cost_of(ready.definition, inputs), total - rotation.size.total)}
+    return {**told, "work": work(cost_of(ready.definition, inputs), total - goes_round.rotating)}
 
 
-def rotation_of(cache: Cache, ready: Prepared, first: Inputs) -> Rotation:
-    """Which inputs go round in the state `cache`: in serving those that the Definition names as weights or caches."""
+def rotation_of(cache: Cache, ready: Prepared, first: Inputs, device: str) -> Rotation:
+    """What goes round in the state `cache`; weights and caches are what the Definition names so."""
     names = [name.lower() for name in order(ready.definition)]
-    moved = {place for _, place in first.buffers if cache != "serving" or named(names[place], product="a" in names)}
+    moved = {place for _, place in first.buffers if named(names[place], product="a" in names)}
     size = sum(len(buffer) for (_, place), buffer in first.buffers.items() if place in moved)
-    return Rotation(cache, Size(size, size), partial(clone, first, moved))
+    total = sum(len(buffer) for buffer in first.buffers.values())
+    copied = partial(copy_of, first, moved)
+    return rotation(cache, Size(total, total), Size(size, size), copied, device)
+
+
+def copy_of(first: Inputs, moved: Collection[int], whole: bool) -> Inputs:
+    return clone(first, None if whole else moved)
 
 
 def inputs_of(arguments: list[Any]) -> Inputs:

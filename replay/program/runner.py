@@ -12,7 +12,7 @@ from kcap.replay.program.host import time_on_host
 from kcap.replay.program.parts import Part, Parts
 from kcap.replay.program.restoring import Restoring
 from kcap.replay.rebuild import Rebuilder
-from kcap.replay.runner import LIMIT_FACTOR, verdict
+from kcap.replay.runner import verdict
 from kcap.replay.timing import clocks
 from kcap.replay.timing.result import counted
 from kcap.replay.timing.stop import Budget
@@ -32,7 +32,7 @@ class ProgramRunner:
     def run(self, given: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The fields of a ProgramMeasurement that this replay decides; `given` as ProgramJob.request makes it."""
         try:
-            return self._run(given, Budget(seconds, LIMIT_FACTOR * seconds))
+            return self._run(given, Budget.on(self.target.device, seconds))
         except Exception as error:
             return verdict(error, self.target)
 

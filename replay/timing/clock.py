@@ -23,19 +23,18 @@ def time_on(
     first: Inputs,
     rotation: Rotation,
     restored: list[memory.Key],
-    budget: Budget,
+    seconds: float,
     profiled: bool = False,
 ) -> Timing:
     """Time `call` on `first`, and on a GPU on the clones that its `rotation` asks for. `restored`: what it writes to.
 
-    `profiled`: on a GPU the durations of its kernels, too.
+    `seconds` of sampling, as a Budget has them. `profiled`: on a GPU the durations of its kernels, too.
     """
     if uses_gpu(first):
-        return time_cuda(call, first, rotation, restored, budget, device, profiled)
+        return time_cuda(call, first, rotation, restored, Budget.on(device, seconds), device, profiled)
     saved = Saved.of(first, restored)
-    return time_host(
-        call, first, lambda: saved.restore([first]), budget, LONGEST_IN_PLACE if restored else LONGEST_LOOP
-    )
+    longest = LONGEST_IN_PLACE if restored else LONGEST_LOOP
+    return time_host(call, first, lambda: saved.restore([first]), Budget.on("cpu", seconds), longest)
 
 
 def uses_gpu(inputs: Inputs) -> bool:

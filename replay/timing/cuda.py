@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from statistics import median
 from typing import Any
 
@@ -26,6 +25,7 @@ from kcap.replay.timing.result import Timing
 from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, l2_bytes, nodes, sweeper
 from kcap.replay.timing.saved import Saved
 from kcap.replay.timing.stop import Budget, Sampled, sample_until
+from kcap.replay.timing.turns import Turns
 from kcap.replay.timing.work import Work, profile, said
 from kcap.schemas.measurement import AT_FLOOR, NOTHING, KernelDuration, Method
 
@@ -55,11 +55,13 @@ def time_cuda(
     with torch.cuda.stream(stream):
         floors = floor_us(device)
         saved = Saved.of(first, restored)
-        estimate, waits = warm_up(rotating(call, [first]), stream, device)
+        alone = Turns(call, [first], 1)
+        estimate, waits = warm_up(alone, stream, device)
         saved.restore([first])
         more = rotation.sets(estimate, memory.free(device), device) - 1
         sets = [first, *(rotation.clone() for _ in range(more))]
-        made = prepared(rotating(call, sets), sets, rotation, waits, estimate, saved, device)
+        places = rotation.results(alone.returned(), len(sets), memory.free(device), device)
+        made = prepared(Turns(call, sets, places - 1), sets, rotation, waits, estimate, saved, device)
         work = replace(made, rest=Pace(device).rest)
         found = sample_until(work.sample, budget, slow=Watch(device).slow)
         state = rotation.reached(len(sets), work.n, device)
@@ -107,7 +109,7 @@ def prepared(
     """A captured graph of `turn`, or where it cannot be captured what runs it again and again, behind a held GPU; one
     that waits for the GPU itself can neither be held back nor repeated without its waits."""
     stream = timing_stream(device)
-    sweep = sweeper(device) if rotation.cache != "warm" and rotation.size.touched else nothing
+    sweep = sweeper(device) if rotation.cold and rotation.size.touched else nothing
 
     def before() -> None:
         saved.restore(sets)
@@ -123,17 +125,6 @@ def prepared(
         torch.cuda.synchronize()
         n = min(nodes(estimate, 1), MOST_QUEUED)
         return Work(repeated(turn, n), n, before, stream, blocker(device), str(failure), spoiled=True)
-
-
-def rotating(call: Callable[..., Any], sets: list[Inputs]) -> Run:
-    """One invocation, each time on the next set."""
-    turn = count()
-
-    def run() -> None:
-        inputs = sets[next(turn) % len(sets)]
-        call(*inputs.args, **inputs.kwargs)
-
-    return run
 
 
 def repeated(run: Run, n: int) -> Run:

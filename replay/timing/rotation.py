@@ -3,13 +3,18 @@
 A set of inputs is cold where five times the L2 was touched since its last use: by the other sets, or because each is
 used once a replay and a sweep between two replays, outside the clock's window, reads as much (it writes nothing, so no
 line has to be written back while the clock runs).
+
+How long a small kernel takes goes by where its few lines lie, too, near or far in the L2: the same one took 3.06 µs in
+one process on an H200 and 3.27 µs in the next, each time after time. So also what need not be cold lies at several
+places, all of which the L2 holds at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -17,6 +22,10 @@ from kcap.replay.inputs import Inputs
 from kcap.schemas.measurement import Cache
 
 COLD_FACTOR = 5
+STAYS = 4  # a part of the L2: so much stays in it for sure, though both of its halves hold what both read
+PLACES = 64  # of what stays
+PLACES_BYTES = 512 << 20  # of all of them
+FEWEST_SETS = 8  # of what is cold by its size alone
 MOST_SETS = 4000
 MOST_BYTES = 8 << 30
 REPLAY_US = 1000.0  # the least that one graph replay lasts
@@ -34,34 +43,81 @@ class Size:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The cache state wanted; the `size` of what `clone` makes anew, in serving the parameters and caches alone."""
+    """The cache state wanted; the `size` of what `clone` makes anew. `cold`: the L2 must not hold it when it is used.
+
+    What is not cold only lies at several places, over which its times are averaged.
+    """
 
     cache: Cache
     size: Size
+    cold: bool
     clone: Callable[[], Inputs]
 
     def sets(self, estimate_us: float, free_bytes: int, device: str) -> int:
         """How many sets the state needs of a call that takes so long; one, if not enough can be had."""
-        if self.cache == "warm" or not self.size.touched:
-            return 1
-        wanted = min(-(-COLD_FACTOR * l2_bytes(device) // self.size.touched), nodes(estimate_us, 1))
+        most = nodes(estimate_us, 1)
         affordable = min(MOST_SETS, min(MOST_BYTES, free_bytes // 4) // max(self.size.total, 1))
-        if wanted <= affordable:
-            return wanted
+        if not self.size.touched:
+            return 1
+        if not self.cold:
+            held = min(int(stays(device) / self.size.touched), PLACES_BYTES // self.size.total)
+            return max(min(PLACES, most, affordable, held), 1)
+        needed = min(-(-COLD_FACTOR * l2_bytes(device) // self.size.touched), most)
+        if needed <= affordable:
+            return max(needed, min(FEWEST_SETS, most, affordable))
         return affordable if affordable * estimate_us >= SHORTEST_US else 1
 
     def reached(self, sets: int, n: int, device: str) -> Cache:
         """The state that `n` invocations a sample over so many sets are in."""
-        if self.cache == "serving" and not self.size.touched:
-            return "serving"
-        cold = sets * self.size.touched >= COLD_FACTOR * l2_bytes(device) or (self.size.touched and sets >= n)
-        return self.cache if cold else "warm"
+        if not self.cold:
+            return self.cache
+        swept = self.size.touched and sets >= n
+        return self.cache if swept or sets * self.size.touched >= COLD_FACTOR * l2_bytes(device) else "warm"
+
+    def results(self, size: int, sets: int, free_bytes: int, device: str) -> int:
+        """At how many places the results lie, `size` bytes each, of invocations that go round over so many `sets`."""
+        held = int(stays(device) / max(size, 1))
+        wanted = min(sets, held) if held or self.cache == "warm" else sets
+        return max(min(wanted, min(MOST_BYTES, free_bytes // 4) // max(size, 1)), 1)
+
+    @property
+    def rotating(self) -> int:
+        """Bytes of a set that the L2 does not hold when it is used."""
+        return self.size.total if self.cold else 0
+
+
+def rotation(cache: Cache, whole: Size, kept: Size, clone: Callable[[bool], Inputs], device: str) -> Rotation:
+    """What goes round in the state `cache` of inputs of the size `whole`, of which parameters and caches are `kept`.
+
+    `clone` makes all of them anew, or only these. In `serving` activations stay, unless they take more than the L2
+    keeps while it passes on others; where nothing else is there, they lie at several places.
+    """
+    all_of_it = partial(clone, True)
+    if cache != "serving":
+        return Rotation(cache, whole, cache == "cold", all_of_it)
+    if whole.touched - kept.total > stays(device):
+        return Rotation(cache, whole, True, all_of_it)
+    if kept.total:
+        return Rotation(cache, kept, True, partial(clone, False))
+    return Rotation(cache, whole, False, all_of_it)
+
+
+def stays(device: str) -> float:
+    """Bytes that stay in the cache of `device` from one use to the next; on a CPU everything."""
+    return l2_bytes(device) // STAYS if device.startswith("cuda") else math.inf
 
 
 def nodes(estimate_us: float, sets: int, limit: int = MOST_NODES) -> int:
-    """Invocations in a graph that lasts a millisecond and uses every set equally often."""
-    wanted = min(int(REPLAY_US / max(estimate_us, 0.5)) + 1, limit)
+    """Invocations in a graph that lasts a millisecond or a little longer and uses every set equally often."""
+    wanted = min(rounded(int(REPLAY_US / max(estimate_us, 0.5)) + 1), limit)
     return -(-wanted // sets) * sets
+
+
+def rounded(number: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16…: a graph's length is part of its time, and estimates differ a little."""
+    power = 1 << (number - 1).bit_length()
+    between = power * 3 // 4
+    return between if number <= between else power
 
 
 @cache

@@ -16,6 +16,9 @@ from kcap.schemas.measurement import StopRule
 
 FEWEST = 10  # samples before the error may stop the clock
 PRECISION = 0.005  # standard error of the mean over the median
+OF_A_GPU = 0.0015  # which is quiet enough for it: medians of runs then differ by less than a percent
+LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
+LIMIT_FACTOR_OF_A_GPU = 8
 # The rule by which nvbench stops what is noisy by nature (its stdrel_criterion.cxx): of the last relative standard
 # deviations, one a sample, the spread around the newest is below a twentieth of it.
 NOISE_WINDOW = 512
@@ -26,10 +29,21 @@ NOISE_SPREAD = 0.05
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds of sampling: at least `least` (unless the limit comes first), never begun anew after the limit `most`."""
+    """Seconds of sampling: at least `least` (unless the limit comes first), never begun anew after the limit `most`.
+
+    `precision`: the standard error of the mean over the median below which it ends.
+    """
 
     least: float
     most: float
+    precision: float = PRECISION
+
+    @classmethod
+    def on(cls, device: str, seconds: float) -> Budget:
+        """That of `seconds` of sampling on `device`."""
+        if device.startswith("cuda"):
+            return cls(seconds, LIMIT_FACTOR_OF_A_GPU * seconds, OF_A_GPU)
+        return cls(seconds, LIMIT_FACTOR * seconds)
 
 
 @dataclass(frozen=True)
@@ -42,10 +56,11 @@ class Sampled:
 
 
 class Noise:
-    """Mean, spread and median of the samples so far, and how the spread changed."""
+    """Mean, spread and median of the samples so far, and how the spread changed. `precision`: as in a Budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, precision: float = PRECISION) -> None:
         self.n, self.mean, self._squares = 0, 0.0, 0.0
+        self.precision = precision
         self._sorted: list[float] = []
         self._spreads: deque[float] = deque(maxlen=NOISE_WINDOW)
 
@@ -70,8 +85,8 @@ class Noise:
 
     @property
     def converged(self) -> bool:
-        """Whether the standard error of the mean is below half a percent of the median, over at least ten samples."""
-        return self.n >= FEWEST and self.deviation / math.sqrt(self.n) < PRECISION * self.median
+        """Whether the standard error of the mean is below the precision asked for, over at least ten samples."""
+        return self.n >= FEWEST and self.deviation / math.sqrt(self.n) < self.precision * self.median
 
     @property
     def stable(self) -> bool:
@@ -103,7 +118,7 @@ def sample_until(
     `fewest`: samples before the limit may stop it.
     """
     start = clock()
-    noise, samples, spoiled = Noise(), [], []
+    noise, samples, spoiled = Noise(budget.precision), [], []
     while True:
         samples.append(take())
         if slow():

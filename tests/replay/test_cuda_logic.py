@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import count
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from handmade import call, tensor
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcap.replay import memory
 from kcap.replay.bind import bind
@@ -25,6 +28,7 @@ from kcap.replay.timing.clock import uses_gpu
 from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
 from kcap.replay.timing.rotation import Rotation, Size
 from kcap.replay.timing.stop import Budget
+from kcap.replay.timing.turns import Turns
 from kcap.schemas.measurement import AT_FLOOR, NOTHING, Cache
 from kcap.schemas.recording import Argument, Call
 
@@ -127,12 +131,14 @@ def run(
     state: Cache = "cold",
     restored: torch.Tensor | None = None,
     budget: Budget = ONE,
+    cold: bool | None = None,
 ) -> Any:
     """Time the fake's operator, each set of whose inputs has so many bytes; clones are numbered from 1."""
     made = count(1)
     buffers = {("cpu", 0): torch.zeros(4, dtype=torch.uint8) if restored is None else restored}
     first = Inputs([0], {}, buffers)
-    rotation = Rotation(state, Size(set_bytes, set_bytes), lambda: Inputs([next(made)], {}, dict(buffers)))
+    far = state != "warm" if cold is None else cold
+    rotation = Rotation(state, Size(set_bytes, set_bytes), far, lambda: Inputs([next(made)], {}, dict(buffers)))
     keys = [] if restored is None else [("cpu", 0)]
     return cuda.time_cuda(fake.operator, first, rotation, keys, budget, "cuda:0")
 
@@ -144,16 +150,16 @@ def captured(fake: FakeCuda) -> list[str]:
 def test_a_graph_goes_round_all_sets_equally_often(install: Install) -> None:
     fake = install(FakeCuda(elapsed_ms=0.1))  # of eight invocations: 80 take the millisecond
     timing = run(fake, 60 * MIB)
-    assert (timing.method, timing.cache, timing.input_sets, timing.n) == ("graph", "cold", 5, 85)
-    assert all(captured(fake).count(f"call {number}") == 17 for number in range(5))
-    assert timing.samples_us == [pytest.approx(100 / 85)]
+    assert (timing.method, timing.cache, timing.input_sets, timing.n) == ("graph", "cold", 8, 96)
+    assert all(captured(fake).count(f"call {number}") == 12 for number in range(8))
+    assert timing.samples_us == [pytest.approx(100 / 96)]
 
 
 def test_a_sweep_before_each_replay_and_outside_the_window_makes_small_inputs_cold(install: Install) -> None:
     fake = install(FakeCuda(elapsed_ms=0.1))
     timing = run(fake, MIB)
-    assert (timing.cache, timing.input_sets, timing.n) == ("cold", 81, 81)  # each set is used once a replay
-    assert len(set(captured(fake))) == 81
+    assert (timing.cache, timing.input_sets, timing.n) == ("cold", 96, 96)  # each set is used once a replay
+    assert len(set(captured(fake))) == 96
     assert fake.log[-6:] == ["rest", "sweep", "hold", "replay", "release", "synchronize"]
 
 
@@ -169,17 +175,15 @@ def test_what_is_written_is_put_back_before_each_sample(install: Install, monkey
     assert found[1:] == [0] * len(timing.samples_us) and len(found) > 5  # the first uploads the graph
 
 
-def test_warm_inputs_are_one_set_that_nothing_sweeps_away(install: Install) -> None:
+@pytest.mark.parametrize(("size", "sets"), [(60 * MIB, 1), (64, 64), (0, 1)])
+@pytest.mark.parametrize("state", ["warm", "serving"])
+def test_what_stays_is_at_a_few_places_and_nothing_sweeps_it_away(
+    install: Install, state: Cache, size: int, sets: int
+) -> None:
     fake = install(FakeCuda(elapsed_ms=0.1))
-    timing = run(fake, 60 * MIB, "warm")
-    assert (timing.cache, timing.input_sets) == ("warm", 1)
-    assert "sweep" not in fake.log
-
-
-def test_what_holds_no_weights_is_in_serving_as_it_is(install: Install) -> None:
-    fake = install(FakeCuda())
-    timing = run(fake, 0, "serving")
-    assert (timing.cache, timing.input_sets) == ("serving", 1)
+    timing = run(fake, size, state, cold=False)
+    assert (timing.cache, timing.input_sets) == (state, sets)
+    assert timing.n % sets == 0 and len(set(captured(fake))) == sets
     assert "sweep" not in fake.log
 
 
@@ -264,9 +268,12 @@ def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, mo
 @pytest.mark.parametrize(
     ("total", "touched", "estimate", "free", "sets"),
     [
-        (50 * MIB, 50 * MIB, 20.0, 100 << 30, 5),
-        (1 << 30, 1 << 30, 500.0, 100 << 30, 1),
-        (64, 64, 2.0, 100 << 30, 501),  # each once a replay, with a sweep between two
+        (50 * MIB, 50 * MIB, 20.0, 100 << 30, 8),  # five are cold, more lie at more places
+        (25 * MIB, 25 * MIB, 20.0, 100 << 30, 10),
+        (50 * MIB, 50 * MIB, 20.0, 1200 * MIB, 6),
+        (1 << 30, 1 << 30, 500.0, 100 << 30, 3),
+        (1 << 30, 1 << 30, 1e5, 100 << 30, 1),
+        (64, 64, 2.0, 100 << 30, 512),  # each once a replay, with a sweep between two
         (50 * MIB, 50 * MIB, 20.0, 400 * MIB, 1),  # two of the five fit, and 40 µs are too short a replay
         (50 * MIB, 50 * MIB, 60.0, 400 * MIB, 2),
         (MIB, MIB // 8, 0.1, 100 << 30, 2000),  # an eighth of each page is written
@@ -278,13 +285,119 @@ def test_there_are_as_many_sets_as_make_them_cold_and_fit(
     install: Install, total: int, touched: int, estimate: float, free: int, sets: int
 ) -> None:
     install(FakeCuda())
-    made = Rotation("cold", Size(total, touched), lambda: Inputs([], {}, {}))
+    made = Rotation("cold", Size(total, touched), True, lambda: Inputs([], {}, {}))
     assert made.sets(estimate, free, "cuda:0") == sets
+
+
+@pytest.mark.parametrize(
+    ("total", "touched", "estimate", "free", "sets"),
+    [
+        (64, 64, 2.0, 100 << 30, 64),
+        (MIB, MIB, 2.0, 100 << 30, 12),  # a quarter of the L2 holds them all
+        (33 * MIB, MIB // 8, 2.0, 100 << 30, 15),  # half a gigabyte
+        (33 * MIB, MIB // 8, 2.0, 1 << 30, 7),
+        (64, 64, 200.0, 100 << 30, 6),
+        (20 * MIB, 20 * MIB, 2.0, 100 << 30, 1),
+        (0, 0, 2.0, 100 << 30, 1),
+    ],
+)
+@pytest.mark.parametrize("state", ["warm", "serving"])
+def test_what_stays_in_the_l2_lies_at_as_many_places_as_it_holds(
+    install: Install, state: Cache, total: int, touched: int, estimate: float, free: int, sets: int
+) -> None:
+    install(FakeCuda())
+    made = Rotation(state, Size(total, touched), False, lambda: Inputs([], {}, {}))
+    assert made.sets(estimate, free, "cuda:0") == sets
+    assert (made.reached(sets, 500, "cuda:0"), made.rotating) == (state, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "whole", "kept", "cold", "moved"),
+    [
+        ("warm", 80, 40, False, 80),
+        ("cold", 80, 40, True, 80),
+        ("serving", 80, 79, True, 79),
+        ("serving", 80, 68, True, 68),  # activations of 12 MiB: a quarter of the L2 holds them
+        ("serving", 80, 67, True, 80),  # more: they go round, too
+        ("serving", 12, 0, False, 12),
+        ("serving", 13, 0, True, 13),
+    ],
+)
+def test_what_goes_round(install: Install, state: Cache, whole: int, kept: int, cold: bool, moved: int) -> None:
+    install(FakeCuda())
+    sizes = Size(whole * MIB, whole * MIB), Size(kept * MIB, kept * MIB)
+    made = rotation.rotation(state, *sizes, lambda all_of_it: Inputs([all_of_it], {}, {}), "cuda:0")
+    assert (made.cache, made.cold, made.size.total) == (state, cold, moved * MIB)
+    assert made.clone().args == [moved == whole]
+    assert made.rotating == (moved * MIB if cold else 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "size", "sets", "free", "places"),
+    [
+        ("serving", 64, 64, 100 << 30, 64),
+        ("serving", MIB, 64, 100 << 30, 12),  # as many as a quarter of the L2 holds
+        ("serving", 33 * MIB, 10, 100 << 30, 10),  # more than it holds: they go round
+        ("serving", 33 * MIB, 10, 1 << 30, 7),
+        ("warm", 33 * MIB, 10, 100 << 30, 1),
+        ("cold", 64, 10, 100 << 30, 10),
+        ("cold", 0, 10, 100 << 30, 10),
+        ("serving", 64, 1, 100 << 30, 1),
+    ],
+)
+def test_results_lie_at_as_many_places_as_the_state_allows(
+    install: Install, state: Cache, size: int, sets: int, free: int, places: int
+) -> None:
+    install(FakeCuda())
+    made = Rotation(state, Size(64, 64), state == "cold", lambda: Inputs([], {}, {}))
+    assert made.results(size, sets, free, "cuda:0") == places
+
+
+def test_what_small_calls_return_lies_at_as_many_places_as_their_inputs(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, made, alive = install(FakeCuda(elapsed_ms=0.1)), list[weakref.ref[torch.Tensor]](), []
+
+    def operator(number: int) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in made))
+        result = torch.zeros(16)
+        made.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(fake, "operator", operator)
+    timing = run(fake, 64, "warm")
+    assert (timing.input_sets, max(alive)) == (64, 63)
+    assert all(one() is None for one in made)
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+def test_results_that_are_kept_leave_the_next_ones_other_places(keep: int) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def call(given: torch.Tensor) -> torch.Tensor:
+        result = given + 1
+        made.append(weakref.ref(result))
+        return result
+
+    run = Turns(call, [Inputs([torch.zeros(4)], {}, {})], keep)
+    for _ in range(12):
+        run()
+        assert len([one for one in made if one() is not None]) == min(keep, len(made))
+
+
+def test_what_a_call_returns_of_its_own_is_counted_once() -> None:
+    given = torch.zeros(4, dtype=torch.uint8)
+    own = torch.zeros(16)
+    run = Turns(lambda x: [own, own[2:], x, None, 3], [Inputs([given], {}, {("cpu", 0): given})], 1)
+    assert run.returned() == 0
+    run()
+    assert run.returned() == 64
+    assert run.returned() == 0
 
 
 def test_a_set_used_twice_a_replay_is_not_called_cold(install: Install) -> None:
     install(FakeCuda())
-    small = Rotation("serving", Size(MIB, MIB), lambda: Inputs([], {}, {}))
+    small = Rotation("serving", Size(MIB, MIB), True, lambda: Inputs([], {}, {}))
     assert [small.reached(sets, 20, "cuda:0") for sets in (1, 19, 20)] == ["warm", "warm", "serving"]
 
 
@@ -320,6 +433,7 @@ def no_gpu_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     room = memory.free
     monkeypatch.setattr(memory, "free", lambda device: 100 << 30 if device == "cuda:0" else room(device))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 140 << 30))
+    monkeypatch.setattr(rotation, "l2_bytes", lambda device: 50 * MIB)
     monkeypatch.setattr(clock, "time_cuda", lambda *_: pytest.fail("timed on the GPU"))
 
 
@@ -345,7 +459,13 @@ def test_the_host_end_of_an_asynchronous_copy_is_pinned(
 
 
 @pytest.mark.parametrize(
-    ("estimate", "sets", "count"), [(2.0, 1, 501), (2.0, 100, 600), (5000.0, 1, 1), (0.0, 7, 2002)]
+    ("estimate", "sets", "count"), [(2.0, 1, 512), (2.0, 100, 600), (5000.0, 1, 1), (0.0, 7, 2051), (0.0, 1, 2048)]
 )
 def test_a_graph_lasts_a_millisecond(estimate: float, sets: int, count: int) -> None:
     assert rotation.nodes(estimate, sets) == count
+
+
+@given(st.integers(1, 4000))
+def test_a_graphs_length_is_one_of_few(number: int) -> None:
+    few = [2**power * part // 2 for power in range(1, 14) for part in (2, 3)] + [1]
+    assert rotation.rounded(number) == min(one for one in few if one >= number)

@@ -83,6 +83,16 @@ def test_weights_and_caches_are_told_from_activations(kind: str) -> None:
     assert storages("x::y", *CASES[kind]) == KEPT.get(kind, set())
 
 
+@pytest.mark.parametrize(
+    ("operator", "other", "found"),
+    [("aten::matmul", (8, 6), {1}), ("aten::matmul", (4, 8, 6), set()), ("aten::add.Tensor", (8, 6), set())],
+)
+def test_a_matrix_that_activations_are_multiplied_by_is_a_weight(
+    operator: str, other: tuple[int, ...], found: set[int]
+) -> None:
+    assert storages(operator, ("self", (4, M, 8)), ("other", other)) == found
+
+
 def test_inductors_kernels_keep_what_has_no_row_for_each_row_they_write() -> None:
     norm = (("in_out_ptr0", (M, 8)), ("in_ptr0", (M, 8)), ("in_ptr1", (8,)), ("out_ptr1", (M, 8)))
     assert storages("triton::norm.0", *norm, written=("in_out_ptr0", "out_ptr1")) == {2}

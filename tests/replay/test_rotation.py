@@ -44,10 +44,12 @@ def test_when_cold_everything_moves() -> None:
     assert rotation.size.total == WEIGHT + ROW
 
 
-def test_a_call_without_weights_needs_no_second_set_in_serving() -> None:
-    _, rotation = made(RELU, "serving")
-    assert (rotation.size.total, rotation.size.touched) == (0, 0)
-    assert rotation.sets(1.0, 1 << 40, "cuda:0") == 1
+def test_a_call_without_weights_lies_at_other_places_in_serving_and_none_of_it_is_cold() -> None:
+    first, rotation = made(RELU, "serving")
+    other = rotation.clone()
+    assert other.args[0].data_ptr() != first.args[0].data_ptr()
+    assert torch.equal(other.args[0], first.args[0])
+    assert (rotation.size.total, rotation.cold, rotation.rotating) == (ROW, False, 0)
 
 
 def test_of_a_table_only_the_rows_looked_up_are_reached() -> None:

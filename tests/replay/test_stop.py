@@ -37,6 +37,25 @@ def test_steady_samples_stop_at_the_least_time() -> None:
     assert 100 <= len(found.samples) <= 102
 
 
+def test_on_a_gpu_the_median_is_known_better_before_sampling_ends() -> None:
+    values = random.Random(1)
+    found = {
+        device: run(iter(lambda: values.gauss(100, 1), None), Budget.on(device, 0.1), 0.001)
+        for device in ("cpu", "cuda:0")
+    }
+    assert [one.rule for one in found.values()] == ["converged", "converged"]
+    for device, precision in (("cpu", 0.005), ("cuda:0", 0.0015)):
+        samples = found[device].samples
+        assert statistics.stdev(samples) / len(samples) ** 0.5 < precision * statistics.median(samples)
+    assert len(found["cuda:0"].samples) >= 100
+
+
+def test_noise_above_the_precision_is_sampled_on() -> None:
+    alike = cycle([99.0, 101.0])  # of ten samples the mean's error is 0.33 %
+    assert len(run(alike, Budget(0.0, 10.0), 0.01).samples) == FEWEST
+    assert len(run(alike, Budget(0.0, 10.0, 0.0015), 0.01).samples) > 40
+
+
 def test_ten_samples_are_taken_however_slow_they_are() -> None:
     found = run(cycle([10.0]), Budget(0.001, 100.0), 1.0)
     assert (len(found.samples), found.rule) == (FEWEST, "converged")
