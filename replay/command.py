@@ -42,7 +42,7 @@ from kcap.schemas.recording import PHASES, Phase
     type=click.Choice(CACHES),
     default="serving",
     show_default=True,
-    help="On a GPU: none of the inputs in the caches, all that fits, or activations but no weights and KV caches.",
+    help="On a GPU: none of the inputs in the caches, all that fits, or small activations but no weights or caches.",
 )
 @click.option("--kernels", is_flag=True, help="On a GPU: kernel durations by the profiler, too, in a pass of its own.")
 @click.option("--program", is_flag=True, help="Whole steps and captured graphs, their kernels in their order.")

@@ -18,8 +18,8 @@ from kcap.schemas.recording import Argument, Phase, Record
 Status = Literal["ok", "skipped", "failed"]
 # CUDA graph replays, CUDA event pairs, the host's clock (no GPU time); none: the GPU was given nothing to do.
 Method = Literal["graph", "events", "host", "none"]
-# What the caches hold of the inputs. cold: none of them; warm: all that fits, one set is used again and again;
-# serving: as in a step of many layers, no weight and no key-value cache, but the activations.
+# What the caches hold of the inputs. cold: none of them; warm: all that fits; serving: as in a step of many layers, no
+# weight and no key-value cache, but the activations, unless they take more than a quarter of the L2.
 Cache = Literal["cold", "warm", "serving"]
 CACHES: tuple[Cache, ...] = ("cold", "warm", "serving")
 # The median's error fell below the bound; the noise no longer changes, and more samples would say nothing new; the time
@@ -116,7 +116,7 @@ class Measurement(Record):
     stop: StopRule | None = None
     method: Method | None = None
     cache: Cache | None = None
-    input_sets: int | None = None  # distinct sets of inputs that rotated
+    input_sets: int | None = None  # sets of inputs at places of their own, used in turns
     bytes: int | None = None  # of one set
     touched: int | None = None  # of these, what one invocation can reach: a lookup reads rows of its table
     work: LeastWork | None = None  # None: nobody knows

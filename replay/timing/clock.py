@@ -28,7 +28,7 @@ def time_on(
 ) -> Timing:
     """Time `call` on `first`, and on a GPU on the clones that its `rotation` asks for. `restored`: what it writes to.
 
-    `seconds` of sampling, as a Budget has them. `profiled`: on a GPU the durations of its kernels, too.
+    `seconds`: of sampling. `profiled`: on a GPU the durations of its kernels, too.
     """
     if uses_gpu(first):
         return time_cuda(call, first, rotation, restored, Budget.on(device, seconds), device, profiled)

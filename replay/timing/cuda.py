@@ -55,13 +55,16 @@ def time_cuda(
     with torch.cuda.stream(stream):
         floors = floor_us(device)
         saved = Saved.of(first, restored)
-        alone = Turns(call, [first], 1)
+        alone = Turns(call, [first])
         estimate, waits = warm_up(alone, stream, device)
+        returned = alone.result_bytes()
+        alone.let_go()
         saved.restore([first])
-        more = rotation.sets(estimate, memory.free(device), device) - 1
+        more = 0 if waits and not rotation.cold else rotation.sets(estimate, returned, memory.free(device), device) - 1
         sets = [first, *(rotation.clone() for _ in range(more))]
-        places = rotation.results(alone.returned(), len(sets), memory.free(device), device)
-        made = prepared(Turns(call, sets, places - 1), sets, rotation, waits, estimate, saved, device)
+        places = rotation.result_places(returned, len(sets), memory.free(device), device)
+        memory.return_unused(device)
+        made = prepared(Turns(call, sets, places), sets, rotation, waits, estimate, saved, device)
         work = replace(made, rest=Pace(device).rest)
         found = sample_until(work.sample, budget, slow=Watch(device).slow)
         state = rotation.reached(len(sets), work.n, device)

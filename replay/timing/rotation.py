@@ -22,15 +22,13 @@ from kcap.replay.inputs import Inputs
 from kcap.schemas.measurement import Cache
 
 COLD_FACTOR = 5
-STAYS = 4  # a part of the L2: so much stays in it for sure, though both of its halves hold what both read
+SHARE_THAT_STAYS = 0.25  # of the L2: what both of an H200's halves read, both hold
 PLACES = 64  # of what stays
 PLACES_BYTES = 512 << 20  # of all of them
 FEWEST_SETS = 8  # of what is cold by its size alone
-MOST_SETS = 4000
 MOST_BYTES = 8 << 30
 REPLAY_US = 1000.0  # the least that one graph replay lasts
 SHORTEST_US = 100.0  # and where memory has no room for more sets
-MOST_NODES = 4000  # invocations in one graph
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Size:
 class Rotation:
     """The cache state wanted; the `size` of what `clone` makes anew. `cold`: the L2 must not hold it when it is used.
 
-    What is not cold only lies at several places, over which its times are averaged.
+    What is not cold lies at several places, so that its time is a mean over them.
     """
 
     cache: Cache
@@ -53,14 +51,15 @@ class Rotation:
     cold: bool
     clone: Callable[[], Inputs]
 
-    def sets(self, estimate_us: float, free_bytes: int, device: str) -> int:
-        """How many sets the state needs of a call that takes so long; one, if not enough can be had."""
+    def sets(self, estimate_us: float, returned: int, free_bytes: int, device: str) -> int:
+        """How many sets the state needs of a call that takes so long and returns so many bytes of its own; one, if not
+        enough can be had."""
         most = nodes(estimate_us, 1)
-        affordable = min(MOST_SETS, min(MOST_BYTES, free_bytes // 4) // max(self.size.total, 1))
+        affordable = min(MOST_BYTES, free_bytes // 4) // max(self.size.total, 1)
         if not self.size.touched:
             return 1
         if not self.cold:
-            held = min(int(stays(device) / self.size.touched), PLACES_BYTES // self.size.total)
+            held = min(int(stays(device) / (self.size.touched + returned)), PLACES_BYTES // self.size.total)
             return max(min(PLACES, most, affordable, held), 1)
         needed = min(-(-COLD_FACTOR * l2_bytes(device) // self.size.touched), most)
         if needed <= affordable:
@@ -74,10 +73,10 @@ class Rotation:
         swept = self.size.touched and sets >= n
         return self.cache if swept or sets * self.size.touched >= COLD_FACTOR * l2_bytes(device) else "warm"
 
-    def results(self, size: int, sets: int, free_bytes: int, device: str) -> int:
+    def result_places(self, size: int, sets: int, free_bytes: int, device: str) -> int:
         """At how many places the results lie, `size` bytes each, of invocations that go round over so many `sets`."""
         held = int(stays(device) / max(size, 1))
-        wanted = min(sets, held) if held or self.cache == "warm" else sets
+        wanted = min(sets, PLACES, held) if held or self.cache == "warm" else sets
         return max(min(wanted, min(MOST_BYTES, free_bytes // 4) // max(size, 1)), 1)
 
     @property
@@ -89,8 +88,8 @@ class Rotation:
 def rotation(cache: Cache, whole: Size, kept: Size, clone: Callable[[bool], Inputs], device: str) -> Rotation:
     """What goes round in the state `cache` of inputs of the size `whole`, of which parameters and caches are `kept`.
 
-    `clone` makes all of them anew, or only these. In `serving` activations stay, unless they take more than the L2
-    keeps while it passes on others; where nothing else is there, they lie at several places.
+    `clone` makes all of them anew, or only these. In `serving` activations stay, unless they take more of the L2 than
+    stays in it. Where nothing rotates, all lies at several places.
     """
     all_of_it = partial(clone, True)
     if cache != "serving":
@@ -104,12 +103,12 @@ def rotation(cache: Cache, whole: Size, kept: Size, clone: Callable[[bool], Inpu
 
 def stays(device: str) -> float:
     """Bytes that stay in the cache of `device` from one use to the next; on a CPU everything."""
-    return l2_bytes(device) // STAYS if device.startswith("cuda") else math.inf
+    return l2_bytes(device) * SHARE_THAT_STAYS if device.startswith("cuda") else math.inf
 
 
-def nodes(estimate_us: float, sets: int, limit: int = MOST_NODES) -> int:
-    """Invocations in a graph that lasts a millisecond or a little longer and uses every set equally often."""
-    wanted = min(rounded(int(REPLAY_US / max(estimate_us, 0.5)) + 1), limit)
+def nodes(estimate_us: float, sets: int) -> int:
+    """Invocations in a graph that lasts one to one and a half milliseconds and uses every set equally often."""
+    wanted = rounded(int(REPLAY_US / max(estimate_us, 0.5)) + 1)
     return -(-wanted // sets) * sets
 
 

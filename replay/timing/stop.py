@@ -16,7 +16,7 @@ from kcap.schemas.measurement import StopRule
 
 FEWEST = 10  # samples before the error may stop the clock
 PRECISION = 0.005  # standard error of the mean over the median
-OF_A_GPU = 0.0015  # which is quiet enough for it: medians of runs then differ by less than a percent
+PRECISION_OF_A_GPU = 0.0015  # which is quiet enough for it
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
 LIMIT_FACTOR_OF_A_GPU = 8
 # The rule by which nvbench stops what is noisy by nature (its stdrel_criterion.cxx): of the last relative standard
@@ -42,7 +42,7 @@ class Budget:
     def on(cls, device: str, seconds: float) -> Budget:
         """That of `seconds` of sampling on `device`."""
         if device.startswith("cuda"):
-            return cls(seconds, LIMIT_FACTOR_OF_A_GPU * seconds, OF_A_GPU)
+            return cls(seconds, LIMIT_FACTOR_OF_A_GPU * seconds, PRECISION_OF_A_GPU)
         return cls(seconds, LIMIT_FACTOR * seconds)
 
 

@@ -14,23 +14,28 @@ from kcap.replay.inputs import Inputs
 
 
 class Turns:
-    """Called, it runs `call` once, each time on the next of `sets`.
+    """Called, it runs `call` once, each time on the next of `sets`. What it returns lies at `places`, at least one, in
+    turns: so many results are kept, and the oldest is let go before the next is made."""
 
-    The last `keep` results are kept, so that the next ones lie elsewhere.
-    """
-
-    def __init__(self, call: Callable[..., Any], sets: Sequence[Inputs], keep: int) -> None:
+    def __init__(self, call: Callable[..., Any], sets: Sequence[Inputs], places: int = 1) -> None:
         self._call, self._sets, self._next = call, sets, cycle(sets)
-        self._kept: deque[Any] = deque(maxlen=keep)
+        self._places = places
+        self._results: deque[Any] = deque()
 
     def __call__(self) -> None:
         inputs = next(self._next)
-        self._kept.append(self._call(*inputs.args, **inputs.kwargs))
+        if len(self._results) == self._places:
+            self._results.popleft()
+        self._results.append(self._call(*inputs.args, **inputs.kwargs))
 
-    def returned(self) -> int:
-        """Bytes of what the last invocation returned, its inputs not counted; they are let go."""
+    def result_bytes(self) -> int:
+        """Of what the last invocation returned, its inputs not counted."""
         own = {buffer.untyped_storage().data_ptr() for inputs in self._sets for buffer in inputs.buffers.values()}
-        leaves = [one for result in self._kept for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
-        found = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in leaves}
-        self._kept.clear()
+        leaves = tree_leaves(list(self._results)[-1:])
+        tensors = [one for one in leaves if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+        found = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
         return sum(size for place, size in found.items() if place not in own)
+
+    def let_go(self) -> None:
+        """Keep no result."""
+        self._results.clear()

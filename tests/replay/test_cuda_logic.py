@@ -62,6 +62,7 @@ class FakeCuda:
         self.waits, self.captures, self.elapsed_ms = waits, captures, elapsed_ms
         self.log: list[str] = []
         self.debug = "default"
+        self.unused = 100 << 30
         self.hold = FakeHold(self.log, gives_up)
 
     def operator(self, number: int) -> None:
@@ -120,6 +121,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setattr(cuda, "floor_us", lambda device: {"graph": 1.0, "events": 3.0})
         monkeypatch.setattr(persisting, "reset", lambda: fake.log.append("reset"))
         monkeypatch.setattr(memory, "free", lambda device: 100 << 30)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (fake.unused, 140 << 30))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.log.append("empty"))
         return fake
 
     return put
@@ -204,6 +207,16 @@ def test_an_operator_that_waits_is_never_captured_and_the_gpu_is_not_held_back_f
     assert fake.debug == "default"
 
 
+@pytest.mark.parametrize(("unused", "times"), [(100 << 30, 0), (40 << 30, 1)])
+def test_memory_that_only_other_graphs_could_use_is_given_back_before_a_capture(
+    install: Install, unused: int, times: int
+) -> None:
+    fake = install(FakeCuda())
+    fake.unused = unused
+    run(fake, MIB)
+    assert fake.log[: fake.log.index("begin")].count("empty") == times
+
+
 def test_a_failed_capture_is_timed_behind_a_held_gpu_and_asks_for_a_new_process(install: Install) -> None:
     fake = install(FakeCuda(captures=False, elapsed_ms=0.1))
     timing = run(fake, 60 * MIB)
@@ -286,7 +299,7 @@ def test_there_are_as_many_sets_as_make_them_cold_and_fit(
 ) -> None:
     install(FakeCuda())
     made = Rotation("cold", Size(total, touched), True, lambda: Inputs([], {}, {}))
-    assert made.sets(estimate, free, "cuda:0") == sets
+    assert made.sets(estimate, 0, free, "cuda:0") == sets
 
 
 @pytest.mark.parametrize(
@@ -307,7 +320,7 @@ def test_what_stays_in_the_l2_lies_at_as_many_places_as_it_holds(
 ) -> None:
     install(FakeCuda())
     made = Rotation(state, Size(total, touched), False, lambda: Inputs([], {}, {}))
-    assert made.sets(estimate, free, "cuda:0") == sets
+    assert made.sets(estimate, 0, free, "cuda:0") == sets
     assert (made.reached(sets, 500, "cuda:0"), made.rotating) == (state, 0)
 
 
@@ -341,6 +354,7 @@ def test_what_goes_round(install: Install, state: Cache, whole: int, kept: int, 
         ("serving", 33 * MIB, 10, 1 << 30, 7),
         ("warm", 33 * MIB, 10, 100 << 30, 1),
         ("cold", 64, 10, 100 << 30, 10),
+        ("serving", 64, 512, 100 << 30, 64),
         ("cold", 0, 10, 100 << 30, 10),
         ("serving", 64, 1, 100 << 30, 1),
     ],
@@ -350,7 +364,7 @@ def test_results_lie_at_as_many_places_as_the_state_allows(
 ) -> None:
     install(FakeCuda())
     made = Rotation(state, Size(64, 64), state == "cold", lambda: Inputs([], {}, {}))
-    assert made.results(size, sets, free, "cuda:0") == places
+    assert made.result_places(size, sets, free, "cuda:0") == places
 
 
 def test_what_small_calls_return_lies_at_as_many_places_as_their_inputs(
@@ -366,33 +380,50 @@ def test_what_small_calls_return_lies_at_as_many_places_as_their_inputs(
 
     monkeypatch.setattr(fake, "operator", operator)
     timing = run(fake, 64, "warm")
-    assert (timing.input_sets, max(alive)) == (64, 63)
+    assert (timing.input_sets, max(alive)) == (64, 63)  # and the one that is being made
     assert all(one() is None for one in made)
 
 
-@pytest.mark.parametrize("keep", [0, 3])
-def test_results_that_are_kept_leave_the_next_ones_other_places(keep: int) -> None:
+@pytest.mark.parametrize("places", [1, 4])
+def test_a_result_is_let_go_before_the_next_at_its_place_is_made(places: int) -> None:
     made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
 
     def call(given: torch.Tensor) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in made))
         result = given + 1
         made.append(weakref.ref(result))
         return result
 
-    run = Turns(call, [Inputs([torch.zeros(4)], {}, {})], keep)
+    run = Turns(call, [Inputs([torch.zeros(4)], {}, {})], places)
     for _ in range(12):
         run()
-        assert len([one for one in made if one() is not None]) == min(keep, len(made))
+    assert alive == [min(number, places - 1) for number in range(12)]
+    run.let_go()
+    assert all(one() is None for one in made)
 
 
 def test_what_a_call_returns_of_its_own_is_counted_once() -> None:
     given = torch.zeros(4, dtype=torch.uint8)
     own = torch.zeros(16)
-    run = Turns(lambda x: [own, own[2:], x, None, 3], [Inputs([given], {}, {("cpu", 0): given})], 1)
-    assert run.returned() == 0
+    results = iter([given, [own, own[2:], given, None, 3, own.to_sparse()]])
+    run = Turns(lambda x: next(results), [Inputs([given], {}, {("cpu", 0): given})])
+    assert run.result_bytes() == 0
     run()
-    assert run.returned() == 64
-    assert run.returned() == 0
+    assert run.result_bytes() == 0
+    run()
+    assert run.result_bytes() == 64
+
+
+def test_inputs_that_results_would_drive_out_lie_at_one_place(install: Install) -> None:
+    install(FakeCuda())
+    made = Rotation("serving", Size(MIB, MIB), False, lambda: Inputs([], {}, {}))
+    assert [made.sets(2.0, size * MIB, 100 << 30, "cuda:0") for size in (0, 1, 5, 64)] == [12, 6, 2, 1]
+
+
+def test_a_call_that_waits_for_the_gpu_has_one_set_of_what_stays(install: Install) -> None:
+    timing = run(install(FakeCuda(waits=True)), 64, "warm")
+    assert (timing.method, timing.input_sets) == ("events", 1)
 
 
 def test_a_set_used_twice_a_replay_is_not_called_cold(install: Install) -> None:

@@ -85,7 +85,12 @@ def test_weights_and_caches_are_told_from_activations(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("operator", "other", "found"),
-    [("aten::matmul", (8, 6), {1}), ("aten::matmul", (4, 8, 6), set()), ("aten::add.Tensor", (8, 6), set())],
+    [
+        ("aten::matmul", (8, 6), {1}),
+        ("aten::matmul", (4, 8, 6), set()),
+        ("aten::add.Tensor", (8, 6), set()),
+        ("x::my_matmul", (8, 6), set()),
+    ],
 )
 def test_a_matrix_that_activations_are_multiplied_by_is_a_weight(
     operator: str, other: tuple[int, ...], found: set[int]

@@ -9,9 +9,12 @@ import pytest
 import torch
 from handmade import call, tensor
 
+from kcap.replay.inputs import Inputs
 from kcap.replay.rebuild import Rebuilder
 from kcap.replay.roofline.calls import cost_of
-from kcap.replay.runner import How, rotation_of, touched_by
+from kcap.replay.runner import How, Runner, rotation_of, touched_by
+from kcap.replay.timing import clock, rotation
+from kcap.replay.timing.stop import Budget
 from kcap.schemas.families.cost import Cost
 from kcap.schemas.measurement import Cache
 from kcap.schemas.recording import Call
@@ -50,6 +53,36 @@ def test_a_call_without_weights_lies_at_other_places_in_serving_and_none_of_it_i
     assert other.args[0].data_ptr() != first.args[0].data_ptr()
     assert torch.equal(other.args[0], first.args[0])
     assert (rotation.size.total, rotation.cold, rotation.rotating) == (ROW, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("of", "cache", "stays", "fresh"),
+    [
+        (RELU, "serving", 1 << 20, 0),
+        (RELU, "serving", ROW - 1, ROW),  # more than stays: it goes round
+        (RELU, "cold", 1 << 20, ROW),
+        (RELU, "warm", 1 << 20, 0),
+        (MM, "serving", 1 << 20, WEIGHT),
+        (MM, "serving", ROW - 1, WEIGHT + ROW),
+    ],
+)
+def test_what_is_read_afresh_is_what_goes_round(
+    monkeypatch: pytest.MonkeyPatch, of: Call, cache: Cache, stays: int, fresh: int
+) -> None:
+    monkeypatch.setattr(rotation, "stays", lambda device: stays)
+    answer = Runner(Rebuilder("cpu", "cpu", None), How(cache)).run(of, None, 0.001)
+    assert (answer["status"], answer["work"]["fresh"]) == ("ok", fresh)
+
+
+@pytest.mark.parametrize(("device", "gpu"), [("cpu", False), ("cuda:0", True), ("cuda:0", False)])
+def test_each_clock_is_given_its_own_budget(monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool) -> None:
+    given: list[Budget] = []
+    monkeypatch.setattr(clock, "uses_gpu", lambda first: gpu)
+    for name in ("time_cuda", "time_host"):
+        monkeypatch.setattr(clock, name, lambda *args: given.extend(one for one in args if isinstance(one, Budget)))
+    anything: Any = None
+    clock.time_on(device, anything, Inputs([], {}, {}), anything, [], 0.5)
+    assert given == [Budget.on("cuda" if gpu else "cpu", 0.5)]
 
 
 def test_of_a_table_only_the_rows_looked_up_are_reached() -> None:

@@ -40,14 +40,15 @@ def test_steady_samples_stop_at_the_least_time() -> None:
 def test_on_a_gpu_the_median_is_known_better_before_sampling_ends() -> None:
     values = random.Random(1)
     found = {
-        device: run(iter(lambda: values.gauss(100, 1), None), Budget.on(device, 0.1), 0.001)
+        device: run(iter(lambda: values.gauss(100, 1), None), Budget.on(device, 0.01), 0.001)
         for device in ("cpu", "cuda:0")
     }
     assert [one.rule for one in found.values()] == ["converged", "converged"]
     for device, precision in (("cpu", 0.005), ("cuda:0", 0.0015)):
         samples = found[device].samples
         assert statistics.stdev(samples) / len(samples) ** 0.5 < precision * statistics.median(samples)
-    assert len(found["cuda:0"].samples) >= 100
+    assert len(found["cuda:0"].samples) > 2 * len(found["cpu"].samples)
+    assert (Budget.on("cpu", 1.0), Budget.on("cuda:1", 1.0)) == (Budget(1.0, 3.0, 0.005), Budget(1.0, 8.0, 0.0015))
 
 
 def test_noise_above_the_precision_is_sampled_on() -> None:

@@ -7,9 +7,12 @@ import torch
 from definitions import copying, definition, tensor, workload
 
 from kcap.replay.definitions.prepared import Prepared, prepare
-from kcap.replay.definitions.time_reference import clone, inputs_of, try_once
+from kcap.replay.definitions.time_reference import clone, inputs_of, measure, rotation_of, try_once
+from kcap.replay.runner import How
 from kcap.replay.skip import Skip
+from kcap.replay.timing import rotation
 from kcap.schemas.definition import Definition
+from kcap.schemas.measurement import Cache
 
 
 def prepared(of: Definition) -> Prepared:
@@ -50,6 +53,34 @@ def test_a_first_run_tells_what_the_reference_writes_to_and_leaves_it_as_it_was(
     with torch.inference_mode():
         assert try_once(ready, inputs) == ([("cpu", 0)] if written else [])
     assert torch.equal(inputs.args[0], before)
+
+
+ROWS, WEIGHT = 32, 16  # bytes
+
+
+@pytest.mark.parametrize(
+    ("cache", "stays", "moved", "fresh"),
+    [
+        ("serving", 1 << 20, ["weight"], WEIGHT),
+        ("serving", ROWS - 1, ["x", "weight"], ROWS + WEIGHT),  # the rows take more than stays
+        ("cold", 1 << 20, ["x", "weight"], ROWS + WEIGHT),
+        ("warm", 1 << 20, ["x", "weight"], 0),  # it lies at other places, and stays
+    ],
+)
+def test_of_a_reference_goes_round_what_the_state_says(
+    monkeypatch: pytest.MonkeyPatch, cache: Cache, stays: int, moved: list[str], fresh: int
+) -> None:
+    monkeypatch.setattr(rotation, "stays", lambda device: stays)
+    inputs = {"x": tensor("float32", "M", "K"), "weight": tensor("float32", "K")}
+    run = "def run(x, weight):\n    return x + weight\n"
+    of = definition(inputs, {"M": 2, "K": 4}, op_type="add", reference=run)
+    ready = prepared(of)
+    first = inputs_of(ready.arguments)
+    other = rotation_of(cache, ready, first, "cpu").clone()
+    places = [a.data_ptr() != b.data_ptr() for a, b in zip(first.args, other.args, strict=True)]
+    assert [name for name, elsewhere in zip(inputs, places, strict=True) if elsewhere] == moved
+    answer = measure("cpu", How(cache), ready, {"seed": 0, "seconds": 0.001})
+    assert answer["work"]["fresh"] == fresh
 
 
 def test_a_clone_has_the_content_at_another_address() -> None:
