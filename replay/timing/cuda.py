@@ -54,29 +54,35 @@ def time_cuda(
     persisting.reset()
     with torch.cuda.stream(stream):
         floors = floor_us(device)
-        saved = Saved.of(first, restored)
-        alone = Turns(call, [first])
-        estimate, waits = warm_up(alone, stream, device)
-        returned = alone.result_bytes()
-        alone.let_go()
-        saved.restore([first])
-        more = 0 if waits and not rotation.cold else rotation.sets(estimate, returned, memory.free(device), device) - 1
-        sets = [first, *(rotation.clone() for _ in range(more))]
-        places = rotation.result_places(returned, len(sets), memory.free(device), device)
-        memory.return_unused(device)
-        made = prepared(Turns(call, sets, places), sets, rotation, waits, estimate, saved, device)
-        work = replace(made, rest=Pace(device).rest)
+        work, sets = ready(call, first, rotation, restored, device)
         found = sample_until(work.sample, budget, slow=Watch(device).slow)
-        state = rotation.reached(len(sets), work.n, device)
+        state = rotation.reached(sets, work.n, device)
         notes = said(work)
         no_kernel = work.method == "graph" and median(found.samples) < floors["graph"] / 2  # none is that fast
         if no_kernel:
-            return Timing([0.0], work.n, found.rule, "none", "warm", len(sets), [NOTHING], floor_us=floors["graph"])
+            return Timing([0.0], work.n, found.rule, "none", "warm", sets, [NOTHING], floor_us=floors["graph"])
         ran, lost = profile(work) if profiled else ([], [])
     torch.cuda.synchronize(device)
     floor = floors[work.method]
     notes += [AT_FLOOR] if median(found.samples) < 2 * floor else []
-    return timing_of(found, work, notes + lost, state, len(sets), floor, ran)
+    return timing_of(found, work, notes + lost, state, sets, floor, ran)
+
+
+def ready(
+    call: Callable[..., Any], first: Inputs, rotation: Rotation, restored: list[memory.Key], device: str
+) -> tuple[Work, int]:
+    """What is timed, and over how many sets of inputs it goes."""
+    saved, alone = Saved.of(first, restored), Turns(call, [first])
+    estimate, waits = warm_up(alone, timing_stream(device), device)
+    returned = alone.result_bytes()
+    alone.let_go()
+    saved.restore([first])
+    more = 0 if waits and not rotation.cold else rotation.sets(estimate, returned, memory.free(device), device) - 1
+    sets = [first, *(rotation.clone() for _ in range(more))]
+    places = rotation.result_places(returned, len(sets), memory.free(device), device)
+    memory.return_unused(device)
+    made = prepared(Turns(call, sets, places), sets, rotation, waits, estimate, saved, device)
+    return replace(made, rest=Pace(device).rest), len(sets)
 
 
 def timing_of(

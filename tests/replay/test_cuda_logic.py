@@ -422,7 +422,7 @@ def test_inputs_that_results_would_drive_out_lie_at_one_place(install: Install) 
 
 
 def test_a_call_that_waits_for_the_gpu_has_one_set_of_what_stays(install: Install) -> None:
-    timing = run(install(FakeCuda(waits=True)), 64, "warm")
+    timing = run(install(FakeCuda(waits=True, elapsed_ms=0.1)), 64, "warm")
     assert (timing.method, timing.input_sets) == ("events", 1)
 
 

@@ -73,7 +73,7 @@ def test_of_a_reference_goes_round_what_the_state_says(
     monkeypatch.setattr(rotation, "stays", lambda device: stays)
     inputs = {"x": tensor("float32", "M", "K"), "weight": tensor("float32", "K")}
     run = "def run(x, weight):\n    return x + weight\n"
-    of = definition(inputs, {"M": 2, "K": 4}, op_type="add", reference=run)
+    of = definition(inputs, {"M": 2, "K": 4}, op_type="group_norm", reference=run)
     ready = prepared(of)
     first = inputs_of(ready.arguments)
     other = rotation_of(cache, ready, first, "cpu").clone()
