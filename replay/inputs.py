@@ -28,6 +28,11 @@ class Inputs:
     buffers: dict[Key, torch.Tensor]
     keep: list[Any] = field(default_factory=list)
 
+    @property
+    def total(self) -> int:
+        """Bytes of all buffers."""
+        return sum(len(buffer) for buffer in self.buffers.values())
+
 
 def build(bound: Bound, target: Target, given: Mapping[Key, torch.Tensor] = NONE) -> Inputs:
     """Allocate and fill the arguments of `bound`; torch's default generators draw the numbers.

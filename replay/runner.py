@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from kcap.replay.skip import Skip
 from kcap.replay.timing import clocks, kernels
 from kcap.replay.timing.clock import time_on
 from kcap.replay.timing.result import Timing
-from kcap.replay.timing.rotation import Rotation, Size, rotation
+from kcap.replay.timing.rotation import Rotation, Size
 from kcap.schemas.families.cost import Cost
 from kcap.schemas.measurement import DROPPED, SLOWED, Cache, Clocks, quartiles
 from kcap.schemas.recording import Call, Sample
@@ -61,16 +62,16 @@ class Runner:
         first = self.rebuilder.build(decided)
         cost = cost_of(call, decided)
         touched = touched_by(decided, cost)
-        goes_round = rotation_of(self.how.cache, self.rebuilder, decided, touched, first)
-        timing = self._clock(decided, first, goes_round, seconds)
+        rotation = rotation_of(self.how.cache, self.rebuilder, decided, touched, first)
+        timing = self._clock(decided, first, rotation, seconds)
         timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
         told = report(timing, decided.total, touched, self.target.device, before)
-        return {**told, "work": work(cost, decided.total - goes_round.rotating)}
+        return {**told, "work": work(cost, decided.total - rotation.rotating)}
 
-    def _clock(self, decided: Decided, first: Inputs, goes_round: Rotation, seconds: float) -> Timing:
+    def _clock(self, decided: Decided, first: Inputs, rotation: Rotation, seconds: float) -> Timing:
         operator = decided.operator
         restored = written(operator, decided.bound, decided.rule, self.target)
-        return time_on(self.target.device, operator.call, first, goes_round, restored, seconds, self.how.kernels)
+        return time_on(self.target.device, operator.call, first, rotation, restored, seconds, self.how.kernels)
 
 
 def touched_by(decided: Decided, cost: Cost | None) -> int:
@@ -86,11 +87,8 @@ def rotation_of(cache: Cache, rebuilder: Rebuilder, decided: Decided, reached: i
     size = sum(len(first.buffers[key]) for key in moved)
     rest = sum(len(buffer) for key, buffer in first.buffers.items() if key not in moved)
     touched = min(size, max(reached - rest, 1)) if size else 0
-
-    def clone(whole: bool) -> Inputs:
-        return rebuilder.clone(decided, first, None if whole else moved)
-
-    return rotation(cache, Size(decided.total, reached), Size(size, touched), clone, rebuilder.target.device)
+    whole, clone = Size(decided.total, reached), partial(rebuilder.clone, decided, first)
+    return Rotation.of(cache, whole, Size(size, touched), clone, partial(clone, moved), rebuilder.target.device)
 
 
 def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:

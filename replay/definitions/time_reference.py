@@ -20,7 +20,7 @@ from kcap.replay.roofline.workloads import cost_of
 from kcap.replay.runner import How, report
 from kcap.replay.timing import clocks
 from kcap.replay.timing.clock import time_on
-from kcap.replay.timing.rotation import Rotation, Size, rotation
+from kcap.replay.timing.rotation import Rotation, Size
 from kcap.schemas.measurement import Cache
 
 
@@ -35,13 +35,12 @@ def measure(device: str, how: How, ready: Prepared, request: dict[str, Any]) -> 
     with torch.inference_mode():
         first = inputs_of(ready.arguments)
         written = try_once(ready, first)
-        total = sum(len(buffer) for buffer in first.buffers.values())
-        goes_round = rotation_of(how.cache, ready, first, device)
+        rotation = rotation_of(how.cache, ready, first, device)
         before = clocks.read(device)
-        timing = time_on(device, ready.reference, first, goes_round, written, request["seconds"], how.kernels)
-    told = report(replace(timing, notes=[*ready.notes, *timing.notes]), total, total, device, before)
+        timing = time_on(device, ready.reference, first, rotation, written, request["seconds"], how.kernels)
+    told = report(replace(timing, notes=[*ready.notes, *timing.notes]), first.total, first.total, device, before)
     inputs = dict(zip(ready.definition.inputs, ready.made.inputs, strict=True))
-    return {**told, "work": work(cost_of(ready.definition, inputs), total - goes_round.rotating)}
+    return {**told, "work": work(cost_of(ready.definition, inputs), first.total - rotation.rotating)}
 
 
 def rotation_of(cache: Cache, ready: Prepared, first: Inputs, device: str) -> Rotation:
@@ -49,13 +48,8 @@ def rotation_of(cache: Cache, ready: Prepared, first: Inputs, device: str) -> Ro
     names = [name.lower() for name in order(ready.definition)]
     moved = {place for _, place in first.buffers if named(names[place], product="a" in names)}
     size = sum(len(buffer) for (_, place), buffer in first.buffers.items() if place in moved)
-    total = sum(len(buffer) for buffer in first.buffers.values())
-    copied = partial(copy_of, first, moved)
-    return rotation(cache, Size(total, total), Size(size, size), copied, device)
-
-
-def copy_of(first: Inputs, moved: Collection[int], whole: bool) -> Inputs:
-    return clone(first, None if whole else moved)
+    whole, copied = Size(first.total, first.total), partial(clone, first)
+    return Rotation.of(cache, whole, Size(size, size), copied, partial(copied, moved), device)
 
 
 def inputs_of(arguments: list[Any]) -> Inputs:

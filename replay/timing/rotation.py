@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from typing import TypeAlias
 
 import torch
 
@@ -29,6 +30,8 @@ FEWEST_SETS = 8  # of what is cold by its size alone
 MOST_BYTES = 8 << 30
 REPLAY_US = 1000.0  # the least that one graph replay lasts
 SHORTEST_US = 100.0  # and where memory has no room for more sets
+
+Clone: TypeAlias = Callable[[], Inputs]
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,22 @@ class Rotation:
     cache: Cache
     size: Size
     cold: bool
-    clone: Callable[[], Inputs]
+    clone: Clone
+
+    @classmethod
+    def of(cls, cache: Cache, whole: Size, kept: Size, clone: Clone, clone_kept: Clone, device: str) -> Rotation:
+        """What goes round in the state `cache` of inputs of the size `whole`, parameters and caches in them `kept`.
+
+        `clone` makes all of them anew, `clone_kept` only these. In `serving` activations stay, unless they take more of
+        the L2 than stays in it. Where nothing rotates, all lies at several places.
+        """
+        if cache != "serving":
+            return cls(cache, whole, cache == "cold", clone)
+        if whole.touched - kept.total > stays(device):
+            return cls(cache, whole, True, clone)
+        if kept.total:
+            return cls(cache, kept, True, clone_kept)
+        return cls(cache, whole, False, clone)
 
     def sets(self, estimate_us: float, returned: int, free_bytes: int, device: str) -> int:
         """How many sets the state needs of a call that takes so long and returns so many bytes of its own; one, if not
@@ -83,22 +101,6 @@ class Rotation:
     def rotating(self) -> int:
         """Bytes of a set that the L2 does not hold when it is used."""
         return self.size.total if self.cold else 0
-
-
-def rotation(cache: Cache, whole: Size, kept: Size, clone: Callable[[bool], Inputs], device: str) -> Rotation:
-    """What goes round in the state `cache` of inputs of the size `whole`, of which parameters and caches are `kept`.
-
-    `clone` makes all of them anew, or only these. In `serving` activations stay, unless they take more of the L2 than
-    stays in it. Where nothing rotates, all lies at several places.
-    """
-    all_of_it = partial(clone, True)
-    if cache != "serving":
-        return Rotation(cache, whole, cache == "cold", all_of_it)
-    if whole.touched - kept.total > stays(device):
-        return Rotation(cache, whole, True, all_of_it)
-    if kept.total:
-        return Rotation(cache, kept, True, partial(clone, False))
-    return Rotation(cache, whole, False, all_of_it)
 
 
 def stays(device: str) -> float:

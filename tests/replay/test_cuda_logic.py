@@ -339,7 +339,8 @@ def test_what_stays_in_the_l2_lies_at_as_many_places_as_it_holds(
 def test_what_goes_round(install: Install, state: Cache, whole: int, kept: int, cold: bool, moved: int) -> None:
     install(FakeCuda())
     sizes = Size(whole * MIB, whole * MIB), Size(kept * MIB, kept * MIB)
-    made = rotation.rotation(state, *sizes, lambda all_of_it: Inputs([all_of_it], {}, {}), "cuda:0")
+    clones = [lambda all_of_it=all_of_it: Inputs([all_of_it], {}, {}) for all_of_it in (True, False)]
+    made = Rotation.of(state, *sizes, *clones, "cuda:0")
     assert (made.cache, made.cold, made.size.total) == (state, cold, moved * MIB)
     assert made.clone().args == [moved == whole]
     assert made.rotating == (moved * MIB if cold else 0)
