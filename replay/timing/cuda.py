@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = ["COLD_FACTOR", "floor_us", "l2_bytes", "time_cuda"]
 
 FLOOR_SAMPLES = 11
 MOST_QUEUED = 64  # invocations behind one event pair: the GPU's queue takes 1,024 launches, then the host waits
+ROUNDS = 3  # over all sets, to choose the graph's length: one may be disturbed
 SHORT_US = 200.0  # below it one event pair is no estimate
 
 
@@ -81,7 +82,7 @@ def ready(
     sets = [first, *(rotation.clone() for _ in range(more))]
     places = rotation.result_places(returned, len(sets), memory.free(device), device)
     memory.return_unused(device)
-    made = prepared(Turns(call, sets, places), sets, rotation, waits, estimate, saved, device)
+    made = prepared(partial(Turns, call, sets, places), sets, rotation, waits, estimate, saved, device)
     return replace(made, rest=Pace(device).rest), len(sets)
 
 
@@ -113,10 +114,16 @@ def floor_us(device: str) -> dict[Method, float]:
 
 
 def prepared(
-    turn: Run, sets: list[Inputs], rotation: Rotation, waits: str | None, estimate: float, saved: Saved, device: str
+    turns: Callable[[], Run],
+    sets: list[Inputs],
+    rotation: Rotation,
+    waits: str | None,
+    estimate: float,
+    saved: Saved,
+    device: str,
 ) -> Work:
-    """A captured graph of `turn`, or where it cannot be captured what runs it again and again, behind a held GPU; one
-    that waits for the GPU itself can neither be held back nor repeated without its waits."""
+    """A captured graph of new `turns`, or where they cannot be captured what takes them again and again, behind a held
+    GPU; a call that waits for the GPU itself can neither be held back nor repeated without its waits."""
     stream = timing_stream(device)
     sweep = sweeper(device) if rotation.cold and rotation.size.touched else nothing
 
@@ -125,15 +132,24 @@ def prepared(
         sweep()
 
     if waits:
-        return Work(turn, 1, before, stream, None, waits)
+        return Work(turns(), 1, before, stream, None, waits)
     before()
-    n = nodes(estimate, len(sets))
     try:
-        return Work(capture(turn, n), n, before, stream, blocker(device))
+        n = nodes(in_turns(turns(), len(sets), estimate, before, device), len(sets))
+        return Work(capture(turns(), n), n, before, stream, blocker(device))
     except CaptureFailed as failure:
         torch.cuda.synchronize()
         n = min(nodes(estimate, 1), MOST_QUEUED)
-        return Work(repeated(turn, n), n, before, stream, blocker(device), str(failure), spoiled=True)
+        return Work(repeated(turns(), n), n, before, stream, blocker(device), str(failure), spoiled=True)
+
+
+def in_turns(run: Run, sets: int, estimate: float, before: Run, device: str) -> float:
+    """Microseconds of one invocation where `run` goes once round so many sets, in a graph. By them its length is
+    chosen: `estimate`, of one set in the caches, differs more from one process to the next."""
+    if not 1 < sets < nodes(estimate, 1):
+        return estimate
+    once = Work(capture(run, sets), sets, before, timing_stream(device), blocker(device))
+    return min(once.sample() for _ in range(ROUNDS))
 
 
 def repeated(run: Run, n: int) -> Run:

@@ -54,12 +54,18 @@ class FakeHold(Sleep):
 
 
 class FakeCuda:
-    """Notes synchronizations, captures and calls; every event pair took `elapsed_ms`."""
+    """Notes synchronizations, captures and calls; every event pair took `elapsed_ms`, or each call in it `call_us`."""
 
     def __init__(
-        self, waits: bool = False, captures: bool = True, elapsed_ms: float = 2.0, gives_up: bool = False
+        self,
+        waits: bool = False,
+        captures: bool = True,
+        elapsed_ms: float = 2.0,
+        gives_up: bool = False,
+        call_us: float | None = None,
     ) -> None:
-        self.waits, self.captures, self.elapsed_ms = waits, captures, elapsed_ms
+        self.waits, self.captures, self.elapsed_ms, self.call_us = waits, captures, elapsed_ms, call_us
+        self.queued = self.ran = 0  # calls, in graphs or not, and those that were not only captured
         self.log: list[str] = []
         self.debug = "default"
         self.unused = 100 << 30
@@ -67,19 +73,32 @@ class FakeCuda:
 
     def operator(self, number: int) -> None:
         self.log.append(f"call {number}")
+        self.queued += 1
+        self.ran += 1
         if self.waits and self.debug == "error":
             raise RuntimeError("called a synchronizing CUDA operation")
 
     def graph(self) -> SimpleNamespace:
+        nodes = 0
+
         def end() -> None:
+            nonlocal nodes
             self.log.append("end")
             if not self.captures:
                 raise RuntimeError("operation failed due to a previous error during capture")
+            nodes += self.queued
+            self.ran -= nodes
 
         def begin(capture_error_mode: str) -> None:
+            nonlocal nodes
             self.log.append("begin")
+            nodes = -self.queued
 
-        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=lambda: self.replay())
+        def replay() -> None:
+            self.ran += nodes
+            self.replay()
+
+        return SimpleNamespace(capture_begin=begin, capture_end=end, replay=replay)
 
     def replay(self) -> None:
         self.log.append("replay")
@@ -88,9 +107,12 @@ class FakeCuda:
         self.debug = mode
 
     def event(self, enable_timing: bool) -> SimpleNamespace:
-        return SimpleNamespace(
-            record=lambda s: None, synchronize=lambda: None, elapsed_time=lambda other: self.elapsed_ms
+        made = SimpleNamespace(synchronize=lambda: None)
+        made.record = lambda s: setattr(made, "at", self.ran)
+        made.elapsed_time = lambda end: (
+            self.elapsed_ms if self.call_us is None else (end.at - made.at) * self.call_us / 1e3
         )
+        return made
 
 
 Install = Callable[[FakeCuda], Any]
@@ -147,19 +169,32 @@ def run(
 
 
 def captured(fake: FakeCuda) -> list[str]:
-    return fake.log[fake.log.index("begin") + 1 : fake.log.index("end")]
+    """The calls of the last graph."""
+    begin, end = (len(fake.log) - fake.log[::-1].index(word) for word in ("begin", "end"))
+    return fake.log[begin : end - 1]
 
 
 def test_a_graph_goes_round_all_sets_equally_often(install: Install) -> None:
-    fake = install(FakeCuda(elapsed_ms=0.1))  # of eight invocations: 80 take the millisecond
+    fake = install(FakeCuda(call_us=12.5))  # 80 take the millisecond
     timing = run(fake, 60 * MIB)
-    assert (timing.method, timing.cache, timing.input_sets, timing.n) == ("graph", "cold", 8, 96)
-    assert all(captured(fake).count(f"call {number}") == 12 for number in range(8))
-    assert timing.samples_us == [pytest.approx(100 / 96)]
+    assert (timing.method, timing.cache, timing.input_sets, timing.n) == ("graph", "cold", 24, 96)
+    assert all(captured(fake).count(f"call {number}") == 4 for number in range(24))
+    assert timing.samples_us == [pytest.approx(12.5)]
+
+
+@pytest.mark.parametrize("alone_us", [10.3, 10.5])
+def test_a_graphs_length_goes_by_the_time_of_a_call_in_its_turns(
+    install: Install, monkeypatch: pytest.MonkeyPatch, alone_us: float
+) -> None:
+    """With one set in the caches it is faster, near the border of two lengths in one process and in the next."""
+    fake = install(FakeCuda(call_us=alone_us))
+    monkeypatch.setattr(fake, "replay", lambda: setattr(fake, "call_us", 13.3))
+    timing = run(fake, 60 * MIB)
+    assert (timing.n, timing.samples_us) == (96, [pytest.approx(13.3)])
 
 
 def test_a_sweep_before_each_replay_and_outside_the_window_makes_small_inputs_cold(install: Install) -> None:
-    fake = install(FakeCuda(elapsed_ms=0.1))
+    fake = install(FakeCuda(call_us=12.5))
     timing = run(fake, MIB)
     assert (timing.cache, timing.input_sets, timing.n) == ("cold", 96, 96)  # each set is used once a replay
     assert len(set(captured(fake))) == 96
@@ -183,7 +218,7 @@ def test_what_is_written_is_put_back_before_each_sample(install: Install, monkey
 def test_what_stays_is_at_a_few_places_and_nothing_sweeps_it_away(
     install: Install, state: Cache, size: int, sets: int
 ) -> None:
-    fake = install(FakeCuda(elapsed_ms=0.1))
+    fake = install(FakeCuda(call_us=12.5))
     timing = run(fake, size, state, cold=False)
     assert (timing.cache, timing.input_sets) == (state, sets)
     assert timing.n % sets == 0 and len(set(captured(fake))) == sets
@@ -281,15 +316,17 @@ def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, mo
 @pytest.mark.parametrize(
     ("total", "touched", "estimate", "free", "sets"),
     [
-        (50 * MIB, 50 * MIB, 20.0, 100 << 30, 8),  # five are cold, more lie at more places
-        (25 * MIB, 25 * MIB, 20.0, 100 << 30, 10),
+        (50 * MIB, 50 * MIB, 20.0, 100 << 30, 24),  # five are cold, more lie at more places
+        (25 * MIB, 25 * MIB, 20.0, 100 << 30, 24),
+        (8 * MIB, 8 * MIB, 20.0, 100 << 30, 32),
         (50 * MIB, 50 * MIB, 20.0, 1200 * MIB, 6),
-        (1 << 30, 1 << 30, 500.0, 100 << 30, 3),
+        (1 << 30, 1 << 30, 500.0, 100 << 30, 8),
+        (50 * MIB, 50 * MIB, 500.0, 100 << 30, 12),  # more would last too long
         (1 << 30, 1 << 30, 1e5, 100 << 30, 1),
         (64, 64, 2.0, 100 << 30, 512),  # each once a replay, with a sweep between two
         (50 * MIB, 50 * MIB, 20.0, 400 * MIB, 1),  # two of the five fit, and 40 µs are too short a replay
         (50 * MIB, 50 * MIB, 60.0, 400 * MIB, 2),
-        (MIB, MIB // 8, 0.1, 100 << 30, 2000),  # an eighth of each page is written
+        (MIB, MIB // 8, 0.1, 100 << 30, 2048),  # an eighth of each page is written
         (33 * MIB, MIB // 8, 2.0, 100 << 30, 248),
         (0, 0, 2.0, 100 << 30, 1),
     ],
@@ -309,7 +346,7 @@ def test_there_are_as_many_sets_as_make_them_cold_and_fit(
         (MIB, MIB, 2.0, 100 << 30, 12),  # a quarter of the L2 holds them all
         (33 * MIB, MIB // 8, 2.0, 100 << 30, 15),  # half a gigabyte
         (33 * MIB, MIB // 8, 2.0, 1 << 30, 7),
-        (64, 64, 200.0, 100 << 30, 6),
+        (64, 64, 500.0, 100 << 30, 12),
         (20 * MIB, 20 * MIB, 2.0, 100 << 30, 1),
         (0, 0, 2.0, 100 << 30, 1),
     ],
@@ -491,9 +528,20 @@ def test_the_host_end_of_an_asynchronous_copy_is_pinned(
 
 
 @pytest.mark.parametrize(
-    ("estimate", "sets", "count"), [(2.0, 1, 512), (2.0, 100, 600), (5000.0, 1, 1), (0.0, 7, 2051), (0.0, 1, 2048)]
+    ("estimate", "sets", "count"),
+    [
+        (2.0, 1, 512),
+        (2.0, 100, 500),  # about as many
+        (2.0, 700, 700),
+        (0.0, 7, 2051),
+        (0.0, 1, 2048),
+        (60.0, 1, 24),
+        (160.0, 1, 24),  # four milliseconds
+        (300.0, 1, 16),
+        (5000.0, 1, 1),
+    ],
 )
-def test_a_graph_lasts_a_millisecond(estimate: float, sets: int, count: int) -> None:
+def test_a_graph_lasts_a_millisecond_or_has_24_invocations_in_four(estimate: float, sets: int, count: int) -> None:
     assert rotation.nodes(estimate, sets) == count
 
 
