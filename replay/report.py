@@ -15,6 +15,7 @@ from kcap.schemas.validation.report import printable
 PIPED_WIDTH = 120
 HOST_ROWS = 10
 REASONS = 12
+MOST_TIMES = 999  # its floor: further above it, the launch is all that lasts
 SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
 
 
@@ -89,10 +90,12 @@ def clock(row: Row) -> str:
 
 
 def times(factor: float | None) -> str:
-    """Two or three digits: `1.4`, `27`, `310`; nothing where there is no floor."""
+    """Two or three digits: `1.4`, `27`, `310`, `>999` of what does next to no work; nothing where there is no floor."""
     if factor is None:
         return ""
-    return f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}"
+    if factor > MOST_TIMES:
+        return f">{MOST_TIMES}"
+    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
 def duration(microseconds: float) -> str:
