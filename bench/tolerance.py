@@ -22,15 +22,19 @@ RTOL = {
 def difference(out: torch.Tensor, ref: torch.Tensor) -> float:
     """The greatest error in units of what is allowed (1.0 and below: the same); inf where they cannot be compared.
 
-    Integers and booleans must be equal. An inf or nan of the reference must be the same in the result.
+    Integers, booleans and packed numbers must be equal. An inf or nan of the reference must be the same in the result.
     """
     if out.shape != ref.shape or out.dtype != ref.dtype:
         return float("inf")
     if not ref.numel():
         return 0.0
-    if not ref.is_floating_point():
-        return 0.0 if torch.equal(out, ref) else float("inf")
+    if ref.dtype not in RTOL:
+        return 0.0 if torch.equal(_bytes(out), _bytes(ref)) else float("inf")
     return _relative(out.double(), ref.double(), RTOL[ref.dtype])
+
+
+def _bytes(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.contiguous().view(-1).view(torch.uint8)
 
 
 def _relative(out: torch.Tensor, ref: torch.Tensor, rtol: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -84,11 +85,16 @@ def touched_by(decided: Decided, cost: Cost | None) -> int:
 def rotation_of(cache: Cache, rebuilder: Rebuilder, decided: Decided, reached: int, first: Inputs) -> Rotation:
     """What of a Call's storages goes round in the state `cache`, `reached` bytes of which an invocation touches."""
     moved = kept(decided.bound, rebuilder.target)
-    size = sum(len(first.buffers[key]) for key in moved)
-    rest = sum(len(buffer) for key, buffer in first.buffers.items() if key not in moved)
-    touched = min(size, max(reached - rest, 1)) if size else 0
     whole, clone = Size(decided.total, reached), partial(rebuilder.clone, decided, first)
-    return Rotation.of(cache, whole, Size(size, touched), clone, partial(clone, moved), rebuilder.target.device)
+    return Rotation.of(
+        cache, whole, size_of(moved, first, reached), clone, partial(clone, moved), rebuilder.target.device
+    )
+
+
+def size_of(moved: Collection[memory.Key], inputs: Inputs, reached: int) -> Size:
+    """That of the storages `moved`; of all of `inputs` an invocation reaches so many bytes, the others' first."""
+    size = sum(len(inputs.buffers[key]) for key in moved)
+    return Size(size, min(size, max(reached - (inputs.total - size), 1)))
 
 
 def written(operator: Operator, bound: Bound, rule: rules.Rule, target: Target) -> list[memory.Key]:

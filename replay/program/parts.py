@@ -18,7 +18,7 @@ from kcap.replay.program.weights import shrink
 from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.roles import kept
 from kcap.replay.roofline.calls import cost_of
-from kcap.replay.runner import touched_by, verdict, written
+from kcap.replay.runner import size_of, touched_by, verdict, written
 from kcap.replay.timing.rotation import COLD_FACTOR, l2_bytes
 from kcap.schemas.recording import Call, Sample
 
@@ -63,9 +63,8 @@ class Part:
     def touched(self) -> int:
         """Of these, what one invocation can reach."""
         assert self.decided is not None
-        rest = sum(len(buffer) for key, buffer in self.sets[0].buffers.items() if key not in self.moved)
         reached = touched_by(self.decided, cost_of(self.call, self.decided))
-        return min(self.set_bytes, max(reached - rest, 1))
+        return size_of(self.moved, self.sets[0], reached).touched
 
 
 class Parts:

@@ -18,7 +18,8 @@ FEWEST = 10  # samples before the error may stop the clock
 PRECISION = 0.005  # standard error of the mean over the median
 PRECISION_OF_A_GPU = 0.0015  # which is quiet enough for it
 LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
-LIMIT_FACTOR_OF_A_GPU = 8
+LIMIT_FACTOR_OF_A_GPU = 8  # as far as that is no more than these seconds
+LIMIT_OF_A_GPU_S = 20.0
 # The rule by which nvbench stops what is noisy by nature (its stdrel_criterion.cxx): of the last relative standard
 # deviations, one a sample, the spread around the newest is below a twentieth of it.
 NOISE_WINDOW = 512
@@ -42,7 +43,8 @@ class Budget:
     def on(cls, device: str, seconds: float) -> Budget:
         """That of `seconds` of sampling on `device`."""
         if device.startswith("cuda"):
-            return cls(seconds, LIMIT_FACTOR_OF_A_GPU * seconds, PRECISION_OF_A_GPU)
+            longer = min(LIMIT_FACTOR_OF_A_GPU * seconds, LIMIT_OF_A_GPU_S)
+            return cls(seconds, max(LIMIT_FACTOR * seconds, longer), PRECISION_OF_A_GPU)
         return cls(seconds, LIMIT_FACTOR * seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from derived_calls import METADATA, call, embedding, floats, linear, ranged
 
 from kcap.bench import verify
-from kcap.bench.check import Checker
+from kcap.bench.check import Checker, told
 from kcap.bench.checked_on import CheckedOn
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
@@ -136,3 +137,16 @@ def test_integers_must_be_equal_and_shapes_and_dtypes_the_same() -> None:
     assert difference(ids, ids) == 0.0
     for other in (torch.tensor([1, 3]), torch.tensor([1]), torch.tensor([1, 2], dtype=torch.int32)):
         assert difference(ids, other) == float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float4_e2m1fn_x2, torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.bool])
+def test_what_has_no_tolerance_must_hold_the_same_bits(dtype: torch.dtype) -> None:
+    bits = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)
+    assert difference(bits.view(dtype).t(), bits.t().contiguous().view(dtype)) == 0.0
+    assert difference(bits.view(dtype), bits.flip(0).view(dtype)) == float("inf")
+    assert told(bits.view(dtype)) and not told(bits[:0].view(dtype))
+
+
+@pytest.mark.parametrize(("values", "tells"), [([], False), ([math.nan] * 2, False), ([math.nan, 1.0], True)])
+def test_an_output_of_no_number_tells_nothing(values: list[float], tells: bool) -> None:
+    assert told(torch.tensor(values, dtype=torch.bfloat16)) is tells

@@ -48,7 +48,21 @@ def test_on_a_gpu_the_median_is_known_better_before_sampling_ends() -> None:
         samples = found[device].samples
         assert statistics.stdev(samples) / len(samples) ** 0.5 < precision * statistics.median(samples)
     assert len(found["cuda:0"].samples) > 2 * len(found["cpu"].samples)
-    assert (Budget.on("cpu", 1.0), Budget.on("cuda:1", 1.0)) == (Budget(1.0, 3.0, 0.005), Budget(1.0, 8.0, 0.0015))
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds", "most", "precision"),
+    [
+        ("cpu", 1.0, 3.0, 0.005),
+        ("cuda:1", 1.0, 8.0, 0.0015),
+        ("cuda:1", 5.0, 20.0, 0.0015),  # a call has a time limit
+        ("cuda:1", 10.0, 30.0, 0.0015),
+    ],
+)
+def test_sampling_has_a_limit_of_several_times_the_seconds_asked_for(
+    device: str, seconds: float, most: float, precision: float
+) -> None:
+    assert Budget.on(device, seconds) == Budget(seconds, most, precision)
 
 
 def test_noise_above_the_precision_is_sampled_on() -> None:
