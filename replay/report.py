@@ -15,7 +15,7 @@ from kcap.schemas.validation.report import printable
 PIPED_WIDTH = 120
 HOST_ROWS = 10
 REASONS = 12
-MOST_TIMES = 999  # its floor: further above it, the launch is all that lasts
+MOST_TIMES = 999  # its floor; beyond that the number says nothing
 SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
 
 

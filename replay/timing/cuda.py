@@ -22,7 +22,7 @@ from kcap.replay.timing.clocks import Watch
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture, nothing, synchronizes, timed, timing_stream
 from kcap.replay.timing.pace import Pace
 from kcap.replay.timing.result import Timing
-from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, l2_bytes, nodes, sweeper
+from kcap.replay.timing.rotation import COLD_FACTOR, Rotation, in_a_replay, l2_bytes, nodes, sweeper
 from kcap.replay.timing.saved import Saved
 from kcap.replay.timing.stop import Budget, Sampled, sample_until
 from kcap.replay.timing.turns import Turns
@@ -114,7 +114,7 @@ def floor_us(device: str) -> dict[Method, float]:
 
 
 def prepared(
-    turns: Callable[[], Run],
+    new_turns: Callable[[], Run],
     sets: list[Inputs],
     rotation: Rotation,
     waits: str | None,
@@ -122,8 +122,11 @@ def prepared(
     saved: Saved,
     device: str,
 ) -> Work:
-    """A captured graph of new `turns`, or where they cannot be captured what takes them again and again, behind a held
-    GPU; a call that waits for the GPU itself can neither be held back nor repeated without its waits."""
+    """A captured graph of turns over `sets`, or where they cannot be captured what takes them again and again, behind a
+    held GPU; a call that waits for the GPU itself can neither be held back nor repeated without its waits.
+
+    `new_turns` begins them anew, so that no result of an earlier graph lives on.
+    """
     stream = timing_stream(device)
     sweep = sweeper(device) if rotation.cold and rotation.size.touched else nothing
 
@@ -132,20 +135,25 @@ def prepared(
         sweep()
 
     if waits:
-        return Work(turns(), 1, before, stream, None, waits)
+        return Work(new_turns(), 1, before, stream, None, waits)
     before()
     try:
-        n = nodes(in_turns(turns(), len(sets), estimate, before, device), len(sets))
-        return Work(capture(turns(), n), n, before, stream, blocker(device))
+        n = rotation.invocations(in_turns(new_turns(), len(sets), estimate, before, device), len(sets), device)
+        memory.return_unused(device)
+        return Work(capture(new_turns(), n), n, before, stream, blocker(device))
     except CaptureFailed as failure:
         torch.cuda.synchronize()
-        n = min(nodes(estimate, 1), MOST_QUEUED)
-        return Work(repeated(turns(), n), n, before, stream, blocker(device), str(failure), spoiled=True)
+        n = min(in_a_replay(estimate), MOST_QUEUED)
+        return Work(repeated(new_turns(), n), n, before, stream, blocker(device), str(failure), spoiled=True)
 
 
 def in_turns(run: Run, sets: int, estimate: float, before: Run, device: str) -> float:
-    """Microseconds of one invocation where `run` goes once round so many sets, in a graph. By them its length is
-    chosen: `estimate`, of one set in the caches, differs more from one process to the next."""
+    """Microseconds of one invocation in a graph in which `run` goes once round so many sets; `estimate` as it is where
+    there is one set, or a graph uses each only once.
+
+    The length of the graph that is timed is chosen by it: a time with one set in the caches differs more from one
+    process to the next.
+    """
     if not 1 < sets < nodes(estimate, 1):
         return estimate
     once = Work(capture(run, sets), sets, before, timing_stream(device), blocker(device))

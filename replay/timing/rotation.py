@@ -31,7 +31,7 @@ MOST_BYTES = 8 << 30
 REPLAY_US = 1000.0  # about the least that one graph replay lasts
 SHORTEST_US = 100.0  # and where memory has no room for more sets
 FEWEST = 24  # invocations in a graph, and sets of what is cold by its size alone
-LONGEST_US = 4000.0  # about: where so many would last longer, they are fewer
+LONGEST_US = 6000.0  # but fewer where so many would last longer
 
 Clone: TypeAlias = Callable[[], Inputs]
 
@@ -81,10 +81,15 @@ class Rotation:
         if not self.cold:
             held = min(int(stays(device) / (self.size.touched + returned)), PLACES_BYTES // self.size.total)
             return max(min(PLACES, most, affordable, held), 1)
-        needed = min(rounded(-(-COLD_FACTOR * l2_bytes(device) // self.size.touched)), most)
+        needed = min(-(-COLD_FACTOR * l2_bytes(device) // self.size.touched), most)
         if needed <= affordable:
-            return max(needed, min(FEWEST, most, affordable))
+            return min(max(rounded(needed), min(FEWEST, most)), affordable)
         return affordable if affordable * estimate_us >= SHORTEST_US else 1
+
+    def invocations(self, estimate_us: float, sets: int, device: str) -> int:
+        """How many a graph over so many sets has: each set once, where only the sweep before it makes them cold."""
+        swept = self.cold and sets > 1 and sets * self.size.touched < COLD_FACTOR * l2_bytes(device)
+        return min(nodes(estimate_us, sets), sets) if swept else nodes(estimate_us, sets)
 
     def reached(self, sets: int, n: int, device: str) -> Cache:
         """The state that `n` invocations a sample over so many sets are in."""
@@ -111,18 +116,23 @@ def stays(device: str) -> float:
 
 
 def nodes(estimate_us: float, sets: int) -> int:
-    """Invocations in a graph that lasts about a millisecond, or several where they are long, and uses every set equally
-    often."""
-    within = [int(span / max(estimate_us, 0.5)) + 1 for span in (REPLAY_US, LONGEST_US)]
-    wanted = rounded(max(within[0], min(FEWEST, within[1])))
+    """Invocations in a graph that uses each of its sets equally often: about a millisecond of them, or `FEWEST` if they
+    last no longer than `LONGEST_US`."""
+    few = max(int(LONGEST_US / max(estimate_us, 0.5)), 1)
+    wanted = max(in_a_replay(estimate_us), min(FEWEST, rounded(few, up=False)))
     return max(round(wanted / sets), 1) * sets
 
 
-def rounded(number: int) -> int:
+def in_a_replay(estimate_us: float) -> int:
+    """Invocations that last a millisecond to one and a half, or one."""
+    return rounded(int(REPLAY_US / max(estimate_us, 0.5)) + 1)
+
+
+def rounded(number: int, up: bool = True) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16…: a graph's length is part of its time, and estimates differ a little."""
-    power = 1 << (number - 1).bit_length()
-    between = power * 3 // 4
-    return between if number <= between else power
+    power = 1 << (number.bit_length() - 1)
+    steps = (power, power * 3 // 2, power * 2)
+    return min(step for step in steps if step >= number) if up else max(step for step in steps if step <= number)
 
 
 @cache
