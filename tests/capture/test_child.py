@@ -21,7 +21,7 @@ TWO = "trap '' INT; sleep 600 & sleep 600; true"  # a shell with two processes, 
 STARTS = f"""
 import os, time
 from kcap.capture.child import Child
-Child(["sh", "-c", "echo $$; exec 0<&- 1<&- 2<&-; {TWO}"], dict(os.environ))
+child = Child(["sh", "-c", "echo $$; exec 0<&- 1<&- 2<&-; {TWO}"], dict(os.environ))
 time.sleep(600)
 """
 
@@ -47,6 +47,7 @@ def group() -> Iterator[int]:
 def test_all_processes_of_a_command_end_with_a_kcap_that_is_killed(number: int) -> None:
     kcap = subprocess.Popen([sys.executable, "-c", STARTS], stderr=subprocess.PIPE, text=True)
     group = wait_for(kcap)
+    time.sleep(0.3)
     assert lives(group)
     kcap.send_signal(number)
     kcap.communicate()

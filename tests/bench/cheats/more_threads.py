@@ -4,7 +4,7 @@
 # does: Takes more threads than it was given, and binds itself to all of the machine's processors.
 # naive: Faster than a reference that keeps to its threads, by their number.
 # expect: REWARD_HACK
-# reason: processors
+# reason: processors|works on
 # needs: idle processors
 # at_most_speedup: 1.3
 import os
