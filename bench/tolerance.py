@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from kcap.bench.raw import raw_bytes
+
 # About four units in the last place, for a result that was accumulated in float32 and rounded once or twice
 RTOL = {
     torch.float64: 1e-10,
@@ -29,12 +31,8 @@ def difference(out: torch.Tensor, ref: torch.Tensor) -> float:
     if not ref.numel():
         return 0.0
     if ref.dtype not in RTOL:
-        return 0.0 if torch.equal(_bytes(out), _bytes(ref)) else float("inf")
+        return 0.0 if torch.equal(raw_bytes(out), raw_bytes(ref)) else float("inf")
     return _relative(out.double(), ref.double(), RTOL[ref.dtype])
-
-
-def _bytes(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.contiguous().view(-1).view(torch.uint8)
 
 
 def _relative(out: torch.Tensor, ref: torch.Tensor, rtol: float) -> float:

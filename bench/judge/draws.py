@@ -19,6 +19,7 @@ import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.wire import Content, Result
+from kcap.bench.raw import raw_bytes
 from kcap.bench.tolerance import RTOL
 from kcap.replay.definitions.draw import draw, torch_dtype
 from kcap.replay.definitions.inputs import Made, make_inputs
@@ -115,7 +116,7 @@ def _place(pool: int, name: str, values: list[Any], drawn: str | None, end: int)
     if drawn:
         slack = min(max(first.numel() // SLACK_SHARE, LEAST_SLACK), MOST_SLACK) if first.numel() else 0
         more = draw([slack], drawn, torch.Generator().manual_seed(secrets.randbits(62)))
-        _write(pool, torch.cat([_bytes(first), _bytes(more)]), end)
+        _write(pool, torch.cat([raw_bytes(first), raw_bytes(more)]), end)
         content = Content(wire.POOLED, 0, name, dtype, shape, end, slack)
         return content, _aligned(end + (first.numel() + slack) * first.itemsize)
     stride = _aligned(first.nbytes)
@@ -124,12 +125,8 @@ def _place(pool: int, name: str, values: list[Any], drawn: str | None, end: int)
     return Content(wire.FIXED, 0, name, dtype, shape, end, 0, stride), end + len(values) * stride
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
 def _write(pool: int, tensor: torch.Tensor, offset: int) -> None:
-    content = memoryview(_bytes(tensor).numpy())
+    content = memoryview(raw_bytes(tensor).numpy())
     while content:
         done = os.pwrite(pool, content, offset)
         content, offset = content[done:], offset + done

@@ -10,6 +10,7 @@ import torch
 
 from kcap.bench.judge import wire
 from kcap.bench.judge.wire import Answer
+from kcap.bench.raw import raw_bytes
 from kcap.schemas.outcome import Status
 
 STATUS: dict[int, Status] = {
@@ -75,10 +76,10 @@ class Seen:
 def fingerprint(tensors: Sequence[torch.Tensor]) -> bytes:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(raw_bytes(tensor).numpy().tobytes())
     return digest.digest()
 
 
 def unwritten(outputs: Sequence[torch.Tensor]) -> bool:
     """Whether an output is still all that the driver filled it with."""
-    return any(bool((t.contiguous().view(-1).view(torch.uint8) == 0xFF).all()) for t in outputs if t.numel())
+    return any(bool((raw_bytes(t) == 0xFF).all()) for t in outputs if t.numel())

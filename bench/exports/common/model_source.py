@@ -12,6 +12,7 @@ from zlib import compress
 import torch
 
 from kcap.bench.exports.common.cases import Case
+from kcap.bench.raw import raw_bytes
 from kcap.schemas.definition import DefinitionTensor
 from kcap.schemas.workload import Input, ScalarInput
 
@@ -102,7 +103,7 @@ def _drawn(dtype: str, sizes: tuple[int, ...], seed: int) -> str:
 
 
 def _packed(tensor: torch.Tensor) -> str:
-    content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    content = raw_bytes(tensor).numpy().tobytes()
     return b64encode(compress(content, 9)).decode()
 
 
