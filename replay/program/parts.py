@@ -19,7 +19,7 @@ from kcap.replay.rebuild import Decided, Rebuilder
 from kcap.replay.roles import kept
 from kcap.replay.roofline.calls import cost_of
 from kcap.replay.runner import size_of, touched_by, verdict, written
-from kcap.replay.timing.rotation import COLD_FACTOR, l2_bytes
+from kcap.replay.timing.rotation import cold_sets
 from kcap.schemas.recording import Call, Sample
 
 ROOM = 0.5  # of the free memory, for all sets but the first
@@ -128,7 +128,7 @@ class Parts:
     def _least(self, part: Part) -> int:
         if not self.target.device.startswith("cuda"):
             return 1
-        return max(1, -(-COLD_FACTOR * l2_bytes(self.target.device) // max(part.touched, 1)))
+        return cold_sets(part.touched, self.target.device)
 
     def _clone(self, part: Part, sets: int) -> None:
         """`sets` of them, or as many as there is room for."""

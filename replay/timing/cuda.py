@@ -81,7 +81,6 @@ def ready(
     more = 0 if waits and not rotation.cold else rotation.sets(estimate, returned, memory.free(device), device) - 1
     sets = [first, *(rotation.clone() for _ in range(more))]
     places = rotation.result_places(returned, len(sets), memory.free(device), device)
-    memory.return_unused(device)
     made = prepared(partial(Turns, call, sets, places), sets, rotation, waits, estimate, saved, device)
     return replace(made, rest=Pace(device).rest), len(sets)
 
@@ -134,29 +133,31 @@ def prepared(
         saved.restore(sets)
         sweep()
 
+    def graph(n: int) -> Work:
+        memory.return_unused(device)
+        return Work(capture(new_turns(), n), n, before, stream, blocker(device))
+
     if waits:
         return Work(new_turns(), 1, before, stream, None, waits)
     before()
     try:
-        n = rotation.invocations(in_turns(new_turns(), len(sets), estimate, before, device), len(sets), device)
-        memory.return_unused(device)
-        return Work(capture(new_turns(), n), n, before, stream, blocker(device))
+        return graph(rotation.invocations(in_turns(graph, len(sets), estimate), len(sets), device))
     except CaptureFailed as failure:
         torch.cuda.synchronize()
         n = min(in_a_replay(estimate), MOST_QUEUED)
         return Work(repeated(new_turns(), n), n, before, stream, blocker(device), str(failure), spoiled=True)
 
 
-def in_turns(run: Run, sets: int, estimate: float, before: Run, device: str) -> float:
-    """Microseconds of one invocation in a graph in which `run` goes once round so many sets; `estimate` as it is where
-    there is one set, or a graph uses each only once.
+def in_turns(graph: Callable[[int], Work], sets: int, estimate: float) -> float:
+    """Microseconds of one invocation in a `graph` that goes once round so many sets; `estimate` as it is where there is
+    one set, or a graph uses each only once.
 
     The length of the graph that is timed is chosen by it: a time with one set in the caches differs more from one
     process to the next.
     """
     if not 1 < sets < nodes(estimate, 1):
         return estimate
-    once = Work(capture(run, sets), sets, before, timing_stream(device), blocker(device))
+    once = graph(sets)
     return min(once.sample() for _ in range(ROUNDS))
 
 

@@ -30,7 +30,7 @@ PLACES_BYTES = 512 << 20  # of all of them
 MOST_BYTES = 8 << 30
 REPLAY_US = 1000.0  # about the least that one graph replay lasts
 SHORTEST_US = 100.0  # and where memory has no room for more sets
-FEWEST = 24  # invocations in a graph, and sets of what is cold by its size alone
+FEWEST_TURNS = 24  # invocations in a graph, and sets of what is cold by its size alone
 LONGEST_US = 6000.0  # but fewer where so many would last longer
 
 Clone: TypeAlias = Callable[[], Inputs]
@@ -81,22 +81,22 @@ class Rotation:
         if not self.cold:
             held = min(int(stays(device) / (self.size.touched + returned)), PLACES_BYTES // self.size.total)
             return max(min(PLACES, most, affordable, held), 1)
-        needed = min(-(-COLD_FACTOR * l2_bytes(device) // self.size.touched), most)
+        needed = min(cold_sets(self.size.touched, device), most)
         if needed <= affordable:
-            return min(max(rounded(needed), min(FEWEST, most)), affordable)
+            return min(max(rounded(needed), min(FEWEST_TURNS, most)), affordable)
         return affordable if affordable * estimate_us >= SHORTEST_US else 1
 
     def invocations(self, estimate_us: float, sets: int, device: str) -> int:
         """How many a graph over so many sets has: each set once, where only the sweep before it makes them cold."""
-        swept = self.cold and sets > 1 and sets * self.size.touched < COLD_FACTOR * l2_bytes(device)
-        return min(nodes(estimate_us, sets), sets) if swept else nodes(estimate_us, sets)
+        wanted = nodes(estimate_us, sets)
+        return min(wanted, sets) if self.cold and 1 < sets < cold_sets(self.size.touched, device) else wanted
 
     def reached(self, sets: int, n: int, device: str) -> Cache:
         """The state that `n` invocations a sample over so many sets are in."""
         if not self.cold:
             return self.cache
         swept = self.size.touched and sets >= n
-        return self.cache if swept or sets * self.size.touched >= COLD_FACTOR * l2_bytes(device) else "warm"
+        return self.cache if swept or sets >= cold_sets(self.size.touched, device) else "warm"
 
     def result_places(self, size: int, sets: int, free_bytes: int, device: str) -> int:
         """At how many places the results lie, `size` bytes each, of invocations that go round over so many `sets`."""
@@ -115,24 +115,41 @@ def stays(device: str) -> float:
     return l2_bytes(device) * SHARE_THAT_STAYS if device.startswith("cuda") else math.inf
 
 
+def cold_sets(touched: int, device: str) -> int:
+    """Sets of so many bytes that are cold by their size: together five times the L2."""
+    return -(-COLD_FACTOR * l2_bytes(device) // max(touched, 1))
+
+
 def nodes(estimate_us: float, sets: int) -> int:
-    """Invocations in a graph that uses each of its sets equally often: about a millisecond of them, or `FEWEST` if they
-    last no longer than `LONGEST_US`."""
-    few = max(int(LONGEST_US / max(estimate_us, 0.5)), 1)
-    wanted = max(in_a_replay(estimate_us), min(FEWEST, rounded(few, up=False)))
+    """Invocations in a graph that uses each of its sets equally often: about a millisecond of them, or `FEWEST_TURNS`
+    if they last no longer than `LONGEST_US`."""
+    few = min(FEWEST_TURNS, rounded_down(max(within(LONGEST_US, estimate_us), 1)))
+    wanted = max(in_a_replay(estimate_us), few)
     return max(round(wanted / sets), 1) * sets
 
 
 def in_a_replay(estimate_us: float) -> int:
     """Invocations that last a millisecond to one and a half, or one."""
-    return rounded(int(REPLAY_US / max(estimate_us, 0.5)) + 1)
+    return rounded(within(REPLAY_US, estimate_us) + 1)
 
 
-def rounded(number: int, up: bool = True) -> int:
+def within(span_us: float, estimate_us: float) -> int:
+    """Whole invocations in a span of time; none is taken to be shorter than half a microsecond."""
+    return int(span_us / max(estimate_us, 0.5))
+
+
+def rounded(number: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16…: a graph's length is part of its time, and estimates differ a little."""
+    power = 1 << (number - 1).bit_length()
+    between = power * 3 // 4
+    return between if number <= between else power
+
+
+def rounded_down(number: int) -> int:
+    """The last of them."""
     power = 1 << (number.bit_length() - 1)
-    steps = (power, power * 3 // 2, power * 2)
-    return min(step for step in steps if step >= number) if up else max(step for step in steps if step <= number)
+    between = power * 3 // 2
+    return between if number >= between else power
 
 
 @cache

@@ -174,6 +174,36 @@ def captured(fake: FakeCuda) -> list[str]:
     return fake.log[begin : end - 1]
 
 
+def writing_to(written: torch.Tensor, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Each replay writes to its input: what they found there."""
+    found: list[int] = []
+
+    def replay() -> None:
+        found.append(int(written[0]))
+        written.add_(1)
+
+    monkeypatch.setattr(fake, "replay", replay)
+    return found
+
+
+def returning_tensors(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[weakref.ref[torch.Tensor]], list[int]]:
+    """The operator returns a new tensor each time: these, and how many of the earlier ones each call found alive."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def operator(number: int) -> torch.Tensor:
+        FakeCuda.operator(fake, number)
+        alive.append(sum(one() is not None for one in made))
+        result = torch.zeros(16)
+        made.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(fake, "operator", operator)
+    return made, alive
+
+
 def test_a_graph_goes_round_all_sets_equally_often(install: Install) -> None:
     fake = install(FakeCuda(call_us=12.5))  # 80 take the millisecond
     timing = run(fake, 60 * MIB)
@@ -200,28 +230,15 @@ def test_a_disturbed_round_does_not_shorten_the_graph(install: Install, monkeypa
 
 
 def test_no_result_of_the_first_graph_lives_on_in_the_second(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, made, alive = install(FakeCuda(call_us=12.5)), list[weakref.ref[torch.Tensor]](), list[int]()
-
-    def operator(number: int) -> torch.Tensor:
-        FakeCuda.operator(fake, number)
-        alive.append(sum(one() is not None for one in made))
-        result = torch.zeros(16)
-        made.append(weakref.ref(result))
-        return result
-
-    monkeypatch.setattr(fake, "operator", operator)
+    fake = install(FakeCuda(call_us=12.5))
+    _, alive = returning_tensors(fake, monkeypatch)
     assert run(fake, 60 * MIB).n == 96
     assert alive[-96] == 0 and max(alive[-96:]) > 0
 
 
 def test_what_is_written_is_put_back_between_two_graphs(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, written, found = install(FakeCuda(call_us=12.5)), torch.zeros(4, dtype=torch.uint8), []
-
-    def replay() -> None:
-        found.append(int(written[0]))
-        written.add_(1)
-
-    monkeypatch.setattr(fake, "replay", replay)
+    fake, written = install(FakeCuda(call_us=12.5)), torch.zeros(4, dtype=torch.uint8)
+    found = writing_to(written, fake, monkeypatch)
     timing = run(fake, 60 * MIB, restored=written)
     uploads = (0, cuda.ROUNDS + 1)
     assert timing.n == 96 and [one for place, one in enumerate(found) if place not in uploads] == [0] * (
@@ -249,13 +266,8 @@ def test_a_sweep_before_each_replay_and_outside_the_window_makes_small_inputs_co
 
 
 def test_what_is_written_is_put_back_before_each_sample(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, written, found = install(FakeCuda()), torch.zeros(4, dtype=torch.uint8), []
-
-    def replay() -> None:
-        found.append(int(written[0]))
-        written.add_(1)
-
-    monkeypatch.setattr(fake, "replay", replay)
+    fake, written = install(FakeCuda()), torch.zeros(4, dtype=torch.uint8)
+    found = writing_to(written, fake, monkeypatch)
     timing = run(fake, MIB, "warm", written, Budget(0.0, 0.02))
     assert found[1:] == [0] * len(timing.samples_us) and len(found) > 5  # the first uploads the graph
 
@@ -466,15 +478,8 @@ def test_results_lie_at_as_many_places_as_the_state_allows(
 def test_what_small_calls_return_lies_at_as_many_places_as_their_inputs(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, made, alive = install(FakeCuda(elapsed_ms=0.1)), list[weakref.ref[torch.Tensor]](), []
-
-    def operator(number: int) -> torch.Tensor:
-        alive.append(sum(one() is not None for one in made))
-        result = torch.zeros(16)
-        made.append(weakref.ref(result))
-        return result
-
-    monkeypatch.setattr(fake, "operator", operator)
+    fake = install(FakeCuda(elapsed_ms=0.1))
+    made, alive = returning_tensors(fake, monkeypatch)
     timing = run(fake, 64, "warm")
     assert (timing.input_sets, max(alive)) == (64, 63)  # and the one that is being made
     assert all(one() is None for one in made)
@@ -609,7 +614,7 @@ def test_a_graph_lasts_a_millisecond_or_has_24_invocations_in_six(estimate: floa
 def test_a_graphs_length_is_one_of_few(number: int) -> None:
     few = [2**power * part // 2 for power in range(1, 14) for part in (2, 3)] + [1]
     assert rotation.rounded(number) == min(one for one in few if one >= number)
-    assert rotation.rounded(number, up=False) == max(one for one in few if one <= number)
+    assert rotation.rounded_down(number) == max(one for one in few if one <= number)
 
 
 @pytest.mark.parametrize(
