@@ -1,4 +1,4 @@
-"""What an export is made from: Calls with their Samples, or a dataset of Definitions."""
+"""What an export or a run starts from: Calls with their Samples, or a dataset; and where its references are checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 from kcap.errors import CallError
-from kcap.replay import trace
-from kcap.schemas.dataset import Dataset, invocations
-from kcap.schemas.recording import Recording, load
-from kcap.schemas.records import Call, Metadata, Sample
-from kcap.schemas.source import detect
+from kcap.replay import source
+from kcap.schemas.flashinfer.dataset import Dataset, invocations
+from kcap.schemas.input_kind import detect_input
+from kcap.schemas.recording.recording import Recording, load
+from kcap.schemas.recording.records import Call, Metadata, Sample
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Contents:
         """Every Call, in the order of the file; none of a dataset."""
         if self.recording is not None:
             return self.recording.calls
-        return trace.calls(self.path, None) if self.dataset is None else []
+        return source.calls_of_trace(self.path, None) if self.dataset is None else []
 
     @property
     def samples(self) -> list[Sample]:
@@ -58,7 +58,7 @@ def _stood_for(dataset: Dataset) -> Iterator[int]:
 
 def open_contents(path: Path, allow_truncated: bool) -> Contents:
     """What lies at `path`; CallError for a Recording of fewer layers than its model has, unless that is allowed."""
-    kind = detect(path)
+    kind = detect_input(path)
     if kind == "dataset":
         return Contents(path, Metadata(), dataset=Dataset.load(path))
     if kind != "recording":
@@ -76,3 +76,11 @@ def _check_whole(path: Path, metadata: Metadata) -> None:
             f"{path}: recorded {recorded} of the model's {model} layers, so that its counts are not the model's: "
             "pass --allow-truncated to export them as they are"
         )
+
+
+@dataclass(frozen=True)
+class CheckTarget:
+    """The device to check on (None: as recorded), and whether a Recording from elsewhere may run its sources."""
+
+    device: str | None = None
+    trust: bool = False

@@ -1,28 +1,53 @@
-"""What a benchmark is made of: each Definition with its Workloads, from a Recording or a dataset alike."""
+"""What a benchmark is made of: each Definition with its Workloads, from a Recording or a dataset alike.
+
+A Workload is made of a Call and one Sample: sizes of the variable axes, scalars, and the values of index inputs.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
+import orjson
+import torch
+
 from kcap.bench.contents import Contents
-from kcap.bench.workloads import Made, make
 from kcap.errors import FormatError
-from kcap.replay.skip import Skip
-from kcap.replay.source import Samples, by_call, group, needs_sample
-from kcap.schemas.dataset import Dataset, WorkloadCount, invocations
-from kcap.schemas.definition import Definition
-from kcap.schemas.families.derive import Derived, Kernel, Use, derive_calls
-from kcap.schemas.families.invocation import Unrecognized, base_of
-from kcap.schemas.loss import LossLedger
-from kcap.schemas.records import Call, Sample
-from kcap.schemas.validation.blobs import check_blobs
-from kcap.schemas.workload import SafetensorsInput, Workload, check_workload
+from kcap.replay.jobs import SEED
+from kcap.replay.rebuild import rebuild
+from kcap.replay.rebuild.launches import is_launch, launch_rule
+from kcap.replay.rebuild.rebuild import apply_rule
+from kcap.replay.source import Samples, group_samples, needs_sample, samples_by_call
+from kcap.schemas.derive import families
+from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call, invocation_of_bound
+from kcap.schemas.derive.derive import Derived, derive_calls
+from kcap.schemas.derive.invocation import Unrecognized, base_of, torch_dtype
+from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
+from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, invocations
+from kcap.schemas.flashinfer.definition import (
+    Definition,
+    RandomInput,
+    SafetensorsInput,
+    ScalarInput,
+    Workload,
+    WorkloadInput,
+    check_workload,
+)
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Call, Sample
+from kcap.schemas.results.export_loss import LossLedger
+from kcap.schemas.validation.dataset import check_blobs
 
 IN_REGION = "part of {}, which is exported whole"
+
+
 IN_LOST_REGION = "part of {}, whose inputs are not known"
+
+
 UNSAMPLED = "some of its Samples: {}"
 
 
@@ -41,7 +66,7 @@ class Problem:
         """Invocations that its Workloads stand for."""
         return invocations(self.counts)[self.definition.name]
 
-    def add(self, made: Sequence[Made]) -> None:
+    def add(self, made: Sequence[RecordedWorkload]) -> None:
         """The Workloads of one Call's Samples."""
         for one in made:
             self.workloads[one.workload.uuid] = one.workload
@@ -62,17 +87,17 @@ class Problems:
 def problems_of(contents: Contents) -> Problems:
     """A Recording's Definitions and Workloads, derived; a dataset's, as they are."""
     if contents.dataset is not None:
-        return Problems(of_dataset(contents.dataset), LossLedger())
+        return Problems(problems_of_dataset(contents.dataset), LossLedger())
     ledger = LossLedger()
     working = ledger.working(contents.kernels)
     derived = derive_calls(contents.calls, contents.metadata, contents.recording)
-    samples = by_call(contents.samples)
+    samples = samples_by_call(contents.samples)
     problems = [problem for kernel in derived.kernels if (problem := _problem(kernel, samples, contents, ledger))]
     _lose_the_rest(derived, problems, {call.id: call for call in working}, ledger)
     return Problems(problems, ledger, derived)
 
 
-def of_dataset(dataset: Dataset) -> list[Problem]:
+def problems_of_dataset(dataset: Dataset) -> list[Problem]:
     """Blobs are read where they are there."""
     counts = defaultdict(list)
     for count in dataset.counts:
@@ -101,7 +126,7 @@ def _read_blobs(dataset: Dataset, definition: Definition, given: Sequence[Worklo
     return found
 
 
-def samples_of(call: Call, samples: Samples) -> list[Sample | None]:
+def distinct_samples(call: Call, samples: Samples) -> list[Sample | None]:
     """The Samples of `call` that differ, or None alone for one that needs none or has none.
 
     Samples without values of tensors (those of profiled steps) stand back where others have some.
@@ -109,25 +134,25 @@ def samples_of(call: Call, samples: Samples) -> list[Sample | None]:
     if not needs_sample(call):
         return [None]
     found = samples.get(call.id, [])
-    return [one.sample for one in group([(i, one) for i, one in found if one.tensors] or found)]
+    return [one.sample for one in group_samples([(i, one) for i, one in found if one.tensors] or found)]
 
 
 def _problem(kernel: Kernel, samples: Samples, contents: Contents, ledger: LossLedger) -> Problem | None:
     """The Problem of `kernel`; None if no Workload of it could be made."""
     problem = Problem(kernel.definition, kernel.family)
     for use in kernel.uses:
-        _add_workloads(problem, use, samples_of(use.call, samples), contents, ledger)
+        _add_workloads(problem, use, distinct_samples(use.call, samples), contents, ledger)
     return problem if problem.workloads else None
 
 
 def _add_workloads(
-    problem: Problem, use: Use, samples: list[Sample | None], contents: Contents, ledger: LossLedger
+    problem: Problem, use: CallUse, samples: list[Sample | None], contents: Contents, ledger: LossLedger
 ) -> None:
     """A Workload for each Sample; those that cannot be made are told once for the Call."""
     made, reason = [], ""
     for sample in samples:
         try:
-            made.append(make(problem.definition, use, sample, contents.recording))
+            made.append(make_workload(problem.definition, use, sample, contents.recording))
         except (Skip, Unrecognized) as error:
             reason = str(error)
     problem.add(made)
@@ -147,3 +172,89 @@ def _lose_the_rest(
         whole = base_of(call.parent or "") in exported
         tell, reason = (ledger.reduce, IN_REGION) if whole else (ledger.lose, IN_LOST_REGION)
         tell(call.operator, reason.format(family), call.total)
+
+
+WORKLOAD_NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
+
+
+UNKNOWN_INDICES = "its integer input {} was not sampled, and other values could be invalid"
+
+
+@dataclass(frozen=True)
+class RecordedWorkload:
+    """A Workload, the tensors of its blob by key, and what it stands for."""
+
+    workload: Workload
+    blob: dict[str, torch.Tensor]
+    count: WorkloadCount
+
+
+def make_workload(
+    definition: Definition, use: CallUse, sample: Sample | None, recording: Recording | None
+) -> RecordedWorkload:
+    """The Workload of `use` on `sample`, the same whenever it is made; Skip or Unrecognized where one cannot be."""
+    torch.default_generator.manual_seed(SEED)
+    form = use.bind(invocation_of_bound(bound_call(use.call, sample, recording), use.call.launch))
+    values = {name: slot.get() for name, slot in form.inputs.items()}
+    if use.call.namespace != "aten":
+        check_indices_known(form, values)
+    return _recorded_workload(definition, form, values, use.call)
+
+
+def bound_call(call: Call, sample: Sample | None, recording: Recording | None) -> BoundCall:
+    """`call` with the values of `sample`, its caches cut to the pages in use, and nothing allocated.
+
+    Skip if a value is not known.
+    """
+    bound = bind_call(call, sample, None, recording.value if recording else lambda _: None)
+    apply_rule(bound, launch_rule(call, recording) if is_launch(call) else families.replay_rule_for(call.operator))
+    rebuild.decide_indices(bound)
+    return bound
+
+
+def check_indices_known(form: KernelInstance, values: dict[str, Any]) -> None:
+    """Skip where an integer input has no values: only of aten's operators is it known which of them are indices."""
+    for name, value in values.items():
+        unknown = isinstance(value, torch.Tensor) and value.is_meta and value.numel()
+        if unknown and form.inputs[name].dtype in ("int32", "int64"):
+            raise Skip(UNKNOWN_INDICES.format(name))
+
+
+def _recorded_workload(
+    definition: Definition, form: KernelInstance, values: dict[str, Any], call: Call
+) -> RecordedWorkload:
+    known = {n: value for n, value in values.items() if isinstance(value, torch.Tensor) and not value.is_meta}
+    blob = {name: value.to(torch_dtype(form.inputs[name].dtype)) for name, value in known.items()}
+    sizes = form.sizes(values)
+    axes = {name: sizes[name] for name in definition.var_axes}
+    plain = {name: _plain_input(name, values[name]) for name in form.inputs if name not in blob}
+    digest = _workload_id(definition, axes, plain, blob)
+    path = f"./{blob_path(definition, digest)}"
+    stored = {name: SafetensorsInput(path=path, tensor_key=name) for name in blob}
+    inputs: dict[str, WorkloadInput] = {name: stored.get(name) or plain[name] for name in form.inputs}
+    count = WorkloadCount(
+        definition=definition.name,
+        workload=digest,
+        operator=call.operator,
+        call=call.id,
+        counts=call.counts,
+    )
+    return RecordedWorkload(Workload(axes=axes, inputs=inputs, uuid=digest), blob, count)
+
+
+def _plain_input(name: str, value: Any) -> WorkloadInput:
+    if isinstance(value, torch.Tensor):
+        return RandomInput()
+    if isinstance(value, bool | int | float):
+        return ScalarInput(value=value)
+    raise Unrecognized(f"the value of {name} is not known ({value!r})")
+
+
+def _workload_id(
+    definition: Definition, axes: dict[str, int], plain: dict[str, WorkloadInput], blob: dict[str, Any]
+) -> str:
+    """An id that equal Workloads share."""
+    content = {name: sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for name, tensor in blob.items()}
+    given = {name: one.model_dump() for name, one in plain.items()}
+    text = orjson.dumps([definition.name, axes, given, content], option=orjson.OPT_SORT_KEYS)
+    return str(uuid.uuid5(WORKLOAD_NAMESPACE, text.decode()))

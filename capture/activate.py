@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kcap.capture.window import Window
+    from kcap.capture.window.window import Window
 
 ENTRY = "activate_"
 IMPORTED = {"torch": "pytorch"}  # packages of frameworks that load no plugins, and their adapters
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Callable[[], None]:
 
 def follow_imports() -> None:
     """Hook the frameworks that load no plugins, once they are imported."""
-    from kcap.capture.imports import when_imported
+    from kcap.capture.hooks.imports import when_imported
 
     for package, name in IMPORTED.items():
         when_imported(package, functools.partial(_imported, name))
@@ -62,8 +62,8 @@ def _own_window(name: str) -> Window:
     global _window, _stale
     begun = _window is not None and _window.following and name not in IMPORTED.values()
     if _window is None or _stale or begun:
-        from kcap.capture.config import read_session
-        from kcap.capture.window import Window
+        from kcap.capture.session import read_session
+        from kcap.capture.window.window import Window
 
         session = read_session(os.environ["KCAP_SESSION"])
         if _window is None:

@@ -1,88 +1,153 @@
-"""`kcap.record()`: record a part of any PyTorch program, on the same recorder as an engine."""
+"""What `kcap record` hands to the processes that it starts, in files: the Session, and an offline engine's Workload.
+
+Every process of the engine reads the Session. The Workload is the requests of an offline recording, load by load.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import random
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.recorder import PHASES
-from kcap.capture.settle import check_place, settle, what_is_left
-from kcap.capture.window import StepShape, Window
-from kcap.errors import CallError, KcapError
+import orjson
 
-_recording: int | None = None  # the process that records: a forked child does not
+SESSION_VARIABLE = "KCAP_SESSION"
 
 
-class Recorder:
-    """The open recording that `with kcap.record(...) as recorder` gives."""
+@dataclass(frozen=True)
+class Session:
+    """A session's configuration; `directory` is where its processes leave their shards."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    directory: str
+    framework: str | None = None
+    model: str | None = None
+    steps: int | None = None  # close the window for good after this many
+    window: str = "auto"  # auto: open after the engine's warm-up; manual: when it is asked for
+    warmup_steps: int = 0  # steps that do not count at each opening of the window
+    keep_tokens: bool = False
+    check_coverage: bool = False  # profile some steps first, and attribute their kernels
+    recorder: str = "auto"  # auto, native or python
+    layers_model: int | None = None
+    engine_arguments: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    client: list[str] = field(default_factory=list)  # that the command is recorded under
+    part: str = ""  # ends the name of a shard, where an engine began in a process that was recorded already
+    fail: str = ""  # fault injection: "load", or the number of calls after which the recorder fails
 
-    @contextmanager
-    def step(
-        self, phase: str = "other", queries: list[int] | None = None, lengths: list[int] | None = None
-    ) -> Iterator[None]:
-        """Bracket one step of this thread, so that its calls make a Program.
+    @property
+    def file(self) -> Path:
+        return Path(self.directory) / "session.json"
 
-        phase: prefill, decode, mixed or other. queries, lengths: each sequence's new tokens, and its context after.
-        """
-        if phase not in PHASES:
-            raise CallError(f"unknown phase {phase}: one of {', '.join(PHASES)}")
-        began = self._window.begin(StepShape(phase, queries or [], lengths or []))
+    @property
+    def stop_file(self) -> Path:
+        """Its existence asks every process to close its window."""
+        return Path(self.directory) / "stop"
+
+    @property
+    def window_file(self) -> Path:
+        """Holds "open" or "closed" once the window was asked to (see `kcap.capture.controller.window_control`)."""
+        return Path(self.directory) / "window"
+
+    @property
+    def opens(self) -> bool:
+        """Whether the window is open, for a process that starts now."""
         try:
-            yield
-        except BaseException:
-            self._window.discard()
-            raise
-        if began:
-            self._window.end()
+            return self.window_file.read_text() == "open"
+        except FileNotFoundError:
+            return self.window == "auto"
+
+    @property
+    def pause_file(self) -> Path:
+        """While it exists, no process records."""
+        return Path(self.directory) / "pause"
+
+    @property
+    def profile_file(self) -> Path:
+        """While it exists, steps run under the profiler and do not count (see `check_coverage`)."""
+        return Path(self.directory) / "profile"
+
+    def shard(self) -> Path:
+        """This process's shard, without its ending."""
+        return Path(self.directory) / f"{socket.gethostname()}-{os.getpid()}{self.part}"
+
+    def write(self) -> None:
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.file.write_bytes(orjson.dumps(asdict(self)))
+        if self.check_coverage and not self.command:
+            self.profile_file.touch(mode=0o600)
 
 
-@contextmanager
-def record(
-    output: str | os.PathLike[str], *, model: str | None = None, keep_tokens: bool = False, force: bool = False,
-    recorder: str = "auto",
-) -> Iterator[Recorder]:  # fmt: skip
-    """Record every operator call that this program makes inside the block, on all its threads, into `output`.
+def read_session(path: str | os.PathLike[str]) -> Session:
+    return Session(**orjson.loads(Path(path).read_bytes()))
 
-    model: a name for the Recording. keep_tokens: keep the values of integer tensors. recorder: auto, native or
-    python. The Recording is written when the block ends, also by an exception. CallError if `output` exists and
-    `force` is not set, or if this process records already.
+
+PROFILE_ENDING = ".trace.json"
+
+
+Numbers = int | Sequence[int]
+
+
+def as_list(numbers: Numbers) -> list[int]:
+    return [numbers] if isinstance(numbers, int) else list(numbers)
+
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to ask of the engine. Without `prompts`: `num_prompts` random ones of `input_len` token ids, seeded.
+
+    Every request generates `output_len` tokens, as in vLLM's own benchmarks (`--random-input-len`, `ignore_eos`).
+    Several `num_prompts` are loads that run one after another; `input_len` is one number for all, or one for each.
     """
-    global _recording
-    path = Path(output)
-    if _recording == os.getpid():
-        raise CallError("this process records already: close that recording first")
-    check_place(path, force, "force=True")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    session = Session(
-        str(directory / "shards"), model=model, keep_tokens=keep_tokens, recorder=recorder, command=sys.argv
-    )
-    session.write()
-    window = Window(session)
-    window.start(loose=True)
-    _recording = os.getpid()
-    try:
-        yield Recorder(window)
-    finally:
-        if _recording == os.getpid():
-            _recording = None
-            window.close()
-            _finish(session, directory, path, force)
+
+    num_prompts: Numbers = 8
+    input_len: Numbers = 128
+    output_len: int = 32
+    prompts: list[Prompt] | None = None
+    seed: int = 0
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        """The length of each prompt, load by load."""
+        if self.prompts is not None:
+            return [[len(prompt) for prompt in self.prompts]]
+        counts, lengths = as_list(self.num_prompts), as_list(self.input_len)
+        each = lengths * len(counts) if len(lengths) == 1 else lengths
+        return [[length] * count for count, length in zip(counts, each, strict=True)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, generated ones too."""
+        return max(map(max, self.sizes)) + self.output_len
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest load, generated ones too."""
+        return max(sum(load) + len(load) * self.output_len for load in self.sizes)
+
+    def loads(self, vocabulary: int) -> list[list[Prompt]]:
+        """The requests of each load. None begins as one of an earlier load, which a prefix cache may still hold."""
+        if self.prompts is not None:
+            return [self.prompts]
+        draw = random.Random(self.seed)
+        loads: list[list[Prompt]] = []
+        taken: set[int] = set()
+        for load in self.sizes:
+            prompts = [_random_prompt(draw, vocabulary, length, taken) for length in load]
+            taken |= {prompt[0] for prompt in prompts}
+            loads.append([*prompts])
+        return loads
 
 
-def _finish(session: Session, directory: Path, path: Path, force: bool) -> None:
-    try:
-        merge(session, directory)
-        settle(directory, path, force)
-    except (OSError, KcapError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise KcapError(f"{reason}: {what_is_left(directory, path)}") from error
+def _random_prompt(draw: random.Random, vocabulary: int, length: int, taken: set[int]) -> list[int]:
+    """`taken`: token ids that the prompt does not begin with, unless they are all that there are."""
+    prompt = [draw.randrange(vocabulary) for _ in range(length)]
+    while prompt[0] in taken and len(taken) < vocabulary:
+        prompt[0] = draw.randrange(vocabulary)
+    return prompt

@@ -11,15 +11,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "load", "record", "step"]
+from kcap.version import __version__
 
 if TYPE_CHECKING:
-    from kcap.capture.marks import step
-    from kcap.capture.session import record
-    from kcap.schemas.recording import load
+    from kcap.capture.controller.in_process import record
+    from kcap.capture.engines.pytorch.marks import step
+    from kcap.schemas.recording.recording import load
 
-_LAZY = {"load": "kcap.schemas.recording", "record": "kcap.capture.session", "step": "kcap.capture.marks"}
+__all__ = ["__version__", "load", "record", "step"]
+
+
+_LAZY = {
+    "load": "kcap.schemas.recording.recording",
+    "record": "kcap.capture.controller.in_process",
+    "step": "kcap.capture.engines.pytorch.marks",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 
 import click
 
-from kcap import __version__
 from kcap.errors import FAILED, KcapError
+from kcap.version import __version__
 
 # name -> (module, one line of help): help is kept here so that `kcap --help` imports none of them
 COMMANDS = {
-    "record": ("kcap.capture.command", "Record what an inference engine runs."),
-    "window": ("kcap.capture.window_command", "Open or close the window of a recording that runs."),
-    "recover": ("kcap.capture.recover", "Make a Recording of what an interrupted one left."),
-    "show": ("kcap.schemas.show", "Show what ran: by kernel, operator, family, phase or rank."),
-    "replay": ("kcap.replay.command", "Rebuild recorded calls and time them."),
-    "bench": ("kcap.bench.command", "Judge kernels that others wrote for what was recorded."),
-    "export": ("kcap.bench.export", "Write what was recorded in another benchmark's format."),
-    "validate": ("kcap.schemas.validate", "Tell what is wrong with files of any format that kcap knows."),
-    "merge": ("kcap.bench.merge", "Make one Recording or dataset of several."),
-    "diff": ("kcap.bench.diff", "Compare two Recordings, trace files or datasets."),
-    "doctor": ("kcap.capture.doctor", "Tell what of this machine kcap can use."),
+    "record": ("kcap.commands.record", "Record what an inference engine runs."),
+    "window": ("kcap.commands.window", "Open or close the window of a recording that runs."),
+    "recover": ("kcap.commands.recover", "Make a Recording of what an interrupted one left."),
+    "show": ("kcap.commands.show", "Show what ran: by kernel, operator, family, phase or rank."),
+    "replay": ("kcap.commands.replay", "Rebuild recorded calls and time them."),
+    "bench": ("kcap.commands.bench", "Judge kernels that others wrote for what was recorded."),
+    "export": ("kcap.commands.export", "Write what was recorded in another benchmark's format."),
+    "validate": ("kcap.commands.validate", "Tell what is wrong with files of any format that kcap knows."),
+    "merge": ("kcap.commands.merge", "Make one Recording or dataset of several."),
+    "diff": ("kcap.commands.diff", "Compare two Recordings, trace files or datasets."),
+    "doctor": ("kcap.commands.doctor", "Tell what of this machine kcap can use."),
 }
 
 

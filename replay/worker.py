@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
-import torch
 
-from kcap.replay import environment, libraries
-from kcap.replay.memory import limit_host_memory
+from kcap.replay.calls.runner import Runner, TimingOptions
 from kcap.replay.program.runner import ProgramRunner
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.runner import How, Runner
-from kcap.replay.skip import Skip
-from kcap.schemas.recording import Call, Sample
+from kcap.replay.rebuild import operators
+from kcap.replay.rebuild.memory import limit_host_memory
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.replay.timing import device
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.recording.recording import Call, Sample
+from kcap.system.worker_process import send, serve
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Session:
     home: str
     root: Path | None
     trust: bool
-    how: How
+    how: TimingOptions
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     def replay(request: dict[str, Any]) -> dict[str, Any]:
         if "program" in request:
             return programs.run(request["program"], request["seconds"])
-        return runner.run(Call.model_validate(request["call"]), sample_of(request), request["seconds"])
+        return runner.run(Call.model_validate(request["call"]), sample_of_request(request), request["seconds"])
 
     serve(session.answers, replay)
 
@@ -58,52 +58,37 @@ def open_session() -> Session | None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     given = orjson.loads(sys.stdin.buffer.readline())
-    there = device_of(given)
+    there = device_answer(given)
     send(answers, there)
     if "error" in there:
         return None
     device = str(there["device"])
-    preload(given["namespaces"])
+    preload_libraries(given["namespaces"])
     if device == "cpu":
         limit_host_memory()
     root = Path(given["root"]) if given["root"] else None
-    return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False), How.of(given))
+    return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False), TimingOptions.of(given))
 
 
-def device_of(given: dict[str, Any]) -> dict[str, str | int | None]:
+def device_answer(given: dict[str, Any]) -> dict[str, str | int | None]:
     """What a measurement says of the session's device; under `error`, why there is none."""
     try:
-        return environment.describe(environment.choose(given["device"], given["home"]), given["threads"])
+        return device.machine_fields(device.choose_device(given["device"], given["home"]), given["threads"])
     except (ValueError, RuntimeError) as error:
         return {"error": str(error).splitlines()[0]}
 
 
-def preload(namespaces: list[str]) -> None:
+def preload_libraries(namespaces: list[str]) -> None:
     """Import libraries before the first Call's clock runs; one that is absent is told when a Call needs it."""
     for namespace in namespaces:
         try:
-            libraries.load(namespace)
+            operators.load_library(namespace)
         except Skip:
             continue
 
 
-def sample_of(request: dict[str, Any]) -> Sample | None:
+def sample_of_request(request: dict[str, Any]) -> Sample | None:
     return Sample.model_validate(request["sample"]) if request["sample"] else None
-
-
-def serve(answers: BinaryIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer each line on standard input until it ends, or the CUDA context is lost: then a new process is needed."""
-    send(answers, {"ready": True})
-    for line in sys.stdin.buffer:
-        with torch.inference_mode():
-            answer = handle(orjson.loads(line))
-        send(answers, answer)
-        if answer.get("poisoned"):
-            return
-
-
-def send(answers: BinaryIO, message: dict[str, Any]) -> None:
-    answers.write(orjson.dumps(message) + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,6 @@
-"""The formats kcap reads and writes, one module each: model, reader, writer."""
+"""The formats that kcap reads and writes, and what is derived from them.
+
+`files` reads and writes JSON; `recording` is kcap's own format, `flashinfer` and `backendbench` are those of others;
+`results` holds what replay, judge and export report. `validation`, `merge` and `diff` work on all of them without torch.
+`derive` needs torch: it turns a Recording's Calls into Definitions and holds what is known of each kernel family.
+"""

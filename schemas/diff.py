@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.merge_datasets import changed_fields
-from kcap.schemas.records import Call, Count
-from kcap.schemas.signature import call_key, signature
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.merge.datasets import changed_fields
+from kcap.schemas.recording.records import Call, Count
+from kcap.schemas.recording.signature import call_key, signature
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kcap.schemas.jsonfile import dump_json
+from kcap.schemas.files.jsonfile import dump_json
 from kcap.schemas.validation.formats import FORMATS
 
 FOLDER = Path(__file__).parent / "json"

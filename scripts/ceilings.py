@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import torch
 
-from kcap.replay import environment
-from kcap.replay.roofline import stored
+from kcap.replay.roofline import ceilings
 from kcap.replay.roofline.ceilings import Ceilings
 from kcap.replay.roofline.floor import MARGINS
 from kcap.replay.roofline.measure import measure
+from kcap.replay.timing import device
 
 
 def lines(found: Ceilings) -> Iterator[str]:
@@ -41,9 +41,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of a CPU  [default: torch's]")
     parser.add_argument("--keep", action="store_true")
     given = parser.parse_args()
-    found = measure(environment.choose(given.device, None), given.threads)
+    found = measure(device.choose_device(given.device, None), given.threads)
     if given.keep:
-        found = stored.raised(found.model_dump(), lambda _: found)
+        found = ceilings.raised_ceilings(found.model_dump(), lambda _: found)
     print("\n".join(lines(found)))
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kcap.bench.exports import targets
-from kcap.schemas.recording import Argument, Call, Count, Launch, Metadata, write_recording
-from kcap.schemas.records import totals
-from kcap.schemas.values import TensorSpec, Value
+from kcap.schemas.recording.recording import Argument, Call, Count, Launch, Metadata, write_recording
+from kcap.schemas.recording.records import totals
+from kcap.schemas.recording.values import TensorSpec, Value
 
 CALLS = 100_000
 METADATA = Metadata(model="kcap/many", framework="vLLM", device="NVIDIA H200", layers_recorded=2, layers_model=2)

@@ -15,10 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from kcap.schemas import outcome as outcomes_file
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.workload import RandomInput, Workload
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
+from kcap.schemas.results import outcome as outcomes_file
 
 WIDTH = 64
 PARTIAL = 3  # the exit code of a run in which some did not pass
@@ -95,7 +94,7 @@ def _command_line(process: str) -> bytes:
 
 
 def report(root: Path, seconds: float, before: tuple[int, int, int]) -> None:
-    outcomes = list(outcomes_file.read(root / "judged" / "outcomes.jsonl"))
+    outcomes = list(outcomes_file.read_outcomes(root / "judged" / "outcomes.jsonl"))
     found = Counter(one.status for one in outcomes)
     judged = sum(found.values())
     names = ("processes", "temporary files", "shared memory")

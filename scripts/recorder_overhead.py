@@ -33,8 +33,8 @@ import torch
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kcap.capture.recorder import PHASES
-from kcap.capture.taps.dispatcher import NativeRecorder, build
+from kcap.capture.recorder.native_recorder import NativeRecorder, build
+from kcap.capture.recorder.recorder import PHASES
 
 ROUNDS, STEP, WARM = 61, 1000, 100
 FEW = 300  # calls under those that keep kilobytes of each

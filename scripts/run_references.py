@@ -16,12 +16,11 @@ from pathlib import Path
 import click
 
 from kcap.errors import DONE, FAILED, PARTIAL
-from kcap.replay.definitions.made_up import made_up
-from kcap.replay.definitions.reference import ReferenceResult, References
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.definition import Definition
-from kcap.schemas.measurement import MADE_UP
-from kcap.schemas.workload import Workload
+from kcap.replay.datasets.reference import ReferenceResult, References
+from kcap.replay.datasets.workloads import default_workload
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import Definition, Workload
+from kcap.schemas.results.measurement import MADE_UP
 
 GIB = 1 << 30
 
@@ -46,7 +45,7 @@ def told(result: ReferenceResult) -> list[str]:
 
 def workloads_of(dataset: Dataset, definition: Definition, small: bool, most: int) -> list[Workload]:
     given = [] if small else dataset.workloads.get(definition.name, [])
-    return (given[:most] if most else given) or [made_up(definition)]
+    return (given[:most] if most else given) or [default_workload(definition)]
 
 
 def _bytes(gib: float | None) -> int | None:

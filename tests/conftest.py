@@ -11,8 +11,8 @@ import torch
 from hypothesis import settings
 
 from kcap.cli import main
-from kcap.schemas.recording import Argument, Call, Count, Metadata, Tap, write_recording
-from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Tap, write_recording
+from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec
 
 settings.register_profile("kcap", settings(), deadline=None)  # of a busy machine; what hangs is ended by pytest-timeout
 settings.load_profile("kcap")

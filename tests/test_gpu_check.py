@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.recording import Metadata, write_recording
+from kcap.schemas.recording.recording import Metadata, write_recording
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 MODES = ("eager", "compiled", "piecewise", "full")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import kcap
-from kcap.schemas import coverage
-from kcap.schemas.coverage import KernelTime, StepCoverage
-from kcap.schemas.recording import Call, Count, Launch, Metadata, Program, Step, write_recording
+from kcap.schemas.recording.recording import Call, Count, Launch, Metadata, Program, Step, write_recording
+from kcap.schemas.results import coverage
+from kcap.schemas.results.coverage import KernelTime, StepCoverage
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 KERNEL = Call(

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from kcap.schemas import coverage
-from kcap.schemas.coverage import StepCoverage
-from kcap.schemas.recording import Metadata, write_recording
+from kcap.schemas.recording.recording import Metadata, write_recording
+from kcap.schemas.results import coverage
+from kcap.schemas.results.coverage import StepCoverage
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 

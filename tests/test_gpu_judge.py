@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.outcome import Outcome
+from kcap.schemas.results.outcome import Outcome
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 

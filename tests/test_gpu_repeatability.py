@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.measurement import Measurement
+from kcap.schemas.results.measurement import Measurement
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.records import Call
+from kcap.schemas.recording.records import Call
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
 LAYERS = 32

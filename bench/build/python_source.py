@@ -11,9 +11,8 @@ import sys
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
-from kcap.bench.build import Builder, Function, builder
-from kcap.bench.build.failure import BuildFailed, check_callable, of_import
-from kcap.schemas.solution import Solution
+from kcap.bench.build import Builder, BuildFailed, Function, builder, check_callable, import_failure
+from kcap.schemas.flashinfer.solution import Solution
 
 PACKAGES = {"triton": "triton", "tilelang": "tilelang"}  # that a language needs
 
@@ -31,7 +30,7 @@ class PythonSource(Builder):
         try:
             function = getattr(_import(sources, name, spec.entry_file), spec.entry_function, None)
         except BaseException as error:  # whatever foreign code raises, SystemExit among it
-            raise of_import(error) from None
+            raise import_failure(error) from None
         return check_callable(function, spec.entry_file, spec.entry_function)
 
 

@@ -7,10 +7,18 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from kcap.bench.build import Builder, Function, builder, toolkit
-from kcap.bench.build.failure import BuildFailed, check_callable, of_compiler, said
-from kcap.bench.build.library import check_compilers, compiled, needs_cuda, to_compile
-from kcap.schemas.solution import Solution
+from kcap.bench.build import (
+    Builder,
+    BuildFailed,
+    Function,
+    builder,
+    check_callable,
+    compiler_failure,
+    compilers,
+    describe_error,
+)
+from kcap.bench.build.compilers import check_compilers, compile_once, needs_cuda, sources_to_compile
+from kcap.schemas.flashinfer.solution import Solution
 
 
 @builder("cpp", "cuda", binding="torch")
@@ -18,24 +26,24 @@ class TorchExtension(Builder):
     def build(self, solution: Solution, sources: Path, name: str) -> Function:
         folder = sources.with_name(f"{name}_torch")
         try:
-            module = compiled(folder, name, lambda: _load(solution, sources, folder, name))
+            module = compile_once(folder, name, lambda: _load(solution, sources, folder, name))
             module = module or _import(folder / f"{name}.so", name)
             function = getattr(module, solution.spec.entry_function, None)
         except BuildFailed:
             raise
         except BaseException as error:  # whatever foreign code raises, SystemExit among it
             verb = "load" if isinstance(error, ImportError) else "build"
-            raise BuildFailed(f"does not {verb}: {said(error)}") from None
+            raise BuildFailed(f"does not {verb}: {describe_error(error)}") from None
         return check_callable(function, "the extension", solution.spec.entry_function)
 
 
 def _load(solution: Solution, sources: Path, folder: Path, name: str) -> ModuleType:
     """The module, compiled into `folder`."""
-    files = to_compile(solution, sources)
+    files = sources_to_compile(solution, sources)
     check_compilers()
     with_cuda = needs_cuda(solution)
     if with_cuda:
-        toolkit.prepare()
+        compilers.prepare_toolkit()
     from torch.utils import cpp_extension
 
     if with_cuda:
@@ -45,7 +53,7 @@ def _load(solution: Solution, sources: Path, folder: Path, name: str) -> ModuleT
         module: ModuleType = cpp_extension.load(name, files, **paths, with_cuda=with_cuda)
     except RuntimeError as error:
         if isinstance(error.__cause__, Exception):  # the compiler's exit code
-            raise of_compiler(str(error), str(sources)) from None
+            raise compiler_failure(str(error), str(sources)) from None
         raise
     return module
 

@@ -6,21 +6,20 @@ A target's module is imported when it is asked for: some take seconds.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kcap.bench.checked_on import CheckedOn
-from kcap.bench.contents import Contents
-from kcap.schemas.loss import ExportLoss
+from kcap.bench.contents import CheckTarget, Contents
+from kcap.schemas.results.export_loss import ExportLoss
+from kcap.system.registry import Registry, plugin_names
 
-EXPORTERS: dict[str, Exporter] = {}
+EXPORTERS: Registry[str, Exporter] = Registry("export target")
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """What to export, the folder to write into, and the measurements to take times from (None: no times).
 
     `check`: whether references are checked against the recorded operators, `checked_on`: on which device.
@@ -30,7 +29,7 @@ class Request:
     output: Path
     measurements: Path | None = None
     check: bool = True
-    checked_on: CheckedOn = field(default_factory=CheckedOn)
+    checked_on: CheckTarget = field(default_factory=CheckTarget)
 
 
 class Exporter:
@@ -38,7 +37,7 @@ class Exporter:
 
     takes: Literal["calls", "definitions"] = "calls"
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         """Write into the request's output, which is an empty folder; the loss is the caller's to write."""
         raise NotImplementedError
 
@@ -51,7 +50,7 @@ def exporter(target: str) -> Callable[[type[Exporter]], type[Exporter]]:
     """Register an Exporter for `target`."""
 
     def register(kind: type[Exporter]) -> type[Exporter]:
-        EXPORTERS[target] = kind()
+        EXPORTERS.add(target, kind())
         return kind
 
     return register
@@ -59,10 +58,10 @@ def exporter(target: str) -> Callable[[type[Exporter]], type[Exporter]]:
 
 def targets() -> list[str]:
     """The name of every target: that of its file, with dashes."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if not module.ispkg)
+    return sorted(name.replace("_", "-") for name in plugin_names(__name__))
 
 
-def find(target: str) -> Exporter:
+def find_exporter(target: str) -> Exporter:
     """The Exporter of `target`, one of `targets()`."""
     importlib.import_module(f"{__name__}.{target.replace('-', '_')}")
     return EXPORTERS[target]

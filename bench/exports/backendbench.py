@@ -1,23 +1,22 @@
-"""`backendbench`: a trace file, and the parquet that drives BackendBench's suite.
-
-Sources: BackendBench's `suite/torchbench.py`, `data_loaders.py`, `op_categories.py` and `utils.py`. Its suite evaluates
-`torch.ops.NAME` and every row's arguments before it isolates anything, so that one row it cannot make ends the whole
-run: such rows are in the parquet with `included_in_benchmark` false and the reason, and among the losses.
-"""
+"""`backendbench`: a trace file, and the parquet that drives BackendBench's suite, with the times that `kcap replay` took."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.contents import Contents
+from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.lines import Entry, entries, indexes
-from kcap.bench.exports.common.times import Times, read_times
+from kcap.errors import CallError
 from kcap.schemas.backendbench.table import TableRow, write_table
-from kcap.schemas.loss import ExportLoss, LossLedger
-from kcap.schemas.signature import call_key
-from kcap.schemas.values import Opaque
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.recording.values import Opaque
+from kcap.schemas.results import measurement
+from kcap.schemas.results.export_loss import ExportLoss, LossLedger
+from kcap.schemas.results.measurement import Measurement
 
 # Its suite passes over every operator in whose name one of these occurs anywhere (`embedding`: rotary_embedding, too).
 SKIPPED = (
@@ -34,17 +33,29 @@ SKIPPED = (
     "_cudnn_rnn_backward.default",
     "_fft_c2c.default",
 )
+
+
 RANDOM = frozenset(
     "bernoulli bernoulli_ dropout native_dropout exponential_ geometric_ log_normal_ multinomial normal normal_ "
     "poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu_with_noise uniform_".split()
 )
+
+
 CREATION = frozenset(
     "cat clone copy_ elu_backward masked_fill_ new_empty new_empty_strided new_full new_ones new_zeros nonzero repeat "
     "split split_with_sizes unsqueeze_".split()
 )
+
+
 REGISTERED = frozenset({"aten", "prims"})  # what torch alone registers
+
+
 NO_RANDOM = "BackendBench does not support correctness testing for random ops yet"
+
+
 NO_CREATION = "BackendBench does not support correctness testing for tensor creation and manipulation ops yet"
+
+
 SYNTHETIC = "Synthetic ops are not supported in the official benchmark yet"
 
 
@@ -52,7 +63,7 @@ SYNTHETIC = "Synthetic ops are not supported in the official benchmark yet"
 class BackendBench(Exporter):
     """trace.txt and trace.parquet, of the same lines in the same order."""
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         ledger = LossLedger()
         found = entries(request.contents, ledger)
         times = read_times(request.measurements, request.contents) if request.measurements else {}
@@ -75,7 +86,7 @@ def _texts(found: list[Entry]) -> Iterator[str]:
         yield entry.text()
 
 
-def _row(entry: Entry, times: Mapping[str, Times], ledger: LossLedger) -> TableRow:
+def _row(entry: Entry, times: Mapping[str, CallTimes], ledger: LossLedger) -> TableRow:
     """The row of `entry`; the ledger is told whether BackendBench runs it."""
     measured = [(made.call.total, one) for made in entry.made if times and (one := times.get(call_key(made.call)))]
     failed = [f"Failed to run: {one.failed}" for _, one in measured if one.failed][:1]
@@ -125,3 +136,33 @@ def _untestable(entry: Entry) -> Iterator[str]:
         yield NO_RANDOM
     if entry.base in CREATION:
         yield NO_CREATION
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """A Call's time: the mean over its Samples' medians. `relative`: over the time of a kernel that does next to
+    nothing, by the same method, on a GPU only. `failed`: why no Sample could run."""
+
+    runtime_us: float | None
+    relative: float | None
+    failed: str | None
+
+
+def read_times(path: Path, contents: Contents) -> dict[str, CallTimes]:
+    """Times by `call_key`; CallError if none in `path` is of a Call in `contents`."""
+    found: dict[str, list[Measurement]] = {}
+    for one in measurement.read_measurements(path):
+        found.setdefault(one.key, []).append(one)
+    if not any(call_key(call) in found for call in contents.kernels):
+        raise CallError(f"{path}: measures no call of {contents.path} (kcap replay {contents.path} -o {path})")
+    return {key: _call_times(several) for key, several in found.items()}
+
+
+def _call_times(several: Iterable[Measurement]) -> CallTimes:
+    timed = [one for one in several if one.status == "ok" and one.median_us is not None]
+    failed = next((one.reason or "failed" for one in several if one.status == "failed"), None)
+    if not timed:
+        return CallTimes(None, None, failed)
+    runtime = fmean(one.median_us or 0.0 for one in timed)
+    floors = [one.floor_us for one in timed if one.floor_us and one.device.startswith("cuda")]
+    return CallTimes(runtime, runtime / fmean(floors) if floors else None, None)

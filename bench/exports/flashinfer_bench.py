@@ -12,15 +12,16 @@ from pathlib import Path
 
 import click
 
-from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.check.verification import check_references, tag_definitions
+from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.problems import Problem, Problems, problems_of
-from kcap.bench.verify import check_references, tag
-from kcap.schemas import calling_record, reference_check
-from kcap.schemas.calling_record import CallingRecord, KernelCount, framework_of
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.definition import VERIFIED
-from kcap.schemas.loss import ExportLoss
-from kcap.schemas.records import Metadata
+from kcap.schemas.flashinfer import calling_record
+from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, framework_of
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.flashinfer.definition import VERIFIED
+from kcap.schemas.recording.records import Metadata
+from kcap.schemas.results import outcome
+from kcap.schemas.results.export_loss import ExportLoss
 
 
 @exporter("flashinfer-bench")
@@ -29,15 +30,15 @@ class FlashInferBench(Exporter):
 
     takes = "definitions"
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         found = problems_of(request.contents)
         if request.check and found.derived is not None and request.contents.recording is not None:
             checks = list(check_references(request.contents, found.derived, request.checked_on))
-            tag(found.problems, checks)
-            reference_check.write(request.output / reference_check.FILE, checks)
+            tag_definitions(found.problems, checks)
+            outcome.write_reference_checks(request.output / outcome.REFERENCE_CHECKS_FILE, checks)
         write_problems(request.output, found.problems)
         write_calling_record(request.output, found, request.contents.metadata)
-        click.echo(told(found))
+        click.echo(summary_line(found))
         return found.ledger.loss("flashinfer-bench", request.contents.total)
 
     def following(self, output: Path) -> str:
@@ -63,7 +64,7 @@ def write_calling_record(root: Path, found: Problems, metadata: Metadata) -> Non
     )
 
 
-def told(found: Problems) -> str:
+def summary_line(found: Problems) -> str:
     """How much there is; of a Recording, how much lies in named families, and how much is verified, by invocations."""
     text = f"{len(found.problems)} Definitions, {sum(len(p.workloads) for p in found.problems)} Workloads"
     if found.derived is None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.cases import Account, Case
 from kcap.errors import FormatError
-from kcap.schemas import kernel_description
-from kcap.schemas.definition import Definition
-from kcap.schemas.kernel_conversion import from_definition
-from kcap.schemas.loss import ExportLoss
+from kcap.schemas.flashinfer import kernel_description
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.kernel_description import from_definition
+from kcap.schemas.results.export_loss import ExportLoss
 
 WORKLOADS = "its Workloads: a Kernel Description holds no inputs"
 
@@ -25,7 +25,7 @@ class KernelDescriptions(Exporter):
 
     takes = "definitions"
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         account, written = Account(request.contents), dict[str, list[str]]()
         for case in account.taken_cases(_refuse, samples=False):
             name = case.definition.name

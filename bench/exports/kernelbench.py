@@ -7,15 +7,23 @@ integers too, to one float dtype, and compares one output tensor. So integers an
 
 from __future__ import annotations
 
+import keyword
+from base64 import b64encode
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zlib import compress
 
-from kcap.bench.exports import Exporter, Request, exporter
+import torch
+
+from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.cases import NO_BLOB, SAMPLES, Account, Case
-from kcap.bench.exports.common.model_source import FLOATS, MAX_STORED, model_source, stored_bytes
-from kcap.replay.definitions import valid
-from kcap.schemas.loss import ExportLoss
-from kcap.schemas.workload import RandomInput
+from kcap.replay.rebuild.memory import raw_bytes
+from kcap.schemas.derive import families
+from kcap.schemas.flashinfer.definition import DefinitionTensor, RandomInput, ScalarInput, WorkloadInput
+from kcap.schemas.results.export_loss import ExportLoss
 
 CAST = "dtypes of floats: KernelBench casts all to one"
 
@@ -26,7 +34,7 @@ class KernelBench(Exporter):
 
     takes = "definitions"
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         account, numbers = Account(request.contents), Counter[int]()
         taken = sorted(account.taken_cases(_refuse, samples=False), key=lambda case: -case.count)
         for case in taken:
@@ -63,7 +71,7 @@ def _refuse(case: Case) -> str | None:
 
 
 def _is_special(case: Case, name: str) -> bool:
-    return next(valid.rules_for(case.definition.op_type, name), None) is not None
+    return next(families.input_rules_for(case.definition.op_type, name), None) is not None
 
 
 def _reduce(account: Account, case: Case) -> None:
@@ -74,3 +82,139 @@ def _reduce(account: Account, case: Case) -> None:
                 account.ledger.reduce(operator, CAST, count)
             if len(case.blob):
                 account.ledger.reduce(operator, SAMPLES, count)
+
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+MAX_STORED = 1 << 20  # bytes of text
+
+
+MAX_RATIO = 1032  # of zlib
+
+
+TAKEN = frozenset({"self", "run", "torch", "nn", "b64decode", "decompress", "stored", "Model"})
+
+
+IMPORTS = "import torch\nfrom torch import nn\n"
+
+
+STORED = '''from base64 import b64decode
+from zlib import decompress
+
+import torch
+from torch import nn
+
+
+def stored(text, dtype, shape):
+    """The recorded values that `text` holds: base64 of zlib."""
+    return torch.frombuffer(bytearray(decompress(b64decode(text))), dtype=dtype).reshape(shape)
+'''
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input of the reference: `made`, the expression of its value, and where the module gets it from."""
+
+    name: str
+    made: str
+    place: str  # forward, init, buffer or none
+
+    @property
+    def passed(self) -> str:
+        return {"forward": self.name, "none": "None"}.get(self.place, f"self.{self.attribute}")
+
+    @property
+    def attribute(self) -> str:
+        return f"given_{self.name}"
+
+
+def model_source(case: Case, model: str | None) -> str:
+    """The file's text. Names and values from the Definition are quoted or checked; its reference is as it is."""
+    arguments = list(_arguments(case))
+    parts = [
+        _comment(case, model),
+        case.definition.reference.strip("\n"),
+        "\n",
+        STORED if any(argument.made.startswith("stored(") for argument in arguments) else IMPORTS,
+        _module(arguments),
+        _returns("get_inputs", [argument.made for argument in arguments if argument.place == "forward"]),
+        _returns("get_init_inputs", [argument.made for argument in arguments if argument.place == "init"]),
+    ]
+    return "\n".join(parts)
+
+
+def _comment(case: Case, model: str | None) -> str:
+    axes = ", ".join(f"{name}={size}" for name, size in case.workload.axes.items())
+    whose = f" of {model}" if model else ""
+    text = f"{case.definition.name} ({axes}): {case.count:,} invocations{whose}"
+    return f"# {text if text.isprintable() else ascii(text)}"
+
+
+def _arguments(case: Case) -> Iterator[Argument]:
+    used: set[str] = set()
+    for number, (name, tensor, given) in enumerate(case.tensors()):
+        free = name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and name not in TAKEN | used
+        name, key = (name if free else f"input_{number}"), name
+        used.add(name)
+        yield _argument(case, name, key, tensor, given)
+
+
+def _argument(case: Case, name: str, key: str, tensor: DefinitionTensor, given: WorkloadInput | None) -> Argument:
+    if given is None:
+        return Argument(name, "None", "none")
+    if isinstance(given, ScalarInput):
+        return Argument(name, repr(given.value), "init")
+    place = "forward" if tensor.dtype in FLOATS else "buffer"
+    if key in case.blob:
+        return Argument(name, _stored(case.blob[key]), place)
+    return Argument(name, _drawn(tensor.dtype, case.sizes(tensor), len(name)), place)
+
+
+def _drawn(dtype: str, sizes: tuple[int, ...], seed: int) -> str:
+    """An expression for a tensor whose content does not matter; a buffer is the same each time, and may divide."""
+    if dtype in FLOATS:
+        return f"torch.randn({sizes}, dtype=torch.{dtype})"
+    low, high = {"bool": (0, 2), "int8": (-128, 128)}.get(dtype, (1, 8))
+    same = f"generator=torch.Generator().manual_seed({seed})"
+    return f"torch.randint({low}, {high}, {sizes}, {same}).to(torch.{dtype})"
+
+
+def _packed(tensor: torch.Tensor) -> str:
+    content = raw_bytes(tensor).numpy().tobytes()
+    return b64encode(compress(content, 9)).decode()
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """The size of `tensor` in a source file; of one too large for MAX_STORED, no more than the least it could be."""
+    least = tensor.nbytes // MAX_RATIO
+    return least if least > MAX_STORED else len(_packed(tensor))
+
+
+def _stored(tensor: Any) -> str:
+    if not tensor.numel():
+        return f"torch.empty({tuple(tensor.shape)}, dtype={tensor.dtype})"
+    return f'stored("{_packed(tensor)}", {tensor.dtype}, {tuple(tensor.shape)})'
+
+
+def _module(arguments: list[Argument]) -> str:
+    given = [argument.name for argument in arguments if argument.place == "init"]
+    made = [argument for argument in arguments if argument.place in ("init", "buffer")]
+    lines = ["", "class Model(nn.Module):", f"    def __init__({', '.join(['self', *given])}):"]
+    lines += ["        super().__init__()", *(f"        {_kept(argument)}" for argument in made), ""]
+    passed = ", ".join(argument.passed for argument in arguments)
+    forward = ", ".join(["self", *(argument.name for argument in arguments if argument.place == "forward")])
+    lines += [f"    def forward({forward}):", f"        outputs = run({passed})"]
+    lines += ["        return outputs[0] if isinstance(outputs, (tuple, list)) else outputs", ""]
+    return "\n".join(lines)
+
+
+def _kept(argument: Argument) -> str:
+    if argument.place == "init":
+        return f"self.{argument.attribute} = {argument.name}"
+    return f'self.register_buffer("{argument.attribute}", {argument.made})'
+
+
+def _returns(name: str, values: list[str]) -> str:
+    body = "".join(f"        {value},\n" for value in values)
+    return f"\ndef {name}():\n    return [\n{body}    ]\n" if values else f"\ndef {name}():\n    return []\n"

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from kcap.bench.exports import Exporter, Request, exporter
-from kcap.schemas.loss import ExportLoss, LossLedger
-from kcap.schemas.records import Call, Metadata
-from kcap.schemas.signature import call_key, signature
+from kcap.bench.exports import Exporter, ExportRequest, exporter
+from kcap.schemas.recording.records import Call, Metadata
+from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.results.export_loss import ExportLoss, LossLedger
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,7 +35,7 @@ NOT_FLAT = "the order of calls, steps, Samples and kernel sources are not in a t
 class FlatCalls(Exporter):
     """calls.parquet."""
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         contents, ledger = request.contents, LossLedger()
         write_calls(request.output / "calls.parquet", contents.calls, contents.metadata)
         if contents.recording is not None:
@@ -55,7 +55,7 @@ def columns() -> pyarrow.Schema:
     sizes = pa.list_(pa.list_(pa.int64()))
     types = {
         "call": pa.int64(),  # id in the Recording
-        "key": pa.string(),  # kcap.schemas.signature.call_key: the same Call has it in any Recording
+        "key": pa.string(),  # kcap.schemas.recording.signature.call_key: the same Call has it in any Recording
         "operator": pa.string(),
         "namespace": pa.string(),
         "kind": pa.string(),

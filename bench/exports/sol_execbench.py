@@ -16,14 +16,13 @@ from typing import Any
 import orjson
 import torch
 
-from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.accuracy import RTOL
+from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.cases import NO_BLOB, Account, Case
-from kcap.bench.tolerance import RTOL
-from kcap.schemas.definition import Definition
-from kcap.schemas.jsonfile import write_json
-from kcap.schemas.loss import ExportLoss
-from kcap.schemas.python_source import function, parameters
-from kcap.schemas.workload import RandomInput, SafetensorsInput
+from kcap.schemas.files.jsonfile import write_json
+from kcap.schemas.files.python_source import function, parameters
+from kcap.schemas.flashinfer.definition import Definition, RandomInput, SafetensorsInput
+from kcap.schemas.results.export_loss import ExportLoss
 
 MATCHED = 0.99
 
@@ -34,7 +33,7 @@ class SolExecBench(Exporter):
 
     takes = "definitions"
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         account = Account(request.contents)
         taken = account.taken_cases(_refuse, samples=True)
         for name, group in groupby(taken, key=lambda case: case.definition.name):

@@ -12,12 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.exports import Exporter, Request, exporter
+from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.lines import Entry, entries, indexes
-from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS
-from kcap.schemas.jsonfile import write_json
-from kcap.schemas.loss import ExportLoss, LossLedger
-from kcap.schemas.values import Opaque, TensorSpec
+from kcap.schemas.backendbench.calls import DEVICE_OF_TENSORS
+from kcap.schemas.files.jsonfile import write_json
+from kcap.schemas.recording.values import Opaque, TensorSpec
+from kcap.schemas.results.export_loss import ExportLoss, LossLedger
 
 GEMMS = frozenset({"aten.mm.default", "aten.mm.out"})
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -28,7 +28,7 @@ PROBABILITIES = frozenset({"bernoulli", "bernoulli_", "binomial", "multinomial",
 class TritonBench(Exporter):
     """`aten.mm.default.json` and its like; `gemm.json` where there are matrix products of two plain matrices."""
 
-    def write(self, request: Request) -> ExportLoss:
+    def write(self, request: ExportRequest) -> ExportLoss:
         ledger = LossLedger()
         kept = [entry for entry in entries(request.contents, ledger) if _kept(entry, ledger)]
         for operator, group in groupby(kept, key=lambda entry: entry.line.operator):

@@ -1,24 +1,37 @@
-"""A candidate: a Solution, or a Definition's reference, under the driver, with a Workload open."""
+"""A candidate: a Solution, or a Definition's reference, under the driver, with a Workload open; and how it is started."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import socket
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import orjson
 import torch
 
-from kcap.bench.judge import handed, wire
-from kcap.bench.judge.draws import Draws
-from kcap.bench.judge.failures import Ended, NoGraph
-from kcap.bench.judge.handed import Handed
-from kcap.bench.judge.process import Process
-from kcap.bench.judge.shared import Shared
-from kcap.bench.judge.wire import Answer, Layout
+from kcap.bench.judge import input_pool
+from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.candidate_process import CandidateOrder
+from kcap.bench.judge.driver.protocol import Answer, Layout, OutputMemory
+from kcap.bench.judge.input_pool import HandedInputs, InputPool
+from kcap.bench.judge.process import ForkServer, Limits, NotBuilt, Process, ProcessEnded, TooSlow, remove_folder
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.solution import Solution
 
 SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
+
+
 MOST_INVOCATIONS = 4096
+
+
 SETS_BYTES = 256 << 20
+
+
 FEWEST_SETS, MOST_SETS = 3, 8
 
 
@@ -29,28 +42,28 @@ class Candidate(Process):
     destination: bool = False
     graphs: bool = True
     sets: int = 0
-    shared: Shared | None = None
-    handed: Handed | None = None
-    drawn: Draws | None = field(default=None, repr=False)
+    shared: OutputMemory | None = None
+    handed: HandedInputs | None = None
+    drawn: InputPool | None = field(default=None, repr=False)
 
-    def open(self, drawn: Draws, sets: int | None = None) -> None:
+    def open(self, drawn: InputPool, sets: int | None = None) -> None:
         """Make `drawn` the Workload that it runs, with `sets` sets of inputs that take turns (None: a few)."""
         again = self.drawn is drawn
         self.forget()
         self.spent = self.spent if again else 0.0
-        handing = self.limits.gpu is None and handed.handed(drawn)
-        self.sets = sets or (handed.sets(drawn) if handing else usual_sets(drawn))
+        handing = self.limits.gpu is None and input_pool.are_handed_over(drawn)
+        self.sets = sets or (input_pool.handed_set_count(drawn) if handing else usual_set_count(drawn))
         slot = sum(result.reserved for result in drawn.results) or 64
         layout = Layout(slot, max(min(SLOTS_BYTES // slot, MOST_INVOCATIONS), self.sets), MOST_INVOCATIONS)
-        self.shared, self.drawn = Shared.made(layout), drawn
-        flags = wire.DESTINATION * self.destination + wire.GRAPHS * self.graphs + wire.HANDED * handing
+        self.shared, self.drawn = OutputMemory.made(layout), drawn
+        flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs + protocol.HANDED * handing
         sizes = drawn.size, drawn.variants, self.sets
-        content = wire.opening(drawn.contents, drawn.results, layout, *sizes, flags, self.limits.threads)
+        content = protocol.open_message(drawn.contents, drawn.results, layout, *sizes, flags, self.limits.threads)
         if handing:
-            self.handed = Handed.made(content, drawn)
+            self.handed = HandedInputs.made(content, drawn)
         answer = self.ask(content, [self.shared.descriptor, *([] if handing else [drawn.pool])])
-        if answer.code != wire.FINE:
-            raise Ended(answer.text)
+        if answer.code != protocol.FINE:
+            raise ProcessEnded(answer.text)
 
     @property
     def most(self) -> int:
@@ -71,13 +84,13 @@ class Candidate(Process):
         assert self.shared is not None and self.drawn is not None
         self.shared.prepare(keep, self.drawn.results, upcast != 0)
         take = (lambda: None) if self.limits.gpu else self.shared.take
-        content = wire.running(first, count, seed, upcast, empty)
+        content = protocol.run_message(first, count, seed, upcast, empty)
         if self.handed and count:
             places, descriptor = self.handed.fill(seed, first, count)
             answer = self.ask(content + places, [descriptor], take)
         else:
             answer = self.ask(content, at_once=take)
-        if answer.code == wire.NO_GRAPH and self.graphs and self.limits.gpu:
+        if answer.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
             raise NoGraph(self, answer.text)
         return answer
 
@@ -86,16 +99,16 @@ class Candidate(Process):
         outputs.
         """
         assert self.shared is not None
-        answer = self.ask(wire.delivering(numbers), at_once=self.shared.take)
-        changed = self.handed.changed(list(numbers)) if self.handed and answer.code == wire.FINE else None
+        answer = self.ask(protocol.deliver_message(numbers), at_once=self.shared.take)
+        changed = self.handed.changed(list(numbers)) if self.handed and answer.code == protocol.FINE else None
         if changed is None:
             return answer
         assert self.drawn is not None
-        return replace(answer, code=wire.INPUT, text=f"changed its input {self.drawn.contents[changed].name}")
+        return replace(answer, code=protocol.INPUT, text=f"changed its input {self.drawn.contents[changed].name}")
 
     def replaced(self) -> Answer:
         """Which watched names are no longer what they were."""
-        return self.ask(wire.checking())
+        return self.ask(protocol.check_message())
 
     def times_ns(self, count: int) -> list[int]:
         """Of each of the last `count` invocations, by the driver's clock."""
@@ -115,10 +128,105 @@ class Candidate(Process):
                 one.close()
 
 
-def usual_sets(drawn: Draws) -> int:
+def usual_set_count(drawn: InputPool) -> int:
     """Of inputs, where the driver fills them."""
     return max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), FEWEST_SETS)
 
 
 def fresh_seed() -> int:
     return secrets.randbits(63)
+
+
+class NoGraph(Exception):
+    """On a GPU: what `candidate` runs cannot be captured, and its process has to be started again."""
+
+    def __init__(self, candidate: Candidate, reason: str) -> None:
+        super().__init__(reason)
+        self.candidate = candidate
+
+
+def start_candidate(
+    server: ForkServer,
+    limits: Limits,
+    code: Solution | Definition,
+    after: Candidate | None = None,
+    graphs: bool = True,
+) -> Candidate:
+    """Fork a process and build `code` in it; NotBuilt, Ended or TooSlow where that comes to nothing.
+
+    `after`: an earlier process of the same code that has ended, whose build serves again. OSError or KcapError where
+    the machine lacks what it takes. Whatever is raised, nothing is left open.
+    """
+    one = _fork(server, limits, code, after)
+    one.graphs = graphs
+    one.destination = isinstance(code, Solution) and code.spec.destination_passing_style
+    try:
+        _await_build(one)
+    except BaseException:
+        one.end()
+        raise
+    return one
+
+
+def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after: Candidate | None) -> Candidate:
+    with contextlib.ExitStack() as undo:
+        if after is None:
+            folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=limits.scratch))
+            undo.callback(remove_folder, folder)
+        else:
+            folder = after.folder
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.enter_context(ours)
+        with theirs:
+            log = undo.enter_context(tempfile.TemporaryFile(dir=limits.scratch))
+            request = {"cage": _sandbox_request(folder, limits), "after": after.pid if after else None}
+            started = _ask_to_start(
+                server, limits, request, _order(folder, limits, code), [theirs.fileno(), log.fileno()]
+            )
+        undo.pop_all()
+    return Candidate(server, limits, started["pid"], ours, folder, log, started["confined"])
+
+
+def _ask_to_start(
+    server: ForkServer, limits: Limits, request: dict[str, Any], order: CandidateOrder, descriptors: list[int]
+) -> dict[str, Any]:
+    """`order` may be longer than a message, and goes in a file."""
+    with tempfile.TemporaryFile(dir=limits.scratch) as written:
+        written.write(orjson.dumps(order.to_json()))
+        written.flush()
+        return server.ask(request, [*descriptors, written.fileno()])
+
+
+def _order(folder: Path, limits: Limits, code: Solution | Definition) -> CandidateOrder:
+    text = orjson.dumps(code.model_dump(mode="json")).decode()
+    kind = "solution" if isinstance(code, Solution) else "definition"
+    return CandidateOrder(str(folder), limits.device, limits.threads, cores=limits.cores, **{kind: text})
+
+
+def _sandbox_request(folder: Path, limits: Limits) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "memory": limits.memory,
+        "disk": limits.disk,
+        "processes": limits.processes,
+        "hidden": [str(path) for path in limits.hidden],
+    }
+
+
+def _await_build(one: Candidate) -> None:
+    try:
+        told = _read_build_report(one.receive(one.limits.build_timeout))
+    except TooSlow:
+        raise TooSlow(f"was not built within {one.limits.build_timeout:g} s (--build-timeout)") from None
+    except ProcessEnded as ended:
+        raise ProcessEnded(f"while it was built: {ended}") from None
+    if "failed" in told:
+        raise NotBuilt(str(told["failed"]), str(told.get("log", "")) or one.printed())
+
+
+def _read_build_report(content: bytes) -> dict[str, Any]:
+    """How building went, in its process's words; Ended where they are not those."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        if isinstance(told := orjson.loads(content), dict):
+            return told
+    raise ProcessEnded("it spoke to the judge itself")

@@ -14,7 +14,7 @@ import orjson
 import torch
 
 from kcap.errors import KcapError
-from kcap.replay import environment
+from kcap.replay.timing.device import host_fields, machine_fields
 
 LIMIT_S = 300.0
 
@@ -27,10 +27,10 @@ class Gpu:
     memory: int
 
 
-def asked(device: str, threads: int) -> tuple[dict[str, Any], Gpu | None]:
+def describe_device(device: str, threads: int) -> tuple[dict[str, Any], Gpu | None]:
     """An Outcome's fields, and the GPU; KcapError where `device` cannot be used."""
     if device == "cpu":
-        return {**environment.host(), "threads": threads, "torch": torch.__version__}, None
+        return {**host_fields(), "threads": threads, "torch": torch.__version__}, None
     command = [sys.executable, "-P", "-m", __name__, device]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
@@ -46,7 +46,7 @@ def asked(device: str, threads: int) -> tuple[dict[str, Any], Gpu | None]:
 def main() -> None:
     """Print what there is to know of the device named."""
     device = sys.argv[1]
-    fields = environment.describe(device, None)
+    fields = machine_fields(device, None)
     properties = torch.cuda.get_device_properties(device)
     free, _ = torch.cuda.mem_get_info(device)
     gpu = {"l2": int(properties.L2_cache_size), "memory": int(free)}

@@ -1,23 +1,141 @@
 """The process that candidates are forked from: `python -m kcap.bench.judge.fork_server`.
 
 It has torch and the driver loaded, has never touched CUDA, and runs no code from elsewhere itself. The judge speaks to
-it on a socket, its standard input: a JSON object a packet, with the descriptors that the candidate gets.
+it on a socket, its standard input: a JSON object a packet, with the descriptors that the candidate gets. Each candidate
+is in a sandbox: started, ended and forgotten here.
+
+Its malloc, and so its candidates', keeps memory as a server's allocator does, which gives none back. glibc gives large
+blocks back to the kernel when they are freed, or not, by a threshold that it moves as it goes. Then one process faults
+its pages in again at each call, another in none, and who frees an output between two calls pays for it there: times
+would tell of that.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
+import ctypes
+import errno
 import os
+import select
 import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import orjson
 import torch  # noqa: F401  here, so that no candidate has to
 
-from kcap.bench.integrity import driver
-from kcap.bench.judge.allocating import keep_memory
-from kcap.bench.judge.cages import Cages
+from kcap.bench.judge.driver import driver
+from kcap.bench.judge.driver.candidate_process import CandidateOrder, run_candidate
+from kcap.bench.judge.driver.driver import Driver
+from kcap.bench.sandbox import SandboxedProcess, SandboxSpec, open_sandbox
+from kcap.errors import KcapError
+from kcap.system.open_files import ensure_free_descriptors
 
-LONGEST = 1 << 16
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
+
+
+NEVER = -1
+
+
+def disable_malloc_trim() -> None:
+    """For this process and those that it forks, where the C library has such settings."""
+    setting = getattr(ctypes.CDLL(None), "mallopt", None)
+    if setting is not None:
+        setting(M_TRIM_THRESHOLD, NEVER)
+        setting(M_MMAP_MAX, 0)
+
+
+PASSED_DESCRIPTORS = 3  # descriptors that come with a request to start: the channel, the log, and what is ordered
+
+
+FILES_TO_START = (
+    8  # files that may be open at a time to start a cage, two of them then to end it: pipes, namespaces, /proc
+)
+
+
+GONE_S = 5.0  # until a process that closed its channel has ended
+
+
+@dataclass
+class Sandboxes:
+    """`running`: by their candidates' process ids, until their scratch is given up, too. `owed`: those whose end could
+    not be seen to, which comes before the next start.
+    """
+
+    loaded: Driver
+    running: dict[int, SandboxedProcess] = field(default_factory=dict)
+    owed: set[int] = field(default_factory=set)
+
+    def answer(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """What came of one request; `lack`, where the machine has too little of what it takes, or another `error`."""
+        try:
+            if "end" in request:
+                return {"how": self._end(request["end"], request["gone"], request["keep"])}
+            return self._start(request, descriptors)
+        except OSError as error:
+            return {"lack": str(error)}
+        except KcapError as error:
+            return {"error": str(error)}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """End them all."""
+        for caged in self.running.values():
+            with contextlib.suppress(OSError):
+                caged.end()
+
+    def _start(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        if len(descriptors) != PASSED_DESCRIPTORS:  # the kernel leaves out those for which there is no room
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        for pid in list(self.owed):
+            self._end(pid)
+        ensure_free_descriptors(FILES_TO_START)
+        channel, log, written = descriptors
+        order = CandidateOrder.from_json(orjson.loads(os.pread(written, os.fstat(written).st_size, 0)))
+        cage, after = _sandbox_spec(request["cage"], channel), self.running.pop(request["after"], None)
+        try:
+            caged = open_sandbox(cage, log, lambda: run_candidate(order, channel, self.loaded), after=after)
+        finally:
+            if after is not None:
+                after.end()
+        self._forget()
+        self.running[caged.pid] = caged
+        return {"pid": caged.pid, "confined": caged.confined}
+
+    def _forget(self) -> None:
+        for pid in [pid for pid, one in self.running.items() if one.how is not None and one.spaces is None]:
+            del self.running[pid]
+
+    def _end(self, pid: int, gone: bool = False, keep: bool = False) -> str:
+        """How it ended. `gone`: by itself, so that it is only waited for."""
+        caged = self.running.get(pid)
+        if caged is None:
+            return "it had ended"
+        self.owed.add(pid)
+        if gone and caged.how is None:
+            select.select([caged], [], [], GONE_S)
+            caged.poll()
+        how = str(caged.end(keep_scratch=keep))
+        self.owed.remove(pid)
+        return how
+
+
+def _sandbox_spec(given: dict[str, Any], channel: int) -> SandboxSpec:
+    return SandboxSpec(
+        folder=Path(given["folder"]),
+        memory=given["memory"],
+        disk=given["disk"],
+        processes=given["processes"],
+        hidden=tuple(Path(path) for path in given["hidden"]),
+        keep=(channel,),
+    )
+
+
+LONGEST_REQUEST = 1 << 16
 
 
 def main() -> None:
@@ -26,8 +144,8 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    cages = Cages(driver.Driver(driver.build()))
-    keep_memory()
+    cages = Sandboxes(driver.Driver(driver.build_driver()))
+    disable_malloc_trim()
     try:
         judge.send(orjson.dumps({"ready": True}))
         while True:
@@ -41,7 +159,7 @@ def main() -> None:
 
 def _receive(judge: socket.socket) -> tuple[bytes, list[int]]:
     """One request with its descriptors; empty where the judge has ended."""
-    content, ancillary, _, _ = judge.recvmsg(LONGEST, socket.CMSG_SPACE(32))
+    content, ancillary, _, _ = judge.recvmsg(LONGEST_REQUEST, socket.CMSG_SPACE(32))
     found = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -10,24 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge.candidate import Candidate
-from kcap.bench.judge.draws import Draws, draws
-from kcap.bench.judge.evidence import Refused, Undecided
-from kcap.bench.judge.failures import POISON, Ended, NoGraph, NotBuilt, Spoke, TooSlow
-from kcap.bench.judge.floors import Floors
-from kcap.bench.judge.forking import ForkServer
-from kcap.bench.judge.limits import Limits
-from kcap.bench.judge.starting import start
+from kcap.bench.judge.candidate import Candidate, NoGraph, start_candidate
+from kcap.bench.judge.input_pool import InputPool, open_input_pool
+from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, SpokeUnasked, TooSlow
+from kcap.bench.judge.reference import AtFault, ReferenceOracle, ReferencePrecision, open_oracle, unanswered
 from kcap.bench.judge.trial import Trial
-from kcap.bench.judge.truth import AtFault, Known, Truth, truth_of, unanswered
+from kcap.bench.judge.verdict import Floors, Rejected, Undecided
 from kcap.errors import KcapError
-from kcap.replay.definitions.constraints import Broken
-from kcap.replay.skip import Skip
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.definition import Definition
-from kcap.schemas.outcome import Clocked, Outcome, Status
-from kcap.schemas.solution import Solution
-from kcap.schemas.workload import Workload
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.constraints import BrokenConstraint
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import Definition, Workload
+from kcap.schemas.flashinfer.solution import Solution
+from kcap.schemas.results.outcome import Clocked, Outcome, Status
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
 DOUBTFUL = 0.5  # of a time: a slack from there on is told
@@ -35,7 +30,7 @@ MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads
 
 
 @dataclass
-class Running:
+class RunningSolution:
     """The Solution in hand: its process, or why there is none for any Workload (`failure`)."""
 
     solution: Solution
@@ -56,10 +51,10 @@ class Judge:
     server: ForkServer
     floors: Floors
     environment: dict[str, Any]
-    running: Running | None = None
+    running: RunningSolution | None = None
     reference: tuple[Definition, Candidate] | None = None
     launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
-    known: dict[tuple[str, str], Known] = field(default_factory=dict)
+    known: dict[tuple[str, str], ReferencePrecision] = field(default_factory=dict)
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
         """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here, nor one of the
@@ -68,7 +63,7 @@ class Judge:
         told = self._told(solution, definition, workload)
         try:
             found = self._judge(solution, definition, workload)
-        except (AtFault, Undecided, Skip, KcapError, Broken) as error:
+        except (AtFault, Undecided, Skip, KcapError, BrokenConstraint) as error:
             found = {"status": "NOT_JUDGED", "reason": str(error)}
         except OSError as error:
             found = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
@@ -101,18 +96,18 @@ class Judge:
 
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         dataset = Dataset(self.root) if self.root else None
-        with draws(definition, workload, dataset, self.limits.memory) as drawn:
+        with open_input_pool(definition, workload, dataset, self.limits.memory) as drawn:
             try:
                 truth = self._truth(definition, workload, drawn)
                 found = self._trial(solution, truth)
             except AtFault:
                 self._drop_reference()
                 raise
-            return {**found, "notes": [*drawn.made.notes, *truth.known.notes, *doubts(found.get("time"))]}
+            return {**found, "notes": [*drawn.made.notes, *truth.known.notes, *timing_caveats(found.get("time"))]}
 
-    def _truth(self, definition: Definition, workload: Workload, drawn: Draws) -> Truth:
+    def _truth(self, definition: Definition, workload: Workload, drawn: InputPool) -> ReferenceOracle:
         key = definition.name, workload.uuid
-        truth = truth_of(partial(self._reference, definition), drawn, self.known.get(key))
+        truth = open_oracle(partial(self._reference, definition), drawn, self.known.get(key))
         self.known[key] = truth.known
         return truth
 
@@ -123,21 +118,21 @@ class Judge:
                 self.reference = definition, self._start_reference(definition)
             except (NotBuilt, TooSlow) as error:
                 raise AtFault(f"its reference: {error}") from None
-            except Ended as error:
+            except ProcessEnded as error:
                 raise AtFault(f"its reference's process ended {error}") from None
         return self.reference[1]
 
     def _start_reference(self, definition: Definition) -> Candidate:
         timeout, option = REFERENCE_FACTOR * self.limits.timeout, f"{REFERENCE_FACTOR} times {self.limits.option}"
         limits = replace(self.limits, timeout=timeout, option=option)
-        return start(self.server, limits, definition, graphs=definition.name not in self.launched)
+        return start_candidate(self.server, limits, definition, graphs=definition.name not in self.launched)
 
     def _drop_reference(self) -> None:
         reference, self.reference = self.reference, None
         if reference:
             reference[1].end()
 
-    def _trial(self, solution: Solution, truth: Truth) -> dict[str, Any]:
+    def _trial(self, solution: Solution, truth: ReferenceOracle) -> dict[str, Any]:
         running = self._running(solution)
         if running.failure:
             status, reason, log = running.failure
@@ -147,24 +142,24 @@ class Judge:
         found = self._verdict(trial, running)
         return {**found, "accuracy": trial.accuracy, "confined": trial.candidate.confined}
 
-    def _verdict(self, trial: Trial, running: Running) -> dict[str, Any]:
+    def _verdict(self, trial: Trial, running: RunningSolution) -> dict[str, Any]:
         candidate = trial.candidate
         try:
             times = trial.run()
             floor = self.floors.check(trial.truth.drawn, times.solution)
             timed = {"time": times.solution, "reference": times.reference, "floor_us": floor}
             return {"status": "PASSED", **timed, "log": candidate.printed()}
-        except Refused as refused:
+        except Rejected as refused:
             if POISON in str(refused):
                 candidate.end(keep=True)
                 return self._died(running, refused.status, str(refused))
             return {"status": refused.status, "reason": str(refused), "log": candidate.printed()}
-        except (TooSlow, Ended) as error:
+        except (TooSlow, ProcessEnded) as error:
             if trial.truth.reference.how is not None:  # while it was timed beside the Solution
                 raise unanswered(error) from None
-            return self._died(running, *came_to(error))
+            return self._died(running, *status_of(error))
 
-    def _died(self, running: Running, status: Status, reason: str) -> dict[str, Any]:
+    def _died(self, running: RunningSolution, status: Status, reason: str) -> dict[str, Any]:
         """The next Workload gets a process of its own, unless too many have ended."""
         assert running.candidate is not None
         log = running.candidate.last_words
@@ -174,23 +169,25 @@ class Judge:
             running.failure = status, words, log
         return {"status": status, "reason": reason, "log": log}
 
-    def _running(self, solution: Solution) -> Running:
+    def _running(self, solution: Solution) -> RunningSolution:
         if self.running is None or self.running.solution != solution:
             self._drop()
-            self.running = Running(solution)
+            self.running = RunningSolution(solution)
         if self.running.candidate is None and self.running.failure is None:
             self._start(self.running)
         return self.running
 
-    def _start(self, running: Running) -> None:
+    def _start(self, running: RunningSolution) -> None:
         try:
-            running.candidate = start(self.server, self.limits, running.solution, running.ended, running.graphs)
+            running.candidate = start_candidate(
+                self.server, self.limits, running.solution, running.ended, running.graphs
+            )
             running.ended = None
         except NotBuilt as error:
             running.failure = "COMPILE_ERROR", str(error), error.log
         except TooSlow as error:
             running.failure = "TIMEOUT", str(error), ""
-        except Ended as error:
+        except ProcessEnded as error:
             running.failure = "RUNTIME_ERROR", f"its process ended {error}", ""
 
     def _drop(self) -> None:
@@ -210,17 +207,17 @@ class Judge:
         }
 
 
-def came_to(error: Ended | TooSlow) -> tuple[Status, str]:
+def status_of(error: ProcessEnded | TooSlow) -> tuple[Status, str]:
     """What is said of a Solution whose process had to be ended, or ended."""
     match error:
         case TooSlow():
             return "TIMEOUT", str(error)
-        case Spoke():
+        case SpokeUnasked():
             return "REWARD_HACK", str(error)
     return "RUNTIME_ERROR", f"its process ended: {error}"
 
 
-def doubts(time: Clocked | None) -> list[str]:
+def timing_caveats(time: Clocked | None) -> list[str]:
     """What to know of a time that the judge's clock hardly vouches for."""
     if time is None or time.slack_us is None or time.slack_us < DOUBTFUL * time.median_us:
         return []

@@ -1,4 +1,7 @@
-"""A candidate's process seen from the judge: what is asked of it, what it answers, and how it ends."""
+"""A candidate's process seen from the judge: what it gets, what is asked of it, the CPU time it takes, and how it ends.
+
+It is forked by the fork server, which alone can start and end it. Its CPU time is the kernel's account, not its own.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,70 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge import wire
-from kcap.bench.judge.failures import Ended, Spoke, TooSlow
-from kcap.bench.judge.forking import ForkServer
-from kcap.bench.judge.limits import Limits
-from kcap.bench.judge.processors import used
-from kcap.bench.judge.wire import Answer
+import orjson
 
-TOLD = 2000  # characters of what it printed
+from kcap.bench.judge.device import Gpu
+from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.protocol import Answer
+from kcap.bench.sandbox.process_tree import descendants
+from kcap.errors import KcapError
+from kcap.system.open_files import ensure_free_descriptors
+from kcap.system.redact import SECRET_NAME
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate gets. Bytes, and seconds: `timeout` for all that it is asked on one Workload, by the user's
+    `option`. `memory` None: what is there.
+    """
+
+    device: str
+    threads: int
+    cores: tuple[int, ...]
+    timeout: float
+    build_timeout: float
+    memory: int | None
+    disk: int
+    processes: int
+    scratch: Path
+    hidden: tuple[Path, ...] = ()
+    gpu: Gpu | None = None
+    option: str = "--timeout"
+
+
+POISON = "CUDA error"  # after one, a process can run nothing more on the GPU
+
+
+class ProcessEnded(Exception):
+    """The process ended while it was asked for something; the message says how."""
+
+
+class SpokeUnasked(ProcessEnded):
+    """It said what it was not asked for, or before it was asked, and was ended."""
+
+
+class TooSlow(Exception):
+    """It did not answer in time, and was ended."""
+
+
+class NotBuilt(Exception):
+    """It could not be built; `log` has the compiler's words."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(reason)
+        self.log = log
+
+
+MOST_PRINTED = 2000  # characters of what it printed
 
 
 @dataclass
@@ -42,24 +95,24 @@ class Process:
         self, content: bytes, descriptors: Sequence[int] = (), at_once: Callable[[], object] = lambda: None
     ) -> Answer:
         """Its answer; Ended, Spoke or TooSlow where there is none. `at_once` is called as soon as there is one."""
-        nonce = secrets.token_bytes(wire.NONCE)
+        nonce = secrets.token_bytes(protocol.NONCE)
         if self._spoke():
             raise self._silenced()
         looked = time.perf_counter_ns()
-        before = used(self.pid)
+        before = cpu_time_of(self.pid)
         began = time.perf_counter_ns()
         try:
             socket.send_fds(self.channel, [nonce, content], list(descriptors))
         except OSError:
-            raise Ended(self.end(keep=True, gone=True)) from None
+            raise ProcessEnded(self.end(keep=True, gone=True)) from None
         answer = self.receive(max(self.limits.timeout - self.spent, 0.01))
         elapsed = time.perf_counter_ns() - began
         at_once()
         self.spent += elapsed / 1e9
-        after = used(self.pid)
+        after = cpu_time_of(self.pid)
         span = time.perf_counter_ns() - looked  # it goes on working when it has answered: unmaps what it was handed
         try:
-            return wire.answered(answer, nonce, elapsed, after.cpu(before) / span)
+            return protocol.read_answer(answer, nonce, elapsed, after.cpu(before) / span)
         except ValueError:
             raise self._silenced() from None
 
@@ -67,14 +120,14 @@ class Process:
         """One message of its; Ended or TooSlow where there is none."""
         self.channel.settimeout(timeout)
         try:
-            content = self.channel.recv(wire.LONGEST)
+            content = self.channel.recv(protocol.LONGEST)
         except TimeoutError:
             self.end(keep=True)
             raise TooSlow(f"took longer than {self.limits.timeout:g} s ({self.limits.option})") from None
         except OSError:
             content = b""
         if not content:
-            raise Ended(self.end(keep=True, gone=True))
+            raise ProcessEnded(self.end(keep=True, gone=True))
         return content
 
     def _spoke(self) -> bool:
@@ -84,14 +137,18 @@ class Process:
             return bool(self.channel.recv(1, socket.MSG_PEEK))
         return False
 
-    def _silenced(self) -> Spoke:
+    def _silenced(self) -> SpokeUnasked:
         self.end(keep=True)
-        return Spoke("it spoke to the judge itself")
+        return SpokeUnasked("it spoke to the judge itself")
 
     def printed(self) -> str:
         """The end of what it printed."""
         size = os.fstat(self.log.fileno()).st_size
-        return os.pread(self.log.fileno(), TOLD, max(size - TOLD, 0)).decode(errors="replace").replace("\0", "")
+        return (
+            os.pread(self.log.fileno(), MOST_PRINTED, max(size - MOST_PRINTED, 0))
+            .decode(errors="replace")
+            .replace("\0", "")
+        )
 
     def end(self, keep: bool = False, gone: bool = False) -> str:
         """End it and all that it started; how it ended. OSError where the machine lacks what that takes.
@@ -103,7 +160,7 @@ class Process:
             ended = str(self.server.ask({"end": self.pid, "keep": keep, "gone": gone})["how"])
         finally:
             if not keep:
-                remove(self.folder)
+                remove_folder(self.folder)
         self.how = self.how or ended
         return self.how
 
@@ -122,8 +179,166 @@ class Process:
         """Let go of the Workload that is open, if one is."""
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """As far as that goes: one that is empty, as most are, where no file can be opened either."""
     with contextlib.suppress(OSError):
         folder.rmdir()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+FORK_SERVER = "kcap.bench.judge.fork_server"
+
+
+FORK_SERVER_GONE = "the fork server is gone"
+
+
+START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first use
+
+
+ANSWER_LIMIT_S = 60.0
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are none of a Solution's business left out: API keys, tokens, passwords."""
+    return {name: value for name, value in environment.items() if not SECRET_NAME.search(name)}
+
+
+class ForkServerGone(Exception):
+    """The fork server is dead, and no candidate can be started or ended any more: a judge ends with it."""
+
+
+class ForkServer:
+    """One process that candidates are forked from; used by one thread at a time."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", "-m", FORK_SERVER]
+            env = {**without_secrets(os.environ), **environment}
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env)
+        self._channel.settimeout(START_LIMIT_S)
+        try:
+            self._answer()
+        except ForkServerGone as gone:
+            self.close()
+            raise KcapError(f"the fork server does not start: {gone}") from None
+        self._channel.settimeout(ANSWER_LIMIT_S)
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """Its answer to one request. KcapError where it could not do it, OSError where its machine lacks what that
+        takes, Gone if it has died.
+        """
+        with self._lock:
+            try:
+                socket.send_fds(self._channel, [orjson.dumps(request)], list(descriptors))
+            except OSError as error:
+                raise ForkServerGone(f"{FORK_SERVER_GONE}: {error}") from None
+            return self._answer()
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            content = self._channel.recv(1 << 16)
+        except (TimeoutError, ConnectionError):
+            content = b""
+        if not content:
+            raise ForkServerGone(f"{FORK_SERVER_GONE}: see its message on standard error")
+        answer: dict[str, Any] = orjson.loads(content)
+        if "lack" in answer:
+            raise OSError(str(answer["lack"]))
+        if "error" in answer:
+            raise KcapError(str(answer["error"]))
+        return answer
+
+
+STAT = Path("/proc/stat")
+
+
+PROC_FILES = 2  # of /proc that are open at a time
+
+
+CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """Nanoseconds of CPU time so far: of the process's first thread, and of all else in its cage (`company`)."""
+
+    own: int
+    company: int
+
+    def cpu(self, before: CpuTime) -> int:
+        """What the cage has had since `before`."""
+        return max(self.own - before.own, 0) + max(self.company - before.company, 0)
+
+
+@dataclass(frozen=True)
+class MachineCpuTime:
+    """Nanoseconds so far: of the clock, of all its processors at work or taken by its host, and of the cages named and
+    this process.
+    """
+
+    clock: int
+    busy: int
+    ours: int
+
+    @classmethod
+    def now(cls, *pids: int) -> MachineCpuTime:
+        """`pids`: of the cages' candidates."""
+        known = [cpu_time_of(pid) for pid in pids]
+        ours = time.process_time_ns() + sum(one.own + one.company for one in known)
+        return cls(time.monotonic_ns(), _busy_ns(), ours)
+
+    def others(self, before: MachineCpuTime) -> float:
+        """How many processors everybody else had since `before`."""
+        taken = self.busy - before.busy - (self.ours - before.ours)
+        return max(taken, 0) / max(self.clock - before.clock, 1)
+
+
+def cpu_time_of(pid: int) -> CpuTime:
+    """What the cage of process `pid` has used; zeros where Linux does not tell, OSError where no file can be opened."""
+    ensure_free_descriptors(PROC_FILES)
+    own = _first_thread_ns(pid)
+    return CpuTime(own, max(sum(_process_cpu_ns(one) for one in _sandboxed(pid)) - own, 0))
+
+
+def _first_thread_ns(pid: int) -> int:
+    """The first field of a schedstat file (proc(5))."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _busy_ns() -> int:
+    """All of the first line of /proc/stat but idle and iowait (proc(5)); 0 where Linux does not tell."""
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, STAT.read_text().split()[1:9])
+    except (OSError, ValueError):
+        return 0
+    return (user + nice + system + irq + softirq + steal) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def _sandboxed(pid: int) -> list[int]:
+    """All that lives under its parent, which keeps one candidate."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (OSError, IndexError, ValueError):
+        return []
+    return descendants(parent) if parent else [pid]
+
+
+def _process_cpu_ns(pid: int) -> int:
+    """By the clock of another process: clock_getcpuclockid(3)."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | CPU_CLOCK)
+    except OSError:
+        return 0

@@ -7,13 +7,21 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kcap.bench.judge.accuracy import Difference, accuracy, allowed, difference
-from kcap.bench.judge.batching import Batches, Kept, batches
+from kcap.bench.accuracy import Difference, describe_tolerances, difference, worst_accuracy
 from kcap.bench.judge.candidate import Candidate, fresh_seed
-from kcap.bench.judge.evidence import CONSTANT, STALE, UNWRITTEN, Refused, Seen, Undecided, check, unwritten
-from kcap.bench.judge.stopwatch import Times, time_both
-from kcap.bench.judge.truth import SAME, Truth, at_fault
-from kcap.schemas.outcome import Accuracy
+from kcap.bench.judge.reference import SAME, ReferenceOracle, at_fault
+from kcap.bench.judge.timing import Batches, KeptInvocation, TimedPair, size_batches, time_both
+from kcap.bench.judge.verdict import (
+    CONSTANT,
+    STALE,
+    UNWRITTEN,
+    Rejected,
+    SeenOutputs,
+    Undecided,
+    check_answer,
+    is_unwritten,
+)
+from kcap.schemas.results.outcome import Accuracy
 
 DRAWS = 3  # fresh inputs before the clock starts
 KEPT_OF_BATCH = 2
@@ -29,34 +37,34 @@ class Trial:
     """`seen` and `differences` grow with every output that is compared."""
 
     candidate: Candidate
-    truth: Truth
+    truth: ReferenceOracle
     seconds: float
-    seen: Seen = field(default_factory=Seen)
+    seen: SeenOutputs = field(default_factory=SeenOutputs)
     differences: list[Difference] = field(default_factory=list)
     timed: int = 0
 
-    def run(self) -> Times:
+    def run(self) -> TimedPair:
         """Its times. Refused, where it does not pass; Ended or TooSlow, where its process does not live to see it;
         NoGraph, where it or the reference cannot be captured; AtFault, where the reference fails.
         """
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        sieve = Sieve(self.candidate)
-        ours, theirs = batches(self.candidate, drawn, self.seconds), self._reference()
+        sieve = ReservoirSample(self.candidate)
+        ours, theirs = size_batches(self.candidate, drawn, self.seconds), self._reference()
         try:
             times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sieve.add)
-        except (Refused, Undecided):
+        except (Rejected, Undecided):
             self._timed(sieve)  # wrong outputs say more than what was wrong with the clock
             raise
         self._timed(sieve)
-        check(self.candidate.replaced())
+        check_answer(self.candidate.replaced())
         return times
 
     def _reference(self) -> Batches:
         try:
-            made = batches(self.truth.reference, self.truth.drawn, self.seconds)
-        except Refused as refused:
+            made = size_batches(self.truth.reference, self.truth.drawn, self.seconds)
+        except Rejected as refused:
             raise at_fault(refused.status, str(refused)) from None
         return replace(made, wrong=at_fault)
 
@@ -64,26 +72,26 @@ class Trial:
     def accuracy(self) -> Accuracy | None:
         if not self.differences:
             return None
-        words = allowed([result.dtype for result in self.truth.drawn.results])
-        return accuracy(self.differences, words, self.truth.known.name, self.timed)
+        words = describe_tolerances([result.dtype for result in self.truth.drawn.results])
+        return worst_accuracy(self.differences, words, self.truth.known.name, self.timed)
 
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
-        check(self.candidate.run(seed, DRAWS, keep=range(DRAWS)))
-        check(self.candidate.deliver(range(DRAWS)))
+        check_answer(self.candidate.run(seed, DRAWS, keep=range(DRAWS)))
+        check_answer(self.candidate.deliver(range(DRAWS)))
         wrong = [self._compare(self.candidate.outputs(number), seed, number) for number in range(DRAWS)]
         if any(wrong):
             reason = next(reason for reason in wrong if reason)
             hack = self.seen.constant and not reason.endswith(NOT_FINITE)
-            raise Refused("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else reason)
+            raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else reason)
 
-    def _timed(self, sieve: Sieve) -> None:
+    def _timed(self, sieve: ReservoirSample) -> None:
         wrong = []
         for kept, outputs in sieve.chosen():
             self.timed += 1
             truth = self.truth.expected(kept.seed, kept.number)
-            stale, empty = self.seen.stale(outputs, truth), unwritten(outputs) and not unwritten(truth)
+            stale, empty = self.seen.stale(outputs, truth), is_unwritten(outputs) and not is_unwritten(truth)
             if reason := self._note(outputs, truth):
                 wrong.append(UNWRITTEN if empty else STALE if stale else reason)
         if not wrong:
@@ -91,7 +99,7 @@ class Trial:
         worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), wrong[0])
         hack = worst in (UNWRITTEN, STALE) or len(wrong) * 2 >= self.timed
         words = worst if worst in (UNWRITTEN, STALE) else f"right at first, wrong in timed invocations: {worst}"
-        raise Refused("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
+        raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
 
     def _compare(self, outputs: Outputs, seed: int, number: int) -> str | None:
         return self._note(outputs, self.truth.expected(seed, number))
@@ -104,12 +112,12 @@ class Trial:
             found = difference(out, true)
             self.differences.append(found)
             if not found.error <= SAME:
-                reasons.append(_told(result.name, out, true, found))
+                reasons.append(_describe_difference(result.name, out, true, found))
         return reasons[0] if reasons else None
 
 
-def _told(name: str, out: torch.Tensor, truth: torch.Tensor, found: Difference) -> str:
-    if unwritten([out]) and not unwritten([truth]):
+def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, found: Difference) -> str:
+    if is_unwritten([out]) and not is_unwritten([truth]):
         return f"{name}: was left unwritten"
     if out.is_floating_point() and not out.double().isfinite().all() and truth.double().isfinite().all():
         return f"{name}: {NOT_FINITE}"
@@ -119,15 +127,15 @@ def _told(name: str, out: torch.Tensor, truth: torch.Tensor, found: Difference) 
 
 
 @dataclass
-class Sieve:
+class ReservoirSample:
     """Outputs of timed invocations, a few of all at random: every batch has the same chance, and the last is in it."""
 
     candidate: Candidate
-    kept: list[tuple[Kept, Outputs]] = field(default_factory=list)
-    last: list[tuple[Kept, Outputs]] = field(default_factory=list)
+    kept: list[tuple[KeptInvocation, Outputs]] = field(default_factory=list)
+    last: list[tuple[KeptInvocation, Outputs]] = field(default_factory=list)
     count: int = 0
 
-    def add(self, batch: list[Kept]) -> None:
+    def add(self, batch: list[KeptInvocation]) -> None:
         """Take the outputs of a few of `batch`, before the next one's are in their place."""
         self.last = []
         for one in batch:
@@ -142,6 +150,6 @@ class Sieve:
             elif place < MOST_COMPARED - 1:
                 self.kept[place] = held
 
-    def chosen(self) -> list[tuple[Kept, Outputs]]:
+    def chosen(self) -> list[tuple[KeptInvocation, Outputs]]:
         rest = [held for held in self.last if not any(held[0] == one[0] for one in self.kept)]
         return self.kept + rest

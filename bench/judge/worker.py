@@ -17,18 +17,17 @@ from typing import Any, BinaryIO
 import orjson
 from pydantic import ValidationError
 
-from kcap.bench.integrity.cage import calls, guard
-from kcap.bench.judge.device import asked
-from kcap.bench.judge.floors import Floors
-from kcap.bench.judge.forking import ForkServer, Gone
+from kcap.bench.judge.device import describe_device
 from kcap.bench.judge.judge import Judge
-from kcap.bench.judge.limits import Limits
-from kcap.capture.native_build import Unavailable
+from kcap.bench.judge.process import ForkServer, ForkServerGone, Limits
+from kcap.bench.judge.verdict import Floors
+from kcap.bench.sandbox import guard, libc
 from kcap.errors import KcapError
-from kcap.replay import memory
-from kcap.schemas import definition as definitions_file
-from kcap.schemas.solution import Solution
-from kcap.schemas.workload import Workload
+from kcap.replay.rebuild import memory
+from kcap.schemas.flashinfer import definition as definitions_file
+from kcap.schemas.flashinfer.definition import Workload
+from kcap.schemas.flashinfer.solution import Solution
+from kcap.system.native_build import Unavailable
 
 DISK = 2 << 30  # bytes that a Solution may write
 PROCESSES = 512
@@ -39,7 +38,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     guard()
-    calls.prctl(calls.PR_SET_PDEATHSIG, signal.SIGKILL)  # a judge without a command has nobody to tell
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # a judge without a command has nobody to tell
     session = orjson.loads(sys.stdin.buffer.readline())
     try:
         judge = open_judge(session)
@@ -49,7 +48,7 @@ def main() -> None:
     try:
         _serve(judge, answers)
     finally:
-        with contextlib.suppress(Gone, KcapError, OSError):
+        with contextlib.suppress(ForkServerGone, KcapError, OSError):
             judge.close()
         judge.server.close()
         shutil.rmtree(judge.limits.scratch, ignore_errors=True)
@@ -75,8 +74,8 @@ def send(answers: BinaryIO, message: dict[str, Any]) -> None:
 def open_judge(session: dict[str, Any]) -> Judge:
     """A Judge for the session's device; KcapError or Unavailable where there can be none."""
     device = session["device"]
-    threads, cores = shares(session.get("threads"))
-    told, gpu = asked(device, threads)
+    threads, cores = cpu_share(session.get("threads"))
+    told, gpu = describe_device(device, threads)
     scratch = Path(tempfile.mkdtemp(prefix="kcap-bench-", dir=session.get("scratch")))
     limits = Limits(
         device=device,
@@ -84,7 +83,7 @@ def open_judge(session: dict[str, Any]) -> Judge:
         cores=cores if device == "cpu" else (),
         timeout=session["timeout"],
         build_timeout=session.get("build_timeout") or 600.0,
-        memory=(session.get("memory") or memory.free("cpu") // 2) if device == "cpu" else None,
+        memory=(session.get("memory") or memory.free_bytes("cpu") // 2) if device == "cpu" else None,
         disk=DISK,
         processes=PROCESSES,
         scratch=scratch,
@@ -96,7 +95,7 @@ def open_judge(session: dict[str, Any]) -> Judge:
     return Judge(root, limits, session["seconds"], server, Floors(told), told)
 
 
-def shares(wanted: int | None) -> tuple[int, tuple[int, ...]]:
+def cpu_share(wanted: int | None) -> tuple[int, tuple[int, ...]]:
     """Threads of a Solution, and the cores that are theirs; the judge keeps one to itself where there are several."""
     cores = sorted(os.sched_getaffinity(0))
     threads = min(wanted or max(len(cores) - 1, 1), len(cores))

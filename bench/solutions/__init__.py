@@ -1,27 +1,38 @@
-"""The Solutions of a folder, whatever form each is written in: one file per form, registered in `forms`.
+"""The Solutions of a folder, whatever form each is written in: one file a form, its Form registered by its suffix.
 
-Nothing of a Solution is run here. What cannot be read, or answers no Definition, is refused by itself.
+Nothing of a Solution is run here: it is read (bounded, from inside the folder that was named) and looked at. What cannot
+be read, or answers no Definition, is refused by itself.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
 import os
-from collections.abc import Iterator, Mapping
+import stat
+import symtable
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any
 
-from kcap.bench.solutions.contents import text_of
-from kcap.bench.solutions.entry import check_entry
-from kcap.bench.solutions.forms import Given, form_of, known, suffixes
+import orjson
+from pydantic import ValidationError
+
 from kcap.errors import CallError, FormatError
-from kcap.schemas.definition import Definition
-from kcap.schemas.solution import Solution
+from kcap.schemas.files.jsonfile import reasons
+from kcap.schemas.files.python_source import parse
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.solution import Solution
+from kcap.system.registry import import_plugins
 
 NO_SOLUTION = "{}: has no Solution: put *.json of FlashInfer-Bench's form there, or *.py files that define run"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSolution:
     """A Solution and the file that it was read from."""
 
     file: Path
@@ -29,7 +40,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedSolution:
     """A file that gives no Solution, the reason in a line, and as far as they can be told its name and Definition."""
 
     file: Path
@@ -40,25 +51,25 @@ class Refused:
 
 def read_solutions(
     folder: Path, definitions: Mapping[str, Definition], default: str | None
-) -> tuple[list[Found], list[Refused]]:
+) -> tuple[list[FoundSolution], list[RefusedSolution]]:
     """The Solutions in `folder`, at any depth, and what was refused, both in the order of their paths.
 
     `default`: the Definition of a plain Python file that names none. Of a dataset, its `solutions/` is read. Hidden
     folders and caches are left out. CallError if there is no such folder, or no file that could be a Solution.
     """
-    found: list[Found] = []
-    refused: list[Refused] = []
+    found: list[FoundSolution] = []
+    refused: list[RefusedSolution] = []
     taken: dict[tuple[str, str], Path] = {}
-    for file in _candidates(folder):
-        one = _first_of_its_name(_read(file, folder, definitions, default), taken)
-        if isinstance(one, Found):
+    for file in _files(folder):
+        one = _first_of_its_name(_read_solution(file, folder, definitions, default), taken)
+        if isinstance(one, FoundSolution):
             found.append(one)
         else:
             refused.append(one)
     return found, refused
 
 
-def _candidates(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise CallError(f"{folder}: no such folder: name the one that the Solutions are in")
     if (folder / "definitions").is_dir() and (folder / "solutions").is_dir():
@@ -78,27 +89,181 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in named + linked)
 
 
-def _read(file: Path, folder: Path, definitions: Mapping[str, Definition], default: str | None) -> Found | Refused:
+def _read_solution(
+    file: Path, folder: Path, definitions: Mapping[str, Definition], default: str | None
+) -> FoundSolution | RefusedSolution:
     name, definition = file.stem, None
     try:
-        given = Given(file.name, text_of(file, folder), definitions, default)
+        given = SolutionText(file.name, read_text(file, folder), definitions, default)
         form = form_of(given)
         name, definition = form.name(given), form.definition(given)
         solution = form.read(given)
-        known(given, solution.definition)
+        find_definition(given, solution.definition)
         check_entry(solution, file.name)
     except FormatError as error:
-        return Refused(file, str(error), name, definition)
-    return Found(file, solution)
+        return RefusedSolution(file, str(error), name, definition)
+    return FoundSolution(file, solution)
 
 
-def _first_of_its_name(one: Found | Refused, taken: dict[tuple[str, str], Path]) -> Found | Refused:
+def _first_of_its_name(
+    one: FoundSolution | RefusedSolution, taken: dict[tuple[str, str], Path]
+) -> FoundSolution | RefusedSolution:
     """`one`, refused if its Definition has a Solution of its name already: `taken` says in which file."""
-    if isinstance(one, Refused):
+    if isinstance(one, RefusedSolution):
         return one
     name, definition = one.solution.name, one.solution.definition
     first = taken.setdefault((name, definition), one.file)
     if first == one.file:
         return one
     reason = f"{one.file.name}: {definition} has a Solution {name} already, in {first}: rename one"
-    return Refused(one.file, reason, name, definition)
+    return RefusedSolution(one.file, reason, name, definition)
+
+
+FORMS: list[tuple[str, Form]] = []
+
+
+@dataclass(frozen=True)
+class SolutionText:
+    """A file's name and text, the Definitions that there are by name, and the one of a file that names none."""
+
+    file: str
+    text: str
+    definitions: Mapping[str, Definition]
+    default: str | None
+
+    @property
+    def stem(self) -> str:
+        return PurePath(self.file).stem
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The JSON object that the text is; {} if it is none."""
+        try:
+            document = orjson.loads(self.text)
+        except ValueError:  # what of it is no JSON, or no Unicode
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def word(self, key: str) -> str | None:
+        """The string that the JSON object has under `key`, if it has one."""
+        return found if isinstance(found := self.document.get(key), str) else None
+
+
+class Form:
+    """Reads files of one form. `name` and `definition` are what is told when `read` refuses: they never raise."""
+
+    def claims(self, given: SolutionText) -> bool:
+        """Whether a file of this form's suffix is of this form: of one suffix, exactly one form is."""
+        return True
+
+    def name(self, given: SolutionText) -> str:
+        return given.stem
+
+    def definition(self, given: SolutionText) -> str | None:
+        raise NotImplementedError
+
+    def read(self, given: SolutionText) -> Solution:
+        """The Solution; FormatError with the reason if there is none."""
+        raise NotImplementedError
+
+
+def form(suffix: str) -> Callable[[type[Form]], type[Form]]:
+    """Register a Form for files that end in `suffix`."""
+
+    def register(kind: type[Form]) -> type[Form]:
+        FORMS.append((suffix, kind()))
+        return kind
+
+    return register
+
+
+def suffixes() -> frozenset[str]:
+    """What ends the name of a file that may be a Solution."""
+    import_plugins(__name__)
+    return frozenset(suffix for suffix, _ in FORMS)
+
+
+def form_of(given: SolutionText) -> Form:
+    """The Form of a file whose suffix is among `suffixes`."""
+    import_plugins(__name__)
+    return next(one for suffix, one in FORMS if given.file.endswith(suffix) and one.claims(given))
+
+
+def find_definition(given: SolutionText, name: str) -> Definition:
+    """The Definition `name`; FormatError with names that are near if there is none."""
+    if found := given.definitions.get(name):
+        return found
+    near = difflib.get_close_matches(name, given.definitions, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "kcap show lists those that there are"
+    raise FormatError(given.file, f"there is no Definition {name!r}: {hint}")
+
+
+def validated_solution(given: SolutionText, document: Mapping[str, Any]) -> Solution:
+    """The Solution that `document` is; FormatError with the first thing that is wrong."""
+    try:
+        return Solution.model_validate(document)
+    except ValidationError as error:
+        raise FormatError(given.file, reasons(error, document)[0]) from None
+
+
+MAX_BYTES = 16 << 20
+
+
+def read_text(file: Path, folder: Path) -> str:
+    """What `file` holds, without a byte order mark; FormatError if it cannot be read, or should not be."""
+    try:
+        return _read_bytes(file, folder).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(file.name, f"not UTF-8 (byte {error.start}): save it as UTF-8") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise FormatError(file.name, f"not readable ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _read_bytes(file: Path, folder: Path) -> bytes:
+    if not file.resolve(strict=True).is_relative_to(folder.resolve()):
+        raise FormatError(file.name, "a link that leads out of the folder: copy what it leads to")
+    mode, size = (found := file.stat()).st_mode, found.st_size
+    if stat.S_ISDIR(mode):
+        raise FormatError(file.name, "a link to a folder, which is not followed")
+    if not stat.S_ISREG(mode):
+        raise FormatError(file.name, "no regular file")
+    if size > MAX_BYTES:
+        raise FormatError(file.name, f"larger than {MAX_BYTES >> 20} MiB")
+    return file.read_bytes()
+
+
+IN_PYTHON = frozenset({"python", "triton", "tilelang"})
+
+
+def check_entry(solution: Solution, place: str) -> None:
+    """FormatError if a Python source cannot have the entry point; what a compiler makes is for the build to say."""
+    if solution.spec.language not in IN_PYTHON:
+        return
+    file, name = solution.spec.entry_file, solution.spec.entry_function
+    if not file.endswith(".py"):
+        raise FormatError(
+            place, f"spec.entry_point: {file} is no .py file, but the language is {solution.spec.language}"
+        )
+    source = next(source.content for source in solution.sources if source.path == file)
+    try:
+        there = may_bind(source, name)
+    except ValueError as error:
+        raise FormatError(place, f"{file}: {error}") from None
+    if not there:
+        raise FormatError(place, f"spec.entry_point: {file} defines no {name}")
+
+
+def may_bind(source: str, name: str) -> bool:
+    """Whether the top level of `source` may bind `name`: as a function or otherwise. ValueError if it is no Python."""
+    tree = parse(source)
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
+        return True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            symbol = symtable.symtable(source, "<source>", "exec").lookup(name)
+    except KeyError:
+        return False
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no valid Python: {error}") from None
+    return symbol.is_assigned() or symbol.is_imported()

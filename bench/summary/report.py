@@ -4,58 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.bench.results.run import Machine, RefusedFile
-from kcap.bench.summary.baseline import Baseline
-from kcap.bench.summary.saving import ALL, Saving, best, key_of, together
-from kcap.bench.summary.score import Score
-from kcap.replay.report import duration
+from kcap.bench.run.output import Machine
+from kcap.bench.summary.score import ALL_PHASES, Saving, Score, score_key
+from kcap.bench.summary.summary import Summary
+from kcap.replay.calls.report import duration
 from kcap.schemas.validation.report import printable
 
 SHOWN = 12
+
+
 ROWS = 60
+
+
 COLUMNS = ("passed", "geomean", "by count", "saves")
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Scores with what each saves of the baseline. `notes`: what to know before believing them."""
-
-    scores: Sequence[Score]
-    saved: Mapping[str, Mapping[str, Saving]]
-    baseline: Baseline
-    refused: Sequence[RefusedFile] = ()
-    notes: Sequence[str] = ()
-    machine: Machine = field(default_factory=Machine)
-
-    @property
-    def best(self) -> list[Score]:
-        return best(self.scores, self.saved)
-
-    @property
-    def whole(self) -> dict[str, Saving]:
-        """What the best of each Definition save together."""
-        return together((self.saved[key_of(score)] for score in self.best), self.baseline.totals)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "machine": self.machine.model_dump(),
-            "baseline": self.baseline.title,
-            "solutions": [{**_score(score), "saves": _savings(self.saved[key_of(score)])} for score in self.scores],
-            "best": [key_of(score) for score in self.best],
-            "saves": _savings(self.whole),
-            "refused": [one.model_dump() for one in self.refused],
-            "notes": list(self.notes),
-        }
-
-
-def show(out: Console, summary: Summary) -> None:
+def print_summary(out: Console, summary: Summary) -> None:
     """Print the table and the lines below it."""
     out.print(Text(title(summary.machine), "bold"))
     if summary.scores:
@@ -79,7 +48,7 @@ def table(summary: Summary) -> Table:
     out.add_column("Definition and Solution", no_wrap=True, overflow="ellipsis", ratio=2)
     out.add_column("why not", no_wrap=True, overflow="ellipsis", ratio=3)
     for score in summary.scores[:ROWS]:
-        saving = summary.saved[key_of(score)].get(ALL)
+        saving = summary.saved[score_key(score)].get(ALL_PHASES)
         passed = f"{len(score.passed)}/{len(score.workloads)}"
         out.add_row(
             Text(passed, "green" if score.ranked else "yellow"),
@@ -95,8 +64,8 @@ def table(summary: Summary) -> Table:
 def lines(summary: Summary) -> Iterator[Text]:
     """What is saved, then what was not judged."""
     found = summary.best
-    who = f"{key_of(found[0])} saves" if len(found) == 1 else f"the best of {len(found)} Definitions save"
-    for phase, saving in _told(summary.whole):
+    who = f"{score_key(found[0])} saves" if len(found) == 1 else f"the best of {len(found)} Definitions save"
+    for phase, saving in _told_phases(summary.whole):
         yield Text(f"{printable(who)} {_of_phase(phase, saving, summary.baseline.title)}", "bold")
     if found and not summary.baseline.totals:
         yield Text("which share of the whole that is, is not known without --measurements FILE", "dim")
@@ -110,16 +79,16 @@ def lines(summary: Summary) -> Iterator[Text]:
         yield Text(f"refused: {len(summary.refused) - SHOWN} more files: bench.json has all", "yellow")
 
 
-def _told(whole: Mapping[str, Saving]) -> list[tuple[str, Saving]]:
+def _told_phases(whole: Mapping[str, Saving]) -> list[tuple[str, Saving]]:
     """Each phase and all together, unless that says the same twice."""
-    if len(whole) == 2 and whole[ALL] in [saving for phase, saving in whole.items() if phase != ALL]:
-        return [(phase, saving) for phase, saving in whole.items() if (phase == ALL) is ("other" in whole)]
+    if len(whole) == 2 and whole[ALL_PHASES] in [saving for phase, saving in whole.items() if phase != ALL_PHASES]:
+        return [(phase, saving) for phase, saving in whole.items() if (phase == ALL_PHASES) is ("other" in whole)]
     return list(whole.items())
 
 
 def _of_phase(phase: str, saving: Saving, of: str) -> str:
     """`4.1 % of decode time (12.3 ms of 300.1 ms)`."""
-    time = "the time" if phase == ALL else f"{phase} time"
+    time = "the time" if phase == ALL_PHASES else f"{phase} time"
     if saving.share is None:
         return f"{duration(saving.saved_us)} of {time} that {of} take: {duration(saving.before_us)}"
     return f"{saving.share:.1%} of {time} ({_signed(saving.saved_us)} of {duration(saving.total_us or 0)}, {of})"
@@ -146,24 +115,3 @@ def _times(speedup: float | None) -> str:
 
 def _signed(us: float) -> str:
     return f"-{duration(-us)}" if us < 0 else duration(us)
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {
-        "definition": score.definition,
-        "author": score.author,
-        "solution": score.solution,
-        "workloads": len(score.workloads),
-        "judged": score.judged,
-        "passed": len(score.passed),
-        "statuses": score.statuses,
-        "ranked": score.ranked,
-        "geometric_mean": score.geometric_mean,
-        "weighted": score.weighted,
-        "worst": score.worst.reason if score.worst else None,
-    }
-
-
-def _savings(savings: Mapping[str, Saving]) -> dict[str, Any]:
-    names = ("before_us", "after_us", "total_us", "saved_us", "share")
-    return {phase: {name: getattr(saving, name) for name in names} for phase, saving in savings.items()}

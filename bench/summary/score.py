@@ -1,14 +1,18 @@
-"""A Solution's Score over all Workloads of its Definition: none is left out, so that none can be skipped for gain."""
+"""A Solution's Score over all Workloads of its Definition, and the time that it saves, by phase.
+
+No Workload is left out, so that none can be skipped for gain; only what passed saves, and the rest stays as it was.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kcap.replay.definitions.source import UNCOUNTED, Weights
-from kcap.schemas.outcome import Outcome, Status
+from kcap.bench.summary.baseline import Baseline
+from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights
+from kcap.schemas.results.outcome import Outcome, Status
 
 GRAVEST: tuple[Status, ...] = (
     "REWARD_HACK",
@@ -83,7 +87,9 @@ class Score:
         return min(against, key=lambda outcome: GRAVEST.index(outcome.status), default=None)
 
 
-def score(outcomes: Iterable[Outcome], workloads: Mapping[str, Sequence[str]], weights: Weights) -> list[Score]:
+def score_solutions(
+    outcomes: Iterable[Outcome], workloads: Mapping[str, Sequence[str]], weights: WorkloadWeights
+) -> list[Score]:
     """A Score for each Solution, the best of a Definition first.
 
     `workloads`: uuids by Definition, all that it must pass. An Outcome on others, or on a Definition that is not
@@ -95,9 +101,90 @@ def score(outcomes: Iterable[Outcome], workloads: Mapping[str, Sequence[str]], w
             held = found.setdefault((outcome.definition, outcome.author, outcome.solution), {})
             if outcome.workload in workloads[outcome.definition]:
                 held[outcome.workload] = outcome
-    scores = [Score(*key, workloads[key[0]], held, _count(key[0], workloads, weights)) for key, held in found.items()]
+    scores = [Score(*key, workloads[key[0]], held, _counts(key[0], workloads, weights)) for key, held in found.items()]
     return sorted(scores, key=lambda one: (one.definition, not one.ranked, -(one.weighted or 0), -len(one.passed)))
 
 
-def _count(definition: str, workloads: Mapping[str, Sequence[str]], weights: Weights) -> dict[str, int]:
-    return {uuid: sum(weights.get((definition, uuid), UNCOUNTED).values()) for uuid in workloads[definition]}
+def _counts(definition: str, workloads: Mapping[str, Sequence[str]], weights: WorkloadWeights) -> dict[str, int]:
+    return {uuid: sum(weights.get((definition, uuid), UNCOUNTED_PHASES).values()) for uuid in workloads[definition]}
+
+
+ALL_PHASES = "all"  # phases together
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Microseconds: of the Workloads that passed, before and after. `total`: of the whole; None where not known."""
+
+    before_us: float
+    after_us: float
+    total_us: float | None = None
+
+    @property
+    def saved_us(self) -> float:
+        """Negative where the Solution is the slower."""
+        return self.before_us - self.after_us
+
+    @property
+    def share(self) -> float | None:
+        """Of the whole."""
+        return self.saved_us / self.total_us if self.total_us else None
+
+
+def savings(score: Score, weights: WorkloadWeights, baseline: Baseline) -> dict[str, Saving]:
+    """What a Solution saves in each phase that it ran in, and in all."""
+    before: dict[str, list[float]] = defaultdict(list)
+    after: dict[str, list[float]] = defaultdict(list)
+    for uuid, outcome in score.outcomes.items():
+        if outcome.status != "PASSED" or outcome.time is None:
+            continue
+        counts = weights.get((score.definition, uuid), UNCOUNTED_PHASES)
+        for phase, us in baseline.before(outcome, counts).items():
+            before[phase].append(us)
+            after[phase].append(counts[phase] * outcome.time.median_us)
+    sums = {phase: (math.fsum(before[phase]), math.fsum(after[phase])) for phase in before}
+    return _with_totals(sums, baseline.totals)
+
+
+def sum_savings(each: Iterable[Mapping[str, Saving]], totals: Mapping[str, float]) -> dict[str, Saving]:
+    """The sum of what several save."""
+    sums: dict[str, tuple[float, float]] = {}
+    for one in each:
+        for phase, saving in one.items():
+            before, after = sums.get(phase, (0.0, 0.0))
+            sums[phase] = before + saving.before_us, after + saving.after_us
+    sums.pop(ALL_PHASES, None)
+    return _with_totals(sums, totals)
+
+
+def best_scores(scores: Sequence[Score], saved: Mapping[str, Mapping[str, Saving]]) -> list[Score]:
+    """Of each Definition the ranked Solution that saves most; none where all of them cost time.
+
+    `saved`: by `key_of` of a Score.
+    """
+    found: dict[str, Score] = {}
+    for score in scores:
+        if score.ranked and _saved(saved[score_key(score)]) > max(_of(found.get(score.definition), saved), 0.0):
+            found[score.definition] = score
+    return list(found.values())
+
+
+def score_key(score: Score) -> str:
+    return f"{score.definition}/{score.name}"
+
+
+def _of(score: Score | None, saved: Mapping[str, Mapping[str, Saving]]) -> float:
+    return _saved(saved[score_key(score)]) if score else 0.0
+
+
+def _saved(savings: Mapping[str, Saving]) -> float:
+    return savings[ALL_PHASES].saved_us if ALL_PHASES in savings else 0.0
+
+
+def _with_totals(sums: Mapping[str, tuple[float, float]], totals: Mapping[str, float]) -> dict[str, Saving]:
+    """A phase alone has no total where only that of all phases is known."""
+    if not sums:
+        return {}
+    whole = (math.fsum(before for before, _ in sums.values()), math.fsum(after for _, after in sums.values()))
+    found = {phase: Saving(*pair, totals.get(phase)) for phase, pair in sorted(sums.items())}
+    return {**found, ALL_PHASES: Saving(*whole, math.fsum(totals.values()) if totals else None)}

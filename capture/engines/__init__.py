@@ -1,27 +1,183 @@
-"""Adapters of inference frameworks, one file each: how to start one offline, where its steps begin and end."""
+"""What an adapter of an inference framework has, and how adapters are found: each is a file or a folder here.
+
+>>> FRAMEWORK = Framework("vLLM", "vllm", ("vllm",), pip=("install vllm",), plugin=Plugin(...))
+>>> OFFLINE = "kcap.capture.engines.vllm.offline"
+>>> def arguments(start: Start) -> dict[str, Any]: ...
+>>> def hook(window: Window) -> None: ...
+
+A small engine is one file, `NAME.py`, with these members. A larger one is a folder, `NAME/`, whose `adapter.py` has
+them. Nothing else lies here. What an adapter imports is imported inside the engine: the standard library and orjson
+only; torch and the framework itself where a hook runs. An adapter hooks the engine with `kcap.capture.hooks.imports`
+and `kcap.capture.window.hooking`.
+"""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
-from typing import TYPE_CHECKING, cast
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from kcap.system.registry import plugin_names
 
 if TYPE_CHECKING:
-    from kcap.capture.engines.engine import Engine
+    from kcap.capture.window.window import Window
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """How a framework finds plugins. `group`: of entry points; `variable`: names the only ones to load, if set.
+
+    `module`: where the framework loads them, relative to its package; `since`: the first release that does.
+    `empty_is_all`: an empty list lets every plugin in.
+    """
+
+    group: str
+    variable: str
+    module: str
+    since: str
+    empty_is_all: bool = False
+
+
+@dataclass(frozen=True)
+class Server:
+    """A command that serves. `words`: its command line has them all; `port`: where it listens unless told otherwise by
+    --host and --port; `ready`: what answers there once it serves. `elsewhere`: options that put it at another place."""
+
+    words: tuple[str, ...]
+    port: int
+    ready: str = "/health"
+    elsewhere: tuple[str, ...] = ("--config", "--ssl-keyfile", "--uds", "--headless")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """An inference framework. `name`: in commands and Recordings; `package`: what Python imports.
+
+    `distributions`: those that bring it, the likeliest first. `pip`, `pip_cpu`: the pip commands that install it, with
+    an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
+    the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
+    `servers`: its commands that serve.
+    """
+
+    name: str
+    package: str
+    distributions: tuple[str, ...]
+    pip: tuple[str, ...] = ()
+    pip_cpu: tuple[str, ...] = ()
+    elsewhere: str = ""
+    plugin: Plugin | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    servers: tuple[Server, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model as an engine is to load it. `path`: what the engine is given; `model`: what the user named.
+
+    `layers_model`: None where unknown. `bundled`: `path` is kcap's own configuration, without a tokenizer.
+    `weights_from_hub`: the engine must ask the hub, though kcap's own configuration would do for dummy weights.
+    """
+
+    model: str
+    path: str
+    layers_model: int | None
+    bundled: bool
+    weights_from_hub: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a model is to be started offline. `longest`: the tokens of the longest request, which a bundled model's
+    context must hold; `given`: the user's own arguments, which win."""
+
+    target: Target
+    load_format: str
+    num_layers: int | None
+    eager: bool
+    given: dict[str, Any]
+    longest: int
+
+
+class Engine(Protocol):
+    """An adapter. Its file's name is that of its entry point: `kcap.capture.activate:activate_NAME`."""
+
+    FRAMEWORK: Framework
+    OFFLINE: str | None
+    """A module with `main(job_file)`, run as `python -m OFFLINE JOB`; None where only a COMMAND can be recorded.
+
+    The job is JSON: `session` (its file), `workload` (the members of `Workload`), `engine_arguments`, and perhaps
+    `outputs` (a file for each request's token ids). `main` returns when all is generated and the shards are closed."""
+
+    def arguments(self, start: Start) -> dict[str, Any]:
+        """What the framework's offline class is called with for `start`; JSON."""
+
+    def hook(self, window: Window) -> None:
+        """Have the framework's steps call `window.begin` and `window.end`, and the end of its warm-up `window.start`.
+
+        Runs in every process of the engine, once, before its model is built; must import nothing of the framework that
+        the process has not imported itself (see `kcap.capture.hooks.imports`).
+        """
 
 
 def find(name: str) -> Engine:
-    """The adapter in the file `name`."""
-    return cast("Engine", importlib.import_module(f"{__name__}.{name}"))
+    """The adapter `name`: the file `NAME.py`, or `adapter.py` in the folder `NAME`."""
+    module = importlib.import_module(f"{__name__}.{name}")
+    return cast(
+        "Engine", importlib.import_module(f"{module.__name__}.adapter") if hasattr(module, "__path__") else module
+    )
 
 
-def adapters() -> list[Engine]:
-    """Every adapter: each module of this folder that names its framework."""
-    names = [module.name for module in pkgutil.iter_modules(__path__) if "_" not in module.name]
-    return [find(name) for name in names if hasattr(find(name), "FRAMEWORK")]
+def adapters() -> dict[str, Engine]:
+    """Every adapter by its name; ValueError where two are for one framework."""
+    by_name = {name: find(name) for name in plugin_names(__name__)}
+    frameworks: dict[str, str] = {}
+    for name, engine in by_name.items():
+        other = frameworks.setdefault(engine.FRAMEWORK.name.lower(), name)
+        if other != name:
+            raise ValueError(f"two adapters for {engine.FRAMEWORK.name}: {other} and {name}")
+    return by_name
 
 
 def of_framework(framework: str | None) -> Engine | None:
     """The adapter of `framework`, in any case; None where there is none."""
     wanted = (framework or "").lower()
-    return next((engine for engine in adapters() if engine.FRAMEWORK.name.lower() == wanted), None)
+    return next((engine for engine in adapters().values() if engine.FRAMEWORK.name.lower() == wanted), None)
+
+
+PLUGIN_NAME = "kcap"
+
+
+def excluding_setting(framework: str | None) -> str | None:
+    """The setting (`ITS_PLUGINS=a,b`) that keeps kcap out of the engine, or None where none does.
+
+    None for `framework`: any engine's.
+    """
+    for known in (engine.FRAMEWORK for engine in adapters().values()):
+        plugin = known.plugin
+        if framework not in (None, known.name) or plugin is None:
+            continue
+        listed = os.environ.get(plugin.variable)
+        if listed is None or (plugin.empty_is_all and not listed):
+            continue
+        if PLUGIN_NAME not in (word.strip() for word in listed.split(",")):
+            return f"{plugin.variable}={listed}"
+    return None
+
+
+def lacks_plugins(framework: Framework) -> bool:
+    """Whether the `framework` that is installed is too old to load plugins. It is not imported."""
+    if framework.plugin is None:
+        return False
+    spec = importlib.util.find_spec(framework.package)
+    places = getattr(spec, "submodule_search_locations", None)
+    return bool(places) and not any((Path(place) / framework.plugin.module).is_dir() for place in places or ())
+
+
+def plugin_frameworks() -> str:
+    """The frameworks that load plugins, each with its first release that does."""
+    known = (engine.FRAMEWORK for engine in adapters().values())
+    return ", ".join(f"{one.name} {one.plugin.since} or newer" for one in known if one.plugin is not None)

@@ -12,8 +12,7 @@ import orjson
 from kcap.capture.taps import cuda_graphs, external, fused
 
 if TYPE_CHECKING:  # both import torch, which kcap brings into no process by itself
-    from kcap.capture.taps.library import Listener
-    from kcap.capture.taps.packages import LibraryTap
+    from kcap.capture.taps.libraries.library import LibraryTap, Listener
 
 
 class Tap(Protocol):
@@ -72,10 +71,9 @@ class Taps:
 
     def install(self) -> None:
         """Install each that is not yet; one that fails is noted and left out."""
-        from kcap.capture.taps import deep_gemm, flashinfer, tvm_ffi
-        from kcap.capture.taps.inductor import Inductor
-        from kcap.capture.taps.inductor_cpp import InductorCpp
-        from kcap.capture.taps.triton import Triton
+        from kcap.capture.taps.kernels.inductor import Inductor, InductorCpp
+        from kcap.capture.taps.kernels.triton import Triton
+        from kcap.capture.taps.libraries import deep_gemm, flashinfer, tvm_ffi
 
         if self._all:
             return

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from kcap.capture.recorder import Recorder
+from kcap.capture.hooks.patching import Methods
+from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.taps.external import contained
-from kcap.capture.taps.methods import Methods
 
 LOOK = 1.0  # seconds from one look at the allocator's memory to the next
 EVERYWHERE = [(0, 1 << 63)]

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import orjson
 
-from kcap.capture.recorder import Recorder
-from kcap.capture.shards import KERNELS
+from kcap.capture.recorder.recorder import Recorder
+from kcap.capture.shards.counts import KERNELS
 
 MOST_LAUNCHES = 1 << 16
-CALL_SPAN = "kcap:call:"  # as kcap.capture.coverage.trace reads it
+CALL_SPAN = "kcap:call:"  # as kcap.capture.fold.coverage.trace reads it
 
 
 class Host(Protocol):
@@ -60,7 +60,7 @@ class Externals:
         return number
 
     def launch(self, fields: dict[str, Any]) -> int | None:
-        """The number of what a kernel is launched with: the fields of kcap.schemas.recording.Launch. None: too many."""
+        """The number of what a kernel is launched with: the fields of kcap.schemas.recording.recording.Launch. None: too many."""
         body = orjson.dumps(fields)
         number = self._launches.get(body)
         if number is None and len(self._launches) < MOST_LAUNCHES:

@@ -6,23 +6,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kcap.replay.fidelity.engine import GpuTime, KindSteps
-from kcap.replay.fidelity.how import UNKNOWN, How
-from kcap.schemas.recording import Call
+from kcap.schemas.recording.recording import Call
+from kcap.schemas.results.measurement import DROPPED, Cache, Measurement, Method, ProgramMeasurement, StopRule
 
-TOTAL = 0.05  # how far the replayed kernels' sum may be from the engine's
-KERNEL = 0.10  # and one kernel's time, where it has more than the
-SHARE = 0.02  # of the step's GPU time
-EXACT = 1e-9  # of rounding
+
+@dataclass(frozen=True)
+class Provenance:
+    """As in a Measurement. `slow_samples`: how many of the clock's `samples` are not in the median."""
+
+    method: Method | None = None
+    cache: Cache | None = None
+    stop: StopRule | None = None
+    samples: int = 0
+    slow_samples: int = 0
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, one: Measurement | ProgramMeasurement) -> Provenance:
+        return cls(one.method, one.cache, one.stop, len(one.samples_us), len(one.slow_samples), tuple(one.notes))
+
+    @property
+    def warm(self) -> bool:
+        """Whether the GPU found its inputs in the caches, though the state asked for was `serving`."""
+        return self.cache == "warm" and self.method not in ("none", "host")
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, each once and without the number of samples, which differs from Call to Call."""
+        return list(dict.fromkeys(DROPPED if note.endswith(DROPPED) else note for note in self.notes))
+
+
+UNKNOWN_PROVENANCE = Provenance()
+
+
+TOTAL_BOUND = 0.05  # how far the replayed kernels' sum may be from the engine's
+
+
+KERNEL_BOUND = 0.10  # and one kernel's time, where it has more than the
+
+
+KERNEL_SHARE = 0.02  # of the step's GPU time
+
+
+ROUNDING = 1e-9  # of rounding
+
 
 NOT_COUNTED = "how often it ran is not known: its step's Program does not have it"
+
+
 NOT_REPLAYED = "not replayed"
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayedCall:
     """One invocation of a Call, replayed: the microseconds of its kernels, or why there are none.
 
-    `names`: of its kernels. `sample`, `context`: as in kcap.replay.fidelity.nearest.Nearest.
+    `names`: of its kernels. `sample`, `context`: as in kcap.replay.fidelity.replaying.NearestSample.
     """
 
     us: float | None = None
@@ -30,11 +69,11 @@ class Replayed:
     names: frozenset[str] = frozenset()
     sample: int | None = None
     context: float | None = None
-    how: How = UNKNOWN
+    how: Provenance = UNKNOWN_PROVENANCE
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedCall:
     """A Call in a step of this kind: how often it runs, and its time in the engine and replayed, for all of these.
 
     `share`: of the step's GPU time. `other`: the kernels replayed have none of the names that the engine's had.
@@ -43,7 +82,7 @@ class Row:
     call: Call
     count: float
     engine_us: float
-    replayed: Replayed
+    replayed: ReplayedCall
     share: float
     other: bool = False
 
@@ -58,15 +97,15 @@ class Row:
 
     @property
     def judged(self) -> bool:
-        return self.share > SHARE
+        return self.share > KERNEL_SHARE
 
     @property
     def within(self) -> bool:
-        return self.ratio is not None and abs(self.ratio - 1) <= KERNEL + EXACT
+        return self.ratio is not None and abs(self.ratio - 1) <= KERNEL_BOUND + ROUNDING
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingCall:
     """Time of the engine's GPU that nothing was replayed for; per step, as in Row. `call` None: it is of no Call.
 
     `replayed`: what came of trying.
@@ -77,7 +116,7 @@ class Missing:
     engine_us: float
     share: float
     call: Call | None = None
-    replayed: Replayed = Replayed()
+    replayed: ReplayedCall = ReplayedCall()
 
     @property
     def reason(self) -> str:
@@ -85,12 +124,12 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedStep:
     """The Calls of one kind of step in one state, replayed. Times are microseconds of one step."""
 
     state: str
-    rows: list[Row]
-    missing: list[Missing]
+    rows: list[ComparedCall]
+    missing: list[MissingCall]
 
     @property
     def engine_us(self) -> float:
@@ -117,14 +156,14 @@ class Compared:
 
     def outside(self) -> Iterator[str]:
         """What is not within the bounds, in words; nothing where this state holds."""
-        if self.error > TOTAL + EXACT:
-            yield f"{self.state}: in total {self.error:.1%} off, {TOTAL:.0%} allowed"
+        if self.error > TOTAL_BOUND + ROUNDING:
+            yield f"{self.state}: in total {self.error:.1%} off, {TOTAL_BOUND:.0%} allowed"
         for row in self.rows:
             if row.judged and not row.within:
                 name = f"{row.call.operator} ({row.share:.1%} of the time)"
                 yield f"{self.state}: {name} takes {row.ratio or 0:.1%} of its time in the engine"
         for one in self.missing:
-            if one.share > SHARE:
+            if one.share > KERNEL_SHARE:
                 yield f"{self.state}: {one.name} ({one.share:.1%} of the time) is missing: {one.reason}"
 
 
@@ -132,36 +171,42 @@ def share_of(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def compare(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, Replayed], state: str) -> Compared:
+def compare(
+    engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall], state: str
+) -> ComparedStep:
     """Hold a kind of step against the replay of its Calls (both by id).
 
     A Call that the engine's GPU spent nothing on is a row only where its replay has kernels.
     """
     rows = sorted(_rows(engine, calls, replayed), key=lambda row: (-row.engine_us, -row.replayed_us, row.call.id))
     missing = sorted(_missing(engine, calls, replayed), key=lambda one: (-one.engine_us, one.name, one.reason))
-    return Compared(state, rows, missing)
+    return ComparedStep(state, rows, missing)
 
 
-def _rows(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, Replayed]) -> Iterator[Row]:
+def _rows(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall]) -> Iterator[ComparedCall]:
     for number, count in engine.invocations.items():
-        one, in_engine = replayed.get(number, Replayed()), engine.by_call.get(number, GpuTime())
+        one, in_engine = replayed.get(number, ReplayedCall()), engine.by_call.get(number, GpuTime())
         if one.us is None or not (one.us or in_engine.us):
             continue
         other = calls[number].launch is None and bool(in_engine.names) and not in_engine.names & one.names
         us = in_engine.us / len(engine.steps)
-        yield Row(calls[number], count / len(engine.steps), us, one, share_of(in_engine.us, engine.gpu_us), other)
+        yield ComparedCall(
+            calls[number], count / len(engine.steps), us, one, share_of(in_engine.us, engine.gpu_us), other
+        )
 
 
-def _missing(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, Replayed]) -> Iterator[Missing]:
-    def of(name: str, one: Replayed, count: float, time: GpuTime, call: Call | None = None) -> Missing:
+def _missing(
+    engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall]
+) -> Iterator[MissingCall]:
+    def of(name: str, one: ReplayedCall, count: float, time: GpuTime, call: Call | None = None) -> MissingCall:
         steps = len(engine.steps)
         share = share_of(time.us, engine.gpu_us)
-        return Missing(name, count / steps, time.us / steps, share, call, one)
+        return MissingCall(name, count / steps, time.us / steps, share, call, one)
 
     for (name, reason), time in engine.of_no_call.items():
-        yield of(name, Replayed(reason=reason), time.kernels, time)
+        yield of(name, ReplayedCall(reason=reason), time.kernels, time)
     for number, time in engine.by_call.items():
         count = engine.invocations[number]
-        one = replayed.get(number, Replayed()) if count else Replayed(reason=NOT_COUNTED)
+        one = replayed.get(number, ReplayedCall()) if count else ReplayedCall(reason=NOT_COUNTED)
         if one.us is None:
             yield of(calls[number].operator, one, count or time.kernels, time, calls[number])

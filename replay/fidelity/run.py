@@ -1,102 +1,172 @@
-"""Replay what the profiled steps of a Recording ran, and hold it against them."""
+"""`kcap replay PATH --fidelity`: what replaying gives, and where it goes: a table, a figure, JSON.
+
+In JSON is all that the table has, in microseconds of one step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from kcap.replay.fidelity.compare import Replayed, compare
-from kcap.replay.fidelity.engine import KindSteps
-from kcap.replay.fidelity.how import How
-from kcap.replay.fidelity.nearest import Nearest, Steps, by_place, nearest
-from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
-from kcap.replay.source import Samples, by_call, needs_sample
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.program_measurement import ProgramCall, ProgramMeasurement
-from kcap.schemas.recording import Call, Recording
+import click
+import orjson
+from rich.progress import Progress, TaskID
 
-NO_DURATIONS = "the profiler saw no kernel of its replay"
-ON_HOST = "its replay used no GPU"
-NO_PROGRAM = "its steps name no Program"
-Chosen = Mapping[int, Nearest]  # the Sample for each Call, by id
-
-
-class Replayer(Protocol):
-    """What replays; kcap.replay.fidelity.replaying has the one that does it on a GPU."""
-
-    def call(self, call: Call, chosen: Nearest, kind: KindSteps) -> Measurement:
-        """One Call alone, in the `serving` state, with its kernels' durations."""
-
-    def program(self, number: int, chosen: Chosen, kind: KindSteps) -> ProgramMeasurement:
-        """A Program as a whole, with its kernels' durations."""
-
-
-@dataclass
-class Ran:
-    """What was held against each other, and the measurements that it rests on."""
-
-    fidelity: Fidelity
-    measurements: list[Measurement] = field(default_factory=list)
-    programs: list[ProgramMeasurement] = field(default_factory=list)
+from kcap.errors import DONE, PARTIAL, CallError
+from kcap.replay.calls.report import console
+from kcap.replay.fidelity import figure, report
+from kcap.replay.fidelity.compare import (
+    KERNEL_BOUND,
+    KERNEL_SHARE,
+    TOTAL_BOUND,
+    ComparedCall,
+    ComparedStep,
+    MissingCall,
+)
+from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
+from kcap.replay.fidelity.replaying import FidelityRun, replay_kinds, replayer
+from kcap.replay.fidelity.verdict import SPAN_BOUND, Fidelity, KindFidelity
+from kcap.replay.options import FidelityOptions
+from kcap.schemas.files.jsonfile import write_json
+from kcap.schemas.input_kind import detect_input
+from kcap.schemas.recording.recording import Recording, load
+from kcap.schemas.recording.signature import call_key, signature
 
 
-def run(
-    recording: Recording, kinds: list[KindSteps], replayer: Replayer, tell: Callable[[str], None] = lambda name: None
-) -> Ran:
-    """Replay every Call and Program of `kinds`; `tell` hears of each before it is replayed."""
-    samples, steps = by_call(recording.samples), by_place(recording.steps)
-    ran = Ran(Fidelity([]))
-    for kind in kinds:
-        chosen = {number: choose(recording.calls[number], kind, samples, steps) for number in kind.invocations}
-        alone = {}
-        for number, sample in chosen.items():
-            tell(recording.calls[number].operator)
-            ran.measurements.append(measurement := replayer.call(recording.calls[number], sample, kind))
-            alone[number] = of_measurement(measurement, sample)
-        tell(f"Program of {kind.kind.phase}")
-        whole = None if kind.program is None else replayer.program(kind.program, chosen, kind)
-        ran.programs += [whole] if whole else []
-        ran.fidelity.kinds.append(held(recording, kind, alone, whole))
-    return ran
+def replay_fidelity(path: Path, options: FidelityOptions, bar: Progress) -> int:
+    """Hold a Recording's profiled steps against their replay; the exit code: 0 within the bounds, 3 outside."""
+    if options.device == "cpu":
+        raise CallError("--fidelity compares GPU time: pass no --device cpu")
+    if detect_input(path) != "recording":
+        raise CallError(f"{path}: --fidelity takes a Recording, made with --check-coverage")
+    if options.output is not None:
+        figure.require_matplotlib()
+    recording = load(path)
+    kinds = profiled_kinds(recording)
+    ran, environment = replay_steps(recording, kinds, options, bar)
+    if options.output is not None:
+        write_files(options.output, recording, ran, environment)
+    print_fidelity(recording, ran, environment, options)
+    return DONE if ran.fidelity.holds else PARTIAL
 
 
-def held(
-    recording: Recording, kind: KindSteps, alone: Mapping[int, Replayed], whole: ProgramMeasurement | None
-) -> KindFidelity:
-    calls = {call.id: call for call in recording.calls}
-    inside = {call.call: of_program_call(call) for call in whole.calls} if whole else {}
-    serving, in_program = compare(kind, calls, alone, SERVING), compare(kind, calls, inside, PROGRAM)
-    return KindFidelity.of(kind, serving, in_program, of_program(whole))
+def replay_steps(
+    recording: Recording, kinds: list[KindSteps], options: FidelityOptions, bar: Progress
+) -> tuple[FidelityRun, dict[str, Any]]:
+    with replayer(recording, options.device, options.seconds, options.timeout, options.trust) as replays, bar:
+        task: TaskID = bar.add_task("replay", total=sum(len(kind.invocations) + 1 for kind in kinds))
+
+        def tell(name: str) -> None:
+            bar.update(task, advance=1, description=name[:40])
+
+        return replay_kinds(recording, kinds, replays, tell), replays.environment
 
 
-def choose(call: Call, kind: KindSteps, samples: Samples, steps: Steps) -> Nearest:
-    return nearest(samples.get(call.id, []), kind.kind, kind.steps, steps) if needs_sample(call) else Nearest()
+def print_fidelity(
+    recording: Recording, ran: FidelityRun, environment: dict[str, Any], options: FidelityOptions
+) -> None:
+    """Print the table, or JSON; then what was written, or how to have it."""
+    if options.as_json:
+        click.echo(orjson.dumps(json_document(recording, ran, environment), option=orjson.OPT_INDENT_2))
+        return
+    report.print_kinds(console(), ran.fidelity, environment, options.rows, recording.metadata.device)
+    if options.output is not None:
+        click.echo(f"\nfigure: {options.output / 'fidelity.png'}")
+    else:
+        click.echo(f"\nas a figure: kcap replay {recording.path} --fidelity -o {recording.path.stem}.fidelity")
 
 
-def of_measurement(measurement: Measurement, chosen: Nearest) -> Replayed:
-    """Kernel durations and nothing else: another clock's time is no answer."""
-    names, how = frozenset(kernel.name for kernel in measurement.kernels), How.of(measurement)
-    if measurement.status != "ok":
-        return Replayed(reason=f"{measurement.status}: {measurement.reason}", sample=chosen.index, how=how)
-    us = 0.0 if measurement.method == "none" else measurement.kernel_us
-    reason = "" if us is not None else ON_HOST if measurement.method == "host" else NO_DURATIONS
-    return Replayed(us, reason, names, chosen.index, chosen.context, how)
+def json_document(recording: Recording, ran: FidelityRun, environment: dict[str, Any]) -> dict[str, Any]:
+    known = {"path": str(recording.path), "recorded_on": recording.metadata.device, "environment": environment}
+    return {**known, **fidelity_document(ran.fidelity)}
 
 
-def of_program_call(call: ProgramCall) -> Replayed:
-    if call.status in ("skipped", "failed"):
-        return Replayed(reason=f"{call.status}: {call.reason}", sample=call.sample)
-    names = frozenset(kernel.name for kernel in call.kernels)
-    if call.status == "host":
-        return Replayed(reason=ON_HOST, sample=call.sample)
-    return Replayed(call.us, "" if call.us is not None else NO_DURATIONS, names, call.sample)
+def write_files(folder: Path, recording: Recording, ran: FidelityRun, environment: dict[str, Any]) -> None:
+    """The figure, all of it in JSON, and the measurements that it rests on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "fidelity.json", json_document(recording, ran, environment))
+    (folder / "measurements.jsonl").write_bytes(b"".join(one.line() for one in ran.measurements))
+    (folder / "programs.jsonl").write_bytes(b"".join(one.line() for one in ran.programs))
+    figure.draw_figure(ran.fidelity, folder / "fidelity.png", recording_heading(recording, environment))
 
 
-def of_program(whole: ProgramMeasurement | None) -> ProgramTime:
-    if whole is None:
-        return ProgramTime(reason=NO_PROGRAM)
-    if whole.status != "ok" or whole.median_us is None:
-        return ProgramTime(None, whole.reason or whole.status, whole.program, how=How.of(whole))
-    known = whole.program, whole.invocations, whole.left_out, whole.unmatched_us or 0.0, whole.stretches
-    return ProgramTime(whole.median_us, "", *known, How.of(whole), whole.clocks.sm_mhz if whole.clocks else None)
+def recording_heading(recording: Recording, environment: dict[str, Any]) -> str:
+    """Model, engine and GPU: `meta-llama/Llama-3.1-8B · vLLM 0.22.1 · NVIDIA H200`."""
+    known = recording.metadata
+    engine = f"{known.framework} {known.framework_version or ''}".strip() if known.framework else None
+    return " · ".join(str(part) for part in (known.model, engine, environment.get("device_name")) if part)
+
+
+BOUNDS = {"total": TOTAL_BOUND, "kernel": KERNEL_BOUND, "kernel_share": KERNEL_SHARE, "span": SPAN_BOUND}
+
+
+def fidelity_document(found: Fidelity) -> dict[str, Any]:
+    """Times at the top are of all profiled steps."""
+    return {
+        "holds": found.holds,
+        "bounds": BOUNDS,
+        "engine_us": found.engine_us(),
+        "replayed_us": found.replayed_us(),
+        "missing_us": found.missing_us(),
+        "error": found.error,
+        "total_by": dict(found.by_state()),
+        "kinds": [_kind_fields(kind) for kind in found.kinds],
+    }
+
+
+def _kind_fields(kind: KindFidelity) -> dict[str, Any]:
+    return {
+        **asdict(kind.kind),
+        "steps": kind.steps,
+        "sm_mhz": kind.sm_mhz,
+        "outside": list(kind.outside()),
+        "holds_by": [state.state for state in kind.holding],
+        "total_by": kind.best.state,
+        "states": {state.state: _state_fields(state) for state in (kind.serving, kind.in_program)},
+        "span": {**asdict(kind.span), "own_us": kind.span.own_us} if kind.span else None,
+        "program": {**asdict(kind.program), "over_span": kind.span_ratio},
+    }
+
+
+def _state_fields(state: ComparedStep) -> dict[str, Any]:
+    return {
+        "engine_us": state.engine_us,
+        "replayed_us": state.replayed_us,
+        "missing_us": state.missing_us,
+        "error": state.error,
+        "kernels": [_row_fields(row) for row in state.rows],
+        "missing": [_missing_fields(one) for one in state.missing],
+    }
+
+
+def _row_fields(row: ComparedCall) -> dict[str, Any]:
+    return {
+        "call": row.call.id,
+        "key": call_key(row.call),
+        "operator": row.call.operator,
+        "signature": signature(row.call.args),
+        "count": row.count,
+        "share": row.share,
+        "engine_us": row.engine_us,
+        "replayed_us": row.replayed_us,
+        "ratio": row.ratio,
+        "within": row.within if row.judged else None,
+        "other_kernels": row.other,
+        "sample": row.replayed.sample,
+        "context": row.replayed.context,
+        "how": asdict(row.replayed.how),
+        "warm": row.replayed.how.warm,
+    }
+
+
+def _missing_fields(one: MissingCall) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "call": one.call.id if one.call else None,
+        "reason": one.reason,
+        "count": one.count,
+        "share": one.share,
+        "engine_us": one.engine_us,
+        "how": asdict(one.replayed.how),
+    }

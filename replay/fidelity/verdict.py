@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from kcap.replay.fidelity.compare import EXACT, TOTAL, Compared, share_of
-from kcap.replay.fidelity.engine import KindSteps, StepKind
-from kcap.replay.fidelity.how import UNKNOWN, How
-from kcap.replay.fidelity.span import Span
+from kcap.replay.fidelity.compare import ROUNDING, TOTAL_BOUND, UNKNOWN_PROVENANCE, ComparedStep, Provenance, share_of
+from kcap.replay.fidelity.engine import KindSteps, Span, StepKind
 
-SPAN = 0.10  # how far a Program's back-to-back time may be from the span that the GPU took by itself
+SPAN_BOUND = 0.10  # how far a Program's back-to-back time may be from the span that the GPU took by itself
 SERVING, PROGRAM = "serving", "Program"  # each Call alone, its caches as in serving; the Calls in their order
 
 
@@ -31,7 +29,7 @@ class ProgramTime:
     left_out: int = 0
     unmatched_us: float = 0.0
     stretches: int = 0
-    how: How = UNKNOWN
+    how: Provenance = UNKNOWN_PROVENANCE
     sm_mhz: int | None = None
 
 
@@ -44,14 +42,16 @@ class KindFidelity:
 
     kind: StepKind
     steps: int
-    serving: Compared
-    in_program: Compared
+    serving: ComparedStep
+    in_program: ComparedStep
     span: Span | None
     program: ProgramTime
     sm_mhz: float | None = None
 
     @classmethod
-    def of(cls, engine: KindSteps, serving: Compared, in_program: Compared, program: ProgramTime) -> KindFidelity:
+    def of(
+        cls, engine: KindSteps, serving: ComparedStep, in_program: ComparedStep, program: ProgramTime
+    ) -> KindFidelity:
         return cls(engine.kind, len(engine.steps), serving, in_program, engine.span, program, engine.sm_mhz)
 
     @property
@@ -62,12 +62,12 @@ class KindFidelity:
         return self.program.us / self.span.own_us
 
     @cached_property
-    def holding(self) -> list[Compared]:
+    def holding(self) -> list[ComparedStep]:
         """The states that hold; what serves first. One is enough."""
         return [state for state in (self.serving, self.in_program) if not any(state.outside())]
 
     @cached_property
-    def best(self) -> Compared:
+    def best(self) -> ComparedStep:
         """The first state that holds, or else the one that is closer in total: what the total of all kinds takes."""
         return next(iter(self.holding), min(self.serving, self.in_program, key=lambda state: state.error))
 
@@ -83,8 +83,8 @@ class KindFidelity:
             yield f"the Program was not replayed as a whole: {self.program.reason}"
         elif self.span_ratio is None:
             yield "the step's span is not known: kernels have no start before format 1.3, record anew"
-        elif abs(self.span_ratio - 1) > SPAN + EXACT:
-            yield f"the Program takes {self.span_ratio:.1%} of the step's span, {SPAN:.0%} off are allowed"
+        elif abs(self.span_ratio - 1) > SPAN_BOUND + ROUNDING:
+            yield f"the Program takes {self.span_ratio:.1%} of the step's span, {SPAN_BOUND:.0%} off are allowed"
 
 
 @dataclass(frozen=True)
@@ -114,4 +114,4 @@ class Fidelity:
 
     @property
     def holds(self) -> bool:
-        return self.error <= TOTAL + EXACT and not any(any(each.outside()) for each in self.kinds)
+        return self.error <= TOTAL_BOUND + ROUNDING and not any(any(each.outside()) for each in self.kinds)

@@ -1,17 +1,22 @@
-"""Which Programs to replay: the most frequent of each phase, mode and padded size, or that of one recorded step."""
+"""Which Programs to replay, and on which Sample each of their Calls runs.
+
+The most frequent Program of each phase, mode and padded size, or that of one recorded step. The Samples of one step
+belong together, so that their lengths agree.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kcap.errors import CallError
-from kcap.schemas.recording import GraphUse, Phase, Program, Recording, Step
+from kcap.replay.source import Samples, needs_sample, samples_by_call
+from kcap.schemas.recording.recording import Call, GraphUse, Phase, Program, Recording, Sample, Step
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProgramKind:
     """What tells Programs apart that are no variants of each other. `padded`: the tokens its graphs are for."""
 
     phase: Phase
@@ -20,19 +25,19 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenProgram:
     """A Program, as which kind, and how often it ran as that; `step`: the recorded step that was asked for."""
 
     program: Program
-    kind: Kind
+    kind: ProgramKind
     count: int
     step: Step | None = None
 
 
-def most_frequent(recording: Recording, phase: Phase | None = None) -> list[Chosen]:
+def most_frequent_programs(recording: Recording, phase: Phase | None = None) -> list[ChosenProgram]:
     """One Program of each kind, the most frequent first; CallError where there is none."""
-    best: dict[Kind, Chosen] = {}
-    for one in _all(recording):
+    best: dict[ProgramKind, ChosenProgram] = {}
+    for one in _programs_by_phase(recording):
         known = best.get(one.kind)
         if phase in (None, one.kind.phase) and (known is None or one.count > known.count):
             best[one.kind] = one
@@ -48,7 +53,7 @@ def _why_none(recording: Recording, phase: Phase | None) -> str:
     return "holds no Programs: record steps (kcap record does; in Python, recorder.step())"
 
 
-def _all(recording: Recording) -> Iterator[Chosen]:
+def _programs_by_phase(recording: Recording) -> Iterator[ChosenProgram]:
     """Every Program as each phase that it ran in; a graph that a step replays runs as part of that step."""
     inner = {number for program in recording.programs for _, number in program.graphs}
     for program in recording.programs:
@@ -59,10 +64,10 @@ def _all(recording: Recording) -> Iterator[Chosen]:
             counts[count.phase] += count.count
         for phase, times in counts.items():
             if times:
-                yield Chosen(program, Kind(phase, *use_of(recording, program)), times)
+                yield ChosenProgram(program, ProgramKind(phase, *graph_use(recording, program)), times)
 
 
-def use_of(recording: Recording, program: Program) -> tuple[GraphUse, int | None]:
+def graph_use(recording: Recording, program: Program) -> tuple[GraphUse, int | None]:
     """How a Program used graphs, and the largest size that these were captured for."""
     graphs = [program] if program.kind == "graph" else [recording.program(number) for _, number in program.graphs]
     if not graphs:
@@ -72,7 +77,7 @@ def use_of(recording: Recording, program: Program) -> tuple[GraphUse, int | None
     return "full" if "full" in scopes or (scopes == {None} and len(graphs) == 1) else "piecewise", padded
 
 
-def of_step(recording: Recording, index: int) -> Chosen:
+def program_of_step(recording: Recording, index: int) -> ChosenProgram:
     """The Program of the step `index` (of the lowest rank that has it); CallError says which steps there are."""
     found = [step for step in recording.steps if step.index == index]
     where = f"{recording.path}: --step {index}"
@@ -85,4 +90,44 @@ def of_step(recording: Recording, index: int) -> Chosen:
         raise CallError(f"{where}: the Recording does not have its Program")
     program = recording.program(step.program)
     times = sum(count.count for count in program.counts if count.phase == step.phase)
-    return Chosen(program, Kind(step.phase, step.mode, step.padded), times, step)
+    return ChosenProgram(program, ProgramKind(step.phase, step.mode, step.padded), times, step)
+
+
+def choose_samples(recording: Recording, chosen: ChosenProgram, calls: Iterable[Call]) -> dict[int, int | None]:
+    """By Call that needs one: a line of samples.jsonl, from 0; None where there is none.
+
+    Of the Program's phase, and of the step asked for, or of that step of the Program's which has most Samples; where a
+    Call was not sampled in it, of the nearest step.
+    """
+    samples = samples_by_call(recording.samples)
+    needing = [call for call in calls if needs_sample(call)]
+    step = common_step(recording, chosen, samples, needing)
+    return {call.id: nearest_line(samples.get(call.id, []), chosen.kind.phase, step) for call in needing}
+
+
+def common_step(recording: Recording, chosen: ChosenProgram, samples: Samples, calls: Iterable[Call]) -> int | None:
+    """The step that was asked for, else the one of the Program in which most of `calls` were sampled."""
+    if chosen.step is not None:
+        return chosen.step.index
+    phase = chosen.kind.phase
+    own = {step.index for step in recording.steps if (step.program, step.phase) == (chosen.program.id, phase)}
+    seen = {
+        (call.id, sample.step)
+        for call in calls
+        for _, sample in samples.get(call.id, [])
+        if sample.phase == phase and sample.step is not None
+    }
+    counted = Counter(step for _, step in seen)
+    return max(counted, key=lambda step: (step in own, counted[step], -(step or 0)), default=None)
+
+
+def nearest_line(samples: Iterable[tuple[int, Sample]], phase: str, step: int | None) -> int | None:
+    """The line of the Sample of this phase, if there is one, that is nearest to `step`."""
+
+    def distance(item: tuple[int, Sample]) -> tuple[bool, bool, int, int]:
+        line, sample = item
+        off = 0 if step is None or sample.step is None else abs(sample.step - step)
+        return sample.phase != phase, sample.step is None and step is not None, off, line
+
+    found = min(samples, key=distance, default=None)
+    return None if found is None else found[0]

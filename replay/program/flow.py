@@ -2,7 +2,7 @@
 caches when it is read.
 
 A record has no addresses. But Calls come in their order, and what was written last is mostly read first. So of each
-kind of storage (kcap.replay.program.activations) the first argument that is read lies where was written last, the
+kind of storage (kcap.replay.program.parts) the first argument that is read lies where was written last, the
 second where before that; what is only written goes where nothing is read. What an operator returns is written, too.
 """
 
@@ -16,21 +16,20 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from kcap.replay.layout import key_of
-from kcap.replay.memory import Key, reached
-from kcap.replay.program.activations import Activations, Kind, kind_of
-from kcap.replay.program.parts import Part, Parts
-from kcap.replay.rebuild import over
-from kcap.replay.roles import plain
-from kcap.replay.roofline import sweeps
+from kcap.replay.calls.runner import plain_name
+from kcap.replay.program.parts import Activations, BufferKind, Part, Parts, buffer_kind
+from kcap.replay.rebuild.memory import reached_bytes, storage_key
+from kcap.replay.rebuild.rebuild import with_buffers
+from kcap.replay.roofline import cost
+from kcap.schemas.derive.bound_call import StorageKey
 
-DEPTH = 4  # buffers of one kind of which is known when they were written
+RECENT_BUFFERS = 4  # buffers of one kind of which is known when they were written
 ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
-REAL = ("bfloat16", "float16", "float32", "float64")
+CHECKED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 SMALLEST, LARGEST = 1e-20, 1e6  # absolute values of numbers as engines have them
-MOST_LOST, LOOKED_AT = 0.01, 1 << 20  # a share, and bytes
-RUNS = 2  # that are looked at: a run begins with what the one before has left
-APART = "each kernel has activations of its own: handed on, numbers overflow or vanish"
+MOST_LOST_SHARE, CHECKED_BYTES = 0.01, 1 << 20  # a share, and bytes
+CHECKED_RUNS = 2  # that are looked at: a run begins with what the one before has left
+NOT_SHARED = "each kernel has activations of its own: handed on, numbers overflow or vanish"
 
 
 class Flow:
@@ -41,7 +40,7 @@ class Flow:
 
     def __init__(self, activations: Activations, checked: bool = False) -> None:
         self.activations, self.checked = activations, checked
-        self.recent: dict[Kind, list[torch.Tensor]] = defaultdict(list)  # the last written first
+        self.recent: dict[BufferKind, list[torch.Tensor]] = defaultdict(list)  # the last written first
         self.filled: set[int] = set()  # addresses of what was written by a Call that reads nothing: as in the engine
         self.lost = False
 
@@ -49,22 +48,22 @@ class Flow:
         """One invocation of `part`."""
         given = self._assigned(part)
         assert part.decided is not None
-        returned = part.call_on(over(part.decided, part.target, part.next(), given))
-        read, only_written = ways(part)
+        returned = part.call_on(with_buffers(part.decided, part.target, part.next(), given))
+        read, only_written = read_and_written(part)
         fills = not read and not part.moved
         for key in [*reversed([key for key in read if key in part.restored]), *only_written]:
             self._written(part.places[key][:3], given[key], fills)
-        for output in reversed([*outputs(returned)]):
+        for output in reversed([*float_outputs(returned)]):
             storage = output.untyped_storage()
             dtype = str(output.dtype).removeprefix("torch.")
-            self._written(kind_of(str(output.device), dtype, storage.nbytes()), of_bytes(output), fills)
+            self._written(buffer_kind(str(output.device), dtype, storage.nbytes()), storage_bytes(output), fills)
 
-    def _assigned(self, part: Part) -> dict[Key, torch.Tensor]:
+    def _assigned(self, part: Part) -> dict[StorageKey, torch.Tensor]:
         """The buffer of each activation of `part`."""
         assert part.decided is not None
-        sizes = reached(part.decided.bound, part.target.device, part.target.home)
-        read, only_written = ways(part)
-        given: dict[Key, torch.Tensor] = {}
+        sizes = reached_bytes(part.decided.bound, part.target.device, part.target.home)
+        read, only_written = read_and_written(part)
+        given: dict[StorageKey, torch.Tensor] = {}
         for key in [*read, *only_written]:
             kind = part.places[key][:3]
             taken = {buffer.data_ptr() for buffer in given.values()}
@@ -76,26 +75,26 @@ class Flow:
                 given[key] = self._other(kind, taken)
         return given
 
-    def _other(self, kind: Kind, taken: set[int]) -> torch.Tensor:
+    def _other(self, kind: BufferKind, taken: set[int]) -> torch.Tensor:
         """A buffer that this invocation does not have, the one that was not written for longest."""
         order = {one.data_ptr(): age for age, one in enumerate(self.recent[kind])}
         free = (one for one in self.activations.all_of(kind) if one.data_ptr() not in taken)
-        return max(free, key=lambda one: order.get(one.data_ptr(), DEPTH))
+        return max(free, key=lambda one: order.get(one.data_ptr(), RECENT_BUFFERS))
 
-    def _look(self, read: torch.Tensor, kind: Kind) -> None:
+    def _look(self, read: torch.Tensor, kind: BufferKind) -> None:
         if self.checked and not self.lost and read.data_ptr() not in self.filled:
-            self.lost = lost(read, kind)
+            self.lost = has_lost_numbers(read, kind)
 
-    def _written(self, kind: Kind, buffer: torch.Tensor, fills: bool) -> None:
+    def _written(self, kind: BufferKind, buffer: torch.Tensor, fills: bool) -> None:
         (self.filled.add if fills else self.filled.discard)(buffer.data_ptr())
         others = [one for one in self.recent[kind] if one.data_ptr() != buffer.data_ptr()]
-        self.recent[kind] = [buffer, *others][:DEPTH]
+        self.recent[kind] = [buffer, *others][:RECENT_BUFFERS]
 
 
-def loses(order: Iterable[int], parts: Parts) -> bool:
+def loses_numbers(order: Iterable[int], parts: Parts) -> bool:
     """Whether numbers overflow or vanish in runs of `order` (Calls), of those that can run."""
     steps = [parts.good[call] for call in order if call in parts.good]
-    for _ in range(RUNS):
+    for _ in range(CHECKED_RUNS):
         flow = Flow(parts.activations, checked=True)
         for part in steps:
             flow.run(part)
@@ -104,36 +103,36 @@ def loses(order: Iterable[int], parts: Parts) -> bool:
     return False
 
 
-def ways(part: Part) -> tuple[list[Key], list[Key]]:
+def read_and_written(part: Part) -> tuple[list[StorageKey], list[StorageKey]]:
     """The activations that `part` reads, and those that it only writes, in the order of its arguments."""
     assert part.decided is not None
-    names: dict[Key, list[str]] = {}
+    names: dict[StorageKey, list[str]] = {}
     for path, spec in part.decided.bound.tensors():
-        names.setdefault(key_of(spec, part.target), []).append(plain(part.decided.bound.holder(path).name))
-    unread = sweeps.unread(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
+        names.setdefault(storage_key(spec, part.target), []).append(plain_name(part.decided.bound.holder(path).name))
+    unread = cost.unread_inputs(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
     only = {key for key, all_of in names.items() if all(n in unread or ONLY_WRITTEN.fullmatch(n) for n in all_of)}
     keys = [key for key in names if key in part.places]
     return [key for key in keys if key not in only], [key for key in keys if key in only]
 
 
-def outputs(returned: Any) -> Iterator[torch.Tensor]:
+def float_outputs(returned: Any) -> Iterator[torch.Tensor]:
     """The tensors of floats in what an operator returned."""
     for one in tree_leaves(returned):
         if isinstance(one, torch.Tensor) and one.is_floating_point() and one.untyped_storage().nbytes():
             yield one
 
 
-def of_bytes(output: torch.Tensor) -> torch.Tensor:
+def storage_bytes(output: torch.Tensor) -> torch.Tensor:
     """The whole storage of `output`."""
     size = output.untyped_storage().nbytes()
     return torch.empty(0, dtype=torch.uint8, device=output.device).set_(output.untyped_storage(), 0, (size,), (1,))
 
 
-def lost(read: torch.Tensor, kind: Kind) -> bool:
+def has_lost_numbers(read: torch.Tensor, kind: BufferKind) -> bool:
     """Whether numbers (bytes of the dtype in `kind`) are nan, huge or all nothing; the first of them are looked at."""
-    if kind[1] not in REAL:
+    if kind[1] not in CHECKED_DTYPES:
         return False
     dtype = getattr(torch, kind[1])
-    cells = read[: min(len(read), LOOKED_AT) // dtype.itemsize * dtype.itemsize].view(dtype).float().abs()
+    cells = read[: min(len(read), CHECKED_BYTES) // dtype.itemsize * dtype.itemsize].view(dtype).float().abs()
     usual = cells <= LARGEST
-    return cells.numel() > 0 and bool((~usual).float().mean() > MOST_LOST or cells[usual].amax() < SMALLEST)
+    return cells.numel() > 0 and bool((~usual).float().mean() > MOST_LOST_SHARE or cells[usual].amax() < SMALLEST)

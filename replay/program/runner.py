@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kcap.replay.program.flow import APART, loses
-from kcap.replay.program.found import Found, Shared
-from kcap.replay.program.gpu import time_on_gpu
-from kcap.replay.program.host import time_on_host
-from kcap.replay.program.parts import Part, Parts
-from kcap.replay.program.restoring import Restoring
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.runner import verdict
-from kcap.replay.timing import clocks
-from kcap.replay.timing.result import counted
-from kcap.replay.timing.stop import Budget
-from kcap.schemas.measurement import DROPPED, quartiles
+from kcap.replay.calls.runner import error_fields
+from kcap.replay.program.durations import CallDurations
+from kcap.replay.program.flow import NOT_SHARED, loses_numbers
+from kcap.replay.program.parts import Part, Parts, RestoredStorages
+from kcap.replay.program.timing import ProgramTiming, time_on_gpu, time_on_host
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.replay.timing import device
+from kcap.replay.timing.sampling import Budget, counted_samples, quartiles
+from kcap.schemas.results.measurement import DROPPED
 
 NOTHING_RAN = "none of its kernels can be replayed here"
 ON_HOST = "the host's work"
@@ -34,44 +31,50 @@ class ProgramRunner:
         try:
             return self._run(given, Budget.on(self.target.device, seconds))
         except Exception as error:
-            return verdict(error, self.target)
+            return error_fields(error, self.target)
 
     def _run(self, given: dict[str, Any], budget: Budget) -> dict[str, Any]:
         known = {int(number): part for number, part in given["parts"].items()}
         gpu = self.target.device.startswith("cuda")
         timed = {number for number, part in known.items() if not gpu or part["method"] in ("graph", "events")}
         order = [number for number in given["order"] if number in timed]
-        before = clocks.read(self.target.device)
+        before = device.read_clocks(self.target.device)
         samples = {number: part["sample"] for number, part in known.items()}
         parts, restore, notes = self._parts(order, samples, gpu)
         order = [number for number in order if number in parts.good]
         calls = [self._other(number, known[number]) for number in known if number not in timed]
         if not order:
-            return {"status": "skipped", "reason": NOTHING_RAN, "calls": calls + told(parts.all, Shared())}
+            return {
+                "status": "skipped",
+                "reason": NOTHING_RAN,
+                "calls": calls + call_fields(parts.all, CallDurations()),
+            }
         if gpu:
             found = time_on_gpu(order, parts, restore, known, budget, self.target.device)
         else:
             found = time_on_host(order, parts.good, restore, budget)
-        state = clocks.read(self.target.device)
+        state = device.read_clocks(self.target.device)
         return {
-            **report(found, notes),
+            **program_fields(found, notes),
             "replayed": len(order)
             + sum(given["order"].count(call["call"]) for call in calls if call["status"] == "ok"),
-            "calls": calls + told(parts.all, found.shared),
+            "calls": calls + call_fields(parts.all, found.shared),
             "bytes": parts.bytes,
             "clocks_before": before.model_dump() if before else None,
             "clocks": state.model_dump() if state else None,
             "poisoned": found.spoiled or any((part.failed or {}).get("poisoned") for part in parts.all.values()),
         }
 
-    def _parts(self, order: list[int], samples: dict[int, int | None], gpu: bool) -> tuple[Parts, Restoring, list[str]]:
+    def _parts(
+        self, order: list[int], samples: dict[int, int | None], gpu: bool
+    ) -> tuple[Parts, RestoredStorages, list[str]]:
         """The Calls ready to run, what puts back what they write to, and notes on both."""
         parts, notes = Parts(self.rebuilder, Counter(order), samples), []
-        restore = Restoring(parts.good.values())
-        if gpu and loses(order, parts):
+        restore = RestoredStorages(parts.good.values())
+        if gpu and loses_numbers(order, parts):
             del parts, restore  # there may be no room for both
-            parts, notes = Parts(self.rebuilder, Counter(order), samples, shared=False), [APART]
-            restore = Restoring(parts.good.values())
+            parts, notes = Parts(self.rebuilder, Counter(order), samples, shared=False), [NOT_SHARED]
+            restore = RestoredStorages(parts.good.values())
         return parts, restore, notes + restore.notes
 
     def _other(self, number: int, known: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class ProgramRunner:
         return {"call": number, "status": "host", "reason": ON_HOST}
 
 
-def told(parts: dict[int, Part], shared: Shared) -> list[dict[str, Any]]:
+def call_fields(parts: dict[int, Part], shared: CallDurations) -> list[dict[str, Any]]:
     """What the measurement says of each Call."""
     return [
         {"call": number, "sets": len(part.sets), "status": part.failed["status"], "reason": part.failed["reason"]}
@@ -96,9 +99,9 @@ def told(parts: dict[int, Part], shared: Shared) -> list[dict[str, Any]]:
     ]
 
 
-def report(found: Found, notes: list[str]) -> dict[str, Any]:
+def program_fields(found: ProgramTiming, notes: list[str]) -> dict[str, Any]:
     sampled = found.sampled
-    q1, median, q3 = quartiles(counted(sampled.samples, sampled.slow))
+    q1, median, q3 = quartiles(counted_samples(sampled.samples, sampled.slow))
     return {
         "status": "ok",
         "median_us": median,

@@ -1,1 +1,6 @@
-"""The roofline: what a kernel must move and compute, over what this machine was measured to move and compute."""
+"""The roofline: the time that no Call can be below.
+
+`cost` is what a Call must move and compute, `ceilings` what the machine can; `floor` holds one against the other.
+
+`measure` is the process that measures ceilings, with `measure_cpu` and `measure_cuda`.
+"""

@@ -1,21 +1,39 @@
-"""A machine's ceilings: bandwidth by working set, arithmetic by dtype, as measured once on it, stated with results.
+"""A machine's ceilings: bandwidth by working set, arithmetic by dtype, measured once and kept in the user's cache.
 
-Bandwidths are GB/s (1e9 bytes, read and written both counted), arithmetic is TFLOP/s, sizes are bytes.
+They are kept by device, driver, torch and threads, and stated with results. Bandwidths are GB/s (1e9 bytes, read and
+written both counted), arithmetic is TFLOP/s, sizes are bytes.
 """
 
 from __future__ import annotations
 
-from pydantic import Field, FiniteFloat
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
-from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.records import Record
+import orjson
+from pydantic import Field, FiniteFloat, ValidationError
+
+from kcap.errors import KcapError
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.records import Record
+from kcap.system.native_build import cache_folder
 
 TF32 = "tf32"  # float32 whose products are rounded to 10 bits of mantissa, as a GPU's matrix units take it
-WIDTHS = {TF32: 32, "float4_e2m1": 4}
-NARROWER = 4.0  # how much faster than all that was measured a dtype may be that is narrower than all of that
 
 
-class Level(Record):
+DTYPE_WIDTHS = {TF32: 32, "float4_e2m1": 4}
+
+
+NARROWER_FACTOR = 4.0  # how much faster than all that was measured a dtype may be that is narrower than all of that
+
+
+class BandwidthLevel(Record):
     """The best bandwidth measured over a working set of `size` bytes, or of a larger one."""
 
     size: int = Field(ge=0)
@@ -37,7 +55,7 @@ class Ceilings(Record):
     driver: str | None = None
     torch: str = ""
     threads: int | None = None
-    levels: list[Level] = Field(min_length=1)
+    levels: list[BandwidthLevel] = Field(min_length=1)
     tflop_s: dict[str, FiniteFloat] = {}
     cache_bytes: int = 0
     empty_us: FiniteFloat = 0.0
@@ -62,10 +80,10 @@ class Ceilings(Record):
         """
         if not self.tflop_s:
             return None
-        wanted = width(dtype)
-        if wanted < min(map(width, self.tflop_s)):
-            return NARROWER * max(self.tflop_s.values())
-        return max((rate for name, rate in self.tflop_s.items() if width(name) >= wanted), default=None)
+        wanted = dtype_width(dtype)
+        if wanted < min(map(dtype_width, self.tflop_s)):
+            return NARROWER_FACTOR * max(self.tflop_s.values())
+        return max((rate for name, rate in self.tflop_s.items() if dtype_width(name) >= wanted), default=None)
 
     def raised(self, other: Ceilings) -> Ceilings:
         """The higher of both, where `other` was measured on the same device at another time."""
@@ -76,24 +94,93 @@ class Ceilings(Record):
             for name in (*self.tflop_s, *other.tflop_s)
         }
         faster = min(self.empty_us, other.empty_us)
-        return self.model_copy(update={"levels": descending(levels), "tflop_s": rates, "empty_us": faster})
+        return self.model_copy(update={"levels": descending_levels(levels), "tflop_s": rates, "empty_us": faster})
 
     def at(self, size: float) -> float:
         """The bandwidth measured over `size` bytes, or over the next smaller working set."""
         return next((level.gb_s for level in reversed(self.levels) if level.size <= size), self.top)
 
 
-def width(dtype: str) -> int:
+def dtype_width(dtype: str) -> int:
     """The bits of a number of `dtype`; those of the narrowest where nobody knows it."""
     known = BY_NAME.get(dtype)
-    return WIDTHS.get(dtype, known.bits if known else min(WIDTHS.values()))
+    return DTYPE_WIDTHS.get(dtype, known.bits if known else min(DTYPE_WIDTHS.values()))
 
 
-def descending(measured: list[tuple[int, float]]) -> list[Level]:
+def descending_levels(measured: list[tuple[int, float]]) -> list[BandwidthLevel]:
     """Levels of `measured` (size, GB/s), ascending in size: a small working set is as fast as any larger one."""
-    levels: list[Level] = []
+    levels: list[BandwidthLevel] = []
     best = 0.0
     for size, rate in sorted(measured, reverse=True):
         best = max(best, rate)
-        levels.insert(0, Level(size=size, gb_s=best))
+        levels.insert(0, BandwidthLevel(size=size, gb_s=best))
     return levels
+
+
+CEILINGS_VERSION = 1  # of how they are measured: a newer one measures again
+
+
+KEY_FIELDS = ("device_name", "driver", "torch", "threads")
+
+
+MEASURE_LIMIT_S = 300.0
+
+
+MeasureCeilings = Callable[[Mapping[str, Any]], Ceilings]
+
+
+def measure_in_process(environment: Mapping[str, Any]) -> Ceilings:
+    """The ceilings of a Measurement's `device` and `threads`, in a process of its own; a few seconds.
+
+    KcapError if that process fails.
+    """
+    threads = [str(environment["threads"])] if environment.get("threads") else []
+    command = [sys.executable, "-P", "-m", "kcap.replay.roofline.measure", str(environment["device"]), *threads]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=MEASURE_LIMIT_S, check=False)
+        return Ceilings.model_validate_json(done.stdout)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise KcapError(f"the ceilings of {environment['device']} cannot be measured: {error}") from None
+    except ValidationError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise KcapError(f"the ceilings of {environment['device']} cannot be measured: {lines[-1][:200]}") from None
+
+
+def kept_ceilings(environment: Mapping[str, Any], measure: MeasureCeilings = measure_in_process) -> Ceilings:
+    """The ceilings kept for `environment` (the fields of a Measurement that name the machine), else measured now."""
+    return read_ceilings(environment) or write_ceilings(environment, measure(environment))
+
+
+def raised_ceilings(environment: Mapping[str, Any], measure: MeasureCeilings = measure_in_process) -> Ceilings:
+    """The ceilings, measured again and raised where they turn out higher: the machine may have been busy before."""
+    again, before = measure(environment), read_ceilings(environment)
+    return write_ceilings(environment, before.raised(again) if before else again)
+
+
+def ceilings_path(environment: Mapping[str, Any]) -> Path:
+    """Where the ceilings are kept. A home may be shared by machines: the host's name is part of it."""
+    cpus = len(os.sched_getaffinity(0))
+    key = [CEILINGS_VERSION, platform.node(), cpus, *(environment.get(name) for name in KEY_FIELDS)]
+    return cache_folder() / "ceilings" / f"{sha256(orjson.dumps(key)).hexdigest()[:16]}.json"
+
+
+def read_ceilings(environment: Mapping[str, Any]) -> Ceilings | None:
+    """The ceilings kept for `environment`; None if there are none, or none that can be read."""
+    try:
+        return Ceilings.model_validate_json(ceilings_path(environment).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write_ceilings(environment: Mapping[str, Any], found: Ceilings) -> Ceilings:
+    """Keep `found`, whole or not at all; a cache that cannot be written to only costs the next measuring."""
+    path = ceilings_path(environment)
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(found.line())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+    return found

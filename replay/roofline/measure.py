@@ -10,9 +10,9 @@ import sys
 
 import torch
 
-from kcap.replay import environment
 from kcap.replay.roofline import measure_cpu, measure_cuda
 from kcap.replay.roofline.ceilings import Ceilings
+from kcap.replay.timing.device import machine_fields
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
 
 def measure(device: str, threads: int | None = None) -> Ceilings:
     """The ceilings of `device` (cpu, cuda:N), with so many of torch's threads (None: as they are); a few seconds."""
-    there = environment.describe(device, threads)
+    there = machine_fields(device, threads)
     with torch.inference_mode():
         found = measure_cuda.measure(device) if device.startswith("cuda") else measure_cpu.measure()
     return Ceilings.model_validate({**there, **found})

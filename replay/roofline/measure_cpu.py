@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kcap.replay import memory
-from kcap.replay.roofline.ceilings import descending
+from kcap.replay.rebuild import memory
+from kcap.replay.roofline.ceilings import descending_levels
 
 Work = Callable[[], Any]
 
@@ -41,7 +41,7 @@ def measure() -> dict[str, Any]:
     torch.set_num_threads(threads)
     measured = [(0, NEAREST_GB_S * threads), *((size, max(together[size], alone[size])) for size in together)]
     return {
-        "levels": [level.model_dump() for level in descending(measured)],
+        "levels": [level.model_dump() for level in descending_levels(measured)],
         "tflop_s": rates,
         "cache_bytes": last_level(),
         "empty_us": empty * 1e6,
@@ -56,7 +56,7 @@ def sharing(size: int) -> int:
 def sizes() -> Iterator[int]:
     """Working sets from within a core's caches to main memory, as far as memory allows."""
     size = SMALLEST
-    while size <= min(LARGEST, memory.free("cpu") // 4):
+    while size <= min(LARGEST, memory.free_bytes("cpu") // 4):
         yield size
         size *= STEP
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kcap.replay.roofline.ceilings import TF32, descending
+from kcap.replay.roofline.ceilings import TF32, descending_levels
 
 Work = Callable[[], Any]
 SMALL_PART, LARGE_PART = 8, 2  # of the L2: an eighth, half
@@ -36,7 +36,7 @@ def measure(device: str) -> dict[str, Any]:
         rates = dict(arithmetic(device))
         empty = graph_us(lambda: cell.add_(1))
     return {
-        "levels": [level.model_dump() for level in descending([(0, near), *far])],
+        "levels": [level.model_dump() for level in descending_levels([(0, near), *far])],
         "tflop_s": rates,
         "cache_bytes": l2,
         "empty_us": empty,

@@ -1,3 +1,6 @@
-"""Clocks: the host's for CPU operators, CUDA graphs and CUDA events for GPU ones."""
+"""Clocks: the host's for CPU operators, CUDA graphs and CUDA events for GPU ones.
 
-from __future__ import annotations
+`clock` times a callable; `sampling` says when it has seen enough, `rotation` what the caches hold meanwhile, `graphs`
+captures and profiles GPU work, which `blocking` holds back until it is queued. `device` tells of the machine: its
+names, its GPU's clocks, and the rests that keep these up.
+"""

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-TIMEOUT_MS = 1000
+SPIN_TIMEOUT_MS = 1000
 DELAY_CYCLES = 200_000  # about 0.1 ms of sleep, in which the host queues the work behind it
-RELEASED, GAVE_UP = 0, 1  # words of the state
-SOURCE = r"""
+RELEASED_WORD, GAVE_UP_WORD = 0, 1  # words of the state
+SPIN_SOURCE = r"""
 extern "C" __global__ void kcap_hold(volatile int* state, int timeout_ms) {
     unsigned long long start, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
@@ -31,7 +31,7 @@ extern "C" __global__ void kcap_hold(volatile int* state, int timeout_ms) {
 """
 
 
-class Sleep:
+class SleepHold:
     """The substitute: the GPU is busy for a while."""
 
     gave_up = False
@@ -48,7 +48,7 @@ class Sleep:
         """Let it go on."""
 
 
-class Blocker(Sleep):
+class SpinHold(SleepHold):
     """`kernel(grid, block, arguments)` is the compiled one, `state` two words of pinned memory.
 
     Once the kernel gave up it is not used again before the next `reset`.
@@ -68,27 +68,27 @@ class Blocker(Sleep):
         if self.gave_up:
             return super().hold()
         self.words[:] = 0
-        self.kernel((1, 1, 1), (1, 1, 1), [self.state, TIMEOUT_MS])
+        self.kernel((1, 1, 1), (1, 1, 1), [self.state, SPIN_TIMEOUT_MS])
 
     def release(self) -> None:
         self._look()
-        self.words[RELEASED] = 1
+        self.words[RELEASED_WORD] = 1
 
     def _look(self) -> None:
-        self.gave_up = self.gave_up or bool(self.words[GAVE_UP])
+        self.gave_up = self.gave_up or bool(self.words[GAVE_UP_WORD])
 
 
 @cache
-def blocker(device: str) -> Sleep:
+def blocker(device: str) -> SleepHold:
     """What holds back the work of `device`; tried once before it is used."""
     compiler = getattr(torch.cuda, "_compile_kernel", None)
     if compiler is None:
-        return Sleep()
+        return SleepHold()
     try:
-        made = Blocker(compiler(SOURCE, "kcap_hold"), torch.zeros(2, dtype=torch.int32, pin_memory=True))
+        made = SpinHold(compiler(SPIN_SOURCE, "kcap_hold"), torch.zeros(2, dtype=torch.int32, pin_memory=True))
         made.hold()
         made.release()
         torch.cuda.synchronize(device)
     except (RuntimeError, OSError, ValueError, AttributeError, ImportError, TypeError):
-        return Sleep()
-    return Sleep() if made.words[GAVE_UP] else made
+        return SleepHold()
+    return SleepHold() if made.words[GAVE_UP_WORD] else made

@@ -18,9 +18,8 @@ from kcap.schemas.backendbench.convert import Converted, convert_calls, from_rec
 from kcap.schemas.backendbench.grammar import parse_arguments
 from kcap.schemas.backendbench.line import TraceLine
 from kcap.schemas.backendbench.loss import Loss, read_loss
-from kcap.schemas.backendbench.reader import Problems, read
 from kcap.schemas.backendbench.text import Unwritable, serialize
-from kcap.schemas.backendbench.writer import write
+from kcap.schemas.backendbench.trace_file import Problems, read, write
 
 __all__ = [
     "Converted",

@@ -1,23 +1,84 @@
-"""The few functions that serialized arguments may name. Each makes a Value; none does anything."""
+"""The few functions that serialized arguments may name, `T(…)` first: each makes a Value, its sizes checked before anyone allocates it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from kcap.schemas.backendbench.tensor import tensor
-from kcap.schemas.backendbench.words import DEVICE
-from kcap.schemas.values import Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.backendbench.lexer import DEVICE
+from kcap.schemas.backendbench.line import MAX_NUMEL, MAX_TENSOR_BYTES
+from kcap.schemas.recording.values import Opaque, TensorSpec, TorchConstant, Value, contiguous_strides
+
+DEVICE_OF_TENSORS = "cuda"
+
+
+NAMES = ("shape", "dtype", "stride", "device")
+
+
+MAX_SIZE = 2**63 - 1
+
+
+MAX_DIMENSIONS = 64
+
+
+def tensor(positional: list[Value], keywords: dict[str, Value], storage: int) -> TensorSpec:
+    """The TensorSpec that a `T(…)` with these arguments means; ValueError says what is wrong with it."""
+    if len(positional) > len(NAMES):
+        raise ValueError("T takes a shape, a dtype, a stride and a device")
+    given = dict(zip(NAMES, positional, strict=False))
+    keywords = {"shape" if name == "size" else name: value for name, value in keywords.items()}
+    if wrong := [name for name in keywords if name in given or name not in NAMES]:
+        raise ValueError(f"T does not take {wrong[0][:40]} here")
+    return _checked_tensor(given | keywords, storage)
+
+
+def _checked_tensor(given: dict[str, Value], storage: int) -> TensorSpec:
+    dtype = given.get("dtype")
+    if not isinstance(dtype, TorchConstant) or dtype.kind != "dtype":
+        raise ValueError("a tensor needs a dtype: f32, bf16, torch.float16, …")
+    shape = _tensor_sizes(given.get("shape"), "shape")
+    stride = None if given.get("stride") is None else _tensor_sizes(given["stride"], "stride")
+    spec = TensorSpec(shape, dtype.name, stride, device=_tensor_device(given.get("device")), storage=storage)
+    return canonical(check_tensor(spec))
+
+
+def _tensor_sizes(value: Value, what: str) -> tuple[int, ...]:
+    sizes = value if isinstance(value, list) else [value]
+    if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in sizes):
+        raise ValueError(f"a tensor's {what} is a list of integers from 0 to 2**63 - 1")
+    return tuple(size for size in sizes if type(size) is int)
+
+
+def _tensor_device(value: Value) -> str:
+    name = value.name if isinstance(value, TorchConstant) and value.kind == "device" else value
+    if name is None:
+        return DEVICE_OF_TENSORS
+    if not isinstance(name, str) or not DEVICE.fullmatch(name):
+        raise ValueError("a tensor's device is a string such as 'cuda:0'")
+    return name
+
+
+def canonical(spec: TensorSpec) -> TensorSpec:
+    """The same tensor with `strides` None where it is contiguous."""
+    if spec.strides is None or spec.strides != contiguous_strides(spec.shape):
+        return spec
+    return TensorSpec(spec.shape, spec.dtype, None, spec.offset, spec.device, spec.storage)
+
+
+def check_tensor(spec: TensorSpec) -> TensorSpec:
+    """`spec`, if some device could hold it."""
+    if len(spec.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
+    if spec.strides is not None and len(spec.strides) != len(spec.shape):
+        raise ValueError("a tensor's shape and stride differ in length")
+    if math.prod(spec.shape) > MAX_NUMEL:
+        raise ValueError("a tensor of more than 2**62 elements")
+    if spec.extent * spec.bits > MAX_TENSOR_BYTES * 8:
+        raise ValueError(f"a tensor of more than {MAX_TENSOR_BYTES >> 40} TiB")
+    return spec
+
 
 Keywords = dict[str, Value]
-
-
-class Fault(ValueError):
-    """What is wrong with a text, and where in it."""
-
-    def __init__(self, offset: int, reason: str) -> None:
-        super().__init__(reason)
-        self.offset = offset
-        self.reason = reason
 
 
 def _tensor(positional: list[Value], keywords: Keywords, source: str, storage: int) -> TensorSpec:
@@ -61,4 +122,6 @@ CALLS: dict[str, Callable[[list[Value], Keywords, str, int], Value]] = {
     "th.device": _device,
     "device": _device,
 }
+
+
 OPAQUE = ("ST(", "torch.randint(", "th.randint(")

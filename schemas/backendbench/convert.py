@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kcap.schemas.backendbench.calls import DEVICE_OF_TENSORS, canonical
 from kcap.schemas.backendbench.line import TraceLine
 from kcap.schemas.backendbench.loss import Ledger, Loss
-from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS, canonical
 from kcap.schemas.backendbench.text import Unwritable, serialize
-from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.operators import SOURCES, OperatorError, to_trace
-from kcap.schemas.recording import Argument, Call, Recording, Sample
-from kcap.schemas.signature import signature
-from kcap.schemas.values import Drift, Folded, TensorSpec, TorchConstant, Value
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.operators import SOURCES, OperatorError, to_trace
+from kcap.schemas.recording.recording import Argument, Call, Recording, Sample
+from kcap.schemas.recording.signature import signature
+from kcap.schemas.recording.values import Drift, Folded, TensorSpec, TorchConstant, Value
 
 DRIFT = "drifting values: the first Sample's are written"
 FOLDED = "folded strings"

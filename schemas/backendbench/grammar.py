@@ -18,13 +18,25 @@ import re
 from collections.abc import Callable
 
 from kcap.errors import FormatError
-from kcap.schemas.backendbench.calls import CALLS, Fault
+from kcap.schemas.backendbench.calls import CALLS, tensor
+from kcap.schemas.backendbench.lexer import (
+    CONSTANTS,
+    DTYPE_WORDS,
+    END,
+    INTEGER_LIST,
+    LITERALS,
+    NUMBER,
+    PUNCTUATION,
+    QUOTED_DEVICE,
+    STRING,
+    WORD,
+    Cursor,
+    Fault,
+    parse_number,
+    parse_string,
+)
 from kcap.schemas.backendbench.line import MAX_DEPTH, MIN_INT
-from kcap.schemas.backendbench.literals import number, string
-from kcap.schemas.backendbench.tensor import tensor
-from kcap.schemas.backendbench.tokens import END, INTEGER_LIST, NUMBER, PUNCTUATION, STRING, WORD, Cursor
-from kcap.schemas.backendbench.words import CONSTANTS, DTYPE_WORDS, LITERALS, QUOTED_DEVICE
-from kcap.schemas.values import TensorSpec, TorchConstant, Value
+from kcap.schemas.recording.values import TensorSpec, TorchConstant, Value
 
 PLAIN_TENSOR = re.compile(
     rf"T\(\[({INTEGER_LIST})?\], ([a-z0-9]+)(?:, (?:stride=)?[(\[]({INTEGER_LIST}),?[)\]])?\)", re.ASCII
@@ -142,7 +154,7 @@ class Parser(Cursor):
         """An unsigned number, or `inf` or `nan`."""
         named = IMAGINARY.get(self.token) or LITERALS.get(self.token)
         try:
-            made = number(self.token) if self.kind == NUMBER else named
+            made = parse_number(self.token) if self.kind == NUMBER else named
         except ValueError as error:
             raise Fault(self.start, str(error)) from None
         if made is None or isinstance(made, bool):
@@ -161,7 +173,7 @@ class Parser(Cursor):
     def _string(self, depth: int) -> Value:
         start, token = self.start, self.token
         try:
-            made = string(token)
+            made = parse_string(token)
         except ValueError as error:
             raise Fault(start, str(error)) from None
         self._next()

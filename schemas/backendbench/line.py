@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kcap.schemas.operators import from_trace
-from kcap.schemas.values import Value
+from kcap.schemas.recording.operators import from_trace
+from kcap.schemas.recording.values import Value
 
 MAX_LINE = 4 << 20  # bytes of a line: the longest in the published traces has 5,248
 MAX_DEPTH = 32  # brackets inside brackets

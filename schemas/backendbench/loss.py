@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, TypeAdapter
 
 from kcap.errors import FormatError
-from kcap.schemas.jsonfile import read_json, write_json
+from kcap.schemas.files.jsonfile import read_json, write_json
 
 
 class Missing(BaseModel):

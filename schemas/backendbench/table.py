@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcap.errors import FormatError
-from kcap.schemas.backendbench.calls import Fault
 from kcap.schemas.backendbench.grammar import Parser
+from kcap.schemas.backendbench.lexer import Fault
 from kcap.schemas.backendbench.line import MAX_COUNT, MAX_LINE, TraceLine
-from kcap.schemas.backendbench.reader import Problems
-from kcap.schemas.operators import OperatorError, check_operator_name
+from kcap.schemas.backendbench.trace_file import Problems
+from kcap.schemas.recording.operators import OperatorError, check_operator_name
 
 if TYPE_CHECKING:
     import pyarrow

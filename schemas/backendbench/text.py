@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from kcap.schemas.backendbench.calls import OPAQUE, Fault
+from kcap.schemas.backendbench.calls import DEVICE_OF_TENSORS, OPAQUE, canonical, check_tensor
 from kcap.schemas.backendbench.grammar import Parser
+from kcap.schemas.backendbench.lexer import (
+    DEVICE,
+    DTYPE_WORDS,
+    QUOTED_DEVICE,
+    Fault,
+    check_integer,
+    constant_text,
+    quote,
+)
 from kcap.schemas.backendbench.line import MAX_DEPTH
-from kcap.schemas.backendbench.literals import check_integer, quote
-from kcap.schemas.backendbench.tensor import DEVICE_OF_TENSORS, canonical, check_tensor
-from kcap.schemas.backendbench.words import DEVICE, DTYPE_WORDS, QUOTED_DEVICE, constant_text
-from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
 
 DEEPEST = MAX_DEPTH - 6  # leaves room for the brackets around the arguments and for a tensor's own
 

@@ -1,36 +1,45 @@
-"""Every format that kcap knows, with how it is checked.
+"""Every format that kcap knows, with how it is checked, and which of them a file or directory has, told by its content.
 
 One entry of FORMATS is one format. Adding one is adding an entry.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 from pydantic import BaseModel, TypeAdapter
 
 from kcap.errors import CallError, FormatError
-from kcap.schemas import agent_trace, benchmark_result, calling_record, definition, kernel_description, solution
 from kcap.schemas.backendbench import Loss, Problems
-from kcap.schemas.coverage import StepCoverage
-from kcap.schemas.dataset import WorkloadCount
-from kcap.schemas.definition import check_definition
-from kcap.schemas.kernel_description import check_kernel_description
-from kcap.schemas.loss import ExportLoss
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.outcome import Outcome
-from kcap.schemas.program_measurement import ProgramMeasurement
-from kcap.schemas.records import Call, Metadata, Program, Sample, Step
-from kcap.schemas.reference_check import ReferenceCheck
-from kcap.schemas.trace import Trace
+from kcap.schemas.flashinfer import (
+    agent_trace,
+    benchmark_result,
+    calling_record,
+    definition,
+    kernel_description,
+    solution,
+)
+from kcap.schemas.flashinfer.dataset import WorkloadCount
+from kcap.schemas.flashinfer.definition import check_definition
+from kcap.schemas.flashinfer.kernel_description import check_kernel_description
+from kcap.schemas.flashinfer.trace import Trace
+from kcap.schemas.recording.records import Call, Metadata, Program, Sample, Step
+from kcap.schemas.results.coverage import StepCoverage
+from kcap.schemas.results.export_loss import ExportLoss
+from kcap.schemas.results.measurement import Measurement, ProgramMeasurement
+from kcap.schemas.results.outcome import Outcome, ReferenceCheck
 from kcap.schemas.validation.dataset import check_dataset
 from kcap.schemas.validation.recording import check_recording, check_trace_file
 from kcap.schemas.validation.report import Report
 
 T = TypeVar("T")
+
+
 Check = Callable[[Report, Path], None]
 
 
@@ -136,3 +145,68 @@ FORMATS: dict[str, Format] = {
     "trace-file": Format("a BackendBench trace file", check_trace_file),
     "parquet": Format("BackendBench's parquet", _check_parquet),
 }
+
+
+HEAD = 1 << 16  # bytes that a format is told by
+
+
+TRACE_LINE = re.compile(rb"^\s*(Operator:|cnt:)", re.MULTILINE)
+
+
+KEY = re.compile(rb'"(\w+)"\s*:')
+
+
+PARQUET = b"PAR1"
+
+
+BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the byte order mark
+
+
+def detect_format(path: Path) -> str | None:
+    """The format of `path`, a key of FORMATS; None where nothing tells."""
+    if path.is_dir():
+        return _of_folder(path)
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.startswith(PARQUET):
+        return "parquet"
+    if not head.lstrip(BLANKS).startswith((b"{", b"[")):
+        return "trace-file" if TRACE_LINE.search(head) else None
+    document = _first(path)
+    if isinstance(document, dict):
+        return _closest({key for key, value in document.items() if value is not None})
+    is_list = isinstance(document, list) or head.lstrip(BLANKS).startswith(b"[")
+    return "agent-trace" if is_list else _closest(_keys_in(head))
+
+
+def _of_folder(path: Path) -> str | None:
+    if (path / "recording.json").exists():
+        return "recording"
+    return "dataset" if (path / "definitions").is_dir() else None
+
+
+def _first(path: Path) -> Any:
+    """The document in the first line of `path`, or in the whole of it; None where it is no JSON."""
+    with path.open("rb") as file:
+        for content in (file.readline, file.read):
+            try:
+                file.seek(0)
+                return orjson.loads(content())
+            except orjson.JSONDecodeError:
+                continue
+    return None
+
+
+def _keys_in(head: bytes) -> set[str]:
+    return {key.decode() for key in KEY.findall(head)}
+
+
+def _closest(keys: set[str]) -> str | None:
+    """The format that has most of `keys`, and of those the one with the fewest more."""
+
+    def likeness(name: str) -> tuple[int, int]:
+        known = FORMATS[name].keys
+        return len(known & keys), -len(known - keys)
+
+    name = max((name for name, known in FORMATS.items() if known.keys), key=likeness)
+    return name if FORMATS[name].keys & keys else None

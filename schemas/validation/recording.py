@@ -9,8 +9,10 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from kcap.errors import FormatError
-from kcap.schemas import backendbench, calling_record, coverage
-from kcap.schemas.recording import Call, Program, Recording, Sample, Step, load
+from kcap.schemas import backendbench
+from kcap.schemas.flashinfer import calling_record
+from kcap.schemas.recording.recording import Call, Program, Recording, Sample, Step, load
+from kcap.schemas.results import coverage
 from kcap.schemas.validation.report import Report
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from kcap.errors import FormatError
 from kcap.schemas.backendbench import Problems
-from kcap.schemas.jsonfile import examine, numbered_lines
+from kcap.schemas.files.jsonfile import examine, numbered_lines
 
 T = TypeVar("T")
 

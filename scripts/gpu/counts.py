@@ -20,8 +20,8 @@ from marks import mark
 
 import kcap
 from kcap.errors import KcapError
-from kcap.schemas import coverage
-from kcap.schemas.recording import Call, Recording, Step
+from kcap.schemas.recording.recording import Call, Recording, Step
+from kcap.schemas.results import coverage
 
 LINEARS = ("aten::linear", "aten::mm", "aten::addmm")
 ATTENTIONS = ("_vllm_fa3_C::fwd", "_vllm_fa2_C::varlen_fwd")

@@ -19,10 +19,10 @@ from pathlib import Path
 from counts import Check
 from marks import mark
 
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.definition import VERIFIED
-from kcap.schemas.recording import Recording, load
-from kcap.schemas.summary import NO_FAMILY, of_recording
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import VERIFIED
+from kcap.schemas.recording.recording import Recording, load
+from kcap.show.summary import NO_FAMILY, of_recording
 
 FUSED = "reference:inductor-fragment"
 

@@ -27,9 +27,9 @@ from counts import Check
 from marks import mark
 
 import kcap
-from kcap.capture.profiled import TOKENS
+from kcap.capture.window.profiled import TOKENS
 from kcap.errors import DONE, PARTIAL, KcapError
-from kcap.schemas import coverage
+from kcap.schemas.results import coverage
 
 MODEL = "meta-llama/Llama-3.1-8B"
 MODES = {"eager": ("--eager",), "compiled": ()}

@@ -28,11 +28,10 @@ from counts import Check
 from marks import mark
 
 from kcap.errors import CallError, KcapError
-from kcap.schemas import outcome as outcomes_file
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.outcome import Outcome
-from kcap.schemas.workload import RandomInput, Workload
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
+from kcap.schemas.results import outcome as outcomes_file
+from kcap.schemas.results.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "bench"))
@@ -157,7 +156,7 @@ def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator
         yield Check("kcap bench", f"status {done.returncode}", False)
         return
     lacking = {(name, workload.uuid) for name in SOLUTIONS for workload in made}
-    for found in outcomes_file.read(folder / "out" / "outcomes.jsonl"):
+    for found in outcomes_file.read_outcomes(folder / "out" / "outcomes.jsonl"):
         file.write(found.line())
         lacking.discard((found.solution, found.workload))
         yield Check(f"{found.solution}, {found.workload}", compared(found), found.status == "PASSED")

@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kcap.capture.config import SESSION_VARIABLE, Session
-from kcap.capture.engines import vllm
-from kcap.capture.engines.engine import Start
-from kcap.capture.frameworks import find_model
+from kcap.capture.controller.frameworks import find_model
+from kcap.capture.engines import Start
+from kcap.capture.engines.vllm import adapter
+from kcap.capture.session import SESSION_VARIABLE, Session
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
@@ -37,7 +37,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
     from torch._dynamo.utils import counters
     from vllm import LLM, SamplingParams
 
-    arguments = vllm.arguments(Start(find_model(args.model, "dummy"), "dummy", args.num_layers, False, {}, 2048))
+    arguments = adapter.arguments(Start(find_model(args.model, "dummy"), "dummy", args.num_layers, False, {}, 2048))
     llm = LLM(**{**arguments, "enable_prefix_caching": False, **MODES[args.child]})
     ids = [[(7 * i + 13 * j) % 1000 + 3 for j in range(64 + 16 * i)] for i in range(16)]
     params = SamplingParams(max_tokens=args.tokens, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -50,7 +50,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def child(args: argparse.Namespace, mode: str, session: Session | None) -> dict[str, Any]:
-    env = {**os.environ, **vllm.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    env = {**os.environ, **adapter.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     env |= {SESSION_VARIABLE: str(session.file)} if session else {}
     with tempfile.NamedTemporaryFile() as file:
         words = ["--child", mode, "--model", args.model, "--tokens", str(args.tokens), "--output", file.name]
@@ -63,7 +63,7 @@ def child(args: argparse.Namespace, mode: str, session: Session | None) -> dict[
 
 
 def compare(args: argparse.Namespace, mode: str) -> bool:
-    from kcap.capture.merge import merge
+    from kcap.capture.fold.recording import fold_session as merge
 
     plain, control = child(args, mode, None), child(args, mode, None)
     with tempfile.TemporaryDirectory() as directory:

@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kcap.capture.config import SESSION_VARIABLE, Session
-from kcap.capture.engines import vllm
-from kcap.capture.engines.engine import Start
-from kcap.capture.frameworks import find_model
-from kcap.capture.shards import progress
-from kcap.capture.window import POLL
+from kcap.capture.controller.frameworks import find_model
+from kcap.capture.engines import Start
+from kcap.capture.engines.vllm import adapter
+from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.capture.shards.counts import steps_so_far
+from kcap.capture.window.window import WATCH_POLL
 
 
 def options() -> argparse.Namespace:
@@ -50,7 +50,7 @@ class Bench:
         target = find_model(args.model, "dummy")
         self.session = session
         self.input_len = args.input_len
-        engine = vllm.arguments(Start(target, "dummy", args.num_layers, not args.compiled, {}, 8192))
+        engine = adapter.arguments(Start(target, "dummy", args.num_layers, not args.compiled, {}, 8192))
         self.llm = LLM(**engine, enable_prefix_caching=False)
 
     def run(self, batch: int, tokens: int) -> float:
@@ -66,14 +66,14 @@ class Bench:
 
     def recorded(self) -> int:
         """Steps so far."""
-        return progress(Path(self.session.directory))[1]
+        return steps_so_far(Path(self.session.directory))[1]
 
     def recording(self, on: bool) -> None:
         if on:
             self.session.pause_file.unlink(missing_ok=True)
         else:
             self.session.pause_file.touch()
-        time.sleep(3 * POLL)
+        time.sleep(3 * WATCH_POLL)
 
 
 def measure(bench: Bench, batch: int, args: argparse.Namespace) -> list[dict[str, float]]:
@@ -118,7 +118,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         session = Session(directory, framework="vLLM", model=args.model)
         session.write()
-        os.environ |= {**vllm.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
+        os.environ |= {**adapter.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
         bench = Bench(args, session)
         results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
     for batch, pairs in results.items():

@@ -21,12 +21,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from kcap.capture.config import Session
-from kcap.capture.engines import vllm
-from kcap.capture.engines.engine import Start
-from kcap.capture.frameworks import find_model
-from kcap.capture.shards import progress
-from kcap.capture.window import Window
+from kcap.capture.controller.frameworks import find_model
+from kcap.capture.engines import Start
+from kcap.capture.engines.vllm import adapter
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import steps_so_far
+from kcap.capture.window.window import Window
 
 KINDS = ("off", "control", "on")
 OTHERS = 16  # steps: the last one is not timed, and the engine's own first ones may come before the turns
@@ -67,7 +67,7 @@ def serve(args: argparse.Namespace, window: Window) -> Turns:
 
     target = find_model(args.model, "dummy")
     start = Start(target, "dummy", None, not args.compiled, {}, 8192)
-    llm = LLM(**vllm.arguments(start), enable_prefix_caching=False)
+    llm = LLM(**adapter.arguments(start), enable_prefix_caching=False)
     turns = Turns(window, args.batch)
     turns.install(GPUModelRunner)
     ids = [[(7 * i + j) % 1000 + 3 for j in range(256)] for i in range(args.batch)]
@@ -85,16 +85,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--compiled", action="store_true", help="the engine's defaults instead of eager")
     args = parser.parse_args()
-    os.environ |= {**vllm.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ |= {**adapter.FRAMEWORK.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with tempfile.TemporaryDirectory() as directory:
         session = Session(directory, framework="vLLM")
         session.write()
         window = Window(session)
         window.register()
-        vllm.hook(window)
+        adapter.hook(window)
         turns = serve(args, window)
         window.close()
-        _, recorded = progress(Path(directory))
+        _, recorded = steps_so_far(Path(directory))
     median = {kind: statistics.median(turns.times[kind]) * 1e3 for kind in KINDS}
     mode = "compiled" if args.compiled else "eager"
     for kind in KINDS:

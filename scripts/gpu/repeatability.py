@@ -24,7 +24,7 @@ from marks import mark
 from spread import kernels, table, worst
 
 from kcap.errors import DONE, PARTIAL
-from kcap.schemas.measurement import read
+from kcap.schemas.results.measurement import read_measurements
 
 LONGEST_RUN_S = 60.0
 
@@ -99,7 +99,7 @@ def main() -> None:
         folder = args.output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         ended, why = runs(args.recording, folder, args.runs, args.limit, ["--force", *options])
-        found, lacking = kernels(list(read(run.output)) for run in ended)
+        found, lacking = kernels(list(read_measurements(run.output)) for run in ended)
     lines = [*(table(found, lacking) if len(ended) > 1 else []), *times([run.seconds for run in ended], args.runs, why)]
     print("\nspread     time       clock            kernel", *worst(found), "", *lines, sep="\n")
     sys.exit(any(line.startswith("BAD") for line in lines))

@@ -19,7 +19,7 @@ import counts
 from counts import Check, Counts, base
 from marks import mark
 
-from kcap.schemas.recording import Call
+from kcap.schemas.recording.recording import Call
 
 PURPOSES = {
     "linears": re.compile(r"aten::(linear|mm|addmm|matmul)$"),

@@ -24,14 +24,13 @@ from typing import Any
 
 from marks import mark
 
-from kcap.capture.config import Session
-from kcap.capture.engines import sglang as adapter
-from kcap.capture.engines.engine import Start
-from kcap.capture.engines.sglang_offline import of_this_machine
-from kcap.capture.frameworks import find_model
-from kcap.capture.shards import progress
-from kcap.capture.window import Window
-from kcap.capture.workload import Workload
+from kcap.capture.controller.frameworks import find_model
+from kcap.capture.engines import Start
+from kcap.capture.engines.sglang import adapter
+from kcap.capture.engines.sglang.offline import of_this_machine
+from kcap.capture.session import Session, Workload
+from kcap.capture.shards.counts import steps_so_far
+from kcap.capture.window.window import Window
 
 KINDS = ("off", "control", "on")
 RUN, LEFT_OUT = 12, 4  # steps of one kind, and how many of them are not looked at
@@ -126,7 +125,7 @@ def main() -> None:
         os.environ[SETTINGS] = json.dumps({"directory": str(shards), "batch": args.batch, "output": str(output)})
         backend = serve(args)
         times = json.loads(output.read_text())
-        _, recorded = progress(shards)
+        _, recorded = steps_so_far(shards)
     medians = {kind: statistics.median(times[kind]) * 1e3 for kind in KINDS}
     for kind, median in medians.items():
         print(f"{kind:8} {len(times[kind]):5} steps, median {median:.3f} ms")

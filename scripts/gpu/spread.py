@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from marks import mark
 
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.values import TorchConstant, tensors
+from kcap.schemas.recording.values import TorchConstant, tensors
+from kcap.schemas.results.measurement import Measurement
 
 WORST = 15  # rows
 COPYING = frozenset({"aten::copy_", "aten::_to_copy", "aten::to"})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kcap.schemas.recording import Argument, Call, Count, Launch, Metadata
-from kcap.schemas.values import Drift, Opaque, TensorSpec
+from kcap.schemas.recording.recording import Argument, Call, Count, Launch, Metadata
+from kcap.schemas.recording.values import Drift, Opaque, TensorSpec
 
 METADATA = Metadata(
     model="kcap/tiny",

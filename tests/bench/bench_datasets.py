@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from kcap.schemas.dataset import WorkloadCount, blob_path, write_dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.records import Count
-from kcap.schemas.workload import RandomInput, SafetensorsInput, ScalarInput, Workload
+from kcap.schemas.flashinfer.dataset import WorkloadCount, blob_path, write_dataset
+from kcap.schemas.flashinfer.definition import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DefinitionTensor,
+    RandomInput,
+    SafetensorsInput,
+    ScalarInput,
+    Workload,
+)
+from kcap.schemas.recording.records import Count
 
 RUN = "import torch\n\n\ndef run({}):\n    return {}\n"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import cage_bodies
 
-from kcap.bench.integrity.cage import Cage, open_cage
+from kcap.bench.sandbox import SandboxSpec, open_sandbox
 from kcap.errors import KcapError
 
 MARK = "KCAP_CAGE_TEST"
@@ -46,13 +46,15 @@ def held_here() -> list[Any]:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     before = held_here()
     wanted = {**LIMITS, **request.get("cage", {})}
-    cage = Cage(**{**wanted, "folder": Path(wanted["folder"]), "hidden": tuple(map(Path, wanted.get("hidden", ())))})
+    cage = SandboxSpec(
+        **{**wanted, "folder": Path(wanted["folder"]), "hidden": tuple(map(Path, wanted.get("hidden", ())))}
+    )
     body = getattr(cage_bodies, request["body"])
     with tempfile.TemporaryFile() as log:
         start = time.monotonic()
         without = frozenset(request.get("without", ()))
         kept = KEPT.pop("cage", None)
-        caged = open_cage(cage, log.fileno(), lambda: body(*request.get("args", ())), without, kept)
+        caged = open_sandbox(cage, log.fileno(), lambda: body(*request.get("args", ())), without, kept)
         if kept is not None:
             kept.end()
         how = caged.poll()
@@ -79,7 +81,7 @@ def become(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    from kcap.bench.integrity.cage import calls
+    from kcap.bench.sandbox import libc as calls
 
     calls.capset(reading, reading, reading)
     calls.prctl(calls.PR_CAP_AMBIENT, 2, 2)

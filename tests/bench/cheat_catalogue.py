@@ -23,9 +23,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from kcap.schemas import solution as solutions_file
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.solution import BuildSpec, Solution, SourceFile
+from kcap.schemas.flashinfer import solution as solutions_file
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.solution import BuildSpec, Solution, SourceFile
 
 HERE = Path(__file__).parent
 DATASET = HERE / "judged_dataset"

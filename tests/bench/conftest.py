@@ -14,8 +14,8 @@ from judging import Benches
 from judging import bench as judge_worker
 
 from kcap.bench.judge.worker import open_judge
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.recording import Sample, write_recording
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.recording.recording import Sample, write_recording
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ def exported(kcap, tmp_path):
 @pytest.fixture
 def faked(monkeypatch):
     """`kcap bench` asks the judge in fake_judge; gives the environment in which it can be found."""
-    from kcap.bench import judging
-    from kcap.bench.schedule import Where
+    from kcap.bench.executors import SlotRequest
+    from kcap.bench.run import bench_run
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr(judging, "Where", partial(Where, module="fake_judge"))
+    monkeypatch.setattr(bench_run, "SlotRequest", partial(SlotRequest, module="fake_judge"))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from forked_candidates import serve_all
 
-from kcap.bench.integrity import driver
+from kcap.bench.judge.driver import driver
 
 KEPT = []
 
@@ -59,7 +59,7 @@ def maps(x):
     return torch.full_like(x, names.count("/memfd:batch")) + 100 * names.count("/memfd:inputs")
 
 
-loaded = driver.Driver(driver.build())
+loaded = driver.Driver(driver.build_driver())
 torch.set_num_threads(1)
 with torch.no_grad():
     serve_all(int(sys.argv[1]), lambda channel, what: loaded.serve(channel, globals()[what], ()))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kcap.schemas.recording import Argument, Call, Count, Metadata, Sample, SampledTensor
-from kcap.schemas.values import TensorSpec, Value
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Sample, SampledTensor
+from kcap.schemas.recording.values import TensorSpec, Value
 
 METADATA = Metadata(model="meta-llama/Llama-3.1-8B", framework="vLLM", layers_recorded=2, layers_model=2)
 VOCABULARY, HIDDEN = 100, 32

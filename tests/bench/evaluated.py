@@ -7,7 +7,7 @@ import math
 import torch
 from torch.testing import make_tensor
 
-from kcap.schemas.dtypes import BY_WORD
+from kcap.schemas.recording.dtypes import BY_WORD
 
 WORDS = {word: getattr(torch, dtype.name) for word, dtype in BY_WORD.items()}
 

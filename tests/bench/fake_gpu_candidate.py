@@ -15,7 +15,7 @@ import numpy
 import torch
 from forked_candidates import serve_all
 
-from kcap.bench.integrity import driver
+from kcap.bench.judge.driver import driver
 
 calls, captured, kept = [], [], []
 
@@ -94,7 +94,7 @@ def replay(graph):
 def main():
     control, library = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-    loaded = driver.Driver(driver.build())
+    loaded = driver.Driver(driver.build_driver())
     given = (
         0,
         0,

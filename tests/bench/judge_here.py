@@ -6,7 +6,7 @@ from bench_datasets import SCALE, definition, of, workload
 from judging import undisturbed
 from solution_files import solution
 
-from kcap.schemas.workload import ScalarInput
+from kcap.schemas.flashinfer.definition import ScalarInput
 
 ROWS = 4096
 

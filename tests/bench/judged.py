@@ -8,10 +8,10 @@ from typing import Any
 
 from bench_datasets import MASKED, SCALE, counted, workload
 
-from kcap.schemas import outcome as outcomes_file
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.outcome import Outcome
-from kcap.schemas.workload import ScalarInput
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.flashinfer.definition import ScalarInput
+from kcap.schemas.results import outcome as outcomes_file
+from kcap.schemas.results.outcome import Outcome
 
 EPS = ScalarInput(value=0.5)
 COUNTS = [counted(SCALE, "s1", 10, 0), counted(SCALE, "s2", 30, 1), counted(MASKED, "k1", 5, 2)]
@@ -50,7 +50,7 @@ def write_solution(folder: Path, name: str, definition: str = "scale", author: s
 
 
 def outcomes_in(output: Path) -> list[Outcome]:
-    return list(outcomes_file.read(output / "outcomes.jsonl"))
+    return list(outcomes_file.read_outcomes(output / "outcomes.jsonl"))
 
 
 def statuses(output: Path) -> dict[tuple[str, str], str]:

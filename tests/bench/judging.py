@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from cheat_catalogue import DATASET, Entry
 
-from kcap.replay.pool import Worker
-from kcap.schemas import definition as definitions_file
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.outcome import Outcome
+from kcap.schemas.flashinfer import definition as definitions_file
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.results.outcome import Outcome
+from kcap.system.worker_process import Worker
 
 BUSY, TRIES = "processors of this machine", 4  # what a judge says that others disturb: it is asked again
 MODULE = "kcap.bench.judge.worker"

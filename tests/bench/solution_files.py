@@ -7,7 +7,7 @@ import json
 from bench_datasets import SCALE, TWO
 
 from kcap.bench.solutions import read_solutions
-from kcap.schemas.solution import Solution
+from kcap.schemas.flashinfer.solution import Solution
 
 DEFINITIONS = {one.name: one for one in (SCALE, TWO)}
 RETURNING = "def run(x, eps):\n    return x * eps\n"

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.judge.accuracy import RTOL, accuracy, allowed, difference
+from kcap.bench.accuracy import RTOL, describe_tolerances, difference, worst_accuracy
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -112,7 +112,7 @@ def test_nothing_is_right_where_there_is_nothing():
 
 
 def test_the_worst_of_all_outputs_is_told():
-    found = accuracy(
+    found = worst_accuracy(
         [difference(torch.zeros(2), torch.ones(2).double()), difference(torch.ones(2), torch.ones(2))], "a", "t", 1
     )
     assert found.error > 1 and found.max_absolute_error == 1 and found.max_relative_error == 1 and found.compared == 1
@@ -121,4 +121,4 @@ def test_the_worst_of_all_outputs_is_told():
 def test_what_is_allowed_is_said_of_each_dtype():
     rtol = f"{RTOL[torch.bfloat16]:g}"
     told = f"bfloat16: {rtol} of the element + {rtol} rms, rms error 0.008; int8: 1 in one of 16; int32: equal"
-    assert allowed([torch.bfloat16, torch.bfloat16, torch.int8, torch.int32]) == told
+    assert describe_tolerances([torch.bfloat16, torch.bfloat16, torch.int8, torch.int32]) == told

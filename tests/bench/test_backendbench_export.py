@@ -12,8 +12,8 @@ from evaluated import backendbench_tensor, evaluate
 
 from kcap.schemas.backendbench import read
 from kcap.schemas.backendbench.table import read_table
-from kcap.schemas.measurement import Measurement, write
-from kcap.schemas.signature import call_key
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.results.measurement import Measurement, write_measurements
 
 SKIPPED = "embedding scatter gather index nll_loss".split()
 
@@ -97,7 +97,7 @@ def test_calls_with_one_line_are_one_row(recorded, exported):
 def measured(one, tmp_path, **more):
     path = tmp_path / "m.jsonl"
     known = {"call": 0, "key": call_key(one), "operator": one.operator, "device": "cuda:0"}
-    write(path, [Measurement(**known, **more, median_us=median) for median in (10.0, 30.0)])
+    write_measurements(path, [Measurement(**known, **more, median_us=median) for median in (10.0, 30.0)])
     return path
 
 
@@ -112,7 +112,9 @@ def test_measurements_give_times_over_the_floor(recorded, exported, tmp_path):
 
 def test_a_call_that_failed_in_replay_is_excluded_as_backendbench_would(recorded, exported, tmp_path):
     path = tmp_path / "m.jsonl"
-    write(path, [Measurement(call=0, key=call_key(MM), operator="aten::mm", status="failed", reason="no memory")])
+    write_measurements(
+        path, [Measurement(call=0, key=call_key(MM), operator="aten::mm", status="failed", reason="no memory")]
+    )
     output, loss = exported(recorded([MM]), "backendbench", "--measurements", path)
     (row,) = rows_of(output)
     assert (row["why_excluded"], row["runnable"]) == (["Failed to run: no memory"], False)

@@ -10,10 +10,10 @@ import pytest
 from bench_datasets import SCALE
 from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench import devices
-from kcap.schemas import benchmark_result
-from kcap.schemas import trace as traces_file
-from kcap.schemas.validation.detect import detect
+from kcap.bench.executors import local
+from kcap.schemas.flashinfer import benchmark_result
+from kcap.schemas.flashinfer import trace as traces_file
+from kcap.schemas.validation.formats import detect_format
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_dataset_is_code_from_elsewhere(kcap, solutions, tmp_path):
 def test_a_wrong_call_is_one_line_that_names_the_fix_and_writes_nothing(
     bench, solutions, tmp_path, monkeypatch, options, words
 ):
-    monkeypatch.setattr(devices, "gpus", tuple)
+    monkeypatch.setattr(local, "gpus", tuple)
     write_solution(solutions, "fast")
     done = bench(*options)
     assert (done.code, words in done.err, len(done.err.splitlines())) == (2, True, 1), done.err
@@ -188,7 +188,7 @@ def test_a_wrong_call_is_one_line_that_names_the_fix_and_writes_nothing(
 
 
 def test_a_gpu_that_is_not_there_is_named_with_how_many_are(bench, solutions, monkeypatch):
-    monkeypatch.setattr(devices, "gpus", lambda: ("H200", "H200"))
+    monkeypatch.setattr(local, "gpus", lambda: ("H200", "H200"))
     write_solution(solutions, "fast")
     done = bench("--device", "cuda:2")
     assert (done.code, "this machine has 2 GPUs" in done.err) == (2, True)
@@ -255,8 +255,8 @@ def test_all_that_is_written_is_valid_and_told_apart(bench, kcap, solutions, tmp
     (traces,), results = (out / "traces").rglob("*.jsonl"), sorted((out / "results").rglob("*.json"))
     done = kcap("validate", out / "outcomes.jsonl", traces, *results)
     assert done.code == 0, done.out
-    assert (detect(out / "outcomes.jsonl"), detect(traces)) == ("outcome", "trace")
-    assert {detect(one) for one in results} == {"benchmark-result"}
+    assert (detect_format(out / "outcomes.jsonl"), detect_format(traces)) == ("outcome", "trace")
+    assert {detect_format(one) for one in results} == {"benchmark-result"}
 
 
 def test_the_machine_stands_above_the_table(bench, solutions):

@@ -8,13 +8,13 @@ from derived_calls import METADATA, floats, linear
 from derived_calls import call as named
 from judged import outcomes_in, statuses
 
-from kcap.bench import options, subject
-from kcap.schemas import measurement as measurements_file
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.recording import write_recording
-from kcap.schemas.reference_check import ReferenceCheck
-from kcap.schemas.signature import call_key
+from kcap.bench.run import options, subject
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.recording.recording import write_recording
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.results import measurement as measurements_file
+from kcap.schemas.results.measurement import Measurement
+from kcap.schemas.results.outcome import ReferenceCheck
 
 GEMM = "gemm_bf16_n16_k32"
 SILU = named(2, "aten::silu", self=floats(4, 32))
@@ -120,7 +120,7 @@ def test_the_share_is_of_the_engines_own_kernels(bench, llama, checked, tmp_path
         Measurement(call=one.id, key=call_key(one), operator=one.operator, count=one.total, median_us=us)
         for one, us in times
     ]
-    measurements_file.write(tmp_path / "m.jsonl", lines)
+    measurements_file.write_measurements(tmp_path / "m.jsonl", lines)
     out = bench("--measurements", tmp_path / "m.jsonl", path=llama).out
     of_engine = ", the engine's kernels)"
     assert f"{GEMM}/local/mine saves 16.7% of decode time (150.00 µs of 900.00 µs{of_engine}" in out

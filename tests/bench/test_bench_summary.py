@@ -11,19 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import COUNTS, write_judged, write_solution
 
-from kcap.bench.summary.baseline import Measured, References
-from kcap.bench.summary.doubts import comparable, doubtful
-from kcap.bench.summary.measured import baseline
-from kcap.bench.summary.saving import ALL, best, key_of, savings
-from kcap.bench.summary.score import score
+from kcap.bench.summary.baseline import Measured, References, count_doubtful, measured_baseline, why_not_comparable
+from kcap.bench.summary.score import ALL_PHASES, best_scores, savings, score_key, score_solutions
 from kcap.errors import CallError
-from kcap.replay.definitions.source import weigh
-from kcap.schemas import measurement as measurements_file
-from kcap.schemas.dataset import WorkloadCount
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.outcome import STATUSES, Clocked, Outcome
-from kcap.schemas.records import Call, Count
-from kcap.schemas.signature import call_key
+from kcap.replay.datasets.workloads import workload_weights
+from kcap.schemas.flashinfer.dataset import WorkloadCount
+from kcap.schemas.recording.records import Call, Count
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.results import measurement as measurements_file
+from kcap.schemas.results.measurement import Measurement
+from kcap.schemas.results.outcome import STATUSES, Clocked, Outcome
 
 EVERY = {"scale": ["s1", "s2"]}
 WEIGHTS = {("scale", "s1"): Counter(decode=10), ("scale", "s2"): Counter(decode=30)}
@@ -41,7 +38,7 @@ def outcome(workload, us=None, reference=20.0, status="PASSED", solution="a", **
 
 
 def one_score(*outcomes, workloads=EVERY):
-    (only,) = score(outcomes, workloads, WEIGHTS)
+    (only,) = score_solutions(outcomes, workloads, WEIGHTS)
     return only
 
 
@@ -86,7 +83,7 @@ def test_a_mean_of_many_small_speedups_does_not_underflow():
 
 
 def test_a_definition_without_workloads_ranks_nobody():
-    (found,) = score([outcome("gone", status="COMPILE_ERROR")], {"scale": []}, {})
+    (found,) = score_solutions([outcome("gone", status="COMPILE_ERROR")], {"scale": []}, {})
     assert not found.ranked
 
 
@@ -94,25 +91,25 @@ def test_solutions_that_pass_everything_come_first_whatever_others_reach_elsewhe
     slow = [outcome(uuid, us=19, solution="slow") for uuid in EVERY["scale"]]
     fast = [outcome(uuid, us=5, solution="fast") for uuid in EVERY["scale"]]
     partly = [outcome("s1", us=1e-3, solution="partly"), outcome("s2", solution="partly", status="TIMEOUT")]
-    found = score([*partly, *slow, *fast], EVERY, WEIGHTS)
+    found = score_solutions([*partly, *slow, *fast], EVERY, WEIGHTS)
     assert [one.solution for one in found] == ["fast", "slow", "partly"]
 
 
 def test_what_did_not_pass_saves_nothing():
     found = one_score(outcome("s1", us=10), outcome("s2", us=1, status="INCORRECT_NUMERICAL"))
     saved = savings(found, WEIGHTS, References())
-    assert saved[ALL].saved_us == pytest.approx(10 * (20 - 10))
+    assert saved[ALL_PHASES].saved_us == pytest.approx(10 * (20 - 10))
 
 
 def test_a_slower_solution_costs_time_and_is_nobodys_best():
     found = one_score(outcome("s1", us=30), outcome("s2", us=30))
     saved = savings(found, WEIGHTS, References())
-    assert saved[ALL].saved_us == pytest.approx(-400)
-    assert best([found], {key_of(found): saved}) == []
+    assert saved[ALL_PHASES].saved_us == pytest.approx(-400)
+    assert best_scores([found], {score_key(found): saved}) == []
 
 
 def test_the_best_of_a_definition_is_one_that_passed_everything():
-    scores = score(
+    scores = score_solutions(
         [
             *(outcome(uuid, us=19, solution="whole") for uuid in EVERY["scale"]),
             outcome("s1", solution="partly", status="TIMEOUT"),
@@ -121,9 +118,9 @@ def test_the_best_of_a_definition_is_one_that_passed_everything():
         EVERY,
         WEIGHTS,
     )
-    saved = {key_of(one): savings(one, WEIGHTS, References()) for one in scores}
-    assert saved["scale/ann/partly"][ALL].saved_us > saved["scale/ann/whole"][ALL].saved_us
-    assert [one.solution for one in best(scores, saved)] == ["whole"]
+    saved = {score_key(one): savings(one, WEIGHTS, References()) for one in scores}
+    assert saved["scale/ann/partly"][ALL_PHASES].saved_us > saved["scale/ann/whole"][ALL_PHASES].saved_us
+    assert [one.solution for one in best_scores(scores, saved)] == ["whole"]
 
 
 statuses = st.sampled_from(STATUSES)
@@ -133,13 +130,13 @@ times = st.floats(0, 1e6)
 @given(st.dictionaries(st.sampled_from(["s1", "s2"]), st.tuples(statuses, times, times)))
 def test_no_outcomes_give_a_mean_that_is_not_a_number_or_savings_above_what_was_there(given_ones):
     ones = [outcome(name, us=us, reference=ref, status=status) for name, (status, us, ref) in given_ones.items()]
-    for found in score(ones, EVERY, WEIGHTS):
+    for found in score_solutions(ones, EVERY, WEIGHTS):
         mean, weighted = found.geometric_mean, found.weighted
         assert (mean is None) is (weighted is None) is (not found.ranked)
         assert mean is None or (math.isfinite(mean) and mean > 0)
         saved = savings(found, WEIGHTS, References())
         before = sum(sum(WEIGHTS["scale", one.workload].values()) * one.reference.median_us for one in found.passed)
-        assert not saved or saved[ALL].saved_us <= before * (1 + 1e-9)
+        assert not saved or saved[ALL_PHASES].saved_us <= before * (1 + 1e-9)
 
 
 # Against the engine's own kernels
@@ -166,31 +163,31 @@ def counted(workload, number, samples=1):
 
 
 def saved_on(base, *outcomes, counts):
-    found = score(outcomes, EVERY, weigh(counts))[0]
-    return savings(found, weigh(counts), base)
+    found = score_solutions(outcomes, EVERY, workload_weights(counts))[0]
+    return savings(found, workload_weights(counts), base)
 
 
 TWO = [counted("s1", 0), counted("s2", 1)]
 
 
 def test_the_share_is_of_all_kernels_of_the_phase():
-    base = baseline([measured(0, 20), measured(1, 20), measured(2, 2)], TWO, CALLS)
+    base = measured_baseline([measured(0, 20), measured(1, 20), measured(2, 2)], TWO, CALLS)
     saved = saved_on(base, outcome("s1", us=10), outcome("s2", us=5), counts=TWO)
     assert saved["decode"].total_us == pytest.approx(40 * 20 + 100 * 2)
     assert saved["decode"].saved_us == pytest.approx(10 * 10 + 30 * 15)
     assert saved["prefill"].share == pytest.approx(0.5)
-    assert saved[ALL].share == pytest.approx((10 * 10 + 30 * 15 + 2 * 10) / (40 * 20 + 100 * 2 + 2 * 20))
+    assert saved[ALL_PHASES].share == pytest.approx((10 * 10 + 30 * 15 + 2 * 10) / (40 * 20 + 100 * 2 + 2 * 20))
 
 
 def test_a_workload_that_did_not_pass_keeps_the_engines_time():
-    base = baseline([measured(0, 20), measured(1, 20)], TWO, CALLS)
+    base = measured_baseline([measured(0, 20), measured(1, 20)], TWO, CALLS)
     saved = saved_on(base, outcome("s1", us=10), outcome("s2", status="TIMEOUT"), counts=TWO)
     assert saved["decode"].saved_us == pytest.approx(100)
     assert saved["decode"].total_us == pytest.approx(800)
 
 
 def test_the_baseline_is_the_engines_kernel_and_not_the_reference():
-    base = baseline([measured(0, 4), measured(1, 4)], TWO, CALLS)
+    base = measured_baseline([measured(0, 4), measured(1, 4)], TWO, CALLS)
     saved = saved_on(base, outcome("s1", us=5, reference=1000), outcome("s2", us=5, reference=1000), counts=TWO)
     assert saved["decode"].saved_us == pytest.approx(-40)
 
@@ -198,45 +195,45 @@ def test_the_baseline_is_the_engines_kernel_and_not_the_reference():
 def test_samples_of_a_phase_are_its_time_and_share_its_counts():
     two = [counted("s1", 0, samples=2), counted("s2", 0, samples=2)]
     lines = [measured(0, 10, ["decode"]), measured(0, 30, ["decode"]), measured(0, 100, ["prefill"])]
-    base = baseline(lines, two, CALLS)
+    base = measured_baseline(lines, two, CALLS)
     assert base.totals == {"decode": pytest.approx(200), "prefill": pytest.approx(200)}
     assert sum(times["decode"] for times in base.times.values()) == pytest.approx(200)
 
 
 def test_host_operators_are_no_part_of_gpu_time():
-    base = baseline([measured(0, 20), measured(1, 500, method="host")], TWO, CALLS)
+    base = measured_baseline([measured(0, 20), measured(1, 500, method="host")], TWO, CALLS)
     assert sum(base.totals.values()) == pytest.approx(12 * 20)
 
 
 def test_on_a_cpu_the_hosts_clock_is_the_time():
-    base = baseline([measured(0, 20, method="host"), measured(1, 10, method="host")], TWO, CALLS)
+    base = measured_baseline([measured(0, 20, method="host"), measured(1, 10, method="host")], TWO, CALLS)
     assert sum(base.totals.values()) == pytest.approx(12 * 20 + 30 * 10)
 
 
 def test_a_workload_whose_calls_were_not_all_measured_saves_nothing_and_is_said():
     both = [counted("s1", 0), counted("s1", 1), counted("s2", 1)]
-    base = baseline([measured(0, 20)], both, CALLS)
+    base = measured_baseline([measured(0, 20)], both, CALLS)
     assert base.times == {}
     assert "2 Workloads stand for calls that were not measured" in base.notes[0]
 
 
 def test_calls_without_a_time_are_said():
-    base = baseline([measured(0, 20), measured(1, None, status="failed", method=None)], TWO, CALLS)
+    base = measured_baseline([measured(0, 20), measured(1, None, status="failed", method=None)], TWO, CALLS)
     assert base.notes[0].startswith("1 measured calls have no time")
 
 
 def test_one_phase_replayed_is_the_total_of_that_phase_alone():
-    base = baseline([measured(0, 20, count=10), measured(1, 20)], TWO, CALLS)
+    base = measured_baseline([measured(0, 20, count=10), measured(1, 20)], TWO, CALLS)
     assert base.totals == {"decode": pytest.approx(800)}
 
 
 def test_measurements_of_other_calls_are_refused():
     with pytest.raises(CallError, match="no call of PATH"):
-        baseline([measured(0, 20, key="0123456789ab")], TWO, CALLS)
+        measured_baseline([measured(0, 20, key="0123456789ab")], TWO, CALLS)
 
 
 def test_calls_are_known_by_their_key_and_not_by_their_number():
-    base = baseline([measured(0, 20).model_copy(update={"call": 1})], TWO, CALLS)
+    base = measured_baseline([measured(0, 20).model_copy(update={"call": 1})], TWO, CALLS)
     assert set(base.times) == {("scale", "s1")}
 
 
@@ -245,40 +242,40 @@ def test_measurements_of_a_dataset_are_its_whole():
         Measurement(definition="scale", workload=uuid, operator="scale", median_us=20, count=1)
         for uuid in EVERY["scale"]
     ]
-    base = baseline(lines, COUNTS, [])
+    base = measured_baseline(lines, COUNTS, [])
     assert base.totals == {"decode": pytest.approx(40 * 20)}
 
 
 def test_without_the_recording_only_the_total_of_all_phases_is_known():
-    base = baseline([measured(0, 20), measured(1, 20)], TWO, [])
+    base = measured_baseline([measured(0, 20), measured(1, 20)], TWO, [])
     saved = saved_on(base, outcome("s1", us=10), outcome("s2", us=10), counts=TWO)
     assert (saved["decode"].share, saved["prefill"].share) == (None, None)
-    assert saved[ALL].share == pytest.approx(0.5)
+    assert saved[ALL_PHASES].share == pytest.approx(0.5)
 
 
 def test_times_of_another_device_are_not_compared():
     judged = [outcome("s1", us=1, device_name="H200")]
-    assert "measured on A100, judged on H200" in str(comparable([measured(0, 1, device_name="A100")], judged))
-    assert comparable([measured(0, 1, device_name="H200")], judged) is None
+    assert "measured on A100, judged on H200" in str(why_not_comparable([measured(0, 1, device_name="A100")], judged))
+    assert why_not_comparable([measured(0, 1, device_name="H200")], judged) is None
 
 
 def test_times_of_other_threads_are_not_compared():
     judged = [outcome("s1", us=1, device_name="EPYC", threads=1)]
     lines = [measured(0, 1, device_name="EPYC", threads=2)]
-    assert "EPYC with 2 threads (--threads), judged on EPYC with 1" in str(comparable(lines, judged))
+    assert "EPYC with 2 threads (--threads), judged on EPYC with 1" in str(why_not_comparable(lines, judged))
 
 
 def test_kernels_measured_far_slower_than_their_references_are_doubted():
-    base = baseline([measured(0, 41), measured(1, 39)], TWO, CALLS)
+    base = measured_baseline([measured(0, 41), measured(1, 39)], TWO, CALLS)
     both = [outcome("s1", us=1), outcome("s2", us=1)]
-    assert doubtful(both, base, weigh(TWO)) == 1
+    assert count_doubtful(both, base, workload_weights(TWO)) == 1
 
 
 def test_phases_of_a_baseline_are_summed_exactly_once():
     base = Measured("x", {("scale", "s1"): {"decode": 100.0, "prefill": 40.0}}, {"decode": 200.0, "prefill": 40.0})
     weights = {("scale", "s1"): Counter(decode=10, prefill=2)}
-    found = score([outcome("s1", us=5)], {"scale": ["s1"]}, weights)[0]
-    assert savings(found, weights, base)[ALL].before_us == pytest.approx(140)
+    found = score_solutions([outcome("s1", us=5)], {"scale": ["s1"]}, weights)[0]
+    assert savings(found, weights, base)[ALL_PHASES].before_us == pytest.approx(140)
 
 
 # What the command says
@@ -300,7 +297,7 @@ def test_with_measurements_the_share_of_decode_time_is_said(bench, tmp_path):
         Measurement(definition=name, workload=uuid, operator=name, median_us=20, count=1, device_name="Fake")
         for name, uuid in (("scale", "s1"), ("scale", "s2"), ("masked", "k1"))
     ]
-    measurements_file.write(tmp_path / "m.jsonl", lines)
+    measurements_file.write_measurements(tmp_path / "m.jsonl", lines)
     out = bench("--measurements", tmp_path / "m.jsonl").out
     assert "scale/ann/fast saves 66.7% of decode time (600.00 µs of 900.00 µs, the references as measured)" in out
 

@@ -11,8 +11,7 @@ import tempfile
 import pytest
 from solution_files import RETURNING, solution
 
-from kcap.bench.build import BuildFailed, build, environment
-from kcap.bench.build.failure import of_compiler
+from kcap.bench.build import BuildFailed, build, compiler_failure, environment
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +228,7 @@ OUTPUTS = {
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_first_error_of_a_compiler_is_the_reason(name):
     output, wanted = OUTPUTS[name]
-    failed = of_compiler(output, "/s")
+    failed = compiler_failure(output, "/s")
     assert " ".join(wanted.split()) in failed.reason
     assert failed.reason.startswith("does not compile: ")
     assert "/s/" not in failed.log

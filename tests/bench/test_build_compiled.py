@@ -16,7 +16,7 @@ import pytest
 from solution_files import solution
 
 from kcap.bench.build import BuildFailed, build, environment
-from kcap.schemas import solution as solutions_file
+from kcap.schemas.flashinfer import solution as solutions_file
 
 PYBIND = """
 #include <ATen/core/Tensor.h>

@@ -8,7 +8,7 @@ import pytest
 import torch
 from solution_files import solution
 
-from kcap.bench.build import BuildFailed, build, environment, toolkit
+from kcap.bench.build import BuildFailed, build, compilers, environment
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 
@@ -59,14 +59,14 @@ def test_cuda_sources_without_cuda_fail(own, monkeypatch, binding, language):
 
 
 def test_missing_nvcc_is_named(own, hopper):
-    hopper.setattr(toolkit, "_homes", lambda: iter([own]))
+    hopper.setattr(compilers, "_cuda_homes", lambda: iter([own]))
     of = solution({"scale.cu": "int f();\n"}, "scale.cu::scale", "cuda")
     assert reason(of, own).startswith("no nvcc here: install the CUDA toolkit")
 
 
 def test_hopper_is_compiled_for_with_its_own_instructions(hopper, tmp_path):
     hopper.setenv("CUDA_HOME", str(toolkit_in(tmp_path, "include/cuda_runtime.h")))
-    toolkit.prepare()
+    compilers.prepare_toolkit()
     assert os.environ["TVM_FFI_CUDA_ARCH_LIST"] == os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0a"
     assert os.environ["CUDA_HOME"] == str(tmp_path)
 
@@ -74,22 +74,22 @@ def test_hopper_is_compiled_for_with_its_own_instructions(hopper, tmp_path):
 def test_users_architectures_stand(hopper, tmp_path):
     hopper.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
     hopper.setenv("CUDA_HOME", str(toolkit_in(tmp_path, "include/cuda_runtime.h")))
-    toolkit.prepare()
+    compilers.prepare_toolkit()
     assert (os.environ["TORCH_CUDA_ARCH_LIST"], os.environ["TVM_FFI_CUDA_ARCH_LIST"]) == ("8.0", "9.0a")
 
 
 def test_whole_toolkit_is_preferred_to_a_wrapper_on_the_path(hopper, tmp_path):
     wrapper, whole = toolkit_in(tmp_path / "a"), toolkit_in(tmp_path / "b", "include/cuda_runtime.h")
-    hopper.setattr(toolkit, "_homes", lambda: iter([wrapper, whole]))
-    assert toolkit.home() == whole
+    hopper.setattr(compilers, "_cuda_homes", lambda: iter([wrapper, whole]))
+    assert compilers.cuda_home() == whole
 
 
 def test_headers_that_the_toolkit_lacks_are_those_of_torchs_packages(hopper, tmp_path):
     (tmp_path / "cu13" / "include").mkdir(parents=True)
     hopper.setenv("CUDA_HOME", str(toolkit_in(tmp_path, "include/cuda_runtime.h")))
     hopper.setenv("CPLUS_INCLUDE_PATH", "/opt/mine")
-    hopper.setattr(toolkit, "packages", lambda torch_file: tmp_path)
-    toolkit.prepare()
+    hopper.setattr(compilers, "nvidia_packages", lambda torch_file: tmp_path)
+    compilers.prepare_toolkit()
     assert os.environ["CPLUS_INCLUDE_PATH"] == f"/opt/mine:{tmp_path}/cu13/include"
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from cages import CageError, Judge, Report
 
-from kcap.bench.integrity.cage import kinds, namespaces
+from kcap.bench.sandbox import namespaces, probe
 
 MIB = 1 << 20
-HERE = {piece for piece, state in kinds().items() if state == "holds"}
+HERE = {piece for piece, state in probe().items() if state == "holds"}
 NAMED = "['cuda-EvtHandlr', 'cuda-EvtHandlr']"
 NAMED_IN_CHILDREN = [f"itself {NAMED}", f"forked {NAMED}", "started"]
 
@@ -183,7 +183,7 @@ def test_threads_can_be_named_by_others_of_their_process(judge: Judge) -> None:
     assert report.left_nothing()
 
 
-@pytest.mark.skipif(not namespaces.effective() >> 24 & 1, reason="only CAP_SYS_RESOURCE can forbid it")
+@pytest.mark.skipif(not namespaces.effective_capabilities() >> 24 & 1, reason="only CAP_SYS_RESOURCE can forbid it")
 def test_who_dies_first_cannot_choose_to_live(judge: Judge) -> None:
     assert held(judge.cage("live_longer"))
 

@@ -17,28 +17,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.integrity.cage import (
+from kcap.bench.sandbox import (
     HOLDS,
-    Cage,
-    calls,
-    kinds,
+    SandboxSpec,
     landlock,
-    mounts,
-    open_cage,
-    own_proc,
+    libc,
+    namespaces,
+    open_sandbox,
+    probe,
+    process_tree,
     seccomp,
-    syscalls,
-    tree,
 )
-from kcap.bench.integrity.cage.caged import Ended
-from kcap.bench.integrity.cage.pieces import Pieces
+from kcap.bench.sandbox.sandboxed_process import ExitStatus
+from kcap.bench.sandbox.spec import Features
 from kcap.errors import KcapError
 
 OWN = 4242
 MACHINES = ["x86_64", "aarch64"]
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
-ARGUED = (syscalls.CLONE, syscalls.CLONE3, syscalls.SOCKET, syscalls.PRLIMIT, syscalls.FCNTL)
-NAMED = (*syscalls.REFUSED.values(), *syscalls.SIGNALS.values(), *syscalls.OWN_PROCESS_ONLY.values(), *ARGUED)
+ARGUED = (seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.PRLIMIT, seccomp.FCNTL)
+NAMED = (*seccomp.REFUSED_CALLS.values(), *seccomp.SIGNAL_CALLS.values(), *seccomp.OWN_PROCESS_ONLY.values(), *ARGUED)
 
 
 def verdict(program: seccomp.Program, architecture: int, number: int, *arguments: int) -> int:
@@ -70,7 +68,7 @@ def test_filter_refuses_what_is_listed_and_nothing_else(
     column, architecture = seccomp.ARCHITECTURES[machine]
     program = seccomp.build(machine, not loose, not loose, not loose, OWN)
     answer = verdict(program, architecture, number, *arguments)
-    if number in {numbers[column] for numbers in syscalls.REFUSED.values()}:
+    if number in {numbers[column] for numbers in seccomp.REFUSED_CALLS.values()}:
         assert answer == errno.EPERM
     elif number not in {numbers[column] for numbers in NAMED}:
         assert answer == 0
@@ -89,20 +87,20 @@ def test_filter_looks_at_arguments(machine: str) -> None:
 
     threads, new_users, new_network = 0x3D0F00, 0x10000011, 0x40000011
     for judged in (tight, loose):
-        assert judged(syscalls.CLONE, threads) == 0
-        assert judged(syscalls.CLONE, new_users) == judged(syscalls.CLONE, new_network) == errno.EPERM
-        assert judged(syscalls.CLONE3) == errno.ENOSYS
-        assert judged(syscalls.SOCKET, 1) == judged(syscalls.SOCKET, 16) == 0
-    kill, thread = syscalls.OWN_PROCESS_ONLY["kill"], syscalls.OWN_PROCESS_ONLY["tgkill"]
+        assert judged(seccomp.CLONE, threads) == 0
+        assert judged(seccomp.CLONE, new_users) == judged(seccomp.CLONE, new_network) == errno.EPERM
+        assert judged(seccomp.CLONE3) == errno.ENOSYS
+        assert judged(seccomp.SOCKET, 1) == judged(seccomp.SOCKET, 16) == 0
+    kill, thread = seccomp.OWN_PROCESS_ONLY["kill"], seccomp.OWN_PROCESS_ONLY["tgkill"]
     for numbers in (kill, thread):
         assert tight(numbers, OWN, 9) == 0
         for other in (1, 0, 2**32 - 1):
             assert (tight(numbers, other, 9), loose(numbers, other, 9)) == (errno.EPERM, 0)
     for family in (2, 10, 17):
-        assert (tight(syscalls.SOCKET, family), loose(syscalls.SOCKET, family)) == (errno.EPERM, 0)
-    assert tight(syscalls.PRLIMIT, 0) == tight(syscalls.PRLIMIT, OWN) == 0
-    assert (tight(syscalls.PRLIMIT, 7), loose(syscalls.PRLIMIT, 7)) == (errno.EPERM, 0)
-    assert [tight(syscalls.FCNTL, 5, command) for command in (3, 8, 15)] == [0, errno.EPERM, errno.EPERM]
+        assert (tight(seccomp.SOCKET, family), loose(seccomp.SOCKET, family)) == (errno.EPERM, 0)
+    assert tight(seccomp.PRLIMIT, 0) == tight(seccomp.PRLIMIT, OWN) == 0
+    assert (tight(seccomp.PRLIMIT, 7), loose(seccomp.PRLIMIT, 7)) == (errno.EPERM, 0)
+    assert [tight(seccomp.FCNTL, 5, command) for command in (3, 8, 15)] == [0, errno.EPERM, errno.EPERM]
 
 
 def test_numbers_of_another_abi_are_refused() -> None:
@@ -113,8 +111,8 @@ def test_numbers_of_another_abi_are_refused() -> None:
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="numbers of two architectures are known")
 def test_numbers_are_those_of_the_kernel_headers() -> None:
     column, _ = seccomp.ARCHITECTURES[platform.machine()]
-    named = {**syscalls.REFUSED, **syscalls.SIGNALS, **syscalls.OWN_PROCESS_ONLY, "clone": syscalls.CLONE}
-    named |= {"clone3": syscalls.CLONE3, "fcntl": syscalls.FCNTL, "socket": syscalls.SOCKET}
+    named = {**seccomp.REFUSED_CALLS, **seccomp.SIGNAL_CALLS, **seccomp.OWN_PROCESS_ONLY, "clone": seccomp.CLONE}
+    named |= {"clone3": seccomp.CLONE3, "fcntl": seccomp.FCNTL, "socket": seccomp.SOCKET}
     source = "#include <sys/syscall.h>\n" + "\n".join(f"known_{name} __NR_{name}" for name in named)
     try:
         done = subprocess.run(
@@ -160,18 +158,18 @@ def test_link_into_a_hidden_folder_does_not_show_it(tmp_path: Path) -> None:
 def test_children_are_found_with_and_without_the_kernels_list() -> None:
     with subprocess.Popen([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '100'])"]) as process:
         deadline = time.monotonic() + 20
-        while not tree.descendants(process.pid) and time.monotonic() < deadline:
+        while not process_tree.descendants(process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        (sleeper,) = tree.descendants(process.pid)
-        assert tree.children(process.pid) == tree._children_by_scan(process.pid) == [sleeper]
-        assert process.pid in tree.children(os.getpid())
-        assert tree.kill_all(lambda: tree.descendants(process.pid))
+        (sleeper,) = process_tree.descendants(process.pid)
+        assert process_tree.children(process.pid) == process_tree._children_by_scan(process.pid) == [sleeper]
+        assert process.pid in process_tree.children(os.getpid())
+        assert process_tree.kill_all(lambda: process_tree.descendants(process.pid))
         process.kill()
-    assert not tree.alive(sleeper)
+    assert not process_tree.alive(sleeper)
 
 
 def test_piece_that_fails_is_left_out_with_its_reason() -> None:
-    pieces = Pieces(frozenset({"off"}))
+    pieces = Features(frozenset({"off"}))
 
     def fail() -> None:
         raise OSError(errno.EPERM, "unshare: not here")
@@ -194,16 +192,16 @@ def test_proc_in_which_something_stays_open_is_not_opened(fails_at: int, monkeyp
             raise OSError(errno.EPERM, "mount: not here")
         flags.append(wanted)
 
-    monkeypatch.setattr(calls, "mount", mount)
-    own_proc._mount(writable=True)
+    monkeypatch.setattr(libc, "mount", mount)
+    namespaces._mount_proc(writable=True)
     assert len(flags) == fails_at
-    assert flags[0] & calls.MS_RDONLY and all(wanted & (calls.MS_RDONLY | calls.MS_BIND) for wanted in flags)
+    assert flags[0] & libc.MS_RDONLY and all(wanted & (libc.MS_RDONLY | libc.MS_BIND) for wanted in flags)
 
 
 def test_machine_that_has_nothing_says_so_for_every_piece() -> None:
-    everything = {*kinds(), "user namespace"}
-    bare = kinds(frozenset(everything))
-    assert {state for piece, state in bare.items() if piece not in mounts.LAID} <= {
+    everything = {*probe(), "user namespace"}
+    bare = probe(frozenset(everything))
+    assert {state for piece, state in bare.items() if piece not in namespaces.MOUNTED} <= {
         "switched off",
         "needs a mount namespace",
     }
@@ -211,30 +209,30 @@ def test_machine_that_has_nothing_says_so_for_every_piece() -> None:
 
 
 def test_who_asks_what_holds_stays_what_it_was() -> None:
-    kinds()
+    probe()
     adopts = ctypes.c_int()
-    calls.prctl(37, ctypes.cast(ctypes.byref(adopts), ctypes.c_void_p))
+    libc.prctl(37, ctypes.cast(ctypes.byref(adopts), ctypes.c_void_p))
     assert adopts.value == 0
 
 
 @pytest.mark.parametrize(
     ("ended", "text"),
     [
-        (Ended(code=3), "exit code 3"),
-        (Ended(signal=11), "SIGSEGV"),
-        (Ended(signal=9, note="wrote more than 8 bytes"), "SIGKILL (wrote more than 8 bytes)"),
-        (Ended(signal=40), "signal 40"),
-        (Ended(), "ended by the judge"),
+        (ExitStatus(code=3), "exit code 3"),
+        (ExitStatus(signal=11), "SIGSEGV"),
+        (ExitStatus(signal=9, note="wrote more than 8 bytes"), "SIGKILL (wrote more than 8 bytes)"),
+        (ExitStatus(signal=40), "signal 40"),
+        (ExitStatus(), "ended by the judge"),
     ],
 )
-def test_end_is_put_in_words(ended: Ended, text: str) -> None:
+def test_end_is_put_in_words(ended: ExitStatus, text: str) -> None:
     assert str(ended) == text
 
 
 def test_pieces_that_the_kernel_offers_are_used() -> None:
     """Else a piece that breaks would only skip the tests that need it."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    found = kinds()
+    found = probe()
     always = {"no new privileges", "limits", "dies first"}
     if platform.machine() in MACHINES and "Seccomp" in status:
         always.add("seccomp")
@@ -242,7 +240,7 @@ def test_pieces_that_the_kernel_offers_are_used() -> None:
         always |= {"landlock"} | ({"landlock signals"} if landlock.abi() >= 6 else set())
     admin = int(status["CapEff"], 16) >> 21 & 1
     if admin:
-        always |= {"pid namespace", "mount namespace", "network namespace", "ipc namespace", *mounts.LAID}
+        always |= {"pid namespace", "mount namespace", "network namespace", "ipc namespace", *namespaces.MOUNTED}
     assert {piece: found[piece] for piece in always} == dict.fromkeys(always, HOLDS)
 
 
@@ -251,17 +249,17 @@ def test_process_that_fails_to_fork_leaves_no_descriptor(tmp_path: Path, monkeyp
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", full)
-    monkeypatch.setattr(calls, "prctl", lambda *_: 0)
+    monkeypatch.setattr(libc, "prctl", lambda *_: 0)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KcapError, match="temporarily unavailable"):
-        open_cage(Cage(tmp_path, None, 1 << 20, 8), 1, lambda: None)
+        open_sandbox(SandboxSpec(tmp_path, None, 1 << 20, 8), 1, lambda: None)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_was_opened_before_the_limit_fell_is_closed_too() -> None:
     ask = """if True:
         import os, resource
-        from kcap.bench.integrity.cage.descriptors import close_others
+        from kcap.bench.sandbox.confinement import close_others
         kept, other = (os.dup2(0, number) for number in (200, 300))
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         close_others([kept])
@@ -273,6 +271,6 @@ def test_what_was_opened_before_the_limit_fell_is_closed_too() -> None:
 
 
 def test_guarded_process_cannot_be_dumped() -> None:
-    ask = "import ctypes; from kcap.bench.integrity.cage import guard; guard(); print(ctypes.CDLL(None).prctl(3))"
+    ask = "import ctypes; from kcap.bench.sandbox import guard; guard(); print(ctypes.CDLL(None).prctl(3))"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"

@@ -11,9 +11,9 @@ import pytest
 from cheat_catalogue import DATASET, Entry, entries
 from judging import Bench, told
 
-from kcap.bench.judge.evidence import CONSTANT
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.outcome import STATUSES, Outcome
+from kcap.bench.judge.verdict import CONSTANT
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.results.outcome import STATUSES, Outcome
 
 CHEATS, ON_GPU = entries("cheats"), entries("cheats/gpu")
 MISSED = [entry for entry in CHEATS if "missed" in entry.header]

@@ -10,18 +10,17 @@ import pytest
 import torch
 from derived_calls import METADATA, call, embedding, floats, linear, ranged
 
-from kcap.bench import verify
-from kcap.bench.check import Checker, told
-from kcap.bench.checked_on import CheckedOn
-from kcap.bench.contents import open_contents
+from kcap.bench.accuracy import greatest_error
+from kcap.bench.check import verification
+from kcap.bench.check.checker import Checker, is_informative
+from kcap.bench.check.verification import calls_to_check, check_references, tag_definitions, with_status
+from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.problems import problems_of
-from kcap.bench.tolerance import difference
-from kcap.bench.verify import check_references, chosen, tag, with_status
-from kcap.replay.rebuild import Rebuilder
-from kcap.schemas.definition import DRAFT, VERIFIED
-from kcap.schemas.families.derive import Kernel, bind_family, derive_calls
-from kcap.schemas.families.form import Form
-from kcap.schemas.recording import write_recording
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.derive import bind_family, derive_calls
+from kcap.schemas.derive.kernel import Kernel, KernelInstance
+from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED
+from kcap.schemas.recording.recording import write_recording
 
 
 def checker(kernel: Kernel) -> Checker:
@@ -79,7 +78,7 @@ def test_outputs_without_a_number_are_no_agreement(tokens: int) -> None:
     assert answer["status"] == "skipped" and "no number" in answer["reason"]
 
 
-def nothing(form: Form) -> Form:
+def nothing(form: KernelInstance) -> KernelInstance:
     """`form` with an output of nan."""
     (name, slot), *_ = form.outputs.items()
     return replace(form, outputs={name: replace(slot, value=lambda: slot.get() * float("nan"))})
@@ -97,9 +96,9 @@ def test_a_recordings_references_are_checked_in_a_process_of_their_own(tmp_path:
     contents = open_contents(tmp_path / "a.kcap", False)
     found = problems_of(contents)
     assert found.derived is not None
-    checks = list(check_references(contents, found.derived, CheckedOn()))
+    checks = list(check_references(contents, found.derived, CheckTarget()))
     assert {check.operator: check.status for check in checks} == {"aten::linear": "agrees", "aten::embedding": "agrees"}
-    tag(found.problems, checks)
+    tag_definitions(found.problems, checks)
     assert all(VERIFIED in problem.definition.tags for problem in found.problems)
 
 
@@ -108,45 +107,45 @@ def test_a_check_that_takes_too_long_names_no_option(tmp_path: Path, monkeypatch
     contents = open_contents(tmp_path / "a.kcap", False)
     derived = problems_of(contents).derived
     assert derived is not None
-    monkeypatch.setattr(verify, "TIMEOUT_S", 0)
-    (check,) = check_references(contents, derived, CheckedOn())
+    monkeypatch.setattr(verification, "TIMEOUT_S", 0)
+    (check,) = check_references(contents, derived, CheckTarget())
     assert (check.status, check.reason) == ("skipped", "took longer than 0 s")
 
 
 def test_the_smallest_and_the_largest_calls_are_chosen() -> None:
     calls = [linear(number, tokens) for number, tokens in enumerate((5, 900, 1, 60, 7))]
-    assert [call.id for call in chosen(calls)] == [2, 4, 1]
+    assert [call.id for call in calls_to_check(calls)] == [2, 4, 1]
 
 
 def test_a_difference_counts_in_units_of_what_is_allowed() -> None:
     ones = torch.ones(64, dtype=torch.bfloat16)
-    assert difference(ones, ones) == 0.0
-    assert difference(ones * 1.01, ones) < 1.0 < difference(ones * 1.2, ones)
+    assert greatest_error(ones, ones) == 0.0
+    assert greatest_error(ones * 1.01, ones) < 1.0 < greatest_error(ones * 1.2, ones)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_must_be_so_in_both(value: float) -> None:
     odd, others = torch.tensor([1.0, value]), torch.tensor([[1.0, 1.0], [1.0, 7e37], [1.0, -float("inf")]])
-    assert difference(odd, odd) == 0.0
+    assert greatest_error(odd, odd) == 0.0
     for other in others:
-        assert difference(odd, other) == difference(other, odd) == float("inf") or torch.equal(odd, other)
+        assert greatest_error(odd, other) == greatest_error(other, odd) == float("inf") or torch.equal(odd, other)
 
 
 def test_integers_must_be_equal_and_shapes_and_dtypes_the_same() -> None:
     ids = torch.tensor([1, 2])
-    assert difference(ids, ids) == 0.0
+    assert greatest_error(ids, ids) == 0.0
     for other in (torch.tensor([1, 3]), torch.tensor([1]), torch.tensor([1, 2], dtype=torch.int32)):
-        assert difference(ids, other) == float("inf")
+        assert greatest_error(ids, other) == float("inf")
 
 
 @pytest.mark.parametrize("dtype", [torch.float4_e2m1fn_x2, torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.bool])
 def test_what_has_no_tolerance_must_hold_the_same_bits(dtype: torch.dtype) -> None:
     bits = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)
-    assert difference(bits.view(dtype).t(), bits.t().contiguous().view(dtype)) == 0.0
-    assert difference(bits.view(dtype), bits.flip(0).view(dtype)) == float("inf")
-    assert told(bits.view(dtype)) and not told(bits[:0].view(dtype))
+    assert greatest_error(bits.view(dtype).t(), bits.t().contiguous().view(dtype)) == 0.0
+    assert greatest_error(bits.view(dtype), bits.flip(0).view(dtype)) == float("inf")
+    assert is_informative(bits.view(dtype)) and not is_informative(bits[:0].view(dtype))
 
 
 @pytest.mark.parametrize(("values", "tells"), [([], False), ([math.nan] * 2, False), ([math.nan, 1.0], True)])
 def test_an_output_of_no_number_tells_nothing(values: list[float], tells: bool) -> None:
-    assert told(torch.tensor(values, dtype=torch.bfloat16)) is tells
+    assert is_informative(torch.tensor(values, dtype=torch.bfloat16)) is tells

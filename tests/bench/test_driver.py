@@ -11,10 +11,10 @@ from bench_datasets import definition, of, workload
 from forked_candidates import Forked
 from judging import eventually
 
-from kcap.bench.integrity import driver
 from kcap.bench.judge import candidate as candidates
-from kcap.bench.judge import handed, wire
-from kcap.bench.judge.draws import draws
+from kcap.bench.judge import input_pool
+from kcap.bench.judge.driver import driver, protocol
+from kcap.bench.judge.input_pool import open_input_pool
 
 COPY = definition("copy", {"x": of("m n")}, {"y": of("m n")}, "x.clone()")
 
@@ -24,19 +24,19 @@ LARGE = 1 << 17  # rows: 2 MiB
 
 @pytest.fixture(params=[1, 7, 300, LARGE])
 def drawn(request):
-    with draws(COPY, workload(COPY, "w", request.param), None, None) as made:
+    with open_input_pool(COPY, workload(COPY, "w", request.param), None, None) as made:
         yield made
 
 
 @pytest.fixture
 def large():
-    with draws(COPY, workload(COPY, "w", LARGE), None, None) as made:
+    with open_input_pool(COPY, workload(COPY, "w", LARGE), None, None) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def forked():
-    driver.build()
+    driver.build_driver()
     with Forked("cpu_candidate.py") as candidates:
         yield candidates
 
@@ -60,8 +60,8 @@ def one(both, drawn):
 
 def inputs(one, seed, count, chosen):
     """Of the invocations `chosen` of `count`, what they were given, for it is what they return."""
-    assert one.run(seed, count, keep=chosen).code == wire.FINE
-    assert one.deliver(chosen).code == wire.FINE
+    assert one.run(seed, count, keep=chosen).code == protocol.FINE
+    assert one.deliver(chosen).code == protocol.FINE
     return [one.outputs(number)[0].view(-1) for number in chosen]
 
 
@@ -101,7 +101,7 @@ def test_every_output_is_kept_until_it_is_asked_for(one, drawn, monkeypatch):
     monkeypatch.setattr(candidates, "SLOTS_BYTES", 1)
     one.open(drawn)
     assert one.most == candidates.FEWEST_SETS or one.most == one.sets
-    assert one.run(1, one.most).code == wire.FINE
+    assert one.run(1, one.most).code == protocol.FINE
     if one.handed is None:
         assert "cannot be kept" in one.run(1, one.most + 1).text
         return
@@ -116,7 +116,7 @@ VIEWS = [(TURNED, "turned", "turned_in_a_row"), (COPY, "negated_view", "negated"
 @pytest.mark.parametrize(("given", "view", "whole"), VIEWS, ids=["transposed", "negated", "padded"])
 def test_what_a_view_leaves_to_do_is_in_its_time(started, given, view, whole):
     """And not between invocations, where it would look like a clock that lies."""
-    with draws(given, workload(given, "w", 60_000), None, None) as made:
+    with open_input_pool(given, workload(given, "w", 60_000), None, None) as made:
         viewed, done = started(view), started(whole)
         between, usual = clocked(viewed, made), clocked(done, made)
     assert min(viewed.times_ns(12)) > min(done.times_ns(12)) / 2
@@ -128,14 +128,14 @@ def clocked(one, made):
     """Nanoseconds between twelve invocations of the same inputs, in the quickest of a few such runs."""
     one.open(made)
     found = [one.run(7, 12, keep=[3]) for _ in range(15)]
-    assert all(answer.code == wire.FINE for answer in [*found, one.deliver([3])])
+    assert all(answer.code == protocol.FINE for answer in [*found, one.deliver([3])])
     return min(answer.outside_ns for answer in found)
 
 
 def test_all_but_the_calls_is_done_of_an_empty_batch(started, drawn):
     never = started("called")
     never.open(drawn)
-    assert never.run(7, 3, keep=[2], empty=True).code == wire.FINE
+    assert never.run(7, 3, keep=[2], empty=True).code == protocol.FINE
     assert never.outputs(2)[0].isnan().all()
     assert "it was called" in never.run(7, 3).text
 
@@ -150,14 +150,14 @@ def test_an_empty_batch_takes_the_driver_as_long_as_one_with_calls(started, draw
 def test_small_inputs_are_filled_by_the_driver_and_large_ones_handed_over(both, large):
     both[0].open(large)
     assert both[0].handed is not None
-    with draws(COPY, workload(COPY, "w", 300), None, None) as small:
+    with open_input_pool(COPY, workload(COPY, "w", 300), None, None) as small:
         both[0].open(small)
         assert both[0].handed is None
 
 
 def test_an_input_is_the_same_whoever_fills_it(both, large, monkeypatch):
     both[0].open(large)
-    monkeypatch.setattr(handed, "LEAST", 1 << 40)
+    monkeypatch.setattr(input_pool, "LEAST_HANDED", 1 << 40)
     both[1].open(large)
     found = [inputs(one, 7, 3, (0, 2)) for one in both]
     assert both[0].handed and not both[1].handed
@@ -180,16 +180,16 @@ def memory_of(one, name):
 def test_a_changed_input_is_told_by_the_judge_itself(started, large):
     one = started("mutated")
     one.open(large)
-    assert one.run(5, 3).code == wire.FINE
+    assert one.run(5, 3).code == protocol.FINE
     told = one.deliver([1])
-    assert (told.code, told.text) == (wire.INPUT, "changed its input x")
+    assert (told.code, told.text) == (protocol.INPUT, "changed its input x")
 
 
 def test_an_input_that_was_kept_costs_nothing_and_is_worth_nothing(started, large):
     one = started("earlier")
     one.open(large)
     first, second = (inputs(one, seed, 1, (0,))[0] for seed in (1, 2))
-    assert first.any() and one.run(3, 1).code == wire.FINE
+    assert first.any() and one.run(3, 1).code == protocol.FINE
     assert not torch.equal(first, second)
 
 
@@ -197,7 +197,7 @@ def test_the_memory_of_a_batch_is_given_back(both, large):
     before = len(os.listdir("/proc/self/fd"))
     both[0].open(large)
     for seed in range(5):
-        assert both[0].run(seed, 3).code == wire.FINE
+        assert both[0].run(seed, 3).code == protocol.FINE
     held = len(os.listdir("/proc/self/fd"))
     both[0].forget()
     assert held <= before + 2 and len(os.listdir("/proc/self/fd")) <= before

@@ -12,13 +12,15 @@ import torch
 from bench_datasets import definition, of, workload
 from forked_candidates import Forked
 
-from kcap.bench.judge import candidate, wire
+from kcap.bench.judge import candidate
+from kcap.bench.judge.candidate import NoGraph
 from kcap.bench.judge.device import Gpu
-from kcap.bench.judge.draws import draws
-from kcap.bench.judge.evidence import Refused, check
-from kcap.bench.judge.failures import Ended, NoGraph
+from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.input_pool import open_input_pool
+from kcap.bench.judge.process import ProcessEnded
 from kcap.bench.judge.trial import DRAWS
-from kcap.capture.native_build import compiler
+from kcap.bench.judge.verdict import Rejected, check_answer
+from kcap.system.native_build import compiler
 
 HERE = Path(__file__).parent
 DOUBLE = definition("double", {"x": of("m n")}, {"y": of("m n")}, "2 * x")
@@ -44,7 +46,7 @@ def start(forked):
 
 @pytest.fixture
 def drawn():
-    with draws(DOUBLE, workload(DOUBLE, "w", 64), None, None) as made:
+    with open_input_pool(DOUBLE, workload(DOUBLE, "w", 64), None, None) as made:
         yield made
 
 
@@ -71,9 +73,9 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
     one.open(drawn, sets=8)
     for seed in (11, 12):
         answer = one.run(seed, 8, keep=(0, 3, 7))
-        assert answer.code == wire.FINE, answer.text
-        assert one.deliver((0, 3, 7)).code == wire.FINE
-        assert wire.METHODS[answer.method] == method
+        assert answer.code == protocol.FINE, answer.text
+        assert one.deliver((0, 3, 7)).code == protocol.FINE
+        assert protocol.METHODS[answer.method] == method
         assert answer.elapsed_ns > 8 * 200_000 * 0.9
         assert one.times_ns(8) == [answer.elapsed_ns // 8] * 8
         for number in (0, 3, 7):
@@ -83,24 +85,24 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
 def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):
     one = start("double_once")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).code == wire.FINE
+    assert one.run(1, 1).code == protocol.FINE
     one.run(2, 4)
-    assert one.run(3, 4, keep=[3]).code == one.deliver([3]).code == wire.FINE
+    assert one.run(3, 4, keep=[3]).code == one.deliver([3]).code == protocol.FINE
     assert one.outputs(3)[0].isnan().all()
 
 
 def test_changed_inputs_are_told_by_name(start, drawn):
     one = start("double_in_place")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).code == wire.FINE
+    assert one.run(1, 1).code == protocol.FINE
     answer = one.deliver([0])
-    assert (answer.code, answer.text) == (wire.INPUT, "changed its input x")
+    assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
 
 
 def test_what_cannot_be_captured_is_to_be_started_again(start, drawn):
     one = start("refuses_capture")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).code == wire.FINE
+    assert one.run(1, 1).code == protocol.FINE
     with pytest.raises(NoGraph, match="not permitted when stream is capturing") as refused:
         one.run(1, 4)
     assert refused.value.candidate is one
@@ -111,13 +113,13 @@ def test_no_graph_said_where_none_was_asked_for_is_no_reason_to_start_again(star
     one = start("refuses_capture")
     one.open(drawn, sets=4)
     one.graphs = False
-    assert one.run(1, 4).code == wire.NO_GRAPH
+    assert one.run(1, 4).code == protocol.NO_GRAPH
 
 
 def test_first_call_is_made_before_the_capture(start, drawn):
     one = start("made_at_first_call")
     one.open(drawn, sets=4)
-    assert one.run(1, 4).code == wire.FINE
+    assert one.run(1, 4).code == protocol.FINE
 
 
 def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn):
@@ -129,7 +131,7 @@ def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn
     one.open(drawn, sets=8)
     for _ in range(2):
         answer = one.run(7, 8, keep=(2, 5, 7))
-        assert answer.code == one.deliver((2, 5, 7)).code == wire.FINE, answer.text
+        assert answer.code == one.deliver((2, 5, 7)).code == protocol.FINE, answer.text
         for number in (2, 5, 7):
             torch.testing.assert_close(one.outputs(number)[0].view(-1), 2 * pool_of(drawn, 7, number))
 
@@ -137,31 +139,31 @@ def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn
 def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
     one = start("reserves")
     one.open(drawn, sets=2)
-    assert one.run(1, 1).code == wire.FINE
+    assert one.run(1, 1).code == protocol.FINE
     answer = one.run(2, 1)
-    assert answer.code == wire.RESERVED
-    with pytest.raises(Refused, match="it keeps part of the GPU's L2"):
-        check(answer)
+    assert answer.code == protocol.RESERVED
+    with pytest.raises(Rejected, match="it keeps part of the GPU's L2"):
+        check_answer(answer)
 
 
 def test_large_outputs_have_room_for_a_trials_draws(start, drawn, monkeypatch):
     monkeypatch.setattr(candidate, "SLOTS_BYTES", 1)
     one = start("double")
     one.open(drawn, sets=4)
-    assert one.run(1, DRAWS).code == one.deliver(range(DRAWS)).code == wire.FINE
+    assert one.run(1, DRAWS).code == one.deliver(range(DRAWS)).code == protocol.FINE
 
 
 def test_more_invocations_than_sets_are_refused(start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
     answer = one.run(1, 3)
-    assert answer.code == wire.DRIVER and "more invocations than sets" in answer.text
+    assert answer.code == protocol.DRIVER and "more invocations than sets" in answer.text
 
 
 def test_a_candidate_that_is_gone_has_ended(start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
     os.kill(one.pid, signal.SIGKILL)
-    with pytest.raises(Ended):
+    with pytest.raises(ProcessEnded):
         for _ in range(3):
             one.run(1, 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from kcap.bench.exports import find, targets
+from kcap.bench.exports import find_exporter, targets
 from kcap.errors import FormatError
-from kcap.schemas import loss as loss_file
+from kcap.schemas.results import export_loss as loss_file
 
-OF_CALLS = [name for name in targets() if find(name).takes == "calls"]
+OF_CALLS = [name for name in targets() if find_exporter(name).takes == "calls"]
 
 
 def test_a_truncated_recording_needs_to_be_asked_for(recording, kcap, tmp_path):
@@ -116,7 +116,7 @@ def test_an_export_that_fails_leaves_nothing_and_what_was_there_stays(everything
         (request.output / "half").write_text("half")
         raise OSError(28, "No space left on device", "out")
 
-    monkeypatch.setattr(type(find("parquet")), "write", full)
+    monkeypatch.setattr(type(find_exporter("parquet")), "write", full)
     assert kcap(*args, "--force").code == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -8,13 +8,12 @@ import pytest
 import torch
 from bench_datasets import definition, of
 
-from kcap.bench.judge.evidence import Refused
-from kcap.bench.judge.floors import Floors
+from kcap.bench.judge.verdict import Floors, Rejected
 from kcap.errors import KcapError
-from kcap.replay.roofline import stored
+from kcap.replay.roofline.ceilings import measure_in_process
+from kcap.replay.roofline.cost import cost_of_workload
 from kcap.replay.roofline.floor import floor_us
-from kcap.replay.roofline.workloads import cost_of
-from kcap.schemas.outcome import Clocked
+from kcap.schemas.results.outcome import Clocked
 
 ADD = definition("add", {"x": of("m n"), "y": of("m n")}, {"z": of("m n")}, "x + y", op_type="add")
 INPUTS = [torch.zeros(1 << 18, 4), torch.zeros(1 << 18, 4)]
@@ -23,7 +22,7 @@ DRAWN = SimpleNamespace(definition=ADD, made=SimpleNamespace(inputs=INPUTS))
 
 @pytest.fixture(scope="module")
 def ceilings():
-    return stored.measured({"device": "cpu", "threads": 1})
+    return measure_in_process({"device": "cpu", "threads": 1})
 
 
 def time(us):
@@ -31,7 +30,7 @@ def time(us):
 
 
 def floor(ceilings):
-    return floor_us(cost_of(ADD, dict(zip(("x", "y"), INPUTS, strict=True))), ceilings, "warm")
+    return floor_us(cost_of_workload(ADD, dict(zip(("x", "y"), INPUTS, strict=True))), ceilings, "warm")
 
 
 def test_a_time_above_the_floor_is_believed_and_the_floor_told(ceilings):
@@ -43,7 +42,7 @@ def test_a_time_below_the_floor_is_refused_once_it_was_measured_again(ceilings):
     asked = []
     floors = Floors({}, lambda env: ceilings, lambda env: asked.append(1) or ceilings)
     for _ in range(2):
-        with pytest.raises(Refused, match="below the machine's floor"):
+        with pytest.raises(Rejected, match="below the machine's floor"):
             floors.check(DRAWN, time(floor(ceilings) / 2))
     assert asked == [1]
 

@@ -10,9 +10,9 @@ from bench_datasets import SCALE, definition, of, stored, workload
 from judge_here import ROWS, judged, made, outcome, scale
 from solution_files import RETURNING, WRITING, solution
 
-from kcap.bench.judge.forking import without_secrets
-from kcap.bench.judge.judge import doubts
-from kcap.schemas.outcome import Clocked
+from kcap.bench.judge.judge import timing_caveats
+from kcap.bench.judge.process import without_secrets
+from kcap.schemas.results.outcome import Clocked
 
 HANGS = "while True:\n        pass"
 FALLS = [
@@ -189,5 +189,5 @@ def run(x, eps):
 @pytest.mark.parametrize("slack, told", [(None, False), (10.0, False), (60.0, True)])
 def test_a_time_that_the_clock_hardly_vouches_for_is_doubted(slack, told):
     time = Clocked(median_us=100, q1_us=90, q3_us=110, slack_us=slack)
-    assert bool(doubts(time)) is told
-    assert doubts(None) == []
+    assert bool(timing_caveats(time)) is told
+    assert timing_caveats(None) == []

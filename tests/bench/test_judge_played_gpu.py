@@ -13,9 +13,8 @@ from solution_files import solution
 
 from kcap.bench.judge import worker
 from kcap.bench.judge.device import Gpu
-from kcap.capture import native_build
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.workload import RandomInput, Workload
+from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
+from kcap.system import native_build
 
 HERE = Path(__file__).parent
 MATRIX = DefinitionTensor(shape=["m", "n"], dtype="float32")
@@ -60,7 +59,7 @@ def judge(tmp_path_factory):
         patch.setenv("PLAYED_RUNTIME", str(runtime))
         patch.setenv("PLAYED_TENSORS", str(tensors))
         patch.setenv("PYTHONPATH", str(HERE / "played_gpu"), prepend=os.pathsep)
-        patch.setattr(worker, "asked", lambda device, threads: (told, Gpu(1 << 14, 1 << 30)))
+        patch.setattr(worker, "describe_device", lambda device, threads: (told, Gpu(1 << 14, 1 << 30)))
         opened = worker.open_judge(session)
     yield opened
     opened.close()

@@ -20,7 +20,7 @@ from judging import eventually, told
 from solution_files import RETURNING, solution
 
 from kcap.bench.judge import device
-from kcap.bench.judge.processors import used
+from kcap.bench.judge.process import cpu_time_of
 from kcap.errors import KcapError
 
 HONEST = read(HERE / "honest" / "plain.py")
@@ -96,7 +96,7 @@ def test_too_few_descriptors_cost_one_workload(judge, whose, m):
 @pytest.mark.parametrize("free", [0, 1])
 def test_cpu_time_that_cannot_be_read_is_not_taken_for_none(free):
     with limited(resource.RLIMIT_NOFILE, limit_with(free)), pytest.raises(OSError, match="Too many open files"):
-        used(os.getpid())
+        cpu_time_of(os.getpid())
 
 
 @pytest.mark.parametrize("m", [64, LARGE])
@@ -174,7 +174,7 @@ def test_what_is_not_built_in_time_says_which_time(hurried, monkeypatch):
 def test_a_gpu_that_does_not_answer_is_not_there(monkeypatch):
     monkeypatch.setattr(device, "LIMIT_S", 0.01)
     with pytest.raises(KcapError, match=r"cuda:0: cannot be used: it does not answer within 0\.01 s"):
-        device.asked("cuda:0", 1)
+        device.describe_device("cuda:0", 1)
 
 
 @pytest.mark.parametrize(

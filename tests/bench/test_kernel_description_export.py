@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from derived_calls import METADATA, embedding, linear, ranged
 
-from kcap.schemas.kernel_description import read
-from kcap.schemas.recording import write_recording
+from kcap.schemas.flashinfer.kernel_description import read
+from kcap.schemas.recording.recording import write_recording
 
 
 @pytest.fixture

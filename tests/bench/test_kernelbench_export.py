@@ -9,9 +9,9 @@ import torch
 from bench_calls import reasons
 from bench_datasets import LOOKUP, SCALE, counted, definition, of, stored, workload, write_small
 
-from kcap.bench.exports.common.model_source import MAX_RATIO, MAX_STORED, stored_bytes
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.workload import ScalarInput
+from kcap.bench.exports.kernelbench import MAX_RATIO, MAX_STORED, stored_bytes
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.flashinfer.definition import ScalarInput
 
 
 def files(output):

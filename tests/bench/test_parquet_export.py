@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.bench.exports.parquet import columns, write_calls
-from kcap.schemas.recording import Argument, Call, Count, Metadata, load
-from kcap.schemas.signature import call_key
-from kcap.schemas.values import Drift, Folded, Group, Opaque, TorchConstant
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TorchConstant
 
 
 def test_a_row_is_a_count_of_a_call(everything, exported):

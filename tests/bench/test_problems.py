@@ -10,9 +10,9 @@ from derived_calls import METADATA, VOCABULARY, call, embedding, floats, ints, l
 
 from kcap.bench.contents import Contents, open_contents
 from kcap.bench.problems import Problems, problems_of
-from kcap.schemas.recording import write_recording
-from kcap.schemas.values import Drift, TensorSpec
-from kcap.schemas.workload import SafetensorsInput, check_workload
+from kcap.schemas.flashinfer.definition import SafetensorsInput, check_workload
+from kcap.schemas.recording.recording import write_recording
+from kcap.schemas.recording.values import Drift, TensorSpec
 
 
 @pytest.fixture

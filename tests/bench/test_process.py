@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcap.bench.judge import wire
-from kcap.bench.judge.failures import Ended, Spoke
-from kcap.bench.judge.process import Process
+from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.process import Process, ProcessEnded, SpokeUnasked
 
 FINE = struct.pack("<IIIQQQ", *[0] * 6)
 
@@ -32,14 +31,14 @@ def asked(both, answers):
     one, theirs = both
 
     def answer():
-        nonce = theirs.recv(wire.LONGEST)[: wire.NONCE]
+        nonce = theirs.recv(protocol.LONGEST)[: protocol.NONCE]
         for content in answers(nonce):
             theirs.send(content)
 
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        return one.ask(wire.checking())
+        return one.ask(protocol.check_message())
     finally:
         thread.join()
 
@@ -49,24 +48,24 @@ def test_an_answer_repeats_the_number_of_its_question(both):
     assert len(told) == 3
 
 
-@pytest.mark.parametrize("nonce", [b"", bytes(wire.NONCE)], ids=["none", "another"])
+@pytest.mark.parametrize("nonce", [b"", bytes(protocol.NONCE)], ids=["none", "another"])
 def test_an_answer_without_it_is_refused(both, nonce):
-    with pytest.raises(Spoke):
+    with pytest.raises(SpokeUnasked):
         asked(both, lambda _: [nonce + FINE])
     assert both[0].how == "ended"
 
 
 def test_who_answers_twice_is_refused_before_the_next_question(both):
-    assert asked(both, lambda nonce: [nonce + FINE] * 2).code == wire.FINE
-    with pytest.raises(Spoke):
-        both[0].ask(wire.checking())
+    assert asked(both, lambda nonce: [nonce + FINE] * 2).code == protocol.FINE
+    with pytest.raises(SpokeUnasked):
+        both[0].ask(protocol.check_message())
     assert both[0].how == "ended"
     with pytest.raises(ConnectionResetError):  # it was not asked: what it had said was never read
-        both[1].recv(wire.LONGEST)
+        both[1].recv(protocol.LONGEST)
 
 
 def test_a_process_that_is_gone_has_ended_and_said_nothing(both):
     both[1].close()
-    with pytest.raises(Ended) as ended:
-        both[0].ask(wire.checking())
-    assert not isinstance(ended.value, Spoke)
+    with pytest.raises(ProcessEnded) as ended:
+        both[0].ask(protocol.check_message())
+    assert not isinstance(ended.value, SpokeUnasked)

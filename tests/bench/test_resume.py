@@ -16,19 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judged import EPS, WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench.results import outcomes as outcomes_file
-from kcap.bench.results.run import Machine, Run, check_machine, check_same
+from kcap.bench.run import output as outcomes_file
+from kcap.bench.run.output import Machine, RunRecord, check_machine, check_same_run
 from kcap.errors import CallError, FormatError
-from kcap.schemas.outcome import STATUSES, Outcome
+from kcap.schemas.results.outcome import STATUSES, Outcome
 
 HERE = Path(__file__).parent
 BENCH = """
 import sys
 from functools import partial
-from kcap.bench import judging
-from kcap.bench.schedule import Where
+from kcap.bench.executors import SlotRequest
+from kcap.bench.run import bench_run
 from kcap.cli import main
-judging.Where = partial(Where, module="fake_judge")
+bench_run.SlotRequest = partial(SlotRequest, module="fake_judge")
 main(sys.argv[1:])
 """
 
@@ -218,7 +218,7 @@ def test_an_output_of_another_machine_names_both(bench, solutions, monkeypatch):
     assert (done.code, "Fake" in done.err, "Slower" in done.err) == (2, True, True)
 
 
-RUN = Run(kcap="1", path="a", identity="0", device="cpu")
+RUN = RunRecord(kcap="1", path="a", identity="0", device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ RUN = Run(kcap="1", path="a", identity="0", device="cpu")
 )
 def test_outcomes_that_cannot_stand_beside_each_other_are_kept_apart(field, before, now):
     with pytest.raises(CallError, match=f"{before}.*{now}"):
-        check_same(Path("out"), RUN.model_copy(update={field: before}), RUN.model_copy(update={field: now}))
+        check_same_run(Path("out"), RUN.model_copy(update={field: before}), RUN.model_copy(update={field: now}))
 
 
 def test_another_torch_is_another_machine():
@@ -251,14 +251,14 @@ outcomes = st.builds(
 def test_a_file_that_is_cut_anywhere_keeps_each_whole_line_and_the_last_of_each_workload(tmp_path, given_ones, data):
     content = b"".join(one.line() for one in given_ones)
     cut = data.draw(st.integers(0, len(content)))
-    (tmp_path / outcomes_file.FILE).write_bytes(content[:cut])
-    kept = outcomes_file.keep(tmp_path, lambda one: one.status != "NOT_JUDGED")
+    (tmp_path / outcomes_file.OUTCOMES_FILE).write_bytes(content[:cut])
+    kept = outcomes_file.keep_outcomes(tmp_path, lambda one: one.status != "NOT_JUDGED")
     whole = given_ones[: content[:cut].count(b"\n")]
     latest = {one.workload: one for one in whole if one.status != "NOT_JUDGED"}
     assert {one.workload: one for one in kept.outcomes} == latest
     assert kept.torn is (cut > 0 and content[cut - 1 : cut] != b"\n")
     assert (
-        list(outcomes_file.outcomes_file.read(tmp_path / outcomes_file.FILE)) == kept.outcomes
+        list(outcomes_file.outcomes_file.read(tmp_path / outcomes_file.OUTCOMES_FILE)) == kept.outcomes
         if content[:cut]
         else True
     )
@@ -267,11 +267,11 @@ def test_a_file_that_is_cut_anywhere_keeps_each_whole_line_and_the_last_of_each_
 @given(st.binary(max_size=60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_whatever_lies_in_the_file_is_kept_dropped_or_named(tmp_path, content):
-    (tmp_path / outcomes_file.FILE).write_bytes(content)
+    (tmp_path / outcomes_file.OUTCOMES_FILE).write_bytes(content)
     try:
-        outcomes_file.keep(tmp_path, lambda one: True)
+        outcomes_file.keep_outcomes(tmp_path, lambda one: True)
     except FormatError as error:
-        assert outcomes_file.FILE in str(error)
+        assert outcomes_file.OUTCOMES_FILE in str(error)
 
 
 def started(tmp_path: Path) -> subprocess.Popen[bytes]:

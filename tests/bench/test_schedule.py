@@ -15,18 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench import devices
-from kcap.bench.schedule import Where, executors, find
-from kcap.bench.schedule.common import cores as cores_file
-from kcap.bench.schedule.common import scratch as scratch_file
-from kcap.bench.schedule.common.cores import claimed
-from kcap.bench.schedule.common.crew import Crew, Lost
-from kcap.bench.schedule.common.scratch import scratch
-from kcap.bench.schedule.common.slot import LocalSlot
-from kcap.bench.schedule.common.units import Unit, Units, ordered
+from kcap.bench.executors import SlotRequest, executors, find_executor, local
+from kcap.bench.executors.common import actor as cores_file
+from kcap.bench.executors.common import slot as scratch_file
+from kcap.bench.executors.common.actor import claimed_cores
+from kcap.bench.executors.common.dispatcher import Dispatcher, LostSlot, WorkQueue, WorkUnit, queue_by_definition
+from kcap.bench.executors.common.slot import LocalSlot, scratch_folder
 from kcap.errors import CallError, KcapError
-from kcap.replay.pool import Worker
-from kcap.schemas import solution as solutions_file
+from kcap.schemas.flashinfer import solution as solutions_file
+from kcap.system.worker_process import Worker
 
 
 @pytest.fixture
@@ -38,7 +35,7 @@ def units(tmp_path):
         for name, definition, told in given:
             file = write_solution(tmp_path / "solutions", name, definition.name, **told)
             workloads = tuple(WORKLOADS[definition.name])
-            made.append(Unit(str(file), solutions_file.read(file), definition, workloads))
+            made.append(WorkUnit(str(file), solutions_file.read(file), definition, workloads))
         return made
 
     return make
@@ -57,7 +54,7 @@ def slots(count):
 
 
 def judged(units, count=1, limit_s=30.0):
-    told = list(Crew(slots(count), ordered(units), limit_s).judge())
+    told = list(Dispatcher(slots(count), queue_by_definition(units), limit_s).judge())
     return [one for one in told if not isinstance(one, dict)]
 
 
@@ -93,7 +90,7 @@ class Named:
 
 @given(names, st.lists(st.integers(0, 2), max_size=40))
 def test_every_unit_is_taken_once_whatever_slot_is_free(given_names, turns):
-    waiting = Units([Named(name) for name in given_names])
+    waiting = WorkQueue([Named(name) for name in given_names])
     previous, taken = {}, []
     for slot in [*turns, *[0] * (len(given_names) + 1)]:
         unit = waiting.take(previous.get(slot))
@@ -103,7 +100,7 @@ def test_every_unit_is_taken_once_whatever_slot_is_free(given_names, turns):
 
 
 def test_a_second_slot_begins_with_another_definition():
-    waiting = Units([Named("a"), Named("a"), Named("b"), Named("b")])
+    waiting = WorkQueue([Named("a"), Named("a"), Named("b"), Named("b")])
     assert [waiting.take(None).name, waiting.take(None).name] == ["a", "b"]
     assert [waiting.take("a").name, waiting.take("b").name] == ["a", "b"]
 
@@ -139,7 +136,9 @@ def test_a_judge_that_has_no_device_stops_the_run_with_its_words(faked, units, m
         def start(self):
             raise CallError("no such device")
 
-    crew = Crew([Poor({"device": "cpu"}, "fake_judge"), *slots(1)], ordered(units(("a", SCALE, {}))), 30)
+    crew = Dispatcher(
+        [Poor({"device": "cpu"}, "fake_judge"), *slots(1)], queue_by_definition(units(("a", SCALE, {}))), 30
+    )
     with pytest.raises(CallError, match="no such device"):
         list(crew.judge())
 
@@ -169,8 +168,8 @@ def lost(request, limit_s):
 def told_by(crew):
     """The Outcomes by Solution and Workload, and how many slots were lost."""
     found = list(crew.judge())
-    outcomes = [one for one in found if not isinstance(one, (dict, Lost))]
-    return {(one.solution, one.workload): one for one in outcomes}, sum(isinstance(one, Lost) for one in found)
+    outcomes = [one for one in found if not isinstance(one, (dict, LostSlot))]
+    return {(one.solution, one.workload): one for one in outcomes}, sum(isinstance(one, LostSlot) for one in found)
 
 
 def test_a_judge_that_cannot_be_started_again_costs_its_slot_alone(units):
@@ -185,7 +184,9 @@ def test_a_judge_that_cannot_be_started_again_costs_its_slot_alone(units):
         assert begun.wait(10)
         return {"status": "PASSED"}
 
-    crew = Crew([Played(dies), Played(judges)], ordered(units(("a", SCALE, {}), ("b", MASKED, {}))), 30)
+    crew = Dispatcher(
+        [Played(dies), Played(judges)], queue_by_definition(units(("a", SCALE, {}), ("b", MASKED, {}))), 30
+    )
     outcomes, slots_lost = told_by(crew)
     assert {key: one.status for key, one in outcomes.items()} == dict.fromkeys(
         [("a", "s1"), ("a", "s2"), ("b", "k1")], "PASSED"
@@ -194,7 +195,11 @@ def test_a_judge_that_cannot_be_started_again_costs_its_slot_alone(units):
 
 
 def test_where_no_slot_is_left_the_run_ends_with_what_the_last_one_said(units):
-    crew = Crew([Played(lost), Played(lost)], ordered(units(("a", SCALE, {}), ("b", MASKED, {}), ("c", SCALE, {}))), 30)
+    crew = Dispatcher(
+        [Played(lost), Played(lost)],
+        queue_by_definition(units(("a", SCALE, {}), ("b", MASKED, {}), ("c", SCALE, {}))),
+        30,
+    )
     with pytest.raises(CallError, match="cuda:1: cannot be used"):
         list(crew.judge())
 
@@ -210,14 +215,18 @@ def test_a_workload_that_costs_two_slots_costs_no_third(units):
         lost(request, limit_s)
 
     judges = Played(lambda request, limit_s: {"status": "PASSED"}, ready)
-    outcomes, slots_lost = told_by(Crew([Played(dies), Played(dies), judges], ordered(units(("a", SCALE, {}))), 30))
+    outcomes, slots_lost = told_by(
+        Dispatcher([Played(dies), Played(dies), judges], queue_by_definition(units(("a", SCALE, {}))), 30)
+    )
     assert outcomes["a", "s1"].reason == "the judge failed 2 times: cuda:1: cannot be used"
     assert (outcomes["a", "s1"].status, outcomes["a", "s2"].status, slots_lost) == ("NOT_JUDGED", "PASSED", 2)
 
 
 def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_judge(faked, units):
     others = children()
-    crew = Crew(slots(2), ordered(units(("a", SCALE, {"sleep": 60}), ("b", MASKED, {"sleep": 60}))), 120)
+    crew = Dispatcher(
+        slots(2), queue_by_definition(units(("a", SCALE, {"sleep": 60}), ("b", MASKED, {"sleep": 60}))), 120
+    )
     told = crew.judge()
     assert isinstance(next(told), dict) and isinstance(next(told), dict)
     begun = time.monotonic()
@@ -245,7 +254,7 @@ def test_a_scratch_folder_of_a_killed_run_is_removed_by_the_next(tmp_path, monke
     monkeypatch.setattr(scratch_file.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "kcap-slot-dead" / "build").mkdir(parents=True)
     (tmp_path / "kcap-slot-file").write_text("no folder")
-    with scratch() as mine, scratch() as other:
+    with scratch_folder() as mine, scratch_folder() as other:
         assert mine.is_dir() and other.is_dir()
         assert not (tmp_path / "kcap-slot-dead").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["kcap-slot-file"]
@@ -261,27 +270,27 @@ def test_a_scratch_folder_is_not_removed_by_another_run_while_it_is_made(tmp_pat
 
     monkeypatch.setattr(scratch_file.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(scratch_file.tempfile, "mkdtemp", beside)
-    with scratch() as mine:
+    with scratch_folder() as mine:
         scratch_file._sweep(tmp_path)
-        assert mine.is_dir() and mine.name.startswith(scratch_file.PREFIX)
+        assert mine.is_dir() and mine.name.startswith(scratch_file.SCRATCH_PREFIX)
     assert not list(tmp_path.iterdir())
 
 
 def test_slots_of_one_machine_never_share_a_core(monkeypatch):
     monkeypatch.setattr(cores_file.os, "sched_getaffinity", lambda _: {900, 901, 902, 903})
-    with claimed(2) as one, claimed(2) as other:
+    with claimed_cores(2) as one, claimed_cores(2) as other:
         assert one | other == {900, 901, 902, 903}
-        with pytest.raises(KcapError, match="0 are free"), claimed(1):
+        with pytest.raises(KcapError, match="0 are free"), claimed_cores(1):
             pass
-    with claimed(4) as again:
+    with claimed_cores(4) as again:
         assert len(again) == 4
 
 
 def test_a_slot_for_each_gpu_and_no_more_than_have_work(monkeypatch):
-    monkeypatch.setattr(devices, "gpus", lambda: ("H200",) * 4)
+    monkeypatch.setattr(local, "gpus", lambda: ("H200",) * 4)
     opened = []
     for most in (9, 2):
-        with find("local").open(Where("cuda", {}, most)) as found:
+        with find_executor("local").open(SlotRequest("cuda", {}, most)) as found:
             opened.append([slot._session["device"] for slot in found])
     assert opened == [["cuda:0", "cuda:1", "cuda:2", "cuda:3"], ["cuda:0", "cuda:1"]]
 
@@ -290,19 +299,19 @@ def test_gpus_are_asked_for_in_a_process_of_their_own(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA was touched here"))
-    devices.gpus.cache_clear()
-    assert isinstance(devices.gpus(), tuple)
+    local.gpus.cache_clear()
+    assert isinstance(local.gpus(), tuple)
 
 
 def test_without_a_device_it_is_the_recorded_one_or_a_gpu_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(devices, "gpus", lambda: ("H200",))
-    assert (devices.chosen(None, "cpu"), devices.chosen(None, None)) == ("cpu", "cuda")
-    monkeypatch.setattr(devices, "gpus", tuple)
-    assert (devices.chosen(None, "cuda"), devices.chosen(None, None)) == ("cuda", "cpu")
+    monkeypatch.setattr(local, "gpus", lambda: ("H200",))
+    assert (local.choose_device(None, "cpu"), local.choose_device(None, None)) == ("cpu", "cuda")
+    monkeypatch.setattr(local, "gpus", tuple)
+    assert (local.choose_device(None, "cuda"), local.choose_device(None, None)) == ("cuda", "cpu")
 
 
 def test_several_slots_judge_all(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("kcap.bench.schedule.local.each", lambda device: ["cpu", "cpu"])
+    monkeypatch.setattr("kcap.bench.executors.local.each", lambda device: ["cpu", "cpu"])
     write_judged(tmp_path / "dataset")
     for i in range(5):
         write_solution(tmp_path / "solutions", f"s{i}")
@@ -321,7 +330,7 @@ def test_a_run_that_loses_a_slot_is_whole(bench, tmp_path, monkeypatch):
         start(self)
 
     monkeypatch.setattr(Worker, "_start", once)
-    monkeypatch.setattr("kcap.bench.schedule.local.each", lambda device: ["cpu", "cpu"])
+    monkeypatch.setattr("kcap.bench.executors.local.each", lambda device: ["cpu", "cpu"])
     write_judged(tmp_path / "dataset")
     for i in range(4):
         write_solution(tmp_path / "solutions", f"s{i}", sleep=0.1, s1={"die": 1})

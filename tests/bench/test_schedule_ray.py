@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from judged import outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench.schedule import Where, find
+from kcap.bench.executors import SlotRequest, find_executor
 from kcap.errors import CallError, KcapError
 
 
@@ -38,11 +38,11 @@ def judged_folder(tmp_path):
 
 
 def test_without_ray_the_error_names_what_to_install(bench, judged_folder, monkeypatch):
-    monkeypatch.delitem(sys.modules, "kcap.bench.schedule.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "kcap.bench.executors.ray", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     done = bench("--executor", "ray", "--threads", 1)
     assert (done.code, "pip install kcap[ray]" in done.err) == (2, True), done.err
-    monkeypatch.delitem(sys.modules, "kcap.bench.schedule.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "kcap.bench.executors.ray", raising=False)
 
 
 class TestWithRay:
@@ -54,23 +54,25 @@ class TestWithRay:
 
     def test_which_gpu_is_rays_to_choose(self):
         with pytest.raises(CallError, match=r"--device cuda$"):
-            find("ray").check("cuda:1", None)
+            find_executor("ray").check("cuda:1", None)
 
     def test_cpus_of_a_slot_are_to_be_said(self):
         with pytest.raises(CallError, match="--threads"):
-            find("ray").check("cpu", None)
+            find_executor("ray").check("cpu", None)
 
     def test_a_slot_for_each_gpu_and_no_more_than_have_work(self):
-        from kcap.bench.schedule.ray import slots_of
+        from kcap.bench.executors.ray import slots_of
 
-        assert slots_of({"GPU": 8, "CPU": 64}, Where("cuda", {"threads": None}, most=100)) == 8
-        assert slots_of({"GPU": 8, "CPU": 64}, Where("cuda", {"threads": None}, most=3)) == 3
-        assert slots_of({"CPU": 64}, Where("cpu", {"threads": 15}, most=100)) == 4
+        assert slots_of({"GPU": 8, "CPU": 64}, SlotRequest("cuda", {"threads": None}, most=100)) == 8
+        assert slots_of({"GPU": 8, "CPU": 64}, SlotRequest("cuda", {"threads": None}, most=3)) == 3
+        assert slots_of({"CPU": 64}, SlotRequest("cpu", {"threads": 15}, most=100)) == 4
         with pytest.raises(CallError, match="0 together"):
-            slots_of({"CPU": 64}, Where("cuda", {"threads": None}, most=1))
+            slots_of({"CPU": 64}, SlotRequest("cuda", {"threads": None}, most=1))
 
     def test_a_dataset_that_is_sent_arrives_whole(self, judged_folder):
-        from kcap.bench.schedule.common.actor import content, size, write
+        from kcap.bench.executors.common.actor import dataset_bytes as size
+        from kcap.bench.executors.common.actor import dataset_files as content
+        from kcap.bench.executors.common.actor import write_files as write
 
         files = content(judged_folder / "dataset")
         write(judged_folder / "there", files)
@@ -78,7 +80,7 @@ class TestWithRay:
         assert size(judged_folder / "there") == sum(map(len, files.values())) > 0
 
     def test_a_large_dataset_that_a_node_lacks_is_an_error_that_says_so(self, tmp_path):
-        from kcap.bench.schedule.common.actor import Judge
+        from kcap.bench.executors.common.actor import JudgeActor as Judge
 
         judge = Judge(
             {"root": str(tmp_path / "nowhere"), "device": "cpu", "threads": 1, "hidden": []}, "fake_judge", None
@@ -86,13 +88,13 @@ class TestWithRay:
         assert "share the folder" in judge.start()["error"]
 
     def test_an_actor_that_is_lost_costs_one_attempt_and_is_replaced(self, monkeypatch):
-        from kcap.bench.schedule import ray as executor
+        from kcap.bench.executors import ray as executor
 
         class Lost(executor.ray.exceptions.RayError):
             pass
 
         started = []
-        slot = executor.RaySlot(Where("cpu", {"threads": 1}, 1), None)
+        slot = executor.RaySlot(SlotRequest("cpu", {"threads": 1}, 1), None)
         monkeypatch.setattr(executor.RaySlot, "start", lambda self: started.append(setattr(self, "_actor", Actor())))
         monkeypatch.setattr(executor.ray, "kill", lambda actor: None)
         answers = [Lost("lines\nthe node died"), {"status": "PASSED"}]

@@ -7,10 +7,12 @@ import os
 import pytest
 import torch
 
-from kcap.bench.judge.shared import LEAST, PIECES, Shared
-from kcap.bench.judge.wire import Layout, Result
+from kcap.bench.judge.driver.protocol import LEAST_PIECE, OUTPUT_PIECES, Layout, OutputMemory, Result
 
-SMALL, LARGE = 3, LEAST // 4 * PIECES + 5  # elements: a piece, and as many as there can be, none of them full
+SMALL, LARGE = (
+    3,
+    LEAST_PIECE // 4 * OUTPUT_PIECES + 5,
+)  # elements: a piece, and as many as there can be, none of them full
 RESULTS = (
     Result("flags", torch.bool, (SMALL,), 0, 64),
     Result("none", torch.float16, (0, 4), 64, 0),
@@ -20,7 +22,7 @@ RESULTS = (
 
 @pytest.fixture
 def shared():
-    made = Shared.made(Layout(64 + 8 * LARGE, slots=3, most=1))
+    made = OutputMemory.made(Layout(64 + 8 * LARGE, slots=3, most=1))
     yield made
     made.close()
 
@@ -62,4 +64,4 @@ def test_nobody_knows_where_copying_begins(shared):
         shared.prepare([0, 1], RESULTS, upcast=False)
         orders.add(tuple(at for at, _ in shared.pieces))
     assert len(orders) == 5 and len({tuple(sorted(order)) for order in orders}) == 1
-    assert max(piece.size for _, piece in shared.pieces) < 4 * LARGE / (PIECES - 1)
+    assert max(piece.size for _, piece in shared.pieces) < 4 * LARGE / (OUTPUT_PIECES - 1)

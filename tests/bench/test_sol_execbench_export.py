@@ -9,9 +9,8 @@ from bench_datasets import SCALE, counted, definition, of, workload, write_small
 from safetensors.torch import load_file
 
 from kcap.bench.exports.sol_execbench import tolerance
-from kcap.schemas.dataset import write_dataset
-from kcap.schemas.definition import Definition
-from kcap.schemas.workload import ScalarInput
+from kcap.schemas.flashinfer.dataset import write_dataset
+from kcap.schemas.flashinfer.definition import Definition, ScalarInput
 
 
 def lines(path):

@@ -7,9 +7,9 @@ from bench_datasets import SCALE, write_small
 from solution_files import NAMED, RETURNING, WRITING, document, one, read, reason, write
 
 from kcap.errors import CallError
-from kcap.schemas import kernel_description as older
-from kcap.schemas.definition import AxisConst
-from kcap.schemas.kernel_conversion import from_definition
+from kcap.schemas.flashinfer import kernel_description as older
+from kcap.schemas.flashinfer.definition import AxisConst
+from kcap.schemas.flashinfer.kernel_description import from_definition
 
 
 def test_flashinfer_bench_solutions_are_read_at_any_depth(tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solution_files import NAMED, RETURNING, document, one, read, reason, write
 
-from kcap.bench.solutions import contents as contents_module
-from kcap.schemas import solution as solutions_file
+from kcap.bench import solutions as contents_module
+from kcap.schemas.flashinfer import solution as solutions_file
 
 LACKING = document({"main.py": "import torch\n"})
 BAD = {

@@ -8,33 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.judge import wire
+from kcap.bench.judge.driver import protocol
 
-NONCE = bytes(range(wire.NONCE))
+NONCE = bytes(range(protocol.NONCE))
 NUMBERS = st.integers(0, (1 << 64) - 1)
 
 
 @given(NUMBERS, st.binary(max_size=200))
 def test_an_answer_is_read_whatever_its_text(stray, text):
     content = NONCE + struct.pack("<IIIQQQ", 1, 2, 3, 4, stray, 5) + text
-    answer = wire.answered(content, NONCE, 9)
+    answer = protocol.read_answer(content, NONCE, 9)
     assert (answer.code, answer.iteration, answer.stray_ns, answer.wall_ns) == (1, 2, stray, 9)
 
 
-@given(st.binary(max_size=wire.ANSWER.size - 1))
+@given(st.binary(max_size=protocol.ANSWER.size - 1))
 def test_less_than_an_answer_is_none(content):
     with pytest.raises(ValueError):
-        wire.answered(content, content[: wire.NONCE], 0)
+        protocol.read_answer(content, content[: protocol.NONCE], 0)
 
 
-@given(st.binary(min_size=wire.NONCE, max_size=wire.NONCE).filter(lambda other: other != NONCE))
+@given(st.binary(min_size=protocol.NONCE, max_size=protocol.NONCE).filter(lambda other: other != NONCE))
 def test_the_answer_to_another_message_is_none(other):
     with pytest.raises(ValueError):
-        wire.answered(other + struct.pack("<IIIQQQ", *[0] * 6), NONCE, 0)
+        protocol.read_answer(other + struct.pack("<IIIQQQ", *[0] * 6), NONCE, 0)
 
 
 @pytest.mark.parametrize(
-    "value, kind", [(None, wire.NOTHING), (True, wire.BOOLEAN), (3, wire.INTEGER), (2.5, wire.REAL)]
+    "value, kind", [(None, protocol.NOTHING), (True, protocol.BOOLEAN), (3, protocol.INTEGER), (2.5, protocol.REAL)]
 )
 def test_scalars_are_told_by_their_type(value, kind):
-    assert wire.scalar(value).kind == kind
+    assert protocol.scalar_content(value).kind == kind

@@ -15,9 +15,9 @@ import torch
 from fake_graphs import graph_class
 
 import kcap
-from kcap.capture.config import Session
-from kcap.capture.window import Window
-from kcap.schemas.recording import Recording
+from kcap.capture.session import Session
+from kcap.capture.window.window import Window
+from kcap.schemas.recording.recording import Recording
 
 Body = Callable[[Any], object]
 

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.window import StepShape, Window
-from kcap.schemas.recording import Call, Recording
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.window.window import StepShape, Window
+from kcap.schemas.recording.recording import Call, Recording
 
 X = torch.ones(4, 4)
 Body = Callable[[], object]
@@ -120,4 +120,4 @@ class Engine:
 
     def close(self) -> Recording:
         self.window.close()
-        return merge(self.session, self._output)
+        return fold_session(self.session, self._output)

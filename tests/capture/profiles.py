@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.coverage import Attributed, ProfiledStep, Ran, Replayed, attribute, read_trace
+from kcap.capture.fold.coverage import Attributed, ProfiledStep, Ran, Replayed, attribute, read_trace
 
 MAIN, OTHER = 7, 8  # threads
 

@@ -4,8 +4,8 @@ SERVER = """
 import os, signal, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 import torch
-from kcap.capture.config import SESSION_VARIABLE, read_session
-from kcap.capture.window import StepShape, Window
+from kcap.capture.session import SESSION_VARIABLE, read_session
+from kcap.capture.window.window import StepShape, Window
 
 window = Window(read_session(os.environ[SESSION_VARIABLE]))
 window.register()

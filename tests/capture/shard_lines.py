@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.config import Session
-from kcap.capture.shards import CLOSED, LOOSE_STEPS, OVERFLOW, STEPS, Counts
-from kcap.schemas.recording import Recording
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import CLOSED, LOOSE_STEPS, OVERFLOW, STEPS, Counts
+from kcap.schemas.recording.recording import Recording
 
 Line = dict[str, Any]
 MATRIX = {"tensor": {"shape": [4, 4], "dtype": "float32", "device": "cpu", "storage": 0}}

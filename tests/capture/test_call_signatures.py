@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.schemas.recording import Call, Recording
-from kcap.schemas.values import Drift, Folded, TensorSpec, TorchConstant
+from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.values import Drift, Folded, TensorSpec, TorchConstant
 
 Record = Callable[..., Recording]
 both = pytest.mark.parametrize("recorder", ["native", "python"])

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from processes import ended, lives
 
-from kcap.capture import watchdog
-from kcap.capture.child import Child, last_lines
+from kcap.capture.controller import watchdog
+from kcap.capture.controller.child import Child, last_lines
 
 TWO = "trap '' INT; sleep 600 & sleep 600; true"  # a shell with two processes, none of which SIGINT ends
 STARTS = f"""
 import os, time
-from kcap.capture.child import Child
+from kcap.capture.controller.child import Child
 child = Child(["sh", "-c", "echo $$; exec 0<&- 1<&- 2<&-; {TWO}"], dict(os.environ))
 time.sleep(600)
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from profiles import OTHER, Profile, calls, differences, reasons
 
-from kcap.capture.coverage import ProfiledStep, Ran
+from kcap.capture.fold.coverage import ProfiledStep, Ran
 
 ATTENTION, FORWARD = "vllm::unified_attention", "_vllm_fa3_C::fwd"
 

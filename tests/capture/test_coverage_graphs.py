@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from profiles import Profile, calls, differences, reasons
 
-from kcap.capture.coverage import Attributed, ProfiledStep, Ran, Replayed, attribute, read_trace
+from kcap.capture.fold.coverage import Attributed, ProfiledStep, Ran, Replayed, attribute, read_trace
 
 H200 = Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz"
 REGION = Ran(0, "vllm::unified_attention", region=True)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kcap.capture.coverage import STEP, Attributed, ProfiledStep, Ran, attribute, read_trace
-from kcap.schemas.recording import Recording
+from kcap.capture.fold.coverage import STEP, Attributed, ProfiledStep, Ran, attribute, read_trace
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 

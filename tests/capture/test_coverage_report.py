@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.capture.coverage import Attributed, covered, lines, summarize
-from kcap.schemas.coverage import Disagreement, KernelTime, StepCoverage
-from kcap.schemas.kernel_name import shorten
-from kcap.schemas.recording import Step
+from kcap.capture.fold.coverage import Attributed, coverage_lines, covered, summarize
+from kcap.schemas.recording.recording import Step
+from kcap.schemas.results.coverage import Disagreement, KernelTime, StepCoverage
+from kcap.show.kernel_name import shorten
 
 GEMM = KernelTime(name="gemm", us=97.5, call=3)
 LOST = KernelTime(name="void at::lost<int>(int*)", us=2.5, reason="its launch is unknown")
@@ -52,7 +52,7 @@ def test_one_name_for_two_reasons_is_two_rows() -> None:
 
 def test_the_words_say_the_share_and_what_is_missing() -> None:
     found = summarize([step(0, GEMM, LOST, differ=(ADD,)), step(1, *[GEMM] * 20, mode="full", differ=(ADD,))])
-    assert lines(found) == [
+    assert coverage_lines(found) == [
         "coverage: 99.8 % of 2.0 ms GPU time in 2 steps is of recorded calls (eager 97.5 %, full 100.0 %)",
         "not of recorded calls:",
         "    2.5 µs    0.1 %       1×  at::lost<…>: its launch is unknown",
@@ -63,19 +63,19 @@ def test_the_words_say_the_share_and_what_is_missing() -> None:
 
 def test_almost_all_is_not_printed_as_all() -> None:
     found = summarize([step(0, *[GEMM] * 999, LOST.model_copy(update={"us": 0.01}))])
-    assert "coverage: 99.9 %" in lines(found)[0]
+    assert "coverage: 99.9 %" in coverage_lines(found)[0]
 
 
 def test_no_gpu_time_is_no_share() -> None:
     found = summarize([step(0), step(1)])
     assert found.share is None
-    assert lines(found) == ["coverage: the profiler saw no GPU time in 2 steps"]
-    assert lines(summarize([])) == ["coverage: the profiler saw no GPU time in 0 steps"]
+    assert coverage_lines(found) == ["coverage: the profiler saw no GPU time in 2 steps"]
+    assert coverage_lines(summarize([])) == ["coverage: the profiler saw no GPU time in 0 steps"]
 
 
 def test_a_long_table_says_where_the_rest_is() -> None:
     many = [KernelTime(name=f"k{number}", us=1, reason="why") for number in range(11)]
-    printed = lines(summarize([step(0, *many)]))
+    printed = coverage_lines(summarize([step(0, *many)]))
     assert len(printed) == 13
     assert printed[-1].endswith("the rest is in coverage.jsonl")
 

@@ -12,10 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.capture.coverage import ProfiledStep, Ran, Replayed, attribute, covered, lines, read_trace, summarize
-from kcap.capture.coverage import trace as trace_module
+from kcap.capture.fold.coverage import (
+    ProfiledStep,
+    Ran,
+    Replayed,
+    attribute,
+    coverage_lines,
+    covered,
+    read_trace,
+    summarize,
+)
+from kcap.capture.fold.coverage import trace as trace_module
 from kcap.errors import FormatError
-from kcap.schemas.recording import Step
+from kcap.schemas.recording.recording import Step
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -90,7 +99,7 @@ def test_no_json_breaks_the_analysis(document: Any, graph: Replayed) -> None:
     for found in attributed:
         assert all((kernel.call is None) == (kernel.reason is not None) for kernel in found.kernels)
         assert len(found.kernels) <= len(trace.gpu)
-    assert lines(summarize(covered(found, Step(index=0, phase="other")) for found in attributed))
+    assert coverage_lines(summarize(covered(found, Step(index=0, phase="other")) for found in attributed))
 
 
 @pytest.mark.parametrize("time", ["1e308", "-1", "true", '"7"'])

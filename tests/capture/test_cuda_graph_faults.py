@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_graphs import Engine, X, captured, capturing, counts, health
 
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.usefixtures("no_gradients")

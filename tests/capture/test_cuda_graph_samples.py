@@ -14,10 +14,10 @@ import torch
 from fake_graphs import X, captured, counts, operators
 
 import kcap
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
 from kcap.capture.taps import cuda_graphs
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -197,7 +197,7 @@ with torch.no_grad():
 
 def test_a_kill_leaves_the_replays_of_every_step_that_had_ended(python: Python, tmp_path: Path) -> None:
     assert python(KILLED, Path(__file__).parent, tmp_path).returncode == -signal.SIGKILL
-    recording = merge(Session(str(tmp_path / "shards")), tmp_path / "out")
+    recording = fold_session(Session(str(tmp_path / "shards")), tmp_path / "out")
     assert counts(recording) == {("aten::mm", "decode", "graph"): 14, ("aten::relu", "decode", "graph"): 14}
     assert recording.metadata.steps == {"decode": 7}
     assert not recording.metadata.complete

@@ -12,8 +12,8 @@ import pytest
 import torch
 from library_calls import Heard, imported, write_package
 
-from kcap.capture.taps import deep_gemm
-from kcap.capture.taps.packages import LibraryTap
+from kcap.capture.taps.libraries import deep_gemm
+from kcap.capture.taps.libraries.library import LibraryTap
 
 X = torch.ones(2)
 INIT = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kcap.capture.taps.dispatch_mode import DispatchModeRecorder
+from kcap.capture.recorder.fallback_recorder import DispatchModeRecorder
 
 X = torch.ones(2)
 inner: list[Callable[[], object]] = []  # what a region does after its kernel

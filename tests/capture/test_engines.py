@@ -14,22 +14,25 @@ from typing import Any
 import pytest
 
 import kcap as kcap_package
-from kcap.capture import activate, engines, frameworks, installed, plugins
-from kcap.capture.engines import engine, pytorch, pytorch_steps, sglang, vllm
+from kcap.capture import activate, engines
+from kcap.capture.controller import frameworks
+from kcap.capture.engines.pytorch import adapter
+from kcap.capture.engines.sglang import adapter as sglang_adapter
+from kcap.capture.engines.vllm import adapter as vllm_adapter
 
 Kcap = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
-CONFORMING: list[engine.Engine] = [vllm, sglang, pytorch]  # what mypy proves
+CONFORMING: list[engines.Engine] = [vllm_adapter, sglang_adapter, adapter]  # what mypy proves
 MEMBERS = ("arguments", "hook")
 
 
-def adapters() -> dict[str, engine.Engine]:
-    return {found.FRAMEWORK.name: found for found in engines.adapters()}
+def adapters() -> dict[str, engines.Engine]:
+    return {found.FRAMEWORK.name: found for found in engines.adapters().values()}
 
 
 def test_the_adapters_are_those_of_the_folder() -> None:
-    assert [found for found in CONFORMING if found not in engines.adapters()] == []
-    assert engines.of_framework("VLLM") is vllm
+    assert [found for found in CONFORMING if found not in engines.adapters().values()] == []
+    assert engines.of_framework("VLLM") is vllm_adapter
     assert engines.of_framework("TRT-LLM") is engines.of_framework(None) is None
 
 
@@ -38,9 +41,9 @@ class TestEachAdapter:
     def test_has_what_the_interface_asks_for(self, name: str) -> None:
         adapter = adapters()[name]
         assert isinstance(adapter, ModuleType)
-        assert isinstance(adapter.FRAMEWORK, engine.Framework)
+        assert isinstance(adapter.FRAMEWORK, engines.Framework)
         for member in MEMBERS:
-            wanted = list(inspect.signature(getattr(engine.Engine, member)).parameters)[1:]
+            wanted = list(inspect.signature(getattr(engines.Engine, member)).parameters)[1:]
             assert list(inspect.signature(getattr(adapter, member)).parameters) == wanted
 
     def test_has_a_main_where_it_starts_offline(self, name: str) -> None:
@@ -54,8 +57,10 @@ class TestEachAdapter:
         adapter = adapters()[name]
         points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
         if adapter.FRAMEWORK.plugin is not None:
-            file = Path(inspect.getfile(adapter)).stem  # type: ignore[arg-type]
-            assert points[adapter.FRAMEWORK.plugin.group] == {plugins.NAME: f"kcap.capture.activate:activate_{file}"}
+            (own,) = (key for key, engine in engines.adapters().items() if engine is adapter)
+            assert points[adapter.FRAMEWORK.plugin.group] == {
+                engines.PLUGIN_NAME: f"kcap.capture.activate:activate_{own}"
+            }
 
     def test_no_other_file_names_it(self, name: str) -> None:
         package, files = adapters()[name].FRAMEWORK.package, [*(ROOT / "capture").glob("*.py"), ROOT / "kcap/cli.py"]
@@ -89,16 +94,16 @@ def test_an_activation_that_fails_leaves_the_engine_alone(
 
 
 def test_each_engine_starts_the_model_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frameworks, "_cached", lambda model: None)
+    monkeypatch.setattr(frameworks, "_cached_config", lambda model: None)
     target = frameworks.find_model("kcap/tiny-llama", "dummy")
-    start = engine.Start(target, "dummy", 1, True, {"max_model_len": 9, "context_length": 9}, 5000)
-    of_vllm, of_sglang = (adapter.arguments(start) for adapter in (vllm, sglang))
+    start = engines.Start(target, "dummy", 1, True, {"max_model_len": 9, "context_length": 9}, 5000)
+    of_vllm, of_sglang = (adapter.arguments(start) for adapter in (vllm_adapter, sglang_adapter))
     assert (of_vllm["model"], of_vllm["hf_overrides"]) == (target.path, {"num_hidden_layers": 1})
     assert of_vllm["enforce_eager"] is True
     assert (of_sglang["model_path"], of_sglang["disable_cuda_graph"]) == (target.path, True)
     assert json.loads(of_sglang["json_model_override_args"]) == {"num_hidden_layers": 1}
     assert of_vllm["max_model_len"] == of_sglang["context_length"] == 9, "the user's own argument wins"
-    longest = sglang.arguments(engine.Start(target, "dummy", None, False, {}, 5000))
+    longest = sglang_adapter.arguments(engines.Start(target, "dummy", None, False, {}, 5000))
     assert longest["context_length"] > 5000
     assert not {"json_model_override_args", "disable_cuda_graph"} & set(longest)
 
@@ -115,8 +120,8 @@ TOY_ADAPTER = """
 import sys
 from pathlib import Path
 import orjson
-from kcap.capture.engines.engine import Framework, Plugin
-from kcap.capture.window import StepShape
+from kcap.capture.engines import Framework, Plugin
+from kcap.capture.window.window import StepShape
 
 FRAMEWORK = Framework("Toy", "toyframework", ("toy",), pip=("install toy",), environment={"TOY_CACHE": "small"})
 OFFLINE = "toyengine"
@@ -187,7 +192,7 @@ def test_a_new_engine_is_one_new_file(record_toy: Callable[..., Any], tmp_path: 
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert (metadata.framework, metadata.steps) == ("Toy", {"decode": 2, "prefill": 1})
     assert metadata.totals["kernels"] == 3 * 3, "two fills and a product a step, and nothing of the warm-up"
-    assert "Toy" in [framework.name for framework in installed.frameworks()]
+    assert "Toy" in [framework.name for framework in frameworks.known_frameworks()]
 
 
 HARMLESS = "    print('ValueError: Tokenizer not available', flush=True)\n"
@@ -264,6 +269,6 @@ def test_an_engine_that_a_setting_keeps_kcap_out_of_is_not_recorded_as_a_program
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert pytorch_steps.engine_left_out() == ""
+    assert adapter.engine_left_out() == ""
     monkeypatch.setenv("VLLM_PLUGINS", "other")
-    assert pytorch_steps.engine_left_out() == "VLLM_PLUGINS=other leaves kcap out of vLLM"
+    assert adapter.engine_left_out() == "VLLM_PLUGINS=other leaves kcap out of vLLM"

@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kcap.capture.recorder.native_recorder import LONGEST_LIST, Packer
 from kcap.capture.taps.external import Externals
-from kcap.capture.taps.packing import LONGEST_LIST, Packer
-from kcap.schemas.recording import Recording
-from kcap.schemas.values import Folded, Opaque, TensorSpec, TorchConstant, Value, encode
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.values import Folded, Opaque, TensorSpec, TorchConstant, Value, encode
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -122,7 +122,7 @@ trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.tupl
 
 
 def expected(value: Any, storages: dict[int, int]) -> Value:
-    """What a value is in a Recording, by the words of kcap.schemas.values."""
+    """What a value is in a Recording, by the words of kcap.schemas.recording.values."""
     if isinstance(value, list | tuple):
         return [expected(item, storages) for item in value]
     if isinstance(value, torch.Tensor):
@@ -194,7 +194,7 @@ def test_lists_nested_without_end_end_in_something_opaque(record: Record) -> Non
 
 
 def test_texts_past_the_limit_take_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcap.capture.taps.packing.MOST_TEXTS", 4)
+    monkeypatch.setattr("kcap.capture.recorder.native_recorder.MOST_TEXTS", 4)
     numbered: list[bytes] = []
     packer = Packer(lambda text: numbered.append(text) or len(numbered) - 1)
     words = [int.from_bytes(packer([f"text {n}"])[1], sys.byteorder) for n in (0, 1, 2, 3, 4, 5, 6, 2)]

@@ -13,8 +13,8 @@ from fake_graphs import Engine, X, captured, graph_class, operators
 
 from kcap.capture.taps import external
 from kcap.capture.taps.external import Externals
-from kcap.schemas.recording import Recording
-from kcap.schemas.values import Drift, TensorSpec
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.values import Drift, TensorSpec
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.usefixtures("no_gradients")

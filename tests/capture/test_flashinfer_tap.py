@@ -14,8 +14,8 @@ import pytest
 import torch
 from library_calls import Heard, forget, imported, write_package
 
-from kcap.capture.taps import flashinfer
-from kcap.capture.taps.packages import LibraryTap
+from kcap.capture.taps.libraries import flashinfer
+from kcap.capture.taps.libraries.library import LibraryTap
 
 X = torch.ones(2)
 MARKING = """

@@ -12,17 +12,16 @@ import orjson
 import pytest
 from shard_lines import MATRIX, Line, call, step_lines, write_shard
 
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.shards import KERNELS
-from kcap.capture.taps.annotations import Annotations, annotate
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import KERNELS
 from kcap.capture.taps.external import Externals
-from kcap.capture.taps.fragments import HEAD, LINE, bound_in, file_of, fragment_of
-from kcap.capture.taps.launches import Kernel, Launches
+from kcap.capture.taps.kernels.fragments import HEAD, LINE, Annotations, annotate, bound_in, fragment_file, fragment_of
+from kcap.capture.taps.kernels.launches import Kernel, Launches
 from kcap.errors import FormatError
-from kcap.schemas import seal
-from kcap.schemas.merge_recordings import merge_recordings
-from kcap.schemas.signature import call_key
+from kcap.schemas.merge.recordings import merge_recordings
+from kcap.schemas.recording import seal
+from kcap.schemas.recording.signature import call_key
 from kcap.schemas.validation.recording import check_recording
 from kcap.schemas.validation.report import Report
 
@@ -138,11 +137,11 @@ def test_a_kernel_that_was_defined_before_and_is_only_called_again_is_no_trouble
 @pytest.mark.parametrize("text", ["%a = f(x\nimport os)", "%a = f(x\rimport os)", "%a = f(\0)", "%a = f(\ud800)"])
 def test_text_of_an_operator_never_becomes_code_of_the_wrapper(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     line = SimpleNamespace(kernel_name="kernel", metadata=(told := f"{HEAD}\n{LINE}return %a"))
-    monkeypatch.setattr("kcap.capture.taps.annotations._missing", lambda single: [text])
+    monkeypatch.setattr("kcap.capture.taps.kernels.fragments._missing", lambda single: [text])
     with generating(line), pytest.raises(ValueError, match="no comment"):
         annotate("kernel", [])
     assert line.metadata == told
-    monkeypatch.setattr("kcap.capture.taps.annotations._missing", lambda single: ["%a = buf0"])
+    monkeypatch.setattr("kcap.capture.taps.kernels.fragments._missing", lambda single: ["%a = buf0"])
     with generating(line):
         annotate("kernel", [])
     assert line.metadata == f"{told}\n{LINE}%a = buf0"
@@ -183,8 +182,8 @@ def launched(number: int, fragment: str | None) -> Line:
 def keep(session: Session, text: str) -> str:
     directory = Path(session.directory) / KERNELS
     directory.mkdir(exist_ok=True)
-    (directory / file_of(text)).write_text(text)
-    return file_of(text)
+    (directory / fragment_file(text)).write_text(text)
+    return fragment_file(text)
 
 
 def test_calls_of_one_kernel_from_several_places_are_one_call_with_one_fragment(
@@ -193,7 +192,7 @@ def test_calls_of_one_kernel_from_several_places_are_one_call_with_one_fragment(
     first, second = sorted(keep(session, text) for text in ("return %a\n", "return %b\n"))
     write_shard(session, 0, [launched(0, None), launched(1, second), *step_lines([0, 1])], [5])
     write_shard(session, 1, [launched(0, first), *step_lines([0])], [2])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     (kernel,) = recording.calls
     assert kernel.total == 12 and kernel.launch is not None and kernel.launch.fragment == first
     assert [path.name for path in (recording.path / "kernels").iterdir()] == [first]
@@ -204,7 +203,7 @@ def test_a_call_is_the_same_whatever_torch_told_of_its_kernel(session: Session, 
     untold.write()
     write_shard(untold, 0, [launched(0, None), *step_lines([0])], [3])
     write_shard(session, 0, [launched(0, keep(session, "return %a\n")), *step_lines([0])], [3])
-    one, two = merge(untold, tmp_path / "one"), merge(session, tmp_path / "two")
+    one, two = fold_session(untold, tmp_path / "one"), fold_session(session, tmp_path / "two")
     assert one.calls != two.calls and call_key(one.calls[0]) == call_key(two.calls[0])
     (both,) = merge_recordings([one, two]).calls
     assert both.total == 6
@@ -213,7 +212,7 @@ def test_a_call_is_the_same_whatever_torch_told_of_its_kernel(session: Session, 
 def test_the_seal_holds_for_fragments_too(session: Session, tmp_path: Path) -> None:
     name = keep(session, "return %a\n")
     write_shard(session, 0, [launched(0, name), *step_lines([0])], [1])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert seal.holds(recording.metadata.seal, [name]) and not seal.holds(recording.metadata.seal, [])
 
 
@@ -227,7 +226,7 @@ def checked(path: Path) -> str:
 def test_a_fragment_that_was_changed_is_refused(session: Session, tmp_path: Path) -> None:
     name = keep(session, "return %a\n")
     write_shard(session, 0, [launched(0, name), *step_lines([0])], [1])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     launch = recording.calls[0].launch
     assert launch is not None and recording.fragment(launch) == "return %a\n"
     assert hashlib.sha256(b"return %a\n").hexdigest() == Path(name).stem

@@ -14,10 +14,10 @@ import pytest
 import torch
 from fake_graphs import Engine, captured, graph_class, health
 
+from kcap.capture.hooks.patching import MARK
 from kcap.capture.taps.fused import Fused
-from kcap.capture.taps.patching import MARK
-from kcap.schemas.recording import Call, Recording
-from kcap.schemas.values import TensorSpec, TorchConstant
+from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 both = pytest.mark.parametrize("recorder", ["native", "python"])

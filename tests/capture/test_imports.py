@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from kcap.capture.imports import when_imported
+from kcap.capture.hooks.imports import when_imported
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -101,8 +101,8 @@ PULLED = """
 import sys
 import {known}
 before = set(sys.modules)
-import kcap.capture.activate, kcap.capture.window, kcap.capture.engines.vllm, kcap.capture.recorder
-import kcap.capture.engines.sglang, kcap.capture.engines.pytorch
+import kcap.capture.activate, kcap.capture.window.window, kcap.capture.engines.vllm.adapter, kcap.capture.recorder.recorder
+import kcap.capture.engines.sglang.adapter, kcap.capture.engines.pytorch.adapter
 kcap.capture.activate.follow_imports()
 kcap.capture.activate.activate_vllm()
 kcap.capture.activate.activate_sglang()
@@ -121,8 +121,8 @@ OPENED = """
 import sys
 import torch, torch._dynamo, torch._subclasses.fake_tensor
 before = set(sys.modules)
-from kcap.capture.config import Session
-from kcap.capture.window import Window
+from kcap.capture.session import Session
+from kcap.capture.window.window import Window
 window = Window(Session(sys.argv[1], recorder=sys.argv[2]))
 window.session.write()
 window.start()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.taps.inductor import Inductor
-from kcap.capture.taps.inductor_cpp import InductorCpp
+from kcap.capture.taps.kernels.inductor import Inductor, InductorCpp
 
 pytest.importorskip("triton")
 MODULE = "torch._inductor.runtime.triton_heuristics"
@@ -50,7 +49,7 @@ def test_a_kernel_whose_source_nobody_knows_is_told_once_it_runs(monkeypatch: py
     kernel = vars(generated)["cpp_fused_0"] = math.sqrt
     cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[generated]))
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)
-    monkeypatch.setattr("kcap.capture.taps.inductor_cpp._is_kernel", lambda value: value is kernel)
+    monkeypatch.setattr("kcap.capture.taps.kernels.inductor._is_kernel", lambda value: value is kernel)
     tap = InductorCpp(Heard())  # type: ignore[arg-type]
     tap.on = True
     tap.refresh()

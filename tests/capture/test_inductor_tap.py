@@ -13,8 +13,8 @@ import pytest
 from fake_graphs import health
 
 import kcap
-from kcap.schemas.recording import Call, Recording
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.values import TensorSpec
 
 Record = Callable[..., Recording]
 PROGRAM = """

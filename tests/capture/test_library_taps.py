@@ -19,10 +19,9 @@ import pytest
 import torch
 from library_calls import Heard, imported, write_package
 
-from kcap.capture.taps.binding import binder
-from kcap.capture.taps.library import Calls, wrap
-from kcap.capture.taps.packages import LibraryTap
-from kcap.capture.taps.patching import MARK
+from kcap.capture.hooks.binding import binder
+from kcap.capture.hooks.patching import MARK
+from kcap.capture.taps.libraries.library import Calls, LibraryTap, wrap
 
 X = torch.ones(2)
 SOURCE = """

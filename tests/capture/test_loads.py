@@ -12,9 +12,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.capture import command, follow, frameworks
-from kcap.capture.numbers import NumbersRange, listed
-from kcap.capture.profiled import MOST_OFFLINE, TOKENS, shared
+from kcap.capture.controller import frameworks
+from kcap.capture.controller import run as controller_run
+from kcap.capture.controller.offline import NumbersRange
+from kcap.capture.session import as_list
+from kcap.capture.window.profiled import MOST_OFFLINE, TOKENS, profiled_loads
+from kcap.commands import record
 
 WORDS = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "-o")
 
@@ -22,7 +25,7 @@ WORDS = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "-o")
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6))
 def test_numbers_are_read_as_they_are_written(numbers: list[int]) -> None:
     read = NumbersRange(1).convert(",".join(map(str, numbers)), None, None)
-    assert listed(read) == numbers
+    assert as_list(read) == numbers
     assert read == (numbers[0] if len(numbers) == 1 else tuple(numbers)), "a single one stays a number"
 
 
@@ -49,11 +52,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             jobs.append(orjson.loads(Path(command_line[-1]).read_bytes()))
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(follow, "follow", start)
+        monkeypatch.setattr(controller_run, "record_command_line", start)
         found = frameworks.find_adapter("vLLM")
         monkeypatch.setattr(frameworks, "find_framework", lambda name: found)
         monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-        ran = CliRunner().invoke(command.command, [*WORDS, str(tmp_path / "out"), *map(str, words)])
+        ran = CliRunner().invoke(record.command, [*WORDS, str(tmp_path / "out"), *map(str, words)])
         return jobs[0] if jobs else str(ran.exception)
 
     return run
@@ -93,7 +96,7 @@ def test_prompts_of_a_file_are_a_single_load(words: tuple[str, str], started: An
 
 @given(st.integers(1, 200))
 def test_the_profiled_steps_are_shared_by_the_loads(loads: int) -> None:
-    chosen, tokens = shared(range(loads), 100)
+    chosen, tokens = profiled_loads(range(loads), 100)
     assert tokens >= 2, "a prefill and a decode"
     assert len(chosen) * tokens <= MOST_OFFLINE
     assert chosen == sorted(set(chosen)), "each once"
@@ -102,5 +105,5 @@ def test_the_profiled_steps_are_shared_by_the_loads(loads: int) -> None:
 
 
 def test_the_profiled_steps_have_few_tokens_of_each_request() -> None:
-    assert [shared(range(loads), 100)[1] for loads in (1, 8, 9, 32, 33)] == [TOKENS, TOKENS, 7, 2, 2]
-    assert shared([1, 2], 3) == ([1, 2], 3)
+    assert [profiled_loads(range(loads), 100)[1] for loads in (1, 8, 9, 32, 33)] == [TOKENS, TOKENS, 7, 2, 2]
+    assert profiled_loads([1, 2], 3) == ([1, 2], 3)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from shard_lines import MATRIX, call, files, step_lines, write_shard
 
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.schemas import calling_record
-from kcap.schemas.recording import Recording
-from kcap.schemas.values import Drift, TensorSpec
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.schemas.derive import derive
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.values import Drift, TensorSpec
 
 
 def matrix(**more: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def shard(session: Session) -> Write:
 
 
 def merged(session: Session, tmp_path: Path, name: str = "out") -> Recording:
-    return merge(session, tmp_path / name)
+    return fold_session(session, tmp_path / name)
 
 
 def totals(recording: Recording) -> dict[str, int]:
@@ -74,7 +74,7 @@ def test_the_calling_record_sums_over_ranks(session: Session, shard: Write, tmp_
     for rank in (0, 1):
         shard(rank, [call(0, "x::a", MATRIX), *step_lines([0])], [7])
     recording = merged(session, tmp_path)
-    record = calling_record.from_recording(recording)
+    record = derive.calling_record_of(recording)
     assert record is not None
     assert [(kernel.id, kernel.count) for kernel in record.kernels] == [("x::a", 14)]
 
@@ -175,5 +175,5 @@ def test_merging_twice_gives_the_same_bytes(session: Session, shard: Write, tmp_
 def test_secrets_of_the_session_are_not_in_the_recording(shard: Write, session: Session, tmp_path: Path) -> None:
     shard(0, [call(0, "x::a", MATRIX), *step_lines([0])], [1])
     secret = Session(session.directory, command=["vllm", "--api-key", "hush"], engine_arguments={"hf_token": "hush"})
-    recording = merge(secret, tmp_path / "out")
+    recording = fold_session(secret, tmp_path / "out")
     assert b"hush" not in b"".join(path.read_bytes() for path in recording.path.rglob("*") if path.is_file())

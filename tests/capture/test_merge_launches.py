@@ -10,13 +10,12 @@ import orjson
 import pytest
 from shard_lines import MATRIX, Line, call, files, step_lines, write_shard
 
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.profiled import ENDING
-from kcap.capture.shards import KERNELS
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import PROFILE_ENDING, Session
+from kcap.capture.shards.counts import KERNELS
 from kcap.errors import FormatError
-from kcap.schemas import seal
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording import seal
+from kcap.schemas.recording.recording import Recording
 
 TEXTS = [b"def one(): pass\n", b"def two(): pass\n"]
 NAMES = [hashlib.sha256(text).hexdigest() + ".py" for text in TEXTS]
@@ -57,7 +56,7 @@ def test_a_replayed_graph_counts_its_calls_and_is_a_program_of_its_own(session: 
     annotation = {"t": "annotation", "graph": 0, "size": 8, "scope": "full"}
     lines = [*GRAPHED, graph(3, [1, 2, 1]), annotation, *step_lines([0, 3, 0])]
     write_shard(session, 0, lines, [5], {3: 2})
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert totals(recording) == {"x::a": 10, "x::b": 14, "x::c": 7}
     replayed, step = recording.programs
     assert (step.kind, step.graphs, step.total) == ("step", [(1, replayed.id)], 5)
@@ -69,7 +68,7 @@ def test_a_replayed_graph_counts_its_calls_and_is_a_program_of_its_own(session: 
 def test_a_graph_of_unknown_calls_is_left_out_with_the_steps_that_replayed_it(session: Session, tmp_path: Path) -> None:
     bad = [graph(3, [1, 9]), *step_lines([0, 3], batch=1)]
     write_shard(session, 0, [*GRAPHED, *step_lines([0]), *bad], [5, 4], {3: 2})
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert totals(recording) == {"x::a": 5}
     assert [program.kind for program in recording.programs] == ["step"]
 
@@ -77,7 +76,7 @@ def test_a_graph_of_unknown_calls_is_left_out_with_the_steps_that_replayed_it(se
 def test_a_graph_inside_a_graph_or_itself_ends(session: Session, tmp_path: Path) -> None:
     graphs = [graph(3, [1, 3]), graph(4, [1]), graph(5, [4, 2])]
     write_shard(session, 0, [*GRAPHED, *graphs, *step_lines([0, 4])], [5])
-    assert totals(merge(session, tmp_path / "out")) == {"x::a": 5, "x::b": 5}
+    assert totals(fold_session(session, tmp_path / "out")) == {"x::a": 5, "x::b": 5}
 
 
 KERNEL_NAME = {"t": "kernel_name", "name": "triton_1", "function": "k"}
@@ -109,7 +108,7 @@ DAMAGED = {
 @pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_line_is_left_out_and_said(line: Line, session: Session, tmp_path: Path) -> None:
     write_shard(session, 0, [*GRAPHED, line, *step_lines([0])], [5])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert any("1 torn lines" in note for note in recording.metadata.notes)
     assert totals(recording) == {"x::a": 5}
     assert recording.metadata.coverage is None
@@ -118,7 +117,7 @@ def test_a_damaged_line_is_left_out_and_said(line: Line, session: Session, tmp_p
 def test_nodes_of_an_unknown_total_cost_the_graph_nothing(session: Session, tmp_path: Path) -> None:
     """Counts do not depend on them: they are there for the coverage alone."""
     write_shard(session, 0, [*GRAPHED, graph(3, [1], nodes=[[0, 4]], total=0), *step_lines([3])], [5])
-    assert totals(merge(session, tmp_path / "out")) == {"x::b": 5}
+    assert totals(fold_session(session, tmp_path / "out")) == {"x::b": 5}
 
 
 def trace(*kernels: str) -> bytes:
@@ -137,8 +136,8 @@ def test_a_graph_of_endless_nodes_takes_no_memory(session: Session, tmp_path: Pa
     huge = 1 << 62
     lines = [*GRAPHED, graph(3, [1], nodes=[[0, huge]], total=huge), *step_lines([3]), PROFILED]
     stem = write_shard(session, 0, lines, [5])
-    stem.with_name(stem.name + ENDING).write_bytes(trace("one", "two"))
-    recording = merge(session, tmp_path / "out")
+    stem.with_name(stem.name + PROFILE_ENDING).write_bytes(trace("one", "two"))
+    recording = fold_session(session, tmp_path / "out")
     assert totals(recording) == {"x::b": 5}
     assert recording.metadata.coverage is not None
     assert recording.metadata.coverage["kernels"] == 2
@@ -146,7 +145,7 @@ def test_a_graph_of_endless_nodes_takes_no_memory(session: Session, tmp_path: Pa
 
 def test_a_profiled_step_without_its_trace_is_a_note(session: Session, tmp_path: Path) -> None:
     write_shard(session, 0, [*GRAPHED, *step_lines([0]), PROFILED], [5])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert recording.metadata.coverage is None
     assert any(note.startswith("coverage of process 100: ") for note in recording.metadata.notes)
 
@@ -154,7 +153,7 @@ def test_a_profiled_step_without_its_trace_is_a_note(session: Session, tmp_path:
 def test_a_source_that_is_missing_from_a_shard_is_told_by_the_reader(session: Session, tmp_path: Path) -> None:
     keep_sources(session, 1)
     write_shard(session, 0, [launched(0, NAMES[0]), launched(1, NAMES[1]), *step_lines([0, 1])], [5])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert totals(recording) == {"triton::k0": 5, "triton::k1": 5}
     missing, kept = (call.launch for call in recording.calls)
     assert missing is not None
@@ -167,7 +166,7 @@ def test_a_source_that_is_missing_from_a_shard_is_told_by_the_reader(session: Se
 
 def test_a_recording_without_sources_has_no_seal(session: Session, tmp_path: Path) -> None:
     write_shard(session, 0, [launched(0, None, unread="a lambda"), *step_lines([0])], [5])
-    assert merge(session, tmp_path / "out").metadata.seal is None
+    assert fold_session(session, tmp_path / "out").metadata.seal is None
     assert not (tmp_path / "data").exists()
 
 
@@ -176,7 +175,7 @@ def test_a_source_named_by_a_path_is_written_nowhere(name: str, session: Session
     keep_sources(session, 0)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     stem = write_shard(session, 0, [launched(0, name.format(NAMES[0])), *step_lines([0])], [5])
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     assert list((recording.path / "kernels").iterdir()) == []
     ours = {path for path in tmp_path.rglob("*") if path.is_file() and recording.path not in path.parents}
     assert ours - before == {stem.with_suffix(".jsonl"), stem.with_suffix(".counts")}
@@ -190,7 +189,7 @@ def test_merging_launches_and_graphs_twice_gives_the_same_bytes(session: Session
         steps = [*step_lines([3, 0, 3]), *step_lines([1], phase=0, batch=1)]
         profiled = [PROFILED, KERNEL_NAME, {"t": "annotation", "graph": 0, "size": 4}]
         stem = write_shard(session, rank, [*calls, graph(3, [2, 1]), *steps, *profiled], [2, 3], {3: 1})
-        stem.with_name(stem.name + ENDING).write_bytes(trace("k", "triton_1"))
-    first, second = merge(session, tmp_path / "first"), merge(session, tmp_path / "second")
+        stem.with_name(stem.name + PROFILE_ENDING).write_bytes(trace("k", "triton_1"))
+    first, second = fold_session(session, tmp_path / "first"), fold_session(session, tmp_path / "second")
     assert files(first) == files(second)
     assert {"coverage.jsonl", *(f"kernels/{name}" for name in NAMES)} <= set(files(first))

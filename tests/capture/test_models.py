@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kcap.capture.models import ROOT, find, names
+from kcap.capture.controller.models import ROOT, find_config, model_names
 
 # hidden, intermediate, layers, heads, kv heads, vocabulary
 SIZES = {
@@ -25,20 +25,20 @@ KEYS = (
 
 
 def test_every_model_is_found_by_its_hub_id() -> None:
-    assert set(names()) == set(SIZES)
-    for name in names():
-        found = find(name)
+    assert set(model_names()) == set(SIZES)
+    for name in model_names():
+        found = find_config(name)
         assert found is not None
         assert (found / "config.json").is_file()
 
 
 def test_case_does_not_matter() -> None:
-    assert find("meta-llama/llama-3.1-8b") == find("meta-llama/Llama-3.1-8B")
+    assert find_config("meta-llama/llama-3.1-8b") == find_config("meta-llama/Llama-3.1-8B")
 
 
 @pytest.mark.parametrize("name", ["", "nobody/nothing", "../models/Qwen/Qwen3-8B", "Qwen", "/etc"])
 def test_an_unknown_model_is_none(name: str) -> None:
-    assert find(name) is None
+    assert find_config(name) is None
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
@@ -57,7 +57,7 @@ def test_transformers_reads_it_offline(name: str, monkeypatch: pytest.MonkeyPatc
     transformers = pytest.importorskip("transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     raw = json.loads((ROOT / name / "config.json").read_text())
-    config = transformers.AutoConfig.from_pretrained(find(name))
+    config = transformers.AutoConfig.from_pretrained(find_config(name))
     assert config.architectures == raw["architectures"]
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta} | (config.rope_scaling or {})
     assert rope["rope_theta"] == raw["rope_theta"]
@@ -71,5 +71,5 @@ def test_vllm_accepts_it_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from vllm.config import ModelConfig
 
-    config = ModelConfig(model=str(find(name)), skip_tokenizer_init=True)
+    config = ModelConfig(model=str(find_config(name)), skip_tokenizer_init=True)
     assert config.get_hidden_size() == SIZES[name][0]

@@ -19,9 +19,9 @@ from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 import kcap
-from kcap.capture import native_build
-from kcap.capture.taps import dispatcher
-from kcap.schemas.recording import Recording
+from kcap.capture.recorder import native_recorder
+from kcap.schemas.recording.recording import Recording
+from kcap.system import native_build
 
 Record = Callable[..., Recording]
 Mute = Callable[[bool], int]
@@ -43,7 +43,7 @@ def region(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def mute() -> Iterator[Mute]:
     """`mute(False)` ends the muting, `mute(True)` allows it; how many pointers are exchanged then."""
-    lib = ctypes.PyDLL(str(dispatcher.build()))
+    lib = ctypes.PyDLL(str(native_recorder.build()))
     yield lambda allowed: int(lib.kcap_mute(int(allowed)))
     lib.kcap_mute(1)
 
@@ -265,7 +265,7 @@ with torch.no_grad(), kcap.record(sys.argv[2], recorder="native"):
 
 
 def test_a_torch_without_that_function_is_recorded_all_the_same(python: Python, tmp_path: Path) -> None:
-    source = shutil.copytree(dispatcher.SOURCE.parent, tmp_path / "taps") / "dispatcher.cpp"
+    source = shutil.copytree(native_recorder.SOURCE.parent, tmp_path / "taps") / "dispatcher.cpp"
     header = source.parent / "native" / "muting.h"
     header.write_text(header.read_text().replace("_ZN2at27getStep", "_ZN2at27getNone"))
     ran = python(UNKNOWN, source, tmp_path / "out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcap.capture import native_build
+from kcap.system import native_build
 
 
 @pytest.mark.parametrize("script", ["exec sleep 60", '[ "$1" = --version ] || exec sleep 60'])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fake_graphs import X, captured, graph_class
 
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 Body = Callable[[], object]

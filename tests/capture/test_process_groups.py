@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import kcap
-from kcap.capture.engines.groups import Groups
-from kcap.schemas.recording import Recording
-from kcap.schemas.values import Group, Value, decode, encode
+from kcap.capture.window.hooking import Groups
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.values import Group, Value, decode, encode
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")

@@ -14,15 +14,16 @@ import pytest
 import torch
 
 import kcap as kcap_package
-from kcap.capture import nvml, profiled, rests
-from kcap.capture.config import Session
-from kcap.capture.coverage import lines
-from kcap.capture.merge import merge
-from kcap.capture.profiled import MOST_OFFLINE, MOST_STEPS
-from kcap.capture.window import StepShape, Window
-from kcap.schemas import coverage as coverage_format
-from kcap.schemas.coverage import CoverageSummary, StepCoverage
-from kcap.schemas.recording import Recording
+from kcap.capture.fold.coverage import coverage_lines
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.window import profiled
+from kcap.capture.window.profiled import MOST_OFFLINE, MOST_STEPS
+from kcap.capture.window.window import StepShape, Window
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.results import coverage as coverage_format
+from kcap.schemas.results.coverage import CoverageSummary, StepCoverage
+from kcap.system import nvml
 
 A, REPEATS = torch.eye(4), torch.arange(4) % 2
 OFFLINE = {"check_coverage": True}
@@ -53,7 +54,7 @@ def run(window: Window, steps: int) -> None:
 
 def finished(window: Window, directory: Path) -> Recording:
     window.close()
-    return merge(window.session, directory / "out")
+    return fold_session(window.session, directory / "out")
 
 
 def profiled_steps(recording: Recording) -> list[StepCoverage]:
@@ -96,7 +97,7 @@ def test_profiled_steps_without_a_gpu_say_so_and_still_hold_profiler_against_rec
     assert not any(step.disagreements for step in found)
     summary = CoverageSummary.model_validate(recording.metadata.coverage)
     assert (summary.steps, summary.kernels, summary.share) == (3, 0, None)
-    assert lines(summary) == ["coverage: the profiler saw no GPU time in 3 steps"]
+    assert coverage_lines(summary) == ["coverage: the profiler saw no GPU time in 3 steps"]
     assert not list(recording.path.rglob("*trace.json"))
 
 
@@ -111,7 +112,7 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
         monkeypatch.setattr(torch.cuda, "synchronize", self._finish)
-        monkeypatch.setattr(rests, "time", SimpleNamespace(sleep=lambda seconds: self.asked.append("rest")))
+        monkeypatch.setattr(profiled, "time", SimpleNamespace(sleep=lambda seconds: self.asked.append("rest")))
         monkeypatch.setattr(nvml, "sm_clock", self._sm_clock)
 
     def _finish(self) -> None:
@@ -144,7 +145,7 @@ def test_the_gpu_rests_before_each_profiled_step_and_no_other(tmp_path: Path, mo
 def test_while_a_graph_is_captured_the_gpu_is_left_alone(by_this_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: by_this_thread)
-    of = rests.Rests(lambda: not by_this_thread)
+    of = profiled.CoolDown(lambda: not by_this_thread)
     of.rest()
     assert (of.sm_mhz(), gpu.asked) == (None, [])
 
@@ -288,8 +289,8 @@ def test_a_window_that_closes_while_it_profiles_keeps_what_was_profiled(tmp_path
 
 STANDS_FOR_AN_ENGINE = """
 import os, sys
-from kcap.capture.config import SESSION_VARIABLE, read_session
-from kcap.capture.window import StepShape, Window
+from kcap.capture.session import SESSION_VARIABLE, read_session
+from kcap.capture.window.window import StepShape, Window
 import torch
 window = Window(read_session(os.environ[SESSION_VARIABLE]))
 window.register()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.engines import pytorch_shapes
-from kcap.capture.engines.pytorch_shapes import Generation, pretrained, shape
-from kcap.capture.window import StepShape
+from kcap.capture.engines.pytorch import shapes
+from kcap.capture.engines.pytorch.shapes import Generation, pretrained, shape
+from kcap.capture.window.window import StepShape
 
 
 class PreTrainedModel(torch.nn.Module):
@@ -127,6 +127,6 @@ def test_a_model_is_found_in_the_module_around_it() -> None:
     assert pretrained(around) is pretrained(around) is model
     assert shape(around, ({"input_ids": ids(2, 3)},), {}, None).queries == [3, 3]
     assert pretrained(torch.nn.Identity()) is None
-    count = len(pytorch_shapes._found)
+    count = len(shapes._pretrained_parts)
     del around
-    assert len(pytorch_shapes._found) < count, "a module is not kept alive"
+    assert len(shapes._pretrained_parts) < count, "a module is not kept alive"

@@ -14,11 +14,11 @@ import orjson
 import pytest
 from shard_lines import MATRIX, Line, call, step_lines, write_shard
 
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.output import say_what_was_recorded
-from kcap.capture.process import place
-from kcap.schemas.recording import Recording
+from kcap.capture.controller.output import report_recording
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.window.process import rank_facts
+from kcap.schemas.recording.recording import Recording
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def group(name: str, rank: int, *ranks: int) -> Line:
 
 
 def merged(session: Session, tmp_path: Path) -> Recording:
-    return merge(session, tmp_path / "out")
+    return fold_session(session, tmp_path / "out")
 
 
 def test_a_rank_stands_where_its_groups_have_it(session: Session, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_ranks_that_ran_different_steps_are_reported(
     (found,) = recording.metadata.disagreements
     assert [(one.operator, one.counts) for one in found.calls] == [("x::b", [10, 5])]
     assert recording.metadata.complete, "what ran is all here"
-    say_what_was_recorded(recording, tmp_path / "out")
+    report_recording(recording, tmp_path / "out")
     assert "kcap: ranks 0 and 1 must agree and did not in 5 and 5 decode steps: x::b" in capsys.readouterr().err
 
 
@@ -131,25 +131,25 @@ def test_a_process_is_numbered_as_torchrun_counts(
     world |= {"get_rank": lambda: 5, "get_world_size": lambda: 8}
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**world))
     monkeypatch.setattr("torch.distributed", SimpleNamespace(**world), raising=False)
-    found = place(**given)
+    found = rank_facts(**given)
     assert (found["rank"], found["world_size"], found["places"]["dp"]) == told
 
 
 def test_a_program_under_torchrun_has_its_rank_before_it_made_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    assert (place()["rank"], place()["world_size"]) == (0, 1), "these names alone may be anyone's"
+    assert (rank_facts()["rank"], rank_facts()["world_size"]) == (0, 1), "these names alone may be anyone's"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert (place()["rank"], place()["world_size"]) == (3, 4)
+    assert (rank_facts()["rank"], rank_facts()["world_size"]) == (3, 4)
 
 
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 import orjson, torch
-from kcap.capture.config import read_session
-from kcap.capture.process import place
-from kcap.capture.window import StepShape, Window
+from kcap.capture.session import read_session
+from kcap.capture.window.process import place
+from kcap.capture.window.window import StepShape, Window
 session, rank = read_session(sys.argv[1]), int(os.environ["RANK"])
 window = Window(session)
 window.start(**place())

@@ -15,7 +15,7 @@ import pytest
 from processes import ended
 
 import kcap as kcap_package
-from kcap.capture import follow, offline
+from kcap.capture.controller import offline, run
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -30,7 +30,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(follow, "follow", started)
+    monkeypatch.setattr(run, "record_command_line", started)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: name == "vllm" or found(name, *a))
@@ -165,8 +165,8 @@ def test_an_sglang_without_plugins_names_those_that_have_them(
 
 STANDS_FOR_AN_ENGINE = """
 import os
-from kcap.capture.config import SESSION_VARIABLE, read_session
-from kcap.capture.window import StepShape, Window
+from kcap.capture.session import SESSION_VARIABLE, read_session
+from kcap.capture.window.window import StepShape, Window
 import torch
 window = Window(read_session(os.environ[SESSION_VARIABLE]))
 window.register()
@@ -340,7 +340,7 @@ def test_nothing_to_recover(kcap: Kcap, tmp_path: Path) -> None:
 
 
 def test_a_session_survives_its_file(tmp_path: Path) -> None:
-    from kcap.capture.config import Session, read_session
+    from kcap.capture.session import Session, read_session
 
     session = Session(str(tmp_path / "s"), model="m", steps=3, command=["a", "b"], engine_arguments={"x": [1]})
     session.write()

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 Counted = Callable[[Recording], dict[str, int]]

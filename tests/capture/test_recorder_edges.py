@@ -13,9 +13,9 @@ import torch
 
 import kcap
 from kcap.errors import CallError
-from kcap.replay.job import Choice
+from kcap.replay.jobs import Choice
 from kcap.replay.source import open_source
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 Counted = Callable[[Recording], dict[str, int]]

@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 import kcap
-from kcap.capture.shards import CLOSED, FAILED, MAX_CALLS, OVERFLOW, read_shard, stems
+from kcap.capture.shards.counts import CLOSED, FAILED, MAX_CALLS, OVERFLOW
+from kcap.capture.shards.reader import read_shard, stems
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 both = pytest.mark.parametrize("recorder", ["native", "python"])
@@ -148,8 +149,8 @@ def test_a_million_calls_take_no_memory(python: Python, tmp_path: Path) -> None:
 OVERFLOWING = """
 import sys
 import torch
-from kcap.capture.config import Session
-from kcap.capture.window import Window
+from kcap.capture.session import Session
+from kcap.capture.window.window import Window
 window = Window(Session(sys.argv[1]))
 window.session.write()
 window.start(loose=True)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from shard_lines import MATRIX, call, step_lines, write_shard
 
-from kcap.capture.config import Session
-from kcap.capture.shards import KERNELS
-from kcap.schemas.recording import load
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import KERNELS
+from kcap.schemas.recording.recording import load
 
 TEXT = b"raise SystemExit('this ran')\n"
 NAME = hashlib.sha256(TEXT).hexdigest() + ".py"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.capture.redact import HIDDEN, redact_arguments, redact_command
+from kcap.system.redact import HIDDEN, redact_arguments, redact_command
 
 SECRET = "s3cr3t-value"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 both = pytest.mark.parametrize("recorder", ["native", "python"])

@@ -17,9 +17,9 @@ from processes import ended
 from serving_programs import CLIENT, DIES, NEVER, SERVER
 
 import kcap as kcap_package
-from kcap.capture import ready
-from kcap.capture.config import SESSION_VARIABLE
-from kcap.capture.told import NEVER_OPENED
+from kcap.capture.controller import serving
+from kcap.capture.fold.metadata import NEVER_OPENED
+from kcap.capture.session import SESSION_VARIABLE
 
 Kcap = Callable[..., Any]
 
@@ -173,14 +173,14 @@ def said(process: subprocess.Popen[str], text: str) -> None:
 
 def test_signals_open_and_close_the_window(recorder: subprocess.Popen[str], tmp_path: Path, port: int) -> None:
     url = f"http://127.0.0.1:{port}"
-    while ready.why_not(url):
+    while serving.why_not_ready(url):
         assert recorder.poll() is None, recorder.communicate()[1]
         time.sleep(0.1)
-    assert not ready.why_not(f"{url}/?3")
+    assert not serving.why_not_ready(f"{url}/?3")
     for number, state in ((signal.SIGUSR1, "open"), (signal.SIGUSR2, "closed")):
         recorder.send_signal(number)
         said(recorder, f"the window is {state}: 1 of 1")
-        assert not ready.why_not(f"{url}/?4")
+        assert not serving.why_not_ready(f"{url}/?4")
     recorder.send_signal(signal.SIGUSR2)
     said(recorder, "the window is closed already")
     recorder.send_signal(signal.SIGINT)
@@ -193,12 +193,12 @@ def test_the_server_ends_with_a_recorder_that_is_killed(
     recorder: subprocess.Popen[str], tmp_path: Path, port: int, kcap: Kcap
 ) -> None:
     url = f"http://127.0.0.1:{port}"
-    while ready.why_not(url):
+    while serving.why_not_ready(url):
         assert recorder.poll() is None, recorder.communicate()[1]
         time.sleep(0.1)
     recorder.send_signal(signal.SIGUSR1)
     said(recorder, "the window is open: 1 of 1")
-    assert not ready.why_not(f"{url}/?4")
+    assert not serving.why_not_ready(f"{url}/?4")
     groups = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children").read_text().split()
     recorder.kill()
     assert {ended(int(group)) for group in groups} == {True}, "the server is still there"

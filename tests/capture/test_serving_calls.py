@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kcap.capture import ready
-from kcap.capture.engines.engine import Server
+from kcap.capture.controller import serving
+from kcap.capture.engines import Server
 
 Kcap = Callable[..., Any]
 
@@ -60,10 +60,10 @@ def test_a_wrong_call_starts_nothing(words: tuple[str, ...], text: str, kcap: Kc
     ],
 )
 def test_the_url_of_a_usual_command_is_plain(command: str, url: str | None) -> None:
-    assert ready.url_of(command.split()) == url
+    assert serving.ready_url(command.split()) == url
 
 
 def test_the_usual_commands_are_the_adapters_own() -> None:
     server = Server(("toy", "serve"), 9, "/ready")
-    assert ready.url_of(["toy", "serve"], [server]) == "http://127.0.0.1:9/ready"
-    assert ready.url_of(["toy", "serve"]) is None
+    assert serving.ready_url(["toy", "serve"], [server]) == "http://127.0.0.1:9/ready"
+    assert serving.ready_url(["toy", "serve"]) is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kcap as kcap_package
-from kcap.capture import follow, output
+from kcap.capture.controller import output, run
 from kcap.errors import CallError, KcapError
 
 Kcap = Callable[..., Any]
@@ -72,7 +72,7 @@ def test_a_symbolic_link_is_refused_before_anything_starts(record: Callable[...,
 
 
 def test_a_whole_recording_is_kept_whatever_comes_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), output.place(tmp_path / "out", False) as beside:
+    with pytest.raises(KeyboardInterrupt), output.working_directory(tmp_path / "out", False) as beside:
         (beside.directory / "recording.json").touch()
         raise KeyboardInterrupt
     assert (beside.directory / "recording.json").is_file()
@@ -83,7 +83,7 @@ def test_shards_go_once_the_recording_is_in_its_place(
     record: Callable[..., Any], kcap: Kcap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(output, "settle", lambda directory, *_: (_ for _ in ()).throw(OSError(5, "a broken disk")))
+        patched.setattr(output, "publish", lambda directory, *_: (_ for _ in ()).throw(OSError(5, "a broken disk")))
         ran = record("")
     (left,) = Path().glob(".out.*")
     assert (ran.code, "a broken disk" in ran.err) == (1, True)
@@ -100,8 +100,8 @@ def test_no_signal_keeps_a_recording_from_its_place(
     def interrupted(work: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: (os.kill(os.getpid(), number), work(*args), os.kill(os.getpid(), number))[1]
 
-    monkeypatch.setattr(follow, "merge", interrupted(follow.merge))
-    monkeypatch.setattr(output, "settle", interrupted(output.settle))
+    monkeypatch.setattr(run, "fold_session", interrupted(run.fold_session))
+    monkeypatch.setattr(output, "publish", interrupted(output.publish))
     ran = record("")
     assert ran.code == 0, ran.err
     assert kcap_package.load("out").metadata.complete

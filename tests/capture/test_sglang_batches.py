@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from sglang_stand_ins import batch, request, scheduled
 
-from kcap.capture.engines.sglang_batches import Scheduled, shape
+from kcap.capture.engines.sglang.adapter import Scheduled, shape
 
 TARGET, DRAFT = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft_worker=True)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kcap.capture.engines import sglang, sglang_graphs, sglang_operators
-from kcap.capture.window import Window
+from kcap.capture.engines.sglang import adapter, graphs, operators
+from kcap.capture.window.window import Window
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def test_a_graph_is_told_its_padded_tokens_and_its_scope(
             return forward_fn()
 
     module = f"{name}_cuda_graph_backend"
-    (kind, _) = sglang_graphs.BACKENDS[module]
-    monkeypatch.setitem(sys.modules, f"{sglang_graphs.PACKAGE}.{module}", SimpleNamespace(**{kind: Backend}))
-    sglang.hook(window)
+    (kind, _) = graphs.BACKENDS[module]
+    monkeypatch.setitem(sys.modules, f"{graphs.PACKAGE}.{module}", SimpleNamespace(**{kind: Backend}))
+    adapter.hook(window)
     backend = Backend(runner, enable_memory_saver=True)
     backend.capture_one(SimpleNamespace(size=8), lambda: seen.append(window.taps.graphs.describe()))
     Backend(cuda_graph_runner=runner).capture_one(shape_key=SimpleNamespace(size=8), forward_fn=lambda: None)
@@ -82,10 +82,10 @@ def test_sglang_knows_its_plan_by_identity_after_flashinfer_has_its_functions_ba
     recorded.__module__ = fast_decode_plan.__module__ = "flashinfer"
     library.fast_decode_plan = recorded
     monkeypatch.setitem(sys.modules, "flashinfer", library)
-    module: Any = ModuleType(sglang_operators.PLANNING)
+    module: Any = ModuleType(operators.PLANNING)
     exec(PLANS, module.__dict__)
-    monkeypatch.setitem(sys.modules, sglang_operators.PLANNING, module)
-    sglang.hook(window)
+    monkeypatch.setitem(sys.modules, operators.PLANNING, module)
+    adapter.hook(window)
     plan = module.partial(module.fast_decode_plan)
     plan(said)
     assert (said, module.plans_fast(plan)) == (["recorded"], True)

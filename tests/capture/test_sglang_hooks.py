@@ -11,10 +11,10 @@ import pytest
 import torch
 from sglang_stand_ins import Mode, batch, request, scheduled
 
-from kcap.capture.engines import sglang
-from kcap.capture.merge import merge
-from kcap.capture.window import Window
-from kcap.schemas.recording import Recording
+from kcap.capture.engines.sglang import adapter
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.window.window import Window
+from kcap.schemas.recording.recording import Recording
 
 A = torch.eye(2)
 
@@ -64,10 +64,10 @@ class Scheduler:
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """SGLang's modules, with classes that no other test hooks."""
-    made: dict[str, Any] = {name: ModuleType(name) for name in ("sglang", sglang.SCHEDULER, sglang.RUNNER)}
+    made: dict[str, Any] = {name: ModuleType(name) for name in ("sglang", adapter.SCHEDULER, adapter.RUNNER)}
     made["sglang"].__version__ = "0.0"
-    made[sglang.SCHEDULER].Scheduler = type("Scheduler", (), dict(vars(Scheduler)))
-    made[sglang.RUNNER].ModelRunner = type("ModelRunner", (), dict(vars(Runner)))
+    made[adapter.SCHEDULER].Scheduler = type("Scheduler", (), dict(vars(Scheduler)))
+    made[adapter.RUNNER].ModelRunner = type("ModelRunner", (), dict(vars(Runner)))
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
     return made
@@ -75,10 +75,10 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def scheduler(window: Window, modules: dict[str, Any]) -> Any:
-    sglang.hook(window)
-    runner = modules[sglang.RUNNER].ModelRunner()
+    adapter.hook(window)
+    runner = modules[adapter.RUNNER].ModelRunner()
     with torch.no_grad():
-        return modules[sglang.SCHEDULER].Scheduler(runner)
+        return modules[adapter.SCHEDULER].Scheduler(runner)
 
 
 def run(scheduler: Any, step: Any, forward: Any, sampling: str = "now") -> Any:
@@ -88,7 +88,7 @@ def run(scheduler: Any, step: Any, forward: Any, sampling: str = "now") -> Any:
 
 def finished(window: Window, tmp_path: Path) -> Recording:
     window.close()
-    return merge(window.session, tmp_path / "out")
+    return fold_session(window.session, tmp_path / "out")
 
 
 def counts(recording: Recording) -> dict[str, int]:
@@ -174,22 +174,22 @@ def test_batches_whose_forward_is_not_seen_are_noted_and_no_steps_are_claimed(
 def test_methods_that_sglangs_classes_inherit_are_hooked(
     window: Window, modules: dict[str, Any], tmp_path: Path
 ) -> None:
-    for module, name in ((sglang.SCHEDULER, "Scheduler"), (sglang.RUNNER, "ModelRunner")):
+    for module, name in ((adapter.SCHEDULER, "Scheduler"), (adapter.RUNNER, "ModelRunner")):
         setattr(modules[module], name, type(name, (getattr(modules[module], name),), {}))
-    sglang.hook(window)
+    adapter.hook(window)
     with torch.no_grad():
-        scheduler = modules[sglang.SCHEDULER].Scheduler(modules[sglang.RUNNER].ModelRunner())
+        scheduler = modules[adapter.SCHEDULER].Scheduler(modules[adapter.RUNNER].ModelRunner())
     run(scheduler, scheduled("EXTEND", request("a", 2)), batch("EXTEND", [4], [6]))
     recording = finished(window, tmp_path)
     assert [(step.phase, step.cached) for step in recording.steps] == [("prefill", [2])]
 
 
-@pytest.mark.parametrize(("module", "name"), [(sglang.SCHEDULER, "Scheduler"), (sglang.RUNNER, "ModelRunner")])
+@pytest.mark.parametrize(("module", "name"), [(adapter.SCHEDULER, "Scheduler"), (adapter.RUNNER, "ModelRunner")])
 def test_an_sglang_without_what_is_hooked_is_noted(
     module: str, name: str, window: Window, modules: dict[str, Any], tmp_path: Path
 ) -> None:
     delattr(modules[module], name)
-    sglang.hook(window)
+    adapter.hook(window)
     recording = finished(window, tmp_path)
     assert not recording.metadata.complete
     assert [name in tap.detail for tap in recording.metadata.taps if tap.status == "failed"] == [True]
@@ -205,17 +205,17 @@ def test_a_replica_knows_its_number_wherever_sglang_keeps_it(
     if place == "context":
         context = SimpleNamespace(get_parallel=lambda: holder)
         monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
-    assert sglang._replica(scheduler) == (0 if place == "nowhere" else rank or 0)
+    assert adapter._replica(scheduler) == (0 if place == "nowhere" else rank or 0)
 
 
 def test_a_servers_own_warm_up_pauses_the_windows(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[bool] = []
-    server: Any = ModuleType(sglang.SERVER)
+    server: Any = ModuleType(adapter.SERVER)
     server._wait_and_warmup = lambda args, fails=False: (
         paused.append(window.session.pause_file.exists()) or 1 // (not fails)
     )
-    monkeypatch.setitem(sys.modules, sglang.SERVER, server)
-    sglang.hook(window)
+    monkeypatch.setitem(sys.modules, adapter.SERVER, server)
+    adapter.hook(window)
     server._wait_and_warmup("arguments")
     with pytest.raises(ZeroDivisionError):
         server._wait_and_warmup("arguments", fails=True)

@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from kcap.capture.config import Session
-from kcap.capture.engines import sglang_offline
-from kcap.capture.profiled import TOKENS
-from kcap.capture.shards import CLOSED, Counts
+from kcap.capture.engines.sglang import offline
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import CLOSED, Counts
+from kcap.capture.window.profiled import TOKENS
 
 
 class Engine:
@@ -58,12 +58,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         made: list[Engine] = []
         engine = lambda **arguments: made.append(Engine(flushes, arguments, session)) or made[0]  # noqa: E731
         monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(Engine=engine))
-        monkeypatch.setattr(sglang_offline, "close_window", lambda session: None)
+        monkeypatch.setattr(offline, "close_shards", lambda session: None)
         monkeypatch.setattr("time.sleep", lambda seconds: None)
-        monkeypatch.setenv(sglang_offline.CPU_ENGINE, "1")
+        monkeypatch.setenv(offline.CPU_ENGINE, "1")
         job = {"session": str(session.file), "workload": workload, "engine_arguments": {"context_length": 64}}
         (tmp_path / "job.json").write_bytes(orjson.dumps({**job, "outputs": str(tmp_path / "outputs.json")}))
-        sglang_offline.main(str(tmp_path / "job.json"))
+        offline.main(str(tmp_path / "job.json"))
         return made[0], orjson.loads((tmp_path / "outputs.json").read_bytes())
 
     return start

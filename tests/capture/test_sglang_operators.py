@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from kcap.capture.engines import sglang_operators
-from kcap.capture.merge import merge
-from kcap.capture.window import StepShape, Window
-from kcap.schemas.recording import Recording
+from kcap.capture.engines.sglang import operators
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.window.window import StepShape, Window
+from kcap.schemas.recording.recording import Recording
 
 A = torch.ones(2, 2)
-FUSED_MODULE = sglang_operators.FUSED[0][0]
+FUSED_MODULE = operators.FUSED[0][0]
 # As SGLang 0.5.23 has it, less what else it asks.
 CUSTOM_OP = """
 import torch
@@ -54,7 +54,7 @@ def step(window: Window, run: Callable[[], object]) -> None:
 
 def finished(window: Window, tmp_path: Path) -> Recording:
     window.close()
-    return merge(window.session, tmp_path / "out")
+    return fold_session(window.session, tmp_path / "out")
 
 
 def test_an_operator_called_directly_comes_through_the_dispatcher_while_kcap_listens(
@@ -63,10 +63,10 @@ def test_an_operator_called_directly_comes_through_the_dispatcher_while_kcap_lis
     library = torch.library.Library("kcap_direct", "DEF")
     library.define("scale(Tensor x) -> Tensor")
     library.impl("scale", lambda x: x * 2, "CPU")
-    module = module_of(sglang_operators.MODULE, CUSTOM_OP)
+    module = module_of(operators.MODULE, CUSTOM_OP)
     directly: list[int] = []
     call = module._call_directly_in_eager(lambda x: directly.append(1), torch.ops.kcap_direct.scale)
-    sglang_operators.hook_operators(module, window)
+    operators.hook_operators(module, window)
     call(A)
     step(window, lambda: call(A))
     assert len(directly) == 1, "before the window opens it stays direct"
@@ -79,9 +79,9 @@ def test_an_operator_called_directly_comes_through_the_dispatcher_while_kcap_lis
 def test_an_sglang_whose_operators_always_come_through_the_dispatcher_is_left_alone(
     window: Window, tmp_path: Path
 ) -> None:
-    module = module_of(sglang_operators.MODULE)
-    sglang_operators.hook_operators(module, window)
-    assert not hasattr(module, sglang_operators.WATCHED)
+    module = module_of(operators.MODULE)
+    operators.hook_operators(module, window)
+    assert not hasattr(module, operators.WATCHED)
     step(window, lambda: torch.mm(A, A))
     assert finished(window, tmp_path).metadata.complete
 
@@ -90,7 +90,7 @@ def test_an_sglang_whose_operators_always_come_through_the_dispatcher_is_left_al
 def test_a_shortcut_that_kcap_does_not_know_makes_the_recording_partial(
     source: str, window: Window, tmp_path: Path
 ) -> None:
-    sglang_operators.hook_operators(module_of(sglang_operators.MODULE, source), window)
+    operators.hook_operators(module_of(operators.MODULE, source), window)
     step(window, lambda: torch.mm(A, A))
     recording = finished(window, tmp_path)
     assert not recording.metadata.complete
@@ -136,8 +136,8 @@ def test_a_fused_operator_that_runs_as_pytorchs_is_a_region_with_its_weights(
     norm = RMSNorm()
     if called:
         norm(A)
-    sglang_operators.name_fused(window)
-    sglang_operators.name_fused(window)  # a draft model's, later
+    operators.name_fused(window)
+    operators.name_fused(window)  # a draft model's, later
     step(window, lambda: norm(A))
     recording = finished(window, tmp_path)
     (region,) = (call for call in recording.calls if call.kind == "region")
@@ -171,10 +171,10 @@ class MultiPlatformOp(nn.Module):
 def test_an_operator_of_0_5_15_is_a_region_where_it_runs_as_pytorchs(
     chooses: str, found: set[tuple[str, str]], window: Window, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (module, name) = sglang_operators.FUSED[1]
+    (module, name) = operators.FUSED[1]
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: MultiPlatformOp}))
     operator = type("SiluAndMul", (MultiPlatformOp,), {})(chooses)
-    sglang_operators.name_fused(window)
+    operators.name_fused(window)
     step(window, lambda: operator(A))
     assert {(call.operator, call.kind) for call in finished(window, tmp_path).calls} == found
 
@@ -185,6 +185,6 @@ def test_a_fused_operator_that_runs_a_kernel_is_no_region(
     monkeypatch.setitem(sys.modules, FUSED_MODULE, SimpleNamespace(BaseFusedOp=BaseFusedOp))
     norm = RMSNorm()
     norm.chooses = "forward_cuda"
-    sglang_operators.name_fused(window)
+    operators.name_fused(window)
     step(window, lambda: norm(A))
     assert [(call.operator, call.kind) for call in finished(window, tmp_path).calls] == [("aten::mm", "kernel")]

@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kcap
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.shards import BYTES, CLOSED, STEPS, all_closed, progress, read_shard, stems
-from kcap.capture.window import StepShape, Window
-from kcap.schemas.recording import Recording
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import BYTES, CLOSED, STEPS, all_closed, steps_so_far
+from kcap.capture.shards.reader import read_shard, stems
+from kcap.capture.window.window import StepShape, Window
+from kcap.schemas.recording.recording import Recording
 
 A = torch.eye(4)
 STEP = ("aten::mm", "aten::add.Tensor", "aten::mul.Tensor")
@@ -56,7 +57,7 @@ def copied(whole: Path, to: Path) -> tuple[Session, Path]:
 
 def opened(session: Session, to: Path) -> Recording:
     """The merged Recording, every part of it parsed."""
-    recording = merge(session, to)
+    recording = fold_session(session, to)
     again = kcap.load(to)
     assert (again.calls, again.programs, again.steps) == (recording.calls, recording.programs, recording.steps)
     for sample in again.samples:
@@ -70,7 +71,7 @@ def test_a_whole_shard_is_complete(whole: Path, tmp_path: Path) -> None:
     assert recording.metadata.complete
     assert recording.metadata.steps == {"decode": 30}
     assert read_shard(stem).torn == 0
-    assert (progress(tmp_path / "shards"), all_closed(tmp_path / "shards")) == ((1, 30), True)
+    assert (steps_so_far(tmp_path / "shards"), all_closed(tmp_path / "shards")) == ((1, 30), True)
 
 
 def places(size: int, lines: list[bytes]) -> Iterator[int]:
@@ -100,7 +101,7 @@ def test_counts_cut_anywhere_open_and_are_partial(size: int, whole: Path, tmp_pa
     os.truncate(stem.with_suffix(".counts"), size)
     recording = opened(session, tmp_path / "out")
     assert not recording.metadata.complete
-    assert progress(tmp_path / "shards") == (0, 0)
+    assert steps_so_far(tmp_path / "shards") == (0, 0)
 
 
 def test_missing_counts_open_and_are_partial(whole: Path, tmp_path: Path) -> None:

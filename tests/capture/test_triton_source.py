@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from kcap.capture.taps import triton_source
-from kcap.capture.taps.triton_functions import is_jit
-from kcap.capture.taps.triton_source import Source, Unreadable, human_name, read_source
+from kcap.capture.taps.kernels import triton_source
+from kcap.capture.taps.kernels.triton_functions import is_jit
+from kcap.capture.taps.kernels.triton_source import Source, Unreadable, human_name, read_source
 
 HEAD = "import triton\nimport triton.language as tl\n"
 HELPERS = """
@@ -113,7 +113,7 @@ def test_the_text_alone_gives_the_same_output_in_a_fresh_process(tmp_path: Path)
     (original / "helpers.py").write_text(HEAD + HELPERS)
     (original / "kernels.py").write_text(HEAD + KERNEL)
     run = RUN.format(folder=str(original), module="kernels", function="kernel")
-    read = run + "from kcap.capture.taps.triton_source import read_source\ns = read_source(kernel)\n"
+    read = run + "from kcap.capture.taps.kernels.triton_source import read_source\ns = read_source(kernel)\n"
     write = f"open({str(alone)!r} + '/recorded.py', 'w').write(s.text); print(s.function)\n"
     expected, function = python(read + write, TRITON_INTERPRET="1").splitlines()
     run = RUN.format(folder=str(alone), module="recorded", function=function)
@@ -128,7 +128,7 @@ def test_interpreted_and_compiled_functions_have_one_text(load: Load, tmp_path: 
     load(HELPERS, "helpers")
     compiled = read_source(load(KERNEL).kernel)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom kernels import kernel\n"
-    code += "from kcap.capture.taps.triton_source import read_source\nprint(read_source(kernel).id)"
+    code += "from kcap.capture.taps.kernels.triton_source import read_source\nprint(read_source(kernel).id)"
     for seed in ("1", "2"):
         assert python(code, TRITON_INTERPRET="1", PYTHONHASHSEED=seed).strip() == compiled.id
         assert python(code, PYTHONHASHSEED=seed).strip() == compiled.id
@@ -294,7 +294,7 @@ import os; os.environ["TRITON_INTERPRET"] = "1"
 import triton, triton.language as tl
 space = {"triton": triton, "tl": tl}
 exec("@triton.jit\\ndef kernel(x_ptr): tl.store(x_ptr, 1)", space)
-from kcap.capture.taps.triton_source import Unreadable, read_source
+from kcap.capture.taps.kernels.triton_source import Unreadable, read_source
 try:
     read_source(space["kernel"])
 except Unreadable as error:
@@ -332,6 +332,6 @@ def test_a_source_that_was_exchanged_is_read_again(load: Load) -> None:
 
 def test_reading_needs_no_import_of_triton_or_torch() -> None:
     """The engine imports this module in every process, with or without Triton."""
-    code = "import kcap.capture.taps.triton_source, sys; print(sorted({'triton', 'torch', 'numpy'} & set(sys.modules)))"
+    code = "import kcap.capture.taps.kernels.triton_source, sys; print(sorted({'triton', 'torch', 'numpy'} & set(sys.modules)))"
     assert python(code).strip() == "[]"
     assert not is_jit(len)

@@ -15,9 +15,9 @@ import pytest
 from fake_graphs import health
 
 import kcap
-from kcap.schemas.recording import Call, Recording
-from kcap.schemas.seal import holds
-from kcap.schemas.values import TensorSpec, TorchConstant
+from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.seal import holds
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
 
 pytest.importorskip("triton")
 PROGRAM = """
@@ -269,7 +269,7 @@ def test_a_triton_without_a_class_costs_its_tap_and_nothing_else(recorded: Calla
 
 
 def test_a_value_that_cannot_be_a_key_is_a_launch_all_the_same() -> None:
-    from kcap.capture.taps.launches import Kernel, Launches
+    from kcap.capture.taps.kernels.launches import Kernel, Launches
 
     heard: list[dict[str, Any]] = []
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from library_calls import Heard
 
-from kcap.capture.taps import tvm_ffi as tap
-from kcap.capture.taps.library import Calls, wrap
+from kcap.capture.taps.libraries import tvm_ffi as tap
+from kcap.capture.taps.libraries.library import Calls, wrap
 
 tvm_ffi = pytest.importorskip("tvm_ffi")
 SOURCE = """

@@ -13,10 +13,10 @@ import pytest
 import torch
 from fake_graphs import Engine, health
 
-from kcap.capture.engines.vllm import WORKERS, hook
-from kcap.capture.engines.vllm_fused import CUSTOM_OPS, IR
-from kcap.capture.taps.patching import MARK
-from kcap.schemas.recording import Recording
+from kcap.capture.engines.vllm.adapter import WORKERS, hook
+from kcap.capture.engines.vllm.fused import CUSTOM_OPS, IR
+from kcap.capture.hooks.patching import MARK
+from kcap.schemas.recording.recording import Recording
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 X = torch.ones(2, 4)
@@ -132,7 +132,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     kind = type(CLASS, (SimpleNamespace,), dict.fromkeys(methods, warm_up))
     setattr(module, CLASS, kind)
     monkeypatch.setitem(sys.modules, WORKER, module)
-    monkeypatch.setattr("kcap.capture.engines.vllm._facts", lambda worker: {})
+    monkeypatch.setattr("kcap.capture.engines.vllm.adapter._facts", lambda worker: {})
     made = Engine(tmp_path)
     hook(made.window)
     made.worker = kind  # type: ignore[attr-defined]

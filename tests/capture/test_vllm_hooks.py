@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.config import Session
-from kcap.capture.engines.vllm import RUNNERS, Steps, hook
-from kcap.capture.merge import merge
-from kcap.capture.window import Window
-from kcap.schemas.recording import Recording, Tap
+from kcap.capture.engines.vllm.adapter import RUNNERS, Steps, hook
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.window.window import Window
+from kcap.schemas.recording.recording import Recording, Tap
 
 A = torch.eye(2)
 
@@ -73,7 +73,7 @@ def step(runner: Any, output: Any) -> None:
 
 def finished(window: Window, tmp_path: Path) -> Recording:
     window.close()
-    return merge(window.session, tmp_path / "out")
+    return fold_session(window.session, tmp_path / "out")
 
 
 def phases(window: Window, *outputs: Any) -> list[str | None]:
@@ -213,6 +213,6 @@ def test_a_host_whose_name_has_dots_keeps_its_processes_apart(tmp_path: Path, mo
     window.start()
     window.failed(ValueError("noted"))
     window.close()
-    recording = merge(session, tmp_path / "out")
+    recording = fold_session(session, tmp_path / "out")
     (failure,) = failures(recording)
     assert (failure.detail, failure.pid) == ("ValueError: noted", os.getpid())

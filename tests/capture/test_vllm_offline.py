@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from kcap.capture.config import Session
-from kcap.capture.engines import vllm_offline
-from kcap.capture.window import StepShape, Window
+from kcap.capture.engines.vllm import offline
+from kcap.capture.session import Session
+from kcap.capture.window.window import StepShape, Window
 
 
 class Engine:
@@ -35,7 +35,7 @@ class Engine:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(vllm_offline, "_stop", lambda session: None)
+    monkeypatch.setattr(offline, "_stop", lambda session: None)
     session = Session(str(tmp_path / "shards"), check_coverage=True)
     session.write()
     workload = {"num_prompts": 2, "input_len": 4, "output_len": 1}
@@ -53,7 +53,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | N
 def test_a_prefix_cache_that_cannot_be_emptied_ends_the_recording(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, False)
     with pytest.raises(RuntimeError, match="prefix cache"):
-        vllm_offline.main(str(job))
+        offline.main(str(job))
     assert not job.with_name("outputs.json").exists()
 
 
@@ -62,7 +62,7 @@ def test_a_prefix_cache_that_was_emptied_lets_it_go_on(
     answer: object, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, answer)
-    vllm_offline.main(str(job))
+    offline.main(str(job))
     assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[7], [7]]
 
 
@@ -89,7 +89,7 @@ def test_a_limit_of_steps_ends_the_generation_at_the_last(tmp_path: Path, monkey
     window.start()
     engine = Endless(window)
     loads: list[list[Any]] = [[[1, 2], [3]], [[4]]]
-    outputs = vllm_offline._generate(SimpleNamespace(llm_engine=engine), loads, 1000, session)
+    outputs = offline._generate(SimpleNamespace(llm_engine=engine), loads, 1000, session)
     assert engine.steps == 5
     assert engine.waiting == ["0", "1"], "the next load is not begun"
     assert outputs == [[7] * 5] * 2 + [[]]
@@ -131,7 +131,7 @@ def test_a_load_is_submitted_whole_when_the_one_before_is_done(job: Path, monkey
     job.write_bytes(orjson.dumps({**asked, "workload": loads}))
     engine = Orderly()
     stand_in(monkeypatch, True, engine)
-    vllm_offline.main(str(job))
+    offline.main(str(job))
     whole = [["0"], ["1", "2", "3"], ["4", "5"]]
     assert engine.runs == [(numbers, 8) for numbers in whole] + [(numbers, 12) for numbers in whole]
     assert list(engine.lengths.values()) == [4, 5, 5, 5, 6, 6]

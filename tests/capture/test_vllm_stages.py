@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture.engines.vllm import RUNNERS, WORKERS, hook
-from kcap.capture.merge import merge
-from kcap.capture.window import Window
-from kcap.schemas.recording import Recording
+from kcap.capture.engines.vllm.adapter import RUNNERS, WORKERS, hook
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.window.window import Window
+from kcap.schemas.recording.recording import Recording
 
 A = torch.eye(2)
 MODULE, NAME = next(iter(WORKERS.items()))
@@ -82,7 +82,7 @@ def batch(tokens: int = 1) -> Any:
 
 def finished(window: Window, tmp_path: Path) -> Recording:
     window.close()
-    return merge(window.session, tmp_path / "out")
+    return fold_session(window.session, tmp_path / "out")
 
 
 def ran(recording: Recording) -> list[str]:

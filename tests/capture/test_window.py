@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import kcap
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.shards import all_closed, read_shard, stems
-from kcap.capture.taps.dispatcher import NativeRecorder
-from kcap.capture.window import POLL, StepShape, Window
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.recorder.native_recorder import NativeRecorder
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import all_closed
+from kcap.capture.shards.reader import read_shard, stems
+from kcap.capture.window.window import WATCH_POLL, StepShape, Window
 from kcap.errors import CallError
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 Record = Callable[..., Recording]
 Counted = Callable[[Recording], dict[str, int]]
@@ -42,7 +43,7 @@ def recorded(tmp_path: Path, recorder: str, **options: Any) -> tuple[list[float]
             outputs.append(sum((torch.mm(A, A) + step).sum().item() for _ in range(10)))
             window.end()
     window.close()
-    return outputs, merge(session, tmp_path / "out")
+    return outputs, fold_session(session, tmp_path / "out")
 
 
 EXPECTED = [10 * (4.0 + 16 * step) for step in range(40)]
@@ -179,7 +180,7 @@ def test_a_stop_file_closes_the_window(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert not window.open
     assert not window.begin(StepShape("decode", [1], [1]))
-    assert merge(session, tmp_path / "out").metadata.complete
+    assert fold_session(session, tmp_path / "out").metadata.complete
 
 
 NO_COMPILER = """
@@ -257,7 +258,7 @@ def test_a_step_that_a_pause_falls_into_does_not_count(tmp_path: Path) -> None:
     torch.ones(2) + 1
     window.end()
     window.close()
-    assert merge(session, tmp_path / "out").metadata.steps == {"decode": 1}
+    assert fold_session(session, tmp_path / "out").metadata.steps == {"decode": 1}
 
 
 def test_a_window_that_opens_slowly_is_not_taken_for_paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +267,7 @@ def test_a_window_that_opens_slowly_is_not_taken_for_paused(tmp_path: Path, monk
 
     def slow(self: NativeRecorder, loose: bool) -> None:
         original(self, loose)
-        time.sleep(3 * POLL)
+        time.sleep(3 * WATCH_POLL)
 
     monkeypatch.setattr(NativeRecorder, "start", slow)
     with kcap.record(tmp_path / "out"), torch.no_grad():

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from kcap.capture import launch, windows
-from kcap.capture.config import Session
-from kcap.capture.gate import ENDING, HELD, PATIENCE, Gate, shared
-from kcap.capture.process import ALONE, replica
+from kcap.capture.controller import run, window_control
+from kcap.capture.session import Session
+from kcap.capture.window.gate import GATE_ENDING, HELD, PATIENCE, Gate, open_cells
+from kcap.capture.window.process import ALONE, replica_of
 from kcap.errors import KcapError
 
 
@@ -27,7 +27,7 @@ def made(tmp_path: Path, **options: Any) -> Session:
 
 
 def gate(session: Session, process: int, replica: int = 0) -> Gate:
-    path = Path(session.directory) / f"{os.uname().nodename}-{process}{ENDING}"
+    path = Path(session.directory) / f"{os.uname().nodename}-{process}{GATE_ENDING}"
     made = Gate(path, replica)
     if session.opens:
         made.open(1)
@@ -75,9 +75,9 @@ def test_ranks_count_the_same_steps_whenever_the_window_opens_and_closes(tmp_pat
         rank.start()
     sizes = [0]
     for _ in range(60):
-        assert windows.start(session).processes == 2
+        assert window_control.open_window(session).processes == 2
         time.sleep(random.random() * 0.002)
-        assert windows.stop(session).processes == 2
+        assert window_control.close_window(session).processes == 2
         sizes.append(len(ranks[0].counted))
     for rank in ranks:
         rank.over = True
@@ -94,17 +94,17 @@ def test_replicas_open_each_after_its_own_last_step(tmp_path: Path) -> None:
         far.begin()
     near.begin()
     threading.Thread(target=lambda: [(time.sleep(0.2), far.answer(1), near.answer(1))], daemon=True).start()
-    assert windows.start(session).processes == 2
+    assert window_control.open_window(session).processes == 2
     assert (far.first, near.first) == (501, 2)
 
 
 def test_a_process_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "PATIENCE", 0.1)
+    monkeypatch.setattr(window_control, "PATIENCE", 0.1)
     session = made(tmp_path)
     gate(session, os.getpid())
-    answer = windows.stop(session)
-    assert answer == windows.Answer(True, 0, [os.getpid()])
-    assert f"0 of 1 processes follow; no answer from {os.getpid()}" in windows.said(answer, False)
+    answer = window_control.close_window(session)
+    assert answer == window_control.Answer(True, 0, [os.getpid()])
+    assert f"0 of 1 processes follow; no answer from {os.getpid()}" in window_control.answer_text(answer, False)
 
 
 def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
@@ -114,13 +114,13 @@ def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     gate(session, child)
-    assert windows.stop(session) == windows.Answer(True, 0, [])
+    assert window_control.close_window(session) == window_control.Answer(True, 0, [])
 
 
 def test_an_engine_does_not_wait_for_whoever_died_while_holding_its_gate(tmp_path: Path) -> None:
     session = made(tmp_path)
     mine = gate(session, os.getpid())
-    cells = shared(Path(session.directory) / f"{os.uname().nodename}-{os.getpid()}{ENDING}")
+    cells = open_cells(Path(session.directory) / f"{os.uname().nodename}-{os.getpid()}{GATE_ENDING}")
     cells[HELD] = 1
     began = time.monotonic()
     assert mine.begin() and mine.end()
@@ -148,7 +148,7 @@ def closing(session: Session, fast: Gate, slow: Gate, body: Callable[[], None]) 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     began = time.monotonic()
-    launch.close(session)
+    run.close_windows(session)
     took = time.monotonic() - began
     thread.join(20)
     return took
@@ -172,7 +172,7 @@ def test_a_rank_that_is_behind_ends_its_last_step_before_its_shard_is_closed(tmp
 def test_a_rank_that_is_stuck_is_not_waited_for_long(
     patience: str, in_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, patience, 0.5)
+    monkeypatch.setattr(window_control, patience, 0.5)
     session = made(tmp_path)
     fast, slow = gate(session, os.getpid()), gate(session, os.getppid())
     if not in_step:  # it comes to no other step
@@ -187,10 +187,10 @@ def test_processes_that_are_no_ranks_of_one_world_are_not_held_against_each_othe
     alone = {"world_size": 1, "places": {"dp": 0}}
     child = os.fork()
     if not child:
-        os._exit(replica(alone) == ALONE + os.getppid())
+        os._exit(replica_of(alone) == ALONE + os.getppid())
     assert os.waitpid(child, 0)[1] == 0
-    assert replica(alone) == ALONE + os.getpid()
-    assert replica({"world_size": 2, "places": {"dp": 1}}) == 1
+    assert replica_of(alone) == ALONE + os.getpid()
+    assert replica_of({"world_size": 2, "places": {"dp": 1}}) == 1
 
 
 # ---- which recording is meant ----
@@ -199,13 +199,13 @@ def test_processes_that_are_no_ranks_of_one_world_are_not_held_against_each_othe
 def test_where_no_recording_runs_the_error_says_what_is_there(tmp_path: Path, recording: Path) -> None:
     output = tmp_path / "[a].kcap"
     with pytest.raises(KcapError, match="start it first, with the same -o"):
-        windows.find(output)
+        window_control.find_session(output)
     left = tmp_path / ".[a].kcap.x1"
     (left / "shards").mkdir(parents=True)
     with pytest.raises(KcapError, match=r"interrupted, see kcap recover .*x1"):
-        windows.find(output)
+        window_control.find_session(output)
     with pytest.raises(KcapError, match="is a Recording already"):
-        windows.find(recording)
+        window_control.find_session(recording)
 
 
 def test_the_recording_that_runs_is_found_beside_what_others_left(tmp_path: Path) -> None:
@@ -213,18 +213,18 @@ def test_the_recording_that_runs_is_found_beside_what_others_left(tmp_path: Path
     for session in sessions:
         session.write()
         (Path(session.directory) / "running").touch()
-    with windows.running(sessions[1]):
-        assert windows.find(tmp_path / "a.kcap") == sessions[1]
-        with windows.running(sessions[0]), pytest.raises(KcapError, match="end all but one"):
-            windows.find(tmp_path / "a.kcap")
+    with window_control.marked_running(sessions[1]):
+        assert window_control.find_session(tmp_path / "a.kcap") == sessions[1]
+        with window_control.marked_running(sessions[0]), pytest.raises(KcapError, match="end all but one"):
+            window_control.find_session(tmp_path / "a.kcap")
     with pytest.raises(KcapError, match="interrupted"):
-        windows.find(tmp_path / "a.kcap")
+        window_control.find_session(tmp_path / "a.kcap")
 
 
 def test_a_recording_with_a_longer_name_is_not_meant(tmp_path: Path) -> None:
     session = Session(str(tmp_path / ".run.2.abcd_123" / "shards"))
     session.write()
-    with windows.running(session):
-        assert windows.find(tmp_path / "run.2") == session
+    with window_control.marked_running(session):
+        assert window_control.find_session(tmp_path / "run.2") == session
         with pytest.raises(KcapError, match="start it first"):
-            windows.find(tmp_path / "run")
+            window_control.find_session(tmp_path / "run")

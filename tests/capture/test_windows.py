@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.capture import windows
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.told import NEVER_OPENED
-from kcap.capture.window import StepShape, Window
+from kcap.capture.controller import window_control
+from kcap.capture.fold.metadata import NEVER_OPENED
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.shards import counts
+from kcap.capture.window.window import StepShape, Window
 from kcap.errors import KcapError
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 A = torch.eye(4)
 SHAPE = StepShape("decode", [1], [5])
@@ -45,7 +46,7 @@ def step(window: Window, times: int = 1) -> None:
 
 def finished(window: Window, tmp_path: Path) -> Recording:
     window.close()
-    return merge(window.session, tmp_path / "out")
+    return fold_session(window.session, tmp_path / "out")
 
 
 def steps_and_calls(recording: Recording) -> tuple[int, int]:
@@ -58,11 +59,11 @@ def test_only_steps_in_an_open_window_count(recorder: str, tmp_path: Path) -> No
     session = made(tmp_path, window="manual", recorder=recorder)
     window = opened(session)
     step(window, 3)
-    assert windows.start(session) == windows.Answer(True, 1, [])
+    assert window_control.open_window(session) == window_control.Answer(True, 1, [])
     step(window, 5)
-    assert windows.stop(session) == windows.Answer(True, 1, [])
+    assert window_control.close_window(session) == window_control.Answer(True, 1, [])
     step(window, 7)
-    windows.start(session)
+    window_control.open_window(session)
     step(window, 2)
     recording = finished(window, tmp_path)
     assert steps_and_calls(recording) == (7, 7)
@@ -76,7 +77,7 @@ def test_a_step_under_way_when_the_window_opens_or_closes_does_not_count(recorde
     session = made(tmp_path, window="manual", recorder=recorder)
     window = opened(session)
     with torch.no_grad():
-        for change in (windows.start, windows.stop):
+        for change in (window_control.open_window, window_control.close_window):
             window.begin(SHAPE)
             torch.mm(A, A)
             change(session)
@@ -93,8 +94,8 @@ def test_steps_go_on_exactly_after_one_that_the_stop_fell_into(recorder: str, tm
     window = opened(session)
     window.begin(SHAPE)
     torch.exp(A)
-    windows.stop(session)
-    windows.start(session)
+    window_control.close_window(session)
+    window_control.open_window(session)
     window.end()
     step(window, 2)
     recording = finished(window, tmp_path)
@@ -114,9 +115,9 @@ def test_warm_up_steps_do_not_count_at_any_opening(tmp_path: Path) -> None:
     session = made(tmp_path, warmup_steps=3)
     window = opened(session)
     step(window, 5)
-    windows.stop(session)
+    window_control.close_window(session)
     step(window, 1)
-    windows.start(session)
+    window_control.open_window(session)
     step(window, 7)
     recording = finished(window, tmp_path)
     assert recording.metadata.windows == [{"first": 4, "steps": 2}, {"first": 10, "steps": 4}]
@@ -127,11 +128,11 @@ def test_a_limit_of_steps_is_of_all_windows_and_closes_for_good(tmp_path: Path) 
     session = made(tmp_path, steps=4)
     window = opened(session)
     step(window, 3)
-    windows.stop(session)
-    windows.start(session)
+    window_control.close_window(session)
+    window_control.open_window(session)
     step(window, 3)
     with pytest.raises(KcapError, match="closed for good"):
-        windows.stop(session)
+        window_control.close_window(session)
     assert steps_and_calls(finished(window, tmp_path)) == (4, 4)
 
 
@@ -140,10 +141,10 @@ def test_calls_outside_steps_count_only_in_an_open_window(tmp_path: Path) -> Non
     window = opened(session, loose=True)
     with torch.no_grad():
         torch.mm(A, A)
-        windows.start(session)
+        window_control.open_window(session)
         torch.mm(A, A)
         step(window)
-        windows.stop(session)
+        window_control.close_window(session)
         torch.mm(A, A)
     assert steps_and_calls(finished(window, tmp_path)) == (1, 2)
 
@@ -152,12 +153,12 @@ def test_calls_outside_steps_count_only_in_an_open_window(tmp_path: Path) -> Non
 def test_steps_have_their_calls_in_a_window_that_kcap_s_own_thread_opened(recorder: str, tmp_path: Path) -> None:
     session = made(tmp_path, window="manual", recorder=recorder)
     window = opened(session, loose=True)
-    windows.start(session)
+    window_control.open_window(session)
     step(window, 3)
     torch.exp(A)
-    windows.stop(session)
+    window_control.close_window(session)
     torch.exp(A)
-    windows.start(session)
+    window_control.open_window(session)
     step(window, 2)
     recording = finished(window, tmp_path)
     assert steps_and_calls(recording) == (5, 5)
@@ -184,7 +185,7 @@ def test_a_step_that_a_pause_falls_into_leaves_the_window_as_it_was(tmp_path: Pa
         window._set_paused(paused)
     step(window)
     assert not window.open
-    windows.start(session)
+    window_control.open_window(session)
     window._set_paused(True)
     step(window)
     window._set_paused(False)
@@ -194,8 +195,8 @@ def test_a_step_that_a_pause_falls_into_leaves_the_window_as_it_was(tmp_path: Pa
 
 def test_a_process_that_starts_later_begins_as_the_window_is(tmp_path: Path) -> None:
     session = made(tmp_path, window="manual")
-    assert windows.start(session) == windows.Answer(True, 0, [])
-    assert not windows.start(session).changed
+    assert window_control.open_window(session) == window_control.Answer(True, 0, [])
+    assert not window_control.open_window(session).changed
     window = opened(session)
     step(window, 2)
     assert steps_and_calls(finished(window, tmp_path)) == (2, 2)
@@ -203,4 +204,4 @@ def test_a_process_that_starts_later_begins_as_the_window_is(tmp_path: Path) -> 
 
 def test_a_shard_of_an_engine_that_began_in_a_recorded_process_is_that_process_s(tmp_path: Path) -> None:
     shard = Session(str(tmp_path), part="-vllm").shard()
-    assert not windows.is_gone(shard.with_name(shard.name + ".counts"))
+    assert not counts.has_ended(shard.with_name(shard.name + ".counts"))

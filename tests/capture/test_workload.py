@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcap.capture.workload import Prompt, Workload, read_prompts
+from kcap.capture.controller.offline import read_prompts
+from kcap.capture.session import Prompt, Workload
 from kcap.errors import FormatError
 
 PROMPT = st.one_of(st.text(min_size=1), st.lists(st.integers(0, 2**31), min_size=1))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
 
-from kcap.capture.config import SESSION_VARIABLE, Session
-from kcap.capture.merge import merge
-from kcap.capture.models import find
-from kcap.schemas.recording import Recording, load
+from kcap.capture.controller.models import find_config
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.schemas.recording.recording import Recording, load
 
 MODEL_LAYERS, VOCABULARY = 3, 60_000
 ENGINE_ARGUMENTS = ("skip_tokenizer_init=true", "dtype=bfloat16", "max_model_len=512")
@@ -26,7 +26,7 @@ Kcap = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama of MODEL_LAYERS layers, whose vocabulary has room for token ids that are nothing else."""
-    source = find("kcap/tiny-llama")
+    source = find_config("kcap/tiny-llama")
     assert source is not None
     config = json.loads((source / "config.json").read_text())
     directory = tmp_path_factory.mktemp("model")
@@ -103,11 +103,11 @@ def generate(model: Path, environment: dict[str, str]) -> Callable[..., list[lis
         }
         (directory / "job.json").write_text(json.dumps(job))
         env = {**environment, **({SESSION_VARIABLE: str(session.file)} if recorded else {})}
-        command = [sys.executable, "-m", "kcap.capture.engines.vllm_offline", str(directory / "job.json")]
+        command = [sys.executable, "-m", "kcap.capture.engines.vllm.offline", str(directory / "job.json")]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
         assert ran.returncode == 0, ran.stderr
         if recorded:
-            merge(session, directory / "out")
+            fold_session(session, directory / "out")
         return json.loads((directory / "outputs.json").read_text())
 
     return run

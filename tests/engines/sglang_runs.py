@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kcap.capture.config import SESSION_VARIABLE
+from kcap.capture.session import SESSION_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / ".venv-sglang"

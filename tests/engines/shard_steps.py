@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kcap.capture.shards import STEPS, Counts
+from kcap.capture.shards.counts import STEPS, Counts
 
 
 def steps_by_process(directory: Path) -> dict[int, int]:

@@ -14,11 +14,11 @@ import pytest
 from click.exceptions import Exit
 
 import kcap
-from kcap.capture.command import command
-from kcap.capture.profiled import MOST_STEPS
+from kcap.capture.window.profiled import MOST_STEPS
+from kcap.commands.record import command
 from kcap.errors import KcapError
-from kcap.schemas.coverage import CoverageSummary
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.results.coverage import CoverageSummary
 
 pytestmark = pytest.mark.engine
 Kcap = Callable[..., "subprocess.CompletedProcess[str]"]

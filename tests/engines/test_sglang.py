@@ -18,10 +18,10 @@ import pytest
 from sglang_runs import GPU, PYTHON, TINY, TWO_RANKS, command, environment, marks, recorded, write_prompts
 
 import kcap
-from kcap.capture.config import SESSION_VARIABLE, Session
-from kcap.capture.merge import merge
-from kcap.schemas.recording import Program, Recording
-from kcap.schemas.values import Group
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.schemas.recording.recording import Program, Recording
+from kcap.schemas.recording.values import Group
 
 pytestmark = marks
 
@@ -50,10 +50,10 @@ def generated(model: Path, directory: Path, is_recorded: bool) -> tuple[list[lis
     }
     (directory / "job.json").write_text(json.dumps(job))
     named = {SESSION_VARIABLE: str(session.file)} if is_recorded else {}
-    words = [str(PYTHON), "-m", "kcap.capture.engines.sglang_offline", str(directory / "job.json")]
+    words = [str(PYTHON), "-m", "kcap.capture.engines.sglang.offline", str(directory / "job.json")]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment(**named))
     assert (directory / "outputs.json").exists(), ran.stderr
-    recording = merge(session, directory / "out") if is_recorded else None
+    recording = fold_session(session, directory / "out") if is_recorded else None
     return json.loads((directory / "outputs.json").read_text()), recording
 
 

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import kcap
-from kcap.schemas import coverage as coverage_format
-from kcap.schemas.recording import Program, Recording
+from kcap.schemas.recording.recording import Program, Recording
+from kcap.schemas.results import coverage as coverage_format
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

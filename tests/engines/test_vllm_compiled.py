@@ -14,9 +14,10 @@ import pytest
 from mixed_batches import LAYERS, OUTPUT, PROMPTS
 
 import kcap
-from kcap.schemas import measurement, seal
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.recording import Call, Program, Recording
+from kcap.schemas.recording import seal
+from kcap.schemas.recording.recording import Call, Program, Recording
+from kcap.schemas.results import measurement
+from kcap.schemas.results.measurement import Measurement
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
@@ -122,7 +123,7 @@ def replayed(
     words = [sys.executable, "-m", "kcap", "replay", str(recording.path), "--seconds", "0.01", "-o", str(output)]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment)
     assert output.is_file(), ran.stderr
-    return ran.returncode, list(measurement.read(output))
+    return ran.returncode, list(measurement.read_measurements(output))
 
 
 def test_fused_kernels_and_linears_are_replayed(replayed: tuple[int, list[Measurement]], recording: Recording) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import kcap
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.families.derive import derive
-from kcap.schemas.recording import Recording
+from kcap.schemas.derive.derive import derive
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.recording.recording import Recording
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytest.importorskip("flashinfer_bench", reason="FlashInfer-Bench is not installed")

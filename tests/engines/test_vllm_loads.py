@@ -11,8 +11,8 @@ import pytest
 from mixed_batches import LAYERS
 
 import kcap
-from kcap.schemas import coverage
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.results import coverage
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

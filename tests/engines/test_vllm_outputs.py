@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kcap
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

@@ -13,13 +13,13 @@ import pytest
 from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
 
 import kcap
-from kcap.capture.config import Session
-from kcap.capture.merge import merge
-from kcap.capture.shards import read_shard, stems
-from kcap.schemas.merge_recordings import merge_recordings
-from kcap.schemas.recording import Call, Program, Recording
-from kcap.schemas.signature import signature
-from kcap.schemas.values import Group
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.capture.shards.reader import read_shard, stems
+from kcap.schemas.merge.recordings import merge_recordings
+from kcap.schemas.recording.recording import Call, Program, Recording
+from kcap.schemas.recording.signature import signature
+from kcap.schemas.recording.values import Group
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 CORES = sorted(os.sched_getaffinity(0))
@@ -149,7 +149,7 @@ def test_what_two_hosts_recorded_of_one_run_joins_to_what_one_would_have(
             if read_shard(stem).process.get("rank") == rank:
                 for file in stem.parent.glob(f"{stem.name}.*"):
                     shutil.copy(file, session.directory)
-        halves.append(merge(session, tmp_path / f"half{rank}"))
+        halves.append(fold_session(session, tmp_path / f"half{rank}"))
     assert [[rank.rank for rank in half.metadata.ranks] for half in halves] == [[0], [1]]
     whole = merge_recordings(halves, hosts=True)
     assert whole.metadata.ranks == recording.metadata.ranks

@@ -20,7 +20,7 @@ import pytest
 from shard_steps import steps_by_process
 
 import kcap
-from kcap.schemas.recording import Recording
+from kcap.schemas.recording.recording import Recording
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from handmade import Values
 
-from kcap.replay.pool import Worker
-from kcap.schemas.recording import Call, Metadata, Program, Sample, Step, write_recording
+from kcap.schemas.recording.recording import Call, Metadata, Program, Sample, Step, write_recording
+from kcap.system.worker_process import Worker
 
 Write = Callable[..., Path]
 

@@ -8,8 +8,8 @@ import orjson
 import torch
 from safetensors.torch import save
 
-from kcap.schemas.recording import Argument, Call, Count, SampledTensor
-from kcap.schemas.values import TensorSpec, Value
+from kcap.schemas.recording.recording import Argument, Call, Count, SampledTensor
+from kcap.schemas.recording.values import TensorSpec, Value
 
 
 def call(operator: str, *values: Value, id: int = 0, count: int = 5, phase: str = "decode", **more: object) -> Call:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from kcap.replay.fidelity.compare import Replayed, compare
-from kcap.replay.fidelity.engine import KindSteps, kind_of
+from kcap.replay.fidelity.compare import ReplayedCall, compare
+from kcap.replay.fidelity.engine import KindSteps, step_kind
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, KindFidelity, ProgramTime
-from kcap.schemas.coverage import KernelTime, StepCoverage
-from kcap.schemas.recording import Call
+from kcap.schemas.recording.recording import Call
+from kcap.schemas.results.coverage import KernelTime, StepCoverage
 
 NAMES = {0: "gemm", 1: "flash", 2: "norm"}
 CALLS = {number: Call(id=number, operator=f"lib::{name}") for number, name in NAMES.items()}
@@ -42,18 +42,18 @@ def steps_of(*steps: StepCoverage, **invocations: int) -> KindSteps:
     """`gemm=2`: how often a Call ran in all of the steps."""
     numbers = {name: number for number, name in NAMES.items()}
     ran = Counter({numbers[name]: count for name, count in invocations.items()})
-    return KindSteps(kind_of(steps[0]), steps, ran)
+    return KindSteps(step_kind(steps[0]), steps, ran)
 
 
-def times(found: Mapping[int, float]) -> dict[int, Replayed]:
+def times(found: Mapping[int, float]) -> dict[int, ReplayedCall]:
     """One invocation of each Call, by the kernels that the engine launched."""
-    return {number: Replayed(us, "", frozenset([NAMES[number]])) for number, us in found.items()}
+    return {number: ReplayedCall(us, "", frozenset([NAMES[number]])) for number, us in found.items()}
 
 
 def judged(
     engine: KindSteps,
-    serving: Mapping[int, Replayed],
-    in_program: Mapping[int, Replayed] | None = None,
+    serving: Mapping[int, ReplayedCall],
+    in_program: Mapping[int, ReplayedCall] | None = None,
     program: ProgramTime | None = None,
 ) -> KindFidelity:
     """Without `in_program`: as in serving. Without `program`: as long as the span."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from handmade import call, tensor
 
-from kcap.schemas.recording import Argument, Call, Count, Program
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.recording.recording import Argument, Call, Count, Program
+from kcap.schemas.recording.values import TensorSpec
 
 M, N = 4, 16
 

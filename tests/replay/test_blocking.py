@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from kcap.replay.timing import blocking, persisting
-from kcap.replay.timing.blocking import GAVE_UP, RELEASED, SOURCE, TIMEOUT_MS, Blocker, Sleep
+from kcap.replay.timing import blocking, rotation
+from kcap.replay.timing.blocking import GAVE_UP_WORD, RELEASED_WORD, SPIN_SOURCE, SPIN_TIMEOUT_MS, SleepHold, SpinHold
 
 
 class Kernel:
@@ -20,11 +20,11 @@ class Kernel:
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: list[object]) -> None:
         state, timeout = args
-        assert (grid, block, timeout) == ((1, 1, 1), (1, 1, 1), TIMEOUT_MS)
+        assert (grid, block, timeout) == ((1, 1, 1), (1, 1, 1), SPIN_TIMEOUT_MS)
         assert isinstance(state, torch.Tensor)
         self.launches.append(state.tolist())
         if self.gives_up:
-            state[GAVE_UP] = 1
+            state[GAVE_UP_WORD] = 1
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_kernel_starts_locked_and_is_released() -> None:
     kernel, state = Kernel(), torch.zeros(2, dtype=torch.int32)
-    hold = Blocker(kernel, state)
+    hold = SpinHold(kernel, state)
     for _ in range(3):
         hold.hold()
-        assert state[RELEASED] == 0
+        assert state[RELEASED_WORD] == 0
         hold.release()
-        assert state[RELEASED] == 1
+        assert state[RELEASED_WORD] == 1
     assert kernel.launches == [[0, 0]] * 3
     assert not hold.gave_up
 
 
 def test_after_it_gave_up_the_gpu_sleeps_instead_until_the_next_call(sleeps: list[int]) -> None:
     kernel = Kernel(gives_up=True)
-    hold = Blocker(kernel, torch.zeros(2, dtype=torch.int32))
+    hold = SpinHold(kernel, torch.zeros(2, dtype=torch.int32))
     hold.hold()
     hold.release()
     assert hold.gave_up
@@ -56,7 +56,7 @@ def test_after_it_gave_up_the_gpu_sleeps_instead_until_the_next_call(sleeps: lis
     assert (len(kernel.launches), len(sleeps)) == (1, 1)
     hold.reset()
     kernel.gives_up = False
-    hold.state[GAVE_UP] = 0
+    hold.state[GAVE_UP_WORD] = 0
     hold.hold()
     assert (len(kernel.launches), hold.gave_up) == (2, False)
 
@@ -68,24 +68,24 @@ def test_without_a_compiler_the_gpu_sleeps(monkeypatch: pytest.MonkeyPatch, slee
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", fail if error else None, raising=False)
     hold = blocking.blocker.__wrapped__("cuda:0")
-    assert type(hold) is Sleep
+    assert type(hold) is SleepHold
     hold.hold()
     assert sleeps == [blocking.DELAY_CYCLES]
 
 
 def test_the_source_reads_the_released_word_and_says_when_it_gives_up() -> None:
-    assert re.search(rf"state\[{RELEASED}\] == 0", SOURCE)
-    assert re.search(rf"state\[{GAVE_UP}\] = 1", SOURCE)
-    assert "volatile int* state" in SOURCE
+    assert re.search(rf"state\[{RELEASED_WORD}\] == 0", SPIN_SOURCE)
+    assert re.search(rf"state\[{GAVE_UP_WORD}\] = 1", SPIN_SOURCE)
+    assert "volatile int* state" in SPIN_SOURCE
 
 
 def test_the_runtime_is_the_one_that_the_process_has_loaded(tmp_path) -> None:
     maps = tmp_path / "maps"
     maps.write_text("7f0-7f1 r-xp 0 08:01 1  /nowhere/libcudart.so.12\n7f2-7f3 r-xp 0 08:01 2  /lib/libc.so.6\n")
-    assert persisting.runtime.__wrapped__(maps) is None
+    assert rotation.cuda_runtime.__wrapped__(maps) is None
 
 
 def test_where_there_is_no_cuda_nothing_is_reset() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert persisting.reset() is False
+    assert rotation.reset_persisting_lines() is False

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.replay import classes, libraries
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.skip import Skip
-from kcap.schemas.recording import Argument, Call
-from kcap.schemas.values import TensorSpec, Value
+from kcap.replay.rebuild import operators
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.recording.recording import Argument, Call
+from kcap.schemas.recording.values import TensorSpec, Value
 
 
 class CustomOp(torch.nn.Module):
@@ -47,7 +47,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("vllm.model_executor.custom_op")
     module.CustomOp = CustomOp  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(libraries, "load", lambda namespace: [])
+    monkeypatch.setattr(operators, "load_library", lambda namespace: [])
 
 
 def call(name: str, **values: Value) -> Call:
@@ -59,12 +59,12 @@ def test_an_object_gets_what_the_recorded_one_held() -> None:
     scale = call("scale", x=None, by=None, weight=None, shift=None)
     x, weight = torch.randn(4, 8), torch.randn(8)
     for _ in range(2):
-        assert torch.equal(classes.resolve(scale).call(x, 2.0, weight, 0.5), x * weight * 2 + 0.5)
+        assert torch.equal(operators.resolve_class(scale).call(x, 2.0, weight, 0.5), x * weight * 2 + 0.5)
 
 
 def test_a_forward_that_knows_no_object_is_called_without_one() -> None:
     x = torch.randn(4)
-    assert torch.equal(classes.resolve(call("deeper", x=None, unused=None)).call(x, 1), -x)
+    assert torch.equal(operators.resolve_class(call("deeper", x=None, unused=None)).call(x, 1), -x)
 
 
 def test_its_arguments_are_rebuilt_as_any_others() -> None:
@@ -80,15 +80,15 @@ def test_its_arguments_are_rebuilt_as_any_others() -> None:
 @pytest.mark.parametrize("name", ["Linear", "CustomOp", "nothing", "scale.forward", "Module"])
 def test_no_other_class_can_be_named(name: str) -> None:
     with pytest.raises(Skip, match="no operator class"):
-        classes.resolve(call(name))
+        operators.resolve_class(call(name))
 
 
 def test_a_class_that_does_not_say_what_it_takes_is_skipped() -> None:
     with pytest.raises(Skip, match="what it takes"):
-        classes.resolve(call("Anything"))
+        operators.resolve_class(call("Anything"))
 
 
 def test_an_engine_that_is_not_here_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "vllm.model_executor.custom_op")
     with pytest.raises(Skip, match="no operator class"):
-        classes.resolve(call("scale"))
+        operators.resolve_class(call("scale"))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kcap.capture import nvml
-from kcap.replay.timing import clocks
-from kcap.replay.timing.clocks import PERIOD_S, Watch
+from kcap.replay.timing import device
+from kcap.replay.timing.device import WATCH_PERIOD_S, ClockWatch
+from kcap.system import nvml
 
 
-def watch(readings: Iterator[tuple[int, int] | None], times: Callable[[], float]) -> Watch:
-    return Watch("cuda:0", lambda device: next(readings), times)
+def watch(readings: Iterator[tuple[int, int] | None], times: Callable[[], float]) -> ClockWatch:
+    return ClockWatch("cuda:0", lambda device: next(readings), times)
 
 
 def test_a_clock_below_three_quarters_of_its_highest_is_slow() -> None:
     readings = iter([(1980, 1980), (1484, 1980), (1486, 1980), None])
-    one = watch(readings, iter([PERIOD_S * n for n in range(9)]).__next__)
+    one = watch(readings, iter([WATCH_PERIOD_S * n for n in range(9)]).__next__)
     assert [one.slow() for _ in range(4)] == [False, True, False, False]
 
 
@@ -26,14 +26,14 @@ def test_it_is_asked_no_more_often_than_it_can_change() -> None:
         asked.append(device)
         return 100, 1980
 
-    times = iter([0.0, PERIOD_S / 4, PERIOD_S / 2, PERIOD_S])
-    one = Watch("cuda:1", read, times.__next__)
+    times = iter([0.0, WATCH_PERIOD_S / 4, WATCH_PERIOD_S / 2, WATCH_PERIOD_S])
+    one = ClockWatch("cuda:1", read, times.__next__)
     assert [one.slow() for _ in range(4)] == [True] * 4
     assert asked == ["cuda:1", "cuda:1"]
 
 
 def test_the_hosts_clock_has_none() -> None:
-    assert clocks.read("cpu") is None
+    assert device.read_clocks("cpu") is None
 
 
 class Library:

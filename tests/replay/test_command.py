@@ -13,11 +13,11 @@ import orjson
 import pytest
 from handmade import Values, call, tensor
 
-from kcap.replay.job import Choice
+from kcap.replay.jobs import Choice
 from kcap.replay.source import open_source
-from kcap.schemas.measurement import Measurement, read
-from kcap.schemas.recording import Call, Sample
-from kcap.schemas.values import Drift
+from kcap.schemas.recording.recording import Call, Sample
+from kcap.schemas.recording.values import Drift
+from kcap.schemas.results.measurement import Measurement, read_measurements
 
 Write = Callable[..., Path]
 MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1), count=7)
@@ -44,7 +44,7 @@ def test_kernels_are_timed_and_regions_and_views_left_out(recorded: Write, tmp_p
     assert "aten::mm" in done.stdout
     assert "replayed 7 of 7 kernel counts (100.0%)" in done.stdout
     assert f"kcap show {path}" in done.stdout.splitlines()[-1]
-    (measurement,) = read(out)
+    (measurement,) = read_measurements(out)
     assert (measurement.status, measurement.call, measurement.count, measurement.method) == ("ok", 0, 7, "host")
     assert measurement.median_us and len(measurement.samples_us) >= 1
     assert measurement.q1_us <= measurement.median_us <= measurement.q3_us  # type: ignore[operator]
@@ -89,7 +89,7 @@ def test_a_call_is_timed_on_the_samples_of_its_phase(recorded: Write, tmp_path: 
 
 def measured(path: Path, out: Path, *args: object) -> list[tuple[int | None, list[str], int]]:
     assert kcap(path, "-o", out, "--seconds", "0.001", *args).returncode == 0
-    lines: list[Measurement] = list(read(out))
+    lines: list[Measurement] = list(read_measurements(out))
     return [(m.sample, list(m.phases), m.count) for m in lines]
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from handmade import Values, call, request_for, tensor
 
-from kcap.replay.pool import Worker
-from kcap.replay.timing import persisting
-from kcap.replay.timing.blocking import Blocker, blocker
-from kcap.replay.timing.graphs import nothing, timed
-from kcap.replay.timing.notes import HOST_IN_IT
+from kcap.replay.timing import rotation
+from kcap.replay.timing.blocking import SpinHold, blocker
+from kcap.replay.timing.graphs import do_nothing, timed_us
 from kcap.replay.timing.rotation import COLD_FACTOR, l2_bytes
-from kcap.schemas.measurement import AT_FLOOR, NOTHING
-from kcap.schemas.program_measurement import read as read_programs
-from kcap.schemas.recording import Count, Metadata, Program, Sample, write_recording
+from kcap.replay.timing.sampling import WAITS_FOR_GPU
+from kcap.schemas.recording.recording import Count, Metadata, Program, Sample, write_recording
+from kcap.schemas.results.measurement import AT_FLOOR, NOTHING
+from kcap.schemas.results.measurement import read_program_measurements as read_programs
+from kcap.system.worker_process import Worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -171,7 +171,7 @@ def test_the_sweep_is_not_among_the_kernels(gpu: Worker) -> None:
 
 def test_the_gpu_is_held_back_until_the_host_has_queued_its_work() -> None:
     hold = blocker("cuda:0")
-    assert isinstance(hold, Blocker), "torch compiles no kernel here: the substitute sleeps"
+    assert isinstance(hold, SpinHold), "torch compiles no kernel here: the substitute sleeps"
     cell, stream = torch.zeros(1, device="cuda"), torch.cuda.current_stream()
 
     def slow_host() -> None:
@@ -180,8 +180,8 @@ def test_the_gpu_is_held_back_until_the_host_has_queued_its_work() -> None:
             time.sleep(0.001)
 
     hold.reset()
-    assert timed(slow_host, 20, nothing, stream, hold) < 100  # µs each; the host took 1,000
-    assert timed(slow_host, 20, nothing, stream, None) > 500
+    assert timed_us(slow_host, 20, do_nothing, stream, hold) < 100  # µs each; the host took 1,000
+    assert timed_us(slow_host, 20, do_nothing, stream, None) > 500
     assert not hold.gave_up
 
 
@@ -189,7 +189,7 @@ def test_a_host_that_waits_for_the_held_gpu_is_let_go_after_the_timeout() -> Non
     hold = blocker("cuda:0")
     hold.reset()
     began = time.monotonic()
-    timed(torch.cuda.synchronize, 1, nothing, torch.cuda.current_stream(), hold)
+    timed_us(torch.cuda.synchronize, 1, do_nothing, torch.cuda.current_stream(), hold)
     hold.hold()
     assert hold.gave_up
     assert time.monotonic() - began < 10
@@ -199,7 +199,7 @@ def test_a_host_that_waits_for_the_held_gpu_is_let_go_after_the_timeout() -> Non
 
 def test_the_persisting_l2_can_be_reset() -> None:
     torch.zeros(1, device="cuda")
-    assert persisting.reset()
+    assert rotation.reset_persisting_lines()
 
 
 def test_a_program_is_one_graph_and_its_kernels_add_up(tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_a_program_is_one_graph_and_its_kernels_add_up(tmp_path: Path) -> None:
     assert one.kernel_us == pytest.approx(sum(c.count * (c.us or 0) for c in one.calls))
     assert 0.5 * one.median_us < one.kernel_us < 1.05 * one.median_us  # type: ignore[operator]
     assert (two.method, two.stretches) == ("events", 2)
-    assert HOST_IN_IT in two.notes
+    assert WAITS_FOR_GPU in two.notes

@@ -15,28 +15,25 @@ from handmade import call, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay import memory
-from kcap.replay.bind import bind
-from kcap.replay.inputs import Inputs, build, clone
-from kcap.replay.layout import Target
-from kcap.replay.operators import resolve
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.runner import Runner
-from kcap.replay.timing import clock, cuda, graphs, persisting, rotation
-from kcap.replay.timing.blocking import Sleep
+from kcap.replay.calls.runner import Runner
+from kcap.replay.rebuild import memory
+from kcap.replay.rebuild.memory import Target, build_inputs, clone_inputs
+from kcap.replay.rebuild.operators import resolve_operator
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.replay.timing import clock, graphs, rotation
+from kcap.replay.timing.blocking import SleepHold
 from kcap.replay.timing.clock import uses_gpu
-from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
-from kcap.replay.timing.rotation import Rotation, Size
-from kcap.replay.timing.stop import Budget
-from kcap.replay.timing.turns import Turns
-from kcap.schemas.measurement import AT_FLOOR, NOTHING, Cache
-from kcap.schemas.recording import Argument, Call
+from kcap.replay.timing.rotation import Rotation, RoundRobin, SetSize
+from kcap.replay.timing.sampling import HOLD_GAVE_UP, WAITS_FOR_GPU, Budget
+from kcap.schemas.derive.bound_call import Inputs, bind_call
+from kcap.schemas.recording.recording import Argument, Call
+from kcap.schemas.results.measurement import AT_FLOOR, NOTHING, Cache
 
 MIB = 1 << 20
 ONE = Budget(0, 0)  # sample
 
 
-class FakeHold(Sleep):
+class FakeHold(SleepHold):
     """Notes when the GPU is held back; gives up, if it is told to."""
 
     def __init__(self, log: list[str], gives_up: bool) -> None:
@@ -132,17 +129,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         }
         for name, value in names.items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
-        for module in (cuda, graphs):
+        for module in (clock, graphs):
             monkeypatch.setattr(module, "timing_stream", lambda device: stream)
-        for module in (cuda, rotation):
+        for module in (clock, rotation):
             monkeypatch.setattr(module, "l2_bytes", lambda device: 50 * MIB)
-        monkeypatch.setattr(cuda, "blocker", lambda device: fake.hold)
+        monkeypatch.setattr(clock, "blocker", lambda device: fake.hold)
         pace = SimpleNamespace(rest=lambda: fake.log.append("rest"))
-        monkeypatch.setattr(cuda, "Pace", lambda device: pace)
-        monkeypatch.setattr(cuda, "sweeper", lambda device: lambda: fake.log.append("sweep"))
-        monkeypatch.setattr(cuda, "floor_us", lambda device: {"graph": 1.0, "events": 3.0})
-        monkeypatch.setattr(persisting, "reset", lambda: fake.log.append("reset"))
-        monkeypatch.setattr(memory, "free", lambda device: 100 << 30)
+        monkeypatch.setattr(clock, "Pace", lambda device: pace)
+        monkeypatch.setattr(clock, "sweeper", lambda device: lambda: fake.log.append("sweep"))
+        monkeypatch.setattr(clock, "clock_floor_us", lambda device: {"graph": 1.0, "events": 3.0})
+        monkeypatch.setattr(rotation, "reset_persisting_lines", lambda: fake.log.append("reset"))
+        monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 30)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (fake.unused, 140 << 30))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.log.append("empty"))
         return fake
@@ -163,9 +160,9 @@ def run(
     buffers = {("cpu", 0): torch.zeros(4, dtype=torch.uint8) if restored is None else restored}
     first = Inputs([0], {}, buffers)
     far = state != "warm" if cold is None else cold
-    rotation = Rotation(state, Size(set_bytes, set_bytes), far, lambda: Inputs([next(made)], {}, dict(buffers)))
+    rotation = Rotation(state, SetSize(set_bytes, set_bytes), far, lambda: Inputs([next(made)], {}, dict(buffers)))
     keys = [] if restored is None else [("cpu", 0)]
-    return cuda.time_cuda(fake.operator, first, rotation, keys, budget, "cuda:0")
+    return clock.time_cuda(fake.operator, first, rotation, keys, budget, "cuda:0")
 
 
 def captured(fake: FakeCuda) -> list[str]:
@@ -219,7 +216,7 @@ def test_a_first_graph_goes_once_round_all_sets_as_they_will_be_timed(install: I
     assert fake.log[begin + 1 : end] == [f"call {number}" for number in range(24)]
     rest = fake.log[end + 1 :]
     tries = rest[rest.index("replay") + 1 : rest.index("begin")]  # the first replay uploads it
-    assert [word for word in tries if word in ("sweep", "replay")] == ["sweep", "replay"] * cuda.ROUNDS
+    assert [word for word in tries if word in ("sweep", "replay")] == ["sweep", "replay"] * clock.ESTIMATE_ROUNDS
 
 
 def test_a_disturbed_round_does_not_shorten_the_graph(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +237,9 @@ def test_what_is_written_is_put_back_between_two_graphs(install: Install, monkey
     fake, written = install(FakeCuda(call_us=12.5)), torch.zeros(4, dtype=torch.uint8)
     found = writing_to(written, fake, monkeypatch)
     timing = run(fake, 60 * MIB, restored=written)
-    uploads = (0, cuda.ROUNDS + 1)
+    uploads = (0, clock.ESTIMATE_ROUNDS + 1)
     assert timing.n == 96 and [one for place, one in enumerate(found) if place not in uploads] == [0] * (
-        cuda.ROUNDS + 1
+        clock.ESTIMATE_ROUNDS + 1
     )
 
 
@@ -298,7 +295,7 @@ def test_an_operator_that_waits_is_never_captured_and_the_gpu_is_not_held_back_f
     assert "begin" not in fake.log
     assert "hold" not in fake.log
     assert (timing.method, timing.n, timing.spoiled) == ("events", 1, False)
-    assert timing.notes == ["no CUDA graph: called a synchronizing CUDA operation", HOST_IN_IT]
+    assert timing.notes == ["no CUDA graph: called a synchronizing CUDA operation", WAITS_FOR_GPU]
     assert fake.debug == "default"
 
 
@@ -319,7 +316,7 @@ def test_a_failed_capture_is_timed_behind_a_held_gpu_and_asks_for_a_new_process(
     timing = run(fake, 60 * MIB)
     assert (timing.method, timing.n, timing.spoiled) == ("events", 64, True)
     assert "previous error during capture" in timing.notes[0]
-    assert not {GAVE_UP, HOST_IN_IT} & set(timing.notes)
+    assert not {HOLD_GAVE_UP, WAITS_FOR_GPU} & set(timing.notes)
     last = len(fake.log) - fake.log[::-1].index("hold") - 1
     assert fake.log[last - 1] == "sweep"
     assert all(entry.startswith("call") for entry in fake.log[last + 1 : last + 65])
@@ -334,7 +331,7 @@ def test_what_cannot_be_captured_is_queued_for_a_millisecond(install: Install, c
 
 def test_a_holding_kernel_that_gave_up_is_told(install: Install) -> None:
     timing = run(install(FakeCuda(captures=False, gives_up=True)), MIB)
-    assert timing.notes[1] == GAVE_UP
+    assert timing.notes[1] == HOLD_GAVE_UP
 
 
 def test_the_gpu_is_let_go_even_if_the_timed_call_fails(install: Install) -> None:
@@ -344,7 +341,7 @@ def test_the_gpu_is_let_go_even_if_the_timed_call_fails(install: Install) -> Non
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        graphs.timed(fail, 1, graphs.nothing, SimpleNamespace(), fake.hold)  # type: ignore[arg-type]
+        graphs.timed_us(fail, 1, graphs.do_nothing, SimpleNamespace(), fake.hold)  # type: ignore[arg-type]
     assert fake.log == ["hold", "release"]
 
 
@@ -364,7 +361,7 @@ def test_an_empty_graph_is_no_time_and_a_tiny_kernel_is_at_the_floor(
     median_us: float,
     notes: list[str],
 ) -> None:
-    for module in (cuda, rotation):
+    for module in (clock, rotation):
         monkeypatch.setattr(module, "nodes", lambda estimate, sets: 250)
     timing = run(install(FakeCuda(elapsed_ms=elapsed_ms)), MIB, "warm")
     assert (timing.method, timing.notes, timing.floor_us) == (method, notes, 1.0)
@@ -372,14 +369,14 @@ def test_an_empty_graph_is_no_time_and_a_tiny_kernel_is_at_the_floor(
 
 
 def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = cuda.floor_us.__wrapped__
+    measure = clock.clock_floor_us.__wrapped__
     fake = install(FakeCuda())
     cell = torch.zeros(1)
     monkeypatch.setattr(torch, "zeros", lambda size, device: cell)
     floors = measure("cuda:0")
-    assert floors == {"graph": 2000 / rotation.nodes(2000, 1), "events": 2000 / cuda.MOST_QUEUED}
-    assert fake.log.count("replay") == 1 + cuda.FLOOR_SAMPLES
-    assert int(cell) > cuda.FLOOR_SAMPLES
+    assert floors == {"graph": 2000 / rotation.nodes(2000, 1), "events": 2000 / clock.MOST_QUEUED}
+    assert fake.log.count("replay") == 1 + clock.FLOOR_SAMPLES
+    assert int(cell) > clock.FLOOR_SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -405,7 +402,7 @@ def test_there_are_as_many_sets_as_make_them_cold_and_fit(
     install: Install, total: int, touched: int, estimate: float, free: int, sets: int
 ) -> None:
     install(FakeCuda())
-    made = Rotation("cold", Size(total, touched), True, lambda: Inputs([], {}, {}))
+    made = Rotation("cold", SetSize(total, touched), True, lambda: Inputs([], {}, {}))
     assert made.sets(estimate, 0, free, "cuda:0") == sets
 
 
@@ -426,7 +423,7 @@ def test_what_stays_in_the_l2_lies_at_as_many_places_as_it_holds(
     install: Install, state: Cache, total: int, touched: int, estimate: float, free: int, sets: int
 ) -> None:
     install(FakeCuda())
-    made = Rotation(state, Size(total, touched), False, lambda: Inputs([], {}, {}))
+    made = Rotation(state, SetSize(total, touched), False, lambda: Inputs([], {}, {}))
     assert made.sets(estimate, 0, free, "cuda:0") == sets
     assert (made.reached(sets, 500, "cuda:0"), made.rotating) == (state, 0)
 
@@ -445,7 +442,7 @@ def test_what_stays_in_the_l2_lies_at_as_many_places_as_it_holds(
 )
 def test_what_goes_round(install: Install, state: Cache, whole: int, kept: int, cold: bool, moved: int) -> None:
     install(FakeCuda())
-    sizes = Size(whole * MIB, whole * MIB), Size(kept * MIB, kept * MIB)
+    sizes = SetSize(whole * MIB, whole * MIB), SetSize(kept * MIB, kept * MIB)
     clones = [lambda all_of_it=all_of_it: Inputs([all_of_it], {}, {}) for all_of_it in (True, False)]
     made = Rotation.of(state, *sizes, *clones, "cuda:0")
     assert (made.cache, made.cold, made.size.total) == (state, cold, moved * MIB)
@@ -471,7 +468,7 @@ def test_results_lie_at_as_many_places_as_the_state_allows(
     install: Install, state: Cache, size: int, sets: int, free: int, places: int
 ) -> None:
     install(FakeCuda())
-    made = Rotation(state, Size(64, 64), state == "cold", lambda: Inputs([], {}, {}))
+    made = Rotation(state, SetSize(64, 64), state == "cold", lambda: Inputs([], {}, {}))
     assert made.result_places(size, sets, free, "cuda:0") == places
 
 
@@ -496,7 +493,7 @@ def test_a_result_is_let_go_before_the_next_at_its_place_is_made(places: int) ->
         made.append(weakref.ref(result))
         return result
 
-    run = Turns(call, [Inputs([torch.zeros(4)], {}, {})], places)
+    run = RoundRobin(call, [Inputs([torch.zeros(4)], {}, {})], places)
     for _ in range(12):
         run()
     assert alive == [min(number, places - 1) for number in range(12)]
@@ -508,7 +505,7 @@ def test_what_a_call_returns_of_its_own_is_counted_once() -> None:
     given = torch.zeros(4, dtype=torch.uint8)
     own = torch.zeros(16)
     results = iter([given, [own, own[2:], given, None, 3, own.to_sparse()]])
-    run = Turns(lambda x: next(results), [Inputs([given], {}, {("cpu", 0): given})])
+    run = RoundRobin(lambda x: next(results), [Inputs([given], {}, {("cpu", 0): given})])
     assert run.result_bytes() == 0
     run()
     assert run.result_bytes() == 0
@@ -518,7 +515,7 @@ def test_what_a_call_returns_of_its_own_is_counted_once() -> None:
 
 def test_inputs_that_results_would_drive_out_lie_at_one_place(install: Install) -> None:
     install(FakeCuda())
-    made = Rotation("serving", Size(MIB, MIB), False, lambda: Inputs([], {}, {}))
+    made = Rotation("serving", SetSize(MIB, MIB), False, lambda: Inputs([], {}, {}))
     assert [made.sets(2.0, size * MIB, 100 << 30, "cuda:0") for size in (0, 1, 5, 64)] == [12, 6, 2, 1]
 
 
@@ -529,7 +526,7 @@ def test_a_call_that_waits_for_the_gpu_has_one_set_of_what_stays(install: Instal
 
 def test_a_set_used_twice_a_replay_is_not_called_cold(install: Install) -> None:
     install(FakeCuda())
-    small = Rotation("serving", Size(MIB, MIB), True, lambda: Inputs([], {}, {}))
+    small = Rotation("serving", SetSize(MIB, MIB), True, lambda: Inputs([], {}, {}))
     assert [small.reached(sets, 20, "cuda:0") for sets in (1, 19, 20)] == ["warm", "warm", "serving"]
 
 
@@ -562,8 +559,8 @@ def test_host_work_of_a_gpu_recording_is_timed_by_the_host_and_names_the_process
 @pytest.fixture
 def no_gpu_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with room, that must not be given anything to do."""
-    room = memory.free
-    monkeypatch.setattr(memory, "free", lambda device: 100 << 30 if device == "cuda:0" else room(device))
+    room = memory.free_bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 30 if device == "cuda:0" else room(device))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 140 << 30))
     monkeypatch.setattr(rotation, "l2_bytes", lambda device: 50 * MIB)
     monkeypatch.setattr(clock, "time_cuda", lambda *_: pytest.fail("timed on the GPU"))
@@ -582,10 +579,10 @@ def test_the_host_end_of_an_asynchronous_copy_is_pinned(
         return torch.zeros(size, dtype=dtype)
 
     copy = call("aten::copy_", tensor(16, device="cuda"), tensor(16, storage=1), waits)
-    bound = bind(copy, None, resolve("aten::copy_").schema, lambda _: None)
+    bound = bind_call(copy, None, resolve_operator("aten::copy_").schema, lambda _: None)
     monkeypatch.setattr(torch, "empty", empty)
-    first = build(bound, Target(device, "cuda"))
-    clone(bound, Target(device, "cuda"), first)
+    first = build_inputs(bound, Target(device, "cuda"))
+    clone_inputs(bound, Target(device, "cuda"), first)
     on_gpu = (device, False)
     assert made == [on_gpu, ("cpu", pinned), on_gpu, ("cpu", pinned)]
 
@@ -613,7 +610,7 @@ def test_a_graph_lasts_a_millisecond_or_has_24_invocations_in_six(estimate: floa
 @given(st.integers(1, 4000))
 def test_a_graphs_length_is_one_of_few(number: int) -> None:
     few = [2**power * part // 2 for power in range(1, 14) for part in (2, 3)] + [1]
-    assert rotation.rounded(number) == min(one for one in few if one >= number)
+    assert rotation.rounded_up(number) == min(one for one in few if one >= number)
     assert rotation.rounded_down(number) == max(one for one in few if one <= number)
 
 
@@ -632,6 +629,6 @@ def test_what_a_sweep_alone_makes_cold_is_used_once(
     install: Install, size: int, sets: int, cold: bool, count: int
 ) -> None:
     install(FakeCuda())
-    made = Rotation("serving", Size(size, size), cold, lambda: Inputs([], {}, {}))
+    made = Rotation("serving", SetSize(size, size), cold, lambda: Inputs([], {}, {}))
     assert made.invocations(12.5, sets, "cuda:0") == count
     assert made.reached(sets, count, "cuda:0") == ("warm" if cold and sets == 1 else "serving")

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import CALLS, in_a_row, judged, kernel, step, steps_of, times
 
-from kcap.replay.fidelity.compare import NOT_COUNTED, NOT_REPLAYED, Replayed, compare
-from kcap.replay.fidelity.document import document
+from kcap.replay.fidelity.compare import NOT_COUNTED, NOT_REPLAYED, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps
+from kcap.replay.fidelity.run import fidelity_document
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
 
 ENGINE = steps_of(
@@ -45,7 +45,7 @@ def test_steps_that_differ_are_averaged_by_their_own_counts() -> None:
 
 def test_a_kernel_of_no_call_and_a_call_that_was_not_replayed_are_rows() -> None:
     engine = steps_of(step(*in_a_row((0, 90), (None, 6), (1, 4))), gemm=1, flash=1)
-    found = compare(engine, CALLS, {**times({0: 90}), 1: Replayed(reason="skipped: no library")}, "serving")
+    found = compare(engine, CALLS, {**times({0: 90}), 1: ReplayedCall(reason="skipped: no library")}, "serving")
     assert [(one.name, one.reason, one.share) for one in found.missing] == [
         ("lost", "no recorded call", 0.06),
         ("lib::flash", "skipped: no library", 0.04),
@@ -69,13 +69,13 @@ def test_what_only_the_replay_ran_counts_against_it() -> None:
 
 def test_what_costs_the_gpu_nothing_on_both_sides_is_no_row() -> None:
     engine = steps_of(step(*in_a_row((0, 100))), gemm=1, norm=1)
-    found = compare(engine, CALLS, {**times({0: 100}), 2: Replayed(reason="the host's work")}, "serving")
+    found = compare(engine, CALLS, {**times({0: 100}), 2: ReplayedCall(reason="the host's work")}, "serving")
     assert [row.call.id for row in found.rows] == [0]
     assert found.missing == []
 
 
 def test_a_kernel_of_another_name_is_marked_and_one_that_was_compiled_here_is_not() -> None:
-    other = {number: Replayed(one.us, "", frozenset(["renamed"])) for number, one in SAME.items()}
+    other = {number: ReplayedCall(one.us, "", frozenset(["renamed"])) for number, one in SAME.items()}
     assert [row.other for row in compare(ENGINE, CALLS, other, "serving").rows] == [True] * 3
     launched = {n: call.model_copy(update={"launch": {"function": "f"}}) for n, call in CALLS.items()}
     assert not any(row.other for row in compare(ENGINE, launched, other, "serving").rows)
@@ -145,7 +145,7 @@ def test_the_document_names_the_states_behind_the_verdict_and_the_total(
     alone: float, inside: float, holds_by: list[str], total_by: str
 ) -> None:
     kind = judged(ENGINE, times({0: 50, 1: 30, 2: alone}), times({0: 50, 1: 30, 2: inside}))
-    made = document(Fidelity([kind, kind]))
+    made = fidelity_document(Fidelity([kind, kind]))
     assert (made["kinds"][0]["holds_by"], made["kinds"][0]["total_by"]) == (holds_by, total_by)
     assert made["total_by"] == {total_by: 2}
     assert made["replayed_us"] == 4 * made["kinds"][0]["states"][total_by]["replayed_us"]
@@ -210,7 +210,7 @@ def test_no_time_of_the_engine_is_lost(us: dict[int, float], replayed: set[int],
 
 
 def test_the_document_has_what_the_table_has() -> None:
-    made = document(Fidelity([judged(ENGINE, times({0: 50, 1: 30, 2: 20}))]))
+    made = fidelity_document(Fidelity([judged(ENGINE, times({0: 50, 1: 30, 2: 20}))]))
     assert made["holds"] is False
     (kind,) = made["kinds"]
     assert (kind["phase"], kind["steps"], kind["span"]["own_us"]) == ("decode", 2, 140)

@@ -12,14 +12,12 @@ import pytest
 from handmade import call, tensor
 from profiled import CALLS, in_a_row, step
 
-from kcap.replay.fidelity import command
+from kcap.replay.fidelity import run
 from kcap.replay.fidelity.engine import KindSteps
-from kcap.replay.fidelity.nearest import Nearest
-from kcap.replay.fidelity.run import Chosen
-from kcap.schemas import coverage, measurement, program_measurement
-from kcap.schemas.measurement import KernelDuration, Measurement
-from kcap.schemas.program_measurement import ProgramMeasurement
-from kcap.schemas.recording import Call, Metadata, Program, write_recording
+from kcap.replay.fidelity.replaying import ChosenSamples, NearestSample
+from kcap.schemas.recording.recording import Call, Metadata, Program, write_recording
+from kcap.schemas.results import coverage, measurement
+from kcap.schemas.results.measurement import KernelDuration, Measurement, ProgramMeasurement
 
 Kcap = Callable[..., Any]
 
@@ -28,13 +26,13 @@ class OnGpu:
     environment = {"device": "cuda:0", "device_name": "NVIDIA H200", "torch": "2.11"}
     us = {0: 50.0, 1: 30.0, 2: 10.0}
 
-    def call(self, call: Call, chosen: Nearest, kind: KindSteps) -> Measurement:
+    def call(self, call: Call, chosen: NearestSample, kind: KindSteps) -> Measurement:
         us = self.us[call.id]
         kernels = [KernelDuration(name=call.operator.removeprefix("lib::"), us=us)]
         known = {"call": call.id, "operator": call.operator, **self.environment}
         return Measurement(median_us=us, kernel_us=us, kernels=kernels, **known)
 
-    def program(self, number: int, chosen: Chosen, kind: KindSteps) -> ProgramMeasurement:
+    def program(self, number: int, chosen: ChosenSamples, kind: KindSteps) -> ProgramMeasurement:
         return ProgramMeasurement(program=number, median_us=145.0)
 
 
@@ -47,7 +45,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> OnGpu:
     def replayer(*options: object) -> Iterator[OnGpu]:
         yield stands
 
-    monkeypatch.setattr(command, "replayer", replayer)
+    monkeypatch.setattr(run, "replayer", replayer)
     return stands
 
 
@@ -92,8 +90,8 @@ def test_a_folder_gets_the_figure_and_what_it_rests_on(
     assert kcap("replay", recorded, "--fidelity", "-o", folder, "--force").code == 0
     assert (folder / "fidelity.png").read_bytes().startswith(b"\x89PNG")
     assert orjson.loads((folder / "fidelity.json").read_bytes())["engine_us"] == 280
-    assert len(list(measurement.read(folder / "measurements.jsonl"))) == 3
-    assert [one.program for one in program_measurement.read(folder / "programs.jsonl")] == [0]
+    assert len(list(measurement.read_measurements(folder / "measurements.jsonl"))) == 3
+    assert [one.program for one in measurement.read_program_measurements(folder / "programs.jsonl")] == [0]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiled import in_a_row, kernel, step, steps_of
 
-from kcap.capture.coverage import ProfiledStep, attribute, covered, read_trace
+from kcap.capture.fold.coverage import ProfiledStep, attribute, covered, read_trace
 from kcap.errors import CallError, FormatError
-from kcap.replay.fidelity.engine import StepKind, profiled_kinds
-from kcap.replay.fidelity.nearest import Nearest, by_place, nearest
-from kcap.replay.fidelity.span import FEWEST, GAP_US, LAUNCH_US, Span, own_gap, span
-from kcap.schemas import coverage
-from kcap.schemas.coverage import StepCoverage
-from kcap.schemas.recording import Call, Metadata, Program, Recording, Sample, Step, load, write_recording
+from kcap.replay.fidelity.engine import (
+    FEWEST_GAPS,
+    GAP_US,
+    LAUNCH_US,
+    Span,
+    StepKind,
+    median_gap,
+    profiled_kinds,
+    span_of_step,
+)
+from kcap.replay.fidelity.replaying import NearestSample, nearest_sample, steps_by_place
+from kcap.schemas.recording.recording import Call, Metadata, Program, Recording, Sample, Step, load, write_recording
+from kcap.schemas.results import coverage
+from kcap.schemas.results.coverage import StepCoverage
 
 MM, VIEW, REGION = Call(id=0, operator="a::mm"), Call(id=1, operator="a::view", work=False), Call(id=2, operator="a::r")
 REGION = REGION.model_copy(update={"kind": "region"})
@@ -88,28 +96,28 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_span_is_from_the_first_start_to_the_last_end() -> None:
-    found = span(step(kernel(0, 50, 0), kernel(1, 5, 10), kernel(2, 5, 60)))
+    found = span_of_step(step(kernel(0, 50, 0), kernel(1, 5, 10), kernel(2, 5, 60)))
     assert found == Span(65, 0)  # the second ended within the first
 
 
 def test_an_old_step_and_an_empty_one_have_no_span() -> None:
-    assert span(step(kernel(0, 5, 0), kernel(1, 5))) is None
-    assert span(step()) is None
+    assert span_of_step(step(kernel(0, 5, 0), kernel(1, 5))) is None
+    assert span_of_step(step()) is None
     assert steps_of(step(kernel(0, 5, 0)), step(kernel(0, 5)), gemm=2).span is None
 
 
 @pytest.mark.parametrize(("launched", "waits"), [(-50.0, 0), (10 - LAUNCH_US, 0), (10.1 - LAUNCH_US, 29), (35.0, 29)])
 def test_a_gap_but_for_the_gpus_own_is_the_hosts_where_it_launched_too_late(launched: float, waits: float) -> None:
-    assert span(step(kernel(0, 10, 0), kernel(1, 5, 40, launched_us=launched))) == Span(45, waits)
+    assert span_of_step(step(kernel(0, 10, 0), kernel(1, 5, 40, launched_us=launched))) == Span(45, waits)
 
 
 def test_a_gap_before_a_kernel_of_an_unknown_launch_is_the_gpus() -> None:
-    assert span(step(kernel(0, 10, 0), kernel(1, 5, 40))) == Span(45, 0)
+    assert span_of_step(step(kernel(0, 10, 0), kernel(1, 5, 40))) == Span(45, 0)
 
 
 def test_a_gap_counts_from_the_end_of_all_before_it() -> None:
     late = kernel(2, 5, 60, launched_us=55.0)
-    assert span(step(kernel(0, 50, 0), kernel(1, 5, 10), late)) == Span(65, 10 - GAP_US)
+    assert span_of_step(step(kernel(0, 50, 0), kernel(1, 5, 10), late)) == Span(65, 10 - GAP_US)
 
 
 def apart(count: int, gap: float, lead: float, **more: object) -> StepCoverage:
@@ -136,25 +144,25 @@ def test_a_host_that_is_never_late_leaves_the_span_as_it_is(gap: float) -> None:
 
 
 def test_a_late_kernel_keeps_the_gap_that_the_others_of_its_kind_have() -> None:
-    early, late = apart(FEWEST + 1, 1.4, lead=50.0), apart(5, 21.4, lead=-20.0)
-    of = steps_of(early, late, gemm=FEWEST + 6).span
+    early, late = apart(FEWEST_GAPS + 1, 1.4, lead=50.0), apart(5, 21.4, lead=-20.0)
+    of = steps_of(early, late, gemm=FEWEST_GAPS + 6).span
     assert of is not None
     assert (of.gap_us, of.waits_us) == (pytest.approx(1.4), pytest.approx(4 * 20 / 2))  # the mean of both steps
 
 
 def test_a_gap_below_the_gpus_own_is_no_wait() -> None:
-    assert span(apart(9, 0.4, lead=0.0)) == Span(pytest.approx(9 * 10 + 8 * 0.4), 0)
+    assert span_of_step(apart(9, 0.4, lead=0.0)) == Span(pytest.approx(9 * 10 + 8 * 0.4), 0)
 
 
 def test_what_tells_nothing_of_a_streams_gaps_is_left_out() -> None:
     """Nodes of a graph, kernels that start before the one before has ended, unknown launches, and too few."""
-    early = apart(FEWEST + 1, 1.4, lead=50.0)
-    assert own_gap([early]) == pytest.approx(1.4)
-    assert own_gap([early, *[apart(99, 0.3, lead=50.0, graph=True)] * 9]) == pytest.approx(1.4)
-    assert own_gap([early, *[apart(99, -0.1, lead=50.0)] * 9]) == pytest.approx(1.4)
-    assert own_gap([early, step(*[kernel(0, 10, 40.0 * place) for place in range(99)])]) == pytest.approx(1.4)
-    assert own_gap([early, apart(99, 60.0, lead=0.0)]) == pytest.approx(1.4)
-    assert own_gap([apart(FEWEST, 1.4, lead=50.0), step(kernel(0, 10))]) == GAP_US
+    early = apart(FEWEST_GAPS + 1, 1.4, lead=50.0)
+    assert median_gap([early]) == pytest.approx(1.4)
+    assert median_gap([early, *[apart(99, 0.3, lead=50.0, graph=True)] * 9]) == pytest.approx(1.4)
+    assert median_gap([early, *[apart(99, -0.1, lead=50.0)] * 9]) == pytest.approx(1.4)
+    assert median_gap([early, step(*[kernel(0, 10, 40.0 * place) for place in range(99)])]) == pytest.approx(1.4)
+    assert median_gap([early, apart(99, 60.0, lead=0.0)]) == pytest.approx(1.4)
+    assert median_gap([apart(FEWEST_GAPS, 1.4, lead=50.0), step(kernel(0, 10))]) == GAP_US
 
 
 kernels = st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.none() | st.floats(-1e3, 1e3)), min_size=1)
@@ -165,14 +173,14 @@ kernels = st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.none() | s
 def test_waits_are_a_part_of_the_span_and_never_of_what_ran(found: list[tuple[float, float, float | None]]) -> None:
     first = min(start for start, _, _ in found)
     ordered = sorted(((start - first, us, launched) for start, us, launched in found), key=lambda one: one[0])
-    of = span(step(*[kernel(0, us, start, launched_us=launched) for start, us, launched in ordered]))
+    of = span_of_step(step(*[kernel(0, us, start, launched_us=launched) for start, us, launched in ordered]))
     assert of is not None
     longest = max(us for _, us, _ in ordered)
     assert 0 <= of.waits_us <= of.us - longest + 1e-6
 
 
 DECODE = StepKind("decode", 2, 2, "eager")
-STEPS = by_place(
+STEPS = steps_by_place(
     [
         Step(index=0, phase="prefill", tokens=8, sequences=1, lengths=[8], queries=[8]),
         Step(index=1, phase="decode", tokens=2, sequences=2, lengths=[100, 120], queries=[1, 1]),
@@ -183,10 +191,10 @@ STEPS = by_place(
 )
 
 
-def chosen(lengths: list[int], *samples: tuple[str, int | None, int]) -> Nearest:
+def chosen(lengths: list[int], *samples: tuple[str, int | None, int]) -> NearestSample:
     made = [Sample(call=0, phase=phase, step=at, rank=rank) for phase, at, rank in samples]
     profiled = [step(lengths=lengths, queries=[1] * len(lengths))] if lengths else [step()]
-    return nearest(list(enumerate(made)), DECODE, profiled, STEPS)
+    return nearest_sample(list(enumerate(made)), DECODE, profiled, STEPS)
 
 
 def test_the_sample_of_the_nearest_context_is_taken() -> None:
@@ -205,7 +213,7 @@ def test_a_sample_of_an_unknown_step_comes_last_and_one_alone_is_taken() -> None
     assert chosen([4, 4], ("decode", 9, 0), ("decode", None, 0), ("decode", 2, 0)).index == 2
     only = chosen([4, 4], ("decode", None, 0))
     assert (only.index, only.context) == (0, None)
-    assert chosen([4, 4]) == Nearest()
+    assert chosen([4, 4]) == NearestSample()
 
 
 def test_profiled_steps_without_lengths_take_the_first_of_their_size() -> None:
@@ -217,11 +225,11 @@ def test_context_of_a_prefill_is_tokens_times_length() -> None:
     kind = StepKind("prefill", 8, 1, "eager")
     samples = [(0, Sample(call=0, phase="prefill", step=0))]
     profiled = [step(phase="prefill", lengths=[16], queries=[8])]
-    assert nearest(samples, kind, profiled, STEPS).context == 0.5
+    assert nearest_sample(samples, kind, profiled, STEPS).context == 0.5
 
 
 def test_kernels_in_a_row_have_no_gap() -> None:
-    assert span(step(*in_a_row((0, 5), (1, 6), (2, 7)))) == Span(18, 0)
+    assert span_of_step(step(*in_a_row((0, 5), (1, 6), (2, 7)))) == Span(18, 0)
 
 
 def test_of_a_real_profile_the_gpus_own_time_is_its_kernels_and_the_gaps_of_a_graph() -> None:
@@ -234,8 +242,8 @@ def test_of_a_real_profile_the_gpus_own_time_is_its_kernels_and_the_gaps_of_a_gr
     trace = read_trace(Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz")
     found = attribute(trace, [ProfiledStep(index, []) for index in range(4)])
     steps = [covered(one, Step(index=one.index, phase="decode")) for one in found]
-    spans = [span(one) for one in steps]
+    spans = [span_of_step(one) for one in steps]
     assert all(one is not None and one.waits_us > 0.6 * one.us for one in spans)
     gaps = [one.own_us - of.gpu_us for one, of in zip(spans, steps, strict=True) if one is not None]
-    assert own_gap(steps) == GAP_US == 1
+    assert median_gap(steps) == GAP_US == 1
     assert gaps == [pytest.approx(gap, abs=1e-3) for gap in (3.808 + 1 + 1, 13, 3.712 + 1 + 1.280, 13)]

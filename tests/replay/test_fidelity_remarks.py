@@ -9,37 +9,43 @@ from profiled import CALLS, NAMES, in_a_row, judged, step, steps_of, times
 from rich.console import Console
 
 from kcap.replay.fidelity import report
-from kcap.replay.fidelity.compare import Replayed
-from kcap.replay.fidelity.document import document
-from kcap.replay.fidelity.nearest import Nearest
-from kcap.replay.fidelity.remarks import remarks
-from kcap.replay.fidelity.run import of_measurement, of_program
+from kcap.replay.fidelity.compare import ReplayedCall
+from kcap.replay.fidelity.replaying import NearestSample, program_time, replayed_call
+from kcap.replay.fidelity.report import kind_remarks
+from kcap.replay.fidelity.run import fidelity_document
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
-from kcap.replay.program.flow import APART
-from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
-from kcap.schemas.measurement import AT_FLOOR, DROPPED, Cache, KernelDuration, Measurement, Method
-from kcap.schemas.program_measurement import ProgramMeasurement
+from kcap.replay.program.flow import NOT_SHARED
+from kcap.replay.timing.sampling import HOLD_GAVE_UP, WAITS_FOR_GPU
+from kcap.schemas.results.measurement import (
+    AT_FLOOR,
+    DROPPED,
+    Cache,
+    KernelDuration,
+    Measurement,
+    Method,
+    ProgramMeasurement,
+)
 
 ENGINE = steps_of(step(*in_a_row((0, 50), (1, 30), (0, 50), (2, 10))), gemm=2, flash=1, norm=1)
 US = {0: 50.0, 1: 30.0, 2: 10.0}
 RIGHT = times(US)
 
 
-def measured(call: int, **more: Any) -> Replayed:
+def measured(call: int, **more: Any) -> ReplayedCall:
     """A Call replayed as long as it took in the engine."""
     kernels = [KernelDuration(name=NAMES[call], us=US[call])]
     known = {"method": "graph", "cache": "serving", "stop": "converged", "samples_us": [1.0] * 10, "kernels": kernels}
     made = Measurement(call=call, operator=CALLS[call].operator, **{"kernel_us": US[call], **known, **more})
-    return of_measurement(made, Nearest())
+    return replayed_call(made, NearestSample())
 
 
 def program(**more: Any) -> ProgramTime:
     known = {"median_us": 140.0, "method": "graph", "stretches": 1, "cache": "serving", "stop": "converged"}
-    return of_program(ProgramMeasurement(program=0, **{**known, **more}))
+    return program_time(ProgramMeasurement(program=0, **{**known, **more}))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *kinds: KindFidelity) -> str:
-    report.show(Console(width=200, highlight=False), Fidelity([*kinds]), {"device_name": "NVIDIA H200"}, 40)
+    report.print_kinds(Console(width=200, highlight=False), Fidelity([*kinds]), {"device_name": "NVIDIA H200"}, 40)
     return capsys.readouterr().out
 
 
@@ -49,11 +55,11 @@ def alone(**more: Any) -> KindFidelity:
 
 
 def test_a_note_is_told_once_with_its_kernels_and_their_share(capsys: pytest.CaptureFixture[str]) -> None:
-    notes = [HOST_IN_IT, AT_FLOOR]
+    notes = [WAITS_FOR_GPU, AT_FLOOR]
     text = printed(capsys, alone(gemm={"notes": notes[:1]}, flash={"notes": notes[:1]}, norm={"notes": notes}))
-    assert f"3 kernels, 100.0% of the time: {HOST_IN_IT}\n" in text
+    assert f"3 kernels, 100.0% of the time: {WAITS_FOR_GPU}\n" in text
     assert f"1 kernel, 7.1% of the time: {AT_FLOOR}\n" in text
-    assert text.count(HOST_IN_IT) == 1
+    assert text.count(WAITS_FOR_GPU) == 1
 
 
 def test_dropped_samples_are_one_remark_however_many_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,17 +84,17 @@ def test_what_was_replayed_warm_is_marked(
     text = printed(capsys, kind)
     assert ("100.0%\u2021" in text) is marked
     assert ("\u2021 1 kernel, 21.4% of the time: replayed with warm caches and not as in serving" in text) is marked
-    rows = document(Fidelity([kind]))["kinds"][0]["states"]["serving"]["kernels"]
+    rows = fidelity_document(Fidelity([kind]))["kinds"][0]["states"]["serving"]["kernels"]
     assert [(row["warm"], row["how"]["cache"]) for row in rows] == [
         (False, "serving"), (marked, cache), (False, "serving")
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("note", [HOST_IN_IT, GAVE_UP, APART])
+@pytest.mark.parametrize("note", [WAITS_FOR_GPU, HOLD_GAVE_UP, NOT_SHARED])
 def test_a_note_on_the_program_is_told(note: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = judged(ENGINE, RIGHT, program=program(notes=[note]))
     assert f"the Program: {note}\n" in printed(capsys, kind)
-    assert document(Fidelity([kind]))["kinds"][0]["program"]["how"]["notes"] == (note,)
+    assert fidelity_document(Fidelity([kind]))["kinds"][0]["program"]["how"]["notes"] == (note,)
 
 
 def test_a_program_in_parts_or_cut_short_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,25 +112,25 @@ def test_another_clock_in_the_engine_is_told(
     kind = judged(steps, RIGHT, program=program(clocks={"sm_mhz": replay}))
     line = "the GPU's clock was 1,740 MHz in the engine and 1,980 MHz in the Program: times differ\n"
     assert (line in printed(capsys, kind)) is told
-    (found,) = document(Fidelity([kind]))["kinds"]
+    (found,) = fidelity_document(Fidelity([kind]))["kinds"]
     assert (found["sm_mhz"], found["program"]["sm_mhz"]) == (engine, replay)
 
 
 def test_a_program_that_failed_keeps_its_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = judged(ENGINE, RIGHT, program=program(status="failed", reason="crashed", median_us=None, notes=[APART]))
-    assert f"the Program: {APART}\n" in printed(capsys, kind)
+    kind = judged(ENGINE, RIGHT, program=program(status="failed", reason="crashed", median_us=None, notes=[NOT_SHARED]))
+    assert f"the Program: {NOT_SHARED}\n" in printed(capsys, kind)
 
 
 def test_the_document_has_how_each_time_came_about() -> None:
     kind = alone(gemm={"notes": [AT_FLOOR], "slow_samples": [3, 4], "stop": "limit", "method": "events"})
-    how = document(Fidelity([kind]))["kinds"][0]["states"]["serving"]["kernels"][0]["how"]
+    how = fidelity_document(Fidelity([kind]))["kinds"][0]["states"]["serving"]["kernels"][0]["how"]
     assert how == {
         "method": "events", "cache": "serving", "stop": "limit", "samples": 10, "slow_samples": 2, "notes": (AT_FLOOR,)
     }  # fmt: skip
 
 
 def test_what_has_no_notes_has_no_remarks() -> None:
-    assert list(remarks(judged(ENGINE, {n: measured(n) for n in NAMES}, RIGHT, program()), 40)) == []
+    assert list(kind_remarks(judged(ENGINE, {n: measured(n) for n in NAMES}, RIGHT, program()), 40)) == []
 
 
 def test_the_verdict_names_the_state_by_which_a_kind_holds_and_what_the_total_takes(

@@ -12,14 +12,12 @@ from profiled import kernel, step
 
 from kcap.errors import CallError
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
-from kcap.replay.fidelity.nearest import Nearest
-from kcap.replay.fidelity.replaying import GpuReplayer, replayer
-from kcap.replay.fidelity.run import ON_HOST, run
-from kcap.replay.pool import Worker
-from kcap.replay.program.command import LEAST_TIMEOUT_S
-from kcap.schemas import coverage
-from kcap.schemas.recording import Metadata, Program, Recording, Sample, load, write_recording
-from kcap.schemas.values import Drift
+from kcap.replay.fidelity.replaying import ON_HOST, GpuReplayer, NearestSample, replay_kinds, replayer
+from kcap.replay.program.run import LEAST_TIMEOUT_S
+from kcap.schemas.recording.recording import Metadata, Program, Recording, Sample, load, write_recording
+from kcap.schemas.recording.values import Drift
+from kcap.schemas.results import coverage
+from kcap.system.worker_process import Worker
 
 MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
 FILL = call("aten::fill_.Scalar", tensor(8), Drift("int"), id=1)
@@ -49,7 +47,7 @@ def worker(recording: Recording) -> Iterator[Worker]:
 
 
 def test_calls_and_their_program_are_replayed(recording: Recording, kind: KindSteps, worker: Worker) -> None:
-    found = run(recording, [kind, kind], GpuReplayer(recording, worker, 0.001, 60))
+    found = replay_kinds(recording, [kind, kind], GpuReplayer(recording, worker, 0.001, 60))
     statuses = [(one.call, one.status, one.sample, one.count) for one in found.measurements]
     assert statuses == [(0, "ok", None, 4), (1, "ok", 0, 2), (2, "skipped", None, 2)] * 2
     assert found.measurements[:3] == found.measurements[3:]  # replayed once
@@ -67,7 +65,7 @@ def test_calls_and_their_program_are_replayed(recording: Recording, kind: KindSt
 
 def test_the_chosen_sample_reaches_the_worker(recording: Recording, kind: KindSteps, worker: Worker) -> None:
     replays = GpuReplayer(recording, worker, 0.001, 60)
-    found = [replays.call(FILL, Nearest(SAMPLES[index], index), kind) for index in (1, 0, 1)]
+    found = [replays.call(FILL, NearestSample(SAMPLES[index], index), kind) for index in (1, 0, 1)]
     assert [one.sample for one in found] == [1, 0, 1]
     assert found[0].samples_us == found[2].samples_us != found[1].samples_us
 
@@ -90,7 +88,7 @@ def test_a_program_has_as_long_as_replay_by_itself_gives_it(
     timeout: float, given: float, recording: Recording, kind: KindSteps
 ) -> None:
     worker = Patient()
-    run(recording, [kind], GpuReplayer(recording, cast(Worker, worker), 0.001, timeout))
+    replay_kinds(recording, [kind], GpuReplayer(recording, cast(Worker, worker), 0.001, timeout))
     assert worker.timeouts == [timeout] * 3 + [given]
 
 

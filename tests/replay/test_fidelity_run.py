@@ -13,15 +13,22 @@ from rich.console import Console
 from kcap.errors import CallError
 from kcap.replay.fidelity import report
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
-from kcap.replay.fidelity.nearest import Nearest
-from kcap.replay.fidelity.picture import draw, fill
-from kcap.replay.fidelity.run import NO_DURATIONS, NO_PROGRAM, ON_HOST, Chosen, Ran, of_measurement, run
+from kcap.replay.fidelity.figure import draw_figure, fill_figure
+from kcap.replay.fidelity.replaying import (
+    NO_DURATIONS,
+    NO_PROGRAM,
+    ON_HOST,
+    ChosenSamples,
+    FidelityRun,
+    NearestSample,
+    replay_kinds,
+    replayed_call,
+)
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
-from kcap.schemas import coverage
-from kcap.schemas.measurement import KernelDuration, Measurement, Method
-from kcap.schemas.program_measurement import ProgramCall, ProgramMeasurement
-from kcap.schemas.recording import Argument, Call, Metadata, Program, Sample, Step, load, write_recording
-from kcap.schemas.values import Drift
+from kcap.schemas.recording.recording import Argument, Call, Metadata, Program, Sample, Step, load, write_recording
+from kcap.schemas.recording.values import Drift
+from kcap.schemas.results import coverage
+from kcap.schemas.results.measurement import KernelDuration, Measurement, Method, ProgramCall, ProgramMeasurement
 
 GEMM, NORM = CALLS[0], CALLS[2].model_copy(update={"id": 2})
 FLASH = Call(id=1, operator="lib::flash", args=[Argument(value=Drift("int"))])
@@ -30,7 +37,7 @@ STEPS = [
     Step(index=1, phase="decode", tokens=1, sequences=1, lengths=[99], queries=[1]),
 ]
 SAMPLES = [Sample(call=1, phase="decode", step=index, scalars={"0": index}) for index in (0, 1)]
-Make = Callable[..., Ran]
+Make = Callable[..., FidelityRun]
 KERNELS = in_a_row((0, 50), (1, 30), (0, 50), (2, 10))
 
 
@@ -42,7 +49,7 @@ class Replays:
         self.asked: list[tuple[int, int | None]] = []
         self.programs: list[tuple[int, dict[int, int | None]]] = []
 
-    def call(self, call: Call, chosen: Nearest, kind: KindSteps) -> Measurement:
+    def call(self, call: Call, chosen: NearestSample, kind: KindSteps) -> Measurement:
         self.asked.append((call.id, chosen.index))
         known = {"call": call.id, "operator": call.operator, "sample": chosen.index}
         us = self.us.get(call.id, -1)
@@ -51,7 +58,7 @@ class Replays:
         names = [KernelDuration(name=call.operator.removeprefix("lib::"), us=us)] if us is not None else []
         return Measurement(**known, median_us=1e9, kernel_us=us, kernels=names)
 
-    def program(self, number: int, chosen: Chosen, kind: KindSteps) -> ProgramMeasurement:
+    def program(self, number: int, chosen: ChosenSamples, kind: KindSteps) -> ProgramMeasurement:
         self.programs.append((number, {call: one.index for call, one in chosen.items()}))
         if self.program_us is None:
             return ProgramMeasurement(program=number, status="failed", reason="crashed")
@@ -65,13 +72,13 @@ class Replays:
 def ran(tmp_path: Path) -> Make:
     """Runs the fidelity of a Recording with two profiled decode steps."""
 
-    def make(replays: Replays, program: int | None = 0) -> Ran:
+    def make(replays: Replays, program: int | None = 0) -> FidelityRun:
         path = tmp_path / "rec.kcap"
         write_recording(path, Metadata(), [GEMM, FLASH, NORM], [Program(id=0, calls=[0, 1, 0, 2])], STEPS, SAMPLES)
         profiled = {"tokens": 1, "sequences": 1, "lengths": [97], "queries": [1], "program": program}
         coverage.write(path / coverage.FILE, [step(*KERNELS, **profiled)] * 2)
         recording = load(path)
-        return run(recording, profiled_kinds(recording), replays)
+        return replay_kinds(recording, profiled_kinds(recording), replays)
 
     return make
 
@@ -106,7 +113,7 @@ def test_nothing_launched_is_no_time_and_the_hosts_time_is_none_of_the_gpus(
     method: Method, kernel_us: float | None, us: float | None, reason: str
 ) -> None:
     made = Measurement(call=0, operator="a::b", method=method, median_us=7.0, kernel_us=kernel_us)
-    found = of_measurement(made, Nearest())
+    found = replayed_call(made, NearestSample())
     assert (found.us, found.reason) == (us, reason)
 
 
@@ -130,7 +137,7 @@ def test_steps_of_no_program_are_missing_and_not_forgotten(ran: Make) -> None:
 
 
 def printed(found: Fidelity, capsys: pytest.CaptureFixture[str], rows: int = 40) -> str:
-    report.show(Console(width=160, highlight=False), found, {"device_name": "NVIDIA H200"}, rows)
+    report.print_kinds(Console(width=160, highlight=False), found, {"device_name": "NVIDIA H200"}, rows)
     return capsys.readouterr().out
 
 
@@ -153,7 +160,7 @@ def test_the_table_has_kernels_what_is_missing_totals_and_the_verdict(capsys: py
 
 @pytest.mark.parametrize(("name", "told"), [("NVIDIA H200", False), ("NVIDIA A100", True), (None, False)])
 def test_another_gpu_than_the_engines_is_told(name: str | None, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(Console(width=160), Fidelity([]), {"device_name": "NVIDIA H200"}, 3, name)
+    report.print_kinds(Console(width=160), Fidelity([]), {"device_name": "NVIDIA H200"}, 3, name)
     assert ("recorded on NVIDIA A100" in capsys.readouterr().out) is told
 
 
@@ -180,7 +187,7 @@ def test_the_picture_is_a_png_also_of_nothing_replayed(tmp_path: Path) -> None:
     kinds = [judged(engine, times({0: 50, 1: 60})), judged(old, {}, program=ProgramTime(None, "none"))] * 4
     for number, found in enumerate((Fidelity(kinds), Fidelity(kinds[1:2]))):
         path = tmp_path / f"{number}.png"
-        draw(found, path, "a model")
+        draw_figure(found, path, "a model")
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n")
         assert int.from_bytes(content[16:20]) == 2200  # pixels across
@@ -192,7 +199,7 @@ def drawn(kinds: list[KindFidelity]) -> set[str]:
     from matplotlib import pyplot, text
 
     figure, axes = pyplot.subplots(1, 2)
-    fill(figure, axes, Fidelity(kinds), "a model")
+    fill_figure(figure, axes, Fidelity(kinds), "a model")
     words = {one.get_text() for one in figure.findobj(text.Text)}
     pyplot.close(figure)
     return words
@@ -219,5 +226,5 @@ def test_the_picture_says_what_it_has_no_colour_for(count: int, told: list[str])
 def test_a_picture_without_matplotlib_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(CallError, match=r"pip install kcap\[plots\]"):
-        draw(Fidelity([]), tmp_path / "f.png")
+        draw_figure(Fidelity([]), tmp_path / "f.png")
     assert not list(tmp_path.iterdir())

@@ -7,14 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.replay import indices, memory
-from kcap.replay.bind import bind
-from kcap.replay.inputs import Inputs, build, clone
-from kcap.replay.layout import Target
-from kcap.replay.operators import resolve
-from kcap.replay.skip import Skip
-from kcap.schemas.recording import Argument, Call, Sample, SampledTensor
-from kcap.schemas.values import Drift, Group, TensorSpec, Value, contiguous_strides
+from kcap.replay.rebuild import memory, rebuild
+from kcap.replay.rebuild.memory import Target, build_inputs, clone_inputs
+from kcap.replay.rebuild.operators import resolve_operator
+from kcap.schemas.derive.bound_call import Inputs, Skip, bind_call
+from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor
+from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value, contiguous_strides
 
 HERE = Target("cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float4_e2m1fn_x2", "int8", "bool", "complex64", "uint16")
@@ -40,9 +38,9 @@ def specs(draw: st.DrawFn) -> TensorSpec:
 
 def rebuilt(args: list[Value], operator: str = "aten::stack", sample: Sample | None = None) -> Inputs:
     call = Call(id=0, operator=operator, args=[Argument(value=value) for value in args])
-    bound = bind(call, sample, resolve(operator).schema, lambda _: None)
-    indices.fill(bound)
-    return build(bound, HERE)
+    bound = bind_call(call, sample, resolve_operator(operator).schema, lambda _: None)
+    rebuild.decide_integers(bound)
+    return build_inputs(bound, HERE)
 
 
 @settings(max_examples=200, deadline=None)
@@ -65,10 +63,10 @@ def test_shape_strides_offset_and_sharing_are_rebuilt_exactly(given: list[Tensor
 @given(specs())
 def test_a_clone_has_the_same_bytes_elsewhere(spec: TensorSpec) -> None:
     call = Call(id=0, operator="aten::clone", args=[Argument(value=spec)])
-    bound = bind(call, None, resolve("aten::clone").schema, lambda _: None)
-    indices.fill(bound)
-    first = build(bound, HERE)
-    second = clone(bound, HERE, first)
+    bound = bind_call(call, None, resolve_operator("aten::clone").schema, lambda _: None)
+    rebuild.decide_integers(bound)
+    first = build_inputs(bound, HERE)
+    second = clone_inputs(bound, HERE, first)
     for key, buffer in first.buffers.items():
         assert torch.equal(buffer, second.buffers[key])
         assert buffer.data_ptr() != second.buffers[key].data_ptr()
@@ -91,13 +89,16 @@ def test_two_views_of_one_cache_take_the_memory_of_one() -> None:
 
 def test_a_petabyte_is_refused_and_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TensorSpec((1 << 25, 1 << 25), "uint8", device="cuda")
-    bound = bind(
-        Call(id=0, operator="aten::clone", args=[Argument(value=spec)]), None, resolve("aten::clone").schema, _no
+    bound = bind_call(
+        Call(id=0, operator="aten::clone", args=[Argument(value=spec)]),
+        None,
+        resolve_operator("aten::clone").schema,
+        _no,
     )
-    sizes = memory.plan(bound, "cpu", "cuda")
+    sizes = memory.buffer_sizes(bound, "cpu", "cuda")
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: pytest.fail("allocated"))
     with pytest.raises(Skip, match=r"needs 1.05e\+06 GiB, .* free on cpu"):
-        memory.check(sizes, 0, "cpu")
+        memory.check_free(sizes, 0, "cpu")
 
 
 def test_indices_without_values_are_valid_for_aten() -> None:

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.timing import kernels
-from kcap.replay.timing.kernels import Ran, durations, graph_replays, total
+from kcap.replay.timing import graphs
+from kcap.replay.timing.graphs import KernelRun, graph_replays, kernel_durations, kernels_us
 
 
-def ran(*pairs: tuple[str, float]) -> list[Ran]:
-    return [Ran(name, start, us, 1) for start, (name, us) in enumerate(pairs)]
+def ran(*pairs: tuple[str, float]) -> list[KernelRun]:
+    return [KernelRun(name, start, us, 1) for start, (name, us) in enumerate(pairs)]
 
 
 def said(found) -> list[tuple[str, float, float]]:
@@ -23,27 +23,27 @@ def said(found) -> list[tuple[str, float, float]]:
 
 def test_each_place_of_an_invocation_has_its_own_median() -> None:
     events = ran(("split", 10), ("reduce", 2), ("split", 12), ("reduce", 3), ("split", 11), ("reduce", 40))
-    assert said(durations(events, 3)) == [("split", 11, 1), ("reduce", 3, 1)]
+    assert said(kernel_durations(events, 3)) == [("split", 11, 1), ("reduce", 3, 1)]
 
 
 def test_one_kernel_twice_in_an_invocation_is_one_entry_that_adds_up() -> None:
-    found = durations(ran(("copy", 1), ("mm", 9), ("copy", 5), ("copy", 1), ("mm", 9), ("copy", 5)), 2)
+    found = kernel_durations(ran(("copy", 1), ("mm", 9), ("copy", 5), ("copy", 1), ("mm", 9), ("copy", 5)), 2)
     assert said(found) == [("copy", 3, 2), ("mm", 9, 1)]
-    assert total(found) == 15
+    assert kernels_us(found) == 15
 
 
 def test_invocations_that_differ_are_counted_by_name() -> None:
-    assert said(durations(ran(("a", 4), ("b", 1), ("a", 6)), 2)) == [("a", 5, 1), ("b", 1, 0.5)]
+    assert said(kernel_durations(ran(("a", 4), ("b", 1), ("a", 6)), 2)) == [("a", 5, 1), ("b", 1, 0.5)]
 
 
 def test_nothing_ran() -> None:
-    assert durations([], 3) == []
+    assert kernel_durations([], 3) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.1, 1e4)), min_size=1, max_size=6), st.integers(1, 5))
 def test_equal_invocations_add_up_to_one_of_them(pattern: list[tuple[str, float]], times: int) -> None:
-    found = durations(ran(*pattern * times), times)
-    assert total(found) == pytest.approx(sum(us for _, us in pattern))
+    found = kernel_durations(ran(*pattern * times), times)
+    assert kernels_us(found) == pytest.approx(sum(us for _, us in pattern))
     assert sum(one.count for one in found) == len(pattern)
 
 
@@ -71,20 +71,20 @@ def test_only_what_the_graphs_ran_is_theirs_in_the_order_of_launch_and_start(mon
         event("step", 7, 20, kind="gpu_user_annotation"),
         event("third", 8, 60, us=2.5),
     ]
-    monkeypatch.setattr(kernels, "events", lambda work: found)
+    monkeypatch.setattr(graphs, "profiler_events", lambda work: found)
     assert [[one.name for one in replay] for replay in graph_replays(lambda: None)] == [["first", "second"], ["third"]]
-    assert [one.name for one in kernels.plain(lambda: None)] == ["sweep", "first", "second", "third"]
-    assert kernels.plain(lambda: None)[-1].us == 2.5
+    assert [one.name for one in graphs.kernel_runs(lambda: None)] == ["sweep", "first", "second", "third"]
+    assert graphs.kernel_runs(lambda: None)[-1].us == 2.5
 
 
 def test_without_graph_launches_what_comes_before_a_replay_is_left_out(monkeypatch) -> None:
     lead, replay = ran(("copy", 1), ("sweep", 1)), ran(("mm", 5), ("mm", 6))
     seen = {"before": lead, "all": [*lead, *replay] * 3, "odd": [*lead, *replay, *lead], "none": lead * 3}
-    monkeypatch.setattr(kernels, "plain", lambda work: seen[work])  # type: ignore[index]
-    found = kernels.after("before", "all", 3)  # type: ignore[arg-type]
+    monkeypatch.setattr(graphs, "kernel_runs", lambda work: seen[work])  # type: ignore[index]
+    found = graphs.replays_after("before", "all", 3)  # type: ignore[arg-type]
     assert [[one.us for one in each] for each in found] == [[5, 6]] * 3
-    assert kernels.after("before", "odd", 4) == []  # type: ignore[arg-type]
-    assert kernels.after("before", "none", 3) == []  # type: ignore[arg-type]
+    assert graphs.replays_after("before", "odd", 4) == []  # type: ignore[arg-type]
+    assert graphs.replays_after("before", "none", 3) == []  # type: ignore[arg-type]
 
 
 def test_this_torchs_profiler_has_what_is_read_of_its_events() -> None:
@@ -92,6 +92,6 @@ def test_this_torchs_profiler_has_what_is_read_of_its_events() -> None:
         torch.ones(2).add(1)
     found = profiler.kineto_results.events()
     assert found
-    assert kernels.on_gpu(found) == []
+    assert graphs.runs_on_gpu(found) == []
     assert all(isinstance(one.start_ns(), int) and one.duration_ns() >= 0 for one in found)
     assert all(isinstance(one.correlation_id(), int) and one.name() for one in found)

@@ -15,13 +15,13 @@ import pytest
 import torch
 from handmade import Values, call, tensor
 
-from kcap.replay.bind import Bound
-from kcap.replay.launches import NO_SOURCE, UNTRUSTED, Launches, LaunchRule
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.runner import Runner
-from kcap.schemas.recording import Argument, Call, Launch, Metadata, Sample, load, write_recording
-from kcap.schemas.seal import seal
-from kcap.schemas.values import Opaque, TensorSpec, TorchConstant
+from kcap.replay.calls.runner import Runner
+from kcap.replay.rebuild.launches import NO_SOURCE, UNTRUSTED, Launches, LaunchRule
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.recording.recording import Argument, Call, Launch, Metadata, Sample, load, write_recording
+from kcap.schemas.recording.seal import seal
+from kcap.schemas.recording.values import Opaque, TensorSpec, TorchConstant
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 ADD = (
@@ -222,7 +222,7 @@ def test_what_cannot_be_launched_is_skipped(recorded: Write, change: dict[str, A
 def answer(path: Path, made: Call, sample: Sample | None = None) -> dict[str, Any]:
     """What the Runner says, in this process: for Calls whose kernel does not run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kcap.replay.triton_source.check_device", lambda *_: None)
+        patch.setattr("kcap.replay.rebuild.launches.check_triton_device", lambda *_: None)
         return Runner(Rebuilder("cpu", "cpu", path)).run(made, sample, 0.001)
 
 
@@ -251,7 +251,7 @@ def test_recorded_integers_reach_the_kernel(recorded: Write, values: Values) -> 
 def prepared(text: str, spec: TensorSpec, name: str = "in_ptr0", **more: Any) -> torch.Tensor:
     """What inductor's kernel `text` is given for an integer tensor without recorded values."""
     args = [Argument(name=name, value=spec), Argument(name="ks0", value=7)]
-    bound = Bound("triton::f.s0", args, **more)
+    bound = BoundCall("triton::f.s0", args, **more)
     LaunchRule(text, inductor=True).prepare(bound)
     return bound.contents["0"]
 
@@ -340,8 +340,8 @@ AsyncCompile.cpp_pybinding = keep
 f = torch.compile(lambda x, table, at: torch.nn.functional.silu(x) * table[at])
 f(torch.randn(64, 128), torch.randn(50, 128), torch.randint(0, 50, (64,)))
 ((types, text),) = found
-from kcap.replay.cpp_source import signature
-assert signature(text)[0] == types, (signature(text), types)
+from kcap.replay.rebuild.launches import cpp_signature
+assert cpp_signature(text)[0] == types, (signature(text), types)
 sys.stdout.write(text)
 """
 

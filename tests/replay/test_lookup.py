@@ -6,23 +6,23 @@ import pytest
 import torch
 from handmade import call, tensor
 
-from kcap.replay import rules
-from kcap.replay.bind import Bound, bind
-from kcap.replay.operators import resolve
-from kcap.replay.rebuild import Rebuilder
-from kcap.schemas.recording import Argument
-from kcap.schemas.values import TensorSpec, Value
+from kcap.replay.rebuild.operators import resolve_operator
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive import families
+from kcap.schemas.derive.bound_call import BoundCall, bind_call
+from kcap.schemas.recording.recording import Argument
+from kcap.schemas.recording.values import TensorSpec, Value
 
 VOCABULARY, WIDTH = 128256, 4096
 
 
-def embedding(*ids: int, table: int = VOCABULARY) -> Bound:
+def embedding(*ids: int, table: int = VOCABULARY) -> BoundCall:
     weight = tensor(table, WIDTH, dtype="bfloat16", device="cuda")
     looked_up = call("aten::embedding", weight, tensor(max(len(ids), 16), dtype="int64", storage=1, device="cuda"))
-    bound = bind(looked_up, None, resolve("aten::embedding").schema, lambda _: None)
+    bound = bind_call(looked_up, None, resolve_operator("aten::embedding").schema, lambda _: None)
     if ids:
         bound.set_content("indices", torch.tensor(ids))
-    rules.find("aten::embedding").cut(bound)
+    families.replay_rule_for("aten::embedding").cut(bound)
     return bound
 
 
@@ -52,22 +52,22 @@ def test_a_table_that_is_not_timed_stays_whole() -> None:
     assert Rebuilder("cpu", "cpu", None).decide(recorded, None).bound.spec("weight").shape == (7, WIDTH)
 
 
-def named(operator: str, **values: Value) -> Bound:
-    return Bound(operator, [Argument(name=name, value=value) for name, value in values.items()])
+def named(operator: str, **values: Value) -> BoundCall:
+    return BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()])
 
 
 def test_a_rotary_table_keeps_the_positions_in_use() -> None:
     table = TensorSpec((131072, 128), "bfloat16", device="cuda", storage=2)
     bound = named("_C::rotary_embedding", positions=TensorSpec((3,), "int64", storage=0), cos_sin_cache=table)
     bound.set_content("positions", torch.tensor([257, 256, 10**9]))
-    rules.find(bound.operator).prepare(bound)
-    rules.find(bound.operator).cut(bound)
+    families.replay_rule_for(bound.operator).prepare(bound)
+    families.replay_rule_for(bound.operator).cut(bound)
     assert bound.content("positions").tolist() == [1, 0, 2]  # type: ignore[union-attr]
     assert bound.spec("cos_sin_cache").shape == (3, 128)
 
 
-def touched(bound: Bound, total: int) -> int:
-    return rules.find(bound.operator).touched(bound, total)
+def touched(bound: BoundCall, total: int) -> int:
+    return families.replay_rule_for(bound.operator).touched(bound, total)
 
 
 def test_selected_rows_are_what_an_index_touches() -> None:

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.measurement import CACHES, Clocks, KernelDuration, Measurement, quartiles, read, write
-from kcap.schemas.recording import PHASES, Argument
-from kcap.schemas.values import TensorSpec
+from kcap.replay.timing.sampling import quartiles
+from kcap.schemas.recording.recording import PHASES, Argument
+from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.results.measurement import (
+    CACHES,
+    Clocks,
+    KernelDuration,
+    Measurement,
+    read_measurements,
+    write_measurements,
+)
 
 times = st.floats(0, 1e9, allow_nan=False)
 optional_times = st.none() | times
@@ -67,8 +75,8 @@ measurements = of_calls | st.builds(lambda one, names: one.model_copy(update=nam
 def test_read_gives_back_what_was_written(given: list[Measurement]) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "m.jsonl"
-        write(path, given)
-        assert list(read(path)) == given
+        write_measurements(path, given)
+        assert list(read_measurements(path)) == given
 
 
 @pytest.mark.parametrize(
@@ -78,15 +86,15 @@ def test_a_line_is_of_a_call_or_of_a_definition_and_a_workload(tmp_path: Path, n
     path = tmp_path / "m.jsonl"
     path.write_bytes(orjson.dumps({"operator": "d", **names}))
     with pytest.raises(FormatError, match="of a call, or of a definition and a workload"):
-        list(read(path))
+        list(read_measurements(path))
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    write(path, [Measurement(call=1, operator="aten::mm")])
+    write_measurements(path, [Measurement(call=1, operator="aten::mm")])
     path.write_bytes(path.read_bytes() + b'{"call": -1, "operator": "aten::mm"}\n')
     with pytest.raises(FormatError, match=r"m\.jsonl:2: call"):
-        list(read(path))
+        list(read_measurements(path))
 
 
 def test_quartiles_of_one_and_of_many() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay import libraries
-from kcap.replay.operators import Operator, resolve
-from kcap.replay.skip import Skip
+from kcap.replay.rebuild import operators
+from kcap.replay.rebuild.operators import Operator, resolve_operator
+from kcap.schemas.derive.bound_call import Skip
 
 
 @pytest.mark.parametrize(
@@ -42,28 +42,28 @@ from kcap.replay.skip import Skip
 )
 def test_a_name_that_is_no_kernel_never_resolves(name: str) -> None:
     with pytest.raises(Skip):
-        resolve(name)
+        resolve_operator(name)
 
 
 @given(st.text(max_size=40))
 def test_arbitrary_text_is_an_operator_or_a_reason(text: str) -> None:
     try:
-        assert isinstance(resolve(text), Operator)
+        assert isinstance(resolve_operator(text), Operator)
     except Skip as reason:
         assert str(reason)
 
 
 def test_a_registered_operator_resolves_to_its_overload() -> None:
-    assert resolve("aten::add.Tensor").schema.overload_name == "Tensor"
-    assert resolve("aten::mm").schema.overload_name == ""
+    assert resolve_operator("aten::add.Tensor").schema.overload_name == "Tensor"
+    assert resolve_operator("aten::mm").schema.overload_name == ""
 
 
 def test_a_missing_library_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(libraries.LIBRARIES, "nolib", libraries.Library("no-lib", ("kcap_no_such_module",)))
+    monkeypatch.setitem(operators.LIBRARIES, "nolib", operators.Library("no-lib", ("kcap_no_such_module",)))
     with pytest.raises(Skip, match="needs no-lib: pip install no-lib"):
-        resolve("nolib::kernel")
+        resolve_operator("nolib::kernel")
 
 
 def test_an_unknown_namespace_says_so() -> None:
     with pytest.raises(Skip, match="no library is known"):
-        resolve("nobody::kernel")
+        resolve_operator("nobody::kernel")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from kcap.replay.timing import pace
-from kcap.replay.timing.pace import LONGEST_S, MOST, Pace
+from kcap.replay.timing import device
+from kcap.replay.timing.device import LONGEST_REST_S, MOST_REST, Pace
 
 
 @pytest.fixture(autouse=True)
 def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_seen", {})
+    monkeypatch.setattr(device, "_highest_clock", {})
 
 
 def rests(clocks: Sequence[tuple[int, int] | None], work: float = 0.001) -> list[float]:
@@ -35,7 +35,7 @@ def test_a_gpu_at_its_full_clock_rests_as_long_as_it_works() -> None:
 
 def test_rests_grow_while_the_clock_is_held_down_and_stay() -> None:
     found = rests([(1980, 1980), (1605, 1980), (1605, 1980), (1980, 1980), *[(1605, 1980)] * 4])
-    assert found == pytest.approx([0.001 * factor for factor in (1, 2, 4, 4, 8, MOST, MOST, MOST)])
+    assert found == pytest.approx([0.001 * factor for factor in (1, 2, 4, 4, 8, MOST_REST, MOST_REST, MOST_REST)])
 
 
 def test_a_gpu_that_never_reaches_its_highest_clock_is_held_to_what_was_seen() -> None:
@@ -43,4 +43,4 @@ def test_a_gpu_that_never_reaches_its_highest_clock_is_held_to_what_was_seen() -
 
 
 def test_no_rest_is_longer_than_half_a_second() -> None:
-    assert rests([(1980, 1980), (1980, 1980)], work=10.0) == [LONGEST_S] * 2
+    assert rests([(1980, 1980), (1980, 1980)], work=10.0) == [LONGEST_REST_S] * 2

@@ -8,13 +8,13 @@ from handmade import call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay import memory, rules
-from kcap.replay.bind import Bound, bind
-from kcap.replay.operators import Operator
-from kcap.replay.rules.paging import renumber, renumber_slots, shrink, table_in_use
-from kcap.replay.skip import Skip
-from kcap.schemas.recording import Argument
-from kcap.schemas.values import TensorSpec
+from kcap.replay.rebuild import memory
+from kcap.replay.rebuild.operators import Operator
+from kcap.schemas.derive import families
+from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call
+from kcap.schemas.derive.index_arguments import renumber_densely, renumber_slots, shrink_caches, table_in_use
+from kcap.schemas.recording.recording import Argument
+from kcap.schemas.recording.values import TensorSpec
 
 PAGES, ROWS, HEADS, SIZE = 34151, 16, 8, 128  # Llama-3.1-8B's cache on an H200: 9 GB
 PAGE = ROWS * HEADS * SIZE
@@ -24,7 +24,7 @@ def cache(offset: int, stride: int = PAGE) -> TensorSpec:
     return TensorSpec((PAGES, ROWS, HEADS, SIZE), "bfloat16", (stride, HEADS * SIZE, SIZE, 1), offset, "cuda:0", 1)
 
 
-def attention(k: TensorSpec, v: TensorSpec, table: list[list[int]] | None, lengths: list[int]) -> Bound:
+def attention(k: TensorSpec, v: TensorSpec, table: list[list[int]] | None, lengths: list[int]) -> BoundCall:
     values = {
         "q": TensorSpec((len(lengths), 32, SIZE), "bfloat16", device="cuda:0"),
         "k": k,
@@ -34,7 +34,7 @@ def attention(k: TensorSpec, v: TensorSpec, table: list[list[int]] | None, lengt
         "page_table": TensorSpec((len(lengths), 128), "int32", device="cuda:0", storage=4),
         "scheduler_metadata": TensorSpec((4,), "int32", device="cuda:0", storage=5),
     }
-    bound = Bound("_vllm_fa3_C::fwd", [Argument(name=name, value=value) for name, value in values.items()])
+    bound = BoundCall("_vllm_fa3_C::fwd", [Argument(name=name, value=value) for name, value in values.items()])
     bound.set_content("cu_seqlens_q", torch.arange(len(lengths) + 1))
     bound.set_content("seqused_k", torch.tensor(lengths))
     if table is not None:
@@ -44,7 +44,7 @@ def attention(k: TensorSpec, v: TensorSpec, table: list[list[int]] | None, lengt
 
 @given(st.lists(st.integers(-1, 10**6), min_size=1, max_size=50))
 def test_pages_are_renumbered_densely_in_their_order(pages: list[int]) -> None:
-    dense, count = renumber(torch.tensor(pages))
+    dense, count = renumber_densely(torch.tensor(pages))
     used = sorted({page for page in pages if page >= 0})
     assert count == max(len(used), 1)
     assert dense.tolist() == [used.index(page) if page >= 0 else page for page in pages]
@@ -74,28 +74,28 @@ def test_a_padded_batch_has_more_lengths_than_recorded_rows() -> None:
 )
 def test_a_9_gb_cache_is_rebuilt_at_the_pages_in_use_and_once(k: TensorSpec, v: TensorSpec) -> None:
     bound = attention(k, v, [[30000, 17], [5, 9]], [20, 32])
-    rules.find(bound.operator).prepare(bound)
+    families.replay_rule_for(bound.operator).prepare(bound)
     assert bound.content("page_table").tolist() == [[3, 2], [0, 1]]  # type: ignore[union-attr]
     key, value = bound.spec("k"), bound.spec("v")
     assert key.shape == value.shape == (4, ROWS, HEADS, SIZE)
     assert (key.strides, value.strides) == (k.strides, v.strides)
     apart = abs((value.offset or 0) - (key.offset or 0))
     assert apart in (4 * PAGE, PAGE)
-    assert memory.plan(bound, "cuda:0", "cuda")["cuda:0", 1] == 2 * 4 * PAGE * 2
+    assert memory.buffer_sizes(bound, "cuda:0", "cuda")["cuda:0", 1] == 2 * 4 * PAGE * 2
 
 
 def test_attention_without_a_block_table_is_skipped() -> None:
     bound = attention(cache(0), cache(PAGES * PAGE), None, [20])
     with pytest.raises(Skip, match="block table"):
-        rules.find(bound.operator).prepare(bound)
+        families.replay_rule_for(bound.operator).prepare(bound)
 
 
 def test_a_cache_in_the_middle_of_a_shared_storage_starts_at_its_own_memory() -> None:
     far = 10**9
     bound = attention(cache(far), cache(far + PAGES * PAGE), [[1], [0]], [20, 1])
     with pytest.raises(Skip, match="does not fit"):  # 20 tokens need two pages, the table has one
-        rules.find(bound.operator).prepare(bound)
-    shrink(bound, ("k", "v"), 2)
+        families.replay_rule_for(bound.operator).prepare(bound)
+    shrink_caches(bound, ("k", "v"), 2)
     assert (bound.spec("k").offset, bound.spec("v").offset) == (0, 2 * PAGE)
 
 
@@ -104,8 +104,8 @@ def test_slots_are_made_in_range_when_none_were_recorded() -> None:
     names = ("key", "value", "key_cache", "value_cache", "slot_mapping")
     specs = [*values, cache(0), cache(PAGES * PAGE), TensorSpec((40,), "int64", storage=7)]
     args = [Argument(name=name, value=spec) for name, spec in zip(names, specs, strict=True)]
-    bound = Bound("_C_cache_ops::reshape_and_cache_flash", args)
-    rules.find(bound.operator).prepare(bound)
+    bound = BoundCall("_C_cache_ops::reshape_and_cache_flash", args)
+    families.replay_rule_for(bound.operator).prepare(bound)
     assert bound.content("slot_mapping").tolist() == list(range(40))  # type: ignore[union-attr]
     assert bound.spec("key_cache").shape[0] == 3
 
@@ -116,6 +116,6 @@ class _Schema:
 
 def test_a_call_without_a_rule_is_left_alone() -> None:
     operator = Operator("x::y", print, _Schema())
-    bound = bind(call("x::y", 1, None), None, operator.schema, lambda _: None)
-    rules.find("x::y").prepare(bound)
+    bound = bind_call(call("x::y", 1, None), None, operator.schema, lambda _: None)
+    families.replay_rule_for("x::y").prepare(bound)
     assert [argument.value for argument in bound.args] == [1, None]

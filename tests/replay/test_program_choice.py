@@ -10,10 +10,9 @@ from handmade import Values, call, tensor
 from programs import CALLS, program
 
 from kcap.errors import CallError
-from kcap.replay.program.choose import Kind, most_frequent, of_step, use_of
-from kcap.replay.program.job import job_of
-from kcap.replay.program.samples import nearest
-from kcap.schemas.recording import Recording, Sample, Step, load
+from kcap.replay.program.choose import ProgramKind, graph_use, most_frequent_programs, nearest_line, program_of_step
+from kcap.replay.program.job import program_job
+from kcap.schemas.recording.recording import Recording, Sample, Step, load
 
 Write = Callable[..., Path]
 GRAPH = {"kind": "graph"}
@@ -24,7 +23,7 @@ def loaded(write: Write, *programs: object, **more: object) -> Recording:
 
 
 def test_the_most_frequent_program_of_each_phase_use_and_size_is_chosen(recorded: Write) -> None:
-    found = most_frequent(
+    found = most_frequent_programs(
         loaded(
             recorded,
             program(0, [0], {"prefill": 2}),
@@ -37,16 +36,16 @@ def test_the_most_frequent_program_of_each_phase_use_and_size_is_chosen(recorded
         )
     )
     assert [(one.program.id, one.kind, one.count) for one in found] == [
-        (2, Kind("decode", "eager", None), 9),
-        (3, Kind("decode", "full", 8), 9),
-        (4, Kind("decode", "full", 16), 7),
-        (1, Kind("prefill", "eager", None), 3),
+        (2, ProgramKind("decode", "eager", None), 9),
+        (3, ProgramKind("decode", "full", 8), 9),
+        (4, ProgramKind("decode", "full", 16), 7),
+        (1, ProgramKind("prefill", "eager", None), 3),
     ]
 
 
 def test_a_graph_that_no_step_replayed_is_a_program_of_its_own(recorded: Write) -> None:
     recording = loaded(recorded, program(0, [0], {"other": 4}, size=8, **GRAPH), program(1, [0], {"other": 3}))
-    assert [(one.program.id, one.kind.mode, one.kind.padded) for one in most_frequent(recording)] == [
+    assert [(one.program.id, one.kind.mode, one.kind.padded) for one in most_frequent_programs(recording)] == [
         (0, "full", 8),
         (1, "eager", None),
     ]
@@ -56,7 +55,7 @@ def test_several_graphs_with_calls_between_them_are_piecewise(recorded: Write) -
     part = {"scope": "piecewise", **GRAPH}
     whole = program(0, [1], {"decode": 1}, graphs=[(0, 1), (1, 2)])
     recording = loaded(recorded, whole, program(1, [0], size=8, **part), program(2, [0, 0], size=16, **part))
-    assert use_of(recording, whole) == ("piecewise", 16)
+    assert graph_use(recording, whole) == ("piecewise", 16)
 
 
 def test_nested_graphs_run_in_their_place_and_views_and_regions_never(recorded: Write) -> None:
@@ -66,7 +65,7 @@ def test_nested_graphs_run_in_their_place_and_views_and_regions_never(recorded: 
         program(1, [0, 0], **GRAPH),
         program(2, [3], **GRAPH),
     )
-    job = job_of(recording, most_frequent(recording)[0])
+    job = program_job(recording, most_frequent_programs(recording)[0])
     assert job.order == [0, 0, 1, 0, 0, 1, 3]
     assert job.counts == {0: 4, 1: 2, 3: 1}
 
@@ -77,7 +76,7 @@ def test_nested_graphs_run_in_their_place_and_views_and_regions_never(recorded: 
 )
 def test_no_program_is_an_error_that_says_what_there_is(recorded: Write, programs, phase, words: str) -> None:
     with pytest.raises(CallError, match=words):
-        most_frequent(loaded(recorded, *programs), phase)
+        most_frequent_programs(loaded(recorded, *programs), phase)
 
 
 def step(index: int, **more: object) -> Step:
@@ -88,12 +87,12 @@ def test_a_step_names_its_program_and_kind(recorded: Write) -> None:
     programs = [program(0, [0], {"decode": 3}), program(1, [0, 1], {"decode": 1})]
     steps = [step(7, program=1, mode="full", padded=8, rank=1), step(7, program=0, rank=0), step(9)]
     recording = load(recorded(CALLS, programs=programs, steps=steps))
-    chosen = of_step(recording, 7)
-    assert (chosen.program.id, chosen.kind, chosen.count) == (0, Kind("decode", "eager", None), 3)
+    chosen = program_of_step(recording, 7)
+    assert (chosen.program.id, chosen.kind, chosen.count) == (0, ProgramKind("decode", "eager", None), 3)
     with pytest.raises(CallError, match=r"--step 8: .*\(2, from 7 to 9\)"):
-        of_step(recording, 8)
+        program_of_step(recording, 8)
     with pytest.raises(CallError, match=r"--step 9: .*does not have its Program"):
-        of_step(recording, 9)
+        program_of_step(recording, 9)
 
 
 LOOKUP = call("aten::embedding", tensor(9, 2), tensor(2, dtype="int64", storage=1), id=5)
@@ -117,8 +116,11 @@ def test_samples_are_of_one_step_of_the_program_where_they_can_be(recorded: Writ
     steps = [step(2, program=0), step(3, program=1), step(8, program=0)]
     calls = [*CALLS, LOOKUP, OTHER]
     recording = load(recorded(calls, samples, programs, steps))
-    assert job_of(recording, most_frequent(recording)[0]).samples == {5: 4, 6: 5}
-    assert job_of(recording, of_step(recording, 2)).samples == {5: 2, 6: 1}  # OTHER was not sampled in it: the nearest
+    assert program_job(recording, most_frequent_programs(recording)[0]).samples == {5: 4, 6: 5}
+    assert program_job(recording, program_of_step(recording, 2)).samples == {
+        5: 2,
+        6: 1,
+    }  # OTHER was not sampled in it: the nearest
 
 
 def test_the_phase_comes_before_the_step_and_no_sample_is_none() -> None:
@@ -126,6 +128,6 @@ def test_the_phase_comes_before_the_step_and_no_sample_is_none() -> None:
         return Sample.model_validate({"call": 0, "phase": phase, "step": at})
 
     given = list(enumerate([sample("prefill", 5), sample("decode", None), sample("decode", 90)]))
-    assert nearest(given, "decode", 5) == 2
-    assert nearest(given, "mixed", 6) == 0
-    assert nearest([], "decode", 5) is None
+    assert nearest_line(given, "decode", 5) == 2
+    assert nearest_line(given, "mixed", 6) == 0
+    assert nearest_line([], "decode", 5) is None

@@ -14,8 +14,8 @@ import pytest
 from handmade import Values, call, tensor
 from programs import CALLS, program
 
-from kcap.schemas.program_measurement import ProgramMeasurement, read
-from kcap.schemas.recording import Metadata, Sample, Step, write_recording
+from kcap.schemas.recording.recording import Metadata, Sample, Step, write_recording
+from kcap.schemas.results.measurement import ProgramMeasurement, read_program_measurements
 
 Write = Callable[..., Path]
 BAD = call("aten::mm", tensor(4, 4), tensor(5, 5, storage=1), id=5)
@@ -48,7 +48,9 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replayed:
     write_recording(folder / "rec.kcap", Metadata(), [*CALLS, BAD], PROGRAMS)
     done = kcap_replay(folder / "rec.kcap", "-o", folder / "p.jsonl")
     assert done.stdout, done.stderr
-    return Replayed(done.returncode, done.stdout, {one.phase: one for one in read(folder / "p.jsonl")})
+    return Replayed(
+        done.returncode, done.stdout, {one.phase: one for one in read_program_measurements(folder / "p.jsonl")}
+    )
 
 
 def said(one: ProgramMeasurement) -> list[tuple[int, int, int, str]]:

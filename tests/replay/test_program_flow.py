@@ -11,14 +11,13 @@ import torch
 from handmade import call, tensor
 from programs import M, N, linear, relu
 
-from kcap.replay.bind import bind
-from kcap.replay.layout import Target
-from kcap.replay.operators import resolve
-from kcap.replay.program.activations import Activations
-from kcap.replay.program.flow import Flow, lost
-from kcap.replay.program.parts import Part, Parts
-from kcap.replay.rebuild import Rebuilder
-from kcap.schemas.recording import Argument, Call
+from kcap.replay.program.flow import Flow, has_lost_numbers
+from kcap.replay.program.parts import Activations, Part, Parts
+from kcap.replay.rebuild.memory import Target
+from kcap.replay.rebuild.operators import resolve_operator
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.bound_call import bind_call
+from kcap.schemas.recording.recording import Argument, Call
 
 Write = Callable[..., Path]
 Log = list[tuple[Any, Any]]  # the inputs of each invocation, and what it returned
@@ -133,8 +132,8 @@ def test_what_is_lost_is_told_by_the_numbers_alone_and_not_by_what_lies_behind_t
 ) -> None:
     buffer = torch.randn(1 << 18, dtype=torch.bfloat16).view(torch.uint8)  # as large as the next power of two
     buffer[: 2 * 3 * 14336].view(torch.bfloat16).fill_(value)
-    assert lost(buffer[: 2 * 3 * 14336], ("cpu", "bfloat16", 1 << 19)) is is_lost
-    assert not lost(buffer[:0], ("cpu", "bfloat16", 64))
+    assert has_lost_numbers(buffer[: 2 * 3 * 14336], ("cpu", "bfloat16", 1 << 19)) is is_lost
+    assert not has_lost_numbers(buffer[:0], ("cpu", "bfloat16", 64))
 
 
 def test_zeros_that_a_call_fills_in_are_not_lost(ran: Callable[..., Ran]) -> None:
@@ -151,7 +150,7 @@ def test_what_is_copied_over_is_not_read(ran: Callable[..., Ran]) -> None:
 def test_memory_of_the_host_is_each_calls_own() -> None:
     """As it may have to be pinned."""
     copied = call("aten::copy_", tensor(M, N, device="cuda:0"), tensor(M, N, storage=1, device="cpu"))
-    bound = bind(copied, None, resolve(copied.operator).schema, lambda _: None)
+    bound = bind_call(copied, None, resolve_operator(copied.operator).schema, lambda _: None)
     places = Activations().places(bound, Target("cuda:0", "cuda"), frozenset())
     assert [key[0] for key in places] == ["cuda:0"]
 

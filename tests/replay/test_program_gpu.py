@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from kcap.replay.program import gpu
-from kcap.replay.program.activations import Activations
-from kcap.replay.program.found import Found, share_out
-from kcap.replay.program.gpu import time_on_gpu
+from kcap.replay.program import timing
+from kcap.replay.program.durations import share_out
+from kcap.replay.program.parts import Activations
 from kcap.replay.program.runner import ProgramRunner
-from kcap.replay.timing import graphs, kernels, persisting
-from kcap.replay.timing.blocking import Sleep
-from kcap.replay.timing.kernels import Ran
-from kcap.replay.timing.notes import GAVE_UP, HOST_IN_IT
-from kcap.replay.timing.stop import FEWEST, Budget
+from kcap.replay.program.timing import ProgramTiming, time_on_gpu
+from kcap.replay.timing import graphs, rotation
+from kcap.replay.timing.blocking import SleepHold
+from kcap.replay.timing.graphs import KernelRun
+from kcap.replay.timing.sampling import FEWEST_SAMPLES, HOLD_GAVE_UP, WAITS_FOR_GPU, Budget
 
 KERNELS = {0: {"mm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 1}}
 
@@ -63,10 +62,10 @@ class Fake:
 
         return SimpleNamespace(capture_begin=begin, capture_end=end, replay=replay)
 
-    def events(self, work: Callable[[], None]) -> list[Ran]:
+    def events(self, work: Callable[[], None]) -> list[KernelRun]:
         self.ran.clear()
         work()
-        return [Ran(name, n, 2.0 + number, 1) for n, number in enumerate(self.ran) for name in KERNELS[number]]
+        return [KernelRun(name, n, 2.0 + number, 1) for n, number in enumerate(self.ran) for name in KERNELS[number]]
 
 
 @pytest.fixture
@@ -86,23 +85,23 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
         for name, value in names.items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
         flow = SimpleNamespace(run=lambda part: part.handed())
-        monkeypatch.setattr(gpu, "Flow", lambda activations: flow)
+        monkeypatch.setattr(timing, "Flow", lambda activations: flow)
         pace = SimpleNamespace(rest=lambda: fake.log.append("rest"))
-        monkeypatch.setattr(gpu, "Pace", lambda device: pace)
+        monkeypatch.setattr(timing, "Pace", lambda device: pace)
         monkeypatch.setattr(graphs, "timing_stream", lambda device: stream)
-        monkeypatch.setattr(gpu, "timing_stream", lambda device: stream)
-        hold = Sleep()
+        monkeypatch.setattr(timing, "timing_stream", lambda device: stream)
+        hold = SleepHold()
         hold.hold = lambda: fake.log.append("hold")  # type: ignore[method-assign]
         hold.release = lambda: setattr(hold, "gave_up", fake.gave_up)  # type: ignore[method-assign]
-        monkeypatch.setattr(gpu, "blocker", lambda device: hold)
-        monkeypatch.setattr(persisting, "reset", lambda: True)
-        monkeypatch.setattr(kernels, "plain", fake.events)
+        monkeypatch.setattr(timing, "blocker", lambda device: hold)
+        monkeypatch.setattr(rotation, "reset_persisting_lines", lambda: True)
+        monkeypatch.setattr(graphs, "kernel_runs", fake.events)
         return fake
 
     return put
 
 
-def timed(fake: Fake, order: list[int], waits: tuple[int, ...] = (), direct: tuple[int, ...] = ()) -> Found:
+def timed(fake: Fake, order: list[int], waits: tuple[int, ...] = (), direct: tuple[int, ...] = ()) -> ProgramTiming:
     known = {
         n: {"method": "events" if n in direct + waits else "graph", "waits": n in waits, "kernels": KERNELS[n]}
         for n in set(order)
@@ -116,7 +115,7 @@ def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], F
     found = timed(fake, [0, 1, 0, 2])
     assert fake.log[fake.log.index("begin") + 1 : fake.log.index("end")] == ["hand 0", "hand 1", "hand 0", "hand 2"]
     assert (found.method, found.stretches, found.n, found.notes, found.spoiled) == ("graph", 1, 1, [], False)
-    assert found.sampled.samples == [2000.0] * FEWEST
+    assert found.sampled.samples == [2000.0] * FEWEST_SAMPLES
 
 
 def test_each_sample_is_rested_for_put_back_and_held_until_it_is_queued(install: Callable[[Fake], Fake]) -> None:
@@ -124,13 +123,13 @@ def test_each_sample_is_rested_for_put_back_and_held_until_it_is_queued(install:
     timed(fake, [0, 1])
     sample = ["rest", "restore", "hold", "replay"]
     first = fake.log.index("rest")
-    assert fake.log[first : first + len(sample) * FEWEST] == sample * FEWEST
+    assert fake.log[first : first + len(sample) * FEWEST_SAMPLES] == sample * FEWEST_SAMPLES
     assert fake.log.index("restore") < fake.log.index("begin")
 
 
 def test_a_short_program_is_replayed_until_a_sample_lasts_a_millisecond(install: Callable[[Fake], Fake]) -> None:
     found = timed(install(Fake(elapsed_ms=0.1)), [0, 1])
-    assert (found.n, found.sampled.samples) == (10, [10.0] * FEWEST)
+    assert (found.n, found.sampled.samples) == (10, [10.0] * FEWEST_SAMPLES)
 
 
 def test_what_cannot_be_captured_splits_it_into_as_few_graphs_as_can_be(install: Callable[[Fake], Fake]) -> None:
@@ -146,13 +145,13 @@ def test_a_call_that_waits_is_not_held_back_and_the_time_says_what_is_in_it(inst
     fake = install(Fake())
     found = timed(fake, [0, 2], waits=(2,))
     assert "hold" not in fake.log
-    assert found.notes == ["1 of 2 invocations are in no CUDA graph", HOST_IN_IT]
+    assert found.notes == ["1 of 2 invocations are in no CUDA graph", WAITS_FOR_GPU]
 
 
 def test_a_program_of_more_launches_than_the_gpu_queues_is_told(install: Callable[[Fake], Fake]) -> None:
     fake = install(Fake())
     fake.gave_up = True
-    assert GAVE_UP in timed(fake, [0, 2], direct=(2,)).notes
+    assert HOLD_GAVE_UP in timed(fake, [0, 2], direct=(2,)).notes
 
 
 def test_a_failed_capture_runs_it_without_graphs_and_asks_for_a_new_process(install: Callable[[Fake], Fake]) -> None:
@@ -172,7 +171,7 @@ def test_kernels_that_are_no_calls_are_told_and_counted_in_the_whole(
     install: Callable[[Fake], Fake], monkeypatch
 ) -> None:
     fake = install(Fake())
-    monkeypatch.setattr(kernels, "plain", lambda work: [*fake.events(work), Ran("memset", 99, 2.5, 1)])
+    monkeypatch.setattr(graphs, "kernel_runs", lambda work: [*fake.events(work), KernelRun("memset", 99, 2.5, 1)])
     found = timed(fake, [0, 1])
     assert (found.shared.total_us, found.shared.unmatched_us) == (10.5, 2.5)
     assert found.notes == ["23.8% of the kernels' time could be given to no call"]
@@ -182,21 +181,24 @@ def test_kernels_that_are_no_calls_are_told_and_counted_in_the_whole(
 def test_without_a_profiler_the_time_stands_and_the_durations_are_missing(
     install: Callable[[Fake], Fake], monkeypatch, failure: Exception | None
 ) -> None:
-    def fail(work: Callable[[], None]) -> list[Ran]:
+    def fail(work: Callable[[], None]) -> list[KernelRun]:
         if failure:
             raise failure
         return []
 
     fake = install(Fake())
-    monkeypatch.setattr(kernels, "plain", fail)
+    monkeypatch.setattr(graphs, "kernel_runs", fail)
     found = timed(fake, [0, 1])
-    assert found.sampled.samples == [2000.0] * FEWEST
+    assert found.sampled.samples == [2000.0] * FEWEST_SAMPLES
     assert (found.shared.us, found.shared.total_us) == ({}, None)
     assert found.notes[0].startswith("no kernel durations: ")
 
 
 def test_a_calls_time_is_the_mean_over_its_invocations_and_runs() -> None:
-    runs = [[Ran("mm", 0, 4.0, 1), Ran("mm", 1, 6.0, 1)], [Ran("mm", 0, 5.0, 1), Ran("mm", 1, 9.0, 1)]]
+    runs = [
+        [KernelRun("mm", 0, 4.0, 1), KernelRun("mm", 1, 6.0, 1)],
+        [KernelRun("mm", 0, 5.0, 1), KernelRun("mm", 1, 9.0, 1)],
+    ]
     shared = share_out(runs, [0, 0], {0: {"mm": 1}})
     assert (shared.us, shared.total_us) == ({0: 6.0}, 12.0)
     assert [(k.name, k.us, k.count) for k in shared.kernels[0]] == [("mm", 5.5, 1.0)]

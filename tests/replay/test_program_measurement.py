@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.measurement import KernelDuration
-from kcap.schemas.program_measurement import ProgramCall, ProgramMeasurement, read
-from kcap.schemas.recording import PHASES
-from kcap.schemas.validation.detect import detect
+from kcap.schemas.recording.recording import PHASES
+from kcap.schemas.results.measurement import KernelDuration, ProgramCall, ProgramMeasurement, read_program_measurements
+from kcap.schemas.validation.formats import detect_format
 
 times = st.floats(0, 1e9, allow_nan=False)
 names = st.text(min_size=1, max_size=20)
@@ -50,7 +49,7 @@ def test_read_gives_back_what_was_written(given: list[ProgramMeasurement]) -> No
     with TemporaryDirectory() as folder:
         path = Path(folder) / "p.jsonl"
         path.write_bytes(b"".join(one.line() for one in given))
-        assert list(read(path)) == given
+        assert list(read_program_measurements(path)) == given
 
 
 def test_what_could_not_be_rebuilt_makes_it_partial_and_the_hosts_work_does_not() -> None:
@@ -68,10 +67,10 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"program": 0}\n' + line + "\n")
     with pytest.raises(FormatError, match=r"p\.jsonl:2"):
-        list(read(path))
+        list(read_program_measurements(path))
 
 
 def test_its_lines_are_told_from_other_measurements(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(ProgramMeasurement(program=3, invocations=9, replayed=9, median_us=1.0, stretches=1).line())
-    assert detect(path) == "program-measurement"
+    assert detect_format(path) == "program-measurement"

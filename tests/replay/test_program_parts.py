@@ -10,13 +10,12 @@ import torch
 from handmade import call, tensor
 from programs import CALLS, M, N, linear, relu
 
-from kcap.replay import memory
-from kcap.replay.program import restoring
-from kcap.replay.program.flow import APART
-from kcap.replay.program.parts import Parts
-from kcap.replay.program.restoring import Restoring
+from kcap.replay.program import parts as program_parts
+from kcap.replay.program.flow import NOT_SHARED
+from kcap.replay.program.parts import Parts, RestoredStorages
 from kcap.replay.program.runner import ProgramRunner
-from kcap.replay.rebuild import Rebuilder
+from kcap.replay.rebuild import memory
+from kcap.replay.rebuild.rebuild import Rebuilder
 
 Write = Callable[..., Path]
 
@@ -77,7 +76,7 @@ def test_turns_go_round_the_sets(parts: Callable[..., Parts]) -> None:
 
 
 def test_without_room_for_a_set_each_there_are_fewer(parts: Callable[..., Parts], monkeypatch) -> None:
-    monkeypatch.setattr(memory, "free", lambda device: 6 * N * N * 4)  # half of it is for three sets
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 6 * N * N * 4)  # half of it is for three sets
     assert len(parts({0: 4}).all[0].sets) == 4
     assert len(parts({0: 5}).all[0].sets) == 1
 
@@ -92,7 +91,7 @@ def test_a_call_that_cannot_be_rebuilt_says_why_and_the_others_stand(parts: Call
 def test_what_is_written_is_put_back_once_however_many_calls_share_it(recorded: Write) -> None:
     calls = [relu(0), relu(1), linear(2)]
     made = Parts(Rebuilder("cpu", "cpu", recorded(calls)), {0: 1, 1: 1, 2: 1}, {})
-    restore = Restoring(made.good.values())
+    restore = RestoredStorages(made.good.values())
     assert len(restore.saved) == 1
     tensor_of = made.all[0].sets[0].args[0]
     before = tensor_of.clone()
@@ -110,7 +109,7 @@ def test_numbers_that_are_lost_on_their_way_leave_each_call_activations_of_its_o
     grows = call("aten::exp_", tensor(M, N), id=0)
     runner = ProgramRunner(Rebuilder("cpu", "cpu", recorded([grows, relu(1)])))
     parts, _, notes = runner._parts([0] * 6, {}, gpu=True)
-    assert (notes, parts.shared, parts.all[0].places) == ([APART], False, {})
+    assert (notes, parts.shared, parts.all[0].places) == ([NOT_SHARED], False, {})
     parts, _, notes = runner._parts([1, 1], {}, gpu=True)
     assert (notes, parts.shared) == ([], True)
 
@@ -127,6 +126,8 @@ def test_what_is_put_back_is_what_was_there_before_anything_ran(recorded: Write)
 
 
 def test_what_is_too_large_to_be_put_back_is_told(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restoring, "MOST_BYTES", 0)
+    monkeypatch.setattr(program_parts, "MOST_RESTORED_BYTES", 0)
     parts = Parts(Rebuilder("cpu", "cpu", recorded([relu(0)])), {0: 1}, {})
-    assert Restoring(parts.good.values()).notes == ["written to, and too large to be put back between samples: 1"]
+    assert RestoredStorages(parts.good.values()).notes == [
+        "written to, and too large to be put back between samples: 1"
+    ]

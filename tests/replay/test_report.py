@@ -7,22 +7,22 @@ import io
 from handmade import call, tensor
 from rich.console import Console
 
-from kcap.replay import report
-from kcap.replay.call_job import CallJob, Group
-from kcap.replay.results import Results, Row
-from kcap.schemas.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement
+from kcap.replay.calls import report
+from kcap.replay.calls.results import Results, Row
+from kcap.replay.jobs import CallJob, SampleGroup
+from kcap.schemas.results.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement
 
 
 def row(number: int, count: int, time_us: float, method: str, *notes: str) -> Row:
     made = call("_C_cache_ops::reshape_and_cache_flash", *[tensor(1024, 4096, storage=n) for n in range(9)], id=number)
-    job = CallJob({"decode": count - 1, "mixed": 1}, made, [Group(None, None)])
+    job = CallJob({"decode": count - 1, "mixed": 1}, made, [SampleGroup(None, None)])
     fields = {"call": number, "operator": made.operator, "median_us": time_us, "method": method, "cache": "cold"}
     return Row(job, [Measurement.model_validate({**fields, "notes": list(notes), "floor_us": 0.9})])
 
 
 def text(*rows: Row, limit: int = 40) -> list[str]:
     out = io.StringIO()
-    report.show(Console(file=out, width=120), Results(list(rows)), {"device_name": "GPU"}, limit)
+    report.print_tables(Console(file=out, width=120), Results(list(rows)), {"device_name": "GPU"}, limit)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

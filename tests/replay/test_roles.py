@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from handmade import tensor
 
-from kcap.replay.bind import bind
-from kcap.replay.layout import Target
-from kcap.replay.roles import kept, named
-from kcap.schemas.recording import Argument, Call
+from kcap.replay.calls.runner import is_persistent_name, persistent_storages
+from kcap.replay.rebuild.memory import Target
+from kcap.schemas.derive.bound_call import bind_call
+from kcap.schemas.recording.recording import Argument, Call
 
 CPU = Target("cpu", "cpu")
 M = 64
@@ -20,8 +20,8 @@ def storages(operator: str, *given: tuple[str, object], written: tuple[str, ...]
     for number, (name, shape) in enumerate(given):
         value = tensor(*shape, storage=number) if isinstance(shape, tuple) else shape
         args.append(Argument(name=name, value=value, written=name in written))
-    bound = bind(Call(id=0, operator=operator, args=args), None, None, lambda _: None)
-    return {number for _, number in kept(bound, CPU)}
+    bound = bind_call(Call(id=0, operator=operator, args=args), None, None, lambda _: None)
+    return {number for _, number in persistent_storages(bound, CPU)}
 
 
 CASES = {
@@ -118,8 +118,8 @@ def test_an_index_that_inductor_reads_is_no_parameter() -> None:
         Argument(name="in_ptr1", value=tensor(999, 8, storage=1)),
         Argument(name="out_ptr0", value=tensor(M, 8, storage=2), written=True),
     ]
-    bound = bind(Call(id=0, operator="triton::embedding.0", args=args), None, None, lambda _: None)
-    assert kept(bound, CPU) == {("cpu", 1)}
+    bound = bind_call(Call(id=0, operator="triton::embedding.0", args=args), None, None, lambda _: None)
+    assert persistent_storages(bound, CPU) == {("cpu", 1)}
 
 
 def test_a_rotary_table_that_inductor_reads_is_no_parameter_of_one_layer() -> None:
@@ -133,15 +133,15 @@ def test_parts_of_one_storage_are_kept_together() -> None:
         Argument(name="value_cache", value=tensor(4, 2, 2)),
         Argument(name="key", value=tensor(4, 2, storage=1)),
     ]
-    bound = bind(Call(id=0, operator="x::y", args=args), None, None, lambda _: None)
-    assert kept(bound, CPU) == {("cpu", 0)}
+    bound = bind_call(Call(id=0, operator="x::y", args=args), None, None, lambda _: None)
+    assert persistent_storages(bound, CPU) == {("cpu", 0)}
 
 
 @pytest.mark.parametrize(
     "name", ["window", "k", "b", "topk_weight", "output_scale", "blocks", "wait", "routing_weights", "cached_tokens"]
 )
 def test_names_that_only_look_alike_are_none(name: str) -> None:
-    assert not named(name)
+    assert not is_persistent_name(name)
 
 
 DEFINITIONS = ["gemm1_weights", "gemm1_weights_scale", "ckv_cache", "kpe_cache", "k_cache", "weight"]
@@ -149,4 +149,4 @@ DEFINITIONS = ["gemm1_weights", "gemm1_weights_scale", "ckv_cache", "kpe_cache",
 
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_the_names_of_flashinfer_benchs_definitions_are_known(name: str) -> None:
-    assert named(name)
+    assert is_persistent_name(name)

@@ -9,15 +9,15 @@ import pytest
 import torch
 from handmade import call, tensor
 
-from kcap.replay.inputs import Inputs
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.roofline.calls import cost_of
-from kcap.replay.runner import How, Runner, rotation_of, touched_by
+from kcap.replay.calls.runner import Runner, TimingOptions, rotation_of_call, touched_bytes
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.replay.roofline.cost import cost_of_call
 from kcap.replay.timing import clock, rotation
-from kcap.replay.timing.stop import Budget
-from kcap.schemas.families.cost import Cost
-from kcap.schemas.measurement import Cache
-from kcap.schemas.recording import Call
+from kcap.replay.timing.sampling import Budget
+from kcap.schemas.derive.bound_call import Inputs
+from kcap.schemas.derive.cost import Cost
+from kcap.schemas.recording.recording import Call
+from kcap.schemas.results.measurement import Cache
 
 ROW, WEIGHT = 64 * 4, 64 * 64 * 4
 MM = call("aten::mm", tensor(1, 64), tensor(64, 64, storage=1))
@@ -28,7 +28,7 @@ def made(of: Call, cache: Cache):
     rebuilder = Rebuilder("cpu", "cpu", None)
     decided = rebuilder.decide(of, None, cut=True)
     first = rebuilder.build(decided)
-    return first, rotation_of(cache, rebuilder, decided, touched_by(decided, cost_of(of, decided)), first)
+    return first, rotation_of_call(cache, rebuilder, decided, touched_bytes(decided, cost_of_call(of, decided)), first)
 
 
 def test_in_serving_the_weight_moves_and_the_activation_stays() -> None:
@@ -69,8 +69,8 @@ def test_a_call_without_weights_lies_at_other_places_in_serving_and_none_of_it_i
 def test_what_is_read_afresh_is_what_goes_round(
     monkeypatch: pytest.MonkeyPatch, of: Call, cache: Cache, stays: int, fresh: int
 ) -> None:
-    monkeypatch.setattr(rotation, "stays", lambda device: stays)
-    answer = Runner(Rebuilder("cpu", "cpu", None), How(cache)).run(of, None, 0.001)
+    monkeypatch.setattr(rotation, "staying_bytes", lambda device: stays)
+    answer = Runner(Rebuilder("cpu", "cpu", None), TimingOptions(cache)).run(of, None, 0.001)
     assert (answer["status"], answer["work"]["fresh"]) == ("ok", fresh)
 
 
@@ -103,16 +103,16 @@ def test_of_a_table_only_the_rows_looked_up_are_reached() -> None:
 )
 def test_where_no_rule_tells_what_is_reached_its_family_does(by_rule: int, cost: Cost | None, reached: int) -> None:
     decided: Any = SimpleNamespace(total=1000, touched=by_rule)
-    assert touched_by(decided, cost) == reached
+    assert touched_bytes(decided, cost) == reached
 
 
 @pytest.mark.parametrize(
     ("session", "how"),
     [
-        ({}, How("serving", False)),
-        ({"cache": None, "kernels": None}, How("serving", False)),
-        ({"cache": "cold", "kernels": True}, How("cold", True)),
+        ({}, TimingOptions("serving", False)),
+        ({"cache": None, "kernels": None}, TimingOptions("serving", False)),
+        ({"cache": "cold", "kernels": True}, TimingOptions("cold", True)),
     ],
 )
-def test_a_session_says_how_to_time_and_need_not(session: dict[str, object], how: How) -> None:
-    assert How.of(session) == how
+def test_a_session_says_how_to_time_and_need_not(session: dict[str, object], how: TimingOptions) -> None:
+    assert TimingOptions.of(session) == how

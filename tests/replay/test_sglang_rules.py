@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kcap.replay import memory, rules
-from kcap.replay.bind import Bound
-from kcap.replay.skip import Skip
-from kcap.schemas.recording import Argument
-from kcap.schemas.values import TensorSpec, Value
+from kcap.replay.rebuild import memory
+from kcap.schemas.derive import families
+from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.recording.recording import Argument
+from kcap.schemas.recording.values import TensorSpec, Value
 
 SLOTS, WIDTH = 1_200_000, 1024  # a cache of 2.4 GB for the keys, and as much for the values
 
@@ -18,7 +18,7 @@ def tensor(*shape: int, dtype: str = "bfloat16", storage: int = 0) -> TensorSpec
     return TensorSpec(shape, dtype, device="cuda:0", storage=storage)
 
 
-def bound(operator: str, slots: list[int] | None, name: str = "indices", tokens: int = 4, **more: Value) -> Bound:
+def bound(operator: str, slots: list[int] | None, name: str = "indices", tokens: int = 4, **more: Value) -> BoundCall:
     values = {
         "k": tensor(tokens, WIDTH),
         "v": tensor(tokens, WIDTH, storage=1),
@@ -27,14 +27,14 @@ def bound(operator: str, slots: list[int] | None, name: str = "indices", tokens:
         name: tensor(tokens, dtype="int64", storage=4),
         **more,
     }
-    made = Bound(operator, [Argument(name=key, value=value) for key, value in values.items()])
+    made = BoundCall(operator, [Argument(name=key, value=value) for key, value in values.items()])
     if slots is not None:
         made.set_content(name, torch.tensor(slots))
     return made
 
 
-def prepared(one: Bound, name: str = "indices") -> list[int]:
-    rules.find(one.operator).prepare(one)
+def prepared(one: BoundCall, name: str = "indices") -> list[int]:
+    families.replay_rule_for(one.operator).prepare(one)
     content = one.content(name)
     assert content is not None
     return [int(slot) for slot in content]
@@ -45,7 +45,7 @@ def test_a_cache_is_rebuilt_at_the_slots_in_use() -> None:
     assert prepared(one) == [2, 1, 3, 0]
     assert one.spec("k_cache").shape == one.spec("v_cache").shape == (4, WIDTH)
     assert one["size_limit"] == 0, "the cache's rows: fewer than were recorded"
-    assert memory.plan(one, "cuda:0", "cuda")["cuda:0", 2] == 4 * WIDTH * 2
+    assert memory.buffer_sizes(one, "cuda:0", "cuda")["cuda:0", 2] == 4 * WIDTH * 2
 
 
 @pytest.mark.parametrize("skipped", [0, 5])
@@ -76,7 +76,7 @@ def test_a_negative_slot_never_reaches_the_gpu() -> None:
 
 
 def test_caches_are_not_restored_between_invocations() -> None:
-    assert set(rules.find("sglang::store_cache").harmless) == {"k_cache", "v_cache"}
+    assert set(families.replay_rule_for("sglang::store_cache").harmless) == {"k_cache", "v_cache"}
 
 
 def test_a_rotation_that_stores_too_has_positions_and_slots() -> None:
@@ -85,14 +85,14 @@ def test_a_rotation_that_stores_too_has_positions_and_slots() -> None:
     one.set_content("positions", torch.tensor([9, 131072, 4, 4]))
     assert prepared(one, "out_loc") == [2, 3, 1, 0]
     assert one.content("positions").tolist() == [9, 131071, 4, 4]  # type: ignore[union-attr]
-    rules.find(one.operator).cut(one)
+    families.replay_rule_for(one.operator).cut(one)
     assert one.spec("cos_sin_cache").shape == (3, 128)
     assert one.content("positions").tolist() == [1, 2, 0, 0]  # type: ignore[union-attr]
 
 
 def test_a_rotation_without_a_sample_has_positions_that_its_table_has() -> None:
     values = {"cos_sin_cache": tensor(50, 128), "positions": tensor(400, dtype="int64", storage=1)}
-    one = Bound("sglang::apply_rope_inplace", [Argument(name=key, value=value) for key, value in values.items()])
-    rules.find(one.operator).prepare(one)
+    one = BoundCall("sglang::apply_rope_inplace", [Argument(name=key, value=value) for key, value in values.items()])
+    families.replay_rule_for(one.operator).prepare(one)
     positions = one.content("positions")
     assert positions is not None and int(positions.min()) >= 0 and 40 < int(positions.max()) < 50

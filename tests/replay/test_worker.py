@@ -11,11 +11,11 @@ import pytest
 import torch
 from handmade import call, request_for, tensor
 
-from kcap.replay.inputs import Inputs
-from kcap.replay.pool import Worker
-from kcap.replay.timing.host import LONGEST_IN_PLACE, time_host
-from kcap.replay.timing.saved import Saved
-from kcap.replay.timing.stop import Budget
+from kcap.replay.timing.clock import LONGEST_IN_PLACE, time_host
+from kcap.replay.timing.rotation import SavedStorages
+from kcap.replay.timing.sampling import Budget
+from kcap.schemas.derive.bound_call import Inputs
+from kcap.system.worker_process import Worker
 
 MM = call("aten::mm", tensor(8, 8), tensor(8, 8, storage=1))
 SLOW = call("aten::mm", tensor(3000, 3000), tensor(3000, 3000, storage=1))
@@ -70,7 +70,7 @@ def test_what_an_operator_writes_is_restored_before_it_decays() -> None:
         tensor.mul_(factor)
         lowest.append(float(tensor[0]))
 
-    saved = Saved.of(inputs, [("cpu", 0)])
+    saved = SavedStorages.of(inputs, [("cpu", 0)])
     timing = time_host(halve, inputs, lambda: saved.restore([inputs]), Budget(0.01, 0.05), LONGEST_IN_PLACE)
     assert 1 < timing.n <= LONGEST_IN_PLACE
     assert len(timing.samples_us) > 3

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.agent_trace import MCP, Conversation, LLMRequest, from_bytes, to_bytes
+from kcap.schemas.flashinfer.agent_trace import MCP, Conversation, LLMRequest, from_bytes, to_bytes
 
 text = st.text()
 calls = st.fixed_dictionaries(

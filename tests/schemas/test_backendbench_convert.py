@@ -15,8 +15,8 @@ from kcap.schemas.backendbench import (
     write,
 )
 from kcap.schemas.backendbench.convert import DRIFT, FOLDED, HOST, INTEGERS, OFFSET, SHARED
-from kcap.schemas.recording import Argument, Call, Count, Launch, Metadata, Sample, load, write_recording
-from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec, TorchConstant
+from kcap.schemas.recording.recording import Argument, Call, Count, Launch, Metadata, Sample, load, write_recording
+from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "backendbench-traces").glob("*.txt"))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kcap.errors import FormatError
 from kcap.schemas.backendbench import parse_arguments
 from kcap.schemas.backendbench.grammar import _tensors
-from kcap.schemas.dtypes import BY_WORD
-from kcap.schemas.values import Opaque, TensorSpec, TorchConstant
+from kcap.schemas.recording.dtypes import BY_WORD
+from kcap.schemas.recording.values import Opaque, TensorSpec, TorchConstant
 
 
 def one(text):

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kcap.schemas.backendbench import TraceLine, parse_arguments, read, read_loss, serialize, write
-from kcap.schemas.backendbench.tensor import canonical
-from kcap.schemas.backendbench.words import QUOTED_DEVICE, TORCH
-from kcap.schemas.dtypes import BY_WORD
-from kcap.schemas.values import Opaque, TensorSpec, TorchConstant
+from kcap.schemas.backendbench.calls import canonical
+from kcap.schemas.backendbench.lexer import QUOTED_DEVICE, TORCH
+from kcap.schemas.recording.dtypes import BY_WORD
+from kcap.schemas.recording.values import Opaque, TensorSpec, TorchConstant
 
 WORDS = sorted(dtype.name for dtype in BY_WORD.values())
 

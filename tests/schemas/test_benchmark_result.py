@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.benchmark_result import BenchmarkResult, CompilationFailure, Device, Success, read, write
+from kcap.schemas.flashinfer.benchmark_result import BenchmarkResult, CompilationFailure, Device, Success, read, write
 
 HEAD = {"device": {"name": "NVIDIA A100-SXM4-80GB"}, "kernel_id": "gemm", "source": "flashinfer"}
 SUCCESS = HEAD | {"compiled": True, "time": 0.25, "speedup": 2.0, "max_diff": 1e-6}

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.calling_record import FRAMEWORKS, CallingRecord, KernelCount, from_recording, read, write
-from kcap.schemas.recording import Call, Count, Launch, Metadata, load, write_recording
+from kcap.schemas.derive.derive import calling_record_of
+from kcap.schemas.flashinfer.calling_record import FRAMEWORKS, CallingRecord, KernelCount, read, write
+from kcap.schemas.recording.recording import Call, Count, Launch, Metadata, load, write_recording
 
 EXAMPLE = {
     "model": "meta-llama/Llama-3.1-8B",
@@ -58,7 +59,7 @@ def test_broken_json_is_named_by_line_and_column(tmp_path: Path) -> None:
 
 
 def test_ids_are_definitions_and_counts_sums_over_phases_ranks_and_graphs_of_kernels_that_work(recording: Path) -> None:
-    record = from_recording(load(recording))
+    record = calling_record_of(load(recording))
     assert record is not None
     assert record.model_dump() == {
         "model": "meta-llama/Llama-3.1-8B",
@@ -72,12 +73,12 @@ def test_ids_are_definitions_and_counts_sums_over_phases_ranks_and_graphs_of_ker
 
 
 def test_plain_pytorch_has_no_calling_record(plain: Path) -> None:
-    assert from_recording(load(plain)) is None
+    assert calling_record_of(load(plain)) is None
 
 
 def test_a_framework_that_the_schema_does_not_name_has_none(tmp_path: Path) -> None:
     write_recording(tmp_path / "r", Metadata(model="m", framework="other"), [])
-    assert from_recording(load(tmp_path / "r")) is None
+    assert calling_record_of(load(tmp_path / "r")) is None
 
 
 def test_kernels_with_a_source_of_their_own_keep_their_ids(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_kernels_with_a_source_of_their_own_keep_their_ids(tmp_path: Path) -> No
     counts = [Count(phase="decode", mode="graph", count=5568), Count(phase="prefill", count=32)]
     path = tmp_path / "r"
     write_recording(path, Metadata(model="m", framework="vLLM"), [kernel.model_copy(update={"counts": counts})])
-    record = from_recording(load(path))
+    record = calling_record_of(load(path))
     assert record is not None
     assert record.model_dump()["kernels"] == [{"id": "triton::fused_add_rms_norm.s0a1b2c3d", "count": 5600}]
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.coverage import (
+from kcap.schemas.recording.recording import PHASES
+from kcap.schemas.results.coverage import (
     CoverageSummary,
     Disagreement,
     KernelTime,
@@ -21,7 +22,6 @@ from kcap.schemas.coverage import (
     read,
     write,
 )
-from kcap.schemas.recording import PHASES
 
 counts = st.integers(0, 2**53)
 times = st.floats(0, 1e18)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from kcap.errors import FormatError
-from kcap.schemas import trace
-from kcap.schemas.dataset import Dataset, WorkloadCount, blob_path, files, write_dataset
-from kcap.schemas.definition import Definition
-from kcap.schemas.records import Count
-from kcap.schemas.workload import (
-    Input,
+from kcap.schemas.flashinfer import trace
+from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, files, write_dataset
+from kcap.schemas.flashinfer.definition import (
+    Definition,
     RandomInput,
     SafetensorsInput,
     ScalarInput,
     Workload,
+    WorkloadInput,
     check_workload,
 )
+from kcap.schemas.recording.records import Count
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"
 DEFINITION = Definition.model_validate(
@@ -53,7 +53,7 @@ COUNT = WorkloadCount(
     samples=2,
     counts=[Count(phase="decode", mode="graph", count=12)],
 )
-inputs: st.SearchStrategy[Input] = st.one_of(
+inputs: st.SearchStrategy[WorkloadInput] = st.one_of(
     st.just(RandomInput()),
     st.builds(
         ScalarInput,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas import definition as file
-from kcap.schemas.dataset import files
-from kcap.schemas.definition import DTYPES, Definition, check_definition, from_bytes, to_bytes
+from kcap.schemas.flashinfer import definition as file
+from kcap.schemas.flashinfer.dataset import files
+from kcap.schemas.flashinfer.definition import DTYPES, Definition, check_definition, from_bytes, to_bytes
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"
 GEMM: dict[str, Any] = {

@@ -5,11 +5,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from kcap.schemas.dataset import WorkloadCount, write_dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.recording import Argument, Call, Count, Metadata, write_recording
-from kcap.schemas.values import TensorSpec
-from kcap.schemas.workload import RandomInput, Workload
+from kcap.schemas.flashinfer.dataset import WorkloadCount, write_dataset
+from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, write_recording
+from kcap.schemas.recording.values import TensorSpec
 
 
 def call(operator, *counts, size=4, **more):

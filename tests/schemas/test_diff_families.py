@@ -10,10 +10,9 @@ import orjson
 import pytest
 from two_engines import LAYERS, LINEARS, call, sglang, tensor, vllm, write
 
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.measurement import write as write_measurements
-from kcap.schemas.recording import Call, load
-from kcap.schemas.signature import call_key
+from kcap.schemas.recording.recording import Call, load
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.results.measurement import Measurement, write_measurements
 
 ROPE = "rope_with_cos_sin_cache_neox_style_bf16cache_d128_rd128"
 Compare = Callable[..., dict[str, Any]]

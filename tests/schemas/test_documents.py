@@ -11,10 +11,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from kcap.errors import FormatError
-from kcap.schemas import agent_trace, benchmark_result, calling_record, definition, kernel_description
 from kcap.schemas.backendbench import parse_arguments, read
-from kcap.schemas.jsonfile import parse_json
-from kcap.schemas.python_source import check_positional, function
+from kcap.schemas.files.jsonfile import parse_json
+from kcap.schemas.files.python_source import check_positional, function
+from kcap.schemas.flashinfer import agent_trace, benchmark_result, calling_record, definition, kernel_description
 
 EXAMPLES = Path(__file__).parents[1] / "data" / "documents"
 READERS: dict[str, Callable[[Path], Any]] = {

@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas.dataset import files
-from kcap.schemas.definition import Definition
-from kcap.schemas.definition import from_bytes as definition_from_bytes
-from kcap.schemas.definition import read as read_definition
-from kcap.schemas.kernel_conversion import from_definition, to_definition
-from kcap.schemas.kernel_description import (
+from kcap.schemas.flashinfer.dataset import files
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.definition import from_bytes as definition_from_bytes
+from kcap.schemas.flashinfer.definition import read as read_definition
+from kcap.schemas.flashinfer.kernel_description import (
     DTYPES,
     KernelDescription,
     check_kernel_description,
     from_bytes,
+    from_definition,
     to_bytes,
+    to_definition,
 )
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"

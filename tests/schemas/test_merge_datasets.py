@@ -9,14 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import CallError
-from kcap.schemas.dataset import Dataset, WorkloadCount, blob_path, invocations, write_dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
 from kcap.schemas.diff import diff_datasets
-from kcap.schemas.merge_datasets import merge_datasets
-from kcap.schemas.records import Count
-from kcap.schemas.trace import Trace
-from kcap.schemas.trace import write as write_traces
-from kcap.schemas.workload import RandomInput, SafetensorsInput, Workload
+from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, invocations, write_dataset
+from kcap.schemas.flashinfer.definition import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DefinitionTensor,
+    RandomInput,
+    SafetensorsInput,
+    Workload,
+)
+from kcap.schemas.flashinfer.trace import Trace
+from kcap.schemas.flashinfer.trace import write as write_traces
+from kcap.schemas.merge.datasets import merge_datasets
+from kcap.schemas.recording.records import Count
 
 TENSOR = DefinitionTensor(shape=["m", "n"], dtype="bfloat16")
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from kcap.errors import CallError, FormatError
 from kcap.schemas.diff import diff_calls
-from kcap.schemas.merge_recordings import merge_recordings
-from kcap.schemas.ranks import Rank
-from kcap.schemas.recording import Argument, Call, Count, Metadata, Program, Recording, Sample, Step, load
-from kcap.schemas.recording import write_recording as write
-from kcap.schemas.records import totals
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.merge.recordings import merge_recordings
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Program, Recording, Sample, Step, load
+from kcap.schemas.recording.recording import write_recording as write
+from kcap.schemas.recording.records import Rank, totals
+from kcap.schemas.recording.values import TensorSpec
 
 PHASES = st.sampled_from(["prefill", "decode", "mixed", "other"])
 counts = st.builds(
@@ -341,7 +340,7 @@ def test_the_command_joins_files_and_derives_the_rest(two, kcap, tmp_path):
 
 
 def sealed(path):
-    from kcap.schemas.seal import seal
+    from kcap.schemas.recording.seal import seal
 
     metadata = load(path).metadata
     names = [one.name for one in (path / "kernels").iterdir()]
@@ -350,7 +349,7 @@ def sealed(path):
 
 
 def test_the_merged_sources_are_sealed_only_if_all_were(two, kcap, tmp_path, monkeypatch):
-    from kcap.schemas.seal import holds
+    from kcap.schemas.recording.seal import holds
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     sealed(two[0])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcap.schemas.operators import OperatorError, check_operator_name, from_trace, to_trace
+from kcap.schemas.recording.operators import OperatorError, check_operator_name, from_trace, to_trace
 
 
 @pytest.mark.parametrize(

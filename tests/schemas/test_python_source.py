@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.schemas.python_source import MAX_SOURCE, check_positional, function, parameters, parse
+from kcap.schemas.files.python_source import MAX_SOURCE, check_positional, function, parameters, parse
 
 TOKENS = st.sampled_from(
     ["def run(", "a", ",", "):", "\n", "    ", "(", ")", "[", "lambda ", ":", "+", "-", '"', "\\", "if "]

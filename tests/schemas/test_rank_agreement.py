@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.rank_agreement import MOST, disagreements
-from kcap.schemas.ranks import Difference, Disagreement, Rank
-from kcap.schemas.recording import Argument, Call, Count, Launch, Program, Step
-from kcap.schemas.values import Group, TensorSpec
+from kcap.schemas.recording.rank_agreement import MOST, disagreements
+from kcap.schemas.recording.recording import Argument, Call, Count, Launch, Program, Step
+from kcap.schemas.recording.records import Difference, Disagreement, Rank
+from kcap.schemas.recording.values import Group, TensorSpec
 
 X = TensorSpec((4, 8), "bfloat16")
 

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 import kcap
 from kcap.errors import FormatError
-from kcap.schemas.dtypes import BY_NAME
-from kcap.schemas.recording import (
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.recording import (
     PHASES,
     Argument,
     Call,
@@ -34,8 +34,8 @@ from kcap.schemas.recording import (
     load,
     write_recording,
 )
-from kcap.schemas.records import MAX_NUMBER, MAX_RANK
-from kcap.schemas.values import (
+from kcap.schemas.recording.records import MAX_NUMBER, MAX_RANK
+from kcap.schemas.recording.values import (
     CONSTANT_KINDS,
     Drift,
     Folded,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kcap.errors import FormatError
-from kcap.schemas.recording import Call, Launch, Metadata, Program, Recording, load, write_recording
+from kcap.schemas.recording.recording import Call, Launch, Metadata, Program, Recording, load, write_recording
 
 
 def in_order(recording: Recording, number: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kcap.errors import KcapError
-from kcap.schemas.seal import holds, key_path, make_key, read_key, seal
+from kcap.schemas.recording.seal import holds, key_path, make_key, read_key, seal
 
 NAMES = ["b" * 64 + ".py", "a" * 64 + ".cpp"]
 
@@ -77,7 +77,7 @@ def test_without_xdg_the_key_is_in_the_home_folder(monkeypatch: pytest.MonkeyPat
 
 
 def test_processes_that_race_for_the_first_key_end_up_with_one(home: Path) -> None:
-    code = "import sys; from kcap.schemas.seal import seal as f; sys.stdin.read(); print(f(['x']))"
+    code = "import sys; from kcap.schemas.recording.seal import seal as f; sys.stdin.read(); print(f(['x']))"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     racers = [subprocess.Popen([sys.executable, "-c", code], text=True, env=os.environ, **pipes) for _ in range(6)]
     for racer in racers:

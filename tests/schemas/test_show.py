@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.recording import Metadata, write_recording
-from kcap.schemas.summary import of_trace
+from kcap.schemas.recording.recording import Metadata, write_recording
+from kcap.show.summary import of_trace
 
 Kcap = Callable[..., Any]
 

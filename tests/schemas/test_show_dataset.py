@@ -5,10 +5,17 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from kcap.schemas.dataset import WorkloadCount, write_dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.records import Count
-from kcap.schemas.workload import RandomInput, SafetensorsInput, Workload
+from kcap.schemas.flashinfer.dataset import WorkloadCount, write_dataset
+from kcap.schemas.flashinfer.definition import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DefinitionTensor,
+    RandomInput,
+    SafetensorsInput,
+    Workload,
+)
+from kcap.schemas.recording.records import Count
 
 TENSOR = DefinitionTensor(shape=["m", "n"], dtype="bfloat16")
 

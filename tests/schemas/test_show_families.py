@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas import coverage
-from kcap.schemas.coverage import KernelTime, StepCoverage
-from kcap.schemas.recording import Argument, Call, Count, load, write_recording
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.recording.recording import Argument, Call, Count, load, write_recording
+from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.results import coverage
+from kcap.schemas.results.coverage import KernelTime, StepCoverage
 
 Kcap = Callable[..., Any]
 MATRIX_PRODUCTS = 17  # of the Recording in the fixture

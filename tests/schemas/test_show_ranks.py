@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.ranks import Difference, Disagreement, Rank
-from kcap.schemas.recording import Call, Count, Metadata, write_recording
+from kcap.schemas.recording.recording import Call, Count, Metadata, write_recording
+from kcap.schemas.recording.records import Difference, Disagreement, Rank
 
 Kcap = Callable[..., Any]
 GROUPS = {0: [0, 1], 1: [0, 1], 2: [2, 3], 3: [2, 3]}

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from kcap.schemas.recording import Argument, Call, Count
-from kcap.schemas.signature import call_key, signature
-from kcap.schemas.values import Drift, TensorSpec, TorchConstant
+from kcap.schemas.recording.recording import Argument, Call, Count
+from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.recording.values import Drift, TensorSpec, TorchConstant
 
 MATRIX = Argument(value=TensorSpec((64, 4096), "bfloat16"))
 TRANSPOSED = Argument(value=TensorSpec((4096, 64), "float8_e4m3fn", (1, 4096)))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.errors import FormatError
-from kcap.schemas import solution, trace
-from kcap.schemas.trace import STATUSES, Correctness, Environment, Evaluation, Performance, Trace
-from kcap.schemas.workload import Workload
+from kcap.schemas.flashinfer import solution, trace
+from kcap.schemas.flashinfer.definition import Workload
+from kcap.schemas.flashinfer.trace import STATUSES, Correctness, Environment, Evaluation, Performance, Trace
 
 SOLUTION: dict[str, Any] = {
     "name": "gemm_triton_v1",

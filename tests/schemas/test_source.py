@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from kcap.errors import CallError
-from kcap.replay import trace
+from kcap.replay import source
 from kcap.schemas.backendbench.table import TableRow, write_table
-from kcap.schemas.source import detect, trace_lines
+from kcap.schemas.input_kind import detect_input, trace_lines
 
 TRACES = Path(__file__).parents[1] / "data" / "backendbench-traces"
 MM = "((T([8, 4], f16), T([4, 2], f16)), {})"
@@ -38,12 +38,12 @@ def test_each_kind_is_told_by_what_is_there(recording, parquet, tmp_path):
         TRACES / "alexnet_training.txt": "trace",
         tmp_path: "recording",
     }
-    assert {path: detect(path) for path in expected} == expected
+    assert {path: detect_input(path) for path in expected} == expected
 
 
 def test_nothing_there_names_what_would_do(tmp_path):
     with pytest.raises(CallError, match="no such Recording, dataset or trace file"):
-        detect(tmp_path / "none")
+        detect_input(tmp_path / "none")
 
 
 def test_a_trace_file_and_its_parquet_are_the_same_lines(parquet, tmp_path):
@@ -70,5 +70,5 @@ def test_a_dataset_that_is_to_be_replayed_wants_trust(kcap, tmp_path):
 def test_a_signature_on_three_lines_is_one_call_with_their_sum(tmp_path):
     path = tmp_path / "trace.txt"
     path.write_text("Operator: aten.mm.default\n" + "".join(f"cnt: {count}, {MM}\n" for count in (1, 2, 3)))
-    (call,) = trace.calls(path, None)
+    (call,) = source.calls_of_trace(path, None)
     assert (call.total, [one.count for one in call.counts]) == (6, [6])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kcap.schemas.recording import Argument, Call, Count, Metadata, write_recording
-from kcap.schemas.values import TensorSpec
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, write_recording
+from kcap.schemas.recording.values import TensorSpec
 
 LAYERS, BATCH = 32, 16
 LINEARS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]

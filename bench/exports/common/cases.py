@@ -8,9 +8,15 @@ from typing import Any
 
 from kcap.bench.contents import Contents
 from kcap.bench.problems import Problem, Problems, problems_of
-from kcap.schemas.definition import Definition, DefinitionTensor
-from kcap.schemas.loss import ExportLoss, LossLedger
-from kcap.schemas.workload import Input, SafetensorsInput, Workload, check_workload
+from kcap.schemas.flashinfer.definition import (
+    Definition,
+    DefinitionTensor,
+    SafetensorsInput,
+    Workload,
+    WorkloadInput,
+    check_workload,
+)
+from kcap.schemas.results.export_loss import ExportLoss, LossLedger
 
 NO_BLOB = "its recorded values are not in the dataset"
 SAMPLES = "all Samples but one of each Call"
@@ -29,7 +35,7 @@ class Case:
     def count(self) -> int:
         return sum(self.calls.values())
 
-    def tensors(self) -> Iterator[tuple[str, DefinitionTensor, Input | None]]:
+    def tensors(self) -> Iterator[tuple[str, DefinitionTensor, WorkloadInput | None]]:
         """Each input: its name, what the Definition says of it, and what the Workload gives (None: left out)."""
         for name, tensor in self.definition.inputs.items():
             yield name, tensor, self.workload.inputs.get(name)

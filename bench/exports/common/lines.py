@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from kcap.bench.contents import Contents
 from kcap.schemas.backendbench import Converted, TraceLine, Unwritable, convert_calls
-from kcap.schemas.backendbench.writer import count_text
-from kcap.schemas.loss import LossLedger
-from kcap.schemas.values import TensorSpec, Value, tensors
+from kcap.schemas.backendbench.trace_file import count_text
+from kcap.schemas.recording.values import TensorSpec, Value, tensors
+from kcap.schemas.results.export_loss import LossLedger
 
 # Names that index with an integer tensor and that no filter of the targets takes out: their random integers are -9..9.
 INDEXING = frozenset(

@@ -6,7 +6,7 @@
 # reason: StopIteration|No module named
 import gc
 
-from kcap.schemas.definition import Definition
+from kcap.schemas.flashinfer.definition import Definition
 
 
 def run(A, B):

@@ -36,7 +36,7 @@ def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
 
 
 def taken(device: str) -> tuple[str, tuple[Any, ...]]:
-    """As kcap.bench.integrity.driver.gpu has it."""
+    """As kcap.bench.judge.driver.originals has it."""
     ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
     return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _sleep, _empty_cache)
 

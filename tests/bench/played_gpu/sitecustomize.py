@@ -8,7 +8,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-FORK_SERVER, CANDIDATE = "kcap.bench.judge.fork_server", "kcap.bench.judge.candidate_process"
+FORK_SERVER, CANDIDATE = "kcap.bench.judge.fork_server", "kcap.bench.judge.driver.candidate_process"
 
 
 class Before(importlib.abc.MetaPathFinder):
@@ -20,9 +20,9 @@ class Before(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         import played
 
-        from kcap.bench.integrity.driver import gpu
+        from kcap.bench.judge.driver import originals
 
-        gpu.taken = played.taken
+        originals.gpu_handles = played.taken
         return importlib.util.find_spec(name)
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.workload import RandomInput, SafetensorsInput, ScalarInput, Workload
+from kcap.schemas.flashinfer.definition import (
+    AxisConst,
+    AxisVar,
+    Definition,
+    DefinitionTensor,
+    RandomInput,
+    SafetensorsInput,
+    ScalarInput,
+    Workload,
+)
 
 DATASET = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 VAR, RANDOM = AxisVar(), RandomInput()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.definitions.constraints import Broken, check, evaluate, names, solved
+from kcap.schemas.derive.constraints import BrokenConstraint, check, evaluate, names, solved_axis
 
 VALUES = {
     "batch_size": 3,
@@ -38,10 +38,12 @@ def test_what_constraints_say_holds(text: str) -> None:
 
 def test_a_constraint_that_does_not_hold_is_told_with_its_numbers() -> None:
     with pytest.raises(
-        Broken, match=r"k: its constraint 'len_indptr == batch_size' does not hold \(batch_size=3, len_"
+        BrokenConstraint, match=r"k: its constraint 'len_indptr == batch_size' does not hold \(batch_size=3, len_"
     ):
         check(["len_indptr == batch_size"], VALUES, "k")
-    with pytest.raises(Broken, match=r"'kv_indptr\[-1\].item\(\) == 8' does not hold \(kv_indptr=\[4\], last 9\)"):
+    with pytest.raises(
+        BrokenConstraint, match=r"'kv_indptr\[-1\].item\(\) == 8' does not hold \(kv_indptr=\[4\], last 9\)"
+    ):
         check(["kv_indptr[-1].item() == 8"], VALUES, "k")
 
 
@@ -66,23 +68,23 @@ def test_a_constraint_that_does_not_hold_is_told_with_its_numbers() -> None:
     ],
 )
 def test_what_a_constraint_may_not_say_is_refused_and_named(text: str) -> None:
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(BrokenConstraint) as caught:
         check([text], VALUES, "k")
     assert "cannot be worked out" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_number_beyond_any_size_is_refused_before_the_next_is_larger() -> None:
-    with pytest.raises(Broken, match="larger than any size"):
+    with pytest.raises(BrokenConstraint, match="larger than any size"):
         check([" * ".join(["99999999999"] * 400) + " > 1"], {}, "k")
 
 
 def test_names_and_solutions() -> None:
     assert names("num_kv == kv_indptr[-1].item() + len(w.shape)") == {"num_kv", "kv_indptr", "w"}
-    assert solved("len_indptr == batch_size + 1") == ("len_indptr", "batch_size + 1")
-    assert solved("batch_size + 1 == len_indptr") == ("len_indptr", "batch_size + 1")
-    assert solved("a * 2 == b + 1") is None
-    assert solved("a >= b") is None
+    assert solved_axis("len_indptr == batch_size + 1") == ("len_indptr", "batch_size + 1")
+    assert solved_axis("batch_size + 1 == len_indptr") == ("len_indptr", "batch_size + 1")
+    assert solved_axis("a * 2 == b + 1") is None
+    assert solved_axis("a >= b") is None
 
 
 @given(st.text(max_size=60))

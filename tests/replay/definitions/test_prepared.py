@@ -6,17 +6,23 @@ import pytest
 import torch
 from definitions import copying, definition, tensor, workload
 
-from kcap.replay.definitions.prepared import Prepared, prepare
-from kcap.replay.definitions.time_reference import clone, inputs_of, measure, rotation_of, try_once
-from kcap.replay.runner import How
-from kcap.replay.skip import Skip
+from kcap.replay.calls.runner import TimingOptions
+from kcap.replay.datasets.reference import PreparedReference, prepare_reference
+from kcap.replay.datasets.run_reference import (
+    clone_arguments,
+    inputs_of_arguments,
+    measure_reference,
+    rotation_of_reference,
+    try_reference,
+)
 from kcap.replay.timing import rotation
-from kcap.schemas.definition import Definition
-from kcap.schemas.measurement import Cache
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.results.measurement import Cache
 
 
-def prepared(of: Definition) -> Prepared:
-    return prepare(of, workload(of), None)
+def prepared(of: Definition) -> PreparedReference:
+    return prepare_reference(of, workload(of), None)
 
 
 def test_the_reference_is_called_by_name_and_a_solution_by_position() -> None:
@@ -36,11 +42,11 @@ def test_preparing_runs_nothing_until_the_reference_is_asked_for() -> None:
 
 def test_the_same_seed_makes_the_same_inputs_and_a_limit_is_kept() -> None:
     of = copying("def run(x):\n    return x\n")
-    one, same, other = (prepare(of, workload(of), None, seed=seed).arguments[0] for seed in (1, 1, 2))
+    one, same, other = (prepare_reference(of, workload(of), None, seed=seed).arguments[0] for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     with pytest.raises(Skip, match="its tensors take"):
-        prepare(of, workload(of), None, limit=31)
+        prepare_reference(of, workload(of), None, limit=31)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +54,10 @@ def test_the_same_seed_makes_the_same_inputs_and_a_limit_is_kept() -> None:
 )
 def test_a_first_run_tells_what_the_reference_writes_to_and_leaves_it_as_it_was(body: str, written: bool) -> None:
     ready = prepared(copying(f"def run(x):\n    {body}\n"))
-    inputs = inputs_of(ready.arguments)
+    inputs = inputs_of_arguments(ready.arguments)
     before = inputs.args[0].clone()
     with torch.inference_mode():
-        assert try_once(ready, inputs) == ([("cpu", 0)] if written else [])
+        assert try_reference(ready, inputs) == ([("cpu", 0)] if written else [])
     assert torch.equal(inputs.args[0], before)
 
 
@@ -70,22 +76,22 @@ ROWS, WEIGHT = 32, 16  # bytes
 def test_of_a_reference_goes_round_what_the_state_says(
     monkeypatch: pytest.MonkeyPatch, cache: Cache, stays: int, moved: list[str], fresh: int
 ) -> None:
-    monkeypatch.setattr(rotation, "stays", lambda device: stays)
+    monkeypatch.setattr(rotation, "staying_bytes", lambda device: stays)
     inputs = {"x": tensor("float32", "M", "K"), "weight": tensor("float32", "K")}
     run = "def run(x, weight):\n    return x + weight\n"
     of = definition(inputs, {"M": 2, "K": 4}, op_type="group_norm", reference=run)
     ready = prepared(of)
-    first = inputs_of(ready.arguments)
-    other = rotation_of(cache, ready, first, "cpu").clone()
+    first = inputs_of_arguments(ready.arguments)
+    other = rotation_of_reference(cache, ready, first, "cpu").clone()
     places = [a.data_ptr() != b.data_ptr() for a, b in zip(first.args, other.args, strict=True)]
     assert [name for name, elsewhere in zip(inputs, places, strict=True) if elsewhere] == moved
-    answer = measure("cpu", How(cache), ready, {"seed": 0, "seconds": 0.001})
+    answer = measure_reference("cpu", TimingOptions(cache), ready, {"seed": 0, "seconds": 0.001})
     assert answer["work"]["fresh"] == fresh
 
 
 def test_a_clone_has_the_content_at_another_address() -> None:
-    inputs = inputs_of([torch.arange(6.0).view(2, 3).t(), 0.5, torch.tensor(3), None])
-    again = clone(inputs)
+    inputs = inputs_of_arguments([torch.arange(6.0).view(2, 3).t(), 0.5, torch.tensor(3), None])
+    again = clone_arguments(inputs)
     assert again.args[1::2] == [0.5, None]
     for number in (0, 2):
         assert torch.equal(again.args[number], inputs.args[number])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from definitions import COPY, DATASET, copying, definition, tensor, workload
 
-from kcap.replay.definitions.inputs import make_inputs
-from kcap.replay.definitions.made_up import made_up
-from kcap.replay.definitions.reference import ReferenceResult, References
-from kcap.replay.skip import Skip
-from kcap.schemas.dataset import Dataset
+from kcap.replay.datasets.inputs import make_inputs
+from kcap.replay.datasets.reference import ReferenceResult, References
+from kcap.replay.datasets.workloads import default_workload
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.flashinfer.dataset import Dataset
 
 MIB = 1 << 20
 
@@ -175,7 +175,9 @@ LARGE = {
 def test_every_reference_of_flashinfers_dataset_runs_and_is_finite() -> None:
     definitions = Dataset.load(DATASET).definitions
     with References(None) as references:
-        results = {name: references.run(of, made_up(of), 120) for name, of in definitions.items() if name not in LARGE}
+        results = {
+            name: references.run(of, default_workload(of), 120) for name, of in definitions.items() if name not in LARGE
+        }
     assert {name: r.reason for name, r in results.items() if r.status != "ok"} == {}
     assert len(results) == 69
     assert [name for name, r in results.items() if any(o.nan or o.inf for o in r.outputs)] == []
@@ -184,4 +186,4 @@ def test_every_reference_of_flashinfers_dataset_runs_and_is_finite() -> None:
 def test_inputs_are_made_for_every_definition_whatever_its_size() -> None:
     for of in Dataset.load(DATASET).definitions.values():
         with pytest.raises(Skip, match="its tensors take"):
-            make_inputs(of, made_up(of), None, limit=0)
+            make_inputs(of, default_workload(of), None, limit=0)

@@ -15,11 +15,11 @@ from definitions import DATASET, definition, tensor, workload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.definitions.source import weigh
-from kcap.schemas.dataset import Dataset, WorkloadCount, blob_path, write_dataset
-from kcap.schemas.definition import Definition
-from kcap.schemas.measurement import Measurement, read
-from kcap.schemas.records import Count
+from kcap.replay.datasets.workloads import workload_weights
+from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, write_dataset
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.recording.records import Count
+from kcap.schemas.results.measurement import Measurement, read_measurements
 
 Kcap = Callable[..., Any]
 LOOKUP = definition(
@@ -73,7 +73,7 @@ def replayed(kcap: Kcap, root: Path, *args: object) -> tuple[int, dict[str, Any]
     out = root / "m.jsonl"
     done = kcap("replay", root, "--trust", "--device", "cpu", "--seconds", 0.001, "--json", "-o", out, "--force", *args)
     assert done.out, done.err
-    lines = list(read(out))
+    lines = list(read_measurements(out))
     assert len({line.workload for line in lines}) == len(lines)
     return done.code, orjson.loads(done.out), {str(line.workload): line for line in lines}
 
@@ -249,7 +249,7 @@ def test_nothing_to_replay_is_a_wrong_call(kcap: Kcap, tmp_path: Path, args: lis
 )
 def test_a_calls_invocations_are_shared_among_its_samples_and_none_is_lost(samples: int, counts: list[int]) -> None:
     phases = dict(zip(("prefill", "decode", "mixed", "other"), counts, strict=False))
-    weights = weigh([counted("d", str(n), 0, samples, **phases) for n in range(samples)])
+    weights = workload_weights([counted("d", str(n), 0, samples, **phases) for n in range(samples)])
     for phase, count in phases.items():
         assert sum(weights["d", str(n)][phase] for n in range(samples)) == count
     totals = [sum(weights["d", str(n)].values()) for n in range(samples)]

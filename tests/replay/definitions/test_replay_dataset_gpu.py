@@ -9,8 +9,8 @@ import pytest
 import torch
 from definitions import definition, tensor, workload
 
-from kcap.replay.definitions.source import MODULE, WorkloadJob
-from kcap.replay.pool import Worker
+from kcap.replay.datasets.workloads import TIMING_WORKER, WorkloadJob
+from kcap.system.worker_process import Worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ X = tensor("bfloat16", "m", "h")
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Worker]:
     session = {"device": None, "home": None, "root": None, "limit": None, "threads": None, "cache": "cold"}
-    with Worker(session, MODULE) as worker:
+    with Worker(session, TIMING_WORKER) as worker:
         yield worker
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcap.errors import KcapError
-from kcap.replay.definitions import inputs
-from kcap.replay.definitions.inputs import Made, make_inputs
-from kcap.replay.definitions.made_up import made_up
-from kcap.schemas.dataset import Dataset
+from kcap.replay.datasets import inputs
+from kcap.replay.datasets.inputs import WorkloadInputs, make_inputs
+from kcap.replay.datasets.workloads import default_workload
+from kcap.schemas.flashinfer.dataset import Dataset
 
 SIZES = st.integers(1, 9)
 SEEDS = st.integers(0, 1000)
@@ -25,10 +25,10 @@ def dataset() -> Dataset:
     return Dataset.load(DATASET)
 
 
-def made_for(name: str, seed: int = 0, **axes: int) -> tuple[dict[str, torch.Tensor], Made]:
+def made_for(name: str, seed: int = 0, **axes: int) -> tuple[dict[str, torch.Tensor], WorkloadInputs]:
     """The inputs of a Definition of the dataset by name, on made-up axes but for these."""
     of = dataset().definitions[name]
-    some = made_up(of)
+    some = default_workload(of)
     made = make_inputs(of, some.model_copy(update={"axes": some.axes | axes}), None, seed=seed)
     return dict(zip(of.inputs, made.inputs, strict=True)), made
 
@@ -82,7 +82,7 @@ def test_a_ragged_prefill_has_a_key_for_each_query(sequences: int, queries: int,
 
 def test_keys_are_made_for_the_queries_that_a_file_gives() -> None:
     of = dataset().definitions["gqa_ragged_prefill_causal_h16_kv2_d128"]
-    draft = inputs._draft(of, made_up(of), None, 0)
+    draft = inputs._new_draft(of, default_workload(of), None, 0)
     draft.axes |= {"total_q": 10, "total_kv": 11, "len_indptr": 4}
     draft.given["qo_indptr"] = torch.tensor([0, 1, 9, 10], dtype=torch.int32)
     assert draft["kv_indptr"].diff().tolist() in ([2, 8, 1], [1, 9, 1], [1, 8, 2])

@@ -7,7 +7,7 @@ from definitions import definition, tensor, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.replay.definitions.inputs import make_inputs
+from kcap.replay.datasets.inputs import make_inputs
 
 
 def made(name: str, axis: str, rows: int, groups: int, seed: int) -> torch.Tensor:

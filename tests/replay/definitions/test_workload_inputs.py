@@ -10,13 +10,12 @@ from definitions import definition, tensor, workload
 from safetensors.torch import save_file
 
 from kcap.errors import FormatError, KcapError
-from kcap.replay.definitions.constraints import Broken
-from kcap.replay.definitions.inputs import make_inputs
-from kcap.replay.definitions.made_up import made_up
-from kcap.replay.skip import Skip
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.definition import Definition, DefinitionTensor
-from kcap.schemas.workload import Workload
+from kcap.replay.datasets.inputs import make_inputs
+from kcap.replay.datasets.workloads import default_workload
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.constraints import BrokenConstraint
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import Definition, DefinitionTensor, Workload
 
 PAGED = definition(
     {
@@ -95,13 +94,15 @@ def test_a_page_beyond_the_cache_is_refused(tmp_path: Path) -> None:
 
 def test_offsets_that_break_a_constraint_are_refused_by_its_name(tmp_path: Path) -> None:
     blob = {**paged(1, 2, 3, 4), "kv_indptr": torch.tensor([0, 1, 3]).int()}
-    with pytest.raises(Broken, match=r"its constraint 'num_kv_indices == kv_indptr\[-1\].item\(\)' does not hold"):
+    with pytest.raises(
+        BrokenConstraint, match=r"its constraint 'num_kv_indices == kv_indptr\[-1\].item\(\)' does not hold"
+    ):
         make_inputs(PAGED, stored(tmp_path, **blob), Dataset(tmp_path))
 
 
 def test_axes_that_break_a_constraint_are_refused_before_anything_is_made() -> None:
     of = definition({"x": tensor("float32", "M", "N")}, {"M": None, "N": None}, constraints=["M == N + 1"])
-    with pytest.raises(Broken, match=r"'M == N \+ 1' does not hold \(M=1048576, N=1048576\)"):
+    with pytest.raises(BrokenConstraint, match=r"'M == N \+ 1' does not hold \(M=1048576, N=1048576\)"):
         make_inputs(of, workload(of, M=1 << 20, N=1 << 20), None)
 
 
@@ -155,7 +156,7 @@ def test_a_workload_of_another_definition_is_refused() -> None:
 
 def made_up_axes(constraints: list[str], **axes: int | None) -> dict[str, int]:
     of: Definition = definition({"x": tensor("float32", *axes)}, axes, constraints=constraints)
-    return made_up(of).axes
+    return default_workload(of).axes
 
 
 def test_made_up_axes_meet_the_constraints() -> None:
@@ -164,5 +165,5 @@ def test_made_up_axes_meet_the_constraints() -> None:
         "len_indptr": 4,
     }
     assert made_up_axes(["a * 2 == b", "c == a + b"], a=None, b=None, c=None) == {"a": 3, "b": 6, "c": 9}
-    with pytest.raises(Broken, match="a > 100"):
+    with pytest.raises(BrokenConstraint, match="a > 100"):
         made_up_axes(["a > 100"], a=None)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kcap.errors import KcapError
-from kcap.replay.roofline import stored
-from kcap.replay.roofline.ceilings import NARROWER, Ceilings, descending
+from kcap.replay.roofline import ceilings
+from kcap.replay.roofline.ceilings import NARROWER_FACTOR, Ceilings, descending_levels
 from kcap.replay.roofline.floor import COLD_FACTOR, MARGINS, floor_us
-from kcap.schemas.families.cost import Cost
-from kcap.schemas.measurement import CACHES
+from kcap.schemas.derive.cost import Cost
+from kcap.schemas.results.measurement import CACHES
 
 MIB = 1 << 20
 RATES = {"float32": 50.0, "tf32": 400.0, "bfloat16": 800.0, "float8_e4m3fn": 1600.0}
 LEVELS = [(0, 8000.0), (100 * MIB, 5000.0), (200 * MIB, 4300.0), (800 * MIB, 4200.0)]
-GPU = Ceilings(device="cuda:0", device_name="H", levels=descending(LEVELS), tflop_s=RATES, cache_bytes=50 * MIB)
-CPU = Ceilings(levels=descending([(0, 2000.0), (1 << 18, 100.0), (1 << 26, 20.0)]), tflop_s={"float32": 0.1})
+GPU = Ceilings(device="cuda:0", device_name="H", levels=descending_levels(LEVELS), tflop_s=RATES, cache_bytes=50 * MIB)
+CPU = Ceilings(levels=descending_levels([(0, 2000.0), (1 << 18, 100.0), (1 << 26, 20.0)]), tflop_s={"float32": 0.1})
 OF_BYTES, OF_FLOPS = MARGINS["cuda"]
 
 
@@ -34,7 +34,7 @@ def test_half_of_a_working_set_may_stay_in_a_nearer_cache():
 
 def test_a_larger_working_set_that_measured_faster_raises_the_smaller():
     """The smaller was disturbed: it is as fast at least."""
-    assert [level.gb_s for level in descending([(0, 9.0), (10, 3.0), (20, 5.0)])] == [9.0, 5.0, 5.0]
+    assert [level.gb_s for level in descending_levels([(0, 9.0), (10, 3.0), (20, 5.0)])] == [9.0, 5.0, 5.0]
 
 
 def test_arithmetic_may_be_done_in_a_wider_dtype_but_not_in_a_narrower():
@@ -42,8 +42,8 @@ def test_arithmetic_may_be_done_in_a_wider_dtype_but_not_in_a_narrower():
     assert GPU.peak("float32") == 400.0  # by the matrix units
     assert GPU.peak("float64") is None
     assert GPU.peak("int8") == GPU.peak("float8_e5m2") == 1600.0
-    assert GPU.peak("float4_e2m1") == GPU.peak("") == NARROWER * 1600.0
-    assert CPU.peak("bfloat16") == NARROWER * 0.1
+    assert GPU.peak("float4_e2m1") == GPU.peak("") == NARROWER_FACTOR * 1600.0
+    assert CPU.peak("bfloat16") == NARROWER_FACTOR * 0.1
     assert Ceilings(levels=CPU.levels).peak("float32") is None
 
 
@@ -86,7 +86,7 @@ COSTS = st.builds(
 CEILINGS = st.builds(
     lambda sizes, rates, tflops, cache, device: Ceilings(
         device=device,
-        levels=descending(list(zip([0, *sizes], rates, strict=False))),
+        levels=descending_levels(list(zip([0, *sizes], rates, strict=False))),
         tflop_s=tflops,
         cache_bytes=cache,
     ),
@@ -170,38 +170,44 @@ class Counting:
 
 def test_ceilings_are_measured_once_for_a_device_driver_torch_and_number_of_threads(cache: Path):
     measure = Counting(CPU)
-    assert stored.ceilings(MACHINE, measure) == stored.ceilings({**MACHINE, "device": "other name"}, measure) == CPU
+    assert (
+        ceilings.kept_ceilings(MACHINE, measure)
+        == ceilings.kept_ceilings({**MACHINE, "device": "other name"}, measure)
+        == CPU
+    )
     assert measure.asked == 1
     for name, other in {"device_name": "D", "driver": "570", "torch": "2.11.0", "threads": 1}.items():
-        stored.ceilings({**MACHINE, name: other}, measure)
+        ceilings.kept_ceilings({**MACHINE, name: other}, measure)
     assert measure.asked == 5
 
 
 def test_a_file_that_is_none_of_ceilings_is_measured_anew(cache: Path):
     measure = Counting(CPU)
-    stored.ceilings(MACHINE, measure)
+    ceilings.kept_ceilings(MACHINE, measure)
     for content in (b"", b"{}", b'{"levels": []}', b"\xff"):
-        stored.path_of(MACHINE).write_bytes(content)
-        assert stored.ceilings(MACHINE, measure) == CPU
+        ceilings.ceilings_path(MACHINE).write_bytes(content)
+        assert ceilings.kept_ceilings(MACHINE, measure) == CPU
     assert measure.asked == 5 and not list(cache.rglob("*.tmp"))
 
 
 def test_measured_again_the_higher_of_both_is_kept(cache: Path):
-    slow = Ceilings(levels=descending([(0, 2000.0), (1 << 18, 50.0), (1 << 26, 25.0)]), tflop_s={"float32": 0.05})
-    stored.ceilings(MACHINE, Counting(slow))
-    found = stored.raised(MACHINE, Counting(CPU))
+    slow = Ceilings(
+        levels=descending_levels([(0, 2000.0), (1 << 18, 50.0), (1 << 26, 25.0)]), tflop_s={"float32": 0.05}
+    )
+    ceilings.kept_ceilings(MACHINE, Counting(slow))
+    found = ceilings.raised_ceilings(MACHINE, Counting(CPU))
     assert [level.gb_s for level in found.levels] == [2000.0, 100.0, 25.0] and found.tflop_s == {"float32": 0.1}
-    assert stored.read(MACHINE) == found
+    assert ceilings.read_ceilings(MACHINE) == found
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(cache: Path, monkeypatch: pytest.MonkeyPatch):
     (cache / "kcap").write_text("a file where the folder should be")
-    assert stored.ceilings(MACHINE, Counting(CPU)) == CPU
+    assert ceilings.kept_ceilings(MACHINE, Counting(CPU)) == CPU
 
 
 def test_a_device_that_is_not_there_is_told(cache: Path):
     with pytest.raises(KcapError, match="the ceilings of cuda:99 cannot be measured"):
-        stored.measured({**MACHINE, "device": "cuda:99"})
+        ceilings.measure_in_process({**MACHINE, "device": "cuda:99"})
 
 
 def test_cold_is_what_replay_calls_cold():

@@ -11,24 +11,23 @@ import pytest
 import torch
 from handmade import Values, call, tensor
 
-from kcap.replay.definitions.inputs import make_inputs
-from kcap.replay.rebuild import Rebuilder
-from kcap.replay.roofline import sweeps, workloads
-from kcap.replay.roofline.calls import cost_of
-from kcap.schemas.dataset import Dataset
-from kcap.schemas.definition import AxisConst, AxisVar, Definition, DefinitionTensor
-from kcap.schemas.families import form_of
-from kcap.schemas.families.cost import Cost, of_form, reach
-from kcap.schemas.families.invocation import Invocation
-from kcap.schemas.recording import Call, Sample
-from kcap.schemas.values import TensorSpec
+from kcap.replay.datasets.inputs import make_inputs
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.replay.roofline.cost import cost_of_call, cost_of_workload, sweeps_all
+from kcap.schemas.derive.cost import Cost, cost_of_instance, distinct_bytes
+from kcap.schemas.derive.families import recognize
+from kcap.schemas.derive.invocation import Invocation
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor
+from kcap.schemas.recording.recording import Call, Sample
+from kcap.schemas.recording.values import TensorSpec
 
 DATASET = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 Write = Callable[..., Path]
 
 
 def cost(one: Call, sample: Sample | None = None, root: Path | None = None, cut: bool = True) -> Cost | None:
-    return cost_of(one, Rebuilder("cpu", "cpu", root).decide(one, sample, cut=cut))
+    return cost_of_call(one, Rebuilder("cpu", "cpu", root).decide(one, sample, cut=cut))
 
 
 def of(operator: str, *values: Any, **more: Any) -> Cost | None:
@@ -111,9 +110,9 @@ def test_no_work_costs_nothing():
 
 
 def test_pointwise_is_what_torch_tags_so_and_more_by_name():
-    assert sweeps.sweeps("aten::silu") and sweeps.sweeps("aten::cat") and sweeps.sweeps("aten::mul.Tensor")
+    assert sweeps_all("aten::silu") and sweeps_all("aten::cat") and sweeps_all("aten::mul.Tensor")
     assert not any(
-        map(sweeps.sweeps, ("aten::where.self", "aten::embedding", "aten::no_such", "aten::masked_fill.Scalar"))
+        map(sweeps_all, ("aten::where.self", "aten::embedding", "aten::no_such", "aten::masked_fill.Scalar"))
     )
 
 
@@ -149,32 +148,32 @@ def zeros(of: Definition, **sizes: int) -> dict[str, torch.Tensor]:
 
 
 def test_a_gemm_of_any_dataset_is_counted_by_the_axis_that_is_summed():
-    found = workloads.cost_of(GEMM, zeros(GEMM, M=8))
+    found = cost_of_workload(GEMM, zeros(GEMM, M=8))
     assert found == Cost(2 * (8 * 64 + 32 * 64 + 8 * 32), 2 * (8 * 64 + 32 * 64), 2 * 8 * 32 * 64, BF16)
 
 
 def test_of_an_op_type_that_nobody_knows_the_outputs_are_written():
-    assert workloads.cost_of(UNKNOWN, zeros(UNKNOWN, M=8)) == Cost(4 * 8 * 64, 0, 0, BF16)
+    assert cost_of_workload(UNKNOWN, zeros(UNKNOWN, M=8)) == Cost(4 * 8 * 64, 0, 0, BF16)
 
 
 def test_inputs_that_are_not_those_of_the_op_type_count_for_their_outputs_alone():
     odd = GEMM.model_copy(update={"op_type": "gqa_paged"})
-    assert workloads.cost_of(odd, zeros(odd, M=8)) == Cost(2 * 8 * 32, 0, 0, BF16)
+    assert cost_of_workload(odd, zeros(odd, M=8)) == Cost(2 * 8 * 32, 0, 0, BF16)
 
 
 def test_a_copy_has_no_floor_for_its_input_may_be_the_answer():
     for op_type in ("copy", "clone", "to"):
         same = definition("c", op_type, {"x": (F32, "N")}, {"y": (F32, "N")})
-        assert workloads.cost_of(same, {"x": torch.ones(9)}) is None
+        assert cost_of_workload(same, {"x": torch.ones(9)}) is None
 
 
 def test_pointwise_op_types_read_all():
     silu = definition("s", "silu", {"x": (F32, "N")}, {"y": (F32, "N")})
-    assert workloads.cost_of(silu, {"x": torch.ones(9)}) == Cost(72, 36, 0, F32)
+    assert cost_of_workload(silu, {"x": torch.ones(9)}) == Cost(72, 36, 0, F32)
 
 
 def test_sampling_reads_all_logits_and_half_of_the_probabilities():
-    logits, probs = (workloads.cost_of(one, zeros(one, B=3)) for one in (LOGITS, PROBS))
+    logits, probs = (cost_of_workload(one, zeros(one, B=3)) for one in (LOGITS, PROBS))
     assert logits == Cost(1200 + 24, 1200, 0, F32) and probs == Cost(600 + 24, 600, 0, F32)
 
 
@@ -207,20 +206,20 @@ def paged(indices: list[int]) -> dict[str, Any]:
 
 
 def test_attention_of_a_dataset_reads_the_rows_in_use():
-    found = workloads.cost_of(PAGED, paged([7, 8, 9]))
+    found = cost_of_workload(PAGED, paged([7, 8, 9]))
     assert found is not None and found.flops == 4 * 8 * 64 * (21 + 9)
     assert found.read == 2 * 2 * 64 * 2 * (21 + 9) + 2 * 2 * 8 * 64
     assert found.bytes == found.read + 3 * 8 * (2 * 64 + 4)
-    shared = workloads.cost_of(PAGED, paged([7, 8, 7]))
+    shared = cost_of_workload(PAGED, paged([7, 8, 7]))
     assert shared is not None and shared.flops == found.flops and found.read - shared.read == 2 * 2 * 64 * 2 * 9
 
 
 def test_a_window_counts_if_the_name_tells_it_and_nothing_is_known_if_only_the_reference_does():
     window = PAGED.model_copy(update={"name": "gqa_paged_decode_window3_h8"})
-    found = workloads.cost_of(window, paged([7, 8, 9]))
+    found = cost_of_workload(window, paged([7, 8, 9]))
     assert found is not None and found.flops == 4 * 8 * 64 * 8
     hidden = PAGED.model_copy(update={"reference": PAGED.reference + "    # sliding window\n"})
-    assert workloads.cost_of(hidden, paged([7, 8, 9])) == Cost(3 * 8 * (2 * 64 + 4), 0, 0, BF16)
+    assert cost_of_workload(hidden, paged([7, 8, 9])) == Cost(3 * 8 * (2 * 64 + 4), 0, 0, BF16)
 
 
 def test_every_definition_of_flashinfers_dataset_costs_no_more_than_all_of_its_tensors():
@@ -232,8 +231,8 @@ def test_every_definition_of_flashinfers_dataset_costs_no_more_than_all_of_its_t
             if made is None:
                 continue
             given = dict(zip(one.inputs, made.inputs, strict=True))
-            found = workloads.cost_of(one, given)
-            every = sum(reach(value) for value in given.values() if isinstance(value, torch.Tensor))
+            found = cost_of_workload(one, given)
+            every = sum(distinct_bytes(value) for value in given.values() if isinstance(value, torch.Tensor))
             assert found is not None and 0 <= found.read <= every and found.read < found.bytes, one.name
             counted.add((one.op_type, found.flops > 0))
     assert {("gemm", True), ("gqa_paged", True), ("rmsnorm", False)} <= counted
@@ -267,10 +266,10 @@ def test_a_family_and_its_definition_agree(seed: int):
     places = {"positions": torch.arange(m) % 9, "out_loc": torch.arange(m), "k_cache": cache, "v_cache": cache}
     calls.append(("sglang::apply_rope_inplace_with_kvcache", {**heads, **places}))
     for operator, arguments in calls:
-        form = form_of(Invocation(operator, arguments))
+        form = recognize(Invocation(operator, arguments))
         assert form is not None, operator
-        by_family = of_form(form)
-        by_type = workloads.cost_of(form.definition(), {name: slot.get() for name, slot in form.inputs.items()})
+        by_family = cost_of_instance(form)
+        by_type = cost_of_workload(form.definition(), {name: slot.get() for name, slot in form.inputs.items()})
         assert by_type is not None
         small_inputs = 8 * (m + 3)  # offsets, which one of them counts
         assert abs(by_type.bytes - by_family.bytes) <= small_inputs, operator

@@ -11,18 +11,19 @@ from handmade import call
 from rich.console import Console
 
 from kcap.errors import KcapError
-from kcap.replay import report
-from kcap.replay.call_job import CallJob, Group
-from kcap.replay.results import Results, Row
-from kcap.replay.roofline.ceilings import Ceilings, descending
-from kcap.replay.roofline.judging import IMPOSSIBLE, Rooflines, work
-from kcap.schemas.families.cost import Cost
-from kcap.schemas.measurement import Measurement
+from kcap.replay.calls import report
+from kcap.replay.calls.results import Results, Row
+from kcap.replay.jobs import CallJob, SampleGroup
+from kcap.replay.roofline.ceilings import Ceilings, descending_levels
+from kcap.replay.roofline.cost import least_work
+from kcap.replay.roofline.floor import IMPOSSIBLE, Rooflines
+from kcap.schemas.derive.cost import Cost
+from kcap.schemas.results.measurement import Measurement
 
 MIB = 1 << 20
 CEILINGS = Ceilings(
     device="cuda:0",
-    levels=descending([(0, 8000.0), (100 * MIB, 4000.0)]),
+    levels=descending_levels([(0, 8000.0), (100 * MIB, 4000.0)]),
     tflop_s={"bfloat16": 800.0, "float8_e4m3fn": 1500.0},
     cache_bytes=50 * MIB,
 )
@@ -70,7 +71,7 @@ def test_a_time_below_the_floor_is_refused_with_both_times_and_no_median_is_left
 
 def test_only_ceilings_measured_again_refuse_a_time():
     """The machine was busy when they were measured first: it can do twice as much."""
-    faster = CEILINGS.model_copy(update={"levels": descending([(0, 16000.0), (100 * MIB, 4000.0)])})
+    faster = CEILINGS.model_copy(update={"levels": descending_levels([(0, 16000.0), (100 * MIB, 4000.0)])})
     held, asked = rooflines(CEILINGS, faster)
     first = held.judge(measurement(FLOOR_US * 0.9))
     assert first.status == "ok" and first.roofline is not None
@@ -128,15 +129,15 @@ def test_without_ceilings_replay_goes_on_and_says_so_once():
 def test_what_stays_in_place_may_be_all_of_what_is_warm():
     """Of 36 MiB read the activations' 1 MiB stays."""
     cost = Cost(40 * MIB, 36 * MIB, 7, "bfloat16")
-    assert work(cost, MIB) == {**LINEAR, "flops": 7, "fresh": 35 * MIB}
-    assert (work(cost, 100 * MIB) or {})["fresh"] == 0 and work(None, 0) is None
+    assert least_work(cost, MIB) == {**LINEAR, "flops": 7, "fresh": 35 * MIB}
+    assert (least_work(cost, 100 * MIB) or {})["fresh"] == 0 and least_work(None, 0) is None
 
 
 def test_a_rows_floor_is_that_of_its_samples_that_have_one():
     held, _ = rooflines(CEILINGS)
     several = [held.judge(measurement(median)) for median in (FLOOR_US * 2, FLOOR_US * 4)]
     several.append(measurement(100.0, work=None))
-    row = Row(CallJob({"decode": 3}, call("aten::mm"), [Group(None, None)]), several)
+    row = Row(CallJob({"decode": 3}, call("aten::mm"), [SampleGroup(None, None)]), several)
     told = row.as_json()
     assert row.times_floor == told["times_floor"] == pytest.approx(3.0)
     assert told["roofline_us"] == pytest.approx(FLOOR_US) and told["bytes"] == 40 * MIB and told["flops"] == 1 << 30
@@ -146,7 +147,7 @@ def test_a_rows_floor_is_that_of_its_samples_that_have_one():
 
 def test_a_refused_time_is_in_no_sum():
     held, _ = rooflines(CEILINGS)
-    job = CallJob({"decode": 3}, call("aten::mm"), [Group(None, None)])
+    job = CallJob({"decode": 3}, call("aten::mm"), [SampleGroup(None, None)])
     results = Results([Row(job, [held.judge(measurement(0.1))]), Row(job, [held.judge(measurement(10.0))])])
     assert results.gpu_us == pytest.approx(30.0)
     assert [reason.startswith(IMPOSSIBLE) for reason, _, _ in results.reasons("failed")] == [True]
@@ -154,13 +155,13 @@ def test_a_refused_time_is_in_no_sum():
 
 def table(*rows: Row) -> list[str]:
     out = io.StringIO()
-    report.show(Console(file=out, width=120), Results(list(rows)), {"device_name": "GPU"}, 40)
+    report.print_tables(Console(file=out, width=120), Results(list(rows)), {"device_name": "GPU"}, 40)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def test_the_table_has_the_times_over_the_floor_where_one_is_known():
     held, _ = rooflines(CEILINGS)
-    job = CallJob({"decode": 3}, call("aten::mm"), [Group(None, None)])
+    job = CallJob({"decode": 3}, call("aten::mm"), [SampleGroup(None, None)])
     known = [Row(job, [held.judge(measurement(FLOOR_US * times))]) for times in (1e6, 999.4, 998.6, 27.4, 1.44)]
     unknown = Row(job, [measurement(1.0, work=None)])
     lines = table(*known, unknown)

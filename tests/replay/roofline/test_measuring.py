@@ -8,13 +8,12 @@ import pytest
 import torch
 from handmade import call, request_for, tensor
 
-from kcap.replay.pool import Worker
-from kcap.replay.roofline import measure, measure_cpu, measure_cuda, stored
+from kcap.replay.roofline import ceilings, measure, measure_cpu, measure_cuda
 from kcap.replay.roofline.ceilings import TF32, Ceilings
-from kcap.replay.roofline.floor import floor_us
-from kcap.replay.roofline.judging import Rooflines
-from kcap.schemas.families.cost import Cost
-from kcap.schemas.measurement import CACHES, Cache, Measurement
+from kcap.replay.roofline.floor import Rooflines, floor_us
+from kcap.schemas.derive.cost import Cost
+from kcap.schemas.results.measurement import CACHES, Cache, Measurement
+from kcap.system.worker_process import Worker
 
 MIB = 1 << 20
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -59,7 +58,7 @@ def test_one_threads_work_times_the_threads_is_a_ceiling_where_all_at_once_were_
 def test_a_process_of_its_own_measures_and_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     """The whole of it, as replay asks for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = stored.ceilings({"device": "cpu", "device_name": "C", "torch": torch.__version__, "threads": 1})
+    found = ceilings.kept_ceilings({"device": "cpu", "device_name": "C", "torch": torch.__version__, "threads": 1})
     assert found.threads == 1 and found.device == "cpu" and len(found.levels) > 4
 
 

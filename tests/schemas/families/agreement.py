@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from kcap.bench.check import compare, compiled, copied, listed
-from kcap.schemas.definition import Definition, from_bytes, to_bytes
-from kcap.schemas.families import form_of
-from kcap.schemas.families.form import Form
-from kcap.schemas.families.invocation import Invocation
+from kcap.bench.check.checker import as_list, compare_outputs, compile_reference, copy_of
+from kcap.schemas.derive.families import recognize
+from kcap.schemas.derive.invocation import Invocation
+from kcap.schemas.derive.kernel import KernelInstance
+from kcap.schemas.flashinfer.definition import Definition, from_bytes, to_bytes
 
 
-def form(operator: str, **arguments: Any) -> Form:
+def form(operator: str, **arguments: Any) -> KernelInstance:
     """The Form of a Call that its family takes."""
-    found = form_of(Invocation(operator, arguments))
+    found = recognize(Invocation(operator, arguments))
     assert found is not None, f"no family takes {operator}"
     return found
 
 
 def declined(operator: str, **arguments: Any) -> bool:
-    return form_of(Invocation(operator, arguments)) is None
+    return recognize(Invocation(operator, arguments)) is None
 
 
-def checked(made: Form) -> Definition:
+def checked(made: KernelInstance) -> Definition:
     """Its Definition, through the format's own validators and back."""
     definition = made.definition()
     assert from_bytes(to_bytes(definition)) == definition
@@ -34,18 +34,18 @@ def checked(made: Form) -> Definition:
 
 def agrees(
     operator: str, run: Callable[..., Any], hidden: dict[str, torch.Tensor] | None = None, **arguments: Any
-) -> Form:
+) -> KernelInstance:
     """The Form, once its reference gave what `run(**arguments)` gives: what it returns, or writes to its arguments."""
     invocation = Invocation(operator, arguments, hidden or {})
-    made = form_of(invocation)
+    made = recognize(invocation)
     assert made is not None, f"no family takes {operator}"
     definition = checked(made)
-    inputs = [copied(slot.get()) for slot in made.inputs.values()]
+    inputs = [copy_of(slot.get()) for slot in made.inputs.values()]
     made.sizes(dict(zip(made.inputs, inputs, strict=True)))
-    expected = listed(compiled(definition.reference, definition.name)(*inputs))
+    expected = as_list(compile_reference(definition.reference, definition.name)(*inputs))
     invocation.result = run(**arguments)
     actual = [slot.get() for slot in made.outputs.values()]
-    result = compare(made, actual, expected)
+    result = compare_outputs(made, actual, expected)
     assert result["status"] == "agrees", result
     return made
 

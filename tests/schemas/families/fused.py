@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from kcap.bench.check import compiled, listed
-from kcap.bench.tolerance import difference
-from kcap.replay.rebuild import Rebuilder
-from kcap.schemas.families.fragment import FragmentReference, reference_of
-from kcap.schemas.recording import Call, Recording, Sample
+from kcap.bench.accuracy import greatest_error
+from kcap.bench.check.checker import as_list, compile_reference
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.fragment.reference import FragmentReference, reference_of
+from kcap.schemas.recording.recording import Call, Recording, Sample
 
 SEED = 7
 
@@ -24,7 +24,7 @@ def errors(call: Call, recording: Recording, device: str = "cpu", seed: int = SE
     torch.manual_seed(seed)
     args = rebuilder.build(decided).args
     given = [args[int(port.path)].clone() for port in found.inputs]
-    expected = listed(compiled(found.source, "fused")(*given))
+    expected = as_list(compile_reference(found.source, "fused")(*given))
     decided.operator.call(*args)
     pairs = zip(found.outputs, expected, strict=True)
     return [error(args[int(port.path)], reference, port.shape) for port, reference in pairs]
@@ -32,7 +32,7 @@ def errors(call: Call, recording: Recording, device: str = "cpu", seed: int = SE
 
 def error(actual: Any, expected: Any, shape: tuple[int, ...]) -> float:
     assert tuple(expected.shape) == shape
-    return difference(actual.cpu(), expected.cpu())
+    return greatest_error(actual.cpu(), expected.cpu())
 
 
 def sample_of(call: Call, recording: Recording) -> Sample | None:

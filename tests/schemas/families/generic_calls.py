@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from kcap.bench.check import compare, compiled, copied, listed
-from kcap.schemas.definition import Definition, check_definition, from_bytes, to_bytes
-from kcap.schemas.families import generic
-from kcap.schemas.families.derive import Kernel, Use
-from kcap.schemas.families.generic_operator import operator
-from kcap.schemas.families.invocation import Invocation, schema_names
-from kcap.schemas.records import Argument, Call, Count
-from kcap.schemas.values import TensorSpec, TorchConstant, contiguous_strides
+from kcap.bench.check.checker import as_list, compare_outputs, compile_reference, copy_of
+from kcap.schemas.derive.generic.derive import derive_generic
+from kcap.schemas.derive.generic.pattern import registered_operator
+from kcap.schemas.derive.invocation import Invocation, schema_names
+from kcap.schemas.derive.kernel import CallUse, Kernel
+from kcap.schemas.flashinfer.definition import Definition, check_definition, from_bytes, to_bytes
+from kcap.schemas.recording.records import Argument, Call, Count
+from kcap.schemas.recording.values import TensorSpec, TorchConstant, contiguous_strides
 
 
 def call(name: str, *args: Any, id: int = 0, **kwargs: Any) -> Call:
@@ -37,7 +37,7 @@ def value(given: Any) -> Any:
 
 
 def derive(*calls: Call) -> tuple[list[Kernel], dict[int, str]]:
-    return generic.derive([c.model_copy(update={"id": i}) for i, c in enumerate(calls)], None)
+    return derive_generic([c.model_copy(update={"id": i}) for i, c in enumerate(calls)], None)
 
 
 def derived(name: str, *invocations: tuple[Any, ...], **kwargs: Any) -> Definition:
@@ -58,14 +58,14 @@ def check(kernel: Kernel, name: str, invocations: list[tuple[Any, ...]], kwargs:
         agrees(definition, use, name, invocations[use.call.id], kwargs)
 
 
-def agrees(definition: Definition, use: Use, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def agrees(definition: Definition, use: CallUse, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     args, kwargs = tuple(copied_all(a) for a in args), {n: copied_all(a) for n, a in kwargs.items()}
     invocation = Invocation(name, dict(zip(schema_names(name), args, strict=False)) | kwargs)
     form = use.bind(invocation)
-    inputs = {n: copied(slot.get()) for n, slot in form.inputs.items()}
+    inputs = {n: copy_of(slot.get()) for n, slot in form.inputs.items()}
     sizes = form.sizes(inputs)
-    expected = listed(compiled(definition.reference, definition.name)(*inputs.values()))
-    own = operator(name).call
+    expected = as_list(compile_reference(definition.reference, definition.name)(*inputs.values()))
+    own = registered_operator(name).call
     assert own is not None
     invocation.result = own(*args, **kwargs)
     actual = [slot.get() for slot in form.outputs.values()]
@@ -74,9 +74,9 @@ def agrees(definition: Definition, use: Use, name: str, args: tuple[Any, ...], k
     ]
     wanted = [f"torch.{tensor.dtype}" for tensor in definition.outputs.values()]
     assert [str(tensor.dtype) for tensor in expected] == [str(tensor.dtype) for tensor in actual] == wanted
-    result = compare(form, actual, expected)
+    result = compare_outputs(form, actual, expected)
     assert result["status"] == "agrees", (definition.reference, result)
 
 
 def copied_all(given: Any) -> Any:
-    return [copied_all(item) for item in given] if isinstance(given, list) else copied(given)
+    return [copied_all(item) for item in given] if isinstance(given, list) else copy_of(given)

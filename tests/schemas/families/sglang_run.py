@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kcap.capture.taps.fused_arguments import Arguments
-from kcap.replay.classes import resolve
-from kcap.schemas.recording import Argument, Call
+from kcap.capture.taps.fused import Arguments
+from kcap.replay.rebuild.operators import resolve_class
+from kcap.schemas.recording.recording import Argument, Call
 
 Given = tuple[Any, tuple[Any, ...]]  # the object of the class, and what its forward is given
 SIZES = [(1, 64), (7, 128), (33, 1024), (5, 4096)]
@@ -36,7 +36,7 @@ def ran(operator: Any, args: tuple[Any, ...]) -> tuple[str, dict[str, Any], Any,
     _, values = Arguments.of(name, operator.forward_native, operator).call(named, operator, args, {})
     held = {key: kept(value) for key, value in zip(named.names, values, strict=True)}
     returned = operator.forward_native(*args)
-    return name, held, returned, resolve(Call(id=0, operator=name, args=as_arguments(held))).call(*held.values())
+    return name, held, returned, resolve_class(Call(id=0, operator=name, args=as_arguments(held))).call(*held.values())
 
 
 def as_arguments(held: dict[str, Any]) -> list[Argument]:

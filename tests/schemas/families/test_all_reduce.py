@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from agreement import agrees, checked, declined, form, randn
 
-from kcap.bench.check import compiled
-from kcap.schemas.values import Group
+from kcap.bench.check.checker import compile_reference
+from kcap.schemas.recording.values import Group
 
 TP2 = Group(size=2, rank=0)
 
@@ -17,7 +17,7 @@ def test_reference_sums_the_ranks():
     for ranks, tokens, hidden in ((2, 1, 64), (4, 7, 32), (8, 16, 128), (3, 5, 8), (2, 64, 256)):
         made = form("vllm::all_reduce", tensor=randn(tokens, hidden), group_name=Group(ranks, 1))
         stacked = randn(ranks, tokens, hidden, seed=ranks)
-        total = compiled(made.definition().reference, made.name)(stacked)
+        total = compile_reference(made.definition().reference, made.name)(stacked)
         assert total.dtype == torch.bfloat16
         torch.testing.assert_close(total, stacked.double().sum(0).bfloat16())
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcap.schemas.definition import check_definition
-from kcap.schemas.families import FAMILIES, NEVER_TAKEN, find
-from kcap.schemas.families.derive import derive_calls
-from kcap.schemas.families.invocation import Invocation, without_data
-from kcap.schemas.records import Argument, Call, Count, Metadata
-from kcap.schemas.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.derive.derive import derive_calls
+from kcap.schemas.derive.families import FAMILIES, NEVER_TAKEN, family_of
+from kcap.schemas.derive.invocation import Invocation, without_data
+from kcap.schemas.flashinfer.definition import check_definition
+from kcap.schemas.recording.records import Argument, Call, Count, Metadata
+from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
 
-assert find("aten::mm")[1] is not None  # all families are registered from here on
+assert family_of("aten::mm")[1] is not None  # all families are registered from here on
 COUNTS = [Count(phase="decode", count=1)]
 OPERATORS = sorted(FAMILIES)
 RANKS = st.lists(st.sampled_from([0, 1, 2, 16, 128]), max_size=5).map(tuple)
@@ -63,7 +63,7 @@ class Asked(dict[str, Any]):
 @given(st.sampled_from(OPERATORS), st.data())
 def test_any_arguments_of_a_known_operator(operator: str, data: st.DataObject):
     asked = Asked(data)
-    recognize = find(operator)[1]
+    recognize = family_of(operator)[1]
     assert recognize is not None
     with suppress(*NEVER_TAKEN):
         recognize(Invocation(operator, asked))

@@ -9,7 +9,7 @@ import torch
 from agreement import agrees, checked, declined, form, randn
 from paging import batch
 
-from kcap.schemas.families.form import Form
+from kcap.schemas.derive.kernel import KernelInstance
 
 SIZES = [(1, 2, 64), (5, 1, 32), (33, 4, 64), (64, 8, 128), (90, 3, 96)]
 PAGES, ROWS = 4, 32
@@ -151,7 +151,7 @@ def test_flashinfers_operator(layout: str):
     )
 
 
-def llama(**more: Any) -> Form:
+def llama(**more: Any) -> KernelInstance:
     def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paging import Batch, batch, starts
 
-from kcap.schemas.families.attention import pairs
-from kcap.schemas.families.cost import Cost, of_form, reach
-from kcap.schemas.families.pages import table_pages
-from kcap.schemas.values import Group
+from kcap.schemas.derive.cost import Cost, cost_of_instance, distinct_bytes
+from kcap.schemas.derive.families.attention.core import attended_pairs
+from kcap.schemas.derive.families.attention.pages import table_pages
+from kcap.schemas.recording.values import Group
 
 BF16, FP8, FLOAT, INT, LONG = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32, torch.int64
 
@@ -24,7 +24,7 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def cost(operator: str, **arguments: Any) -> Cost:
-    return of_form(form(operator, **arguments))
+    return cost_of_instance(form(operator, **arguments))
 
 
 def one(bytes_: int, read: int, flops: int, dtype: str = "bfloat16") -> Cost:
@@ -46,7 +46,7 @@ def test_gemm_is_2mnk_and_three_matrices():
 def test_a_broadcast_matrix_is_read_once():
     b = meta(1, 128, 512).expand(16, 128, 512)
     assert cost("aten::bmm", self=meta(16, 7, 128), mat2=b).read == 2 * (16 * 7 * 128 + 128 * 512)
-    assert reach(meta(4, 8)[:, :2]) == 2 * 8 and reach(meta(0, 8)) == 0
+    assert distinct_bytes(meta(4, 8)[:, :2]) == 2 * 8 and distinct_bytes(meta(0, 8)) == 0
 
 
 def test_quantized_gemm_computes_in_its_own_dtype():
@@ -298,7 +298,7 @@ def test_pairs_and_rows_are_those_of_the_mask(sizes: list[tuple[int, int]], caus
     lengths = [m for _, m in sizes]
     seen = [mask(n, m, causal, window) for n, m in zip(queries, lengths, strict=True)]
     given_q, given_m = torch.tensor(queries), torch.tensor(lengths)
-    assert pairs(given_m, given_q, causal, window) == sum(int(one.sum()) for one in seen)
+    assert attended_pairs(given_m, given_q, causal, window) == sum(int(one.sum()) for one in seen)
     drawn = batch(queries, lengths, page_size)
     rows = table_pages(drawn.table, drawn.seq_lens, page_size).rows(given_q, window)
     assert rows == sum(int(one.any(0).sum()) for one in seen)

@@ -8,10 +8,10 @@ import orjson
 import pytest
 import torch
 
-from kcap.bench.check import compiled, listed
-from kcap.schemas.families.fragment import FragmentReference, Unknown, reference_from
-from kcap.schemas.recording import Argument, Call, Launch
-from kcap.schemas.values import TensorSpec
+from kcap.bench.check.checker import as_list, compile_reference
+from kcap.schemas.derive.fragment.reference import FragmentReference, Unknown, reference_from
+from kcap.schemas.recording.recording import Argument, Call, Launch
+from kcap.schemas.recording.values import TensorSpec
 
 DATA = Path(__file__).parents[2] / "data" / "fragments" / "h200.jsonl"
 LINES = [orjson.loads(line) for line in DATA.read_bytes().splitlines()]
@@ -30,7 +30,7 @@ def test_a_kernel_recorded_on_a_gpu_has_a_reference_that_runs_on_a_cpu(call: Cal
     found = reference_from(call, fragment)
     assert isinstance(found, FragmentReference), found
     given = [torch.zeros(port.shape, dtype=getattr(torch, port.dtype)) for port in found.inputs]
-    results = listed(compiled(found.source, "fused")(*given))
+    results = as_list(compile_reference(found.source, "fused")(*given))
     made = [(tuple(result.shape), str(result.dtype).removeprefix("torch.")) for result in results]
     assert made == [(port.shape, port.dtype) for port in found.outputs]
 

@@ -12,8 +12,8 @@ import torch
 from fused import errors
 
 import kcap
-from kcap.schemas.families.fragment import FragmentReference, Unknown, reference_of
-from kcap.schemas.recording import Call, Recording
+from kcap.schemas.derive.fragment.reference import FragmentReference, Unknown, reference_of
+from kcap.schemas.recording.recording import Call, Recording
 
 PROGRAM = Path(__file__).with_name("fused_program.py")
 SEEDS = range(5)

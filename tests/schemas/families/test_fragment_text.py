@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.schemas.families.fragment import FragmentReference, Unknown, reference_from
-from kcap.schemas.families.fragment_text import Fragment, Layout, read_fragment
-from kcap.schemas.families.fragment_values import FragmentError, Parser, Ref, Size, Word, size_of
-from kcap.schemas.recording import Call
-from kcap.schemas.values import TorchConstant
+from kcap.schemas.derive.fragment.reference import FragmentReference, Unknown, reference_from
+from kcap.schemas.derive.fragment.text import Fragment, Layout, read_fragment
+from kcap.schemas.derive.fragment.values import FragmentError, Parser, Ref, Size, Word, size_of
+from kcap.schemas.recording.recording import Call
+from kcap.schemas.recording.values import TorchConstant
 
 DATA = Path(__file__).parents[2] / "data" / "fragments" / "h200.jsonl"
 KERNELS = [orjson.loads(line) for line in DATA.read_bytes().splitlines()]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from generic_calls import call, check, derive, derived
 
-from kcap.schemas.definition import AxisConst, Definition
-from kcap.schemas.families.invocation import Unrecognized, invocation_of
-from kcap.schemas.records import Argument, Call
-from kcap.schemas.values import Drift, TensorSpec, TorchConstant
+from kcap.schemas.derive.invocation import Unrecognized, invocation_of
+from kcap.schemas.flashinfer.definition import AxisConst, Definition
+from kcap.schemas.recording.records import Argument, Call
+from kcap.schemas.recording.values import Drift, TensorSpec, TorchConstant
 
 BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
 

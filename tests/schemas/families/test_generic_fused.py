@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import kcap
-from kcap.bench.check import compiled
-from kcap.schemas.definition import check_definition
-from kcap.schemas.families import generic
-from kcap.schemas.families.derive import Kernel
-from kcap.schemas.families.invocation import invocation_of
-from kcap.schemas.recording import Recording, write_recording
-from kcap.schemas.records import Argument, Call, Count, Launch, Metadata
-from kcap.schemas.values import TensorSpec
+from kcap.bench.check.checker import compile_reference
+from kcap.schemas.derive.generic import derive
+from kcap.schemas.derive.invocation import invocation_of
+from kcap.schemas.derive.kernel import Kernel
+from kcap.schemas.flashinfer.definition import check_definition
+from kcap.schemas.recording.recording import Recording, write_recording
+from kcap.schemas.recording.records import Argument, Call, Count, Launch, Metadata
+from kcap.schemas.recording.values import TensorSpec
 
 FRAGMENT = b"""%arg0_1 : Tensor "f32[s0, 8][8, 1]cpu" = PlaceHolder[target=arg0_1]
 %mul : Tensor "f32[s0, 8][8, 1]cpu"[num_users=1] = \
@@ -46,7 +46,7 @@ def recording(tmp_path: Path) -> Recording:
 
 
 def kernel_of(recording: Recording) -> Kernel:
-    (found,), _ = generic.derive(recording.calls, recording)
+    (found,), _ = derive.derive_generic(recording.calls, recording)
     return found
 
 
@@ -66,16 +66,16 @@ def test_an_invocation_is_bound_by_the_kernels_own_arguments(recording: Recordin
     form = kernel.uses[1].bind(invocation)
     assert form.inputs["in_ptr0"].get() is x and form.outputs["out_ptr0"].get() is out
     assert form.sizes()["n0"] == 5
-    reference = compiled(kernel.definition.reference, "fused")
+    reference = compile_reference(kernel.definition.reference, "fused")
     torch.testing.assert_close(reference(x), x * x)
 
 
 def test_a_launch_without_a_fragment_is_refused_with_the_reason(recording: Recording):
-    kernels, refused = generic.derive(recording.calls, recording)
+    kernels, refused = derive.derive_generic(recording.calls, recording)
     assert len(kernels[0].uses) == 2 and list(refused) == [2]
     assert "told no operators" in refused[2]
 
 
 def test_a_launch_without_its_recording_is_refused(recording: Recording):
-    kernels, refused = generic.derive(recording.calls, None)
+    kernels, refused = derive.derive_generic(recording.calls, None)
     assert not kernels and set(refused) == {0, 1, 2}

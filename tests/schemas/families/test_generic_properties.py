@@ -11,12 +11,12 @@ from generic_calls import call, check, derive
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcap.replay.trace import calls as trace_calls
+from kcap.replay.source import calls_of_trace as trace_calls
 from kcap.schemas.backendbench import Problems
-from kcap.schemas.definition import check_definition
-from kcap.schemas.families.derive import derive_calls
-from kcap.schemas.records import Argument, Call, Metadata
-from kcap.schemas.values import Drift, Folded, Opaque, TensorSpec, TorchConstant
+from kcap.schemas.derive.derive import derive_calls
+from kcap.schemas.flashinfer.definition import check_definition
+from kcap.schemas.recording.records import Argument, Call, Metadata
+from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant
 
 TRACES = sorted((Path(__file__).parents[2] / "data/backendbench-traces").glob("*.txt"))
 UNARY = ["aten::silu", "aten::neg", "aten::exp", "aten::relu_", "aten::sigmoid", "aten::hardswish", "aten::clone"]

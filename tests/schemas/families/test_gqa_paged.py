@@ -10,7 +10,7 @@ import torch
 from agreement import agrees, checked, declined, form, randn
 from paging import Batch, attention, batch, starts, tokens_of
 
-from kcap.schemas.families.invocation import Unrecognized
+from kcap.schemas.derive.invocation import Unrecognized
 
 Arguments = dict[str, Any]
 HEADS, KV_HEADS, DIM = 8, 2, 64

@@ -8,7 +8,7 @@ import pytest
 import torch
 from agreement import agrees, checked, declined, form, randn
 
-from kcap.schemas.families.moe_gemm import block_size
+from kcap.schemas.derive.families.moe.gemm import block_size
 
 KERNEL = "triton::fused_moe_kernel.s5cd60b9f"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from agreement import agrees, checked, declined, form, randn
 
-from kcap.bench.check import compiled
+from kcap.bench.check.checker import compile_reference
 
 SIZES = [(1, 1024), (3, 5000), (7, 2048), (2, 32000), (16, 1500)]
 
@@ -42,7 +42,7 @@ def probabilities(rows: int, v: int, seed: int = 0) -> torch.Tensor:
 
 def drawn(made: Any, times: int) -> torch.Tensor:
     """What the reference draws, [times, batch_size]."""
-    run = compiled(made.definition().reference, made.name)
+    run = compile_reference(made.definition().reference, made.name)
     return torch.stack([run(*(slot.get() for slot in made.inputs.values())) for _ in range(times)])
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
+from kcap.schemas.flashinfer.trace import Correctness
 from kcap.schemas.json_schema import FOLDER, SCHEMAS, json_schema, schema_file
-from kcap.schemas.trace import Correctness
 from kcap.schemas.validation.formats import FORMATS
 
 DATA = Path(__file__).parents[2] / "data"

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.schemas import measurement
 from kcap.schemas.backendbench.table import TableRow, write_table
-from kcap.schemas.measurement import Measurement
-from kcap.schemas.validation.detect import detect
-from kcap.schemas.validation.formats import FORMATS
+from kcap.schemas.results import measurement
+from kcap.schemas.results.measurement import Measurement
+from kcap.schemas.validation.formats import FORMATS, detect_format
 from kcap.schemas.validation.report import Report
 
 Run = Callable[..., Any]
@@ -65,11 +64,11 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda value: value.name if isinstance(value, Path) else str(value),
 )
 def test_a_format_is_told_by_the_content(path: Path, name: str | None) -> None:
-    assert detect(path) == name
+    assert detect_format(path) == name
 
 
 def test_the_files_of_a_recording_are_told_by_their_content(recording: Path) -> None:
-    assert detect(recording) == "recording"
+    assert detect_format(recording) == "recording"
     lines = {
         "calls": '{"id": 0, "operator": "aten::mm", "args": [], "counts": []}',
         "programs": '{"id": 0, "calls": [0], "counts": []}',
@@ -78,23 +77,23 @@ def test_the_files_of_a_recording_are_told_by_their_content(recording: Path) -> 
     }
     for table, line in lines.items():
         (recording / f"{table}.jsonl").write_text(line + "\n")
-        assert detect(recording / f"{table}.jsonl") == f"recording-{table.removesuffix('s')}"
-    assert detect(recording / "recording.json") == "recording-metadata"
+        assert detect_format(recording / f"{table}.jsonl") == f"recording-{table.removesuffix('s')}"
+    assert detect_format(recording / "recording.json") == "recording-metadata"
 
 
 def test_measurements_traces_solutions_and_tables_are_told_by_their_content(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    measurement.write(file, [Measurement(call=0, operator="aten::mm", median_us=1.0, samples_us=[1.0])])
-    assert detect(file) == "measurement"
+    measurement.write_measurements(file, [Measurement(call=0, operator="aten::mm", median_us=1.0, samples_us=[1.0])])
+    assert detect_format(file) == "measurement"
     evaluation = {"status": "TIMEOUT", "environment": {"hardware": "cpu"}, "timestamp": "now"}
     workload = {"uuid": "u", "axes": {}, "inputs": {}}
     file.write_bytes(orjson.dumps({"definition": "d", "solution": "s", "workload": workload, "evaluation": evaluation}))
-    assert (detect(file), told("trace", file)) == ("trace", [])
+    assert (detect_format(file), told("trace", file)) == ("trace", [])
     assert told("workload", file) == ["file:1: solution, evaluation: must be null in a Workload's line"]
     file.write_bytes(orjson.dumps({"name": "s", "definition": "d", "spec": {}, "sources": []}))
-    assert detect(file) == "solution"
+    assert detect_format(file) == "solution"
     write_table(file, [TableRow("aten.relu.default", "((T([2], f32),), {})", 3)])
-    assert (detect(file), told("parquet", file)) == ("parquet", [])
+    assert (detect_format(file), told("parquet", file)) == ("parquet", [])
     write_table(file, [TableRow("aten.relu.default", "((T([2], f32),), {}", 3)])
     assert told("parquet", file)[0].startswith("file:1:20: ")
 
@@ -104,7 +103,7 @@ def test_measurements_traces_solutions_and_tables_are_told_by_their_content(tmp_
 def test_arbitrary_content_is_valid_or_has_problems(name: str, scratch: Path, content: bytes) -> None:
     scratch.write_bytes(content)
     told(name, scratch)
-    assert detect(scratch) in (None, *FORMATS)
+    assert detect_format(scratch) in (None, *FORMATS)
 
 
 def test_valid_files_exit_0_and_say_what_they_are(kcap: Run) -> None:

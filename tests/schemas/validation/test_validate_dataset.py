@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kcap.schemas.dataset import Dataset, WorkloadCount, blob_path, write_dataset
-from kcap.schemas.definition import Definition
+from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, write_dataset
+from kcap.schemas.flashinfer.definition import Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
 from kcap.schemas.validation.dataset import check_dataset
 from kcap.schemas.validation.report import Report
-from kcap.schemas.workload import RandomInput, SafetensorsInput, ScalarInput, Workload
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 TAKE = Definition.model_validate(

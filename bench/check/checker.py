@@ -1,0 +1,105 @@
+"""Whether a Definition's reference is what the engine's operator computes: both run on the same rebuilt inputs.
+
+Runs in a process of its own (kcap.bench.check.worker): a recorded operator may crash it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kcap.bench.accuracy import RTOL, greatest_error
+from kcap.replay.calls.runner import error_fields
+from kcap.replay.datasets.reference import compile_reference
+from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
+from kcap.schemas.derive.bound_call import Inputs, Skip
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, constants
+from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
+from kcap.schemas.recording.records import Call, Sample
+
+SAME = 1.0
+
+
+class Checker:
+    """Checks references of one Recording's Kernels on one device."""
+
+    def __init__(self, kernels: list[Kernel], rebuilder: Rebuilder) -> None:
+        self.kernels = {kernel.definition.name: kernel for kernel in kernels}
+        self.rebuilder = rebuilder
+        self.references: dict[str, Any] = {}
+
+    def check(self, definition: str, call: int, sample: Sample | None, seed: int) -> dict[str, Any]:
+        """`status`: agrees, differs, skipped or failed; `error`: the greatest, in units of what is allowed."""
+        kernel = self.kernels[definition]
+        try:
+            return self._check(kernel, next(use for use in kernel.uses if use.call.id == call), sample, seed)
+        except Unrecognized as error:
+            return {"status": "skipped", "reason": str(error)}
+        except Exception as error:
+            return error_fields(error, self.rebuilder.target)
+
+    def _check(self, kernel: Kernel, use: CallUse, sample: Sample | None, seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        decided = self.rebuilder.decide(use.call, sample)
+        inputs = self.rebuilder.build(decided)
+        form = use.bind(invocation_with_inputs(decided, inputs, use.call))
+        if form.random:
+            raise Skip("it draws numbers: two runs agree in distribution alone")
+        expected = self._reference(kernel, form)
+        actual = run_operator(use, decided, inputs, form)
+        result = compare_outputs(form, actual, expected)
+        if result["status"] == "agrees" and not any(is_informative(ref) for ref in expected):
+            raise Skip("its outputs have no number that could differ")
+        return result
+
+    def _reference(self, kernel: Kernel, form: KernelInstance) -> list[Any]:
+        """What the reference makes of the inputs, which it gets copies of."""
+        name = kernel.definition.name
+        if name not in self.references:
+            self.references[name] = compile_reference(kernel.definition.reference, name)
+        return as_list(self.references[name](*(copy_of(slot.get()) for slot in form.inputs.values())))
+
+
+def invocation_with_inputs(decided: ResolvedCall, inputs: Inputs, call: Call) -> Invocation:
+    """The invocation with the arguments that the operator will get; a Rule's hidden tensors by name."""
+    given = iter(inputs.args)
+    names = argument_names(call.model_copy(update={"args": decided.bound.args}))
+    values = [inputs.kwargs[a.name] if a.keyword and a.name else next(given) for a in decided.bound.args]
+    hidden = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
+    tensors = {name: value for name, value in hidden.items() if isinstance(value, torch.Tensor)}
+    return Invocation(call.operator, {**constants(call), **dict(zip(names, values, strict=True))}, tensors)
+
+
+def run_operator(use: CallUse, decided: ResolvedCall, inputs: Inputs, form: KernelInstance) -> list[Any]:
+    """The Definition's outputs as the operator makes them."""
+    invocation = invocation_with_inputs(decided, inputs, use.call)
+    invocation.result = decided.operator.call(*inputs.args, **inputs.kwargs)
+    return [slot.get() for slot in use.bind(invocation).outputs.values()]
+
+
+def copy_of(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def as_list(outputs: Any) -> list[Any]:
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def is_informative(output: Any) -> bool:
+    """Whether an output tells something of what made it: an empty one does not, nor one of nan alone."""
+    numbers = torch.as_tensor(output)
+    return bool(numbers.numel()) and not (numbers.dtype in RTOL and bool(numbers.double().isnan().all()))
+
+
+def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]) -> dict[str, Any]:
+    if len(expected) != len(form.outputs):
+        return {"status": "failed", "reason": f"the reference returns {len(expected)} of {len(form.outputs)} outputs"}
+    errors = {
+        name: greatest_error(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu())
+        for name, out, ref in zip(form.outputs, actual, expected, strict=True)
+    }
+    name, error = max(errors.items(), key=lambda item: item[1])
+    if error <= SAME:
+        return {"status": "agrees", "error": error}
+    return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} of what is allowed"}

@@ -1,0 +1,37 @@
+"""The process that checks references: `python -m kcap.bench.check.worker`, one JSON line in for each check, one out.
+
+The first line in is the session (Recording, device), as for kcap.replay.worker; the first out says what the device is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kcap.bench.check.checker import Checker
+from kcap.errors import CallError
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.replay.worker import open_session, sample_of_request
+from kcap.schemas.derive.derive import derive
+from kcap.schemas.recording.recording import load
+from kcap.system.worker_process import serve
+
+
+def main() -> None:
+    """Answer requests to check until there are no more."""
+    session = open_session()
+    if session is None:
+        return
+    if session.root is None:
+        raise CallError("only the Definitions of a Recording can be checked")
+    checker = Checker(
+        derive(load(session.root)).kernels, Rebuilder(session.device, session.home, session.root, session.trust)
+    )
+
+    def check(request: dict[str, Any]) -> dict[str, Any]:
+        return checker.check(request["definition"], request["call"], sample_of_request(request), request["seed"])
+
+    serve(session.answers, check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What runs in a candidate's process: the code from elsewhere is built there, and then called by the driver alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from kcap.bench import build
+from kcap.bench.judge.driver import driver, originals
+from kcap.replay.datasets.reference import argument_order, compile_reference
+from kcap.schemas.flashinfer import definition as definitions_file
+from kcap.schemas.flashinfer import solution as solutions_file
+
+MOST_LOG = 4000  # characters of a compiler's output that are sent on
+
+
+@dataclass(frozen=True)
+class CandidateOrder:
+    """What a candidate runs: `solution`, a Solution's JSON, or else the reference of `definition`, also JSON.
+
+    `cores`: those that it may use on the CPU (empty: all); `threads`: of torch's pool there.
+    """
+
+    folder: str
+    device: str
+    threads: int
+    solution: str | None = None
+    definition: str | None = None
+    cores: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> CandidateOrder:
+        return cls(**{**given, "cores": tuple(given["cores"])})
+
+
+def run_candidate(given: CandidateOrder, channel: int, loaded: driver.Driver) -> None:
+    """Build, say on `channel` how that went, and serve the judge; this process ends with it."""
+    os.environ.update(build.environment(Path(given.folder)))
+    if given.cores:
+        os.sched_setaffinity(0, given.cores)
+    torch.set_num_threads(given.threads)
+    try:
+        if given.device != "cpu":
+            _use_gpu(given.device, loaded)
+        watched = originals.watched_originals()
+        callable_ = _build_callable(given)
+    except build.BuildFailed as failure:
+        os.write(channel, orjson.dumps({"failed": failure.reason, "log": failure.log[-MOST_LOG:]}))
+        return
+    os.write(channel, orjson.dumps({"built": True}))
+    with torch.no_grad():
+        loaded.serve(channel, callable_, watched)
+
+
+def _use_gpu(device: str, loaded: driver.Driver) -> None:
+    try:
+        loaded.use_gpu(*originals.gpu_handles(device))
+    except (RuntimeError, AttributeError, OSError, AssertionError) as error:
+        raise build.BuildFailed(f"its process cannot use {device}: {error}", "") from None
+
+
+def _build_callable(given: CandidateOrder) -> Callable[..., Any]:
+    if given.solution is not None:
+        return build.build(solutions_file.from_bytes(given.solution.encode()), Path(given.folder))
+    assert given.definition is not None
+    definition = definitions_file.from_bytes(given.definition.encode())
+    try:
+        reference = compile_reference(definition.reference, definition.name)
+    except Exception as error:
+        raise build.BuildFailed(f"{type(error).__name__}: {error}", "") from None
+    places = [list(definition.inputs).index(name) for name in argument_order(definition)]
+    if places == sorted(places):
+        return reference
+    return lambda *inputs: reference(*(inputs[place] for place in places))

@@ -1,0 +1,287 @@
+"""The inputs of a Workload for every invocation, in one pool of memory that is shared with candidates.
+
+What is random has more content in the pool than one invocation takes. On the CPU that is put together from small pieces
+of it in an order that nobody can tell before, each at most once; on a GPU it is one piece, which begins anywhere. What
+a rule made (offsets, pages, experts) comes in several variants. What the Workload itself gives is the same each time.
+
+Small inputs are filled by the driver in the candidate's process. Large ones on the CPU the judge makes itself, and hands
+over as a batch begins (`HandedInputs`): they lie in memory that is new for each batch, and that no other process has
+before the judge's clock runs. So nothing can be computed ahead, and the time that filling takes is in no clock: between
+invocations a candidate's process only copies outputs. What it is told, and what it has then, is
+driver/native/handed.h's.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kcap.bench.accuracy import RTOL
+from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.driver import build_driver
+from kcap.bench.judge.driver.protocol import Content, Result
+from kcap.errors import KcapError
+from kcap.replay.datasets.inputs import WorkloadInputs, definition_dtype, draw_tensor, make_inputs
+from kcap.replay.rebuild.memory import raw_bytes
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import Definition, Workload
+
+ALIGN = 64
+
+
+VARIANTS = 3
+
+
+LEAST_SLACK, MOST_SLACK = 1 << 12, 1 << 22  # elements
+
+
+SLACK_SHARE = 4  # of an input's elements, one in so many
+
+
+@dataclass
+class InputPool:
+    """`pool`: a sealed file in memory. `varied`: whether one invocation's inputs differ from the next's."""
+
+    definition: Definition
+    made: WorkloadInputs
+    contents: list[Content]
+    results: list[Result]
+    pool: int
+    size: int
+    variants: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def varied(self) -> bool:
+        return self.variants > 1 or any(content.kind == protocol.POOLED for content in self.contents)
+
+    @property
+    def bytes(self) -> int:
+        """Of one set of inputs and outputs."""
+        return self.given + sum(result.reserved for result in self.results)
+
+    @property
+    def given(self) -> int:
+        """Bytes of one set of inputs."""
+        return sum(int(value.nbytes) for value in self.made.inputs if isinstance(value, torch.Tensor))
+
+    def close(self) -> None:
+        os.close(self.pool)
+
+
+@contextmanager
+def open_input_pool(
+    definition: Definition, workload: Workload, dataset: Dataset | None, limit: int | None
+) -> Iterator[InputPool]:
+    """Fresh inputs; raises what `make_inputs` does. They end with the context."""
+    made = [make_inputs(definition, workload, dataset, "cpu", secrets.randbits(62), limit)]
+    if "ruled" in made[0].origins.values():
+        more = (
+            make_inputs(definition, workload, dataset, "cpu", secrets.randbits(62), limit) for _ in range(VARIANTS - 1)
+        )
+        made += [one for one in more if one.axes == made[0].axes]
+    drawn = _fill_pool(definition, made)
+    try:
+        yield drawn
+    finally:
+        drawn.close()
+
+
+def _fill_pool(definition: Definition, made: list[WorkloadInputs]) -> InputPool:
+    pool = os.memfd_create("inputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        contents, size = _contents(pool, definition, made)
+        return InputPool(definition, made[0], contents, _results(definition, made[0]), pool, size, len(made))
+    except BaseException:
+        os.close(pool)
+        raise
+
+
+def _contents(pool: int, definition: Definition, made: list[WorkloadInputs]) -> tuple[list[Content], int]:
+    """Write the content of all inputs to `pool`, and seal it; what the driver is told of them, and the bytes."""
+    end, contents = 0, []
+    for index, name in enumerate(definition.inputs):
+        values = [one.inputs[index] for one in made]
+        drawn = definition.inputs[name].dtype if made[0].origins[name] == "drawn" else None
+        content, end = _add_input(pool, name, values, drawn, end)
+        contents.append(content)
+    os.ftruncate(pool, max(end, 1))
+    fcntl.fcntl(pool, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return contents, max(end, 1)
+
+
+def _add_input(pool: int, name: str, values: list[Any], drawn: str | None, end: int) -> tuple[Content, int]:
+    """Write the content of one input at `end` of the pool; what the driver is told of it, and the new end.
+
+    `drawn`: the dtype, in the Definition's words, of one that is random.
+    """
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        return protocol.scalar_content(first), end
+    dtype, shape = protocol.dtype_name(first.dtype), tuple(first.shape)
+    if drawn:
+        slack = min(max(first.numel() // SLACK_SHARE, LEAST_SLACK), MOST_SLACK) if first.numel() else 0
+        more = draw_tensor([slack], drawn, torch.Generator().manual_seed(secrets.randbits(62)))
+        _write(pool, torch.cat([raw_bytes(first), raw_bytes(more)]), end)
+        content = Content(protocol.POOLED, 0, name, dtype, shape, end, slack)
+        return content, _aligned(end + (first.numel() + slack) * first.itemsize)
+    stride = _aligned(first.nbytes)
+    for number, value in enumerate(values):
+        _write(pool, value, end + number * stride)
+    return Content(protocol.FIXED, 0, name, dtype, shape, end, 0, stride), end + len(values) * stride
+
+
+def _write(pool: int, tensor: torch.Tensor, offset: int) -> None:
+    content = memoryview(raw_bytes(tensor).numpy())
+    while content:
+        done = os.pwrite(pool, content, offset)
+        content, offset = content[done:], offset + done
+
+
+def _results(definition: Definition, made: WorkloadInputs) -> list[Result]:
+    results, end = [], 0
+    for name, output in definition.outputs.items():
+        dtype, shape = definition_dtype(output.dtype), definition.sizes(output.shape or (), made.axes)
+        if dtype.is_floating_point and dtype not in RTOL:
+            raise Skip(f"outputs.{name}: a Definition with outputs of {output.dtype} is not supported")
+        reserved = _aligned(max(dtype.itemsize, 8 if dtype.is_floating_point else 1) * torch.Size(shape).numel())
+        results.append(Result(name, dtype, tuple(shape), end, reserved))
+        end += reserved
+    return results
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+LEAST_HANDED = (
+    1 << 20
+)  # bytes of inputs: smaller ones a candidate's driver fills, which leaves them in the core's own caches
+
+
+HANDED_BATCH_BYTES = 256 << 20
+
+
+FEWEST_HANDED_SETS, MOST_HANDED_SETS = 3, 64  # invocations in a batch, for each of which there is a set of inputs
+
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def are_handed_over(drawn: InputPool) -> bool:
+    """Whether its inputs are handed over."""
+    return drawn.given >= LEAST_HANDED
+
+
+def handed_set_count(drawn: InputPool) -> int:
+    """Of inputs, in one batch."""
+    return max(min(HANDED_BATCH_BYTES // max(drawn.given, 1), MOST_HANDED_SETS), FEWEST_HANDED_SETS)
+
+
+@dataclass
+class HandedInputs:
+    """The inputs of one candidate's batches; those of the last are kept, to be compared."""
+
+    filler: Filler
+    inputs: int
+    descriptor: int | None = None
+    view: mmap.mmap | None = field(default=None, repr=False)
+
+    @classmethod
+    def made(cls, opening: bytes, drawn: InputPool) -> HandedInputs:
+        """`opening`: what the candidate is told of the Workload. KcapError where there is no memory for it."""
+        try:
+            return cls(Filler(opening, drawn.pool), len(drawn.contents))
+        except RuntimeError as error:
+            raise KcapError(str(error)) from None
+
+    def fill(self, seed: int, first: int, count: int) -> tuple[bytes, int]:
+        """Inputs of `count` invocations of `seed`, from number `first` on: what to say of them, and their memory."""
+        self._release()
+        most = self.filler.most
+        self.descriptor = os.memfd_create("batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, most)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+        self.view = mmap.mmap(self.descriptor, most)
+        places = array.array("Q", bytes(8 * count * self.inputs))
+        size = self.filler.fill(self.view, seed, first, count, places)
+        return struct.pack("<Q", size) + places.tobytes(), self.descriptor
+
+    def changed(self, numbers: list[int]) -> int | None:
+        """The first input that is not what it was in one of these invocations of the last batch, by its place."""
+        found = (self.filler.changed(number) for number in numbers)
+        return next((place for place in found if place is not None), None)
+
+    def close(self) -> None:
+        self._release()
+        self.filler.close()
+
+    def _release(self) -> None:
+        """Give the memory back, whoever else still has it."""
+        if self.view is not None:
+            with contextlib.suppress(OSError):
+                self.view.madvise(mmap.MADV_REMOVE)
+            self.view.close()
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        self.descriptor = self.view = None
+
+
+class Filler:
+    """The inputs of one Workload's batches, made in the judge's own process; `opening`: what candidates are told of it.
+
+    RuntimeError where `pool`, the descriptor of what they are made of, cannot be mapped.
+    """
+
+    def __init__(self, opening: bytes, pool: int) -> None:
+        self._library = _filler_library()
+        self._handle = self._library.kcap_filler(opening, len(opening), pool)
+
+    @property
+    def most(self) -> int:
+        """Bytes that the inputs of all sets take at most."""
+        return int(self._library.kcap_filler_most(self._handle))
+
+    def fill(self, memory: mmap.mmap, seed: int, first: int, count: int, places: array.array[int]) -> int:
+        """Fill `memory` for `count` invocations, and `places`, where in it each input of each lies; the bytes taken."""
+        base = (ctypes.c_char * len(memory)).from_buffer(memory)
+        room = (ctypes.c_uint64 * len(places)).from_buffer(places)
+        return int(self._library.kcap_filler_fill(self._handle, base, seed, first, count, room))
+
+    def changed(self, number: int) -> int | None:
+        """The place of the first input of an invocation of the last batch that is no longer what it was filled with."""
+        found = int(self._library.kcap_filler_changed(self._handle, number))
+        return None if found < 0 else found
+
+    def close(self) -> None:
+        self._library.kcap_filler_close(self._handle)
+
+
+@functools.cache
+def _filler_library() -> ctypes.PyDLL:
+    import torch  # noqa: F401  the library needs its libraries
+
+    library = ctypes.PyDLL(str(build_driver()))
+    handle, number = ctypes.c_void_p, ctypes.c_uint32
+    library.kcap_filler.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+    library.kcap_filler.restype = handle
+    library.kcap_filler_fill.argtypes = [handle, handle, ctypes.c_uint64, number, number, handle]
+    library.kcap_filler_fill.restype = ctypes.c_size_t
+    library.kcap_filler_most.argtypes, library.kcap_filler_most.restype = [handle], ctypes.c_size_t
+    library.kcap_filler_changed.argtypes = [handle, number]
+    library.kcap_filler_close.argtypes, library.kcap_filler_close.restype = [handle], None
+    return library

@@ -1,0 +1,145 @@
+"""Why a Solution does not pass: what the driver saw, what the outputs give away, and times below the machine's floor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.protocol import Answer
+from kcap.bench.judge.input_pool import InputPool
+from kcap.errors import KcapError
+from kcap.replay.rebuild.memory import raw_bytes
+from kcap.replay.roofline.ceilings import Ceilings, kept_ceilings, raised_ceilings
+from kcap.replay.roofline.cost import cost_of_workload
+from kcap.replay.roofline.floor import floor_us
+from kcap.schemas.results.outcome import Clocked, Status
+from kcap.system.open_files import ensure_free_descriptors
+
+STATUS_OF_CODE: dict[int, Status] = {
+    protocol.RAISED: "RUNTIME_ERROR",
+    protocol.NO_TENSOR: "RUNTIME_ERROR",
+    protocol.SUBCLASS: "REWARD_HACK",
+    protocol.ATTRIBUTE: "REWARD_HACK",
+    protocol.COUNT: "RUNTIME_ERROR",
+    protocol.SHAPE: "INCORRECT_SHAPE",
+    protocol.DTYPE: "INCORRECT_DTYPE",
+    protocol.DEVICE: "RUNTIME_ERROR",
+    protocol.INPUT: "REWARD_HACK",
+    protocol.DRIVER: "RUNTIME_ERROR",
+    protocol.PATCHED: "REWARD_HACK",
+    protocol.RESERVED: "REWARD_HACK",
+}
+
+
+CONSTANT = "its outputs do not depend on its inputs"
+
+
+STALE = "it returned in a later invocation what it had computed for other inputs"
+
+
+UNWRITTEN = "it left its outputs unwritten in a later invocation, though it had written them at first"
+
+
+class Rejected(Exception):
+    """The Solution does not pass."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def check_answer(answer: Answer, wrong: Callable[[Status, str], Exception] = Rejected) -> None:
+    """Refused, or what `wrong` makes of it, where the driver saw something wrong."""
+    if answer.code == protocol.FINE:
+        return
+    words = {protocol.PATCHED: "it replaced {}", protocol.INPUT: "it {}", protocol.RESERVED: "it {}"}
+    if answer.code not in STATUS_OF_CODE:
+        raise wrong("REWARD_HACK", "it spoke to the judge itself")
+    raise wrong(STATUS_OF_CODE[answer.code], words.get(answer.code, "{}").format(answer.text))
+
+
+class Undecided(Exception):
+    """It cannot be told, for a reason that is not the Solution's."""
+
+
+@dataclass
+class SeenOutputs:
+    """Fingerprints of outputs that were right or wrong, and of what would have been right."""
+
+    right: dict[bytes, set[bytes]] = field(default_factory=dict)  # by output, the truths that it came with
+
+    def add(self, outputs: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> None:
+        self.right.setdefault(fingerprint(outputs), set()).add(fingerprint(truth))
+
+    def stale(self, outputs: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> bool:
+        """Whether the same bits were returned before, for inputs that have another truth."""
+        return bool(self.right.get(fingerprint(outputs), set()) - {fingerprint(truth)})
+
+    @property
+    def constant(self) -> bool:
+        """Whether there were several truths and one output alone."""
+        return len(self.right) == 1 and len(next(iter(self.right.values()))) > 1
+
+
+def fingerprint(tensors: Sequence[torch.Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(raw_bytes(tensor).numpy().tobytes())
+    return digest.digest()
+
+
+def is_unwritten(outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether an output is still all that the driver filled it with."""
+    return any(bool((raw_bytes(t) == 0xFF).all()) for t in outputs if t.numel())
+
+
+FILES_TO_MEASURE = 8  # that it takes to start the process which measures
+
+
+FindCeilings = Callable[[Mapping[str, Any]], Ceilings]
+
+
+@dataclass
+class Floors:
+    """Of one machine (`environment`, as Outcomes have it). Ceilings are found at the first need; `sure`: measured
+    twice, as they are before a time is refused, for the machine may have been busy.
+    """
+
+    environment: Mapping[str, Any]
+    find: FindCeilings = kept_ceilings
+    again: FindCeilings = raised_ceilings
+    ceilings: Ceilings | None = None
+    unknown: str = ""
+    sure: bool = field(default=False, repr=False)
+
+    def check(self, drawn: InputPool, time: Clocked) -> float | None:
+        """Microseconds that no invocation on `drawn` can go below, None where nobody knows; Refused, if `time` does."""
+        floor = self._floor(drawn, time)
+        if floor is not None and time.median_us < floor and not self.sure:
+            self._ask(self.again)
+            self.sure = True
+            floor = self._floor(drawn, time)
+        if floor is not None and time.median_us < floor:
+            words = f"{time.median_us:.3g} µs is below the machine's floor of {floor:.3g} µs for it"
+            raise Rejected("REWARD_HACK", words)
+        return floor
+
+    def _floor(self, drawn: InputPool, time: Clocked) -> float | None:
+        cost = cost_of_workload(drawn.definition, dict(zip(drawn.definition.inputs, drawn.made.inputs, strict=True)))
+        if cost is not None and self.ceilings is None and not self.unknown:
+            self._ask(self.find)
+        if cost is None or self.ceilings is None:
+            return None
+        return floor_us(cost, self.ceilings, time.cache or "warm")
+
+    def _ask(self, how: FindCeilings) -> None:
+        ensure_free_descriptors(FILES_TO_MEASURE)  # else what is lacking now would be unknown for good
+        try:
+            self.ceilings = how(self.environment)
+        except KcapError as error:
+            self.ceilings, self.unknown = None, str(error)

@@ -1,0 +1,247 @@
+"""The folder that `kcap bench` writes: made, replaced or resumed, and written by one run at a time.
+
+bench.json says what was judged on what: by it an output is known again when it is resumed. outcomes.jsonl holds each
+Outcome as a line, written when it is there, so that what a kill leaves can be finished.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from kcap.errors import CallError
+from kcap.schemas.files.jsonfile import dump_json, read_json
+from kcap.schemas.results import outcome as outcomes_file
+from kcap.schemas.results.outcome import Outcome
+
+
+def check_output(output: Path, sources: Sequence[Path], resume: bool, force: bool) -> None:
+    """CallError if `output` cannot be written as asked, or holds one of `sources` or lies in one."""
+    if resume and force:
+        raise CallError("--resume keeps what is there and --force replaces it: pass one of them")
+    for source in sources:
+        _check_apart(output.resolve(), source.resolve(), source)
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise CallError(f"{output}: not a folder: choose another -o")
+    if not output.exists() or not any(output.iterdir()):
+        return
+    if not (output / RUN_FILE).is_file():
+        raise CallError(f"{output}: not made by kcap bench, and so neither replaced nor resumed: choose another -o")
+    if not resume and not force:
+        raise CallError(f"{output}: already exists: pass --resume to finish it, or --force to replace it")
+
+
+def _check_apart(output: Path, source: Path, name: Path) -> None:
+    if source.is_relative_to(output):
+        raise CallError(f"{output}: holds {name}: choose another -o")
+    if output.is_relative_to(source) and (source / "recording.json").exists():
+        raise CallError(f"{output}: lies in {name}: choose another -o")
+
+
+@contextmanager
+def owned(output: Path, force: bool) -> Iterator[None]:
+    """`output` is there, with `force` empty, and no other run writes it; CallError if one does."""
+    output.mkdir(parents=True, exist_ok=True)
+    lock = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(lock, output)
+        if force:
+            _empty(output)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, output: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CallError(f"{output}: another kcap bench writes it: wait for it, or choose another -o") from None
+
+
+def _empty(output: Path) -> None:
+    """bench.json, which says whose the folder is, goes last."""
+    for path in sorted(output.iterdir(), key=lambda one: one.name == RUN_FILE):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+RUN_FILE = "bench.json"
+
+
+TIME_LIMITS = ("timeout", "build_timeout")  # options of time
+
+
+class SolutionFile(BaseModel):
+    """The file of a Solution, and the SHA-256 of the Solution as it was judged."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str
+    sha256: str
+
+
+class RefusedFile(BaseModel):
+    """A file that is no Solution for what is judged."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str
+    reason: str
+
+
+class Machine(BaseModel):
+    """What the judges say that they ran on. Empty until the first has started."""
+
+    model_config = ConfigDict(frozen=True)
+
+    devices: list[str] = []
+    torch: str = ""
+    driver: str | None = None
+
+
+class RunRecord(BaseModel):
+    """`identity`: the SHA-256 of what PATH holds; `blobs`, by Definition, of the files that its Workloads name.
+
+    `solutions` are keyed `definition/author/name`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal["1.0"] = "1.0"
+    kcap: str
+    path: str
+    identity: str
+    blobs: Mapping[str, str] = {}
+    device: str
+    threads: int | None = None
+    options: Mapping[str, Any] = {}
+    machine: Machine = Machine()
+    solutions: Mapping[str, SolutionFile] = {}
+    refused: Sequence[RefusedFile] = []
+
+    def after(self, before: RunRecord) -> RunRecord:
+        """This run, that adds to what `before` judged."""
+        solutions, blobs = {**before.solutions, **self.solutions}, {**before.blobs, **self.blobs}
+        return self.model_copy(update={"machine": before.machine, "solutions": solutions, "blobs": blobs})
+
+    def joined(self, environment: Mapping[str, Any]) -> RunRecord:
+        """This run with a judge that says this of its machine."""
+        name = str(environment.get("device_name") or environment.get("device"))
+        torch, driver = str(environment.get("torch") or ""), environment.get("driver")
+        machine = Machine(devices=sorted({*self.machine.devices, name}), torch=torch, driver=driver)
+        return self.model_copy(update={"machine": machine})
+
+
+RUN_ADAPTER = TypeAdapter(RunRecord)
+
+
+def read_run(output: Path) -> RunRecord:
+    """The run that `output` holds; FormatError if its bench.json is none."""
+    return read_json(output / RUN_FILE, RUN_ADAPTER)
+
+
+def write_run(output: Path, run: RunRecord) -> None:
+    """Put bench.json in place at once."""
+    beside = output / f".{RUN_FILE}"
+    beside.write_bytes(dump_json(run.model_dump(mode="json")))
+    os.replace(beside, output / RUN_FILE)
+
+
+def check_same_run(output: Path, before: RunRecord, now: RunRecord) -> None:
+    """CallError naming both where `now` would add Outcomes to `output` that cannot stand beside those of `before`."""
+    if before.identity != now.identity:
+        raise CallError(
+            f"{output}: holds Outcomes on {_describe_path(before)}, and this is {_describe_path(now)}: choose another -o"
+        )
+    for name in sorted(before.blobs.keys() & now.blobs.keys()):
+        if before.blobs[name] != now.blobs[name]:
+            raise CallError(f"{output}: holds Outcomes on other blobs of {name} than there are now: choose another -o")
+    for what in ("device", "kcap", "threads"):
+        _check_equal(output, what, getattr(before, what), getattr(now, what))
+    seconds = before.options.get("seconds")
+    _check_equal(
+        output, "--seconds", seconds, now.options.get("seconds"), f"pass --seconds {seconds}, or choose another -o"
+    )
+
+
+def allows_more_time(before: RunRecord, now: RunRecord) -> bool:
+    """Whether a Solution gets more time than it did in `before`."""
+    return any(now.options[name] > before.options[name] for name in TIME_LIMITS if name in before.options)
+
+
+def check_machine(output: Path, before: Machine, now: Machine) -> None:
+    """The same for the machine, where one is known already."""
+    if not before.devices:
+        return
+    _check_equal(output, "torch", before.torch, now.torch)
+    if new := sorted(set(now.devices) - set(before.devices)):
+        _check_equal(output, "device", ", ".join(before.devices), ", ".join(new))
+
+
+def _describe_path(run: RunRecord) -> str:
+    return f"{run.path} (sha256 {run.identity[:12]})"
+
+
+def _check_equal(output: Path, what: str, before: Any, now: Any, fix: str = "choose another -o") -> None:
+    if before != now:
+        raise CallError(f"{output}: was judged with {what} {before}, and this is {now}: {fix}")
+
+
+OUTCOMES_FILE = "outcomes.jsonl"
+
+
+SolutionKey: TypeAlias = tuple[str, str, str]  # definition, author, solution
+
+
+@dataclass(frozen=True)
+class KeptOutcomes:
+    """What an output holds already. `torn`: its last line broke off, and is gone."""
+
+    outcomes: list[Outcome]
+    torn: bool = False
+
+
+def solution_key(outcome: Outcome) -> SolutionKey:
+    """Whose Outcome it is."""
+    return outcome.definition, outcome.author, outcome.solution
+
+
+def keep_outcomes(output: Path, valid: Callable[[Outcome], bool]) -> KeptOutcomes:
+    """The Outcomes in `output` that are `valid`, the last of each Workload; the others are removed from the file.
+
+    FormatError for a line that is no Outcome, unless it is the last and broke off.
+    """
+    path = output / OUTCOMES_FILE
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        _replace(path, whole)
+    read = list(outcomes_file.read_outcomes(path)) if whole else []
+    latest = {(*solution_key(one), one.workload): one for one in read if valid(one)}
+    if len(latest) != len(read):
+        _replace(path, b"".join(one.line() for one in latest.values()))
+    return KeptOutcomes(list(latest.values()), whole != content)
+
+
+@contextmanager
+def outcome_writer(output: Path) -> Iterator[Callable[[Outcome], object]]:
+    """A function that adds an Outcome to the file, in one write."""
+    with (output / OUTCOMES_FILE).open("ab", buffering=0) as file:
+        yield lambda outcome: file.write(outcome.line())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}")
+    beside.write_bytes(content)
+    os.replace(beside, path)

@@ -1,0 +1,87 @@
+"""What came of a process: found and ended, however it was forked. Needed where no pid namespace ends it all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE_S, PAUSE_S = 10.0, 0.0005
+
+
+def kill_all(find: Callable[[], list[int]]) -> bool:
+    """Kill what `find` gives until it gives nothing, and reap what is ours; False if it goes on for 10 s."""
+    deadline = time.monotonic() + PATIENCE_S
+    while found := find():
+        kill_each(found)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PAUSE_S)
+    return True
+
+
+def kill_descendants() -> None:
+    """Kill all that came of this process, to which their orphans come, until the kernel says that none is left."""
+    while True:
+        kill_each(descendants(os.getpid()))
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(PAUSE_S)
+
+
+def kill_each(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """The living processes below `pid`, parents first, and its own dead children, which are to be reaped."""
+    found: list[int] = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return [each for each in found if alive(each) or pid == os.getpid()]
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent is `pid`, dead ones that nobody has reaped among them."""
+    try:
+        tasks = [Path(task.path, "children").read_text() for task in os.scandir(f"/proc/{pid}/task")]
+    except OSError:
+        return _children_by_scan(pid)
+    return [int(child) for text in tasks for child in text.split()]
+
+
+def alive(pid: int) -> bool:
+    return _state(pid)[0] not in ("Z", "X", "")
+
+
+def confined(pid: int) -> bool:
+    """Whether `pid` has given up new privileges, which no process can undo."""
+    try:
+        return "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    """The same from every process's parent, for kernels that do not list children."""
+    numbers = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    return [pid for pid in numbers if _state(pid)[1] == parent]
+
+
+def _state(pid: int) -> tuple[str, int]:
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return "", 0
+    return state, int(parent)

@@ -1,0 +1,205 @@
+"""Between the judge and the candidate: one process, or two with a pid namespace, that no candidate can outlive.
+
+The supervisor is outside: it makes the namespaces and mounts, passes on what is printed up to a limit, and ends when the
+candidate has ended and nothing is left of it. In a pid namespace its child is process 1 there: it only forks the
+candidate and reaps, and the kernel kills all the others when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from kcap.bench.sandbox import confinement, libc, namespaces, privileges, process_tree
+from kcap.bench.sandbox.confinement import close_others
+from kcap.bench.sandbox.spec import SandboxSetup
+
+SCRATCH_CHECK_S = 0.5
+
+
+def supervise(plan: SandboxSetup) -> NoReturn:
+    """Keep one cage until it has ended; for a process that was forked for this."""
+    try:
+        _supervise(plan)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            confinement.send_report(plan.told, {"error": f"{type(error).__name__}: {error}"})
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(0)
+
+
+def _supervise(plan: SandboxSetup) -> None:
+    _own_session(plan.asker)
+    close_others((plan.log, plan.told, plan.ended, *plan.cage.keep, *(plan.spaces or ())))
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    plan.pieces.attempt(privileges.DIES_FIRST, privileges.die_first)
+    user = _prepare(plan)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        if plan.pieces.holds(namespaces.PID_NAMESPACE):
+            _first_process(plan, writing, proc, user)
+        confinement.run_confined(plan, writing, proc, user)
+    for descriptor in (writing, proc, plan.told, *plan.cage.keep):
+        os.close(descriptor)
+    _watch(plan, child, reading)
+
+
+def _own_session(asker: int) -> None:
+    """Leave the judge's session, and die with who asked."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.setsid()
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != asker:
+        os._exit(1)
+    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prepare(plan: SandboxSetup) -> int | None:
+    """Namespaces and mounts; the user that the candidate is to be, None for the judge's own."""
+    cage, pieces = plan.cage, plan.pieces
+    users: list[int] = []
+    if not pieces.attempt(privileges.OWN_USER, lambda: users.append(privileges.user_for(cage.folder))):
+        user = None
+    else:
+        pieces.held.remove(privileges.OWN_USER)  # it holds once the candidate is that user
+        (user,) = users
+    namespaces.enter_namespaces(pieces, plan.spaces)
+    owner = os.geteuid() if user is None else user
+    if plan.spaces is not None:
+        pieces.held.extend(plan.inherited)
+    elif pieces.holds(namespaces.MOUNT_NAMESPACE):
+        namespaces.set_up_mounts(cage.folder, cage.hidden, cage.disk, owner, pieces)
+    if not pieces.holds(namespaces.SCRATCH_MOUNT) and cage.folder.stat().st_uid != owner:
+        with contextlib.suppress(PermissionError):  # a plain user writes where it is let
+            os.chown(cage.folder, owner, -1)
+    return user
+
+
+def _first_process(plan: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
+    """Process 1 of the pid namespace: signals from within do nothing to it, and its memory is out of reach."""
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    child = os.fork()
+    if child == 0:
+        confinement.run_confined(plan, output, proc, user)
+    for descriptor in (output, proc, plan.told, *plan.cage.keep):
+        os.close(descriptor)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            _tell_end(plan, status)
+            os._exit(0)
+
+
+def _watch(plan: SandboxSetup, child: int, reading: int) -> None:
+    """Pass on what is printed until `child` has ended; then end the rest, and pass on what is still in the pipe."""
+    untold = not plan.pieces.holds(namespaces.PID_NAMESPACE)  # else process 1 tells the end
+    limited = plan.pieces.holds(namespaces.SCRATCH_MOUNT)
+    with PrintedOutput(reading, plan.log, plan.cage.printed) as output:
+        note = ""
+        while (status := _reaped(child)) is None:
+            output.wait(None if limited else SCRATCH_CHECK_S)
+            if output.asked_to_end or note:
+                os.kill(child, signal.SIGKILL)
+            elif not limited:
+                note = _disk_excess(plan.cage.folder, plan.cage.disk)
+        if note or (untold and not output.asked_to_end):
+            _tell_end(plan, status, note)
+        process_tree.kill_descendants()
+        output.drain()
+
+
+def _tell_end(plan: SandboxSetup, status: int, note: str = "") -> None:
+    os.write(plan.ended, f"{status} {note}\n".encode())
+
+
+def _reaped(child: int) -> int | None:
+    """The wait status of `child` if it has ended; orphans that came here are reaped on the way."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                return ended[1]
+    return None
+
+
+def _disk_excess(folder: Path, disk: int) -> str:
+    """Which limit what lies below `folder` is over; what is open and has no name is not seen."""
+    size = files = 0
+    for place, folders, names in os.walk(folder):
+        files += len(names) + len(folders)
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_blocks * 512
+        if size > disk or files > namespaces.SCRATCH_INODES:
+            return (
+                f"wrote more than {disk} bytes" if size > disk else f"made more than {namespaces.SCRATCH_INODES} files"
+            )
+    return ""
+
+
+CHUNK = 1 << 16
+
+
+class PrintedOutput:
+    """A pipe read in the keeper, which meanwhile hears of its children's ends and of the request to end."""
+
+    def __init__(self, reading: int, log: int, limit: int) -> None:
+        self.reading = reading
+        self.log = log
+        self.left = limit
+        self.asked_to_end = False
+        self._open = True
+        os.set_blocking(reading, False)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> PrintedOutput:
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for descriptor in (self.reading, self._woken, self._wake):
+            os.close(descriptor)
+
+    def wait(self, timeout: float | None) -> None:
+        """Until something was printed, a child ended, the end was asked for, or `timeout` seconds have passed."""
+        ready, _, _ = select.select([self._woken, *([self.reading] if self._open else [])], [], [], timeout)
+        if self._woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, CHUNK)
+        if self.reading in ready:
+            self._pass_on()
+
+    def drain(self) -> None:
+        """All that is in the pipe by now."""
+        while self._pass_on():
+            pass
+
+    def _pass_on(self) -> bool:
+        """Whether there was anything."""
+        try:
+            part = os.read(self.reading, CHUNK)
+        except BlockingIOError:
+            return False
+        self._open = bool(part)
+        kept, self.left = part[: self.left], max(self.left - len(part), 0)
+        with contextlib.suppress(OSError):
+            os.write(self.log, kept)
+        return self._open
+
+    def _end(self, *_: object) -> None:
+        self.asked_to_end = True

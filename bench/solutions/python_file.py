@@ -1,0 +1,93 @@
+"""A plain Python file that defines `run` at its top level, and names its Definition in a comment.
+
+    # definition: rmsnorm_h4096
+
+The older set's code schema is such a file, too: there, `run` always takes the outputs after the inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from kcap.bench.solutions import Form, SolutionText, find_definition, form, validated_solution
+from kcap.errors import FormatError
+from kcap.schemas.files.python_source import check_positional, function, parse
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.flashinfer.solution import Solution
+
+NAMED = re.compile(r"^[ \t]*#[ \t]*definition:[ \t]*(\S.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+UNNAMED = "names no Definition: write '# definition: NAME' above its first statement, or pass --definition NAME"
+AUTHOR = "local"
+
+
+@form(".py")
+class PythonFile(Form):
+    def definition(self, given: SolutionText) -> str | None:
+        """By the comment, else the default, else by the file's own name."""
+        named = NAMED.search(_head(given.text))
+        return named[1] if named else given.default or (given.stem if given.stem in given.definitions else None)
+
+    def read(self, given: SolutionText) -> Solution:
+        try:
+            run = function(given.text, "run")
+            name = self.definition(given)
+            if name is None:
+                raise FormatError(given.file, UNNAMED)
+            writes = writes_outputs(run, find_definition(given, name))
+        except ValueError as error:
+            raise FormatError(given.file, str(error)) from None
+        return from_source(given, name, given.file, given.text, destination_passing=writes)
+
+
+def _head(source: str) -> str:
+    """`source` up to its first statement that is no docstring."""
+    try:
+        body = getattr(parse(source), "body", [])
+    except ValueError:
+        return ""
+    first = body[1:2] if body and _is_text(body[0]) else body[:1]
+    line = min((node.lineno for one in first for node in (one, *getattr(one, "decorator_list", ()))), default=None)
+    return "\n".join(source.splitlines()[: line - 1 if line else None])
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def writes_outputs(run: ast.FunctionDef, definition: Definition) -> bool:
+    """Whether `run` takes the outputs after the inputs, rather than the inputs alone; ValueError if neither."""
+    inputs, outputs = len(definition.inputs), len(definition.outputs)
+    try:
+        check_positional(run, inputs)
+    except ValueError as error:
+        try:
+            check_positional(run, inputs + outputs)
+        except ValueError:
+            reason = f"{error}: {definition.name} has {inputs} inputs, and {outputs} outputs that may follow them"
+            raise ValueError(reason) from None
+        return True
+    return False
+
+
+def from_source(given: SolutionText, definition: str, path: str, code: str, destination_passing: bool) -> Solution:
+    """The Solution whose one source is `code`, named as the file is."""
+    spec = {
+        "language": "triton" if _imports_triton(code) else "python",
+        "target_hardware": ["any"],
+        "entry_point": f"{path}::run",
+        "destination_passing_style": destination_passing,
+    }
+    sources = [{"path": path, "content": code}]
+    return validated_solution(
+        given, {"name": given.stem, "definition": definition, "author": AUTHOR, "spec": spec, "sources": sources}
+    )
+
+
+def _imports_triton(code: str) -> bool:
+    for node in ast.walk(parse(code)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        if any(name.split(".")[0] == "triton" for name in names):
+            return True
+    return False

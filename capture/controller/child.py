@@ -1,0 +1,174 @@
+"""A process that kcap runs and ends, and the signals that kcap itself is sent meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kcap.capture.controller import watchdog
+from kcap.errors import KcapError
+
+LAST_LINES, LAST_ERRORS = 8, 5
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+KILL_SEQUENCE = (
+    (signal.SIGINT, 60.0),
+    (signal.SIGTERM, 10.0),
+    (signal.SIGKILL, 10.0),
+)  # seconds until the next is sent
+ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
+
+
+class Child:
+    """Runs `command` in a session and a group of its own, which end with kcap, however that ends.
+
+    `log`: where its output goes, and it reads nothing; where None it has kcap's own standard input and error.
+    """
+
+    def __init__(self, command: list[str], env: Mapping[str, str], log: Path | None = None) -> None:
+        sink: IO[bytes] | None = log.open("wb") if log else None
+        self._guard = _Guard()
+        try:
+            self._process = subprocess.Popen(
+                command, env=env, stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
+                stdin=subprocess.DEVNULL if log else None, start_new_session=True,
+                preexec_fn=self._guard.watch_this,  # it takes no lock that another thread may hold
+            )  # fmt: skip
+        except OSError as error:
+            self._guard.end()
+            raise KcapError(f"cannot start {command[0]}: {error.strerror}") from None
+        finally:
+            if sink:
+                sink.close()
+        self._log, self._shown = log, 0
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    def show(self) -> None:
+        """Copy what it has written to its log since to kcap's standard error."""
+        if self._log is not None:
+            with self._log.open("rb") as file:
+                file.seek(self._shown)
+                text = file.read()
+            self._shown += len(text)
+            sys.stderr.write(text.decode(errors="replace"))
+            sys.stderr.flush()
+
+    def how_it_ended(self) -> str:
+        return ending_text(self.status or 0, self._log)
+
+    def last_lines(self) -> str:
+        return last_lines(self._log, self.status or 0) if self._log else ""
+
+    def end(self) -> int:
+        """End it by harder and harder signals to its group, and then what it left of that; its exit status."""
+        for number, patience in KILL_SEQUENCE:
+            if self.status is not None:
+                break
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(patience)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        watchdog.end_group(self._process.pid)
+        self._guard.end()
+        status = self.status
+        return -signal.SIGKILL if status is None else status  # killed, and still held by the machine
+
+
+class _Guard:
+    """A process that outlives kcap by as long as it takes to end a group of processes: they might hold a GPU."""
+
+    def __init__(self) -> None:
+        read, write = os.pipe()
+        self._pipe = os.fdopen(write, "wb", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", os.path.abspath(watchdog.__file__)], stdin=read, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+            )  # fmt: skip
+        finally:
+            os.close(read)
+
+    def watch_this(self) -> None:
+        """Told by the process whose group it is, so that there is no time without."""
+        self._pipe.write(b"%d" % os.getpid())
+
+    def end(self) -> None:
+        """Once nothing is left to be guarded."""
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
+
+
+def status_text(status: int) -> str:
+    """An exit status in words, with the signal that it stands for."""
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else ""
+    return f"status {status} ({name})" if name else f"status {status}"
+
+
+def ending_text(status: int, log: Path | None) -> str:
+    """Its exit status, and where its output went to `log`, what that says of its end."""
+    return f"{status_text(status)}:\n{last_lines(log, status)}" if log else status_text(status)
+
+
+def last_lines(log: Path, status: int) -> str:
+    """What a process's output says of its end: the last errors that it named, or else its last lines.
+
+    One that a signal ended (a negative `status`) named no error for it.
+    """
+    with log.open("rb") as file:
+        lines = [line.decode(errors="replace").rstrip() for line in file]
+    errors = [match.group() for line in reversed(lines) if (match := ERROR.search(line))]
+    named = list(dict.fromkeys(errors))[:LAST_ERRORS][::-1] if status >= 0 else []
+    return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
+
+
+class SignalLog:
+    """While it lasts these signals are noted, and do nothing else; SIGHUP goes on to be ignored if it was (nohup)."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+        self._numbers = [number for number in numbers if number not in ignored]
+        self._came: list[int] = []
+
+    def __enter__(self) -> SignalLog:
+        self._before = {number: signal.signal(number, self._note) for number in self._numbers}
+        return self
+
+    def _note(self, number: int, frame: object) -> None:
+        self._came.append(number)
+        if number == signal.SIGHUP:
+            _drop_terminal()
+
+    def __bool__(self) -> bool:
+        """Whether any came."""
+        return bool(self._came)
+
+    def take(self) -> list[int]:
+        """Those that came since."""
+        came, self._came = self._came, []
+        return came
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _drop_terminal() -> None:
+    """Write to nowhere instead of to a terminal that is gone: an error of that would cost the Recording."""
+    for output in (STANDARD_OUTPUT, STANDARD_ERROR):
+        try:
+            os.write(output, b"")
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), output)

@@ -1,0 +1,152 @@
+"""The frameworks that kcap knows: which are installed here, how to get the rest, and which models they can start."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from kcap import version
+from kcap.capture import engines
+from kcap.capture.controller import models
+from kcap.capture.engines import Engine, Framework, Target, adapters, lacks_plugins, of_framework
+from kcap.errors import CallError, KcapError
+from kcap.system.machine import Check, pip, version_of
+
+
+def find_adapter(name: str) -> Engine:
+    """The adapter of the framework `name`, in any case; CallError if kcap does not know it or has none for it."""
+    engine = of_framework(name)
+    if engine is not None:
+        return engine
+    known = [framework.name for framework in known_frameworks()]
+    here = next((framework for framework in known if framework.lower() == name.lower()), None)
+    if here is None:
+        raise CallError(f"unknown framework {name}: one of {', '.join(known)}")
+    raise CallError(f"{here} cannot be recorded yet: use one of {', '.join(k for k in known if of_framework(k))}")
+
+
+def find_framework(name: str) -> Engine:
+    """As `find_adapter`, and it can start a model offline, here; KcapError with the way to install it otherwise."""
+    engine = find_adapter(name)
+    framework = engine.FRAMEWORK
+    if engine.OFFLINE is None:
+        raise CallError(f"{framework.name} starts no model by itself: kcap record -o DIR -- COMMAND records a program")
+    if importlib.util.find_spec(framework.package) is None:
+        raise KcapError(f"{framework.name} is not installed: {install_command(framework)}")
+    if framework.plugin and lacks_plugins(framework):
+        raise KcapError(f"this {framework.name} loads no plugins: {framework.plugin.since} or newer does")
+    return engine
+
+
+def find_model(model: str, load_format: str) -> Target:
+    """Where to load `model` from: a directory, the hub's cache, or (dummy weights) kcap's own configuration."""
+    if os.path.isdir(model):
+        file = Path(model) / "config.json"
+        if not file.is_file():
+            raise CallError(f"{model} is no model: it has no config.json")
+        return Target(model, model, _layer_count(file), False)
+    if model.count("/") != 1:
+        raise CallError(
+            f"unknown model {model}: give a directory or a hub id, such as {', '.join(models.model_names())}"
+        )
+    bundled = models.find_config(model)
+    if load_format == "dummy" and _cached_config(model) is None:
+        if bundled is None:
+            _refuse_without_hub(model)
+            return Target(model, model, None, False)
+        return Target(model, str(bundled), _layer_count(bundled / "config.json"), True)
+    cached = _cached_config(model)
+    layers = _layer_count(cached or (bundled / "config.json" if bundled else None))
+    return Target(model, model, layers, False, weights_from_hub=bundled is not None and cached is None)
+
+
+def _refuse_without_hub(model: str) -> None:
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        known = ", ".join(models.model_names())
+        raise CallError(f"unknown model {model}: kcap has no configuration of it, and the hub is off; it has {known}")
+
+
+def _cached_config(model: str) -> Path | None:
+    """The model's config.json in the hub's local cache: it wins over kcap's own."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    found = try_to_load_from_cache(model, "config.json")
+    return Path(found) if isinstance(found, str) else None
+
+
+def _layer_count(file: Path | None) -> int | None:
+    import orjson
+
+    if file is None:
+        return None
+    try:
+        config = orjson.loads(file.read_bytes())
+    except ValueError as error:
+        raise CallError(f"{file}: {error}") from None
+    layers = (config.get("text_config") or config).get("num_hidden_layers")
+    return layers if isinstance(layers, int) else None
+
+
+PLANNED = (
+    Framework("TRT-LLM", "tensorrt_llm", ("tensorrt-llm",), pip=("install tensorrt-llm",)),
+    Framework(
+        "MLC-LLM",
+        "mlc_llm",
+        ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu"),
+        elsewhere="its project's own wheels: MLC-LLM is not on PyPI",
+    ),
+)
+
+
+def known_frameworks() -> list[Framework]:
+    """Those that kcap records, then those that it only knows by name."""
+    recorded = [engine.FRAMEWORK for engine in adapters().values()]
+    return recorded + [planned for planned in PLANNED if of_framework(planned.name) is None]
+
+
+def install_command(framework: Framework) -> str:
+    """What to type so that this interpreter has `framework`; by whether there is an NVIDIA GPU."""
+    gpu = shutil.which("nvidia-smi") is not None
+    steps = framework.pip if gpu else framework.pip_cpu or framework.pip
+    return framework.elsewhere or " && ".join(map(pip, steps))
+
+
+def _clone() -> Path | None:
+    """The clone that this kcap runs from, or None where it was installed from a wheel."""
+    root = Path(version.__file__).parents[1]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def check_engine(framework: Framework) -> Check:
+    """Whether `framework` is installed; the way to get it is told only where this kcap can record it."""
+    version = version_of(*framework.distributions)
+    if version is None and importlib.util.find_spec(framework.package) is None:
+        fix = install_command(framework) if of_framework(framework.name) else ""
+        return Check(framework.name, "missing", "not installed", fix)
+    return Check(framework.name, "ok", version or "installed, version unknown")
+
+
+def check_plugin(framework: Framework) -> Iterable[Check]:
+    """A framework finds kcap by its entry point, unless its list of plugins names others only."""
+    if framework.plugin is None:
+        return
+    name, points = f"kcap in {framework.name}", metadata.entry_points(group=framework.plugin.group)
+    if not any(point.name == engines.PLUGIN_NAME for point in points):
+        source = _clone()
+        fix = pip(f"install -e {shlex.quote(str(source))}" if source else "install --force-reinstall kcap")
+        yield Check(name, "problem", "its plugin is not registered in this environment", fix)
+        return
+    excluded = engines.excluding_setting(framework.name)
+    if excluded:
+        variable, _, allowed = excluded.partition("=")
+        fix = f"export {variable}={','.join(filter(None, [*allowed.split(','), engines.PLUGIN_NAME]))}"
+        yield Check(name, "problem", f"{excluded} leaves kcap out", fix)
+        return
+    yield Check(name, "ok", f"{framework.name}'s processes load kcap's plugin")

@@ -1,0 +1,130 @@
+"""A model recorded offline: the options and prompts, and the engine started with them in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from kcap.capture import engines
+from kcap.capture.controller import run
+from kcap.capture.controller.output import WorkingDirectory
+from kcap.capture.engines import Start
+from kcap.capture.session import Numbers, Prompt, Session, Workload, as_list
+from kcap.errors import CallError, FormatError
+from kcap.schemas.recording.recording import Recording
+
+
+@dataclass(frozen=True)
+class Offline:
+    """The options of an offline recording."""
+
+    model: str
+    framework: str
+    load_format: str
+    num_layers: int | None
+    num_prompts: Numbers
+    input_len: Numbers
+    output_len: int
+    prompts: Path | None
+    engine_args: tuple[str, ...]
+    eager: bool
+
+
+def record_model(offline: Offline, place: WorkingDirectory, options: dict[str, Any]) -> tuple[Recording, str]:
+    """Record `offline` into `place`; the Recording, and what failed. `options`: the Session's own."""
+    from kcap.capture.controller import frameworks
+
+    engine = frameworks.find_framework(offline.framework)
+    if excluded := engines.excluding_setting(engine.FRAMEWORK.name):
+        raise CallError(f"{excluded} keeps kcap out of {engine.FRAMEWORK.name}: add kcap to it")
+    target = frameworks.find_model(offline.model, offline.load_format)
+    if target.weights_from_hub:
+        click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
+    prompts = read_prompts(offline.prompts) if offline.prompts else None
+    work = make_workload(offline, prompts)
+    given = engine_arguments(offline.engine_args)
+    if target.bundled and prompts and any(isinstance(prompt, str) for prompt in prompts):
+        raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
+    start = Start(target, offline.load_format, offline.num_layers, offline.eager, given, work.longest)
+    arguments = engine.arguments(start)
+    session = Session(
+        directory=str((place.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
+        layers_model=target.layers_model, engine_arguments=arguments, **options,
+    )  # fmt: skip
+    job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
+    assert engine.OFFLINE is not None  # `find_framework` has seen to it
+    return _run_engine(engine.OFFLINE, job, session, place)
+
+
+def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
+    counts, lengths = len(as_list(offline.num_prompts)), len(as_list(offline.input_len))
+    if prompts and max(counts, lengths) > 1:
+        raise CallError("--prompts FILE is a single load: give one number for --num-prompts and --input-len, or none")
+    if lengths not in (1, counts):
+        raise CallError(
+            f"--input-len has {lengths} numbers, --num-prompts {counts}: give one for all loads, or as many as those"
+        )
+    return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
+
+
+def _run_engine(module: str, job: dict[str, Any], session: Session, place: WorkingDirectory) -> tuple[Recording, str]:
+    session.write()
+    file = Path(session.directory) / "job.json"
+    file.write_bytes(orjson.dumps(job))
+    log = Path(session.directory) / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
+    command_line = [sys.executable, "-P", "-m", module, str(file.resolve())]
+    return run.record_command_line(command_line, session, place, log)
+
+
+def engine_arguments(words: tuple[str, ...]) -> dict[str, Any]:
+    """`KEY=VALUE` words as engine arguments: VALUE is JSON where it parses (true, 4096, {"a": 1}), else text."""
+    out: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.replace("-", "_").isidentifier():
+            raise CallError(f"--engine-arg {word}: write KEY=VALUE")
+        try:
+            out[key.replace("-", "_")] = orjson.loads(value)
+        except ValueError:
+            out[key.replace("-", "_")] = {"True": True, "False": False, "None": None}.get(value, value)
+    return out
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read a JSON-lines file: each line a string, a list of token ids, or an object with `prompt` or
+    `prompt_token_ids`; FormatError with the line otherwise."""
+    prompts = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                prompts.append(_parse_prompt(orjson.loads(line)))
+            except ValueError as error:
+                raise FormatError(f"{path}:{number}", str(error)) from None
+    if not prompts:
+        raise FormatError(str(path), "no prompt in it: one JSON string or list of token ids a line")
+    return prompts
+
+
+def _parse_prompt(data: Any) -> Prompt:
+    if isinstance(data, dict):
+        data = data.get("prompt", data.get("prompt_token_ids"))
+    if isinstance(data, str) and data:
+        return data
+    if isinstance(data, list) and data and all(type(token) is int and token >= 0 for token in data):
+        return data
+    raise ValueError('neither a text nor a list of token ids: write {"prompt": "…"} or {"prompt_token_ids": [1, 2]}')
+
+
+class NumbersRange(click.IntRange):
+    """What `click.IntRange` takes, and several such numbers: a tuple."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        words: list[Any] = str(value).split(",")
+        if len(words) == 1:
+            return super().convert(value, param, ctx)
+        return tuple(super(NumbersRange, self).convert(word, param, ctx) for word in words)

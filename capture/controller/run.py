@@ -1,0 +1,210 @@
+"""One recorded run: starts the engine, follows it, stops it so that its shards are closed, and makes the Recording."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import orjson
+
+from kcap.capture import engines
+from kcap.capture.controller import window_control
+from kcap.capture.controller.child import END_SIGNALS, Child, SignalLog, ending_text, last_lines, status_text
+from kcap.capture.controller.output import WorkingDirectory
+from kcap.capture.engines import of_framework
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.capture.shards.counts import POLL, close_shards, steps_so_far
+from kcap.errors import KcapError
+from kcap.schemas.recording.recording import Recording
+
+STARTUP = Path(__file__).resolve().parents[1] / "startup"  # what Python runs first there
+
+
+@dataclass(frozen=True)
+class RunControl:
+    """`attend`: called several times a second, with what is being done; `over`: once it is done.
+
+    `ending`: whether a signal asked to end it.
+    """
+
+    attend: Callable[[str], None]
+    ending: SignalLog
+    over: Callable[[], None]
+
+
+def recorded_environment(session: Session) -> dict[str, str]:
+    """The environment of a recorded process: it names the session. A user's own command looks at STARTUP first."""
+    env = dict(os.environ)
+    env[SESSION_VARIABLE] = str(session.file.resolve())
+    if session.command:
+        return env | {"PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))}
+    engine = of_framework(session.framework)
+    return {**engine.FRAMEWORK.environment, **env} if engine else env
+
+
+def run_to_end(command: list[str], session: Session, at: RunControl, log: Path | None = None) -> int | None:
+    """Run `command` to its end under `session`; its exit status, None where kcap ended it.
+
+    Ctrl-C stops it once its shards are closed.
+
+    `log`: as in Child.
+    """
+    if at.ending:
+        raise KcapError("ended before the engine was started")
+    child = Child(command, recorded_environment(session), log)
+    while child.status is None and not at.ending:
+        at.attend(progress_text(session))
+        time.sleep(POLL)
+    ended = child.status
+    if ended is None:
+        at.attend("closing the Recording")
+    end_child(child, session)
+    return ended
+
+
+def end_child(child: Child, session: Session) -> None:
+    """End what runs, or what one that has ended left behind, once its windows are closed."""
+    close_windows(session)
+    child.end()
+
+
+def close_windows(session: Session) -> None:
+    """Close every process's window after the same step, and its shard."""
+    with contextlib.suppress(KcapError):  # it has closed for good
+        window_control.close_window(session)
+    window_control.catch_up(session)
+    close_shards(session)
+
+
+def progress_text(session: Session) -> str:
+    processes, steps = steps_so_far(Path(session.directory))
+    if not processes:
+        return "starting the engine"
+    return f"recording: {steps} steps" if session.opens else f"the window is closed, {steps} steps recorded"
+
+
+def any_registered(session: Session) -> bool:
+    """Whether any process of the engine had kcap in it."""
+    return any(Path(session.directory).glob("*.registered"))
+
+
+def record_command_line(
+    command_line: list[str], session: Session, place: WorkingDirectory, log: Path | None
+) -> tuple[Recording, str]:
+    """Run `command_line` under `session`, and merge into `place`; the Recording, and what failed (or "").
+
+    `log`: where its output goes, if not kcap's.
+    """
+    with attended(session, place.noted) as at:
+        prepare_recorder(session)
+        status = run_to_end(command_line, session, at, log)
+        at.over()
+        failure = _failure_text(session, status, log)
+        return make_recording(session, place.directory, status, log, failure), failure
+
+
+def _failure_text(session: Session, status: int | None, log: Path | None) -> str:
+    """What a status other than 0 says of how the engine, or a user's command, ended by itself."""
+    if not status:
+        return ""
+    return f"the {'command' if session.command else 'engine'} ended with {ending_text(status, log)}"
+
+
+def make_recording(session: Session, directory: Path, status: int | None, log: Path | None, failure: str) -> Recording:
+    """The Recording of a session whose engine has ended with `status` (None where kcap ended it), in `directory`.
+
+    `failure`: what failed; the Recording has its first line.
+    """
+    if not any_registered(session):
+        explain_silence(session, status, log)
+    _note_failure(session, failure)
+    recording = fold_session(session, directory)
+    nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
+    if nothing and status and log:
+        said = ending_text(status, log)
+        shutil.rmtree(directory)
+        raise KcapError(f"the engine ended before its first step, with {said}")
+    return recording
+
+
+def _note_failure(session: Session, failure: str) -> None:
+    """Only the first line is for the Recording: the output may hold secrets."""
+    if failure:
+        line = {"t": "note", "detail": failure.splitlines()[0].rstrip(":")}
+        (Path(session.directory) / "failure.notes").write_bytes(orjson.dumps(line) + b"\n")
+
+
+@contextmanager
+def attended(session: Session, noted: ExitStack) -> Iterator[RunControl]:
+    """What shows how far the work is, and heeds the signals to kcap, none of which ends it until `noted` ends."""
+    asked = noted.enter_context(SignalLog(signal.SIGUSR1, signal.SIGUSR2))
+    ending = noted.enter_context(SignalLog(*END_SIGNALS))
+    with window_control.marked_running(session), ExitStack() as shown:
+        report = shown.enter_context(progress_display())
+
+        def attend(text: str) -> None:
+            report(text)
+            for number in asked.take():
+                _set_window(session, number == signal.SIGUSR1)
+
+        yield RunControl(attend, ending, shown.close)
+
+
+def _set_window(session: Session, opened: bool) -> None:
+    try:
+        answer = window_control.open_window(session) if opened else window_control.close_window(session)
+        click.echo(f"kcap: {window_control.answer_text(answer, opened)}", err=True)
+    except KcapError as error:
+        click.echo(f"kcap: {error}", err=True)
+
+
+def prepare_recorder(session: Session) -> None:
+    """Build the native recorder before the engine starts; a failure is the engine processes' own to report."""
+    from kcap.capture.recorder.native_recorder import build
+    from kcap.system.native_build import Unavailable
+
+    if session.recorder == "python":
+        return
+    try:
+        build()
+    except (Unavailable, ImportError) as error:
+        click.echo(f"kcap: {error}", err=True)
+
+
+def explain_silence(session: Session, status: int | None, log: Path | None) -> None:
+    """KcapError: why no process of an engine had kcap in it. `status`: of its end; None where kcap ended it."""
+    if status and log:
+        raise KcapError(f"the engine did not start ({status_text(status)}):\n{last_lines(log, status)}")
+    excluded = engines.excluding_setting(None if session.command else session.framework)
+    if excluded:
+        raise KcapError(f"no process of the engine had kcap in it: {excluded} leaves it out; add kcap to it")
+    where = session.command[0] if session.command else sys.executable
+    ended = "" if status is None else f" ({status_text(status)})"
+    raise KcapError(
+        f"no process of the engine had kcap in it{ended}: is {shlex.quote(where)} the engine, and is kcap "
+        f"installed in its environment? Engines that load it: {engines.plugin_frameworks()}"
+    )
+
+
+@contextmanager
+def progress_display() -> Iterator[Callable[[str], None]]:
+    """What shows how far the work is, where somebody looks at it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("starting the engine") as status:
+        yield status.update

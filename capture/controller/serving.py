@@ -1,0 +1,196 @@
+"""A server recorded under a client: started, waited for, recorded for as long as the client runs, and ended."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcap.capture.controller import run, window_control
+from kcap.capture.controller.child import Child
+from kcap.capture.controller.output import WorkingDirectory
+from kcap.capture.engines import Server, adapters
+from kcap.capture.fold.recording import discard_shards
+from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.capture.shards import counts
+from kcap.errors import CallError, KcapError
+from kcap.schemas.recording.recording import Recording
+
+READY_POLL = 0.5  # seconds between two looks whether the server serves
+
+
+@dataclass(frozen=True)
+class Client:
+    """`command`: the client's; `ready`: the URL that answers once the server serves; `patience`: seconds until it must.
+
+    `opens`: the window opens when the client starts; otherwise it is left to whoever asks for it, the client perhaps.
+    """
+
+    command: list[str]
+    ready: str
+    patience: float
+    opens: bool = True
+
+
+def make_client(command: list[str], url: str | None, patience: float, opens: bool, server: list[str]) -> Client:
+    """The client of `server`; CallError where it cannot be started, or it is not plain when the server is ready."""
+    if not command or shutil.which(command[0]) is None:
+        raise CallError(f"--client: there is no command {command[0] if command else ''}".rstrip())
+    url = url or ready_url(server)
+    if url is None:
+        raise CallError("pass --ready URL: kcap cannot tell from the command where its server answers once it is ready")
+    if not is_full_url(url):
+        raise CallError(f"--ready {url}: give an http:// or https:// URL with a host")
+    if not why_not_ready(url):
+        raise CallError(f"{url} answers before the server is started: end what serves there, or take another port")
+    return Client(command, url, patience, opens)
+
+
+def serve(command: list[str], client: Client, session: Session, place: WorkingDirectory) -> tuple[Recording, str]:
+    """Record the server `command` under `client` into `place`; the Recording, and what failed ("" if nothing did).
+
+    KcapError if the server does not become ready.
+    """
+    log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
+    with run.attended(session, place.noted) as at:
+        run.prepare_recorder(session)
+        server = Child(command, run.recorded_environment(session), log)
+        try:
+            failure = _ServerRun(server, client, session, at).whole()
+        except KcapError:
+            discard_shards(session)
+            raise
+        at.over()
+        return run.make_recording(session, place.directory, None, log, failure), failure
+
+
+@dataclass(frozen=True)
+class _ServerRun:
+    server: Child
+    client: Client
+    session: Session
+    at: run.RunControl
+
+    def whole(self) -> str:
+        """From the server's start to its end; what failed."""
+        try:
+            self._wait_until_ready()
+            return self._client_to_its_end()
+        finally:
+            self.at.attend("ending the server")
+            run.end_child(self.server, self.session)
+            self.server.show()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.client.patience
+        while why := why_not_ready(self.client.ready):
+            self._look(f"waiting for {self.client.ready}")
+            if self.at.ending:
+                raise KcapError("ended before the server was ready")
+            if self.server.status is not None:
+                raise KcapError(f"the server ended before it was ready{self._how(self.server)}")
+            if time.monotonic() > deadline:
+                patience = f"{self.client.patience:g} s ({self.client.ready}: {why})"
+                fix = "pass a longer --ready-timeout, or another --ready URL"
+                raise KcapError(f"the server was not ready after {patience}: {fix}. Its output:\n{self._lines()}")
+            time.sleep(READY_POLL)
+        if not run.any_registered(self.session):
+            run.explain_silence(self.session, None, None)
+
+    def _client_to_its_end(self) -> str:
+        """Run the client, in the open window; what failed."""
+        if self.client.opens:
+            window_control.open_window(self.session)
+        env = {name: value for name, value in os.environ.items() if name != SESSION_VARIABLE}
+        child = Child(self.client.command, env, Path(self.session.directory) / "client.log")
+        while child.status is None and self.server.status is None and not self.at.ending:
+            self._look(run.progress_text(self.session))
+            child.show()
+            time.sleep(counts.POLL)
+        died = self.server.status is not None
+        ended_by_itself = child.status is not None
+        if not died:
+            run.close_windows(self.session)
+        child.end()
+        child.show()
+        if died:
+            return f"the server ended while the client ran{self._how(self.server)}"
+        return f"the client failed{self._how(child)}" if ended_by_itself and child.status else ""
+
+    def _look(self, text: str) -> None:
+        self.at.attend(text)
+        self.server.show()
+
+    def _how(self, child: Child) -> str:
+        return f", with {child.how_it_ended()}"
+
+    def _lines(self) -> str:
+        return self.server.last_lines() or "  (none)"
+
+
+ANSWER_TIMEOUT = 5.0  # seconds that an answer may take
+
+
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+def ready_url(command: list[str], servers: Iterable[Server] | None = None) -> str | None:
+    """The URL that answers once `command` serves; None where that is not plain. `servers`: of all adapters if None."""
+    known = (
+        (server for engine in adapters().values() for server in engine.FRAMEWORK.servers)
+        if servers is None
+        else servers
+    )
+    words = {Path(word).name for word in command} | set(command)
+    server = next((server for server in known if words.issuperset(server.words)), None)
+    if server is None or any(word.partition("=")[0] in server.elsewhere for word in command):
+        return None
+    host = _option(command, "--host") or "127.0.0.1"
+    port = _option(command, "--port") or str(server.port)
+    host = ANY_ADDRESS.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}{server.ready}" if port.isdigit() else None
+
+
+def _option(command: list[str], name: str) -> str | None:
+    """The last value of an option, written `name value` or `name=value`."""
+    found = None
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        if word == name:
+            found = after
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def is_full_url(url: str) -> bool:
+    """Whether it can be asked for at all."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        named = bool(host) and parts.port != 0
+    except ValueError:  # a port that is no number, half of an address
+        return False
+    return named and parts.scheme in ("http", "https") and url.isascii() and url.isprintable() and " " not in url
+
+
+def why_not_ready(url: str) -> str:
+    """Why the server at `url` does not serve; empty if it does: a success was answered, by no proxy."""
+    context = ssl._create_unverified_context()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(url, timeout=ANSWER_TIMEOUT):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"it answered {error.code} {error.reason}"
+    except urllib.error.URLError as error:
+        return f"no answer: {getattr(error.reason, 'strerror', None) or error.reason}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer: {error or type(error).__name__}"

@@ -1,0 +1,254 @@
+"""Any PyTorch program: `kcap record -o DIR -- python my_inference.py`.
+
+A step is a call of an outermost `torch.nn.Module`. Where that is a transformers model, its arguments tell the phase,
+and inside `generate` a step goes on until the next begins, so that sampling is of the step before it. The window opens
+at the first step: what the program calls outside steps from then on counts as phase `other`. `kcap.step()` marks steps
+where there is no module. An engine of its own plugin that the program starts takes the process over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from types import ModuleType
+from typing import Any
+
+from kcap.capture import activate
+from kcap.capture.engines import Framework, Start, adapters
+from kcap.capture.engines.pytorch import marks
+from kcap.capture.engines.pytorch.shapes import OTHER, Generation, facts, shape
+from kcap.capture.hooks.imports import when_imported
+from kcap.capture.window.hooking import Around, contained, wrap
+from kcap.capture.window.window import StepShape, Window
+
+FRAMEWORK = Framework("PyTorch", "torch", ("torch",), pip=("install torch",))
+
+
+OFFLINE = None
+
+
+GENERATE = "transformers.generation.utils"
+
+
+DYNAMO = "torch._dynamo.eval_frame"
+
+
+def arguments(start: Start) -> dict[str, Any]:
+    """None of its own: a program starts itself."""
+    return dict(start.given)
+
+
+def hook(window: Window) -> None:
+    """Hook every module's call, and transformers' `generate` when it is imported."""
+    import torch
+
+    steps = Steps(window)
+    marks.steps = steps
+    atexit.register(steps.say_if_none_ran)
+    os.register_at_fork(after_in_child=steps.forget)
+    call = _hook_modules(torch, steps)
+    when_imported(GENERATE, contained(window, functools.partial(_hook_generate, steps=steps)))
+    when_imported(DYNAMO, contained(window, lambda module: skip_frames(module, window, call)))
+
+
+def _hook_modules(torch: Any, steps: Steps) -> Any:
+    """Replace `Module.__call__`, which `steps.leave` undoes. Inside a step, it costs the try of a lock. While one
+    thread generates, other threads' modules run in no step.
+
+    Dynamo takes what it finds when it is imported, later, for PyTorch's own `__call__`, and traces past it.
+    """
+    kind = torch.nn.Module
+    original, is_compiling = kind.__call__, torch.compiler.is_compiling
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            is_compiling()
+            or ((generation := steps.generation) is not None and generation.thread != get_ident())
+            or not (lock := steps.lock).acquire(False)
+        ):
+            return original(self, *args, **kwargs)
+        began = None
+        try:
+            began = steps.begin(self, args, kwargs)
+            output = original(self, *args, **kwargs)
+        except BaseException:
+            steps.discard(began)
+            raise
+        else:
+            steps.end(began)
+        finally:
+            lock.release()
+        return output
+
+    def leave() -> None:
+        if kind.__call__ is call:
+            kind.__call__ = original
+
+    steps.leave = leave
+    kind.__call__ = call
+    return call
+
+
+def _hook_generate(module: ModuleType, steps: Steps) -> None:
+    wrap(module.GenerationMixin, "generate", steps.generate)
+
+
+ADAPTER = "pytorch"
+
+
+TAP = "steps"
+
+
+NONE_RAN = "no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
+
+
+def skip_frames(dynamo: Any, window: Window, call: Any) -> None:
+    """Have dynamo compile neither the frame of `call` nor those that `undisturbed` makes, but what they call."""
+    skip = getattr(dynamo, "skip_code", None)
+    if skip is None:
+        window.tap_failed(TAP, RuntimeError("this PyTorch may compile kcap's own frames: such calls begin no step"))
+        return
+    for function in (call, Steps.begin):
+        skip(function.__code__)
+
+
+def undisturbed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing that `method` calls is compiled, should it run inside a compiled function's call."""
+
+    @functools.wraps(method)
+    def run(*args: Any) -> Any:
+        from torch._C._dynamo.eval_frame import set_eval_frame
+
+        prior = set_eval_frame(None)
+        try:
+            return method(*args)
+        finally:
+            set_eval_frame(prior)
+
+    return run
+
+
+class Steps:
+    """One step at a time: `lock` is held through it, and other threads' modules run in no step."""
+
+    def __init__(self, window: Window) -> None:
+        self._window: Window | None = window
+        self.lock = threading.Lock()
+        self.leave: Callable[[], None] = lambda: None
+        self.generation: Generation | None = None
+        self._opened: Window | None = None
+
+    @undisturbed
+    def begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Window | None:
+        """The window that the step is in, None where it is not recorded."""
+        if _capturing():
+            return None
+        return self._begin(lambda window: self._shape(window, module, args, kwargs), lambda: facts(module))
+
+    def _begin(self, of_step: Callable[[Window], StepShape], of_process: Callable[[], dict[str, Any]]) -> Window | None:
+        try:
+            window = self._ready(of_process)
+            return window if window is not None and window.begin(of_step(window)) else None
+        except Exception as error:
+            if self._window is not None:
+                self._window.failed(error)
+            return None
+
+    def _ready(self, of_process: Callable[[], dict[str, Any]]) -> Window | None:
+        """The window, opened at the first step."""
+        self._window = activate.window_of(ADAPTER)
+        if self._window is not None and self._opened is not self._window:
+            self._opened = self._window
+            left_out = engine_left_out()
+            if left_out:
+                self._window.tap_absent(TAP, left_out)
+            else:
+                self._window.start(loose=True, **of_process())
+        if self._window is None or not self._window.following:
+            self.leave()
+            return None
+        return self._window
+
+    def _shape(self, window: Window, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepShape:
+        try:
+            return shape(module, args, kwargs, self.generation)
+        except Exception as error:
+            window.tap_failed(TAP, error)
+            return OTHER
+
+    @undisturbed
+    def end(self, window: Window | None) -> None:
+        """Inside `generate` the step goes on until the next one begins."""
+        if window is not None and self.generation is None:
+            window.end()
+
+    @undisturbed
+    def discard(self, window: Window | None) -> None:
+        if window is not None:
+            window.discard()
+
+    def generate(self, original: Around, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.generation is not None or self.lock.locked():
+            return original(*args, **kwargs)  # a draft model's, or part of a module's step
+        self.generation = Generation.of(model, args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            self.discard(self._window)
+            raise
+        finally:
+            self.generation = None
+        self.end(self._window)
+        return result
+
+    @contextmanager
+    def step(self, phase: str, queries: list[int], lengths: list[int]) -> Iterator[None]:
+        """The program's own mark of a step; inside another it is part of that."""
+        lock = self.lock
+        if not lock.acquire(False):
+            yield
+            return
+        began = None
+        try:
+            began = self._begin(lambda window: StepShape(phase, queries, lengths), lambda: facts(None))
+            yield
+        except BaseException:
+            self.discard(began)
+            raise
+        else:
+            if began is not None:
+                began.end()
+        finally:
+            lock.release()
+
+    def forget(self) -> None:
+        """In a forked child: the step under way is the parent's, and who began it here too gives back its own lock."""
+        self.lock, self.generation = threading.Lock(), None
+
+    def say_if_none_ran(self) -> None:
+        """At the process's exit."""
+        if self._opened is None and self._window is not None and activate.window_of(ADAPTER) is self._window:
+            self._window.tap_absent(TAP, NONE_RAN)
+
+
+def _capturing() -> bool:
+    """What is called while a CUDA graph is captured is the graph's."""
+    import torch
+
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def engine_left_out() -> str:
+    """Why an engine that this process imported has not taken it over, where a setting keeps kcap out of it."""
+    from kcap.capture.engines import excluding_setting
+
+    imported = [engine.FRAMEWORK for engine in adapters().values() if engine.FRAMEWORK.package in sys.modules]
+    found = {framework.name: excluding_setting(framework.name) for framework in imported}
+    return "; ".join(f"{setting} leaves kcap out of {name}" for name, setting in found.items() if setting)

@@ -1,0 +1,1 @@
+"""SGLang: `adapter` brackets its steps, `graphs` and `operators` name what it runs, `offline` runs a Workload."""

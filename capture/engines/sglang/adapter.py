@@ -1,0 +1,274 @@
+"""SGLang: where its steps begin and end, and what its batches say of them: phase, lengths, hits in the radix cache."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.engines import Framework, Plugin, Server, Start
+from kcap.capture.engines.sglang import operators
+from kcap.capture.engines.sglang.graphs import hook_graphs
+from kcap.capture.hooks.imports import Hook, when_imported
+from kcap.capture.window.hooking import Around, Groups, contained, wrap
+from kcap.capture.window.process import rank_facts
+from kcap.capture.window.window import StepShape, Window
+
+FRAMEWORK = Framework(
+    "SGLang",
+    "sglang",
+    ("sglang",),
+    pip=("install sglang",),
+    plugin=Plugin("sglang.srt.plugins", "SGLANG_PLUGINS", "srt/plugins", "0.5.11", empty_is_all=True),
+    servers=(Server(("sglang.launch_server",), 30000), Server(("sglang", "serve"), 30000)),
+)
+
+
+OFFLINE = "kcap.capture.engines.sglang.offline"
+
+
+SPARE = 8  # tokens of its context that it keeps from a request
+
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+
+
+RUNNER = "sglang.srt.model_executor.model_runner"
+
+
+SERVER = "sglang.srt.entrypoints.http_server"
+
+
+STATE = "sglang.srt.distributed.parallel_state"
+
+
+MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
+
+
+def arguments(start: Start) -> dict[str, Any]:
+    """The arguments of `sglang.Engine`, less those that depend on the machine."""
+    chosen: dict[str, Any] = {"model_path": start.target.path, "load_format": start.load_format}
+    if start.target.bundled:
+        context = max(2048, start.longest + SPARE)
+        chosen |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "context_length": context}
+    if start.num_layers is not None:
+        chosen["json_model_override_args"] = f'{{"num_hidden_layers": {start.num_layers}}}'
+    if start.eager:
+        chosen["disable_cuda_graph"] = True
+    return chosen | start.given
+
+
+def hook(window: Window) -> None:
+    """Hook SGLang's scheduler and runner, now or as their modules are imported."""
+    steps, groups = Steps(window), Groups(window, STATE)
+    hooks: dict[str, Hook] = {
+        SCHEDULER: functools.partial(_hook_scheduler, steps=steps, window=window, groups=groups),
+        RUNNER: functools.partial(_hook_runner, steps=steps, window=window),
+        SERVER: functools.partial(_hook_server, window=window),
+        operators.MODULE: functools.partial(operators.hook_operators, window=window),
+        operators.PLANNING: operators.hook_plan,
+    }
+    for module, hook_module in hooks.items():
+        when_imported(module, contained(window, hook_module))
+    hook_graphs(window, groups.tell)
+
+
+def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
+    def load(original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        operators.name_fused(window)
+        return result
+
+    _wrap(module.ModelRunner, "load_model", load)
+    _wrap(module.ModelRunner, "forward", steps.forward)
+    _wrap(module.ModelRunner, "sample", steps.sample)
+    if hasattr(module.ModelRunner, "compute_logprobs_only"):
+        _wrap(module.ModelRunner, "compute_logprobs_only", steps.sample)
+
+
+def _wrap(owner: type, name: str, around: Around) -> None:
+    """Also where `owner` inherits it: what is a mixin's in one release is its own in another."""
+    wrap(next((kind for kind in owner.__mro__ if name in vars(kind)), owner), name, around)
+
+
+def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Groups) -> None:
+    def made(original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        try:
+            window.start(**_facts(scheduler))
+            groups.tell()
+        except Exception as error:
+            window.failed(error)
+
+    _wrap(module.Scheduler, "__init__", made)
+    _wrap(module.Scheduler, "run_batch", steps.run_batch)
+
+
+def _hook_server(module: Any, window: Window) -> None:
+    """Pause every process's window while the server warms itself up; it first waits a second, which is enough."""
+    original = module._wait_and_warmup
+    pause = window.session.pause_file
+
+    @functools.wraps(original)
+    def warm_up(*args: Any, **kwargs: Any) -> Any:
+        pause.touch(mode=0o600)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            pause.unlink(missing_ok=True)
+
+    module._wait_and_warmup = warm_up
+
+
+def _facts(scheduler: Any) -> dict[str, Any]:
+    import sglang
+
+    config, server = scheduler.model_config, scheduler.server_args
+    return {
+        **rank_facts(_replica(scheduler), not server.enable_dp_attention, server.dp_size),
+        "model": config.model_path,
+        "layers": getattr(config, "num_hidden_layers", None),
+        "framework": FRAMEWORK.name,
+        "framework_version": sglang.__version__,
+    }
+
+
+def _replica(scheduler: Any) -> int:
+    """Which of data parallelism's: the scheduler knew it, then its `ps` (0.5.15), then a context."""
+    holder = scheduler if hasattr(scheduler, "dp_rank") else getattr(scheduler, "ps", None)
+    context = sys.modules.get("sglang.srt.runtime_context")
+    if context is not None and not hasattr(holder, "dp_rank"):
+        holder = context.get_parallel()
+    return getattr(holder, "dp_rank", None) or 0
+
+
+class Steps:
+    """Brackets the steps of a process."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._scheduled = Scheduled()
+        self._forwards = 0
+
+    def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        phase = self._guarded(self._scheduled.look, batch)
+        before = self._forwards
+        result = original(batch, *args, **kwargs)
+        if phase and self._forwards == before:
+            self._window.failed(RuntimeError(MISSED))
+        if getattr(result, "delay_sample_func", None) is None:
+            self._window.end()
+        return result
+
+    def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        self._forwards += 1
+        if not self._window.following:
+            self._window.settle()
+            return original(*args, **kwargs)
+        batch = args[0] if args else kwargs.get("forward_batch")
+        step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
+        began = step is not None and self._window.begin(step)
+        try:
+            output = original(*args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        if began:
+            self._window.pause()
+        return output
+
+    def sample(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._window.resume():
+            return original(*args, **kwargs)
+        try:
+            output = original(*args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        self._window.end()
+        return output
+
+    def _guarded(self, read: Callable[..., Any], *args: Any) -> Any:
+        """What `read` makes of SGLang's objects; a failure ends the recording, and the engine goes on."""
+        if not self._window.following:
+            return None
+        try:
+            return read(*args)
+        except Exception as error:
+            self._window.failed(error)
+            return None
+
+
+PHASES = {
+    "EXTEND": "prefill",
+    "SPLIT_PREFILL": "prefill",
+    "DECODE": "decode",
+    "TARGET_VERIFY": "decode",
+    "MIXED": "mixed",
+}
+
+
+HEALTH_CHECK = "HEALTH_CHECK"  # how the names of a server's own probes begin
+
+
+class Scheduled:
+    """What the scheduler knows of the batch that runs: each request's hits in the radix cache, where it prefills.
+
+    `hits`: in tokens. `probe`: the batch is a server's health check, and no request's.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}  # request -> its hits so far: a chunk's are those that came since
+        self.hits: list[int] = []
+        self.probe = False
+
+    def look(self, batch: Any) -> str | None:
+        """Read `ScheduleBatch`, before it runs: the phase of its forward, None where it need have none.
+
+        A request that decodes in it has no hits.
+        """
+        phase = PHASES.get(batch.forward_mode.name)
+        self.hits = []
+        self.probe = bool(batch.reqs) and all(str(request.rid).startswith(HEALTH_CHECK) for request in batch.reqs)
+        if phase not in ("prefill", "mixed"):
+            return phase
+        decoding = {id(request) for request in getattr(batch, "decoding_reqs", None) or ()}
+        before, self._known = self._known, {}
+        for request in batch.reqs:
+            total = 0 if id(request) in decoding else int(request.cached_tokens)
+            self._known[request.rid] = total
+            self.hits.append(total - before.get(request.rid, 0) if total else 0)
+        return phase
+
+
+def shape(batch: Any, runner: Any, scheduled: Scheduled) -> StepShape:
+    """The step that `ForwardBatch` is, before it runs: the runner may rewrite a mixed one.
+
+    In phase `other` are forwards of no request (data parallel, health checks) and those of a draft model, each of which
+    is a step of its own.
+    """
+    apart = scheduled.probe or getattr(runner, "is_draft_worker", False)
+    phase = "other" if apart else PHASES.get(batch.forward_mode.name, "other")
+    queries = _queries(batch)
+    cached = scheduled.hits if len(scheduled.hits) == len(queries) and phase != "other" else []
+    return StepShape(phase, queries, _lengths(batch), cached if any(cached) else [])
+
+
+def _queries(batch: Any) -> list[int]:
+    """Each sequence's new tokens; where they are not listed, all have as many."""
+    listed = getattr(batch, "extend_seq_lens_cpu", None)
+    if listed is not None and not batch.forward_mode.is_decode():
+        return [int(length) for length in listed]
+    sequences, tokens = int(batch.batch_size), batch.input_ids
+    every = 1 if tokens is None or batch.forward_mode.is_decode() else len(tokens) // max(sequences, 1)
+    return [every] * sequences
+
+
+def _lengths(batch: Any) -> list[int]:
+    """Each sequence's context after the step; none where only the GPU knows them, which is not waited for."""
+    lengths = getattr(batch, "seq_lens_cpu", None)
+    if lengths is None or getattr(lengths, "is_cuda", False):
+        return []
+    return [int(length) for length in (lengths.tolist() if hasattr(lengths, "tolist") else lengths)]

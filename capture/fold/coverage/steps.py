@@ -1,0 +1,231 @@
+"""A profiled step from both sides: the Calls that it recorded in order, and the operators that its trace shows.
+
+`align` gives each operator of the trace its Call, by kcap's own rule of what is recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kcap.capture.fold.coverage.trace import Op, Span, Thread, Trace
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One recorded Call of a step, by its id in the Recording.
+
+    `function`: the kernel's own name, where the Call is the launch of one (Triton).
+    """
+
+    call: int
+    operator: str
+    function: str | None = None
+    region: bool = False
+
+    @property
+    def base(self) -> str:
+        return base(self.operator)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A CUDA graph replayed at this point of a step.
+
+    What each of `calls` added to it while it was captured, in nodes (kernels, copies, memsets) of `total` (0: not
+    known): `ranges`, from the first to past the last, where a region's hold those of the calls inside it. Empty: not
+    known.
+    """
+
+    calls: list[Ran]
+    total: int = 0
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+
+    def owners(self, count: int) -> list[int | None] | None:
+        """Which of `calls` each of `count` nodes is of (None: of none); None if the numbers do not fit `count`."""
+        if self.total != count or len(self.ranges) != len(self.calls):
+            return None
+        owners: list[int | None] = [None] * count
+        for number, (start, end) in enumerate(self.ranges):  # a call comes after the one around it
+            if not 0 <= start <= end <= count:
+                return None
+            owners[start:end] = [number] * (end - start)
+        return owners
+
+
+@dataclass(frozen=True)
+class ProfiledStep:
+    """A step that ran under the profiler, bracketed there by spans named `kcap:step:<index>`."""
+
+    index: int
+    items: list[Ran | Replayed]
+
+    def ran(self) -> Iterator[Ran]:
+        """The Calls that were dispatched or launched, without those of graphs."""
+        return (item for item in self.items if isinstance(item, Ran))
+
+    def replayed(self) -> list[Replayed]:
+        return [item for item in self.items if isinstance(item, Replayed)]
+
+
+def base(operator: str) -> str:
+    """`aten::add.Tensor` -> `aten::add`: a profiler does not name the overload."""
+    return operator.split(".", 1)[0]
+
+
+# What follows a function's name in its kernel's: older Triton's signature, or C++ arguments.
+_SPECIALIZED = re.compile(r"_\d+[cd]\w*|[^\w].*", re.DOTALL)
+
+
+class Functions:
+    """The functions that these Calls launch, found by the names of kernels."""
+
+    def __init__(self, ran: Iterable[Ran]) -> None:
+        self._names = sorted({call.function for call in ran if call.function}, key=len, reverse=True)
+        self._found: dict[str, str | None] = dict(zip(self._names, self._names, strict=True))
+
+    def match(self, kernel: str) -> str | None:
+        """The function whose kernel this is: of its very name, or the longest that it specializes."""
+        if kernel not in self._found:
+            names = (name for name in self._names if kernel.startswith(name))
+            self._found[kernel] = next((name for name in names if _SPECIALIZED.fullmatch(kernel, len(name))), None)
+        return self._found[kernel]
+
+
+ATEN = ("aten::", "prim::", "prims::")  # the recorder takes what runs inside one for its detail
+
+
+MODULE = "tvm::"
+
+
+@dataclass
+class Occurrence:
+    """A recorded operator as the profiler saw it: `parent` is the custom one around it, `ran` the Call that it is."""
+
+    base: str
+    parent: Occurrence | None
+    step: int
+    ran: Ran | None = None
+    region: bool = False
+    detail: bool = False
+
+    @property
+    def aten(self) -> bool:
+        return self.base.startswith(ATEN)
+
+
+class Spans:
+    """Which step a thread was in at a time."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = sorted(spans, key=lambda span: span.start)
+        self._starts = [span.start for span in self._spans]
+
+    def at(self, time: float) -> Span | None:
+        last = self.begun(time)
+        return last if last is not None and time <= last.end else None
+
+    def begun(self, time: float) -> Span | None:
+        """The last span that began until then."""
+        found = bisect_right(self._starts, time)
+        return self._spans[found - 1] if found else None
+
+
+class ThreadStacks:
+    """The operators of one thread, each with the one around it and the recorded one that it belongs to."""
+
+    def __init__(self, ops: list[Op], spans: Spans) -> None:
+        self._ops = ops
+        self._starts = [op.start for op in ops]
+        self._above: list[int] = []
+        self._owners: list[Occurrence | None] = []
+        self._inside_aten: list[bool] = []
+        self.occurrences: list[Occurrence] = []
+        stack: list[int] = []
+        for number, op in enumerate(ops):
+            while stack and ops[stack[-1]].end <= op.start:
+                stack.pop()
+            self._add(op, stack[-1] if stack else -1, spans.at(op.start))
+            stack.append(number)
+
+    def _add(self, op: Op, above: int, span: Span | None) -> None:
+        name = base(op.name)
+        inside = above >= 0 and (self._inside_aten[above] or self._ops[above].name.startswith(ATEN))
+        owner = self._owners[above] if above >= 0 else None
+        if not inside and span is not None:
+            owner = Occurrence(name, owner, span.step)
+            self.occurrences.append(owner)
+        self._above.append(above)
+        self._owners.append(owner)
+        self._inside_aten.append(inside)
+
+    def owner(self, time: float) -> Occurrence | None:
+        """The recorded operator that ran at `time`, the innermost one."""
+        number = bisect_right(self._starts, time) - 1
+        while number >= 0 and self._ops[number].end < time:
+            number = self._above[number]
+        return self._owners[number] if number >= 0 else None
+
+
+class Stacks:
+    """All threads' operators, and each step's recorded ones in order."""
+
+    def __init__(self, trace: Trace) -> None:
+        spans: dict[Thread, list[Span]] = defaultdict(list)
+        for span in trace.spans:
+            spans[span.thread].append(span)
+        self._spans = {thread: Spans(own) for thread, own in spans.items()}
+        self._threads = {thread: ThreadStacks(trace.ops.get(thread, []), own) for thread, own in self._spans.items()}
+        self.seen = {base(op.name) for ops in trace.ops.values() for op in ops}
+        self.steps: dict[int, list[Occurrence]] = {span.step: [] for span in trace.spans}
+        for thread in self._threads.values():
+            for occurrence in thread.occurrences:
+                self.steps[occurrence.step].append(occurrence)
+
+    def step(self, thread: Thread, time: float, default: int) -> int:
+        """The step that this thread was in."""
+        spans = self._spans.get(thread)
+        span = spans.at(time) if spans else None
+        return span.step if span else default
+
+    def owner(self, thread: Thread, time: float) -> Occurrence | None:
+        stacks = self._threads.get(thread)
+        return stacks.owner(time) if stacks else None
+
+
+def align(occurrences: list[Occurrence], step: ProfiledStep) -> Counter[str]:
+    """Give each occurrence its Call: the n-th of an operator is its n-th. How often each operator was profiled."""
+    queues: dict[str, Iterator[Ran]] = {}
+    calls: dict[str, list[Ran]] = defaultdict(list)
+    for ran in step.ran():
+        calls[ran.base].append(ran)
+    for name, those in calls.items():
+        queues[name] = iter(those)
+    for occurrence in occurrences:
+        occurrence.detail = _is_detail(occurrence)
+        if not occurrence.aten and not occurrence.detail:
+            _mark_region(occurrence, next(queues.get(occurrence.base, iter(())), None))
+    profiled: Counter[str] = Counter()
+    for occurrence in occurrences:
+        parent = occurrence.parent
+        occurrence.detail |= occurrence.aten and parent is not None and not parent.region
+        if occurrence.aten and not occurrence.detail:
+            occurrence.ran = next(queues.get(occurrence.base, iter(())), None)
+        profiled[occurrence.base] += not occurrence.detail
+    return profiled
+
+
+def _is_detail(occurrence: Occurrence) -> bool:
+    """Whether it is what a recorded kernel alone runs: a function of a module."""
+    around = occurrence.parent.ran if occurrence.parent is not None else None
+    return occurrence.base.startswith(MODULE) and around is not None and not around.region
+
+
+def _mark_region(occurrence: Occurrence, ran: Ran | None) -> None:
+    occurrence.ran = ran
+    occurrence.region |= ran is not None and ran.region
+    if occurrence.parent is not None:
+        occurrence.parent.region = True

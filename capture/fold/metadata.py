@@ -1,0 +1,210 @@
+"""recording.json: what was recorded, by what ranks, in which windows, with which taps, and what of it was lost."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from kcap.capture.fold.programs import Batch, Programs
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, STEPS, TRACED
+from kcap.capture.shards.reader import Shard
+from kcap.schemas.recording.recording import PHASES, Call, Metadata, Tap
+from kcap.schemas.recording.records import REPLICA, Rank, totals
+from kcap.system.redact import redact_arguments, redact_command
+from kcap.version import __version__
+
+RECORDERS = ("dispatcher", "dispatch_mode", "window")  # who fails when the recorder does
+
+
+def _taps(shards: list[Shard]) -> list[Tap]:
+    taps = []
+    for shard in shards:
+        process = shard.process
+        known: dict[str, Any] = {"rank": int(process.get("rank", 0)), "pid": int(process.get("pid", 0))}
+        lines = shard.lines.get("tap", [])
+        failures = [line for line in lines if line["name"] in RECORDERS and line["status"] == "failed"]
+        taps += [Tap(**{**known, **{k: line[k] for k in ("name", "status", "detail")}}) for line in lines]
+        if shard.header(FAILED) and not failures:
+            taps.append(Tap(name="dispatcher", status="failed", detail="it could write no more (disk full?)", **known))
+        if process and not failures and not shard.header(FAILED):
+            taps.append(Tap(name=process.get("recorder", "dispatcher"), **known))
+    return taps
+
+
+def make_metadata(
+    session: Session, shards: list[Shard], programs: Programs, calls: list[Call], notes: list[str]
+) -> Metadata:
+    recording = [shard for shard in shards if shard.process]
+    first = recording[0].process if recording else {}
+    ranks = ranks_of(recording, programs)
+    counted = first_ranks(ranks)
+    steps: Counter[str] = Counter()
+    for rank in ranks:
+        steps.update(rank.steps if rank.rank in counted else {})
+    dropped = {
+        name: total
+        for name, header in (
+            ("overflow", OVERFLOW),
+            ("samples", SAMPLES_SKIPPED),
+            ("off_step", OFF_STEP),
+            ("traced", TRACED),
+        )
+        if (total := sum(shard.header(header) for shard in recording))
+    }
+    return Metadata(
+        kernel_ids="definition",
+        kcap=__version__,
+        model=session.model or first.get("model"),
+        framework=first.get("framework") or session.framework,  # a command need not name its engine
+        framework_version=first.get("framework_version"),
+        engine_arguments=redact_arguments(session.engine_arguments),
+        command=redact_command(session.command),
+        client=redact_command(session.client),
+        layers_recorded=first.get("layers"),
+        layers_model=session.layers_model or first.get("layers"),
+        device=first.get("device"),
+        driver=first.get("driver"),
+        torch=first.get("torch"),
+        python=first.get("python"),
+        world_size=max((_world_size(shard) for shard in recording), default=1),
+        ranks=ranks,
+        recorder=sorted({shard.process["recorder"] for shard in recording if "recorder" in shard.process}),
+        complete=bool(recording) and all(map(_is_whole, shards)),
+        taps=_taps(shards),
+        steps={name: times for name, times in sorted(steps.items()) if times},
+        batches=_batches(programs, [batch for batch in programs.batches if batch.rank in counted]),
+        totals=totals(calls),
+        dropped=dropped,
+        windows=counted_windows(recording),
+        notes=sorted({*_shard_notes(recording), *session_notes(session, shards), *notes}),
+    )
+
+
+def _world_size(shard: Shard) -> int:
+    return max(int(shard.process.get("world_size", 1)), rank_of(shard) + 1)
+
+
+def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
+    """How many steps there were of each kind: phase, tokens, sequences, use of graphs, padded tokens."""
+    kinds: Counter[tuple[Any, ...]] = Counter()
+    for batch in batches:
+        mode, padded = programs.graph_use(batch.program)
+        kinds[PHASES[batch.phase], batch.tokens, batch.sequences, mode, padded or 0] += batch.times
+    names = ("phase", "tokens", "sequences", "mode", "padded")
+    return [{**dict(zip(names, kind, strict=True)), "steps": times} for kind, times in sorted(kinds.items())]
+
+
+def _is_whole(shard: Shard) -> bool:
+    """Whether the process closed its shard with nothing failed, and nothing run that no tap records."""
+    if any(line["status"] in ("off", "failed") for line in shard.lines.get("tap", [])):
+        return False
+    return not shard.process or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
+
+
+def _shard_notes(shards: list[Shard]) -> list[str]:
+    notes = []
+    for shard in shards:
+        notes += [f"{line['name']}: {line['detail']}" for line in shard.lines.get("tap", []) if line["status"] == "off"]
+        reason = shard.process.get("recorder_reason")
+        if reason:
+            notes.append(f"not the native recorder: {reason}")
+        if not shard.header(CLOSED):
+            notes.append(f"{_process_text(shard)} ended without closing: every step that had ended is here")
+        if shard.torn:
+            notes.append(f"{_process_text(shard)}: {shard.torn} torn lines left out")
+    return notes
+
+
+def _process_text(shard: Shard) -> str:
+    return f"rank {rank_of(shard)} (process {shard.process.get('pid')})"
+
+
+def ranks_of(shards: Sequence[Shard], programs: Programs) -> list[Rank]:
+    """One for each rank that recorded, in order; the processes of one rank are one."""
+    steps = _steps_by_rank(shards, programs)
+    found: dict[int, Rank] = {}
+    for shard in shards:
+        if shard.process:
+            made = _rank(shard, steps[rank_of(shard)])
+            known = found.get(made.rank)
+            ended = made.ended and (known is None or known.ended)
+            found[made.rank] = made.model_copy(update={"ended": ended, **({"pid": known.pid} if known else {})})
+    return _without_single_replica([found[number] for number in sorted(found)])
+
+
+def rank_of(shard: Shard) -> int:
+    return int(shard.process.get("rank", 0))
+
+
+def _rank(shard: Shard, steps: Counter[str]) -> Rank:
+    rank = rank_of(shard)
+    groups = {line["name"]: _engine_ranks(line["ranks"], line["rank"], rank) for line in shard.lines.get("group", [])}
+    return Rank(
+        rank=rank,
+        pid=int(shard.process.get("pid", 0)),
+        places={**shard.process.get("places", {}), **{name: group.index(rank) for name, group in groups.items()}},
+        groups=groups,
+        steps={phase: times for phase, times in sorted(steps.items()) if times},
+        ended=bool(shard.header(CLOSED)),
+    )
+
+
+def _engine_ranks(ranks: list[int], place: int, rank: int) -> list[int]:
+    """A group's ranks as they count in the whole engine, in which this one, at `place` in the group, is `rank`."""
+    return [one - ranks[place] + rank for one in ranks]
+
+
+def _without_single_replica(ranks: list[Rank]) -> list[Rank]:
+    """Without the replica's number where there is one replica."""
+    if any(rank.places.get(REPLICA) for rank in ranks):
+        return ranks
+    return [
+        rank.model_copy(update={"places": {name: n for name, n in rank.places.items() if name != REPLICA}})
+        if REPLICA not in rank.groups
+        else rank
+        for rank in ranks
+    ]
+
+
+def _steps_by_rank(shards: Sequence[Shard], programs: Programs) -> dict[int, Counter[str]]:
+    steps: dict[int, Counter[str]] = defaultdict(Counter)
+    for batch in programs.batches:
+        steps[batch.rank][PHASES[batch.phase]] += batch.times
+    for shard in shards:
+        for phase, name in enumerate(PHASES):
+            steps[rank_of(shard)][name] += shard.header(LOOSE_STEPS + phase)
+    return steps
+
+
+def first_ranks(ranks: Sequence[Rank]) -> list[int]:
+    """The lowest rank of each replica: the ranks of one replica all run the same steps."""
+    first: dict[int, int] = {}
+    for rank in ranks:
+        first.setdefault(rank.places.get(REPLICA, 0), rank.rank)
+    return list(first.values())
+
+
+NEVER_OPENED = "the window was never opened: kcap window start DIR opens it, and so does SIGUSR1 to kcap record"
+
+
+def counted_windows(recording: list[Shard]) -> list[dict[str, int]]:
+    """Of the first process: each window's `first` step, of all that the engine began, and how many `steps` count."""
+    shard = next((shard for shard in recording if shard.lines.get("window")), None)
+    if shard is None:
+        return []
+    lines = shard.lines["window"]
+    ends = [line["recorded"] for line in lines[1:]] + [shard.header(STEPS)]
+    return [
+        {"first": line["first"], "steps": max(0, end - line["recorded"])} for line, end in zip(lines, ends, strict=True)
+    ]
+
+
+def session_notes(session: Session, shards: list[Shard]) -> list[str]:
+    """What was noted while the engine ran, and a window that never opened."""
+    told = [line["detail"] for shard in shards for line in shard.lines.get("note", [])]
+    recording = [shard for shard in shards if shard.process]
+    if recording and not session.opens and not session.window_file.exists():
+        told.append(NEVER_OPENED)
+    return told

@@ -1,0 +1,206 @@
+"""The Programs of all shards, folded: what the steps and their graphs ran, in order, and how often."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kcap.capture.fold.calls import Fold
+from kcap.capture.shards.reader import Shard
+from kcap.schemas.recording.recording import PHASES, Count, GraphUse, Program, Step
+
+
+@dataclass
+class Batch:
+    """Steps of one kind, on one rank."""
+
+    rank: int
+    program: bytes
+    phase: int
+    tokens: int
+    sequences: int
+    times: int
+
+
+@dataclass
+class FoldedProgram:
+    """A Program: its items are signatures of Calls, or the keys of the graphs that were replayed between them."""
+
+    key: bytes
+    items: list[bytes]
+    graph: bool = False
+    size: int | None = None
+    scope: GraphUse | None = None
+    captured: int = 0
+    profiled: bool = False
+    counts: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+
+class Programs:
+    """The Programs of all shards: equal ones of several ranks are one, and so are equal graphs."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+        self._all: dict[bytes, FoldedProgram] = {}
+        self._keys: dict[tuple[int, int], bytes] = {}  # a shard's own program -> its key
+        self._graphs: dict[tuple[int, int], FoldedProgram] = {}  # a shard's own graph -> it
+        self.graph_lines: dict[tuple[int, int], dict[str, Any]] = {}
+        self._own: dict[tuple[int, int], list[int]] = {}  # a shard's own program -> its own calls and graphs
+        self._ended: dict[int, int] = {}
+        self.batches: list[Batch] = []
+        for index, shard in enumerate(fold.shards):
+            self._add_graphs(index, shard)
+            self._add(index, shard)
+            self._add_loose_graphs(index, shard)
+
+    def _add_graphs(self, index: int, shard: Shard) -> None:
+        told = {line["graph"]: line for line in shard.lines.get("annotation", [])}
+        for line in shard.lines.get("graph", []):
+            if not all((index, call) in self._fold.of for call in line["calls"]):
+                continue
+            known = {**line, **told.get(line["number"], {})}
+            items = [self._fold.of[index, call] for call in line["calls"]]
+            mark = f"graph {known.get('size')} {known.get('scope')}".encode()
+            graph = self._intern([mark, *items], items)
+            graph.graph, graph.size, graph.scope = True, known.get("size"), known.get("scope")
+            graph.captured += 1
+            self._graphs[index, line["id"]] = graph
+            self.graph_lines[index, line["id"]] = line
+
+    def _add(self, index: int, shard: Shard) -> None:
+        rank = int(shard.process.get("rank", 0))
+        for line in shard.lines.get("program", []):
+            items = [self._item(index, call) for call in line["calls"]]
+            if None not in items:
+                found = [item for item in items if item is not None]
+                self._keys[index, line["id"]] = self._intern(found, found).key
+                self._own[index, line["id"]] = line["calls"]
+        self._ended[index] = 0
+        for line in shard.lines.get("batch", []):
+            times = shard.batch_count(line["id"])
+            self._ended[index] += times
+            key = self._keys.get((index, line["program"]))
+            if not times or key is None:
+                continue
+            self._all[key].counts[line["phase"], rank] += times
+            self.batches.append(Batch(rank, key, line["phase"], line["tokens"], line["sequences"], times))
+            for call in self._own[index, line["program"]]:
+                self._count(index, call, line["phase"], times)
+        for line in shard.lines.get("profiled", []):
+            if (key := self._keys.get((index, line["program"]))) is not None:
+                self._all[key].profiled = True
+
+    def _item(self, index: int, call: int) -> bytes | None:
+        graph = self._graphs.get((index, call))
+        return graph.key if graph else self._fold.of.get((index, call))
+
+    def _count(self, index: int, call: int, phase: int, times: int) -> None:
+        graph = self._graphs.get((index, call))
+        if graph is None:
+            return self._fold.count(index, call, phase, times)
+        graph.counts[phase, int(self._fold.shards[index].process.get("rank", 0))] += times
+        for inner in self.graph_lines[index, call]["calls"]:
+            self._fold.count(index, inner, phase, times, "graph")
+
+    def _add_loose_graphs(self, index: int, shard: Shard) -> None:
+        for of, number in self._graphs:
+            if of == index:
+                for phase, times in enumerate(shard.loose_counts(number)):
+                    if times:
+                        self._count(index, number, phase, times)
+
+    def _intern(self, identity: list[bytes], items: list[bytes]) -> FoldedProgram:
+        key = hashlib.sha256(b"\n".join(identity)).digest()
+        return self._all.setdefault(key, FoldedProgram(key, items))
+
+    @cached_property
+    def _kept(self) -> list[FoldedProgram]:
+        """Those that ran or were profiled, and the graphs in them."""
+        kept = {program.key: program for program in self._all.values() if program.counts or program.profiled}
+        inner = [self._all[item] for program in kept.values() for item in program.items if self._is_graph(item)]
+        return [*kept.values(), *{graph.key: graph for graph in inner if graph.key not in kept}.values()]
+
+    def _is_graph(self, item: bytes) -> bool:
+        return item in self._all and self._all[item].graph
+
+    @cached_property
+    def numbers(self) -> dict[bytes, int]:
+        """The id of each Program in the Recording."""
+        return {program.key: number for number, program in enumerate(self._kept)}
+
+    def number(self, index: int, own: int) -> int | None:
+        """The id of a shard's own program."""
+        return self.numbers.get(self._keys.get((index, own), b""))
+
+    def own_calls(self, index: int, own: int) -> list[int]:
+        """A shard's own program: its calls and graphs by the shard's own numbers."""
+        return self._own.get((index, own), [])
+
+    def use_of(self, index: int, own: int) -> tuple[GraphUse, int | None]:
+        """How a shard's own program used graphs."""
+        key = self._keys.get((index, own))
+        return ("eager", None) if key is None else self.graph_use(key)
+
+    def order(self) -> list[bytes]:
+        """Every Call's signature in the order in which the Programs ran them."""
+        return list(dict.fromkeys(call for program in self._kept for call in self._flat(program)))
+
+    def _flat(self, program: FoldedProgram) -> list[bytes]:
+        return [
+            call
+            for item in program.items
+            for call in (self._all[item].items if not program.graph and self._is_graph(item) else [item])
+        ]
+
+    def records(self, ids: dict[bytes, int]) -> list[Program]:
+        numbers = self.numbers
+        return [self._record(program, number, ids, numbers) for number, program in enumerate(self._kept)]
+
+    def _record(self, program: FoldedProgram, number: int, ids: dict[bytes, int], numbers: dict[bytes, int]) -> Program:
+        calls: list[int] = []
+        graphs: list[tuple[int, int]] = []
+        for item in program.items:
+            if not program.graph and self._is_graph(item):
+                graphs.append((len(calls), numbers[item]))
+            else:
+                calls.append(ids[item])
+        return Program(
+            id=number,
+            kind="graph" if program.graph else "step",
+            calls=calls,
+            graphs=graphs,
+            size=program.size,
+            scope=program.scope,
+            captured=program.captured,
+            counts=[
+                Count(phase=PHASES[phase], rank=rank, mode="graph" if program.graph else "eager", count=times)
+                for (phase, rank), times in sorted(program.counts.items())
+            ],
+        )
+
+    def graph_use(self, key: bytes) -> tuple[GraphUse, int | None]:
+        """How the step `key` used graphs, and the tokens that they were captured for."""
+        graphs = [self._all[item] for item in self._all[key].items if self._is_graph(item)]
+        if not graphs:
+            return "eager", None
+        padded = max((graph.size for graph in graphs if graph.size is not None), default=None)
+        scopes = {graph.scope for graph in graphs}
+        alone = scopes == {None} and len(graphs) == 1
+        return "full" if "full" in scopes or alone else "piecewise", padded
+
+    def steps(self) -> list[Step]:
+        numbers = self.numbers
+        out = []
+        for index, shard in enumerate(self._fold.shards):
+            for line in shard.lines.get("step", []):
+                key = self._keys.get((index, line["program"]))
+                if line["index"] >= self._ended[index] or key is None:
+                    continue
+                mode, padded = self.graph_use(key)
+                fields = {**line, "phase": PHASES[line["phase"]], "program": numbers.get(key)}
+                fields |= {"rank": int(shard.process.get("rank", 0)), "mode": mode, "padded": padded}
+                out.append(Step.model_validate(fields))
+        return sorted(out, key=lambda step: (step.rank, step.index))

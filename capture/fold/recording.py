@@ -1,0 +1,92 @@
+"""Folds the shards of a session into the Recording, and derives the calling record and the trace file from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kcap.capture.fold.calls import Fold
+from kcap.capture.fold.coverage import summarize
+from kcap.capture.fold.coverage.session import session_coverage
+from kcap.capture.fold.metadata import make_metadata
+from kcap.capture.fold.programs import Programs
+from kcap.capture.fold.samples import merge_samples
+from kcap.capture.session import Session
+from kcap.capture.shards.counts import KERNELS
+from kcap.capture.shards.reader import read_shard, stems, without_damaged_lines
+from kcap.errors import KcapError
+from kcap.schemas.recording.rank_agreement import disagreements
+from kcap.schemas.recording.recording import Call, Recording, load, write_recording
+from kcap.schemas.recording.seal import seal
+from kcap.schemas.results import coverage as coverage_format
+
+UNSEALED = "its kernel sources are not sealed: look at them in kernels/, then pass --trust to replay"
+
+
+def fold_session(session: Session, output: Path, sealed: bool = True) -> Recording:
+    """Write the Recording of `session` into `output`; it says what failed, and may be empty.
+
+    `sealed`: this user's own session left the kernel sources just now, so that replay may run them.
+    """
+    shards = [without_damaged_lines(read_shard(stem)) for stem in stems(Path(session.directory))]
+    fold = Fold(shards)
+    programs = Programs(fold)
+    fold.count_loose()
+    calls, ids = fold.calls(programs.order())
+    samples, values = merge_samples(fold, ids)
+    kernels = _kernel_sources(Path(session.directory), calls)
+    coverage, notes = session_coverage(fold, programs, ids)
+    known: dict[str, Any] = {"seal": _seal_of(kernels, notes, sealed)}
+    if coverage:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        coverage_format.write(output / coverage_format.FILE, coverage)
+        known["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
+    metadata = make_metadata(session, shards, programs, calls, notes)
+    ran, steps = programs.records(ids), programs.steps()
+    known["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
+    write_recording(output, metadata.model_copy(update=known), calls, ran, steps, samples, values, kernels)
+    recording = load(output)
+    derive_files(recording)
+    return recording
+
+
+def _kernel_sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
+    """The sources and fragments that the calls name; one that cannot be read is missing, which the reader tells."""
+    found = {}
+    launches = [call.launch for call in calls if call.launch]
+    for name in {name for launch in launches for name in (launch.kernel, launch.fragment) if name}:
+        file = directory / KERNELS / Path(name).name
+        if file.name == name and file.is_file():
+            found[name] = file.read_bytes()
+    return found
+
+
+def _seal_of(kernels: Iterable[str], notes: list[str], sealed: bool) -> str | None:
+    if kernels and not sealed:
+        notes.append(UNSEALED)
+        return None
+    try:
+        return seal(kernels) if kernels else None
+    except (OSError, KcapError) as error:
+        notes.append(f"the sources in kernels/ are not sealed, replay asks for --trust: {error}")
+        return None
+
+
+def derive_files(recording: Recording) -> None:
+    """Write the calling record and the trace file of a Recording into it."""
+    from kcap.schemas import backendbench
+    from kcap.schemas.derive.derive import calling_record_of
+    from kcap.schemas.flashinfer import calling_record
+
+    record = calling_record_of(recording)
+    if record is not None:
+        calling_record.write(recording.path / "calling_record.json", record)
+    lines, loss = backendbench.from_recording(recording)
+    backendbench.write(recording.path / "trace.txt", lines, loss)
+
+
+def discard_shards(session: Session) -> None:
+    """Remove a session's shards, once its Recording stands."""
+    shutil.rmtree(session.directory, ignore_errors=True)

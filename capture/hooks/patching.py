@@ -1,0 +1,103 @@
+"""Puts wrappers in the place of functions, wherever a module or a class holds them, and of methods; takes them back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+PARTIALS = (functools.partial, functools.partialmethod)
+
+
+MARK = "__kcap__"  # an attribute of every wrapper
+
+
+def namespace(holder: Any) -> dict[str, Any]:
+    """A module's or a class's own names, without waking a module that is to be loaded lazily."""
+    found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+    return found if isinstance(holder, ModuleType) else dict(vars(holder))
+
+
+class Patches:
+    """The functions replaced so far. What is replaced already stays, so doing all of it again changes nothing."""
+
+    def __init__(self) -> None:
+        self._replaced: dict[int, tuple[Any, Any]] = {}  # by the original's id, which lives as long as the entry
+        self._done: list[tuple[Any, str, Any, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._replaced)
+
+    def replace(self, holder: Any, name: str, wrapper: Any) -> None:
+        """Put `wrapper` where `holder` has the original under `name`."""
+        original = namespace(holder)[name]
+        if hasattr(original, MARK):
+            return
+        _, wrapper = self._replaced.setdefault(id(original), (original, wrapper))
+        self._set(holder, name, original, wrapper)
+
+    def rebind(self, holder: Any) -> None:
+        """Replace every other name of `holder` that is one of the originals, or a partial of one."""
+        for name, value in list(namespace(holder).items()):
+            wrapper = self._wrapper_of(value)
+            if wrapper is not None:
+                self._set(holder, name, value, wrapper)
+
+    def rebind_all(self, modules: Iterable[ModuleType]) -> None:
+        """`rebind` each of them."""
+        for module in modules:
+            self.rebind(module)
+
+    def undo(self) -> None:
+        """Put every original back, except where something else stands now."""
+        for holder, name, original, wrapper in reversed(self._done):
+            if namespace(holder).get(name) is wrapper:
+                setattr(holder, name, original)
+        self._done.clear()
+        self._replaced.clear()
+
+    def _wrapper_of(self, value: Any) -> Any:
+        if id(value) in self._replaced:
+            return self._replaced[id(value)][1]
+        if type(value) not in PARTIALS or id(value.func) not in self._replaced:
+            return None
+        wrapper = type(value)(self._replaced[id(value.func)][1], *value.args, **value.keywords)
+        return self._replaced.setdefault(id(value), (value, wrapper))[1]
+
+    def _set(self, holder: Any, name: str, original: Any, wrapper: Any) -> None:
+        setattr(holder, name, wrapper)
+        self._done.append((holder, name, original, wrapper))
+
+
+Around = Callable[..., Any]  # called with the original, bound, and the arguments
+
+
+class Methods:
+    """Methods replaced by functions around them. After `undo` a replacement that others kept calls the original."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self._undone: list[Callable[[], None]] = []
+
+    def around(self, owner: Any, name: str, around: Around) -> None:
+        """Have `owner.name(self, …)` call `around(original, self, …)`; AttributeError if there is no such method."""
+        original = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs) if self.on else original(*args, **kwargs)
+
+        inherited = name not in owner.__dict__
+        setattr(owner, name, replacement)
+
+        def undo() -> None:
+            if owner.__dict__.get(name) is replacement:
+                delattr(owner, name) if inherited else setattr(owner, name, original)
+
+        self._undone.append(undo)
+
+    def undo(self) -> None:
+        self.on = False
+        while self._undone:
+            self._undone.pop()()

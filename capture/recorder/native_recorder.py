@@ -1,0 +1,270 @@
+"""The native recorder: built at its first use; calls from Python are packed for it, a kind and a word a value."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from kcap.capture.recorder.arguments import encode
+from kcap.capture.recorder.recorder import Ranges
+from kcap.capture.recorder.sampled_arguments import RANGE_ARGUMENTS, VALUE_ARGUMENTS
+from kcap.system import native_build
+
+SOURCE = Path(__file__).with_name("dispatcher.cpp")
+
+
+def build() -> Path:
+    """The compiled recorder; Unavailable if it cannot be had."""
+    return native_build.build([SOURCE, *sorted(SOURCE.parent.glob("native/*.h"))])
+
+
+class NativeRecorder:
+    """The native recorder of this process (there is one). What may write to disk releases the GIL."""
+
+    kind = "RecordFunction"
+    sees_graphs = True
+
+    def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
+        path = str(build())
+        self._lib, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
+        self._lib.kcap_error.restype = ctypes.c_char_p
+        self._lib.kcap_step_end.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]
+        self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
+        _declare(self._quick)
+        self._pack = Packer(lambda text: int(self._quick.kcap_text(text)))
+        names = [" ".join(sorted(group)).encode() for group in (VALUE_ARGUMENTS, RANGE_ARGUMENTS)]
+        if self._lib.kcap_open(str(stem).encode(), *names, int(keep_tokens)):
+            reason = self.error
+            if reason:
+                self._lib.kcap_close()
+            raise RuntimeError(reason or "this process records already")
+        self._lib.kcap_fail_after(fail_after)
+
+    @property
+    def error(self) -> str:
+        """Why it stopped by itself; empty while it is well."""
+        return (self._lib.kcap_error() or b"").decode(errors="replace")
+
+    def start(self, loose: bool) -> None:
+        self._lib.kcap_start(int(loose))
+
+    def stop(self) -> None:
+        self._lib.kcap_stop()
+
+    def step_begin(self, phase: int, sampled: bool = True) -> None:
+        self._quick.kcap_step_begin(phase, int(sampled))
+
+    def step_pause(self) -> None:
+        self._quick.kcap_step_pause()
+
+    def step_resume(self) -> None:
+        self._quick.kcap_step_resume()
+
+    def step_end(self, tokens: int, sequences: int, details: bytes) -> None:
+        self._lib.kcap_step_end(tokens, sequences, details)
+
+    def step_program(self) -> int:
+        return int(self._quick.kcap_step_program())
+
+    def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:
+        return int(self._quick.kcap_operator(name.encode(), " ".join(arguments).encode(), int(work), int(region)))
+
+    def launch(self, body: bytes) -> int:
+        return int(self._quick.kcap_launch(body))
+
+    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        return bool(self._quick.kcap_call(operator, launch, len(values), *self._pack(values), enter, detail))
+
+    def leave(self) -> None:
+        self._quick.kcap_leave()
+
+    def graph_begin(self, nodes: bool) -> None:
+        self._quick.kcap_graph_begin(int(nodes))
+
+    def graph_nodes(self) -> int:
+        return int(self._quick.kcap_graph_nodes())
+
+    def graph_end(self, info: bytes, nodes: int) -> int:
+        return int(self._quick.kcap_graph_end(info, nodes))
+
+    def graph_abandon(self) -> None:
+        self._quick.kcap_graph_abandon()
+
+    def graph_replay(self, graph: int) -> None:
+        self._quick.kcap_graph_replay(graph)
+
+    def private_memory(self, ranges: Ranges) -> None:
+        bounds = [bound for pair in ranges for bound in pair]
+        self._quick.kcap_private_memory((ctypes.c_uint64 * len(bounds))(*bounds), len(ranges))
+
+    def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
+        self._quick.kcap_group(name.encode(), handle, size, rank, label.encode())
+
+    def line(self, text: bytes) -> None:
+        self._lib.kcap_line(text)
+
+    def close(self) -> None:
+        self._lib.kcap_close()
+
+
+def _declare(lib: ctypes.PyDLL) -> None:
+    number, text, small = ctypes.c_int64, ctypes.c_char_p, ctypes.c_int
+    for name in ("step_program", "operator", "launch", "text", "graph_nodes", "graph_end"):
+        getattr(lib, f"kcap_{name}").restype = number
+    lib.kcap_launch.argtypes = [text]
+    lib.kcap_text.argtypes = [text]
+    lib.kcap_operator.argtypes = [text, text, small, small]
+    lib.kcap_call.argtypes = [number, number, small, text, ctypes.c_void_p, small, small]
+    lib.kcap_graph_end.argtypes = [text, number]
+    lib.kcap_graph_replay.argtypes = [number]
+    lib.kcap_private_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    lib.kcap_group.argtypes = [text, number, small, small, text]
+
+
+# Kind in native/external.h.
+NONE, INTEGER, REAL, BOOLEAN, TENSOR, TEXT, LIST = range(7)
+
+
+WORDS = {type(None): NONE, int: INTEGER, float: REAL, bool: BOOLEAN}
+
+
+MOST_ROWS = 1 << 12
+
+
+MOST_TEXTS = 1 << 16
+
+
+LONGEST_TEXT = LONGEST_LIST = 4096
+
+
+MOST_VALUES = 1 << 16  # of one call, those in lists among them
+
+
+DEEPEST = 24  # lists in lists
+
+
+JSON_MARK = b"\x01"  # before what is JSON already, as in native/json.h
+
+
+@dataclass(frozen=True)
+class _Row:
+    """How values of certain types are packed all at once."""
+
+    kinds: bytes
+    _pack: Callable[..., bytes]
+    _tensors: tuple[int, ...]
+    _nones: tuple[int, ...]
+
+    def words(self, values: Sequence[Any]) -> bytes:
+        row = list(values)
+        for place in self._tensors:
+            row[place] = row[place]._cdata
+        for place in self._nones:
+            row[place] = 0
+        return self._pack(*row)
+
+
+def _row(types: Sequence[type]) -> _Row | None:
+    """None where a value of one of the types may take more than a word."""
+    kinds = [TENSOR if issubclass(kind, torch.Tensor) else WORDS.get(kind) for kind in types]
+    if None in kinds:
+        return None
+    pack = struct.Struct("".join("d" if kind == REAL else "q" for kind in kinds)).pack
+    places = [tuple(i for i, kind in enumerate(kinds) if kind == wanted) for wanted in (TENSOR, NONE)]
+    return _Row(bytes(kind for kind in kinds if kind is not None), pack, *places)
+
+
+class Packer:
+    """`number(text)` gives a text its number in the recorder."""
+
+    def __init__(self, number: Callable[[bytes], int]) -> None:
+        self._number = number
+        self._texts: dict[bytes, int] = {}
+        self._rows: dict[tuple[type, ...], _Row | None] = {}  # by the types of values; None: they are packed one by one
+
+    def __call__(self, values: Sequence[Any]) -> tuple[bytes, bytes]:
+        """A byte for each value, lists' among them, and a word."""
+        types = tuple(map(type, values))
+        row = self._rows.get(types)
+        if row is None and types not in self._rows and len(self._rows) < MOST_ROWS:
+            row = self._rows[types] = _row(types)
+        try:
+            return (row.kinds, row.words(values)) if row is not None else self._one_by_one(values)
+        except struct.error:  # an integer of more than a word
+            return self._one_by_one(values)
+
+    def _one_by_one(self, values: Sequence[Any]) -> tuple[bytes, bytes]:
+        kinds, words = bytearray(), array("q")
+        for value in values:
+            self._put(kinds, words, value)
+        return bytes(kinds), words.tobytes()
+
+    def _put(self, kinds: bytearray, words: array[int], value: Any, depth: int = 0) -> None:
+        if isinstance(value, torch.Tensor):
+            kinds.append(TENSOR)
+            words.append(value._cdata)
+        elif value is None:
+            kinds.append(NONE)
+            words.append(0)
+        elif type(value) is int and -(1 << 63) <= value < 1 << 63:
+            kinds.append(INTEGER)
+            words.append(value)
+        else:
+            self._put_rare(kinds, words, value, depth)
+
+    def _put_rare(self, kinds: bytearray, words: array[int], value: Any, depth: int) -> None:
+        if isinstance(value, bool):
+            kinds.append(BOOLEAN)
+            words.append(value)
+        elif isinstance(value, float):
+            kinds.append(REAL)
+            words.append(struct.unpack("q", struct.pack("d", value))[0])
+        elif isinstance(value, list | tuple) and _fits(value, len(kinds), depth):
+            kinds.append(LIST)
+            words.append(len(value))
+            for item in value:
+                self._put(kinds, words, item, depth + 1)
+        else:
+            kinds.append(TEXT)
+            words.append(self._text(_plain(value) if isinstance(value, str) else _json(value)))
+
+    def _text(self, text: bytes) -> int:
+        if text not in self._texts:
+            if len(self._texts) >= MOST_TEXTS:
+                text = TOO_MANY
+            if text not in self._texts:
+                self._texts[text] = self._number(text)
+        return self._texts[text]
+
+
+def _fits(value: Sequence[Any], before: int, depth: int) -> bool:
+    return len(value) <= LONGEST_LIST and before + len(value) <= MOST_VALUES and depth < DEEPEST
+
+
+def _plain(value: str) -> bytes:
+    """Text as it is; as JSON where C would end it early or take it for JSON."""
+    text = value.encode(errors="replace")
+    if len(text) > LONGEST_TEXT:
+        return _opaque("str")
+    return _json(text.decode()) if b"\0" in text or text.startswith(JSON_MARK) else text
+
+
+def _json(value: Any) -> bytes:
+    if isinstance(value, list | tuple):  # too long, or too deep
+        return _opaque("list")
+    return JSON_MARK + orjson.dumps(encode(value, {}))
+
+
+def _opaque(kind: str) -> bytes:
+    return JSON_MARK + orjson.dumps({"opaque": kind})
+
+
+TOO_MANY = _opaque("text")

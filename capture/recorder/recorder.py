@@ -1,0 +1,74 @@
+"""The recorder of a process: what a tap feeds and an engine adapter steers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+PHASES = ("prefill", "decode", "mixed", "other")
+
+
+Ranges = Sequence[tuple[int, int]]  # of addresses: from, to
+
+
+class Recorder(Protocol):
+    """Interns calls into the process's shard and counts them; `kind` names it in the Recording.
+
+    Opened with `loose`, every thread's calls count at once. Otherwise a step's calls count together when it ends, so
+    that a process killed in a step leaves the steps before it, whole.
+    """
+
+    kind: str
+    sees_graphs: bool  # whether it records what is called while a CUDA graph is captured
+
+    @property
+    def error(self) -> str: ...
+    def start(self, loose: bool) -> None: ...
+    def stop(self) -> None: ...
+    def step_begin(self, phase: int, sampled: bool = True) -> None:
+        """`sampled`: whether Samples may be taken in the step."""
+
+    def step_pause(self) -> None: ...
+    def step_resume(self) -> None: ...
+    def step_end(self, tokens: int, sequences: int, details: bytes) -> None: ...
+    def step_program(self) -> int:
+        """End the step without counting it; its Program's number in the shard, -1 where there is none."""
+
+    def line(self, text: bytes) -> None: ...
+    def close(self) -> None: ...
+
+    # Calls that do not come through the dispatcher.
+    def operator(self, name: str, arguments: Sequence[str], work: bool, region: bool = False) -> int:
+        """A number for the operator `name`, whose parameters are called `arguments`.
+
+        `region`: no kernel, but the engine's own name for what runs in it. All of that counts as it would outside;
+        a call of it in which nothing was recorded is not kept.
+        """
+
+    def launch(self, body: bytes) -> int:
+        """A number for what a kernel is launched with: the JSON of kcap.schemas.recording.recording.Launch."""
+
+    def call(self, operator: int, launch: int, values: Sequence[Any], enter: bool, detail: bool) -> bool:
+        """One invocation on this thread; whether it is recorded. `launch` -1: none.
+
+        `enter`: what runs until `leave` runs in it. `detail`: not recorded inside another call that was entered.
+        """
+
+    def leave(self) -> None: ...
+
+    # CUDA graphs. What is called on a thread from `graph_begin` on is the graph's, until it ends or is abandoned.
+    def graph_begin(self, nodes: bool) -> None: ...
+    def graph_nodes(self) -> int: ...
+    def graph_end(self, info: bytes, nodes: int) -> int:
+        """The graph's number, -1 where it cannot be kept. `info`: more members of its line, each after a comma."""
+
+    def graph_abandon(self) -> None: ...
+    def graph_replay(self, graph: int) -> None: ...
+    def private_memory(self, ranges: Ranges) -> None:
+        """Where graphs keep what they compute themselves: such memory is not sampled before a replay."""
+
+    def group(self, name: str, handle: int, size: int, rank: int, label: str = "") -> None:
+        """A process group, by the name or the handle that operators are given it by; c10d's own as `c10d/NAME`.
+
+        `label`: what the engine calls it, such as `tp`.
+        """

@@ -1,0 +1,118 @@
+"""A shard's counters, in a mapping that the engine's process shares: their layout, and how far a session is by them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kcap.capture.session import Session
+
+KERNELS = "kernels"  # the sources of kernels, in the session's directory
+
+
+# The layout of native/shard.h.
+MAGIC = 0x31304341504B0A
+
+
+MAX_BATCHES, MAX_CALLS, PHASE_COUNT, HEADER = 1 << 16, 1 << 17, 4, 64
+
+
+CLOSED, FAILED, STEPS, OVERFLOW, TRACED, OFF_STEP, SAMPLES_SKIPPED, LOOSE_STEPS = 1, 2, 3, 4, 5, 6, 7, 16
+
+
+BYTES = 8 * (HEADER + MAX_BATCHES + MAX_CALLS * PHASE_COUNT)
+
+
+class Counts:
+    """The shared mapping of counters, read (or, by the Python recorder, written) in place."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        import os
+
+        if create:
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, BYTES)
+        access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
+        with path.open("r+b" if create else "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=access)
+        if len(mapped) < BYTES:
+            raise ValueError("not a counts file")
+        self.cells = memoryview(mapped)[:BYTES].cast("Q")
+        if create:
+            self.cells[0] = MAGIC
+        elif self.cells[0] != MAGIC:
+            raise ValueError("not a counts file")
+
+    @staticmethod
+    def batch(index: int) -> int:
+        return HEADER + index
+
+    @staticmethod
+    def loose(call: int, phase: int) -> int:
+        return HEADER + MAX_BATCHES + call * PHASE_COUNT + phase
+
+
+def steps_so_far(directory: Path) -> tuple[int, int]:
+    """(processes that record, steps ended so far) by the counters alone: cheap enough to ask twice a second."""
+    steps = [0]
+    for path in directory.glob("*.counts"):
+        try:
+            steps.append(Counts(path).cells[STEPS])
+        except (OSError, ValueError):
+            continue
+    return len(steps) - 1, max(steps)
+
+
+def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: False) -> bool:
+    """Whether every process that opened a shard has closed it. `is_gone`: of a file of it, that it never will."""
+    for path in directory.glob("*.counts"):
+        if is_gone(path):
+            continue
+        try:
+            cells = Counts(path).cells
+        except (OSError, ValueError):
+            continue
+        if not (cells[CLOSED] or cells[FAILED]):
+            return False
+    return True
+
+
+SHARD_NAME = re.compile(r"(.+)-(\d+)(?:-\D\w*)?")  # a host, its process, and perhaps a part
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the process that a file of a shard is of was one of this machine, and has ended."""
+    host, process = shard_process(path)
+    return host == socket.gethostname() and not is_alive(process)
+
+
+def shard_process(path: Path) -> tuple[str, int]:
+    named = SHARD_NAME.fullmatch(path.stem)
+    assert named is not None, path  # by Session.shard
+    return named[1], int(named[2])
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+CLOSE_PATIENCE, POLL = 10.0, 0.2  # seconds
+
+
+def close_shards(session: Session) -> None:
+    """Ask every process to close its shard; returns when those that live have, or after CLOSE_PATIENCE."""
+    session.stop_file.touch(mode=0o600)
+    deadline = time.monotonic() + CLOSE_PATIENCE
+    while not all_closed(Path(session.directory), has_ended) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,270 @@
+"""Inductor: the launches of its Triton kernels, and the calls of its C++ kernels on the CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import BuiltinFunctionType, FrameType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kcap.capture.hooks.imports import when_imported
+from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
+from kcap.capture.taps.kernels.fragments import Annotations, bound_in, fragment_of
+from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches, keep_fragment
+
+NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
+
+
+Described = tuple[Kernel, int | None, list[int]]  # a kernel, its launch, and which of the arguments are its own
+
+
+class Inductor(CompiledKernels):
+    """Wraps the launcher of inductor's Triton kernels."""
+
+    name = "inductor"
+
+    def __init__(self, listener: Externals) -> None:
+        super().__init__(listener)
+        self.launches = Launches(listener)
+        self._hooked = False
+        # By a launcher and the numbers among its arguments.
+        self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], Described]] = WeakKeyDictionary()
+        self._annotations = Annotations("torch._inductor.codegen.triton", "TritonScheduling")
+
+    def _hook_all(self) -> None:
+        when_imported("torch._inductor.runtime.triton_heuristics", self._hook)
+        self._annotations.install()
+
+    @contained
+    def _hook(self, module: ModuleType) -> None:
+        self._methods.around(module.CachingAutotuner, "run", self._run)
+        self._hooked = True
+
+    def uninstall(self) -> None:
+        super().uninstall()
+        self._annotations.uninstall()
+
+    def _health(self) -> tuple[str, str]:
+        if not self._hooked:
+            return "absent", "inductor compiled nothing"
+        status, detail = self.launches.health()
+        return status, f"{detail}{self._annotations.trouble}"
+
+    def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        interpreted = getattr(tuner, "triton_interpret", False)  # which launches as anybody's Triton
+        if kwargs.get("benchmark_run") or interpreted or not self.listener.listening:
+            return original(tuner, *args, **kwargs)
+        if len(tuner.launchers) == 1:
+            self._launched(tuner, args)
+            return original(tuner, *args, **kwargs)
+        result = original(tuner, *args, **kwargs)  # which picks the configuration first
+        self._launched(tuner, args)
+        return result
+
+    @contained
+    def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:
+        known = self._grids.setdefault(tuner, {})
+        numbers = tuple(value for value in args if isinstance(value, int))
+        if numbers not in known:
+            if len(known) >= MOST_LAUNCHES:
+                known.clear()
+            known[numbers] = self._describe(tuner, args)
+        elif known[numbers][1] is None:
+            self.launches.lost += 1
+        kernel, launch, own = known[numbers]
+        if launch is not None and launch != NOTHING:
+            self.listener.launched(kernel.operator, launch, [args[i] for i in own])
+
+    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> Described:
+        names = _given(tuner)
+        if len(names) != len(args):
+            raise ValueError(f"{tuner.fn.__name__} takes {names}, and was given {len(args)} arguments")
+        constants = _constants(tuner)
+        absent = {name for name, value in constants.items() if value is None}
+        extra = len(tuner.inductor_meta.get("extra_launcher_args", ()))
+        own = [i for i, name in enumerate(names[: len(names) - extra]) if name not in absent]
+        parameters = [names[i] for i in own]
+        fixed = [name for name in tuner.fn.arg_names if name not in parameters]
+        kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed), lambda: _fragment(tuner))
+        (launcher,) = tuner.launchers
+        config = launcher.config
+        constants |= config.kwargs
+        grid = _grid(tuner, config, dict(zip(names, args, strict=True)))
+        constexprs = {name: constants[name] for name in fixed if name in constants}
+        if 0 in grid:
+            return kernel, NOTHING, own
+        return kernel, self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {}), own
+
+
+def _fragment(tuner: Any) -> str | None:
+    """What the generated code that runs `tuner` says of it."""
+    place = bound_in(sys._getframe(1), tuner)
+    return fragment_of(*place) if place else None
+
+
+def _given(tuner: Any) -> list[str]:
+    """The names of what generated code passes: every parameter but the constexprs, then what only the grid needs."""
+    fixed = set(getattr(tuner.fn, "constexprs", ()))
+    names = [name for index, name in enumerate(tuner.fn.arg_names) if index not in fixed]
+    return [*names, *tuner.inductor_meta.get("extra_launcher_args", ())]
+
+
+def _constants(tuner: Any) -> dict[str, Any]:
+    """What the kernel was specialized on, by the names of its parameters."""
+    names = tuner.fn.arg_names
+    found = {}
+    for key, value in tuner.triton_meta.get("constants", {}).items():
+        index = key[0] if isinstance(key, tuple) else key
+        found[names[index] if isinstance(index, int) else index] = value
+    return found
+
+
+def _grid(tuner: Any, config: Any, given: dict[str, Any]) -> tuple[int, ...]:
+    from torch._inductor.runtime.triton_heuristics import GridExpr
+
+    return tuple(GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(given))
+
+
+MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
+
+
+SIGNATURE = re.compile(r'extern "C"[^(]*?\bkernel\s*\(([^)]*)\)')
+
+
+class InductorCpp(CompiledKernels):
+    """Wraps what binds inductor's C++ kernels (of the CPU) to generated code, and what is bound there already."""
+
+    name = "inductor_cpp"
+
+    def __init__(self, listener: Externals) -> None:
+        super().__init__(listener)
+        self.kernels = self.lost = 0
+        self._annotations = Annotations("torch._inductor.codegen.cpp", "CppScheduling")
+        self._rebound: list[tuple[ModuleType, str, Any, Any]] = []
+
+    def _hook_all(self) -> None:
+        when_imported("torch._inductor.async_compile", self._hook)
+        self._annotations.install()
+
+    @contained
+    def _hook(self, module: ModuleType) -> None:
+        self._methods.around(module.AsyncCompile, "cpp_pybinding", self._bind)
+
+    def uninstall(self) -> None:
+        super().uninstall()
+        self._annotations.uninstall()
+        for module, name, seen, bound in self._rebound:
+            if vars(module).get(name) is seen:
+                setattr(module, name, bound)
+        self._rebound.clear()
+
+    @contained
+    def refresh(self) -> None:
+        """Look for the kernels that were bound before this tap was there."""
+        cache = sys.modules.get("torch._inductor.codecache")
+        for module in list(cache.PyCodeCache.modules) if cache else ():
+            for name, value in list(vars(module).items()):
+                if _is_kernel(value) and getattr(value, MARK, (None,))[0] is not self:
+                    self._rebind(module, name, value)
+
+    def _rebind(self, module: ModuleType, name: str, value: Any) -> None:
+        _, function, source = getattr(value, MARK, (None, value, None))
+        seen = self._seen(function, source or _source_in(module, name))
+        self._rebound.append((module, name, seen, value))
+        setattr(module, name, seen)
+
+    def _health(self) -> tuple[str, str]:
+        if self.lost:
+            return "off", f"{self.lost} calls of kernels that were compiled before recording began are not recorded"
+        if not self.kernels:
+            return "absent", "inductor compiled no C++ kernel"
+        return "ok", f"{self.kernels} kernels{self._annotations.trouble}"
+
+    def _bind(self, original: Callable[..., Any], compiler: Any, argtypes: list[str], source: str) -> Any:
+        from torch._inductor.codecache import LambdaFuture
+
+        bound = original(compiler, argtypes, source)
+        if hasattr(bound, "result"):  # compiled in the background
+            return LambdaFuture(lambda: self._seen(bound.result(), source))
+        return self._seen(bound, source)
+
+    def _seen(self, function: Callable[..., Any], source: str | None) -> Callable[..., Any]:
+        kernel = None if source is None else _CppKernel(source)
+        self.kernels += 1
+
+        def run(*args: Any) -> Any:
+            if self.on and self.listener.listening:
+                if kernel is None:
+                    self.lost += 1
+                else:
+                    if kernel.name is None:
+                        self._bound(kernel, run, sys._getframe(1))
+                    self._launched(kernel, args)
+            return function(*args)
+
+        setattr(run, MARK, (self, function, source))
+        return run
+
+    @contained
+    def _bound(self, kernel: _CppKernel, run: Callable[..., Any], caller: FrameType) -> None:
+        kernel.bound(bound_in(caller, run))
+
+    @contained
+    def _launched(self, kernel: _CppKernel, args: tuple[Any, ...]) -> None:
+        operator, launch = kernel.numbers(self.listener)
+        if launch is not None:
+            self.listener.launched(operator, launch, args)
+
+
+class _CppKernel:
+    """A C++ kernel by its source; numbered when it is first called, by the name that generated code gave it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._numbers: tuple[int, int | None] | None = None
+        self.name: str | None = None
+        self._fragment: str | None = None
+
+    def bound(self, place: tuple[Mapping[str, Any], str] | None) -> None:
+        """Take the name, and what the generated code that binds the kernel there says of it."""
+        self.name = _human_name(place[1]) if place else "fused"
+        self._fragment = fragment_of(*place) if place else None
+
+    def numbers(self, listener: Externals) -> tuple[int, int | None]:
+        if self._numbers is None:
+            text = self._source.encode()
+            digest = hashlib.sha256(text).hexdigest()
+            listener.source(f"{digest}.cpp", text)
+            operator = listener.operator(f"cpp::{self.name}.s{digest[:8]}", self._parameters())
+            fields = {"language": "cpp", "kernel": f"{digest}.cpp", "function": "kernel"}
+            fields |= keep_fragment(listener, self._fragment)
+            self._numbers = operator, listener.launch(fields)
+        return self._numbers
+
+    def _parameters(self) -> list[str]:
+        match = SIGNATURE.search(self._source)
+        return [part.split()[-1].lstrip("*&") for part in match.group(1).split(",")] if match else []
+
+
+def _is_kernel(value: Any) -> bool:
+    return hasattr(value, MARK) or (isinstance(value, BuiltinFunctionType) and value.__name__ == "kernel")
+
+
+def _source_in(module: ModuleType, name: str) -> str | None:
+    """The source of the kernel that the generated `module` binds to `name`; None where its text does not tell."""
+    binding = rf"^{name} = async_compile\.cpp_pybinding\(\[.*?\], r'''(.*?)'''\)"
+    try:
+        match = re.search(binding, Path(str(getattr(module, "__file__", None))).read_text(), re.MULTILINE | re.DOTALL)
+    except OSError:
+        return None
+    return match.group(1) if match else None
+
+
+def _human_name(name: str) -> str:
+    """`cpp_fused_mul_silu_0` -> `mul_silu`."""
+    match = re.fullmatch(r"cpp_(?:fused_*)?(\w+?)_*(?:_\d+)?", name)
+    return match.group(1) if match else name

@@ -1,0 +1,174 @@
+"""Kernels launched from sources of their own, as calls: the operator that names one, and what a launch fixes.
+
+`CompiledKernels` is what the taps of such launches share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kcap.capture.hooks.patching import Methods
+from kcap.capture.recorder.arguments import encode
+from kcap.capture.taps.external import Externals
+from kcap.capture.taps.kernels.fragments import fragment_file
+from kcap.capture.taps.kernels.triton_source import Unreadable, read_source
+
+
+class CompiledKernels:
+    """A tap that wraps methods of a compiler's own classes, as these are imported."""
+
+    name: str
+
+    def __init__(self, listener: Externals) -> None:
+        self.listener = listener
+        self.failed = listener.failed
+        self.on = False
+        self._methods = Methods()
+
+    def install(self) -> None:
+        """Wrap what is there, and the rest as it is imported."""
+        self.on = True
+        self._hook_all()
+
+    def uninstall(self) -> None:
+        self.on = False
+        self._methods.undo()
+
+    def refresh(self) -> None:
+        """Nothing: classes are wrapped as they are imported."""
+
+    def health(self) -> tuple[str, str]:
+        return self._health() if self.on else ("failed", "")
+
+    def _hook_all(self) -> None:
+        raise NotImplementedError
+
+    def _health(self) -> tuple[str, str]:
+        raise NotImplementedError
+
+
+Parameters = Callable[[], tuple[list[str], list[str]]]
+
+
+Fragment = Callable[[], str | None]
+
+
+UNREAD = "unread"  # the id of a kernel whose source could not be read
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: its operator's number, its run-time parameters and constexprs, and the launch's fixed fields."""
+
+    operator: int
+    parameters: list[str]
+    constexprs: list[str]
+    fields: dict[str, Any]
+
+
+class Launches:
+    """The kernels seen by one tap, and their launches."""
+
+    def __init__(self, listener: Externals) -> None:
+        self._listener = listener
+        self._kernels: WeakKeyDictionary[Any, Kernel] = WeakKeyDictionary()
+        self._known: dict[Any, int | None] = {}
+        self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
+        self.kernels = self.lost = 0
+
+    def kernel(self, fn: Any, parameters: Parameters, fragment: Fragment = lambda: None) -> Kernel:
+        """The kernel that the `@triton.jit` function `fn` is; `parameters` names its parameters and constexprs.
+
+        `fragment` finds the ATen operators that it stands for, where inductor tells.
+        """
+        kernel = self._kernels.get(fn)
+        if kernel is None:
+            kernel = self._kernels[fn] = self._read(fn, *parameters(), fragment())
+            self.kernels += 1
+        return kernel
+
+    def _read(self, fn: Any, parameters: list[str], constexprs: list[str], fragment: str | None) -> Kernel:
+        try:
+            source = read_source(fn)
+        except Unreadable as error:
+            name = getattr(fn, "__name__", "kernel")
+            self.unread[name] = str(error)
+            fields = {"function": name, "unread": str(error)}
+            return Kernel(
+                self._listener.operator(f"triton::{name}.{UNREAD}", parameters), parameters, constexprs, fields
+            )
+        self._listener.source(source.file, source.text.encode())
+        if (compiled_as := getattr(fn, "__name__", source.function)) != source.function:
+            self._listener.kernel_name(compiled_as, source.function)
+        operator = self._listener.operator(f"triton::{source.name}.{source.id}", parameters)
+        fields = {"kernel": source.file, "function": source.function, **keep_fragment(self._listener, fragment)}
+        return Kernel(operator, parameters, constexprs, fields)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Sequence[int],
+        constexprs: dict[str, Any],
+        warps: int | None,
+        stages: int | None,
+        options: dict[str, Any],
+    ) -> int | None:
+        """The number of a launch; None when there are too many different ones."""
+        kinds = tuple(map(type, constexprs.values()))  # 1, 1.0 and True are equal
+        compiled = (tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()))
+        key = (kernel.operator, kernel.fields.get("fragment"), tuple(grid), *compiled)
+        try:
+            return self._known[key]
+        except (KeyError, TypeError) as error:
+            number = self._listener.launch(
+                {
+                    **kernel.fields,
+                    "grid": [int(size) for size in grid],
+                    "constexprs": {name: constant_value(value) for name, value in constexprs.items()},
+                    **({} if warps is None else {"num_warps": int(warps)}),
+                    **({} if stages is None else {"num_stages": int(stages)}),
+                    **(
+                        {"options": {name: constant_value(value) for name, value in options.items()}} if options else {}
+                    ),
+                }
+            )
+            if number is None:
+                self.lost += 1
+            elif isinstance(error, KeyError):  # else it holds a value that cannot be a key
+                self._known[key] = number
+            return number
+
+    def health(self) -> tuple[str, str]:
+        """Status and detail of the tap that sees these kernels."""
+        told = f"{self.kernels} kernels{self.unread_text()}"
+        if self.lost:
+            return "off", f"{told}; {self.lost} launches are not recorded: too many different ones"
+        return "ok", told
+
+    def unread_text(self) -> str:
+        """What to say of the sources that could not be read."""
+        if not self.unread:
+            return ""
+        name, reason = next(iter(self.unread.items()))
+        return f", {len(self.unread)} without a source ({name}: {reason})"
+
+
+def keep_fragment(listener: Externals, fragment: str | None) -> dict[str, str]:
+    """The field of a launch that names the kernel's `fragment`, which is kept."""
+    if fragment is None:
+        return {}
+    listener.source(fragment_file(fragment), fragment.encode())
+    return {"fragment": fragment_file(fragment)}
+
+
+def constant_value(value: Any) -> Any:
+    """A constexpr in the shard's form: a Triton dtype by its name, everything else as an argument."""
+    value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+    if type(value).__module__.startswith("triton") and type(value).__name__ == "dtype":
+        return {"triton": value.name}
+    if isinstance(value, list | tuple):
+        return [constant_value(item) for item in value]
+    return encode(value, {})

@@ -1,0 +1,159 @@
+"""Triton: each launch of a kernel is a call, with its source, its grid and what it was compiled with.
+
+`JITFunction.run` is seen as the grid is asked for: there Triton has bound every argument, defaults among them, and has
+launched nothing yet. Warm-ups and the benchmarks of an autotuner are no calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.hooks.imports import when_imported
+from kcap.capture.taps.external import Externals, contained
+from kcap.capture.taps.kernels.launches import CompiledKernels, Launches
+
+ENGINE_OPTIONS = frozenset({"grid", "warmup", "stream", "debug", "instrumentation_mode", "num_warps", "num_stages"})
+
+
+class Triton(CompiledKernels):
+    """Wraps the ways to launch a `@triton.jit` function, the interpreter's (TRITON_INTERPRET=1) among them."""
+
+    name = "triton"
+
+    def __init__(self, listener: Externals) -> None:
+        super().__init__(listener)
+        self.launches = Launches(listener)
+        self._seen = False
+        self._benchmarks = threading.local()
+
+    def _hook_all(self) -> None:
+        for module, kind, method, around in (
+            ("triton.runtime.jit", "JITFunction", "run", self._run),
+            ("triton.runtime.interpreter", "InterpretedFunction", "run", self._interpret),
+            ("triton.runtime.autotuner", "Autotuner", "_bench", self._bench),
+            ("triton.compiler.compiler", "CompiledKernel", "__getitem__", self._compiled),
+        ):
+            when_imported(module, functools.partial(self._hook, kind=kind, method=method, around=around))
+
+    def _health(self) -> tuple[str, str]:
+        if not self._seen:
+            return "absent", "Triton was not imported"
+        return self.launches.health()
+
+    @contained
+    def _hook(self, module: ModuleType, kind: str, method: str, around: Callable[..., Any]) -> None:
+        self._methods.around(getattr(module, kind), method, around)
+        self._seen = True
+
+    # ---- around Triton's own ----
+
+    def _bench(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        entered = self._benchmarked()
+        before = getattr(self._benchmarks, "depth", 0)
+        self._benchmarks.depth = before + 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._benchmarks.depth = before
+            if entered:
+                self.listener.leave()
+
+    def _listens(self, warmup: Any) -> bool:
+        return not warmup and self.listener.listening and not getattr(self._benchmarks, "depth", 0)
+
+    def _run(self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any) -> Any:
+        if not self._listens(warmup):
+            return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
+
+        def seen(bound: dict[str, Any]) -> Any:
+            size = grid(bound) if callable(grid) else grid
+            self._launched(fn, bound, size, kwargs)
+            return size
+
+        return original(fn, *args, grid=seen, warmup=warmup, **kwargs)
+
+    def _interpret(
+        self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any
+    ) -> Any:
+        """The interpreter runs a kernel by torch's own operators: they are its detail."""
+        entered = self._listens(warmup) and self._interpreted(fn, args, kwargs, grid)
+        try:
+            return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            if entered:
+                self.listener.leave()
+
+    def _compiled(self, original: Callable[..., Any], kernel: Any, grid: Any) -> Any:
+        """`compiled[grid](*args)`: a launch that goes past `run`."""
+        launch = original(kernel, grid)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._listens(False):
+                self._launched_compiled(kernel, args, grid)
+            return launch(*args, **kwargs)
+
+        return run
+
+    # ---- what the tap makes of them ----
+
+    @contained
+    def _benchmarked(self) -> bool:
+        """A benchmark clears caches by torch's own operators: they are its detail."""
+        return self._listens(False) and self.listener.enter("triton::autotune", [], work=False)
+
+    @contained
+    def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, given: dict[str, Any], enter: bool = False) -> bool:
+        options = {name: value for name, value in given.items() if name not in bound and name not in ENGINE_OPTIONS}
+        return self._tell(fn, bound, grid, given.get("num_warps"), given.get("num_stages"), options, enter)
+
+    def _tell(
+        self,
+        fn: Any,
+        bound: dict[str, Any],
+        grid: Any,
+        warps: int | None,
+        stages: int | None,
+        options: dict[str, Any],
+        enter: bool = False,
+    ) -> bool:
+        if 0 in grid:
+            return False  # Triton launches nothing then
+        kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
+        constexprs = {name: bound[name] for name in kernel.constexprs if name in bound}
+        launch = self.launches.launch(kernel, grid, constexprs, warps, stages, options)
+        values = [bound.get(name) for name in kernel.parameters]
+        return launch is not None and self.listener.launched(kernel.operator, launch, values, enter)
+
+    @contained
+    def _interpreted(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> bool:
+        signature = inspect.signature(fn.fn)
+        named = {name: value for name, value in kwargs.items() if name in signature.parameters}
+        try:
+            bound = signature.bind(*args, **named)
+            bound.apply_defaults()
+            size = grid(bound.arguments) if callable(grid) else grid
+        except Exception:
+            return False  # the launch will raise it
+        return bool(self._launched(fn, bound.arguments, size, kwargs, True))
+
+    @contained
+    def _launched_compiled(self, compiled: Any, args: tuple[Any, ...], grid: Any) -> None:
+        fn = compiled.src.fn
+        bound = dict(zip(fn.arg_names, args, strict=False))
+        meta = compiled.metadata
+        self._tell(fn, bound, grid, meta.num_warps, meta.num_stages, {})
+
+
+def _parameters(fn: Any, bound: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The names of a kernel's run-time parameters, and of its constexprs."""
+    if hasattr(fn, "params"):
+        fixed = {param.name for param in fn.params if param.is_constexpr}
+    else:
+        annotations = getattr(fn.fn, "__annotations__", {})
+        fixed = {name for name, kind in annotations.items() if "constexpr" in str(kind)}
+    return [name for name in bound if name not in fixed], [name for name in bound if name in fixed]

@@ -1,0 +1,181 @@
+"""The source of a Triton kernel as a Python module of its own: imports, constants, the functions it calls, the kernel.
+
+The text is the same in every process: its order comes from names only, and inductor's numbered names are taken out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import keyword
+import re
+import weakref
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kcap.capture.taps.kernels.triton_functions import (
+    Function,
+    Unreadable,
+    attributes_only,
+    expression,
+    import_line,
+    is_jit,
+    names_of,
+    read_function,
+    unwrap,
+    well_known,
+)
+
+__all__ = ["Source", "Unreadable", "human_name", "read_source"]
+
+INDUCTOR = re.compile(r"triton_[a-z]+_(fused(?:_\w+?)?)_\d+", re.ASCII)
+LONGEST_NAME = 160
+POSTPONED = "from __future__ import annotations"
+
+
+@dataclass(frozen=True)
+class Source:
+    """`text` runs by itself; `function` is the kernel in it, `name` what people call it."""
+
+    text: str
+    function: str
+    name: str
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def file(self) -> str:
+        """Its name in a Recording's kernels/."""
+        return f"{self.digest}.py"
+
+    @property
+    def id(self) -> str:
+        """The overload in the operator's name, which has to be an identifier."""
+        return f"s{self.digest[:8]}"
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was read of a function, or why nothing was; `text` is Triton's own, which may be exchanged."""
+
+    function: weakref.ref[Any]
+    text: str | None
+    source: Source | str
+
+
+_known: dict[int, _Known] = {}  # by id: a JITFunction's hash is costly, and fails once inductor dropped its globals
+
+
+def read_source(fn: Any) -> Source:
+    """The source of the kernel `fn` (a JITFunction, an InterpretedFunction, or an autotuner around one).
+
+    Unreadable says why there is none. Read once for each function.
+    """
+    kernel = unwrap(fn)
+    key = id(kernel)
+    known = _known.get(key)
+    if known is None or known.function() is not kernel or known.text is not getattr(kernel, "src", None):
+        function = weakref.ref(kernel, lambda _: _known.pop(key, None))
+        known = _known[key] = _Known(function, getattr(kernel, "src", None), _read(kernel))
+    if isinstance(known.source, str):
+        raise Unreadable(known.source)
+    return known.source
+
+
+def _read(kernel: Any) -> Source | str:
+    try:
+        return _Module().source(read_function(kernel))
+    except Unreadable as error:
+        return error.reason
+    except SyntaxError as error:
+        return f"its source is no Python ({error.msg})"
+
+
+def human_name(function: str) -> str:
+    """`triton_poi_fused_mul_silu_slice_1` -> `mul_silu_slice`; other names stay, but for what no operator may have."""
+    match = INDUCTOR.fullmatch(function)
+    name = (match[1].removeprefix("fused_") or match[1]) if match else function
+    return re.sub(r"^(?=\d)|^__+", "_", re.sub(r"\W", "_", name, flags=re.ASCII))[:LONGEST_NAME]
+
+
+class _Module:
+    """The text of one module, as it grows: what each of its names means, and its functions in the order of need."""
+
+    def __init__(self) -> None:
+        self.imports = {"triton": "import triton"}
+        self.constants: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
+        self.postponed = False
+        self.seen: set[int] = set()
+
+    def source(self, kernel: Function) -> Source:
+        self.need(kernel)
+        name = human_name(kernel.name)
+        function = kernel.name
+        if INDUCTOR.fullmatch(kernel.name):
+            function = f"{name}_kernel" if self.taken(name) else name
+        text = re.sub(r"\Adef\s+\w+", f"def {function}", kernel.text)
+        self.put(self.functions, function, f"@{kernel.decorator}\n{text}\n")
+        return Source(self.text(), function, name)
+
+    def taken(self, name: str) -> bool:
+        given = (*self.imports, *self.constants, *self.functions)
+        return name in given or keyword.iskeyword(name) or hasattr(builtins, name)
+
+    def text(self) -> str:
+        """Imports, constants, functions."""
+        head = [POSTPONED, ""] if self.postponed else []
+        head += sorted(self.imports.values())
+        constants = [f"{name} = {text}" for name, text in sorted(self.constants.items())]
+        blocks = ["\n".join(head) + "\n"] + (["\n".join(constants) + "\n"] if constants else [])
+        return "\n".join(blocks) + "".join(f"\n\n{block}" for block in self.functions.values())
+
+    def need(self, function: Function) -> None:
+        """Take in everything that `function` reads from outside."""
+        self.postponed |= function.postponed
+        names = names_of(function.tree())
+        for name in sorted(names.used):
+            self.take(function, name, names.attributes[name])
+        for name in sorted(names.annotations):
+            try:
+                self.take(function, name, None)
+            except Unreadable:
+                self.postponed = True  # then nobody evaluates it
+
+    def take(self, function: Function, name: str, attributes: Set[str] | None) -> None:
+        try:
+            value = well_known(name) if function.scope is None else function.scope[name]
+        except (KeyError, ImportError):
+            if hasattr(builtins, name):
+                return
+            dropped = " (inductor dropped its globals)" if function.scope is None else ""
+            raise Unreadable(f"nothing says what '{name}' in {function.name} is{dropped}") from None
+        if line := import_line(name, value):
+            self.put(self.imports, name, line)
+        elif is_jit(value):
+            self.call(name, value)
+        elif text := expression(value) or attributes_only(value, attributes):
+            self.put(self.constants, name, text)
+        else:
+            raise Unreadable(f"its global '{name}' is a {type(value).__name__}, which no source can say")
+
+    def call(self, name: str, value: Any) -> None:
+        """A function that is called as `name`, and what it needs before it."""
+        helper = read_function(value)
+        if id(value) not in self.seen:
+            self.seen.add(id(value))
+            self.need(helper)
+        self.put(self.functions, helper.name, helper.block)
+        if name != helper.name:
+            self.put(self.functions, name, f"{name} = {helper.name}\n")
+
+    def put(self, table: dict[str, str], name: str, text: str) -> None:
+        """Give `name` its meaning; Unreadable if it has another one already."""
+        for known in (self.imports, self.constants, self.functions):
+            if known.get(name, text) != text:
+                raise Unreadable(f"two different things are called '{name}' in it and in what it calls")
+        table[name] = text

@@ -1,0 +1,195 @@
+"""A library's functions that never reach the dispatcher: wrapped wherever a module or a class holds them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from kcap.capture.hooks.binding import Pairs, binder
+from kcap.capture.hooks.imports import when_imported
+from kcap.capture.hooks.patching import MARK, Patches, namespace
+from kcap.errors import KcapError
+
+Function = Callable[..., Any]
+
+
+LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)  # they run when awaited
+
+
+Describe = Callable[[Sequence[Any], Mapping[str, Any]], Pairs]
+
+
+class Listener(Protocol):
+    """What a tap tells of each call."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether calls are recorded now."""
+
+    def enter(
+        self, operator: str, arguments: Sequence[tuple[str, Any]], work: bool = True, detail: bool = False
+    ) -> bool:
+        """A call begins on this thread; False: it is not recorded, and no `leave` follows.
+
+        `work` is False for host work, such as a plan; `detail` keeps a call out that happens inside another library's.
+        """
+
+    def leave(self) -> None:
+        """The call that began last on this thread has ended."""
+
+    def failed(self, tap: str, error: BaseException) -> None:
+        """The tap failed, not the library: to be noted in the Recording. The tap is off from now on."""
+
+
+class Calls:
+    """The way from one tap's wrappers to the listener; its first failure closes it for good."""
+
+    def __init__(self, tap: str, listener: Listener) -> None:
+        self.tap = tap
+        self.listener = listener
+        self.off = False
+
+    def run(
+        self,
+        function: Function,
+        operator: str,
+        describe: Describe,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        work: bool = True,
+        detail: bool = False,
+    ) -> Any:
+        """Call `function` and tell of it. Results and exceptions are its own, and it runs exactly once."""
+        if not self._enter(operator, describe, args, kwargs, work, detail):
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._leave()
+
+    def _enter(self, operator: str, describe: Describe, args: Any, kwargs: Any, work: bool, detail: bool) -> bool:
+        try:
+            if self.off or not any(map(_holds_tensor, (*args, *kwargs.values()))):
+                return False  # a call that takes no tensor launches nothing
+            return self.listener.enter(operator, describe(args, kwargs), work=work, detail=detail)
+        except Exception as error:
+            self.fail(error)
+            return False
+
+    def _leave(self) -> None:
+        try:
+            self.listener.leave()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Switch the tap off, and say so once."""
+        if not self.off:
+            self.off = True
+            self.listener.failed(self.tap, error)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, torch.Tensor) or hasattr(type(value), "__dlpack__")
+
+
+def wrap(
+    function: Function,
+    operator: str,
+    calls: Calls,
+    describe: Describe | None = None,
+    work: bool = True,
+    detail: bool = False,
+) -> Function:
+    """`function`, telling `calls` of each of its calls; generators, coroutines and wrappers stay as they are."""
+    if hasattr(function, MARK) or any(kind(function) for kind in LATER):
+        return function
+    listener, names = calls.listener, describe or binder(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or not listener.listening:  # in this order a compiler guards on nothing of kcap's
+            return function(*args, **kwargs)
+        return calls.run(function, operator, names, args, kwargs, work, detail)
+
+    setattr(wrapper, MARK, calls.tap)
+    return wrapper
+
+
+Finder = Callable[[ModuleType, Calls], Iterable[tuple[Any, str, Function]]]
+
+
+class LibraryTap:
+    """Records the functions that `find` yields of each module of a package: its holder, its name there, a wrapper.
+
+    It waits for the package to be imported; modules imported later are found by `refresh`.
+    """
+
+    def __init__(self, name: str, packages: Sequence[str], listener: Listener, find: Finder) -> None:
+        self.calls = Calls(name, listener)
+        self._find = find
+        self._packages = packages
+        self._patches = Patches()
+        self._sizes: dict[str, int] = {}
+        self._found = 0
+        self._lock = threading.RLock()
+        for package in packages:
+            when_imported(package, self._imported)
+
+    def __len__(self) -> int:
+        """How many functions it records."""
+        return len(self._patches)
+
+    def _imported(self, package: ModuleType) -> None:
+        self.refresh()
+        if not self._found:
+            self.calls.fail(KcapError(f"no function to record in {package.__name__}"))
+
+    def refresh(self) -> None:
+        """Record what was imported since; cheap when nothing was."""
+        try:
+            with self._lock:
+                if not self.calls.off:
+                    self._refresh()
+        except Exception as error:
+            self.calls.fail(error)
+
+    def _refresh(self) -> None:
+        grown = {name: module for name, module in list(sys.modules.items()) if self._has_grown(name, module)}
+        own = [module for name, module in grown.items() if self._is_own(name)]
+        before = len(self)
+        self._found += sum(self._replace_in(module) for module in own)
+        modules = list(sys.modules.items()) if len(self) > before else list(grown.items())
+        self._patches.rebind_all(module for _, module in modules if isinstance(module, ModuleType))
+
+    def _replace_in(self, module: ModuleType) -> int:
+        found = list(self._find(module, self.calls))
+        for holder, name, wrapper in found:
+            self._patches.replace(holder, name, wrapper)
+        for holder in {holder for holder, _, _ in found if isinstance(holder, type)}:
+            self._patches.rebind(holder)
+        return len(found)
+
+    def _is_own(self, name: str) -> bool:
+        return any(name == package or name.startswith(f"{package}.") for package in self._packages)
+
+    def _has_grown(self, name: str, module: Any) -> bool:
+        size = len(namespace(module)) if isinstance(module, ModuleType) else 0
+        grown = self._sizes.get(name, 0) != size
+        self._sizes[name] = size
+        return grown
+
+    def undo(self) -> None:
+        """Give every function back."""
+        self.calls.off = True
+        self._patches.undo()

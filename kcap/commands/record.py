@@ -1,0 +1,164 @@
+"""`kcap record`: run an engine with taps on and write the Recording."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from kcap.capture.controller.offline import NumbersRange, Offline, record_model
+from kcap.capture.controller.output import WorkingDirectory, report_recording, working_directory
+from kcap.capture.fold.metadata import NEVER_OPENED
+from kcap.capture.session import Session
+from kcap.errors import PARTIAL, CallError, KcapError
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.results.coverage import CoverageSummary
+
+if TYPE_CHECKING:
+    from kcap.capture.controller.serving import Client
+
+EXAMPLE = """
+\b
+Examples:
+  kcap record --model meta-llama/Llama-3.1-8B --framework vLLM --load-format dummy --num-layers 2 -o llama.kcap
+  kcap record --model Qwen/Qwen3-8B --num-prompts 1,16 --input-len 4096,256 -o loads.kcap  # one after another
+  kcap record -o serve.kcap -- vllm serve meta-llama/Llama-3.1-8B --enforce-eager
+  kcap record -o mine.kcap -- python my_inference.py
+  kcap record -o load.kcap --client "vllm bench serve --model Qwen/Qwen3-8B" -- vllm serve Qwen/Qwen3-8B
+"""
+
+
+@click.command(name="record", epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
+@click.option("--model", help="A model: a hub id, or a directory with a config.json.")
+@click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Recording to write.")
+@click.option(
+    "--load-format",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "dummy"]),
+    help="dummy: random weights.",
+)
+@click.option("--num-layers", type=click.IntRange(1), help="Cut the model to its first N layers; shapes stay true.")
+@click.option("--num-prompts", default=8, show_default=True, type=NumbersRange(1), help="Random prompts.")
+@click.option("--input-len", default=128, show_default=True, type=NumbersRange(1), help="Tokens of each prompt.")
+@click.option("--output-len", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate.")
+@click.option(
+    "--prompts", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="JSON lines: texts or token ids."
+)
+@click.option("--steps", type=click.IntRange(1), help="Close the window for good after N recorded steps.")
+@click.option(
+    "--window",
+    type=click.Choice(["auto", "manual"]),
+    help="auto: open from the engine's warm-up on, or while the --client runs; manual: when kcap window says so.",
+)
+@click.option(
+    "--warmup-steps", default=0, type=click.IntRange(0), help="Steps that do not count when the window opens."
+)
+@click.option("--client", help="Record the server COMMAND while this command runs, then end the server.")
+@click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
+@click.option(
+    "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
+)
+@click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine.")
+@click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults.")
+@click.option(
+    "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
+)
+@click.option("--keep-tokens", is_flag=True, help="Keep the values of token ids, too.")
+@click.option(
+    "--recorder",
+    default="auto",
+    type=click.Choice(["auto", "native", "python"]),
+    help="auto: native where a compiler is.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def command(
+    model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
+    check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
+    ready_timeout: float, command_line: tuple[str, ...], **offline: Any,
+) -> None:  # fmt: skip
+    """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
+
+    Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
+    order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
+    """
+    if (model is None) == (not command_line):
+        raise CallError("give either --model MODEL or -- COMMAND")
+    if command_line:
+        _refuse(f.name for f in fields(Offline) if f.name != "framework")
+    if client is None and ready is not None:
+        raise CallError("--ready is of a --client: give that, too")
+    if client is not None and model is not None:
+        raise CallError("--client needs a server: give -- COMMAND")
+    closed = window == "manual" or (client is not None and window is None)
+    options = {
+        "steps": steps, "keep_tokens": keep_tokens, "recorder": recorder, "check_coverage": check_coverage,
+        "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
+    }  # fmt: skip
+    given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
+    with working_directory(output, force) as beside:
+        if model is not None:
+            offline_run = Offline(model=model, framework=framework, **offline)
+            recording, failure = record_model(offline_run, beside, options)
+        else:
+            recording, failure = _record_command(list(command_line), framework, given, beside, options)
+    report_recording(recording, output)
+    if failure:
+        click.echo(f"kcap: {failure}", err=True)
+    if not any(call.total for call in recording.calls):
+        raise KcapError(f"nothing was recorded: {_why(recording)}")
+    if failure or not recording.metadata.complete:
+        raise click.exceptions.Exit(PARTIAL)
+
+
+def _refuse(names: Iterable[str]) -> None:
+    """CallError where one of these options is given, of which a COMMAND would heed none."""
+    context = click.get_current_context()
+    given = {name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    options = [option.opts[0] for option in context.command.params if option.name in given]
+    if options:
+        raise CallError(f"{', '.join(options)}: of --model only; a COMMAND has options of its own")
+
+
+def _why(recording: Recording) -> str:
+    if NEVER_OPENED in recording.metadata.notes:
+        return NEVER_OPENED
+    found = CoverageSummary.model_validate(recording.metadata.coverage or {})
+    absent = sorted({tap.detail for tap in recording.metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
+    if absent and not found.steps:
+        return "; ".join(absent)
+    profiled = f"; the first {found.steps} steps ran under the profiler (--check-coverage)" if found.steps else ""
+    return f"no step ended while the window was open{profiled}"
+
+
+def _client(text: str, url: str | None, patience: float, window: str | None, server: list[str]) -> Client:
+    from kcap.capture.controller import serving
+
+    try:
+        command_line = shlex.split(text)
+    except ValueError as error:
+        raise CallError(f"--client {text}: {error}") from None
+    return serving.make_client(command_line, url, patience, window != "manual", server)
+
+
+def _record_command(
+    command_line: list[str], framework: str, client: Client | None, place: WorkingDirectory, options: dict[str, Any]
+) -> tuple[Recording, str]:
+    from kcap.capture.controller import frameworks, run, serving
+
+    engine = frameworks.find_adapter(framework)
+    session = Session(
+        directory=str((place.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, command=command_line,
+        client=client.command if client else [], **options,
+    )  # fmt: skip
+    session.write()
+    if client is not None:
+        return serving.serve(command_line, client, session, place)
+    return run.record_command_line(command_line, session, place, None)

@@ -1,0 +1,143 @@
+"""How `kcap replay` looks: tables of GPU and host times, then what was skipped and what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kcap.replay.calls.results import Results, Row, total_count, total_us
+from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
+from kcap.schemas.validation.report import printable
+
+PIPED_WIDTH = 120
+HOST_ROWS = 10
+REASONS = 12
+MOST_TIMES = 999  # its floor; beyond that the number says nothing
+SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
+
+
+def console() -> Console:
+    """Standard output; as wide as the terminal, or of a readable width where there is none."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+
+
+def print_tables(out: Console, results: Results, environment: dict[str, object], rows: int) -> None:
+    """Print the whole report: both tables, each by total time, then what to know of them."""
+    out.print(Text(device_title(environment), style="bold"))
+    mixed = bool(results.timed(host=False))
+    for host in (False, True):
+        if timed := results.timed(host):
+            print_section(out, timed, min(rows, HOST_ROWS) if host and mixed else rows, SECTIONS[host] if mixed else "")
+    for line in summary_lines(results):
+        out.print(line)
+
+
+def print_section(out: Console, timed: list[Row], rows: int, name: str) -> None:
+    """One table of rows that share a clock."""
+    whole = total_us(timed)
+    if name:
+        out.print(Text(f"\n{name}: {duration(whole)}", "bold"))
+    out.print(results_table(timed[:rows], whole))
+    if rest := timed[rows:]:
+        out.print(Text(f"{len(rest)} more rows, {percent(total_us(rest), whole)}: --json has all", "dim"))
+
+
+def device_title(environment: dict[str, object]) -> str:
+    parts = [str(environment.get("device_name") or environment.get("device"))]
+    parts += [f"torch {environment['torch']}"] if environment.get("torch") else []
+    parts += [f"driver {environment['driver']}"] if environment.get("driver") else []
+    parts += [f"{environment['threads']} threads"] if environment.get("threads") else []
+    return " · ".join(parts)
+
+
+def results_table(rows: list[Row], whole: float) -> Table:
+    """Numbers on the left; kernel and arguments last, cut where the line ends."""
+    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    floors = any(row.times_floor for row in rows)
+    for name in ("count × time", "share", "time", *(["× floor"] if floors else []), "count"):
+        out.add_column(name, justify="right", no_wrap=True)
+    for name in ("phases", "clock"):
+        out.add_column(name, no_wrap=True)
+    out.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+    phases = {phase for row in rows for phase in row.job.counts}
+    for row in rows:
+        out.add_row(*row_cells(row, whole, phases, floors))
+    return out
+
+
+def row_cells(row: Row, whole: float, phases: set[str], floors: bool) -> Iterator[Text]:
+    yield Text(duration(row.total_us or 0), "bold")
+    yield Text(percent(row.total_us or 0, whole))
+    yield Text(duration(row.time_us or 0))
+    if floors:
+        yield Text(floor_factor(row.times_floor))
+    yield Text(f"{row.job.count:,}")
+    yield Text("all" if len(phases) > 1 and set(row.job.counts) == phases else ",".join(row.job.counts))
+    yield Text(clock_marks(row), "dim")
+    yield Text.assemble(printable(row.job.name), ("  " + printable(row.job.arguments), "dim"))
+
+
+def clock_marks(row: Row) -> str:
+    """How it was timed: `graph, cold`; `none` where the GPU was given nothing to do."""
+    first = row.timed
+    if first is None or first.method is None:
+        return ""
+    return first.method if first.method in ("none", "host") else f"{first.method}, {first.cache}"
+
+
+def floor_factor(factor: float | None) -> str:
+    """Two or three digits: `1.4`, `27`, `310`, `>999` of what does next to no work; nothing where there is no floor."""
+    if factor is None:
+        return ""
+    if factor > MOST_TIMES:
+        return f">{MOST_TIMES}"
+    return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+
+
+def duration(microseconds: float) -> str:
+    """Three digits and a unit: `4.18 µs`, `1.25 ms`."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.2f} {unit}"
+    return f"{microseconds:.2f} µs"
+
+
+def summary_lines(results: Results) -> Iterator[Text]:
+    whole, done = results.count, total_count(results.of("ok"))
+    times = [f"{duration(us)} {name}" for name, us in (("GPU", results.gpu_us), ("host", results.host_us)) if us]
+    yield Text(f"\nreplayed {done:,} of {whole:,} kernel counts ({percent(done, whole)}): {', '.join(times)}", "bold")
+    yield from remark_lines(results)
+    for status, style in (("skipped", "yellow"), ("failed", "bold red")):
+        reasons = results.reasons(status)
+        for reason, calls, count in reasons[:REASONS]:
+            yield Text(
+                f"{status}: {printable(reason)}: {calls} calls, {count:,} counts ({percent(count, whole)})", style
+            )
+        if len(reasons) > REASONS:
+            rest = sum(count for _, _, count in reasons[REASONS:])
+            yield Text(
+                f"{status}: {len(reasons) - REASONS} more reasons, {rest:,} counts ({percent(rest, whole)})", style
+            )
+
+
+def remark_lines(results: Results) -> Iterator[Text]:
+    """What to know before believing the times."""
+    if rows := results.noted(MADE_UP):
+        yield Text(f"{MADE_UP} blobs: index inputs of {len(rows)} Workloads, valid but not those recorded", "yellow")
+    if rows := results.noted(NOTHING):
+        yield Text(f"{NOTHING}: {len(rows)} calls, {total_count(rows):,} counts (no elements, or no work)", "dim")
+    if rows := results.noted(AT_FLOOR):
+        floor = max(m.floor_us or 0 for row in rows for m in row.measurements)
+        yield Text(f"{AT_FLOOR} ({duration(floor)} at most): {len(rows)} calls, {duration(total_us(rows))}", "dim")
+    if rows := results.noted(SLOWED):
+        yield Text(f"{SLOWED} (power, heat) for {len(rows)} calls: {duration(total_us(rows))}", "yellow")
+    if rows := results.noted(DISTURBED):
+        yield Text(f"this machine was busy: {DISTURBED} of {len(rows)} calls, whose times are too long", "yellow")
+
+
+def percent(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "0 %"

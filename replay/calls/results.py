@@ -1,0 +1,174 @@
+"""Measurements put together: one row a Call, the time of the whole, and what was left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from kcap.replay.jobs import Job
+from kcap.schemas.results.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job and its measurements. Times are microseconds of one invocation."""
+
+    job: Job
+    measurements: list[Measurement]
+
+    @property
+    def status(self) -> str:
+        """`failed` if any Sample failed, `ok` if one could be timed, else `skipped`."""
+        states = {measurement.status for measurement in self.measurements}
+        return next((state for state in ("failed", "ok") if state in states), "skipped")
+
+    @property
+    def reason(self) -> str:
+        return next((m.reason or "" for m in self.measurements if m.status == self.status), "")
+
+    @property
+    def total_us(self) -> float | None:
+        """Count times time, phase by phase: each phase's count takes the mean over that phase's Samples."""
+        timed = [m for m in self.measurements if m.median_us is not None]
+        if not timed:
+            return None
+        return sum(count * _mean(timed, phase) for phase, count in self.job.counts.items())
+
+    @property
+    def time_us(self) -> float | None:
+        """The mean time of one invocation."""
+        return None if self.total_us is None else self.total_us / self.job.count
+
+    @property
+    def timed(self) -> Measurement | None:
+        """The first measurement that has a time: all Samples of a Call are timed by the same clock."""
+        return next((m for m in self.measurements if m.median_us is not None), None)
+
+    @property
+    def on_host(self) -> bool:
+        return self.timed is not None and self.timed.method == "host"
+
+    def noted(self, note: str) -> bool:
+        """Whether a measurement has this note, or one that begins with it."""
+        return any(one.startswith(note) for measurement in self.measurements for one in measurement.notes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.job.as_json(),
+            "count": self.job.count,
+            "phases": self.job.counts,
+            "status": self.status,
+            "reason": self.reason or None,
+            "time_us": self.time_us,
+            "total_us": self.total_us,
+            "method": self.timed.method if self.timed else None,
+            "cache": self.timed.cache if self.timed else None,
+            "samples": len(self.measurements),
+            **self._roofline(),
+            "notes": sorted({note for measurement in self.measurements for note in measurement.notes}),
+        }
+
+    @property
+    def times_floor(self) -> float | None:
+        """How many times its floor the Call takes, over those of its Samples that have one."""
+        held = [(m.median_us, m.roofline.us) for m in self.measurements if m.median_us is not None and m.roofline]
+        return sum(us for us, _ in held) / sum(floor for _, floor in held) if held else None
+
+    def _roofline(self) -> dict[str, Any]:
+        """Means over the Samples that have a floor."""
+        held = [(m.work, m.roofline) for m in self.measurements if m.work and m.roofline]
+        if not held:
+            return {}
+        return {
+            "bytes": round(fmean(work.moved for work, _ in held)),
+            "flops": round(fmean(work.flops for work, _ in held)),
+            "roofline_us": fmean(roof.us for _, roof in held),
+            "times_floor": self.times_floor,
+            "gb_s": fmean(roof.gb_s for _, roof in held),
+            "tflop_s": fmean(roof.tflop_s for _, roof in held),
+        }
+
+
+def _mean(measurements: Sequence[Measurement], phase: str) -> float:
+    """Over the Samples of `phase`; over all where none is of it, or none names its phase."""
+    medians = [m.median_us for m in measurements if m.median_us is not None and (not m.phases or phase in m.phases)]
+    return fmean(medians or [m.median_us for m in measurements if m.median_us is not None])
+
+
+@dataclass
+class Results:
+    """All rows, the slowest share first."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def of(self, status: str) -> list[Row]:
+        return [row for row in self.rows if row.status == status]
+
+    def timed(self, host: bool) -> list[Row]:
+        """What the host's clock timed, or what the GPU's did: two times that are never added."""
+        rows = [row for row in self.rows if row.total_us is not None and row.on_host is host]
+        return sorted(rows, key=lambda row: -(row.total_us or 0))
+
+    @property
+    def gpu_us(self) -> float:
+        return total_us(self.timed(host=False))
+
+    @property
+    def host_us(self) -> float:
+        return total_us(self.timed(host=True))
+
+    def noted(self, note: str) -> list[Row]:
+        return [row for row in self.rows if row.noted(note)]
+
+    @property
+    def count(self) -> int:
+        return total_count(self.rows)
+
+    def reasons(self, status: str) -> list[tuple[str, int, int]]:
+        """Why Calls were left out: reason, Calls, their count; the largest count first."""
+        calls: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for row in self.of(status):
+            calls[row.reason] += 1
+            counts[row.reason] += row.job.count
+        return [(reason, calls[reason], count) for reason, count in counts.most_common()]
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary first, then every Call."""
+        rows = self.timed(host=False) + self.timed(host=True)
+        return {
+            **self.summary(),
+            "calls": [row.as_json() for row in rows + [row for row in self.rows if row.total_us is None]],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What was replayed, skipped and failed; shares are of the counts. GPU time and host time apart."""
+        return {
+            "replayed": self._part("ok"),
+            "skipped": {**self._part("skipped"), "reasons": self._reasons("skipped")},
+            "failed": {**self._part("failed"), "reasons": self._reasons("failed")},
+            "gpu_time_us": self.gpu_us,
+            "host_time_us": self.host_us,
+        }
+
+    def _part(self, status: str) -> dict[str, Any]:
+        rows = self.of(status)
+        return {
+            "calls": len(rows),
+            "count": total_count(rows),
+            "share": total_count(rows) / self.count if self.count else 0.0,
+        }
+
+    def _reasons(self, status: str) -> list[dict[str, Any]]:
+        return [{"reason": reason, "calls": calls, "count": n} for reason, calls, n in self.reasons(status)]
+
+
+def total_us(rows: Iterable[Row]) -> float:
+    return sum(row.total_us or 0 for row in rows)
+
+
+def total_count(rows: Iterable[Row]) -> int:
+    return sum(row.job.count for row in rows)

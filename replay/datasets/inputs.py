@@ -1,0 +1,218 @@
+"""The inputs of a Workload: scalars as they are, tensors from the dataset's blobs, the rest drawn or made by rules.
+
+What a random number cannot be (an offset, a page, an expert, a probability) is made by its family's rule
+(kcap.schemas.derive.families), and so is what the Workload names a file for that is not there; both are said in the
+notes.
+The Definition's constraints hold of what is made. Tensors of which nothing is known are drawn as FlashInfer-Bench draws
+them (0.1.2, `bench/utils.py`, `_rand_tensor`): standard normal numbers; for 8 bits cut at -2 and 2 and cast. Where it
+cannot draw float4_e2m1 (torch has no cast), any byte is two of its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from kcap.errors import FormatError, KcapError
+from kcap.replay.rebuild import memory
+from kcap.replay.rebuild.rebuild import DATA_DTYPES, SMALL_INTEGERS
+from kcap.schemas.derive import bound_call, constraints, families
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.workload_draft import PACKED_DTYPES, WorkloadDraft
+from kcap.schemas.flashinfer.dataset import Dataset
+from kcap.schemas.flashinfer.definition import (
+    Definition,
+    DefinitionTensor,
+    SafetensorsInput,
+    ScalarInput,
+    Workload,
+    check_workload,
+)
+
+SHARE_OF_FREE = 0.5  # of the free memory, which the kernel needs too
+
+
+@dataclass(frozen=True)
+class WorkloadInputs:
+    """`inputs` in the Definition's order, None where the Workload leaves an optional one out.
+
+    `axes`: the sizes of the variable axes, a cache's cut to the pages in use. `notes`: what is not as the Workload has
+    it. `origins`: of each input, whether the Workload gives it, a rule made it, or nothing is known of it.
+    """
+
+    inputs: list[Any]
+    notes: list[str]
+    axes: dict[str, int]
+    origins: dict[str, Literal["given", "ruled", "drawn"]] = field(default_factory=dict)
+
+
+def make_inputs(
+    definition: Definition,
+    workload: Workload,
+    dataset: Dataset | None,
+    device: str = "cpu",
+    seed: int = 0,
+    limit: int | None = None,
+) -> WorkloadInputs:
+    """The inputs of `workload` on `device`, the same for the same `seed`.
+
+    Skip if inputs and outputs take more than `limit` bytes (None: half of what is free), FormatError for a blob that is
+    damaged or of another shape or dtype, KcapError for a Workload that is none of the Definition's, or whose missing
+    blob has integers that no rule knows, `Broken` for a constraint that does not hold.
+    """
+    where = f"{definition.name} {workload.uuid}"
+    if reasons := check_workload(definition, workload):
+        raise KcapError(f"{where}: {reasons[0]}")
+    draft = _new_draft(definition, workload, dataset, seed)
+    _check_constraints(draft, where)
+    _make_integers(draft, where)
+    families.trim_inputs(draft)
+    _check_size(draft, memory.free_bytes(device) * SHARE_OF_FREE if limit is None else limit)
+    generator = torch.Generator(device).manual_seed(seed)
+    inputs = {name: _placed_input(draft, name, generator) for name in definition.inputs}
+    _check_constraints(draft, where, inputs)
+    return WorkloadInputs(
+        list(inputs.values()), draft.notes(), draft.axes, {name: _origin_of(draft, name) for name in inputs}
+    )
+
+
+def _origin_of(draft: WorkloadDraft, name: str) -> Literal["given", "ruled", "drawn"]:
+    if name in draft.given:
+        return "given"
+    return "drawn" if draft.made.get(name) is None else "ruled"
+
+
+def _new_draft(definition: Definition, workload: Workload, dataset: Dataset | None, seed: int) -> WorkloadDraft:
+    axes = {name: size for name, size in workload.axes.items() if name not in definition.const_axes}
+    found = read_given(definition, workload, dataset)
+    return WorkloadDraft(
+        definition, axes, found.values, torch.Generator().manual_seed(seed), _make_by_rule, found.missing
+    )
+
+
+def _check_constraints(draft: WorkloadDraft, where: str, inputs: dict[str, Any] | None = None) -> None:
+    """Check the constraints; those that speak of axes alone while there are no inputs yet."""
+    sizes = {**draft.axes, **draft.definition.const_axes}
+    stated = draft.definition.constraints
+    left_out = {name for name, value in draft.given.items() if value is None}
+    stated = [text for text in stated if not constraints.names(text) & left_out]
+    if inputs is None:
+        stated = [text for text in stated if constraints.names(text) <= sizes.keys()]
+    constraints.check(stated, {**sizes, **(inputs or {})}, where)
+
+
+def _make_integers(draft: WorkloadDraft, where: str) -> None:
+    """Make every integer input. One that no rule knows is drawn small, as replay draws it, unless it had a file."""
+    for name, tensor in draft.definition.inputs.items():
+        if tensor.shape is None or not _is_index(tensor) or draft[name] is not None or name in draft.given:
+            continue
+        if name in draft.missing:
+            raise KcapError(f"{where}: inputs.{name}: {draft.missing[name]} is not there, and no rule knows its values")
+        low, high = SMALL_INTEGERS
+        draft.made[name] = draft.integers(low, high + 1, draft.shape(name)).to(definition_dtype(tensor.dtype))
+        draft.changes.append(f"drawn from {low} to {high}, for no rule knows it: {name}")
+
+
+def _is_index(tensor: DefinitionTensor) -> bool:
+    return tensor.dtype.startswith("int") and tensor.dtype not in DATA_DTYPES
+
+
+def _make_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """The input `name` by the first rule that makes it; None if none does."""
+    for rule in families.input_rules_for(draft.definition.op_type, name):
+        if (made := rule.make(draft, name)) is not None:
+            draft.ruled.append(name)
+            return made.reshape(draft.shape(name)).to(definition_dtype(draft.definition.inputs[name].dtype))
+    return None
+
+
+def _check_size(draft: WorkloadDraft, limit: float) -> None:
+    if (needed := draft.nbytes()) > limit:
+        raise Skip(f"its tensors take {needed / memory.GIB:.3g} GiB, the limit is {limit / memory.GIB:.3g} GiB")
+
+
+def _placed_input(draft: WorkloadDraft, name: str, generator: torch.Generator) -> Any:
+    """The input `name` as the kernel takes it; drawn if nothing is known of it."""
+    if draft.definition.inputs[name].shape is None or draft.given.get(name, draft) is None:
+        return draft.given[name]
+    made = draft[name]
+    if made is None:
+        return draw_tensor(draft.shape(name), draft.definition.inputs[name].dtype, generator)
+    return made.to(generator.device)
+
+
+@dataclass
+class GivenInputs:
+    """`values` by input, None for an optional one that is left out; `missing`: files that are not there, by input."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def read_given(definition: Definition, workload: Workload, dataset: Dataset | None) -> GivenInputs:
+    """The inputs that `workload` does not leave to chance; FormatError for a blob that is not what the input is."""
+    found = GivenInputs()
+    for name, tensor in definition.inputs.items():
+        match workload.inputs.get(name):
+            case ScalarInput(value=value):
+                found.values[name] = value
+            case SafetensorsInput() as stored if dataset is not None and dataset.blob_file(stored).is_file():
+                shape = definition.sizes(tensor.shape or (), workload.axes)
+                found.values[name] = read_blob(dataset, stored, name, shape, definition_dtype(tensor.dtype))
+            case SafetensorsInput(path=path):
+                found.missing[name] = path
+            case None if tensor.optional:
+                found.values[name] = None
+    return found
+
+
+def read_blob(
+    dataset: Dataset, stored: SafetensorsInput, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """The tensor of `stored`, which is the input `name`; FormatError if its file is damaged or holds another."""
+    tensor: torch.Tensor = dataset.blob(stored)
+    if tensor.shape != shape or tensor.dtype != dtype:
+        reason = f"{_dtype_and_shape(tensor.dtype, tensor.shape)}, but {name} is {_dtype_and_shape(dtype, shape)}"
+        raise FormatError(str(dataset.blob_file(stored)), f"{stored.tensor_key}: {reason}")
+    return tensor
+
+
+def _dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+CAST_BLOCK = 1 << 24  # elements held in float32 at a time
+
+
+CAST_LIMIT = 2.0
+
+
+def definition_dtype(name: str) -> torch.dtype:
+    """torch's dtype for a Definition's; Skip if this torch has none."""
+    return bound_call.torch_dtype_or_skip(PACKED_DTYPES.get(name, name))
+
+
+def draw_tensor(shape: Sequence[int], name: str, generator: torch.Generator) -> torch.Tensor:
+    """A tensor of dtype `name` on the generator's device, of content that does not matter."""
+    dtype, device = definition_dtype(name), generator.device
+    match name:
+        case "float32" | "float16" | "bfloat16":
+            return torch.randn(tuple(shape), dtype=dtype, device=device, generator=generator)
+        case "float4_e2m1":
+            return torch.randint(0, 256, tuple(shape), dtype=torch.uint8, device=device, generator=generator).view(
+                dtype
+            )
+        case "bool":
+            return torch.randint(0, 2, tuple(shape), dtype=dtype, device=device, generator=generator)
+        case "int8":
+            return torch.randint(-128, 128, tuple(shape), dtype=dtype, device=device, generator=generator)
+    return _cast_from_normal(torch.empty(tuple(shape), dtype=dtype, device=device), generator)
+
+
+def _cast_from_normal(made: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    for part in made.view(-1).split(CAST_BLOCK):
+        part.copy_(torch.randn(part.shape, device=made.device, generator=generator).clamp_(-CAST_LIMIT, CAST_LIMIT))
+    return made

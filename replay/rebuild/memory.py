@@ -1,0 +1,258 @@
+"""A Call's arguments in memory: one buffer a storage, each tensor a view with its shape, strides and offset.
+
+How much memory they need is asked before any is allocated, in bytes throughout. They hold standard normal numbers in
+the recorded dtype, recorded values or drawn indices; large buffers repeat one block of numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey, fill_random, torch_dtype_or_skip
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.values import Folded, Group, Opaque, TensorSpec, TorchConstant, Value
+
+GIB = 1 << 30
+
+
+BUFFER_ALIGN = 64  # every buffer is a multiple of this, so that any dtype can view it
+
+
+SHARE_OF_FREE = 0.8  # of the free memory, which the outputs need too
+
+
+def end_byte(spec: TensorSpec) -> int:
+    """One past the last byte of its storage that the tensor reaches."""
+    return math.ceil(((spec.offset or 0) + spec.extent) * spec.bits / 8)
+
+
+def buffer_sizes(bound: BoundCall, device: str, home: str) -> dict[StorageKey, int]:
+    """The size of each storage: one buffer holds all tensors that share it."""
+    return {key: max(-(-n // BUFFER_ALIGN), 1) * BUFFER_ALIGN for key, n in reached_bytes(bound, device, home).items()}
+
+
+def reached_bytes(bound: BoundCall, device: str, home: str) -> dict[StorageKey, int]:
+    """How far into each storage the tensors on it reach."""
+    found: dict[StorageKey, int] = {}
+    for _, spec in bound.tensors():
+        key = (target_device(spec.device, device, home), spec.storage)
+        found[key] = max(found.get(key, 0), end_byte(spec))
+    return found
+
+
+def target_device(recorded: str, device: str, home: str) -> str:
+    """Where a tensor recorded on `recorded` goes: from the recording's `home` to `device`; the rest is on the CPU."""
+    return device if recorded.split(":")[0] == home else "cpu"
+
+
+def check_free(sizes: dict[StorageKey, int], extra: int, device: str) -> int:
+    """The bytes of one set of inputs; Skip if a device has no room for them."""
+    for target in {*(key[0] for key in sizes), device}:
+        needed = sum(n for key, n in sizes.items() if key[0] == target) + (extra if target == device else 0)
+        room = free_bytes(target)
+        if needed > room * SHARE_OF_FREE:
+            raise Skip(f"needs {_gib(needed)} GiB, {_gib(room)} free on {target}")
+        if target.startswith("cuda") and needed > torch.cuda.mem_get_info(target)[0]:
+            torch.cuda.empty_cache()
+    return sum(sizes.values()) + extra
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.3g}"
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.startswith("cuda"):
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(match[1]) * 1024 if match else 4 * GIB
+
+
+def return_unused_memory(device: str) -> None:
+    """Return what earlier work left in torch's pools, where that is most of what is free on the GPU `device`.
+
+    A capture that runs out of memory cannot take it from another graph's pool.
+    """
+    if torch.cuda.mem_get_info(device)[0] < free_bytes(device) // 2:
+        torch.cuda.empty_cache()
+
+
+def limit_host_memory(most: int | None = None) -> None:
+    """Make an allocation of more than `most` bytes from now on (None: this machine's free memory) an error here.
+
+    So that it is not the kernel's OOM killer that ends this process, or another.
+    """
+    match = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    used = int(match[1]) * 1024 if match else 0
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + (int(free_bytes("cpu") * 0.9) if most is None else most)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to rebuild: tensors recorded on `home` (`cuda` or `cpu`) go to `device`."""
+
+    device: str
+    home: str
+
+
+def storage_key(spec: TensorSpec, target: Target) -> StorageKey:
+    return target_device(spec.device, target.device, target.home), spec.storage
+
+
+def tensor_view(spec: TensorSpec, buffer: torch.Tensor) -> torch.Tensor:
+    """A view of `buffer` (bytes of a whole storage) with the shape, strides, offset and dtype of `spec`."""
+    return buffer.view(torch_dtype_or_skip(spec.dtype)).as_strided(spec.shape, spec.effective_strides, spec.offset or 0)
+
+
+def compact_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape without the copies that a stride of zero makes of one element."""
+    return tuple(1 if step == 0 else n for n, step in zip(spec.shape, spec.effective_strides, strict=True))
+
+
+NO_BUFFERS: Mapping[StorageKey, torch.Tensor] = MappingProxyType({})
+
+
+def build_inputs(bound: BoundCall, target: Target, given: Mapping[StorageKey, torch.Tensor] = NO_BUFFERS) -> Inputs:
+    """Allocate and fill the arguments of `bound`; torch's default generators draw the numbers.
+
+    `given`: buffers to take for some storages, at least as large as they are; they are filled anew.
+    """
+    sizes = buffer_sizes(bound, target.device, target.home)
+    pins = needs_pinned(bound, target)
+    buffers = {key: given[key] if key in given else empty_buffer(n, key[0], pins).zero_() for key, n in sizes.items()}
+    fill_floats(bound, target, buffers)
+    inputs = inputs_over(bound, target, buffers)
+    fill_integers(bound, target, buffers)
+    return inputs
+
+
+def clone_inputs(
+    bound: BoundCall, target: Target, source: Inputs, moved: Collection[StorageKey] | None = None
+) -> Inputs:
+    """The same arguments with the same content at other addresses: all, or the storages `moved`."""
+    pins = needs_pinned(bound, target)
+    buffers = dict(source.buffers)
+    for key in buffers if moved is None else moved:
+        buffers[key] = empty_buffer(len(buffers[key]), key[0], pins).copy_(buffers[key])
+    return inputs_over(bound, target, buffers)
+
+
+def needs_pinned(bound: BoundCall, target: Target) -> bool:
+    """Whether host memory is pinned: only then is a copy to or from the GPU asynchronous, as the Call asked for."""
+    return target.device.startswith("cuda") and bound["non_blocking"] is True
+
+
+def empty_buffer(size: int, device: str, pins: bool) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pins and device == "cpu")
+
+
+def inputs_over(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> Inputs:
+    """The arguments over `buffers`, as the schema takes them: positional, then keyword-only ones."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in bound.args:
+        value = rebuild_value(argument.value, argument.name, target, buffers)
+        if argument.keyword and argument.name:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return Inputs(args, kwargs, buffers)
+
+
+def rebuild_value(value: Value, name: str | None, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> Any:
+    """The Python object that `value` stands for."""
+    match value:
+        case TensorSpec():
+            return tensor_view(value, buffers[storage_key(value, target)])
+        case list():
+            return [rebuild_value(item, name, target, buffers) for item in value]
+        case TorchConstant():
+            return torch_constant(value, target)
+        case Folded(pattern=pattern):
+            raise Skip(f"its argument '{name}' names a layer of the engine ({pattern})")
+        case Opaque(type=kind):
+            raise Skip(f"its argument '{name}' is opaque ({kind})")
+        case Group(size=size):
+            raise Skip(f"it needs its process group (of {size})")
+        case str() if name == "device":  # a trace file writes a device as a string, too
+            return torch_constant(TorchConstant("device", value), target)
+    return value
+
+
+MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+
+TENSOR_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
+
+
+def torch_constant(value: TorchConstant, target: Target) -> Any:
+    """The torch object that a word names; a device is moved as the tensors on it are."""
+    if value.kind == "dtype":
+        return torch_dtype_or_skip(value.name)
+    if value.kind == "device":
+        return torch.device(target_device(value.name, target.device, target.home) if value.name != "meta" else "meta")
+    known = MEMORY_FORMATS if value.kind == "memory_format" else TENSOR_LAYOUTS
+    if value.name not in known:
+        raise Skip(f"torch has no {value.kind} {value.name[:40]!r}")
+    return getattr(torch, value.name)
+
+
+UNIT_INTERVAL_OPERATORS = frozenset(
+    {"multinomial", "bernoulli", "binary_cross_entropy", "binary_cross_entropy_backward"}
+)  # take 0..1
+
+
+def fill_floats(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> None:
+    """Fill every storage that holds floats, once; then booleans, tensor by tensor."""
+    unit = bound.namespace == "aten" and bound.base in UNIT_INTERVAL_OPERATORS
+    done: set[StorageKey] = set()
+    specs = [(spec, storage_key(spec, target), BY_NAME[spec.dtype].kind) for _, spec in bound.tensors()]
+    for spec, key, kind in specs:
+        if kind in ("float", "complex") and key not in done:
+            done.add(key)
+            fill_random(buffers[key], spec.dtype, unit)
+    for spec, key, kind in specs:
+        if kind == "bool" and spec.numel:
+            write_leading(tensor_view(spec, buffers[key]), torch.randint(0, 2, compact_shape(spec), dtype=torch.bool))
+
+
+def fill_integers(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> None:
+    """Write the decided values; a tensor larger than its values (unused rows were not kept) is zero elsewhere."""
+    for path, spec in bound.integers():
+        if (values := bound.contents.get(path)) is None:
+            continue
+        write_leading(tensor_view(spec, buffers[storage_key(spec, target)]), values)
+
+
+def write_leading(made: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy `values` into the leading part of `made`, element by element where strides repeat (stride 0)."""
+    if values.numel() == 1 and made.numel() >= 1:
+        values = values.reshape([1] * made.dim())
+    if values.dim() != made.dim():
+        raise Skip(f"the recorded values have shape {list(values.shape)}, the tensor {list(made.shape)}")
+    single = [1 if step == 0 else n for n, step in zip(made.shape, made.stride(), strict=True)]
+    cut = [min(a, b) for a, b in zip(single, values.shape, strict=True)]
+    region = made
+    for dim, n in enumerate(cut):
+        region = region.narrow(dim, 0, n)
+        values = values.narrow(dim, 0, n)
+    region.copy_(values)
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of its elements in their order, whatever its strides: uint8, [nbytes]."""
+    return tensor.contiguous().view(-1).view(torch.uint8)

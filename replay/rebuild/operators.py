@@ -1,0 +1,245 @@
+"""The callable behind a Call's name: a registered operator, or one of an engine's own operator classes.
+
+An operator is found through torch's table and nothing else. Its name is looked up as a whole; it is never split and
+walked as attributes, so no other Python object can be reached. The library that registers a namespace is imported in
+the worker, when the first Call needs it, and never in the command's own process.
+
+An engine's class is run alone: a new object of it gets what the recorded one held. `sglang_op::RMSNorm` is a region,
+never replayed for its time; the reference of its Definition is held against it. A name is looked up among the classes
+that derive from the engine's base of operators, and nowhere else. What an object holds under a private name is in no
+Recording: PRIVATE has what the classes cannot do without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.recording.operators import DEFAULT, OperatorError, to_trace, why_not_called
+from kcap.schemas.recording.recording import Call
+
+TORCH_NAMESPACES = frozenset({"aten", "prims", "quantized", "_quantized", "onednn", "mkldnn", "sparse"})  # torch itself
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A registered operator: the callable below Python's wrappers, and its schema; `notes` for its measurements.
+
+    A kernel with a source of its own has its parameters in place of the schema.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    schema: Any
+    notes: Sequence[str] = ()
+
+
+@cache
+def resolve_operator(name: str) -> Operator:
+    """The operator called `name` (`aten::add.Tensor`, `_C::rms_norm`); Skip says why there is none."""
+    try:
+        namespace, base, overload = to_trace(name).split(".")
+    except OperatorError as error:
+        raise Skip(error.reason) from None
+    if reason := why_not_called(name):
+        raise Skip(reason)
+    base, overload = f"{namespace}::{base}", "" if overload == DEFAULT else overload
+    if not is_registered(base, overload) and namespace not in TORCH_NAMESPACES:
+        load_library(namespace)
+    if not is_registered(base, overload):
+        raise Skip(f"torch {torch.__version__} and the libraries here have no operator {name}")
+    call, *_ = torch._C._get_operation_overload(base, overload)
+    return Operator(name, call, torch._C._get_schema(base, overload))
+
+
+def is_registered(base: str, overload: str) -> bool:
+    """Whether torch's dispatcher holds this very operator now (a library may add it when imported)."""
+    return (f"{base}.{overload}" if overload else base) in torch._C._dispatch_get_all_op_names()
+
+
+@dataclass(frozen=True)
+class Alias:
+    """As torch's schemas have it: whether the argument is written to."""
+
+    is_write: bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel, as a torch schema has its arguments."""
+
+    name: str
+    alias_info: Alias | None = None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A kernel's parameters in place of an operator's schema."""
+
+    arguments: list[Parameter]
+
+    @classmethod
+    def of(cls, names: Iterable[str], written: tuple[str, ...]) -> Parameters:
+        """Those called `names`; they are written to where the name starts with one of `written`."""
+        return cls([Parameter(name, Alias(True) if name.startswith(written) else None) for name in names])
+
+
+@dataclass(frozen=True)
+class Library:
+    """`modules` register the operators when imported, in this order; `install` is what pip calls it."""
+
+    install: str
+    modules: tuple[str, ...]
+
+
+_VLLM = Library("vllm", ("vllm._custom_ops",))
+
+
+_VLLM_FLASH = Library("vllm", ("vllm.vllm_flash_attn.flash_attn_interface",))
+
+
+_VLLM_PYTHON = Library(
+    "vllm",
+    (
+        "vllm._custom_ops",
+        "vllm.model_executor.layers.layernorm",
+        "vllm.model_executor.layers.fused_moe",
+        "vllm.kernels",
+    ),
+)
+
+
+LIBRARIES: dict[str, Library] = {
+    "_C": _VLLM,
+    "_C_cache_ops": _VLLM,
+    "_C_cuda_utils": _VLLM,
+    "_C_utils": _VLLM,
+    "_moe_C": _VLLM,
+    "_rocm_C": _VLLM,
+    "vllm": _VLLM_PYTHON,
+    "vllm_ir": _VLLM_PYTHON,
+    "vllm_custom_op": Library(
+        "vllm", ("vllm.model_executor.layers.layernorm", "vllm.model_executor.layers.activation")
+    ),
+    "_vllm_fa2_C": _VLLM_FLASH,
+    "_vllm_fa3_C": _VLLM_FLASH,
+    "_flashmla_C": Library("vllm", ("vllm.third_party.flashmla.flash_mla_interface",)),
+    "sgl_kernel": Library("sgl-kernel", ("sgl_kernel",)),
+    "sglang": Library("sglang", ("sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding")),
+    "sglang_op": Library(
+        "sglang",
+        ("sglang.srt.layers.layernorm", "sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding.factory"),
+    ),
+    "flashinfer": Library("flashinfer-python", ("flashinfer",)),
+    "flash_attn": Library("flash-attn", ("flash_attn",)),
+    "flash_attn_3": Library("flash-attn-3", ("flash_attn_interface",)),
+    "trtllm": Library("tensorrt-llm", ("tensorrt_llm",)),
+    "torchvision": Library("torchvision", ("torchvision",)),
+    "torchao": Library("torchao", ("torchao",)),
+    "xformers": Library("xformers", ("xformers.ops",)),
+    "fbgemm": Library("fbgemm-gpu", ("fbgemm_gpu",)),
+    "bitsandbytes": Library("bitsandbytes", ("bitsandbytes",)),
+}
+
+
+def load_library(namespace: str) -> list[str]:
+    """Import the library of `namespace` once and return what went wrong in its later modules; Skip if it is absent."""
+    library = LIBRARIES.get(namespace)
+    if library is None:
+        raise Skip(f"no library is known to register the operators of '{namespace}'")
+    errors = [message for module in library.modules if (message := _import_error(module))]
+    if len(errors) == len(library.modules):
+        raise Skip(f"needs {library.install}: pip install {library.install} ({errors[0]})")
+    return errors
+
+
+def _import_error(module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a library that is there but does not load on this machine raises anything
+        return f"import {module}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    return None
+
+
+BASES = {
+    "sglang_op": (
+        ("sglang.kernels.fused_op", "BaseFusedOp"),
+        ("sglang.srt.layers.utils.multi_platform", "MultiPlatformOp"),
+    ),
+    "vllm_custom_op": (("vllm.model_executor.custom_op", "CustomOp"),),
+}
+
+
+PRIVATE = {
+    "sglang_op": {"_apply_rotary_emb_wrapped": ("sglang.srt.layers.rotary_embedding.utils", "apply_rotary_emb")},
+}
+
+
+FORWARD_METHOD = "forward_native"  # as PyTorch's operators: what was recorded
+
+
+def is_engine_class(call: Call) -> bool:
+    """Whether `call` is of one of an engine's classes."""
+    return call.namespace in BASES
+
+
+def resolve_class(call: Call) -> Operator:
+    """What runs `call`; Skip says why nothing does."""
+    load_library(call.namespace)
+    kind = _find_class(call)
+    given = _forward_parameters(kind)
+    names = [argument.name or "" for argument in call.args]
+    held = {name: found for name, place in PRIVATE.get(call.namespace, {}).items() if (found := _attribute(*place))}
+
+    def run(*values: Any) -> Any:
+        arguments = dict(zip(names, values, strict=True))
+        state = {name: value for name, value in arguments.items() if name not in given}
+        forward = getattr(_uninitialized_object(kind, {**held, **state}), FORWARD_METHOD)
+        return forward(**{name: value for name, value in arguments.items() if name in given})
+
+    return Operator(call.operator, run, Parameters.of(names, ()))
+
+
+def _find_class(call: Call) -> type[torch.nn.Module]:
+    wanted = call.operator.split("::")[-1]
+    for place in BASES[call.namespace]:
+        for kind in _derived(_attribute(*place)):
+            if getattr(kind, "name", kind.__name__) == wanted or kind.__name__ == wanted:
+                return kind
+    raise Skip(f"the library here has no operator class {wanted}")
+
+
+def _attribute(module: str, name: str) -> Any:
+    """None where the library has no such module, or it was not imported."""
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _derived(base: Any) -> Iterator[type[torch.nn.Module]]:
+    for kind in base.__subclasses__() if base else ():
+        yield kind
+        yield from _derived(kind)
+
+
+def _forward_parameters(kind: type[torch.nn.Module]) -> list[str]:
+    """The names of what its forward takes; Skip where it names none."""
+    known = inspect.signature(getattr(object.__new__(kind), FORWARD_METHOD)).parameters
+    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known.values()):
+        raise Skip(f"{kind.__name__} does not say what it takes")
+    return list(known)
+
+
+def _uninitialized_object(kind: type[torch.nn.Module], state: Mapping[str, Any]) -> torch.nn.Module:
+    """An object that was never initialized: its class may ask for an engine that runs."""
+    made = object.__new__(kind)
+    torch.nn.Module.__init__(made)
+    for name, value in state.items():
+        setattr(made, name, value)
+    return made

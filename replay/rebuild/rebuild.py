@@ -1,0 +1,289 @@
+"""From a Call and one Sample to the operator that ran and the arguments that it had: decided first, then built.
+
+Integer tensors that were not recorded hold valid indices where an aten operator indexes by them. Outside aten nothing
+is guessed: an operator may read memory at an index that nobody checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kcap.replay.rebuild import memory, operators
+from kcap.replay.rebuild.launches import Launches, is_launch
+from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_over
+from kcap.replay.rebuild.operators import Operator, resolve_operator
+from kcap.schemas.derive import bound_call, families
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, bind_call
+from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor, load
+from kcap.schemas.recording.values import TensorSpec
+
+
+@dataclass(frozen=True)
+class ResolvedCall:
+    """An invocation whose every value is decided and of which nothing is allocated.
+
+    `remade`: arguments that the Rule makes from the others. `total`: bytes of one set of inputs.
+    """
+
+    operator: Operator
+    rule: families.ReplayRule
+    bound: BoundCall
+    remade: list[str]
+    total: int
+
+    @property
+    def touched(self) -> int:
+        """Of `total`, the bytes that one invocation can reach."""
+        return self.rule.touched(self.bound, self.total)
+
+
+class Rebuilder:
+    """Rebuilds Calls on one device. `home` is the device type that they were recorded on.
+
+    `trust`: kernel sources of the Recording in `root` run, whoever made it.
+    """
+
+    def __init__(self, device: str, home: str, root: Path | None, trust: bool = False) -> None:
+        self.target = Target(device, home)
+        self.recording = load(root) if root else None
+        self.launches = Launches(self.recording, trust)
+
+    def decide(self, call: Call, sample: Sample | None, cut: bool = False) -> ResolvedCall:
+        """Skip says why `call` cannot be rebuilt here. `cut`: of tables only the rows that it reads."""
+        operator, rule = self._resolve(call)
+        bound = bind_call(call, sample, operator.schema, self._load)
+        remade = apply_rule(bound, rule)
+        if cut:
+            rule.cut(bound)
+        decide_integers(bound)
+        sizes = memory.buffer_sizes(bound, self.target.device, self.target.home)
+        total = memory.check_free(sizes, rule.extra_bytes(bound), self.target.device)
+        return ResolvedCall(operator, rule, bound, remade, total)
+
+    def build(self, decided: ResolvedCall, given: Mapping[bound_call.StorageKey, torch.Tensor] = NO_BUFFERS) -> Inputs:
+        """One set of arguments, some in the buffers `given`; torch's default generators draw the numbers."""
+        return set_remade(decided, build_inputs(decided.bound, self.target, given))
+
+    def clone(
+        self, decided: ResolvedCall, inputs: Inputs, moved: Collection[bound_call.StorageKey] | None = None
+    ) -> Inputs:
+        """The same arguments with the same content at other addresses: all, or the storages `moved`."""
+        return set_remade(decided, clone_inputs(decided.bound, self.target, inputs, moved))
+
+    def _resolve(self, call: Call) -> tuple[Operator, families.ReplayRule]:
+        if is_launch(call):
+            return self.launches.resolve(call, self.target.device)
+        if operators.is_engine_class(call):
+            return operators.resolve_class(call), families.replay_rule_for(call.operator)
+        return resolve_operator(call.operator), families.replay_rule_for(call.operator)
+
+    def _load(self, tensor: SampledTensor) -> torch.Tensor | None:
+        return self.recording.value(tensor) if self.recording else None
+
+
+def apply_rule(bound: BoundCall, rule: families.ReplayRule) -> list[str]:
+    """Let `rule` decide what it knows of `bound`; the names of the arguments that it will make."""
+    remade = [name for name in rule.remade if isinstance(bound[name], TensorSpec)]
+    for name in remade:
+        bound.set_value(name, None)
+    rule.prepare(bound)
+    return remade
+
+
+def set_remade(decided: ResolvedCall, inputs: Inputs) -> Inputs:
+    """`inputs` with the arguments that the rule makes in their places."""
+    if not decided.remade:
+        return inputs
+    for name, value in decided.rule.remake(decided.bound, inputs).items():
+        set_argument(decided.bound, inputs, name, value)
+    return inputs
+
+
+def with_buffers(
+    decided: ResolvedCall, target: Target, inputs: Inputs, buffers: Mapping[bound_call.StorageKey, torch.Tensor]
+) -> Inputs:
+    """The arguments of `inputs`, with `buffers` in place of some of their own; nothing is filled."""
+    new = inputs_over(decided.bound, target, {**inputs.buffers, **buffers})
+    for name in decided.remade:
+        set_argument(decided.bound, new, name, families.rebuilt_argument(decided.bound, inputs, name))
+    return new
+
+
+def set_argument(bound: BoundCall, inputs: Inputs, name: str, value: Any) -> None:
+    index = bound.index(name)
+    if index is None:
+        return
+    if bound.args[index].keyword:
+        inputs.kwargs[name] = value
+    else:
+        inputs.args[index] = value
+
+
+IndexLimit = Callable[[BoundCall], int]  # the first value that is no longer valid
+
+
+SMALL_INTEGERS = (1, 7)  # what an integer tensor holds when nothing is known of it: no zero, so that it can divide
+
+
+DATA_DTYPES = frozenset({"int8", "uint8"})  # quantized numbers, never wide enough to index with
+
+
+def size_of_dim(name: str, dim: int) -> IndexLimit:
+    return lambda bound: bound.spec(name).shape[dim]
+
+
+def size_along_dim(name: str = "self") -> IndexLimit:
+    """The size of `name` in the dimension that the argument `dim` names."""
+    return lambda bound: (bound.spec(name).shape or (1,))[bound.integer("dim")]
+
+
+def numel_of(name: str) -> IndexLimit:
+    return lambda bound: bound.spec(name).numel
+
+
+def integer_argument(name: str) -> IndexLimit:
+    return lambda bound: bound.integer(name)
+
+
+def class_count(bound: BoundCall) -> int:
+    shape = bound.spec("self").shape
+    return shape[1] if len(shape) > 1 else shape[0]
+
+
+def pooled_plane(bound: BoundCall) -> int:
+    """Positions of one pooled plane: max_pool's indices count within it."""
+    return math.prod(bound.spec("self").shape[-2:])
+
+
+def smallest_sparse_size(bound: BoundCall) -> int:
+    sizes = bound["size"]
+    return min((n for n in sizes if isinstance(n, int)), default=0) if isinstance(sizes, list) else 0
+
+
+def one_hot_classes(bound: BoundCall) -> int:
+    return max(bound.integer("num_classes"), 1)
+
+
+ALONG_DIM = {"index": size_along_dim()}
+
+
+INDEX_LIMITS: dict[str, dict[str, IndexLimit]] = {
+    "embedding": {"indices": size_of_dim("weight", 0)},
+    "embedding_renorm": {"indices": size_of_dim("self", 0)},
+    "embedding_dense_backward": {"indices": integer_argument("num_weights")},
+    "embedding_bag": {"indices": size_of_dim("weight", 0)},
+    "_embedding_bag": {"indices": size_of_dim("weight", 0)},
+    "_embedding_bag_forward_only": {"indices": size_of_dim("weight", 0)},
+    "_embedding_bag_per_sample_weights_backward": {
+        "indices": size_of_dim("weight", 0),
+        "offset2bag": size_of_dim("grad", 0),
+    },
+    "_embedding_bag_dense_backward": {"indices": integer_argument("num_weights"), "offset2bag": size_of_dim("grad", 0)},
+    "nll_loss_forward": {"target": class_count},
+    "nll_loss_backward": {"target": class_count},
+    "nll_loss2d_forward": {"target": class_count},
+    "nll_loss2d_backward": {"target": class_count},
+    "nll_loss": {"target": class_count},
+    "nll_loss_nd": {"target": class_count},
+    "cross_entropy_loss": {"target": class_count},
+    "_sparse_coo_tensor_with_dims_and_tensors": {"indices": smallest_sparse_size},
+    "one_hot": {"self": one_hot_classes},
+    "take": {"index": numel_of("self")},
+    "put": {"index": numel_of("self")},
+    "max_pool2d_with_indices_backward": {"indices": pooled_plane},
+    "max_unpool2d": {"indices": pooled_plane},
+    **dict.fromkeys(("index_select", "index_add", "index_copy", "index_fill", "index_reduce", "gather"), ALONG_DIM),
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce", "gather_backward"), ALONG_DIM),
+    "take_along_dim": {"indices": lambda b: numel_of("self")(b) if b["dim"] is None else size_along_dim()(b)},
+}
+
+
+OFFSET_ARGUMENTS = frozenset({"offsets"})  # arguments that hold the start of each bag: rising, the first is zero
+
+
+INDEX_LIST_OPERATORS = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
+
+
+def decide_integers(bound: BoundCall) -> None:
+    """Decide every integer tensor of `bound` that has no values yet; Skip where that would be a guess."""
+    for path, spec, argument in undecided_integers(bound):
+        if bound.namespace != "aten" and spec.dtype not in DATA_DTYPES:
+            raise Skip(f"the values of its integer argument '{argument.name or path}' were not recorded")
+        draw_indices(bound, path, spec, argument)
+
+
+def decide_indices(bound: BoundCall) -> None:
+    """Decide those integer tensors of an aten operator by which it indexes; numbers that are only data stay open."""
+    for path, spec, argument in undecided_integers(bound):
+        if bound.namespace == "aten" and (argument.name in OFFSET_ARGUMENTS or limit_of(bound, path, argument.name)):
+            draw_indices(bound, path, spec, argument)
+
+
+def undecided_integers(bound: BoundCall) -> Iterator[tuple[str, TensorSpec, Argument]]:
+    """The integer tensors that have no values yet, with their paths and the arguments that they are in."""
+    for path, spec in bound.integers():
+        if path not in bound.contents and spec.numel:
+            yield path, spec, bound.holder(path)
+
+
+def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argument) -> None:
+    if argument.name in OFFSET_ARGUMENTS and "embedding_bag" in bound.base:
+        bound.contents[path] = bag_offsets(spec, bound.spec("indices").numel)
+        return
+    low, high = index_range(bound, path, argument.name)
+    bound.contents[path] = torch.randint(low, high + 1, compact_shape(spec))
+
+
+def limit_of(bound: BoundCall, path: str, name: str | None) -> IndexLimit | None:
+    """What bounds the values of an aten operator's integer tensor; None where they are data."""
+    if bound.namespace != "aten":
+        return None
+    return (
+        index_limit(bound, path)
+        if bound.base in INDEX_LIST_OPERATORS
+        else INDEX_LIMITS.get(bound.base, {}).get(name or "")
+    )
+
+
+def index_range(bound: BoundCall, path: str, name: str | None) -> tuple[int, int]:
+    """The smallest and largest value to draw: the recorded range, cut to what the operator accepts."""
+    low, high = bound.ranges.get(path, SMALL_INTEGERS)
+    limit = limit_of(bound, path, name)
+    if limit is not None:
+        first_invalid = limit(bound)
+        if first_invalid <= 0:
+            raise Skip(f"its argument '{name or path}' indexes an empty dimension")
+        low, high = (low, high) if path in bound.ranges else (0, first_invalid - 1)
+        low, high = max(0, min(low, first_invalid - 1)), max(0, min(high, first_invalid - 1))
+    return low, max(low, high)
+
+
+def index_limit(bound: BoundCall, path: str) -> IndexLimit | None:
+    """The limit of one tensor in the list of `index` and `index_put`: item i indexes dimension i of `self`.
+
+    A mask (bool, uint8) before it takes as many dimensions as it has itself.
+    """
+    indices = bound["indices"]
+    if not isinstance(indices, list) or "." not in path:
+        return None
+    dim = sum(_dims_taken(item) for item in indices[: int(path.split(".")[1])])
+    item = indices[int(path.split(".")[1])]
+    if isinstance(item, TensorSpec) and item.dtype == "uint8":
+        return lambda _: 2
+    return size_of_dim("self", dim)
+
+
+def _dims_taken(item: object) -> int:
+    mask = isinstance(item, TensorSpec) and item.dtype in ("bool", "uint8")
+    return len(item.shape) if mask and isinstance(item, TensorSpec) else 1
+
+
+def bag_offsets(spec: TensorSpec, total: int) -> torch.Tensor:
+    """Bags of equal length: `spec.numel` rising starts within `total` indices."""
+    return (torch.arange(spec.numel) * total // max(spec.numel, 1)).reshape(spec.shape)

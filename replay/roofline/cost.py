@@ -1,0 +1,149 @@
+"""The Cost of a Call on one Sample, and of a Definition on a Workload's inputs.
+
+A Call's is as its family counts it, else what an ATen operator moves for certain: one that reads every element of its
+inputs and writes every element of its outputs. A Definition's is by op_type, where one is known; what is not known of
+an op_type's inputs counts as not read, and its outputs are written whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from kcap.replay.rebuild.rebuild import ResolvedCall
+from kcap.schemas.derive import families
+from kcap.schemas.derive.bound_call import BoundCall, Skip, invocation_of_bound
+from kcap.schemas.derive.cost import Cost, CostInputs, cost_of_instance, distinct_bytes
+from kcap.schemas.derive.families import NEVER_TAKEN, recognize
+from kcap.schemas.derive.invocation import flatten
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.operators import does_work
+from kcap.schemas.recording.records import Argument, Call
+from kcap.schemas.recording.values import TensorSpec, tensors
+from kcap.schemas.results.measurement import LeastWork
+
+
+def cost_of_call(call: Call, decided: ResolvedCall) -> Cost | None:
+    """What one invocation must move and compute; None where nobody knows.
+
+    `decided`: its every value. A Recording from elsewhere may hold any arguments: none of them is an error here.
+    """
+    if not does_work(call):
+        return None
+    try:
+        form = recognize(invocation_of_bound(decided.bound, call.launch))
+        found = (
+            cost_of_instance(form).within(decided.total)
+            if form
+            else sweep_cost(decided.bound, written_arguments(decided))
+        )
+    except (*NEVER_TAKEN, Skip):
+        return None
+    return found if found and (found.bytes or found.flops) else None
+
+
+def written_arguments(decided: ResolvedCall) -> frozenset[str]:
+    """The arguments that it writes, by the operator's schema: a trace file does not tell."""
+    declared = decided.operator.schema.arguments
+    return frozenset(a.name for a in declared if a.alias_info is not None and a.alias_info.is_write)
+
+
+def sweep_cost(bound: BoundCall, writes: frozenset[str]) -> Cost | None:
+    """The Cost of an operator that reads all of its inputs and writes all of its outputs; None for any other."""
+    if bound.namespace != "aten" or not sweeps_all(bound.operator):
+        return None
+    unread = unread_inputs(bound.operator) | {name for name in writes if name != "self"}
+    arguments = [(argument.name or "", argument) for argument in bound.args]
+    read = _specs(argument for name, argument in arguments if name not in unread)
+    written = _specs(argument for name, argument in arguments if name in writes)
+    if unread_inputs(bound.operator) and {spec.storage for spec in read} & {spec.storage for spec in written}:
+        return None  # a tensor copied to itself is left alone
+    total = _distinct(read) + (_distinct(written) if written else _returned(bound))
+    return Cost(total, _distinct(read), 0, next((s.dtype for s in read if BY_NAME[s.dtype].kind == "float"), ""))
+
+
+def _specs(arguments: Iterable[Argument]) -> list[TensorSpec]:
+    return [spec for _, spec in tensors([argument.value for argument in arguments])]
+
+
+def _distinct(specs: list[TensorSpec]) -> int:
+    """Bytes of the elements of all tensors, where two with one storage count as the larger."""
+    largest: dict[tuple[str, int], int] = {}
+    for spec in specs:
+        key = (spec.device, spec.storage)
+        largest[key] = max(largest.get(key, 0), min(spec.numel, spec.extent) * spec.bits // 8)
+    return sum(largest.values())
+
+
+def _returned(bound: BoundCall) -> int:
+    """Bytes of what the operator returns anew, as torch tells without data."""
+    packet, _, overload = bound.operator.removeprefix("aten::").partition(".")
+    run = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return sum(map(distinct_bytes, flatten(run(**invocation_of_bound(bound).arguments), several=True).values()))
+
+
+COPYING_OP_TYPES = frozenset("copy clone contiguous to to_copy fill zero".split())  # an input itself may be the answer
+
+
+def cost_of_workload(definition: Definition, inputs: Mapping[str, Any]) -> Cost | None:
+    """What one invocation on `inputs` (by the Definition's names) must move and compute; None where nobody knows."""
+    given = CostInputs(definition, inputs)
+    try:
+        found = _cost_by_op_type(given)
+    except NEVER_TAKEN:  # another dataset's inputs of the same names
+        found = given.unread()
+    return found if found and (found.bytes or found.flops) else None
+
+
+def _cost_by_op_type(given: CostInputs) -> Cost | None:
+    op_type = given.definition.op_type
+    if (known := families.cost_function_for(op_type)) is not None:
+        return known(given)
+    if op_type in COPYING_OP_TYPES:
+        return None
+    return given.whole() if sweeps_all(f"aten::{op_type}") else given.unread()
+
+
+def least_work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
+    """What a Measurement says of `cost`; `stays`: bytes of the inputs that do not rotate, which the cache may hold."""
+    if cost is None:
+        return None
+    fresh = max(cost.read - stays, 0)
+    return LeastWork(moved=cost.bytes, read=cost.read, fresh=fresh, flops=cost.flops, dtype=cost.dtype).model_dump()
+
+
+PARTIAL_READERS = frozenset({"where", "masked_fill", "masked_fill_"})  # pointwise, and yet not all is read
+
+
+SWEEPING_OPERATORS = frozenset(
+    "copy_ fill_ zero_ _to_copy to contiguous clone cat stack sum mean var std var_mean std_mean softmax _softmax"
+    " log_softmax _log_softmax argmax argmin amax amin max min logsumexp cumsum cumprod sort topk layer_norm"
+    " native_layer_norm group_norm native_group_norm bmm baddbmm mm addmm matmul linear norm linalg_vector_norm".split()
+)
+
+
+OVERWRITING_OPERATORS = frozenset({"copy_", "fill_", "zero_"})  # what was in `self` is not read
+
+
+def sweeps_all(operator: str) -> bool:
+    """Whether the ATen operator (`aten::add.Tensor`) reads and writes all."""
+    base, _, overload = operator.removeprefix("aten::").partition(".")
+    return base not in PARTIAL_READERS and (base in SWEEPING_OPERATORS or _pointwise(base, overload or "default"))
+
+
+def unread_inputs(operator: str) -> frozenset[str]:
+    """The inputs that it only writes."""
+    return (
+        frozenset({"self"}) if operator.removeprefix("aten::").split(".")[0] in OVERWRITING_OPERATORS else frozenset()
+    )
+
+
+@cache
+def _pointwise(base: str, overload: str) -> bool:
+    packet = getattr(torch.ops.aten, base, None)
+    found = getattr(packet, overload, None)
+    return found is not None and torch.Tag.pointwise in found.tags

@@ -1,0 +1,203 @@
+"""A Call with one Sample's values decided, nothing allocated yet: what a family's replay rule reads and changes.
+
+`bind_call` makes it, `invocation_of_bound` shows it to a family; `Inputs` are the arguments once they are built, `Skip`
+says why a Call is not replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from kcap.schemas.derive import invocation
+from kcap.schemas.derive.invocation import Invocation, invocation_of, torch_dtype
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.recording import Argument, Sample, SampledTensor
+from kcap.schemas.recording.records import Call, Launch
+from kcap.schemas.recording.values import Drift, TensorSpec, Value, tensors
+
+
+class Skip(Exception):
+    """This Call cannot be replayed here, through no fault of its own; the message is the reason."""
+
+
+LoadValues = Callable[[SampledTensor], "torch.Tensor | None"]
+
+
+@dataclass
+class BoundCall:
+    """A Call whose arguments are all decided. Keys of `contents` and `ranges` are argument paths (`"3"`, `"2.1"`).
+
+    `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
+    `ranges` the smallest and largest value where the values themselves were not kept.
+    """
+
+    operator: str
+    args: list[Argument]
+    contents: dict[str, torch.Tensor] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def namespace(self) -> str:
+        return self.operator.split("::")[0]
+
+    @property
+    def base(self) -> str:
+        """The operator's name without namespace, overload and the mark of an in-place variant."""
+        return self.operator.split("::")[-1].split(".")[0].rstrip("_")
+
+    def index(self, name: str) -> int | None:
+        return next((i for i, argument in enumerate(self.args) if argument.name == name), None)
+
+    def __getitem__(self, name: str) -> Value:
+        """The Value of the argument called `name`; None if the Call has none of that name."""
+        index = self.index(name)
+        return None if index is None else self.args[index].value
+
+    def spec(self, name: str) -> TensorSpec:
+        """The tensor called `name`; Skip if the argument is no tensor."""
+        value = self[name]
+        if not isinstance(value, TensorSpec):
+            raise Skip(f"its argument '{name}' is not a tensor")
+        return value
+
+    def integer(self, name: str) -> int:
+        value = self[name]
+        if not isinstance(value, int):
+            raise Skip(f"its argument '{name}' is not an integer")
+        return value
+
+    def content(self, name: str) -> torch.Tensor | None:
+        """The values decided for the integer tensor called `name`."""
+        return self.contents.get(str(self.index(name)))
+
+    def set_content(self, name: str, values: torch.Tensor) -> None:
+        self.contents[str(self.index(name))] = values
+
+    def set_value(self, name: str, value: Value) -> None:
+        """Give the argument called `name` another Value, if the Call has such an argument."""
+        index = self.index(name)
+        if index is not None:
+            self.args[index] = self.args[index].model_copy(update={"value": value})
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        return tensors([argument.value for argument in self.args])
+
+    def holder(self, path: str) -> Argument:
+        """The argument in which the tensor at `path` is."""
+        return self.args[int(path.split(".")[0])]
+
+    def integers(self) -> Iterator[tuple[str, TensorSpec]]:
+        """The integer tensors among the arguments, with their paths."""
+        return ((path, spec) for path, spec in self.tensors() if BY_NAME[spec.dtype].kind == "int")
+
+
+def bind_call(call: Call, sample: Sample | None, schema: Any | None, load: LoadValues) -> BoundCall:
+    """`call` with the values that `sample` holds; Skip if a drifting value has none."""
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    args = [_named(argument, index, names) for index, argument in enumerate(call.args)]
+    args = [a.model_copy(update={"value": _decide(a.value, str(i), sample)}) for i, a in enumerate(args)]
+    bound = BoundCall(call.operator, args)
+    for path, kept in (sample.tensors if sample else {}).items():
+        if (values := load(kept)) is not None:
+            bound.contents[path] = values
+        if kept.low is not None and kept.high is not None:
+            bound.ranges[path] = (kept.low, kept.high)
+    return bound
+
+
+def _named(argument: Argument, index: int, names: list[str]) -> Argument:
+    """A positional argument without a name takes its schema's."""
+    if argument.name is not None or argument.keyword or index >= len(names):
+        return argument
+    return argument.model_copy(update={"name": names[index]})
+
+
+def _decide(value: Value, path: str, sample: Sample | None) -> Value:
+    if isinstance(value, list):
+        return [_decide(item, f"{path}.{index}", sample) for index, item in enumerate(value)]
+    if isinstance(value, Drift):
+        if sample is None or path not in sample.scalars:
+            raise Skip(f"no Sample holds the value of its argument {path}")
+        return sample.scalars[path]  # type: ignore[no-any-return]
+    if isinstance(value, TensorSpec) and value.offset is None:
+        if sample is None or path not in sample.offsets:
+            raise Skip(f"no Sample holds the storage offset of its argument {path}")
+        return replace(value, offset=sample.offsets[path])
+    return value
+
+
+def invocation_of_bound(bound: BoundCall, launch: Launch | None = None) -> Invocation:
+    """The invocation without data but for its integer tensors' values."""
+    specs = dict(bound.integers())
+    contents = {path: pad_to_shape(values, specs[path]) for path, values in bound.contents.items() if path in specs}
+    return invocation_of(Call(id=0, operator=bound.operator, args=bound.args, launch=launch), contents)
+
+
+def pad_to_shape(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """`values`, of which only the rows in use were kept, as `spec` has them: zeros in the rest."""
+    values = values.to(torch_dtype(spec.dtype))
+    if values.shape == spec.shape:
+        return values
+    if values.dim() != len(spec.shape) or any(n > m for n, m in zip(values.shape, spec.shape, strict=True)):
+        raise Skip(f"the recorded values have shape {list(values.shape)}, the tensor {list(spec.shape)}")
+    full = values.new_zeros(spec.shape)
+    full[tuple(slice(n) for n in values.shape)] = values
+    return full
+
+
+StorageKey: TypeAlias = "tuple[str, int]"  # device, storage index
+
+
+@dataclass
+class Inputs:
+    """The arguments of one invocation. `keep` holds what they point into and torch does not know of."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    buffers: dict[StorageKey, torch.Tensor]
+    keep: list[Any] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all buffers."""
+        return sum(len(buffer) for buffer in self.buffers.values())
+
+
+def torch_dtype_or_skip(name: str) -> torch.dtype:
+    """torch's dtype of this name; Skip if this torch has none."""
+    found = invocation.find_torch_dtype(name)
+    if found is None:
+        raise Skip(f"torch {torch.__version__} has no dtype {name}")
+    return found
+
+
+RANDOM_BLOCK = 1 << 22  # elements drawn for a large buffer; the rest are copies
+
+
+def fill_random(buffer: torch.Tensor, dtype: str, unit: bool = False) -> None:
+    """Overwrite the whole buffer (bytes) with random numbers of `dtype`; `unit` takes them from [0, 1)."""
+    low, high = {"float4_e2m1fn_x2": (0, 256), "float8_e8m0fnu": (120, 131)}.get(dtype, (0, 0))  # e8m0: 127 is 2**0
+    if high:
+        size = (min(RANDOM_BLOCK, len(buffer)),)
+        fill_repeating(buffer, torch.randint(low, high, size, dtype=torch.uint8, device=buffer.device))
+        return
+    cells = _real_view(buffer, dtype)
+    block = torch.rand if unit else torch.randn
+    fill_repeating(cells, block(min(RANDOM_BLOCK, len(cells)), device=cells.device).to(cells.dtype))
+
+
+def _real_view(buffer: torch.Tensor, dtype: str) -> torch.Tensor:
+    """`buffer` as real numbers: a complex number is two of them."""
+    halves = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
+    return buffer.view(halves.get(dtype) or torch_dtype_or_skip(dtype))
+
+
+def fill_repeating(cells: torch.Tensor, block: torch.Tensor) -> None:
+    """Fill the flat `cells` with copies of `block`."""
+    for start in range(0, len(cells), len(block)):
+        part = cells[start : start + len(block)]
+        part.copy_(block[: len(part)])

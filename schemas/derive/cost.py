@@ -1,0 +1,154 @@
+"""What one invocation of a kernel cannot do without: bytes moved and FLOPs, of a Call's kernel or a Workload's inputs.
+
+Never too much: an input counts for what must be read of it, once, an output for what must be written, once. What is
+not known counts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kcap.schemas.derive.invocation import Unrecognized
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.recording.dtypes import BY_NAME
+
+NO_ARITHMETIC = ("int32", "int64", "bool")  # indices and masks
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`bytes`: read and written; `read`: those of them that certainly are of inputs.
+
+    `flops`: a multiplication and an addition are two; 0 where nobody knows. `dtype`: of the operands, by torch's name.
+    """
+
+    bytes: int = 0
+    read: int = 0
+    flops: int = 0
+    dtype: str = ""
+
+    def within(self, inputs: int) -> Cost:
+        """The same where the inputs are no more than so many bytes: two arguments may be one tensor."""
+        unread = max(self.read - inputs, 0)
+        return replace(self, bytes=self.bytes - unread, read=self.read - unread)
+
+
+def cost_of_instance(form: KernelInstance) -> Cost:
+    """What a family knows of its Call; no bytes or no FLOPs where values that decide them are not known."""
+    written = sum(_written_bytes(slot, form) for slot in form.outputs.values())
+    try:
+        total = (
+            written + sum(_read_bytes(slot) for slot in form.inputs.values())
+            if form.touched is None
+            else form.touched()
+        )
+    except Unrecognized:
+        total = 0
+    return Cost(total, max(total - written, 0), _flops(form), arithmetic_dtype(form))
+
+
+def _flops(form: KernelInstance) -> int:
+    try:
+        return form.flops() if callable(form.flops) else form.flops
+    except Unrecognized:
+        return 0
+
+
+def arithmetic_dtype(form: KernelInstance) -> str:
+    """The dtype of the first input that numbers are computed from; "" if there is none."""
+    slots = [slot for slot in form.inputs.values() if slot.shape is not None]
+    return next((slot.dtype for slot in slots if slot.dtype not in NO_ARITHMETIC), "")
+
+
+def _read_bytes(slot: TensorArg) -> int:
+    value = slot.get() if slot.shape is not None else None
+    return distinct_bytes(value) if isinstance(value, torch.Tensor) else 0
+
+
+def _written_bytes(slot: TensorArg, form: KernelInstance) -> int:
+    """Bytes of an output; of one whose size the inputs do not decide, none."""
+    sizes, count = form.sizes(), 1
+    for axis in slot.shape or ():
+        count *= sizes.get(axis, 0)
+    return count * BY_NAME[slot.dtype].bits // 8 if slot.dtype in BY_NAME else 0
+
+
+def distinct_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the distinct elements of `tensor`, at most: a broadcast dimension counts once."""
+    if not tensor.numel():
+        return 0
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(min(tensor.numel(), extent) * tensor.element_size())
+
+
+@dataclass(frozen=True)
+class CostInputs:
+    """`inputs`: tensors and scalars by the Definition's names; None, or absent, where one is left out."""
+
+    definition: Definition
+    inputs: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor `name`; LookupError if there is none."""
+        found = self.inputs.get(name)
+        if not isinstance(found, torch.Tensor):
+            raise LookupError(f"{self.definition.name} has no tensor {name}")
+        return found
+
+    def __contains__(self, name: str) -> bool:
+        return isinstance(self.inputs.get(name), torch.Tensor)
+
+    def index(self, name: str) -> torch.Tensor:
+        """The index input `name`, on the CPU."""
+        return self[name].cpu().long()
+
+    def read(self, *names: str) -> int:
+        """Bytes of these inputs, whole."""
+        return sum(distinct_bytes(self[name]) for name in names)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Every axis that the inputs decide."""
+        found = dict(self.definition.const_axes)
+        for name, one in self.definition.inputs.items():
+            if name in self and one.shape is not None:
+                found.update(zip(one.shape, self[name].shape, strict=False))
+        return found
+
+    @cached_property
+    def written(self) -> int:
+        """Bytes of all outputs; of one whose size is not known, none."""
+        outputs = self.definition.outputs.values()
+        return sum(self._size(one.shape) * (_bits(one.dtype)) // 8 for one in outputs if one.shape is not None)
+
+    def _size(self, shape: list[str]) -> int:
+        return math.prod(self.sizes.get(axis, 0) for axis in shape)
+
+    @property
+    def dtype(self) -> str:
+        """Of the first input that numbers are computed from."""
+        dtypes = [one.dtype for one in self.definition.inputs.values() if one.shape is not None]
+        return next((name for name in dtypes if name not in NO_ARITHMETIC), "")
+
+    def cost(self, read: int, flops: int = 0) -> Cost:
+        """Of an invocation that reads so many bytes and writes all outputs."""
+        return Cost(read + self.written, read, flops, self.dtype)
+
+    def whole(self, flops: int = 0) -> Cost:
+        """All of its inputs are read."""
+        return self.cost(self.read(*(name for name in self.definition.inputs if name in self)), flops)
+
+    def unread(self) -> Cost:
+        """What of its inputs is read is not known."""
+        return self.cost(0)
+
+
+def _bits(dtype: str) -> int:
+    return 4 if dtype == "float4_e2m1" else BY_NAME[dtype].bits

@@ -1,0 +1,197 @@
+"""From a Recording's Calls to Definitions: by family where one knows the Call, generically where none does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+
+from kcap.schemas.derive.families import family_of, recognize
+from kcap.schemas.derive.generic.derive import derive_generic
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, base_of, invocation_of
+from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
+from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, framework_of
+from kcap.schemas.flashinfer.definition import DRAFT, Definition
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Call, Metadata
+
+
+@dataclass
+class Derived:
+    """All Kernels of a Recording, the most called first.
+
+    `refused`: Calls (by id) that no Definition can hold, with the reason. `covered`: Calls that a region's Kernel
+    holds, with its family: they have no Definition of their own.
+    """
+
+    kernels: list[Kernel]
+    refused: dict[int, str] = field(default_factory=dict)
+    covered: dict[int, str] = field(default_factory=dict)
+
+    def family_of(self) -> dict[int, str]:
+        """The named family of each Call that has one, by the Call's id."""
+        own = {use.call.id: kernel.family for kernel in self.kernels if kernel.family for use in kernel.uses}
+        return {**self.covered, **own}
+
+
+def derive(recording: Recording) -> Derived:
+    """The Definitions of a Recording's kernels; views and allocations have none."""
+    return derive_calls(recording.calls, recording.metadata, recording)
+
+
+@dataclass(frozen=True)
+class FamilyMatches:
+    """What families know of Calls. `covered`: kernels (by id) in a region that is one of `kernels`, with its operator;
+    `rest`: kernels that do work, and are neither."""
+
+    kernels: list[Kernel]
+    covered: dict[int, str]
+    rest: list[Call]
+
+
+def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
+    """The same for Calls from elsewhere; without a Recording there are no sources of fused kernels."""
+    known = match_families(calls)
+    found, refused = derive_generic(known.rest, recording)
+    kernels = _with_names(_join_same([*known.kernels, *found]), metadata)
+    families = {call: family_of(region)[0] for call, region in known.covered.items()}
+    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
+
+
+def match_families(calls: Iterable[Call]) -> FamilyMatches:
+    """Each Definition that families give, under the name that they gave it."""
+    known, regions, unknown = _sort_calls(calls)
+    covered = _covered_by_regions(known, regions, unknown)
+    rest = [call for call in unknown if call.kind == "kernel" and call.id not in covered]
+    exported = known + [(call, form) for call, form in regions if base_of(call.operator) in set(covered.values())]
+    return FamilyMatches(_kernels_of_families(exported), covered, rest)
+
+
+RecognizedCalls = list[tuple[Call, KernelInstance]]
+
+
+def _sort_calls(calls: Iterable[Call]) -> tuple[RecognizedCalls, RecognizedCalls, list[Call]]:
+    """Kernels that a family knows, regions that one knows, and what none knows of both."""
+    known: RecognizedCalls = []
+    regions: RecognizedCalls = []
+    unknown: list[Call] = []
+    for call in calls:
+        if not call.total or (call.kind == "kernel" and not call.work):
+            continue
+        form = _recognize(call)
+        if form is not None:
+            (known if call.kind == "kernel" else regions).append((call, form))
+        else:
+            unknown.append(call)
+    return known, regions, unknown
+
+
+def _recognize(call: Call) -> KernelInstance | None:
+    if family_of(call.operator)[1] is None:
+        return None
+    try:
+        return recognize(invocation_of(call))
+    except Unrecognized:  # a dtype that this torch lacks
+        return None
+
+
+def _covered_by_regions(known: RecognizedCalls, regions: RecognizedCalls, unknown: list[Call]) -> dict[int, str]:
+    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds nothing known.
+
+    A kernel names its parent's operator, not the parent's Call: a family has to know all Calls of that. A parent is
+    named without its overload by one recorder and with it by the other.
+    """
+    opened = {base_of(call.parent) for call, _ in (*known, *regions) if call.parent}
+    opened |= {base_of(call.operator) for call in unknown if call.kind == "region"}
+    closed = {base_of(call.operator) for call, _ in regions} - opened
+    kernels = [call for call in unknown if call.kind == "kernel" and call.parent]
+    return {call.id: parent for call in kernels if (parent := base_of(call.parent or "")) in closed}
+
+
+def _kernels_of_families(calls: RecognizedCalls) -> list[Kernel]:
+    groups: dict[Hashable, list[CallUse]] = defaultdict(list)
+    forms: dict[Hashable, KernelInstance] = {}
+    for call, form in calls:
+        forms.setdefault(form.key, form)
+        groups[form.key].append(CallUse(call, bind_family))
+    return [Kernel(forms[key].definition(), forms[key].family, tuple(uses)) for key, uses in groups.items()]
+
+
+def bind_family(invocation: Invocation) -> KernelInstance:
+    form = recognize(invocation)
+    if form is None:
+        raise Unrecognized(f"{invocation.operator} with these values is not its family's")
+    return form
+
+
+def content_hash(definition: Definition) -> bytes:
+    """A SHA-256 of what two equal Definitions share: all but tags and description."""
+    fields = definition.model_dump_json(exclude={"tags", "description"})
+    return hashlib.sha256(fields.encode()).digest()
+
+
+def _join_same(kernels: list[Kernel]) -> list[Kernel]:
+    """Kernels of the same content as one: a copy to the GPU and one on it have the same Definition."""
+    groups: dict[bytes, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[content_hash(kernel.definition)].append(kernel)
+    return [replace(same[0], uses=tuple(use for kernel in same for use in kernel.uses)) for same in groups.values()]
+
+
+def _with_names(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
+    """Kernels with tags, under names of their own.
+
+    Six digits of its content end a name that no family gave, so that it means the same in another Recording, or that
+    two Kernels share.
+    """
+    names: dict[str, int] = defaultdict(int)
+    for kernel in kernels:
+        names[kernel.definition.name] += 1
+    return [_with_name_and_tags(k, not k.family or names[k.definition.name] > 1, metadata) for k in kernels]
+
+
+def _with_name_and_tags(kernel: Kernel, numbered: bool, metadata: Metadata) -> Kernel:
+    own = kernel.definition
+    name = f"{own.name}_{content_hash(own).hex()[:6]}" if numbered else own.name
+    tags = sorted({*own.tags, *_stages(kernel), *_model(metadata), DRAFT})
+    return Kernel(own.model_copy(update={"name": name, "tags": tags}), kernel.family, kernel.uses)
+
+
+def _stages(kernel: Kernel) -> list[str]:
+    phases = {count.phase for use in kernel.uses for count in use.call.counts if count.count}
+    return [f"stage:{phase}" for phase in phases if phase in ("prefill", "decode")]
+
+
+def _model(metadata: Metadata) -> list[str]:
+    """`meta-llama/Llama-3.1-8B` -> `model:llama-3.1-8b`, as FlashInfer-Bench's dataset writes it."""
+    return [f"model:{metadata.model.rstrip('/').split('/')[-1].lower()}"] if metadata.model else []
+
+
+def calling_record_of(recording: Recording) -> CallingRecord | None:
+    """The record of a Recording, or None for one that names no model or none of the four frameworks.
+
+    Ids are the names of the Definitions that kcap derives, or the operator's where it derives none. Only kernels that
+    do work are in it (no views or allocations; an engine's region stands for its operators where it is one kernel);
+    counts are sums over phases, ranks, eager and graph.
+    """
+    framework = framework_of(recording.metadata)
+    if framework is None or recording.metadata.model is None:
+        return None
+    counts = kernel_counts(recording)
+    kernels = [KernelCount(id=name, count=count) for name, count in sorted(counts.items(), key=_most_called) if count]
+    return CallingRecord(model=recording.metadata.model, framework=framework, kernels=kernels)
+
+
+def kernel_counts(recording: Recording) -> Counter[str]:
+    """Invocations by Definition; by operator for Calls that have none."""
+
+    derived = derive(recording)
+    counts = Counter({kernel.definition.name: kernel.total for kernel in derived.kernels})
+    for number in derived.refused:
+        counts[recording.calls[number].operator] += recording.calls[number].total
+    return counts
+
+
+def _most_called(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]

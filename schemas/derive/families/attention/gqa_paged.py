@@ -1,0 +1,296 @@
+"""gqa_paged: attention of grouped queries over a paged cache. Operators of vLLM (C++ and Triton), SGLang and FlashInfer.
+
+An operator that returns no log-sum-exp makes a Definition without `lse`, which says `nolse` in its name. Rows of
+padding, which operators leave as they were, are zero as in the reference.
+
+Left out are the launches of which two are one kernel: its 3D path (segments, then their reduction) and SGLang's decode
+(`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`). SGLang's extension reads old keys from the cache and new ones
+beside it, which FlashInfer has no form for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kcap.schemas.derive.families import family
+from kcap.schemas.derive.families.attention import flashinfer_wrapper
+from kcap.schemas.derive.families.attention.core import (
+    LSE_DESCRIPTION,
+    SCALE_DESCRIPTION,
+    MakeTensor,
+    attend_source,
+    attended_pairs,
+    base2_lse,
+    refuse_quantized,
+    refuse_unless_one,
+)
+from kcap.schemas.derive.families.attention.cpu_cache import unpacked_caches
+from kcap.schemas.derive.families.attention.gqa_ragged import RaggedAttention, ragged_attention
+from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_pages, table_pages
+from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
+
+GATHER = """    for b in range(kv_indptr.shape[0] - 1):
+        pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
+        rows = {rows}
+        if len(pages) == 0 or rows.start == rows.stop:
+            continue
+        num_kv = {num_kv}
+"""
+
+
+REFERENCE = """import math
+
+import torch
+
+{attend}
+
+@torch.no_grad()
+def run({arguments}):
+    assert q.shape[1:] == ({h}, {d})
+    assert k_cache.shape[1:] == v_cache.shape[1:] == ({ps}, {kv}, {d})
+    output = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
+{gather}        k = k_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
+        v = v_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
+        output[rows], lse[rows] = attend(q[rows].to(torch.float32), k, v, sm_scale)
+    return {returned}
+"""
+
+
+CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
+
+
+@dataclass(frozen=True)
+class PagedAttention:
+    """An invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
+
+    `window`: keys before its own that a query sees, -1: all. `output`: [tokens, heads, dim], `lse`: base 2, [tokens,
+    heads].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    batch: PagedBatch
+    scale: float
+    output: MakeTensor
+    lse: MakeTensor | None = None
+    causal: bool = True
+    window: int = -1
+
+
+def paged_attention(one: PagedAttention) -> KernelInstance:
+    """The Form of a decode or a prefill."""
+    (_, h, d), (ps, kv) = one.q.shape, one.k.shape[1:3]
+    refuse_quantized(one.q, one.k, one.v)
+    if one.k.shape != one.v.shape or d != one.k.shape[3]:
+        raise Unrecognized("its values have a size of their own")
+    batch = one.batch
+    inputs = {"q": tensor_arg(one.q, batch.axis, "num_qo_heads", "head_dim"), "k_cache": tensor_arg(one.k, *CACHE_AXES)}
+    inputs |= {"v_cache": tensor_arg(one.v, *CACHE_AXES), **batch.inputs()}
+    inputs["sm_scale"] = scalar_arg(one.scale, description=SCALE_DESCRIPTION)
+    causal = "_causal" if one.causal and not batch.decode else ""
+    words = causal + (f"_window{one.window}" if one.window >= 0 else "")
+    words += ("" if one.lse else "_nolse") + abbreviate(one.q.dtype, torch.bfloat16)
+    kind = "decode" if batch.decode else "prefill"
+    text = REFERENCE.format(
+        attend=attend_source(bool(causal), one.window),
+        arguments=", ".join(inputs),
+        gather=gather_source(batch),
+        returned="output, lse" if one.lse else "output",
+        h=h,
+        kv=kv,
+        d=d,
+        ps=ps,
+    )
+    return KernelInstance(
+        name=f"gqa_paged_{kind}{words}_h{h}_kv{kv}_d{d}_ps{ps}",
+        op_type="gqa_paged",
+        axes={"num_qo_heads": h, "num_kv_heads": kv, "head_dim": d, **batch.axes},
+        inputs=inputs,
+        outputs=attention_outputs(batch, one.q.dtype, "head_dim", one.output, one.lse),
+        reference=text,
+        description=f"Batched Grouped Query Attention {kind} with a paged KV cache.",
+        constraints=batch.constraints,
+        flops=lambda: 4 * h * d * attended_pairs(batch.pages.lengths(), batch.queries(), one.causal, one.window),
+        touched=lambda: _touched(one),
+    )
+
+
+def _touched(one: PagedAttention) -> int:
+    """Bytes: rows of padding are neither read nor written."""
+    queries, (h, d), kv = one.batch.queries(), one.q.shape[1:], one.k.shape[2]
+    rows, tokens = one.batch.pages.rows(queries, one.window), int(queries.sum())
+    return int(2 * (kv * rows + h * tokens) * d * one.q.element_size() + (4 * h * tokens if one.lse else 0))
+
+
+def gather_source(batch: PagedBatch) -> str:
+    """The head of the loop over sequences: which pages, rows of queries and tokens each has."""
+    page_size = batch.pages.page_size
+    return GATHER.format(
+        rows="slice(b, b + 1)" if batch.decode else "slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))",
+        num_kv=f"(len(pages) - 1) * {page_size} + int(kv_last_page_len[b])" if page_size > 1 else "len(pages)",
+    )
+
+
+def attention_outputs(
+    batch: PagedBatch, dtype: torch.dtype, dim: str, output: MakeTensor, lse: MakeTensor | None
+) -> dict[str, TensorArg]:
+    """`output` [tokens, heads, dim] and, if there is one, `lse` [tokens, heads]."""
+    shape = (batch.axis, "num_qo_heads", dim)
+    found = {"output": lazy_arg(dtype, shape, lambda: batch.without_padding(output(), 0.0))}
+    if lse is not None:
+        found["lse"] = lazy_arg(
+            "float32", shape[:2], lambda: batch.without_padding(lse(), -float("inf")), LSE_DESCRIPTION
+        )
+    return found
+
+
+UNMODELLED = (
+    *("k_new", "v_new", "q_v", "qv", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
+    *("rotary_sin", "softcap", "s_aux", "sinks", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
+)
+
+
+@family("gqa_paged", "_C::cpu_attention_with_kv_cache")
+def cpu_attention(call: Invocation) -> KernelInstance:
+    """vLLM's on CPU. Its window counts the query's own key. The metadata tells how the caches are laid out."""
+    call.refuse("alibi_slopes", "softcap", "s_aux", "dynamic_causal")
+    q, lengths, window = call.tensor("query"), call.tensor("seq_lens"), int(call.number("sliding_window_size"))
+    k, v = unpacked_caches(call.tensor("key_cache"), call.tensor("value_cache"), call.optional("scheduler_metadata"))
+    return paged_attention(
+        PagedAttention(
+            q=q,
+            k=k,
+            v=v,
+            batch=PagedBatch(
+                tokens=len(q),
+                pages=table_pages(call.tensor("block_table"), lengths, k.shape[1]),
+                starts=call.tensor("query_start_loc"),
+                decode=len(q) == len(lengths),
+            ),
+            scale=float(call.number("scale")),
+            output=lambda: call.tensor("output"),
+            causal=bool(call["causal"]),
+            window=window - 1 if window > 0 else -1,
+        )
+    )
+
+
+@family("gqa_paged", "_vllm_fa3_C::fwd", "_vllm_fa2_C::varlen_fwd", "sgl_kernel::fwd")
+def flash_attention(call: Invocation) -> KernelInstance:
+    """FlashAttention 2 and 3 (arXiv:2307.08691, arXiv:2407.08608); without a page table the batch is ragged."""
+    call.refuse(*UNMODELLED)
+    refuse_unless_one(call, "cp_world_size")
+    q, k, right = call.tensor("q"), call.tensor("k"), call["window_size_right"]
+    if q.dim() != 3 or (right or 0) > 0:
+        raise Unrecognized("no batch of joined sequences, or keys after a query's own are in its window")
+    one = RaggedAttention(
+        q=q,
+        k=k,
+        v=call.tensor("v"),
+        starts=call.tensor("cu_seqlens_q"),
+        kv_starts=call.optional("cu_seqlens_k"),
+        scale=q.shape[-1] ** -0.5 if call["softmax_scale"] is None else float(call.number("softmax_scale")),
+        output=lambda: call.result[0] if call["out"] is None else call.tensor("out"),
+        lse=lambda: base2_lse(call.result[1]),
+        causal=bool(call["is_causal"]) or right == 0,
+        window=int(call.number("window_size_left")),
+    )
+    table = call.optional("page_table", "block_table")
+    if table is not None:
+        return _with_table(call, one, table)
+    call.refuse("seqused_k")
+    return replace(ragged_attention(one), family="gqa_ragged")
+
+
+def _with_table(call: Invocation, one: RaggedAttention, table: torch.Tensor) -> KernelInstance:
+    lengths = call.tensor("seqused_k")
+    return paged_attention(
+        PagedAttention(
+            q=one.q,
+            k=one.k,
+            v=one.v,
+            batch=PagedBatch(
+                tokens=len(one.q),
+                pages=table_pages(table, lengths, one.k.shape[1]),
+                starts=one.starts,
+                decode=call["max_seqlen_q"] == 1 and len(one.q) == len(lengths),
+            ),
+            scale=one.scale,
+            output=one.output,
+            lse=one.lse,
+            causal=one.causal,
+            window=one.window,
+        )
+    )
+
+
+@family("gqa_paged", "flashinfer::BatchDecodeWithPagedKVCacheWrapper")
+def flashinfer_decode(call: Invocation) -> KernelInstance:
+    return _wrapped(call, "plan.indptr", "plan.indices", "plan.last_page_len", None)
+
+
+@family("gqa_paged", "flashinfer::BatchPrefillWithPagedKVCacheWrapper")
+def flashinfer_prefill(call: Invocation) -> KernelInstance:
+    names = ("plan.paged_kv_indptr", "plan.paged_kv_indices", "plan.paged_kv_last_page_len")
+    return _wrapped(call, *names, call.tensor("plan.qo_indptr"))
+
+
+def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: torch.Tensor | None) -> KernelInstance:
+    """A FlashInfer wrapper's run with its plan; its log-sum-exp is of base 2 as it comes."""
+    flashinfer_wrapper.refuse_unmodelled_run(call)
+    (k, v), q, lasts = flashinfer_wrapper.wrapper_kv_cache(call), call.tensor("q"), call.tensor(last)
+    one = PagedAttention(
+        q=q,
+        k=k,
+        v=v,
+        batch=PagedBatch(
+            tokens=len(q),
+            pages=listed_pages(call.tensor(indptr), call.tensor(indices), lambda: lasts, k.shape[1]),
+            starts=starts,
+            decode=starts is None,
+        ),
+        scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
+        output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
+        lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
+        causal=starts is None or bool(call["plan.causal"]),
+        window=flashinfer_wrapper.planned_window(call),
+    )
+    return paged_attention(one)
+
+
+UNMODELLED_BY_TRITON = (
+    *("USE_ALIBI_SLOPES", "USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_SOFTCAP", "USE_SINKS", "USE_MM_PREFIX", "USE_FP8"),
+    *("IS_3D", "KV_QUANT_MODE", "Q_IS_FP8"),
+)
+
+
+@family("gqa_paged", "triton::kernel_unified_attention", "triton::kernel_unified_attention_2d")
+def unified_attention(call: Invocation) -> KernelInstance:
+    """Causal; its window counts the query's own key, and 0 is none."""
+    call.refuse(*UNMODELLED_BY_TRITON)
+    refuse_unless_one(call, "out_scale")
+    if call["CHUNK_LOOKBACK"] not in (None, -1):
+        raise Unrecognized("it attends in chunks")
+    q, k, lengths = call.tensor("query_ptr"), call.tensor("key_cache_ptr"), call.tensor("seq_lens_ptr")
+    batch = PagedBatch(
+        tokens=len(q),
+        pages=table_pages(call.tensor("block_tables_ptr"), lengths, k.shape[1]),
+        starts=call.tensor("query_start_len_ptr"),
+        decode=len(q) == len(lengths),
+    )
+    return paged_attention(
+        PagedAttention(
+            q=q,
+            k=k,
+            v=call.tensor("value_cache_ptr"),
+            batch=batch,
+            scale=float(call.number("scale")),
+            output=lambda: call.tensor("output_ptr").view(q.shape),
+            window=int(call.number("SLIDING_WINDOW")) - 1,
+        )
+    )

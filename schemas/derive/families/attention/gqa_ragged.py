@@ -1,0 +1,198 @@
+"""gqa_ragged and mla_ragged: attention over keys and values without a cache. FlashInfer's wrapper, and aten's for encoders.
+
+FlashInfer-Bench's gqa_ragged, and its mla_ragged where values have a size of their own.
+
+FlashAttention without a page table is ragged, too: gqa_paged.py knows its operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kcap.schemas.derive.families import family
+from kcap.schemas.derive.families.attention import flashinfer_wrapper
+from kcap.schemas.derive.families.attention.core import (
+    LSE_DESCRIPTION,
+    SCALE_DESCRIPTION,
+    MakeTensor,
+    attend_source,
+    attended_pairs,
+    first_key_seen,
+    refuse_quantized,
+)
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
+
+REFERENCE = """import math
+
+import torch
+
+{attend}
+
+@torch.no_grad()
+def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
+    assert q.shape[1:] == ({h}, {d})
+    assert k.shape[1:] == ({kv}, {d}) and v.shape[1:] == ({kv}, {vo})
+    output = torch.zeros((q.shape[0], {h}, {vo}), dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
+    for b in range(qo_indptr.shape[0] - 1):
+        rows = slice(int(qo_indptr[b]), int(qo_indptr[b + 1]))
+        keys = slice(int(kv_indptr[b]), int(kv_indptr[b + 1]))
+        if rows.start == rows.stop or keys.start == keys.stop:
+            continue
+        q_b, k_b, v_b = q[rows].to(torch.float32), k[keys].to(torch.float32), v[keys].to(torch.float32)
+        output[rows], lse[rows] = attend(q_b, k_b, v_b, sm_scale)
+    return {returned}
+"""
+
+
+@dataclass(frozen=True)
+class RaggedAttention:
+    """An invocation. `q`: [tokens, heads, dim], `k`, `v`: [keys, kv heads, dim].
+
+    `starts`, `kv_starts`: where each sequence's queries and keys begin, [sequences + 1]. `window`: keys before its own
+    that a query sees, -1: all. `output`: [tokens, heads, dim], `lse`: base 2, [tokens, heads].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    starts: torch.Tensor
+    kv_starts: torch.Tensor | None
+    scale: float
+    output: MakeTensor
+    lse: MakeTensor | None = None
+    causal: bool = True
+    window: int = -1
+
+    def qo_indptr(self) -> torch.Tensor:
+        return self._all(self.starts, self.q)
+
+    def kv_indptr(self) -> torch.Tensor:
+        if self.kv_starts is None:
+            raise Unrecognized("it does not say where each sequence's keys begin")
+        return self._all(self.kv_starts, self.k)
+
+    def _all(self, starts: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if int(require_values(starts, "sequence starts")[-1]) != len(rows):
+            raise Unrecognized("its sequences are padded")
+        return starts.to(torch.int32)
+
+
+def ragged_attention(one: RaggedAttention) -> KernelInstance:
+    """The Form of a prefill."""
+    (_, h, d), (_, kv, vo) = one.q.shape, one.v.shape
+    refuse_quantized(one.q, one.k, one.v)
+    if one.kv_starts is None:
+        raise Unrecognized("no one says where its keys begin")
+    kind, qk_axis, vo_axis = ("gqa", "head_dim", "head_dim") if d == vo else ("mla", "qk_dim", "vo_dim")
+    dims = f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"
+    heads = f"_h{h}_kv{kv}" if d == vo or h != kv else f"_h{h}"
+    properties = ("_causal" if one.causal else "") + (f"_window{one.window}" if one.window >= 0 else "")
+    properties += ("" if one.lse else "_nolse") + abbreviate(one.q.dtype, torch.bfloat16)
+    consts = {"num_qo_heads": h, "num_kv_heads": kv, qk_axis: d, vo_axis: vo}
+    shape = ("total_q", "num_qo_heads", vo_axis)
+    outputs = {"output": lazy_arg(one.q.dtype, shape, one.output)}
+    if one.lse is not None:
+        outputs["lse"] = lazy_arg("float32", shape[:2], one.lse, LSE_DESCRIPTION)
+    return KernelInstance(
+        name=f"{kind}_ragged_prefill{properties}{heads}{dims}",
+        op_type=f"{kind}_ragged",
+        axes={**consts, "total_q": None, "total_kv": None, "len_indptr": None},
+        inputs=_inputs(one, qk_axis, vo_axis),
+        outputs=outputs,
+        reference=REFERENCE.format(
+            attend=attend_source(one.causal, one.window),
+            returned="output, lse" if one.lse else "output",
+            h=h,
+            kv=kv,
+            d=d,
+            vo=vo,
+        ),
+        description="Batched Grouped Query Attention prefill with ragged (variable-length) inputs.",
+        constraints=("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"),
+        flops=lambda: _flops(one, h, d + vo),
+        touched=lambda: _touched(one),
+    )
+
+
+def _inputs(one: RaggedAttention, qk_axis: str, vo_axis: str) -> dict[str, TensorArg]:
+    return {
+        "q": tensor_arg(one.q, "total_q", "num_qo_heads", qk_axis),
+        "k": tensor_arg(one.k, "total_kv", "num_kv_heads", qk_axis),
+        "v": tensor_arg(one.v, "total_kv", "num_kv_heads", vo_axis),
+        "qo_indptr": lazy_arg("int32", ("len_indptr",), one.qo_indptr, "Query offsets for each sequence."),
+        "kv_indptr": lazy_arg("int32", ("len_indptr",), one.kv_indptr, "Key-value offsets for each sequence."),
+        "sm_scale": scalar_arg(one.scale, description=SCALE_DESCRIPTION),
+    }
+
+
+def _flops(one: RaggedAttention, heads: int, dims: int) -> int:
+    queries, keys = one.qo_indptr().diff(), one.kv_indptr().diff()
+    return 2 * heads * dims * attended_pairs(keys, queries, one.causal, one.window)
+
+
+def _touched(one: RaggedAttention) -> int:
+    """Bytes: of the keys and values only those that a query sees."""
+    queries, keys = one.qo_indptr().diff(), one.kv_indptr().diff()
+    rows = int((keys - first_key_seen(keys, queries, one.window)).sum())
+    (tokens, h, d), (_, kv, vo) = one.q.shape, one.v.shape
+    numbers = (kv * rows + h * tokens) * (d + vo)
+    return int(numbers * one.q.element_size() + (4 * h * tokens if one.lse else 0))
+
+
+@family("gqa_ragged", "flashinfer::BatchPrefillWithRaggedKVCacheWrapper")
+def flashinfer_ragged(call: Invocation) -> KernelInstance:
+    """FlashInfer's, of its run together with its plan; its log-sum-exp is of base 2 as it comes."""
+    flashinfer_wrapper.refuse_unmodelled_run(call)
+    call.refuse("plan.v_indptr", "plan.o_indptr")
+    q = call.tensor("q")
+    return ragged_attention(
+        RaggedAttention(
+            q=q,
+            k=call.tensor("k"),
+            v=call.tensor("v"),
+            starts=call.tensor("plan.qo_indptr"),
+            kv_starts=call.tensor("plan.kv_indptr"),
+            scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
+            output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
+            lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
+            causal=bool(call["plan.causal"]),
+            window=flashinfer_wrapper.planned_window(call),
+        )
+    )
+
+
+@family("gqa_ragged", "aten::scaled_dot_product_attention")
+def scaled_dot_product_attention(call: Invocation) -> KernelInstance:
+    """aten's, [batch, heads, tokens, dim]: sequences of one length. Its causal mask counts from the first key."""
+    call.refuse("attn_mask", "dropout_p")
+    q, k, v = call.tensor("query"), call.tensor("key"), call.tensor("value")
+    if q.dim() != 4 or (call["is_causal"] and q.shape[2] != k.shape[2]):
+        raise Unrecognized("no batch of heads, or a causal mask that begins at the first key")
+    if q.shape[0] != k.shape[0] or (q.shape[1] != k.shape[1] and not call["enable_gqa"]):
+        raise Unrecognized("keys are broadcast")
+    return ragged_attention(
+        RaggedAttention(
+            q=join_batches(q),
+            k=join_batches(k),
+            v=join_batches(v),
+            starts=sequence_starts(q),
+            kv_starts=sequence_starts(k),
+            scale=q.shape[-1] ** -0.5 if call["scale"] is None else float(call.number("scale")),
+            output=lambda: join_batches(call.result),
+            causal=bool(call["is_causal"]),
+        )
+    )
+
+
+def join_batches(heads: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, tokens, dim] as [batch · tokens, heads, dim]."""
+    return heads.transpose(1, 2).flatten(0, 1)
+
+
+def sequence_starts(heads: torch.Tensor) -> torch.Tensor:
+    """Where each sequence of [batch, heads, tokens, dim] begins, once they are joined."""
+    return torch.arange(heads.shape[0] + 1, dtype=torch.int32) * heads.shape[2]

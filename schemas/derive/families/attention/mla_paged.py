@@ -1,0 +1,215 @@
+"""mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
+
+Operators of FlashInfer, FlashMLA and vLLM on CPU. Left out, because two launches are one kernel there: Triton's decode.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from kcap.schemas.derive.families import family
+from kcap.schemas.derive.families.attention import flashinfer_wrapper
+from kcap.schemas.derive.families.attention.core import (
+    MakeTensor,
+    attend_source,
+    attended_pairs,
+    base2_lse,
+    refuse_quantized,
+)
+from kcap.schemas.derive.families.attention.gqa_paged import attention_outputs, gather_source
+from kcap.schemas.derive.families.attention.pages import PagedBatch, last_lengths, listed_pages, table_pages
+from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.derive.kernel import KernelInstance, abbreviate, scalar_arg, tensor_arg
+
+REFERENCE = """import math
+
+import torch
+
+{attend}
+
+@torch.no_grad()
+def run({arguments}):
+    assert q_nope.shape[1:] == ({h}, {c}) and q_pe.shape[1:] == ({h}, {p})
+    assert ckv_cache.shape[1:] == ({ps}, {c}) and kpe_cache.shape[1:] == ({ps}, {p})
+    output = torch.zeros(q_nope.shape, dtype=q_nope.dtype, device=q_nope.device)
+    lse = torch.full(q_nope.shape[:2], -float("inf"), dtype=torch.float32, device=q_nope.device)
+{gather}        ckv = ckv_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
+        kpe = kpe_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
+        q = torch.cat((q_nope[rows], q_pe[rows]), dim=-1).to(torch.float32)
+        k = torch.cat((ckv, kpe), dim=-1)
+        output[rows], lse[rows] = attend(q, k[:, None, :], ckv[:, None, :], sm_scale)
+    return {returned}
+"""
+
+
+LATENT_SCALE_DESCRIPTION = "Softmax scale, based on head dimensions before matrix absorption."
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """An invocation. `q_nope`, `q_pe`: [tokens, heads, dim], `ckv`, `kpe`: [pages, rows of a page, dim].
+
+    `output`: [tokens, heads, dim of ckv], `lse`: base 2, [tokens, heads].
+    """
+
+    q_nope: torch.Tensor
+    q_pe: torch.Tensor
+    ckv: torch.Tensor
+    kpe: torch.Tensor
+    batch: PagedBatch
+    scale: float
+    output: MakeTensor
+    lse: MakeTensor | None = None
+    causal: bool = True
+
+
+def latent_attention(one: LatentAttention) -> KernelInstance:
+    """The Form of a decode or a prefill."""
+    (_, h, c), p, ps = one.q_nope.shape, one.q_pe.shape[2], one.ckv.shape[1]
+    refuse_quantized(one.q_nope, one.q_pe, one.ckv, one.kpe)
+    batch, cache = one.batch, ("num_pages", "page_size")
+    inputs = {
+        "q_nope": tensor_arg(one.q_nope, batch.axis, "num_qo_heads", "head_dim_ckv"),
+        "q_pe": tensor_arg(one.q_pe, batch.axis, "num_qo_heads", "head_dim_kpe"),
+        "ckv_cache": tensor_arg(one.ckv, *cache, "head_dim_ckv"),
+        "kpe_cache": tensor_arg(one.kpe, *cache, "head_dim_kpe"),
+        **batch.inputs(),
+        "sm_scale": scalar_arg(one.scale, description=LATENT_SCALE_DESCRIPTION),
+    }
+    kind = "decode" if batch.decode else "prefill_causal" if one.causal else "prefill"
+    words = ("" if one.lse else "_nolse") + abbreviate(one.q_nope.dtype, torch.bfloat16)
+    return KernelInstance(
+        name=f"mla_paged_{kind}{words}_h{h}_ckv{c}_kpe{p}_ps{ps}",
+        op_type="mla_paged",
+        axes={"num_qo_heads": h, "head_dim_ckv": c, "head_dim_kpe": p, **batch.axes},
+        inputs=inputs,
+        outputs=attention_outputs(batch, one.q_nope.dtype, "head_dim_ckv", one.output, one.lse),
+        reference=REFERENCE.format(
+            attend=attend_source(kind == "prefill_causal", -1),
+            arguments=", ".join(inputs),
+            gather=gather_source(batch),
+            returned="output, lse" if one.lse else "output",
+            h=h,
+            c=c,
+            p=p,
+            ps=ps,
+        ),
+        description="Batched Multi-head Latent Attention with a paged KV cache.",
+        constraints=batch.constraints,
+        flops=lambda: 2 * h * (2 * c + p) * attended_pairs(batch.pages.lengths(), batch.queries(), one.causal, -1),
+        touched=lambda: _touched(one),
+    )
+
+
+def _touched(one: LatentAttention) -> int:
+    """Bytes: rows of padding are neither read nor written."""
+    queries, (h, c), p = one.batch.queries(), one.q_nope.shape[1:], one.q_pe.shape[2]
+    rows, tokens = one.batch.pages.rows(queries), int(queries.sum())
+    numbers = rows * (c + p) + tokens * h * (2 * c + p)
+    return int(numbers * one.ckv.element_size() + (4 * h * tokens if one.lse else 0))
+
+
+DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scale", "is_causal")
+
+
+@family("mla_paged", "flashinfer::BatchMLAPagedAttentionWrapper")
+def flashinfer_mla(call: Invocation) -> KernelInstance:
+    """FlashInfer's, of its run together with its plan."""
+    flashinfer_wrapper.refuse_unmodelled_run(call)
+    lengths, starts = call.tensor("plan.kv_len_arr"), call.tensor("plan.qo_indptr")
+    q, ckv = call.tensor("q_nope"), call.tensor("ckv_cache")
+    page_size = ckv.shape[1]
+
+    def lse() -> torch.Tensor:
+        made: torch.Tensor = flashinfer_wrapper.wrapper_result(call, 1)
+        return made / math.log(2.0) if call["return_lse_base_on_e"] else made
+
+    indptr, indices = call.tensor("plan.kv_indptr"), call.tensor("plan.kv_indices")
+    return latent_attention(
+        LatentAttention(
+            q_nope=q,
+            q_pe=call.tensor("q_pe"),
+            ckv=ckv,
+            kpe=call.tensor("kpe_cache"),
+            batch=PagedBatch(
+                tokens=len(q),
+                pages=listed_pages(indptr, indices, lambda: last_lengths(lengths, page_size), page_size),
+                starts=starts,
+                decode=len(q) == len(lengths),
+            ),
+            scale=float(call.number("plan.sm_scale")),
+            output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
+            lse=lse if call["return_lse"] else None,
+            causal=bool(call["plan.causal"]),
+        )
+    )
+
+
+@family("mla_paged", "_C::mla_decode_kvcache")
+def cpu_decode(call: Invocation) -> KernelInstance:
+    """vLLM's on CPU: [tokens, heads, latent + rotated], the cache [pages, rows of a page, latent + rotated]."""
+    out = call.tensor("out")
+    q, cache, lengths = call.tensor("query"), call.tensor("kv_cache"), call.tensor("seq_lens")
+    return decode(call, q, cache, out.shape[-1], table_of(call, "block_tables", lengths, q, cache), lambda: out, None)
+
+
+@family(
+    "mla_paged",
+    "_flashmla_C::dense_decode_fwd",
+    "_flashmla_C::fwd_kvcache_mla",
+    "sgl_kernel::dense_decode_fwd",
+    "sgl_kernel::fwd_kvcache_mla",
+)
+def flash_mla(call: Invocation) -> KernelInstance:
+    """FlashMLA with one query a sequence: [sequences, 1, heads, latent + rotated]; its log-sum-exp is natural."""
+    given = named(call)
+    given.refuse("is_fp8", "indices", "attn_sink", "extra_k_cache", "vcache")
+    q, cache = given.tensor("q"), given.tensor("kcache", "kv_cache")
+    if q.dim() != 4 or q.shape[1] != 1 or cache.dim() != 4 or cache.shape[2] != 1:
+        raise Unrecognized("it has several queries a sequence, or several heads of keys")
+    q, cache = q[:, 0], cache[:, :, 0]
+    batch = table_of(given, "block_table", given.tensor("seqlens_k"), q, cache)
+    size = int(given.number("head_size_v"))
+    return decode(
+        given, q, cache, size, batch, lambda: call.result[0][:, 0], lambda: base2_lse(call.result[1][:, :, 0].mT)
+    )
+
+
+def named(call: Invocation) -> Invocation:
+    """`call` with FlashMLA's names where its schema has none (vLLM 0.22 calls them `_0`, `_1` …)."""
+    if "_0" not in call.arguments:
+        return call
+    return replace(call, arguments=dict(zip(DENSE, call.arguments.values(), strict=False)))
+
+
+def table_of(call: Invocation, table: str, lengths: torch.Tensor, q: torch.Tensor, cache: torch.Tensor) -> PagedBatch:
+    """A decode's batch, from a block table."""
+    pages = table_pages(call.tensor(table), lengths, cache.shape[1])
+    return PagedBatch(tokens=len(q), pages=pages, starts=None, decode=True)
+
+
+def decode(
+    call: Invocation,
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    latents: int,
+    batch: PagedBatch,
+    output: MakeTensor,
+    lse: MakeTensor | None,
+) -> KernelInstance:
+    """A decode over queries and a cache whose last dimension is the latent, then the rotated part."""
+    return latent_attention(
+        LatentAttention(
+            q_nope=q[..., :latents],
+            q_pe=q[..., latents:],
+            ckv=cache[..., :latents],
+            kpe=cache[..., latents:],
+            batch=batch,
+            scale=float(call.number("softmax_scale", "scale")),
+            output=output,
+            lse=lse,
+        )
+    )

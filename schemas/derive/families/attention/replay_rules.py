@@ -1,0 +1,131 @@
+"""Replay rules of attention: block tables cut to the pages in use, scheduler metadata made again from the Sample's lengths.
+
+Read in vllm/_custom_ops.py, v1/attention/backends/cpu_attn.py and vllm_flash_attn (vLLM 0.22.1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, torch_dtype_or_skip
+from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
+from kcap.schemas.derive.index_arguments import renumber_densely, set_zeros, shrink_caches, table_in_use
+
+CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head size]
+
+
+@replay_rule("_C::cpu_attention_with_kv_cache")
+class CpuAttention(ReplayRule):
+    """The scheduler's metadata points into itself, so it is made again from the Sample's lengths."""
+
+    remade = ("scheduler_metadata",)
+
+    def prepare(self, bound: BoundCall) -> None:
+        table, lengths = bound.content("block_table"), bound.content("seq_lens")
+        if table is None or lengths is None or bound.content("query_start_loc") is None:
+            raise Skip("no Sample holds its block table, sequence lengths and query starts")
+        page_size = bound.spec("key_cache").shape[2]
+        dense, pages = renumber_densely(table_in_use(table, lengths, page_size))
+        bound.set_content("block_table", dense)
+        shrink_caches(bound, CPU_CACHES, pages)
+
+    def remake(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        query, cache = bound.spec("query"), bound.spec("key_cache")
+        kv_dtype = bound["kv_cache_dtype"] or "auto"
+        metadata = torch.ops._C.get_scheduler_metadata(
+            bound.spec("seq_lens").shape[0],
+            query.shape[1],
+            cache.shape[1],
+            query.shape[2],
+            rebuilt_argument(bound, inputs, "seq_lens"),
+            torch_dtype_or_skip(query.dtype),
+            rebuilt_argument(bound, inputs, "query_start_loc"),
+            bound["causal"],
+            bound["sliding_window_size"],
+            instruction_set(torch_dtype_or_skip(query.dtype), cache.shape[2], query.shape[2], str(kv_dtype)),
+            True,
+            rebuilt_argument(bound, inputs, "dynamic_causal"),
+            kv_dtype,
+        )
+        return {"scheduler_metadata": metadata}
+
+
+def instruction_set(dtype: torch.dtype, page_size: int, head_size: int, kv_dtype: str) -> str:
+    """The instruction set that vLLM picks on this machine: it laid out the cache and the metadata by it."""
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+    except ImportError:
+        raise Skip("this vLLM does not say which instruction set its attention uses") from None
+    try:
+        return str(_get_attn_isa(dtype, page_size, head_size, kv_dtype))
+    except TypeError:  # older releases do not know the cache's dtype
+        return str(_get_attn_isa(dtype, page_size, head_size))
+
+
+class PagedAttentionRule(ReplayRule):
+    """Attention over caches [pages, rows of a page, heads, head size]; names differ between the kernels."""
+
+    table = "block_table"
+    lengths = "seqused_k"
+    starts = "cu_seqlens_q"
+
+    def prepare(self, bound: BoundCall) -> None:
+        lengths, starts = bound.content(self.lengths), bound.content(self.starts)
+        if bound[self.starts] is not None and starts is None:
+            raise Skip("no Sample holds its query starts")
+        if bound[self.table] is None:
+            return
+        table = bound.content(self.table)
+        if table is None or lengths is None:
+            raise Skip("no Sample holds its block table and sequence lengths")
+        dense, pages = renumber_densely(table_in_use(table, lengths, bound.spec("k").shape[1]))
+        bound.set_content(self.table, dense)
+        shrink_caches(bound, ("k", "v"), pages)
+
+
+@replay_rule("_vllm_fa2_C::varlen_fwd")
+class FlashAttention2(PagedAttentionRule):
+    def prepare(self, bound: BoundCall) -> None:
+        super().prepare(bound)
+        if bound[self.table] is not None:
+            set_zeros(bound, "cu_seqlens_k")  # a placeholder beside seqused_k: vLLM passes uninitialized memory
+
+
+@replay_rule("_vllm_fa3_C::fwd")
+class FlashAttention3(PagedAttentionRule):
+    """`scheduler_metadata` is made again by the operator that made it, from the same lengths."""
+
+    table = "page_table"
+    remade = ("scheduler_metadata",)
+
+    def remake(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        q, k, v = bound.spec("q"), bound.spec("k"), bound.spec("v")
+        starts = rebuilt_argument(bound, inputs, "cu_seqlens_q")
+        metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
+            q.shape[0] if starts is None else len(starts) - 1,
+            bound["max_seqlen_q"],
+            bound["max_seqlen_k"],
+            q.shape[-2],
+            k.shape[-2],
+            q.shape[-1],
+            v.shape[-1],
+            torch_dtype_or_skip(q.dtype),
+            rebuilt_argument(bound, inputs, "seqused_k"),
+            starts,
+            None,  # cu_seqlens_k
+            None,  # cu_seqlens_k_new
+            None,  # seqused_q
+            None,  # leftpad_k
+            None if bound["page_table"] is None else k.shape[1],
+            0,  # max_seqlen_k_new
+            bound["is_causal"],
+            bound["window_size_left"],
+            bound["window_size_right"],
+            bool(bound["softcap"]),
+            bound["num_splits"],
+            bound["pack_gqa"],
+            bound["sm_margin"],
+        )
+        return {"scheduler_metadata": metadata}

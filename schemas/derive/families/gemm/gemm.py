@@ -1,0 +1,143 @@
+"""gemm: C = A @ B.T, as linear layers call it (aten, vLLM with oneDNN on CPU, SGLang, DeepGEMM); bmm: C[b] = A[b] @ B[b]."""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.families import family
+from kcap.schemas.derive.invocation import FLOATS, OUTPUTS, Invocation, Unrecognized, result_dtype, written_or_returned
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(A, B):
+    assert B.shape == ({n}, {k})
+    return torch.matmul(A, B.T)
+"""
+
+
+IN_FLOAT32 = """import torch
+
+
+@torch.no_grad()
+def run({inputs}):
+    assert B.shape == ({n}, {k})
+    C = torch.matmul(A.to(torch.float32), B.to(torch.float32).T)
+    return {result}.to(torch.{dtype})
+"""
+
+
+@family("gemm", "aten::linear")
+def linear(call: Invocation) -> KernelInstance:
+    return gemm_instance(call, call.tensor("input"), call.tensor("weight"), call.optional("bias"))
+
+
+@family("gemm", "aten::mm", "aten::matmul")
+def mm(call: Invocation) -> KernelInstance:
+    return gemm_instance(call, call.tensor("self"), call.tensor("mat2", "other").transpose(0, 1))
+
+
+@family("gemm", "aten::addmm")
+def addmm(call: Invocation) -> KernelInstance:
+    bias = call.tensor("self")
+    if call["alpha"] not in (None, 1) or call["beta"] not in (None, 1) or bias.dim() != 1:
+        raise Unrecognized("not a bias added once")
+    return gemm_instance(call, call.tensor("mat1"), call.tensor("mat2").transpose(0, 1), bias)
+
+
+@family("gemm", "_C::onednn_mm")
+def onednn_mm(call: Invocation) -> KernelInstance:
+    a, c = call.tensor("a"), call.tensor("c")
+    weight = call.weight("weight", (c.shape[-1], a.shape[-1]), a.dtype)
+    return gemm_instance(call, a, weight, call.optional("bias"))
+
+
+@family("gemm", "_C::weight_packed_linear")
+def weight_packed_linear(call: Invocation) -> KernelInstance:
+    """A weight in the layout of AMX is no matrix that a reference could read."""
+    call.refuse("is_vnni")
+    return gemm_instance(call, call.tensor("mat1"), call.tensor("mat2"), call.optional("bias"))
+
+
+@family("gemm", "_moe_C::dsv3_router_gemm", "sgl_kernel::dsv3_router_gemm")
+def router_gemm(call: Invocation) -> KernelInstance:
+    return gemm_instance(call, call.tensor("mat_a", "hidden_states"), call.tensor("mat_b", "router_weight"))
+
+
+@family("gemm", "_C::dsv3_fused_a_gemm", "sgl_kernel::dsv3_fused_a_gemm")
+def fused_a_gemm(call: Invocation) -> KernelInstance:
+    return gemm_instance(call, call.tensor("mat_a"), call.tensor("mat_b").transpose(0, 1))
+
+
+@family("gemm", "deep_gemm::bf16_gemm_nt")
+def bf16_gemm_nt(call: Invocation) -> KernelInstance:
+    call.refuse("c")
+    return gemm_instance(call, call.tensor("a"), call.tensor("b"))
+
+
+@family("gemm", "flashinfer::mm_bf16")
+def mm_bf16(call: Invocation) -> KernelInstance:
+    return gemm_instance(call, call.tensor("a"), call.tensor("b").transpose(0, 1), call.optional("bias"))
+
+
+def gemm_instance(
+    call: Invocation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None
+) -> KernelInstance:
+    """`a`: [..., K], leading dimensions joined; `b`: [N, K]; `bias`: [N]."""
+    if b.dim() != 2 or a.dtype != b.dtype or a.dtype not in FLOATS:
+        raise Unrecognized("not a product of two matrices of floats")
+    a = a.reshape(-1, a.shape[-1])
+    (m, k), n = a.shape, b.shape[0]
+    inputs: dict[str, TensorArg] = {"A": tensor_arg(a, "M", "K"), "B": tensor_arg(b, "N", "K")}
+    if bias is not None:
+        inputs["bias"] = tensor_arg(bias, "N")
+    out = result_dtype(call, a.dtype)
+    word = f"{'_bias' if bias is not None else ''}{abbreviate(a.dtype, torch.float16)}"
+    return KernelInstance(
+        name=f"gemm{word}{'_to' + abbreviate(out, a.dtype) if out != a.dtype else ''}_n{n}_k{k}",
+        op_type="gemm",
+        axes={"M": None, "N": n, "K": k},
+        inputs=inputs,
+        outputs={"C": lazy_arg(out, ("M", "N"), lambda: written_or_returned(call, *OUTPUTS).reshape(-1, n))},
+        reference=_reference(list(inputs), n, k, None if bias is None and out == a.dtype else out),
+        description=f"General matrix multiply, C = A @ B.T{' + bias' if bias is not None else ''}.",
+        flops=2 * m * n * k,
+    )
+
+
+def _reference(inputs: list[str], n: int, k: int, out: torch.dtype | None) -> str:
+    if out is None:
+        return REFERENCE.format(n=n, k=k)
+    result = "(C + bias.to(torch.float32))" if "bias" in inputs else "C"
+    return IN_FLOAT32.format(inputs=", ".join(inputs), n=n, k=k, result=result, dtype=dtype_name(out))
+
+
+BMM_REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(A, B):
+    assert B.shape[1:] == ({k}, {n})
+    return torch.bmm(A.to(torch.float32), B.to(torch.float32)).to(A.dtype)
+"""
+
+
+@family("bmm", "aten::bmm")
+def bmm(call: Invocation) -> KernelInstance:
+    """`self`: [batch_size, M, K], `mat2`: [batch_size, K, N]; the batch is often the heads."""
+    a, b = call.tensor("self"), call.tensor("mat2")
+    if a.dtype not in FLOATS or result_dtype(call, a.dtype) != a.dtype:
+        raise Unrecognized("not a product of floats of one dtype")
+    (batch, m, k), n = a.shape, b.shape[2]
+    return KernelInstance(
+        name=f"bmm{abbreviate(a.dtype, torch.bfloat16)}_n{n}_k{k}",
+        op_type="bmm",
+        axes={"batch_size": None, "M": None, "N": n, "K": k},
+        inputs={"A": tensor_arg(a, "batch_size", "M", "K"), "B": tensor_arg(b, "batch_size", "K", "N")},
+        outputs={"C": lazy_arg(a.dtype, ("batch_size", "M", "N"), lambda: written_or_returned(call, "out"))},
+        reference=BMM_REFERENCE.format(n=n, k=k),
+        description="Batched matrix multiply, C[b] = A[b] @ B[b].",
+        flops=2 * batch * m * n * k,
+    )

@@ -1,0 +1,115 @@
+"""What stands around the experts' matrices. moe_align: tokens sorted by expert, padded to whole blocks; moe_sum: outputs added up.
+
+The kernel fills buffers as long as the worst case and leaves what lies past the padded tokens undefined; the order
+within an expert is whatever its threads make it. Here the rest is padding, its experts are 0, and tokens ascend. The
+buffers are inputs because only they say how long the outputs are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.families import family
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
+from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(topk_ids, sorted_token_ids, expert_ids):
+    flat = topk_ids.flatten().to(torch.int64)
+    counts = torch.bincount(flat, minlength={e})
+    blocks = (counts + {last}) // {b}
+    order = flat.argsort(stable=True)
+    owner = flat[order]
+    within = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[owner]
+    tokens = torch.full_like(sorted_token_ids, len(flat))
+    tokens[((blocks.cumsum(0) - blocks) * {b})[owner] + within] = order.to(tokens.dtype)
+    owners = torch.arange({e}, device=flat.device).repeat_interleave(blocks)
+    experts = torch.zeros_like(expert_ids)
+    experts[: len(owners)] = owners.to(experts.dtype)
+    return tokens, experts, (blocks.sum() * {b}).reshape(1).to(torch.int32)
+"""
+
+
+@family("moe_align", "_moe_C::moe_align_block_size")
+def moe_align(call: Invocation) -> KernelInstance:
+    """`topk_ids`: [seq_len, top_k]. Expert parallel ranks map ids to their own experts: declined."""
+    call.refuse("maybe_expert_map")
+    ids, e, block = call.tensor("topk_ids"), int(call.number("num_experts")), int(call.number("block_size"))
+    tokens, experts, total = (call.tensor(name) for name in ("sorted_token_ids", "experts_ids", "num_tokens_post_pad"))
+    if tokens.dtype != torch.int32 or experts.dtype != torch.int32 or total.numel() != 1:
+        raise Unrecognized("buffers of another kind")
+
+    def end() -> int:
+        return int(total.item())
+
+    return KernelInstance(
+        name=f"moe_align_topk{ids.shape[1]}_e{e}_bs{block}",
+        op_type="moe",
+        axes={
+            "seq_len": None,
+            "num_experts": e,
+            "top_k": ids.shape[1],
+            "num_sorted": None,
+            "num_blocks": None,
+            "num_totals": 1,
+        },
+        inputs={
+            "topk_ids": tensor_arg(ids, "seq_len", "top_k"),
+            "sorted_token_ids": tensor_arg(tokens, "num_sorted", description="For its length: it is written only."),
+            "expert_ids": tensor_arg(experts, "num_blocks", description="For its length: it is written only."),
+        },
+        outputs={
+            "sorted_token_ids_out": lazy_arg(
+                "int32", ("num_sorted",), lambda: ascending(tokens, experts, end(), block, ids)
+            ),
+            "expert_ids_out": lazy_arg("int32", ("num_blocks",), lambda: zeroed(experts, end() // block)),
+            "num_tokens_post_pad": lazy_arg("int32", ("num_totals",), lambda: total),
+        },
+        reference=REFERENCE.format(e=e, b=block, last=block - 1),
+        description=f"Tokens by expert in blocks of {block}; ids from seq_len * top_k on are padding.",
+        touched=lambda: total_bytes(ids, total) + ids.numel() * tokens.element_size(),
+    )
+
+
+def ascending(tokens: torch.Tensor, experts: torch.Tensor, end: int, block: int, ids: torch.Tensor) -> torch.Tensor:
+    """The first `end` of `tokens` in order within each expert, the rest as padding."""
+    padding = ids.numel()
+    owner = experts[: end // block].repeat_interleave(block).to(torch.int64)
+    order = (owner * (padding + 1) + tokens[:end]).argsort(stable=True)
+    return torch.cat([tokens[:end][order], torch.full_like(tokens[end:], padding)])
+
+
+def zeroed(values: torch.Tensor, start: int) -> torch.Tensor:
+    """`values`, zero from `start` on."""
+    return torch.cat([values[:start], torch.zeros_like(values[start:])])
+
+
+SUM_REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(expert_outputs):
+    assert expert_outputs.shape[1:] == ({k}, {h})
+    return (expert_outputs.to(torch.float32).sum(dim=1) * {scale!r}).to(expert_outputs.dtype)
+"""
+
+
+@family("moe_sum", "_moe_C::moe_sum", "sgl_kernel::moe_sum", "sgl_kernel::moe_sum_reduce")
+def moe_sum(call: Invocation) -> KernelInstance:
+    """`input`: [seq_len, top_k, hidden_size]. SGLang's `moe_sum_reduce` scales the sum."""
+    x, scale = call.tensor("input"), float(call["routed_scaling_factor"] or 1.0)
+    tokens, k, h = x.shape
+    word = abbreviate(x.dtype, torch.bfloat16) + (f"_scale{scale:g}" if scale != 1.0 else "")
+    return KernelInstance(
+        name=f"moe_sum{word}_topk{k}_h{h}",
+        op_type="moe",
+        axes={"seq_len": None, "top_k": k, "hidden_size": h},
+        inputs={"expert_outputs": tensor_arg(x, "seq_len", "top_k", "hidden_size")},
+        outputs={"output": lazy_arg(x.dtype, ("seq_len", "hidden_size"), lambda: call.tensor("output"))},
+        reference=SUM_REFERENCE.format(k=k, h=h, scale=scale),
+        description="The sum over each token's experts.",
+        flops=tokens * k * h,
+    )

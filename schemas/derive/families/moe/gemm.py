@@ -1,0 +1,122 @@
+"""moe_gemm: one matrix of each token's experts, as vLLM's Triton `fused_moe_kernel` is launched for each of the two.
+
+The kernel takes tokens sorted by expert and padded to blocks, or, for few tokens, an expert each. Here it is always
+the experts of each row: sorting is no part of it. Rows of another rank's experts (id -1) are zero.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.families import family
+from kcap.schemas.derive.families.gemm.grouped_gemm import block_counts, block_scales, scaling
+from kcap.schemas.derive.families.gemm.quantized_gemm import QUANTIZED_DTYPES
+from kcap.schemas.derive.families.moe import fused
+from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, total_bytes
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
+
+REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run({inputs}):
+    assert B.shape == ({e}, {n}, {k})
+    C = torch.zeros((*topk_ids.shape, {n}), dtype=torch.float32, device=A.device)
+    for g in topk_ids.unique().tolist():
+        if not 0 <= g < {e}:
+            continue
+        rows, slots = torch.nonzero(topk_ids == g, as_tuple=True)
+        a, b = A[rows].to(torch.float32), B[g].to(torch.float32)
+{scales}        C[rows, slots] = a @ b.T
+    return {result}.to(torch.{dtype})
+"""
+WEIGHTED = "(C * topk_weights[..., None].to(torch.float32))"
+
+
+@family("moe_gemm", "triton::fused_moe_kernel")
+def fused_moe_kernel(call: Invocation) -> KernelInstance:
+    """`a_ptr`: [rows, K], `b_ptr`: [experts, N, K], `c_ptr`: [..., N] with as many rows as all tokens have experts.
+
+    Scales of quantized matrices are [rows, K_group] and [experts, N_group, K_group]. SGLang's kernel of this name is
+    declined: it reads its matrices through descriptors where it has some.
+    """
+    call.refuse("b_bias_ptr")
+    a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
+    scales = call.optional("a_scale_ptr"), call.optional("b_scale_ptr")
+    if (
+        "a_desc" in call.arguments
+        or a.dtype != b.dtype
+        or a.dtype not in (FLOATS if scales[1] is None else QUANTIZED_DTYPES)
+    ):
+        raise Unrecognized("SGLang's, or matrices of two dtypes")
+    (rows, k), (e, n, _) = a.shape, b.shape
+    top_k, rest = divmod(c.numel() // n, rows)
+    if rest or (scales[0] is None) != (scales[1] is None):
+        raise Unrecognized("rows without all of their experts, or without scales")
+    inputs = {"A": tensor_arg(a, "num_rows", "K"), "B": tensor_arg(b, "num_experts", "N", "K")}
+    inputs |= block_scales(*scales, ("num_rows",), "num_experts")
+    return _instance(call, inputs, (rows, top_k, e, n, k))
+
+
+def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, int, int, int, int]) -> KernelInstance:
+    a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
+    (rows, top_k, e, n, k), chosen = sizes, ("num_rows", "top_k")
+    weights, scale = multiplied(call), call.optional("b_scale_ptr")
+    inputs["topk_ids"] = lazy_arg("int32", chosen, lambda: expert_of_rows(call, rows, top_k))
+    if weights is not None:
+        inputs["topk_weights"] = tensor_arg(weights.reshape(rows, top_k), *chosen)
+    word = f"{'_weighted' if weights is not None else ''}{abbreviate(a.dtype, torch.bfloat16)}"
+    return KernelInstance(
+        name=f"moe_gemm{word}_topk{top_k}_e{e}_n{n}_k{k}",
+        op_type="moe",
+        axes={"num_rows": None, "num_experts": e, "top_k": top_k, "N": n, "K": k, **block_counts(scale)},
+        inputs=inputs,
+        outputs={"C": lazy_arg(c.dtype, ("num_rows", "top_k", "N"), lambda: c.reshape(rows, top_k, n))},
+        reference=REFERENCE.format(
+            inputs=", ".join(inputs),
+            e=e,
+            n=n,
+            k=k,
+            scales=scaling(scale, n, k),
+            result="C" if weights is None else WEIGHTED,
+            dtype=dtype_name(c.dtype),
+        ),
+        description="C[i, j] = A[i] @ B[topk_ids[i, j]].T" + (" * topk_weights[i, j]." if weights is not None else "."),
+        tags=(f"quantization:{dtype_name(a.dtype)}",) if scale is not None else (),
+        flops=lambda: 2 * fused.routed_pairs(_ids(call, rows, top_k), e) * n * k,
+        touched=lambda: total_bytes(a, c) + total_bytes(b[:1]) * fused.experts_in_use(_ids(call, rows, top_k), e),
+    )
+
+
+def multiplied(call: Invocation) -> torch.Tensor | None:
+    """The weights, which the kernel may be given though it was compiled without them."""
+    return None if call["MUL_ROUTED_WEIGHT"] is False else call.optional("topk_weights_ptr")
+
+
+def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
+    """[rows, top_k], int32, from the experts of blocks and the tokens in each, whose ids count all tokens' experts."""
+    experts, tokens = call.tensor("expert_ids_ptr"), call.optional("sorted_token_ids_ptr")
+    if experts.is_meta:
+        raise Unrecognized("no Sample holds its experts")
+    if tokens is None:
+        return experts[: rows * top_k].reshape(rows, top_k).to(torch.int32)
+    block = block_size(len(tokens), len(experts))
+    end = int(call.tensor("num_tokens_post_padded_ptr").item())
+    ids = experts.repeat_interleave(block)[:end]
+    used_tokens = tokens[:end].to(torch.int64)
+    found = torch.full((rows * top_k,), -1, dtype=torch.int32, device=experts.device)
+    real = used_tokens < rows * top_k
+    found[used_tokens[real]] = ids[real].to(torch.int32)
+    return found.reshape(rows, top_k)
+
+
+def _ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
+    """The experts of the rows, without data where no Sample tells."""
+    if call.tensor("expert_ids_ptr").is_meta:
+        return torch.empty((rows, top_k), dtype=torch.int32, device="meta")
+    return expert_of_rows(call, rows, top_k)
+
+
+def block_size(tokens: int, blocks: int) -> int:
+    """Tokens in a block, a power of two; the last block of the buffer may be cut."""
+    return 1 << (-(-tokens // blocks) - 1).bit_length()

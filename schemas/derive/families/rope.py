@@ -1,0 +1,247 @@
+"""rope: rotary position embedding (Su et al., arXiv:2104.09864) with cosines and sines from a table.
+
+Names of FlashInfer-Bench's op_type `rope`. Operators of vLLM, SGLang and FlashInfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
+from kcap.schemas.derive.index_arguments import cut_to_rows_in_use, set_indices_below
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, distinct_rows
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+ROTATE = """import torch
+
+
+def rotate(x, cos, sin, is_neox):
+    x_rot = x[..., :{rot}].to(torch.float32)
+    if is_neox:
+        x1, x2 = x_rot.chunk(2, dim=-1)
+    else:
+        x1, x2 = x_rot[..., 0::2], x_rot[..., 1::2]
+    y1, y2 = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    y = torch.cat((y1, y2), dim=-1) if is_neox else torch.stack((y1, y2), dim=-1).flatten(-2)
+    return torch.cat((y.to(x.dtype), x[..., {rot}:]), dim=-1)
+
+
+"""
+
+
+REFERENCE = (
+    ROTATE
+    + """@torch.no_grad()
+def run({arguments}):
+    assert q.shape[-1] == {size} and cos_sin_cache.shape[-1] == {rot}
+    cos, sin = cos_sin_cache[positions.long()].to(torch.float32)[:, None, :].chunk(2, dim=-1)
+    return {returned}
+"""
+)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """An invocation. `q`, `k`: [tokens, heads, head size], what they are after it: `q_out`, `k_out`.
+
+    `copies`: it leaves `q` and `k` as they were, and so writes what it does not rotate, too.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    cos_sin_cache: torch.Tensor
+    positions: torch.Tensor
+    is_neox: bool
+    q_out: Callable[[], torch.Tensor]
+    k_out: Callable[[], torch.Tensor]
+    copies: bool = False
+
+
+@family(
+    "rope",
+    "_C::rotary_embedding",
+    "sgl_kernel::rotary_embedding",
+    "sgl_kernel::rotary_embedding_cpu",
+    "flashinfer::apply_rope_with_cos_sin_cache",
+    "flashinfer::apply_rope_with_cos_sin_cache_inplace",
+)
+def rotary_embedding(call: Invocation) -> KernelInstance:
+    """In place, but for FlashInfer's that returns both. Heads lie side by side or in a dimension of their own.
+
+    SGLang's on a CPU returns both, too, and may write them in place.
+    """
+    call.refuse("rope_dim_offset", "inverse")
+    positions, size = call.tensor("positions"), int(call.number("head_size"))
+    tokens, copies = positions.numel(), call.operator.endswith("_cos_sin_cache")
+    returns = copies or call.base.endswith("_cpu")
+
+    def heads(name: str) -> torch.Tensor:
+        return call.tensor(name).reshape(tokens, -1, size)
+
+    def after(name: str, place: int) -> torch.Tensor:
+        given: torch.Tensor = call.result[place] if returns else call.tensor(name)
+        return given.reshape(tokens, -1, size)
+
+    return rope_instance(
+        Rope(
+            q=heads("query"),
+            k=None if call["key"] is None else heads("key"),
+            cos_sin_cache=call.tensor("cos_sin_cache"),
+            positions=positions.flatten(),
+            is_neox=bool(call["is_neox"]),
+            q_out=lambda: after("query", 0),
+            k_out=lambda: after("key", 1),
+            copies=copies,
+        )
+    )
+
+
+@family("rope", "sglang::apply_rope_inplace")
+def sglang_rope(call: Invocation) -> KernelInstance:
+    """In place; `q` and `k` may be the rotated part of wider heads."""
+    cache = call.tensor("cos_sin_cache")
+    if call["rope_dim"] not in (None, 0, cache.shape[-1]):
+        raise Unrecognized("its table is wider than what it rotates")
+    return rope_instance(
+        Rope(
+            q=call.tensor("q"),
+            k=call.tensor("k"),
+            cos_sin_cache=cache,
+            positions=call.tensor("positions"),
+            is_neox=bool(call["is_neox"]),
+            q_out=lambda: call.tensor("q"),
+            k_out=lambda: call.tensor("k"),
+        )
+    )
+
+
+def rope_instance(one: Rope) -> KernelInstance:
+    """The Form; a table of another type than float32 is said in its name."""
+    (tokens, heads, size), rot = one.q.shape, one.cos_sin_cache.shape[-1]
+    both = {"q": (one.q, "num_qo_heads", one.q_out)}
+    if one.k is not None:
+        both["k"] = (one.k, "num_kv_heads", one.k_out)
+        heads += one.k.shape[1]
+    if rot > size or rot % 2 or (one.k is not None and one.k.dtype != one.q.dtype):
+        raise Unrecognized("it rotates more than a head")
+    inputs: dict[str, TensorArg] = {
+        name: tensor_arg(x, "num_tokens", axis, "head_size") for name, (x, axis, _) in both.items()
+    }
+    inputs["cos_sin_cache"] = tensor_arg(
+        one.cos_sin_cache, "max_seq_len", "rotary_dim", description="Cosines, then sines."
+    )
+    inputs["positions"] = tensor_arg(one.positions, "num_tokens", description="Rows of cos_sin_cache.")
+    inputs["is_neox"] = scalar_arg(one.is_neox, "bool", "Halves of a head are rotated together, not neighbours.")
+    words = abbreviate(one.q.dtype, torch.bfloat16) + ("" if one.k is not None else "_q")
+    table = abbreviate(one.cos_sin_cache.dtype, torch.float32)
+    words += f"{table}cache" if table else ""
+    width = 2 * heads * (size if one.copies else rot) * one.q.element_size() + one.positions.element_size()
+    row = rot * one.cos_sin_cache.element_size()
+    return KernelInstance(
+        name=f"rope_with_cos_sin_cache_{'neox' if one.is_neox else 'gptj'}_style{words}_d{size}_rd{rot}",
+        op_type="rope",
+        axes={
+            "num_tokens": None,
+            **{axis: None for _, axis, _ in both.values()},
+            "max_seq_len": None,
+            "head_size": size,
+            "rotary_dim": rot,
+        },
+        inputs=inputs,
+        outputs={
+            f"{name}_out": lazy_arg(x.dtype, ("num_tokens", axis, "head_size"), out)
+            for name, (x, axis, out) in both.items()
+        },
+        reference=REFERENCE.format(
+            arguments=", ".join(inputs),
+            size=size,
+            rot=rot,
+            returned=", ".join(f"rotate({name}, cos, sin, is_neox)" for name in both),
+        ),
+        description="Rotary position embedding of queries and keys.",
+        flops=3 * tokens * heads * rot,
+        touched=lambda: tokens * width + distinct_rows(one.positions) * row,
+    )
+
+
+# Those that compute their table in another way, and rotate by it as the first does.
+SGLANG_ROTARY_CLASSES = (
+    "RotaryEmbedding",
+    "LinearScalingRotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+    "DynamicNTKAlphaRotaryEmbedding",
+    "DynamicNTKScalingRotaryEmbedding",
+    "Gemma4RotaryEmbedding",
+)
+
+
+@family("rope", *(f"sglang_op::{name}" for name in SGLANG_ROTARY_CLASSES))
+def sglang_rotary_class(call: Invocation) -> KernelInstance:
+    """It returns new tensors. Heads lie side by side or in a dimension of their own."""
+    call.refuse("offsets", "fused_set_kv_buffer_arg")
+    positions, size = call.tensor("positions"), int(call.number("head_size"))
+    table, tokens = call.tensor("cos_sin_cache"), positions.numel()
+    if table.shape[-1] != call.number("rotary_dim"):
+        raise Unrecognized("its table is of another width than what it rotates")
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(tokens, -1, size)
+
+    return rope_instance(
+        Rope(
+            q=heads(call.tensor("query")),
+            k=heads(call.tensor("key")),
+            cos_sin_cache=table,
+            positions=positions.flatten(),
+            is_neox=bool(call["is_neox_style"]),
+            q_out=lambda: heads(call.result[0]),
+            k_out=lambda: heads(call.result[1]),
+            copies=True,
+        )
+    )
+
+
+@cost_function("rope")
+def rope_cost(given: CostInputs) -> Cost:
+    rows = len(given.index("positions").unique())
+    read = given.read(*(name for name in ("q", "k") if name in given), "positions")
+    return given.cost(read + rows * distinct_bytes(given["cos_sin_cache"][:1]))
+
+
+LONGEST_SEQUENCE = 4096  # positions where no table bounds them
+
+
+@valid_input("positions", "pos_ids", "position_ids")
+def positions(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """A position each, within the table of cosines and sines, or the pages of a sequence, if there are any."""
+    if pages := draft.first("block_table", "block_tables"):
+        return draft.integers(
+            0, draft.shape(pages)[1] * (draft.size("page_size", "block_size") or 1), draft.shape(name)
+        )
+    table = draft.first("cos_sin_cache", "cos_cache", "cos", "freqs_cis")
+    return draft.integers(0, draft.shape(table)[0] if table else LONGEST_SEQUENCE, draft.shape(name))
+
+
+@replay_rule("_C::rotary_embedding")
+class VllmRopeRule(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_indices_below(bound, "positions", bound.spec("cos_sin_cache").shape[0])
+
+    def cut(self, bound: BoundCall) -> None:
+        cut_to_rows_in_use(bound, "cos_sin_cache", "positions")
+
+
+@replay_rule("sglang::apply_rope_inplace", *(f"sglang_op::{name}" for name in SGLANG_ROTARY_CLASSES))
+class SglangRopeRule(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_indices_below(bound, "positions", bound.spec("cos_sin_cache").shape[0])
+
+    def cut(self, bound: BoundCall) -> None:
+        cut_to_rows_in_use(bound, "cos_sin_cache", "positions")

@@ -1,0 +1,215 @@
+"""sampling: greedy, by top-k and top-p from probabilities, and repetition penalties; what it reads, and probabilities to sample from.
+
+Sampling from probabilities has FlashInfer-Bench's names. It draws: two runs agree in distribution only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.cost import Cost, CostInputs
+from kcap.schemas.derive.families import cost_function, family, valid_input
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes, written_or_returned
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+GREEDY = """import torch
+
+
+@torch.no_grad()
+def run(logits):
+    assert logits.shape[-1] == {v}
+    return torch.argmax(logits, dim=-1)
+"""
+
+
+FROM_PROBS = """import torch
+
+
+@torch.no_grad()
+def run({inputs}):
+    assert probs.shape[-1] == {v}
+    sorted_probs, order = probs.to(torch.float32).sort(dim=-1, descending=True)
+{filters}    drawn = torch.multinomial(sorted_probs, 1)
+    return order.gather(-1, drawn).squeeze(-1)
+"""
+
+
+TOP_K = """    rank = torch.arange({v}, device=probs.device)
+    k = top_k.to(torch.int64)[:, None]
+    sorted_probs = torch.where((rank < k) | (k <= 0), sorted_probs, 0.0)
+"""
+
+
+RENORMALIZED = "    sorted_probs = sorted_probs / sorted_probs.sum(dim=-1, keepdim=True)\n"
+
+
+TOP_P = """    p = top_p.to(torch.float32)[:, None]
+    before = sorted_probs.cumsum(dim=-1).roll(1, dims=-1)  # the token that reaches p stays
+    first = torch.arange({v}, device=probs.device) == 0
+    sorted_probs = torch.where((before <= p) | (p >= 1.0) | first, sorted_probs, 0.0)
+"""
+
+
+PENALTIES = """import torch
+
+
+@torch.no_grad()
+def run(logits, prompt_mask, output_mask, repetition_penalties):
+    assert logits.shape[-1] == {v}
+    seen = prompt_mask | output_mask
+    penalty = torch.where(seen, repetition_penalties.to(torch.float32)[:, None], 1.0)
+    x = logits.to(torch.float32)
+    return torch.where(x > 0, x / penalty, x * penalty).to(logits.dtype)
+"""
+
+
+SMALLEST = 1024  # fewer columns are no vocabulary: other kernels have an argmax over what their blocks found
+
+
+ROWS = ("batch_size", "vocab_size")
+
+
+@family("greedy_sampling", "aten::argmax", "_C::greedy_argmax")
+def greedy(call: Invocation) -> KernelInstance:
+    """`logits`: [batch_size, vocab_size]; the first of equal ones."""
+    logits = call.tensor("self", "logits")
+    call.refuse("keepdim")
+    if logits.dim() != 2 or call["dim"] not in (None, -1, 1) or not logits.is_floating_point():
+        raise Unrecognized("not over a vocabulary")
+    if logits.shape[1] < SMALLEST or (call.base == "aten::argmax" and call["dim"] is None):
+        raise Unrecognized("not over a vocabulary")
+    v = logits.shape[1]
+    return KernelInstance(
+        name=f"greedy_sampling{abbreviate(logits.dtype, torch.float32)}_v{v}",
+        op_type="sampling",
+        axes={"batch_size": None, "vocab_size": v},
+        inputs={"logits": tensor_arg(logits, *ROWS)},
+        outputs={"samples": lazy_arg("int64", ("batch_size",), lambda: written_or_returned(call, "out"))},
+        reference=GREEDY.format(v=v),
+        description="The token of the largest logit.",
+        flops=logits.numel(),
+    )
+
+
+@family("top_k_sampling", "flashinfer::top_k_sampling_from_probs")
+def top_k(call: Invocation) -> KernelInstance:
+    return from_probs(call, "top_k")
+
+
+@family("top_p_sampling", "flashinfer::top_p_sampling_from_probs", "sgl_kernel::top_p_sampling_from_probs")
+def top_p(call: Invocation) -> KernelInstance:
+    return from_probs(call, "top_p")
+
+
+@family(
+    "top_k_top_p_sampling", "flashinfer::top_k_top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs"
+)
+def top_k_top_p(call: Invocation) -> KernelInstance:
+    """Joint, as SGLang's kernel is, top-p is over all probabilities; else over what top-k left of them."""
+    order = "joint" if call.base.startswith("sgl_kernel::") else call["filter_apply_order"]
+    if order not in (None, "top_k_first", "joint"):
+        raise Unrecognized("filters of an unknown order")
+    return from_probs(call, "top_k", "top_p", joint=order == "joint")
+
+
+FILTERS = {"top_k": (TOP_K, torch.int32), "top_p": (TOP_P, torch.float32)}
+
+
+def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelInstance:
+    """`probs`: [batch_size, vocab_size]; each filter's limit is a number for all rows or one for each."""
+    call.refuse("indices", "maybe_indices", "return_valid")
+    probs = call.tensor("probs")
+    v = probs.shape[1]
+    inputs = {"probs": tensor_arg(probs, *ROWS), **{name: limit(call, name, probs) for name in filters}}
+    return KernelInstance(
+        name=f"{'_'.join(filters)}_sampling_from_probs{'_joint' if joint else ''}"
+        f"{abbreviate(probs.dtype, torch.float32)}_v{v}",
+        op_type="sampling",
+        axes={"batch_size": None, "vocab_size": v},
+        inputs=inputs,
+        outputs={
+            "samples": lazy_arg("int64", ("batch_size",), lambda: written_or_returned(call, "output").to(torch.int64))
+        },
+        reference=FROM_PROBS.format(
+            inputs=", ".join(inputs),
+            v=v,
+            filters=("" if joint else RENORMALIZED).join(FILTERS[name][0].format(v=v) for name in filters),
+        ),
+        description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
+        random=True,
+        touched=lambda: (
+            total_bytes(probs) // 2
+        ),  # unfiltered, a draw stops at the token that it finds: halfway on average
+    )
+
+
+def limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
+    dtype = FILTERS[name][1]
+    given = call.optional(name, f"maybe_{name}_arr")
+    if given is not None:
+        return tensor_arg(given.to(dtype), "batch_size")
+    value = call.number(name, f"{name}_val")
+    return tensor_arg(torch.full((len(probs),), value, dtype=dtype, device=probs.device), "batch_size")
+
+
+@family("repetition_penalties", "_C::apply_repetition_penalties_")
+def repetition_penalties(call: Invocation) -> KernelInstance:
+    """Logits of tokens that were seen are divided by the penalty, negative ones multiplied. In place."""
+    logits, names = call.tensor("logits"), ("prompt_mask", "output_mask")
+    v = logits.shape[1]
+    penalties = tensor_arg(call.tensor("repetition_penalties"), "batch_size")
+    return KernelInstance(
+        name=f"repetition_penalties{abbreviate(logits.dtype, torch.float32)}_v{v}",
+        op_type="sampling",
+        axes={"batch_size": None, "vocab_size": v},
+        inputs={
+            "logits": tensor_arg(logits, *ROWS),
+            **{name: tensor_arg(call.tensor(name), *ROWS) for name in names},
+            "repetition_penalties": penalties,
+        },
+        outputs={"logits_out": lazy_arg(logits.dtype, ROWS, lambda: logits)},
+        reference=PENALTIES.format(v=v),
+        description="Repetition penalties (Keskar et al., arXiv:1909.05858) on the tokens of prompt and output.",
+        flops=logits.numel(),
+        touched=lambda: total_bytes(call.tensor("prompt_mask")),  # logits of unseen tokens stay as they are
+    )
+
+
+@cost_function("sampling")
+def sampling_cost(given: CostInputs) -> Cost:
+    return given.cost(given.read("logits") if "logits" in given else given.read("probs") // 2)
+
+
+MOST_K = 100  # serving rarely asks for more
+
+
+@valid_input("probs", "*_probs", "probabilities", op_types=("sampling",))
+def valid_probabilities(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return torch.softmax(torch.randn(draft.shape(name), generator=draft.generator), dim=-1)
+
+
+@valid_input("top_k*", "topk", op_types=("sampling",))
+def valid_top_k(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """1 to 100 tokens, or the vocabulary."""
+    return draft.integers(1, min(MOST_K, draft.size("vocab_size") or MOST_K) + 1, draft.shape(name))
+
+
+@valid_input("top_p*", op_types=("sampling",))
+def valid_top_p(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.reals(0.1, 1.0, draft.shape(name))
+
+
+@valid_input("min_p*", op_types=("sampling",))
+def valid_min_p(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.reals(0.0, 0.2, draft.shape(name))
+
+
+@valid_input("temperature*", op_types=("sampling",))
+def valid_temperature(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.reals(0.1, 2.0, draft.shape(name))
+
+
+@valid_input("seed*", "philox_seed", "offset", "philox_offset", op_types=("sampling",))
+def valid_seeds(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.integers(0, 1 << 31, draft.shape(name))

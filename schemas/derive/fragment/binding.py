@@ -1,0 +1,327 @@
+"""The nodes of a graph fragment (given to the kernel, computed by it, or neither) and which launch argument is which buffer.
+
+The wrapper's call names its buffers, and the fragment says which of them are whose. Where it does not (a wrapper that
+was compiled without kcap), inductor's order decides: it numbers `in_ptr`s as their buffers are first read and
+`out_ptr`s as they are first written (`torch._inductor.codegen.common.KernelArgs`), and so go the fragment's lines;
+shapes and dtypes have to agree, and what more than one order fits is left open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+
+from kcap.schemas.derive.fragment.text import Fragment, Layout, Operation
+from kcap.schemas.derive.fragment.values import FragmentError, FragmentValue, Ref, Size, size_of
+from kcap.schemas.recording.records import Call
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
+
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in "view.default reshape.default unsqueeze.default squeeze.dim squeeze.dims permute.default "
+    "expand.default t.default transpose.int slice.Tensor select.int alias.default clone.default".split()
+)
+
+
+COPY = "aten.copy_.default"
+
+
+CONVERT = "prims.convert_element_type.default"
+
+
+FLOAT32 = TorchConstant("dtype", "float32")
+
+
+HALVES = (TorchConstant("dtype", "bfloat16"), TorchConstant("dtype", "float16"))
+
+
+class Nodes:
+    """The nodes of `fragment`, by what defines them."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self.fragment = fragment
+
+    @cached_property
+    def given(self) -> dict[str, Layout | None]:
+        """The buffers that the kernel reads and does not itself write before, in torch's order."""
+        return {name: layout for name, layout in self.fragment.reads.items() if name not in self.fragment.writes}
+
+    @cached_property
+    def _held(self) -> dict[str, str]:
+        """Nodes that are the content of a given buffer under another name."""
+        buffers = {self.fragment.buffer(name): name for name in self.given}
+        held = {name: buffers[known] for name, known in self.fragment.buffers.items() if known in buffers}
+        held = {name: known for name, known in held.items() if name not in (*self.given, *self.fragment.writes)}
+        return {**self._deduced(held), **held}
+
+    def _deduced(self, held: dict[str, str]) -> dict[str, str]:
+        """The one node that nothing defines is the one given buffer that no operator takes."""
+        known = {*held, *self.given, *self.fragment.operations, *self.fragment.sizes}
+        taken = set[str]().union(*(operation.refs() for operation in self._wanted()))
+        loose, unused = taken - known, set(self.given) - taken - set(held.values())
+        return {loose.pop(): unused.pop()} if len(loose) == len(unused) == 1 else {}
+
+    def _wanted(self) -> list[Operation]:
+        """Operations but those whose result nobody reads: they only follow on the kernel."""
+        return [operation for operation in self.fragment.operations.values() if operation.layout or operation.users]
+
+    def find(self, name: str) -> str | Size | int | Operation | None:
+        """What `name` is: the name of a given buffer, a size, or an Operation; None where nothing defines it."""
+        if name in self.given or name in self._held:
+            return self._held.get(name, name)
+        return self.fragment.sizes.get(name, self.fragment.operations.get(name))
+
+    def computed(self, name: str) -> bool:
+        """Whether the kernel can have this node from what it is given."""
+        found = self.find(name)
+        return name in self._computable if isinstance(found, Operation) else found is not None
+
+    @cached_property
+    def _computable(self) -> set[str]:
+        """Operations all of whose arguments are given or computable (Kahn's order: a fragment may be long)."""
+        lacking = {name: self._operands(node) for name, node in self.fragment.operations.items()}
+        takers: dict[str, list[str]] = defaultdict(list)
+        for name, operands in lacking.items():
+            for operand in operands:
+                takers[operand].append(name)
+        ready = [name for name, operands in lacking.items() if not operands]
+        found = set[str]()
+        while ready:
+            found.add(name := ready.pop())
+            for taker in takers[name]:
+                lacking[taker].discard(name)
+                if not lacking[taker]:
+                    ready.append(taker)
+        return found
+
+    def _operands(self, operation: Operation) -> set[str]:
+        """Of what it takes, what is neither given nor a size."""
+        return {name for name in operation.refs() if not isinstance(self.find(name), str | Size | int)}
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """Operations that the kernel computes, and neither names as written nor takes for another."""
+        mine = [operation for operation in self.fragment.operations.values() if self.computed(operation.name)]
+        taken = set[str]().union(*(operation.refs() for operation in mine))
+        known = taken | set(self.fragment.writes) | set(self.copies)
+        return [operation.name for operation in mine if operation.name not in known]
+
+    def stored(self, name: str) -> str | None:
+        """The node whose value the written buffer `name` holds: itself, or what is copied there; None: none is told."""
+        own = self.fragment.operations.get(name)
+        if own is not None and own.target != COPY:
+            return name
+        buffer = self.fragment.buffer(name)
+        copied = [source for copy, source in self.copies.items() if self.fragment.buffer(copy) == buffer]
+        return copied[0] if len(copied) == 1 else None
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Nodes that write to what they are given, and the node whose value they write."""
+        mine = [operation for operation in self.fragment.operations.values() if operation.target == COPY]
+        return {copy.name: value.name for copy in mine if isinstance(value := copy.args[-1], Ref)}
+
+    def sources(self, name: str) -> list[str]:
+        """`name`, and what it is a view of."""
+        found = [name]
+        while isinstance(node := self.find(found[-1]), Operation) and node.target in VIEWS and len(node.refs()) == 1:
+            found += node.refs()
+        return found
+
+    def unrounded(self, operation: Operation) -> FragmentValue:
+        """What a conversion converts: inductor keeps in float32 what a graph rounds to 16 bits and takes up again."""
+        value = operation.args[0]
+        inner = self.find(value.name) if isinstance(value, Ref) else None
+        if isinstance(inner, Operation) and inner.target == CONVERT and self._type(inner.args[0]) == operation.args[1]:
+            return inner.args[0] if operation.args[1:] == [FLOAT32] and inner.args[1] in HALVES else value
+        return value
+
+    def _type(self, value: FragmentValue) -> TorchConstant | None:
+        found = self.find(value.name) if isinstance(value, Ref) else None
+        layout = (
+            found.layout if isinstance(found, Operation) else self.given.get(found) if isinstance(found, str) else None
+        )
+        return TorchConstant("dtype", layout.dtype) if layout else None
+
+    def takes(self, operation: Operation) -> list[str]:
+        """The nodes that `run` takes for `operation`."""
+        if operation.target == CONVERT and len(operation.args) == 2:
+            value = self.unrounded(operation)
+            return [value.name] if isinstance(value, Ref) else []
+        return operation.refs()
+
+    def needed(self, names: list[str]) -> list[Operation]:
+        """The Operations that `names`, which are computed, come from, each after those that it takes."""
+        ordered: dict[str, Operation] = {}
+        stack = [(name, False) for name in reversed(names)]
+        while stack:
+            name, complete = stack.pop()
+            found = self.find(name)
+            if not isinstance(found, Operation) or name in ordered:
+                continue
+            if complete:
+                ordered[name] = found
+            else:
+                stack += [(name, True), *((other, False) for other in reversed(self.takes(found)))]
+        return list(ordered.values())
+
+
+MOST_ORDERS = 500
+
+
+_POINTER = re.compile(r"(in|out|in_out)_ptr(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An argument: its name and path in the Call's, its tensor, whether it is read or written, the wrapper's name."""
+
+    name: str
+    path: str
+    tensor: TensorSpec
+    kind: str
+    buffer: str | None
+
+    @property
+    def read(self) -> bool:
+        return self.kind != "out"
+
+    @property
+    def written(self) -> bool:
+        return self.kind != "in"
+
+
+@dataclass
+class Binding:
+    """Pointers by the name of what they hold before (`reads`) and after (`writes`), and the sizes that symbols have."""
+
+    reads: dict[str, Pointer] = field(default_factory=dict)
+    writes: dict[str, Pointer] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
+
+
+def launch_pointers(call: Call, fragment: Fragment) -> list[Pointer]:
+    """The tensor arguments of `call`; FragmentError if one is none that inductor gives its fused kernels."""
+    found = []
+    names = fragment.call if len(fragment.call) >= len(call.args) else []
+    for index, argument in enumerate(call.args):
+        if isinstance(argument.value, TensorSpec):
+            name = argument.name or ""
+            match = _POINTER.fullmatch(name)
+            if match is None:
+                raise FragmentError(f"its argument '{argument.name}' is no buffer of the fragment's")
+            buffer = names[index] if index < len(names) else None
+            found.append(Pointer(name, str(index), argument.value, match[1], buffer))
+    return found
+
+
+def bind_buffers(call: Call, nodes: Nodes) -> Binding:
+    """Which of `call`'s arguments is which buffer; FragmentError where that is not certain."""
+    binding, fragment = Binding(), nodes.fragment
+    arguments = launch_pointers(call, fragment)
+    reading = [one for one in arguments if one.read]
+    writing = [one for one in arguments if one.written]
+    before = {one.path: one.buffer and (fragment.reused.get(one.buffer, one.buffer)) for one in writing}
+    for pointer in reading:
+        _name(binding.reads, nodes.given, fragment, pointer, before.get(pointer.path, pointer.buffer))
+    for pointer in writing:
+        _name(binding.writes, fragment.writes, fragment, pointer, pointer.buffer)
+    layouts = {name: _layout(nodes, name) for name in (*nodes.given, *fragment.writes)}
+    _unify(binding.symbols, [(layouts[n], p.tensor) for n, p in (*binding.reads.items(), *binding.writes.items())])
+    _order(binding.reads, nodes.given, reading, layouts, binding.symbols, "reads", whole=True)
+    _order(binding.writes, fragment.writes, writing, layouts, binding.symbols, "writes", whole=False)
+    _agree(binding, layouts)
+    return binding
+
+
+def _name(
+    into: dict[str, Pointer], names: Iterable[str], fragment: Fragment, pointer: Pointer, buffer: str | None
+) -> None:
+    same = [name for name in names if fragment.buffer(name) == buffer]
+    if len(same) == 1 and same[0] not in into:
+        into[same[0]] = pointer
+
+
+def _layout(nodes: Nodes, name: str) -> Layout | None:
+    operation = nodes.fragment.operations.get(name)
+    return nodes.fragment.reads.get(name) or (operation.layout if operation else None)
+
+
+def _order(
+    into: dict[str, Pointer],
+    names: Iterable[str],
+    given: list[Pointer],
+    layouts: Mapping[str, Layout | None],
+    symbols: dict[str, int],
+    verb: str,
+    whole: bool,
+) -> None:
+    """Give the pointers that no name told the buffers that are left, in their order; `whole`: all of them."""
+    bound = {pointer.path for pointer in into.values()}
+    open_names = [name for name in names if name not in into]
+    open_given = [pointer for pointer in given if pointer.path not in bound]
+    if whole and not open_names and all(pointer.written for pointer in open_given):
+        return  # the kernel itself wrote what it reads there
+    if not open_given or len(open_names) < len(open_given) or (whole and len(open_names) != len(open_given)):
+        if open_given or (whole and open_names):
+            raise FragmentError(f"it {verb} {len(open_given)} buffers, of which its fragment names {len(open_names)}")
+        return
+    fitting = list(_fitting(open_names, open_given, layouts, symbols))
+    if len(fitting) != 1:
+        raise FragmentError(f"{len(fitting)} orders fit the buffers that it {verb}")
+    into.update(zip(fitting[0], open_given, strict=True))
+    _unify(symbols, [(layouts[name], pointer.tensor) for name, pointer in into.items()])
+
+
+def _fitting(
+    names: list[str], given: list[Pointer], layouts: Mapping[str, Layout | None], symbols: dict[str, int]
+) -> Iterator[tuple[str, ...]]:
+    """The ways to choose of `names`, for each of `given` in their order, those whose layouts agree.
+
+    Buffers that are read and written come first among a kernel's parameters, wherever they are read.
+    """
+    shared = [pointer for pointer in given if pointer.kind == "in_out"]
+    for tried, chosen in enumerate(_choices(names, len(given), len(shared))):
+        if tried > MOST_ORDERS:
+            raise FragmentError("too many orders of its buffers")
+        pairs = [(layouts[name], pointer.tensor) for name, pointer in zip(chosen, given, strict=True)]
+        trial = dict(symbols)
+        _unify(trial, pairs)
+        if all(layout_fits(layout, tensor, trial) for layout, tensor in pairs):
+            yield chosen
+
+
+def _choices(names: list[str], count: int, shared: int) -> Iterator[tuple[str, ...]]:
+    for chosen in combinations(names, count):
+        for first in combinations(chosen, shared):
+            yield (*first, *(name for name in chosen if name not in first))
+
+
+def layout_fits(layout: Layout | None, tensor: TensorSpec, symbols: Mapping[str, int]) -> bool:
+    """Whether `tensor` can be what `layout` says, as far as that is known."""
+    if layout is None:
+        return True
+    if layout.dtype != tensor.dtype or len(layout.shape) != len(tensor.shape):
+        return False
+    told = [size_of(size, symbols) for size in layout.shape]
+    return all(size is None or size == real for size, real in zip(told, tensor.shape, strict=True))
+
+
+def _unify(symbols: dict[str, int], pairs: Iterable[tuple[Layout | None, TensorSpec]]) -> None:
+    """Learn what the symbols are from sizes that are one symbol."""
+    for layout, tensor in pairs:
+        if layout is None or len(layout.shape) != len(tensor.shape):
+            continue
+        for size, real in zip(layout.shape, tensor.shape, strict=True):
+            if isinstance(size, Size) and not size.operands:
+                symbols.setdefault(size.operation, real)
+
+
+def _agree(binding: Binding, layouts: Mapping[str, Layout | None]) -> None:
+    for name, pointer in (*binding.reads.items(), *binding.writes.items()):
+        if not layout_fits(layouts[name], pointer.tensor, binding.symbols):
+            raise FragmentError(f"its fragment's %{name} is not like argument {pointer.path}: it is of another use")

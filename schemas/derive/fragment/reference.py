@@ -1,0 +1,274 @@
+"""A fused kernel of inductor's as plain PyTorch, written from the ATen operators that torch says it stands for.
+
+The Recording keeps them beside the kernel (`Launch.fragment`). Nothing in them is run here: they are read by a grammar
+(fragment_text), joined with the launch's arguments (fragment_bind) and written as a module (fragment_source).
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kcap.errors import FormatError
+from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointer, bind_buffers, layout_fits
+from kcap.schemas.derive.fragment.text import Layout, Operation, read_fragment
+from kcap.schemas.derive.fragment.values import FragmentError, FragmentValue, Ref, Size, Word
+from kcap.schemas.recording.operators import OperatorError, check_operator_name, from_trace, why_not_called
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Call
+from kcap.schemas.recording.values import TorchConstant
+
+SHORT = {CONVERT: "cast", "getitem": "part"}
+
+
+TAKEN = frozenset({"torch", "run", "max", "min", "float"})
+
+
+RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
+
+
+Parameters = Mapping[str, tuple[str, Layout | None]]
+
+
+def write_run(nodes: Nodes, inputs: Parameters, outputs: list[str]) -> str:
+    """The module's text. `inputs`: nodes with the names and layouts of run's parameters; `outputs`: nodes.
+
+    Values are called by their operators, so that one kernel has one text in whatever graph it was compiled.
+    FragmentError: it cannot be written.
+    """
+    operations = nodes.needed(outputs)
+    parameters = [parameter for parameter, _ in inputs.values()]
+    writer = _Writer(nodes, {**_names(operations), **{name: known for name, (known, _) in inputs.items()}})
+    body = [f"{writer.names[operation.name]} = {writer.call(operation)}" for operation in operations]
+    returned = [writer.value(Ref(name)) for name in outputs]
+    sizes = [f"{short} = {_shown(symbol, inputs)}" for symbol, short in writer.symbols.items()]
+    lines = [f"def run({', '.join(parameters)}):", *(f"    {line}" for line in [*sizes, *body])]
+    text = "import torch\n\n\n" + "\n".join([*lines, f"    return {', '.join(returned)}", ""])
+    try:
+        ast.parse(text)
+    except SyntaxError as error:  # a keyword for a name
+        raise FragmentError(f"its fragment makes no Python: {error.msg}") from None
+    return text
+
+
+def _names(operations: list[Operation]) -> dict[str, str]:
+    """A name for each: `add`, `add_1`."""
+    seen: Counter[str] = Counter()
+    names = {}
+    for operation in operations:
+        base = SHORT.get(operation.target) or operation.target.split(".")[1]
+        base = f"{base}_" if base in TAKEN or keyword.iskeyword(base) else base
+        names[operation.name] = f"{base}_{seen[base]}" if seen[base] else base
+        seen[base] += 1
+    return names
+
+
+def _shown(symbol: str, inputs: Parameters) -> str:
+    """The expression that `run` has `symbol` from."""
+    for name, layout in inputs.values():
+        for axis, size in enumerate(layout.shape if layout else ()):
+            if isinstance(size, Size) and size.operation == symbol:
+                return f"{name}.shape[{axis}]"
+    raise FragmentError(f"the size {symbol} is none of its inputs'")
+
+
+class _Writer:
+    """Writes expressions. `names`: what run calls a node, `symbols`: what it calls those that were written."""
+
+    def __init__(self, nodes: Nodes, names: dict[str, str]) -> None:
+        self.nodes = nodes
+        self.names = names
+        self.given = next((names[name] for name in nodes.given if name in names), None)  # on whose device the rest is
+        self.symbols: dict[str, str] = {}
+
+    def call(self, operation: Operation) -> str:
+        if operation.target == "getitem":
+            return f"{self.value(operation.args[0])}[{self.value(operation.args[1])}]"
+        if operation.target == CONVERT and len(operation.args) == 2:
+            return f"{self.value(self.nodes.unrounded(operation))}.to({self.value(operation.args[1])})"
+        check_target(operation.target)
+        given = [self.value(value) for value in operation.args]
+        given += [f"{name}={self.value(value)}" for name, value in operation.kwargs.items()]
+        return f"torch.ops.{operation.target}({', '.join(given)})"
+
+    def value(self, value: FragmentValue) -> str:
+        match value:
+            case Ref(name=name):
+                return self._found(name)
+            case Size():
+                for symbol in value.symbols():
+                    self.symbols.setdefault(symbol, f"n{len(self.symbols)}")
+                return value.text(self.symbols)
+            case Word(text=text):
+                return repr(text)
+            case TorchConstant(kind="device"):
+                return f"{self.given}.device" if self.given else f"torch.device({value.name!r})"
+            case TorchConstant():
+                return f"torch.{value.name}"
+            case list():
+                return f"[{', '.join(map(self.value, value))}]"
+            case float():
+                return f"float('{value}')" if value != value or value in (float("inf"), -float("inf")) else repr(value)
+        return repr(value)
+
+    def _found(self, name: str) -> str:
+        found = self.nodes.find(name)
+        if isinstance(found, Size | int):
+            return self.value(found)
+        if found is None:
+            raise FragmentError(f"nothing says what its fragment's %{name} is")
+        return self.names[found if isinstance(found, str) else name]
+
+
+def check_target(target: str) -> None:
+    """FragmentError unless this operator may stand in a reference: well-formed, deterministic, changing nothing."""
+    try:
+        check_operator_name(target)
+    except OperatorError as error:
+        raise FragmentError(error.reason) from None
+    if reason := why_not_called(from_trace(target)) if not target.startswith("prims.") else None:
+        raise FragmentError(reason)
+    base = target.split(".")[1]
+    if RANDOM.search(base):
+        raise FragmentError(f"{target} draws random numbers")
+    if base.endswith("_") and not base.endswith("__"):
+        raise FragmentError(f"{target} writes to its argument")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of `run`: its name, the path of its tensor in the Call's arguments, and what that is like.
+
+    Names are those of the kernel's parameters; what is read and written is `in_out_ptr0`, and `in_out_ptr0_out`.
+    """
+
+    name: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class FragmentReference:
+    """`source` is a module whose `run` takes `inputs` and gives `outputs` (one: the tensor itself), in their order.
+
+    `scratch`: paths of arguments that the kernel writes and no ATen operator gives (partial sums of a reduction).
+    """
+
+    source: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    scratch: tuple[str, ...] = ()
+
+
+Outputs = list[tuple[str, Pointer]]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """There is no reference, and why."""
+
+    reason: str
+
+
+def reference_of(call: Call, recording: Recording) -> FragmentReference | Unknown:
+    """The reference of the fused kernel that `call` launches, for these arguments."""
+    if call.launch is None:
+        return Unknown("it is no launch of a kernel with a source of its own")
+    try:
+        text = recording.fragment(call.launch)
+    except FormatError as error:
+        return Unknown(error.reason)
+    if text is None:
+        return Unknown("torch's wrapper told no operators of it, or was not there")
+    return reference_from(call, text)
+
+
+def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
+    """The reference that the fragment `text` gives for `call`."""
+    try:
+        nodes = Nodes(read_fragment(text))
+        binding = bind_buffers(call, nodes)
+        outputs = _outputs(nodes, binding)
+        if not outputs:
+            raise FragmentError("none of what it writes is one of its fragment's operators")
+        return _reference(nodes, binding, outputs)
+    except FragmentError as error:
+        return Unknown(str(error))
+
+
+def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentReference:
+    results = [name for name, _ in outputs]
+    used = _used(nodes, results)
+    if unused := [name for name in binding.reads if name not in used]:
+        raise FragmentError(f"it reads %{unused[0]}, which none of its fragment's operators takes")
+    inputs = dict(sorted(binding.reads.items(), key=lambda item: int(item[1].path)))
+    parameters = {name: (pointer.name, nodes.given[name]) for name, pointer in inputs.items()}
+    known = {pointer.path for _, pointer in outputs}
+    return FragmentReference(
+        write_run(nodes, parameters, results),
+        tuple(_port(pointer.name, pointer) for pointer in inputs.values()),
+        tuple(_port(pointer.name + "_out" * pointer.read, pointer) for _, pointer in outputs),
+        tuple(sorted({pointer.path for pointer in binding.writes.values()} - known, key=int)),
+    )
+
+
+def _port(name: str, pointer: Pointer) -> Port:
+    return Port(name, pointer.path, pointer.tensor.shape, pointer.tensor.dtype)
+
+
+def _used(nodes: Nodes, results: list[str]) -> set[str]:
+    """The given buffers that `results` come from, by name."""
+    taken = set(results).union(*(nodes.takes(operation) for operation in nodes.needed(results)))
+    return {found for name in taken if isinstance(found := nodes.find(name), str)}
+
+
+def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
+    """The nodes that the kernel writes, in the order of its arguments.
+
+    A buffer that inductor made for no node holds the one end of the fragment that is like it, or is scratch.
+    """
+    found, loose, copied = [], {}, 0
+    for name, pointer in binding.writes.items():
+        node = nodes.stored(name)
+        if node is None:
+            loose[name] = pointer
+        elif nodes.computed(node) and _like(nodes, node, pointer, binding.symbols):
+            found.append((node, pointer))
+            copied += node != name
+        else:
+            raise FragmentError(f"its fragment does not say all that %{name} comes from")
+    if copied < len(nodes.copies):
+        raise FragmentError("its fragment does not say which buffer it writes in place")
+    found += _loose(nodes, binding, loose)
+    return sorted(found, key=lambda output: int(output[1].path))
+
+
+def _loose(nodes: Nodes, binding: Binding, loose: dict[str, Pointer]) -> Outputs:
+    claims = {name: _claims(nodes, binding, pointer) for name, pointer in loose.items()}
+    found = []
+    for name, ends in claims.items():
+        others = {end for other, known in claims.items() if other != name for end in known}
+        if len(ends) > 1 or others & set(ends):
+            raise FragmentError(f"its fragment does not say which operator gives %{name}")
+        found += [(node, loose[name]) for node in ends.values()]
+    return found
+
+
+def _claims(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:
+    """The ends of the fragment that `pointer` may hold, and of each the node that is like it."""
+    found = {}
+    for end in nodes.ends:
+        alike = [name for name in nodes.sources(end) if _like(nodes, name, pointer, binding.symbols)]
+        if alike:
+            found[end] = alike[0]
+    return found
+
+
+def _like(nodes: Nodes, name: str, pointer: Pointer, symbols: dict[str, int]) -> bool:
+    node = nodes.find(name)
+    return isinstance(node, Operation) and node.layout is not None and layout_fits(node.layout, pointer.tensor, symbols)

@@ -1,0 +1,195 @@
+"""One invocation of a Call, as a family reads it: its arguments by name, as torch tensors, and what the operator made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.records import Call
+from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
+
+
+def find_torch_dtype(name: str) -> torch.dtype | None:
+    """torch's dtype of this name; None if it is in no table here, or this torch has none."""
+    import torch
+
+    found = getattr(torch, name, None) if name in BY_NAME else None
+    return found if isinstance(found, torch.dtype) else None
+
+
+def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.Tensor]:
+    """The tensors that an operator returned, by their place: (0,) alone, (2,) of several, (0, 1) of a list."""
+    parts = result if several else [result]
+    found: dict[tuple[int, ...], torch.Tensor] = {}
+    for place, part in enumerate(parts):
+        if isinstance(part, torch.Tensor):
+            found[place,] = part
+        elif isinstance(part, list | tuple):
+            found.update({(place, i): item for i, item in enumerate(part) if isinstance(item, torch.Tensor)})
+    return found
+
+
+class Unrecognized(Exception):
+    """The Call is none of this family's: an argument is missing, or says something that the family does not model."""
+
+
+@dataclass
+class Invocation:
+    """Arguments by name. A tensor is real, or has no data (device `meta`): then only its shape and dtype may be read.
+
+    `result` is what the operator returned, once it ran; `hidden` what no argument shows (a weight behind a handle).
+    """
+
+    operator: str
+    arguments: dict[str, Any]
+    hidden: dict[str, torch.Tensor] = field(default_factory=dict)
+    result: Any = None
+
+    @property
+    def base(self) -> str:
+        """The operator without its overload or, for a kernel with a source of its own, without the source's id."""
+        return base_of(self.operator)
+
+    def __getitem__(self, name: str) -> Any:
+        """The argument called `name`; None where it is null or the Call has none."""
+        return self.arguments.get(name)
+
+    def tensor(self, *names: str) -> torch.Tensor:
+        """The first of `names` that is a tensor; Unrecognized if none is."""
+        found = next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
+        if found is None:
+            raise Unrecognized(f"{self.operator} has no tensor called {' or '.join(names)}")
+        return found
+
+    def optional(self, *names: str) -> torch.Tensor | None:
+        """The first of `names` that is a tensor, or None."""
+        return next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
+
+    def number(self, *names: str) -> float | int:
+        """The first of `names` that is a finite number; Unrecognized if none is, or it drifts and no Sample tells."""
+        found: float | int | None = next((self[n] for n in names if isinstance(self[n], int | float)), None)
+        if found is None or not math.isfinite(found):
+            raise Unrecognized(f"{self.operator} has no number called {' or '.join(names)}")
+        return found
+
+    def refuse(self, *names: str) -> None:
+        """Unrecognized if one of these arguments is set (not null, not False, not zero)."""
+        for name in names:
+            value = self[name]
+            if isinstance(value, torch.Tensor) or value:
+                raise Unrecognized(f"{self.operator}: {name} is set")
+
+    def weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor that no argument shows, or one without data in its place."""
+        return self.hidden.get(name, torch.empty(shape, dtype=dtype, device="meta"))
+
+
+def base_of(operator: str) -> str:
+    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`."""
+    namespace, _, name = operator.rpartition("::")
+    return f"{namespace}::{name.split('.')[0]}"
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of this name; Unrecognized if this torch has none."""
+    found = find_torch_dtype(name)
+    if found is None:
+        raise Unrecognized(f"torch {torch.__version__} has no dtype {name}")
+    return found
+
+
+def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None) -> Invocation:
+    """`call` without data, but for the integer tensors whose values `contents` holds by argument path (`"3"`, `"2.1"`).
+
+    An argument without a name (a trace file has none) takes its schema's, or is called `arg0`, `arg1` by its place.
+    """
+    known = contents or {}
+    names = argument_names(call)
+    given = {n: without_data(a.value, str(i), known) for i, (n, a) in enumerate(zip(names, call.args, strict=True))}
+    return Invocation(call.operator, {**constants(call), **given})
+
+
+def constants(call: Call) -> dict[str, Any]:
+    """What a Triton kernel was compiled for, by name: a family reads it as it does arguments."""
+    fixed = call.launch.constexprs if call.launch else {}
+    return {name: without_data(value, name, {}) for name, value in fixed.items()}
+
+
+def argument_names(call: Call) -> list[str]:
+    """The name of each argument: as recorded, else as torch's registered schema has it, else by its place."""
+    known = [] if all(argument.name for argument in call.args) else schema_names(call.operator)
+    known += [f"arg{place}" for place in range(len(known), len(call.args))]
+    return [argument.name or name for argument, name in zip(call.args, known, strict=False)]
+
+
+@cache
+def _schema(operator: str) -> tuple[str, ...]:
+    base, _, overload = operator.partition(".")
+    if operator not in torch._C._dispatch_get_all_op_names():
+        return ()
+    return tuple(argument.name for argument in torch._C._get_schema(base, overload).arguments)
+
+
+def schema_names(operator: str) -> list[str]:
+    """The names of a registered operator's arguments in their order; none if torch does not know it."""
+    return list(_schema(operator))
+
+
+def without_data(value: Value, path: str, contents: Mapping[str, torch.Tensor]) -> Any:
+    """The Python object that a recorded value stands for, tensors on `meta`; Drift, Folded and Opaque as they are."""
+    match value:
+        case TensorSpec():
+            if path in contents:
+                return contents[path]
+            strides = value.effective_strides
+            return torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype), device="meta")
+        case list():
+            return [without_data(item, f"{path}.{index}", contents) for index, item in enumerate(value)]
+        case TorchConstant(kind="dtype", name=name):
+            return torch_dtype(name)
+        case Drift() | Folded() | Opaque() | TorchConstant():
+            return value
+    return value
+
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+OUTPUTS = ("out", "c", "C", "d", "output")
+
+
+def result_dtype(call: Invocation, usual: torch.dtype) -> torch.dtype:
+    """The dtype of what the operator writes or returns."""
+    out, wanted = call.optional(*OUTPUTS), call["out_dtype"]
+    if out is not None:
+        return out.dtype
+    return wanted if isinstance(wanted, torch.dtype) else usual
+
+
+def written_or_returned(call: Invocation, *names: str) -> torch.Tensor:
+    """The argument of one of these names that the operator wrote, or else what it returned."""
+    found = call.optional(*names)
+    return call.result if found is None else found
+
+
+def total_bytes(*tensors: torch.Tensor) -> int:
+    """Bytes of all elements."""
+    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)
+
+
+def distinct_rows(indices: torch.Tensor) -> int:
+    """How many rows `indices` name; where their values are not known, one."""
+    return min(indices.numel(), 1) if indices.is_meta else len(indices.unique())
+
+
+def require_values(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """`tensor`, whose values are needed; Unrecognized if it has none."""
+    if tensor.is_meta:
+        raise Unrecognized(f"the {what} were not sampled")
+    return tensor

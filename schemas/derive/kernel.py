@@ -1,0 +1,161 @@
+"""A recorded Call as a kernel: named inputs and outputs over named axes, with a PyTorch reference; and a Definition with its Calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.flashinfer.definition import DTYPES, AxisConst, AxisVar, Definition, DefinitionTensor, DType
+from kcap.schemas.recording.records import Call
+
+LazyValue = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and what gives its value.
+
+    `value`: a tensor, a number, or a function without arguments that makes it, where that needs values (those of a
+    block table) or, for an output, the operator's result.
+    """
+
+    shape: tuple[str, ...] | None
+    dtype: str
+    value: Any
+    description: str | None = None
+
+    def get(self) -> Any:
+        """The value; a function is called, and may raise Unrecognized where values are not known."""
+        return self.value() if callable(self.value) else self.value
+
+
+@dataclass(frozen=True)
+class KernelInstance:
+    """One Call as a kernel of a family. `axes`: a number is constant in the model, None varies.
+
+    `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
+    as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs. `random`: it
+    draws numbers, so that two runs agree in distribution alone.
+    """
+
+    name: str
+    op_type: str
+    axes: dict[str, int | None]
+    inputs: dict[str, TensorArg]
+    outputs: dict[str, TensorArg]
+    reference: str
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    flops: LazyValue | int = 0
+    touched: LazyValue | None = None
+    random: bool = False
+    family: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> Hashable:
+        """What two Calls of one Definition share."""
+        slots = [(n, s.shape, s.dtype) for n, s in (*self.inputs.items(), *self.outputs.items())]
+        return self.name, tuple(self.axes.items()), tuple(slots), self.reference, self.constraints
+
+    def check(self) -> None:
+        """Unrecognized if the inputs disagree about an axis, or a Definition has no such dtype."""
+        self.sizes()
+        for slot in (*self.inputs.values(), *self.outputs.values()):
+            if slot.dtype not in DTYPES:
+                raise Unrecognized(f"a Definition has no dtype {slot.dtype}")
+
+    def definition(self, tags: list[str] | None = None) -> Definition:
+        """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
+        axes = {n: AxisVar() if size is None else AxisConst(value=size) for n, size in self.axes.items()}
+        return Definition(
+            name=self.name,
+            op_type=self.op_type,
+            axes=axes,
+            inputs={name: _definition_tensor(slot) for name, slot in self.inputs.items()},
+            outputs={name: _definition_tensor(slot) for name, slot in self.outputs.items()},
+            reference=self.reference,
+            description=self.description,
+            tags=sorted({*self.tags, *(tags or [])}),
+            constraints=list(self.constraints),
+        )
+
+    def sizes(self, values: dict[str, Any] | None = None) -> dict[str, int]:
+        """Every axis that the inputs decide, from `values` where given; Unrecognized if two of them disagree.
+
+        Without `values` inputs that a function makes are passed over.
+        """
+        found = {name: size for name, size in self.axes.items() if size is not None}
+        for name, slot in self.inputs.items():
+            value = slot.value if values is None else values[name]
+            if slot.shape is None or callable(value):
+                continue
+            _bind_axes(found, name, slot.shape, tuple(value.shape))
+        return found
+
+
+def _definition_tensor(slot: TensorArg) -> DefinitionTensor:
+    shape = None if slot.shape is None else list(slot.shape)
+    return DefinitionTensor(shape=shape, dtype=cast(DType, slot.dtype), description=slot.description)
+
+
+def _bind_axes(found: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    if len(axes) != len(shape):
+        raise Unrecognized(f"input {name} has {len(shape)} dimensions, not {len(axes)}")
+    for axis, size in zip(axes, shape, strict=True):
+        if found.setdefault(axis, size) != size:
+            raise Unrecognized(f"axis {axis} would be {found[axis]} and, by input {name}, {size}")
+
+
+def tensor_arg(tensor: torch.Tensor, *axes: str, description: str | None = None) -> TensorArg:
+    """A tensor that is there already: its dtype is the slot's."""
+    return TensorArg(axes, dtype_name(tensor.dtype), tensor, description)
+
+
+def lazy_arg(
+    dtype: torch.dtype | str, axes: tuple[str, ...], value: LazyValue, description: str | None = None
+) -> TensorArg:
+    """A tensor made when it is asked for: from values (index inputs), or from what the operator did (outputs)."""
+    return TensorArg(axes, dtype if isinstance(dtype, str) else dtype_name(dtype), value, description)
+
+
+def scalar_arg(value: Any, dtype: str = "float32", description: str | None = None) -> TensorArg:
+    return TensorArg(None, dtype, value, description)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def abbreviate(dtype: torch.dtype, usual: torch.dtype) -> str:
+    """What a name says of a dtype: nothing where it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
+    words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    return "" if dtype == usual else f"_{words.get(dtype, dtype_name(dtype))}"
+
+
+BindInvocation = Callable[[Invocation], KernelInstance]
+
+
+@dataclass(frozen=True)
+class CallUse:
+    """A Call of a Definition. `bind` gives an invocation of it the Definition's names; it may raise Unrecognized."""
+
+    call: Call
+    bind: BindInvocation
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Definition and the Calls that it was derived from. `family` is empty where no family knows them."""
+
+    definition: Definition
+    family: str
+    uses: tuple[CallUse, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(use.call.total for use in self.uses)

@@ -1,0 +1,102 @@
+"""A Workload's inputs while they are made: an index input first, and whatever it depends on before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kcap.schemas.flashinfer.definition import Definition
+from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.results.measurement import MADE_UP
+
+
+@dataclass
+class WorkloadDraft:
+    """`axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
+
+    `make` is asked for an input that is neither given nor made, and gives None for one that may be drawn. `generator`,
+    on the CPU, draws what rules make. `ruled`: what rules made; `changes`: what else to tell.
+    """
+
+    definition: Definition
+    axes: dict[str, int]
+    given: dict[str, Any]
+    generator: torch.Generator
+    make: Callable[[WorkloadDraft, str], Any]
+    missing: dict[str, str] = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
+    ruled: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.definition.inputs
+
+    def __getitem__(self, name: str) -> Any:
+        """The input `name`, made if it is not there yet."""
+        if name in self.given:
+            return self.given[name]
+        if name not in self.made:
+            self.made[name] = self.make(self, name)
+        return self.made[name]
+
+    def axis_names(self, name: str) -> Sequence[str]:
+        """The axes of the input `name`; none for a scalar."""
+        return self.definition.inputs[name].shape or ()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the input `name`, in elements; ValueError names an axis that has no size."""
+        return self.definition.sizes(self.axis_names(name), self.axes)
+
+    def size(self, *names: str) -> int | None:
+        """The size of the first of these axes that the Definition has; None if it has none of them."""
+        known = {**self.axes, **self.definition.const_axes}
+        return next((known[name] for name in names if name in known), None)
+
+    def first(self, *names: str) -> str | None:
+        """The first of these names that is an input; None if none is."""
+        return next((name for name in names if name in self), None)
+
+    def integers(self, low: int, high: int, shape: Sequence[int]) -> torch.Tensor:
+        """int64 numbers of [low, high)."""
+        return torch.randint(low, max(high, low + 1), tuple(shape), generator=self.generator)
+
+    def reals(self, low: float, high: float, shape: Sequence[int]) -> torch.Tensor:
+        """float32 numbers of [low, high)."""
+        return torch.rand(tuple(shape), generator=self.generator) * (high - low) + low
+
+    def distinct(self, count: int, limit: int) -> torch.Tensor:
+        """`count` numbers below `limit` in random order, no two the same where there are as many."""
+        order = torch.randperm(max(limit, 1), generator=self.generator)
+        return order.repeat(-(-count // max(len(order), 1)))[:count]
+
+    def notes(self) -> list[str]:
+        """What is not as the Workload says: which files are missing, what rules made, what was changed."""
+        ruled = [name for name in self.definition.inputs if name in self.ruled and name not in self.missing]
+        files = dict.fromkeys(self.missing.values())
+        absent = [(file, [name for name, path in self.missing.items() if path == file]) for file in files]
+        return [
+            *(f"{MADE_UP} {file}: {', '.join(names)}" for file, names in absent),
+            *([f"made up within what is valid: {', '.join(ruled)}"] if ruled else []),
+            *self.changes,
+        ]
+
+    def nbytes(self) -> int:
+        """The bytes of all inputs and outputs, made or not."""
+        tensors = (*self.definition.inputs.values(), *self.definition.outputs.values())
+        return sum(
+            math.prod(self.definition.sizes(t.shape, self.axes)) * element_bits(t.dtype) // 8
+            for t in tensors
+            if t.shape
+        )
+
+
+PACKED_DTYPES = {"float4_e2m1": "float4_e2m1fn_x2"}  # FlashInfer-Bench's name, torch's name: two numbers a byte
+
+
+def element_bits(name: str) -> int:
+    """The bits of one element of a Definition's dtype, as torch counts elements."""
+    return BY_NAME[PACKED_DTYPES.get(name, name)].bits

@@ -1,0 +1,136 @@
+"""The FlashInfer schema set's Agent Trace: what an agent that writes kernels asked, was answered, and called.
+
+Source: the FlashInfer schema set, which has two forms: its examples are one object with a `conversation`, its draft of
+the whole schema a list of entries that each have a `type`. Both are read, and written as they were. Of OpenAI's
+response it considers some fields; the others pass. Of an `mcp` entry it fixes the type alone. Two fields are OpenAI's
+rather than the set's: `tool_call_id`, and a null `content` in a message that has `tool_calls`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
+
+from kcap.schemas.files.jsonfile import dump_json, parse_json
+from kcap.schemas.files.strict_model import Size, StrictModel
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class FunctionCall(StrictModel):
+    """The function that is called; `arguments` is a JSON document in a string, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(StrictModel):
+    """A call that a message asks for."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(StrictModel):
+    """One message of a conversation, in OpenAI's format."""
+
+    role: Role
+    content: str | None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: null in a message without tool_calls")
+        return self
+
+
+class Choice(StrictModel):
+    """One answer of the model; further fields pass."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: Size
+    message: Message
+    finish_reason: str | None = None
+
+
+class Response(StrictModel):
+    """What the model returned; further fields pass."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    choices: list[Choice]
+
+
+class Conversation(StrictModel):
+    """The short form: a model's whole conversation, its answers among the messages."""
+
+    model: str
+    annotation: str | None = None
+    conversation: list[Message]
+
+
+class LLMRequest(StrictModel):
+    """A request to a model: the conversation that it was sent, and its response."""
+
+    type: Literal["llm_request"] = "llm_request"
+    conversation: list[Message]
+    response: Response
+    model: str
+    annotation: str | None = None
+
+
+class ToolExecution(StrictModel):
+    """A tool that ran: its arguments by name, its result and what it printed."""
+
+    type: Literal["tool_call"] = "tool_call"
+    tool_name: str
+    arguments: dict[str, Any]
+    result: str
+    cli_output: str | None = None
+
+
+class MCP(StrictModel):
+    """An interaction by the Model Context Protocol, whose fields the set leaves open."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["mcp"] = "mcp"
+
+
+Entry: TypeAlias = Annotated[LLMRequest | ToolExecution | MCP, Field(discriminator="type")]
+AgentTrace: TypeAlias = Conversation | list[Entry]
+
+
+def _form(trace: Any) -> str:
+    return "list" if isinstance(trace, list) else "object"
+
+
+_TAGGED = Annotated[Conversation, Tag("object")] | Annotated[list[Entry], Tag("list")]
+ADAPTER: TypeAdapter[AgentTrace] = TypeAdapter(Annotated[_TAGGED, Discriminator(_form)])
+
+
+def from_bytes(content: bytes, place: str = "Agent Trace") -> AgentTrace:
+    """The Agent Trace in `content`, in either form; FormatError names what is wrong in `place`."""
+    return parse_json(content, ADAPTER, place)
+
+
+def to_bytes(trace: AgentTrace) -> bytes:
+    """The JSON document of `trace`, indented, in the form that it has."""
+    return dump_json(ADAPTER.dump_python(trace, mode="json"))
+
+
+def read(path: Path) -> AgentTrace:
+    """The Agent Trace in `path`; FormatError if it has a field too many, too few or of the wrong kind."""
+    return from_bytes(path.read_bytes(), str(path))
+
+
+def write(path: Path, trace: AgentTrace) -> None:
+    """Write `trace`."""
+    path.write_bytes(to_bytes(trace))

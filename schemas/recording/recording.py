@@ -1,0 +1,209 @@
+"""The Recording: the directory that `kcap record` writes, lossless, the source of every other format.
+
+    recording.json   Metadata: format, model, framework, device, taps and their health, totals, what was dropped
+    calls.jsonl      one Call a line, with its counts
+    programs.jsonl   the ordered Calls of one step or captured graph, with the times it ran
+    steps.jsonl      a bounded sample of steps; the exact totals are in recording.json
+    samples.jsonl    what single invocations held; integer values lie in values/, named by their SHA-256
+    values/          safetensors files, each with one tensor `value`
+    kernels/         the sources of kernels that no library holds (Triton, inductor), and the ATen operators that those
+                     of inductor stand for (.txt), named by their SHA-256
+
+Writing is deterministic: the same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import TypeAdapter
+
+from kcap.errors import FormatError
+from kcap.schemas.files.jsonfile import read_json, read_lines
+from kcap.schemas.recording.records import (
+    FORMAT,
+    PHASES,
+    Argument,
+    Call,
+    Count,
+    GraphUse,
+    Launch,
+    Metadata,
+    Mode,
+    Phase,
+    Program,
+    Record,
+    Sample,
+    SampledTensor,
+    Step,
+    Tap,
+    ValueField,
+)
+
+__all__ = [
+    "FORMAT",
+    "PHASES",
+    "Argument",
+    "Call",
+    "Count",
+    "GraphUse",
+    "Launch",
+    "Metadata",
+    "Mode",
+    "Phase",
+    "Program",
+    "Record",
+    "Recording",
+    "Sample",
+    "SampledTensor",
+    "Step",
+    "Tap",
+    "ValueField",
+    "load",
+    "write_recording",
+]
+
+
+class Recording:
+    """A Recording read from disk; `calls`, `programs`, `steps` and `samples` are parsed when first asked for."""
+
+    def __init__(self, path: Path, metadata: Metadata) -> None:
+        self.path = path
+        self.metadata = metadata
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        return list(_read_lines(self.path / "calls.jsonl", Call))
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        return list(_read_lines(self.path / "programs.jsonl", Program))
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return list(_read_lines(self.path / "steps.jsonl", Step))
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        return list(_read_lines(self.path / "samples.jsonl", Sample))
+
+    def kernels(self, hidden: bool = False) -> list[Call]:
+        """The Calls that count as kernels; `hidden` adds views and allocations."""
+        return [call for call in self.calls if call.kind == "kernel" and (hidden or call.work)]
+
+    def ran(self, program: Program) -> Iterator[Call]:
+        """Every Call of `program` in order, those of the graphs that it replayed among them; FormatError if damaged."""
+        replayed = iter(program.graphs)
+        upcoming = next(replayed, None)
+        for position in range(len(program.calls) + 1):
+            while upcoming is not None and upcoming[0] == position:
+                yield from map(self._call, self.program(upcoming[1]).calls)
+                upcoming = next(replayed, None)
+            if position < len(program.calls):
+                yield self._call(program.calls[position])
+
+    def _call(self, number: int) -> Call:
+        if not 0 <= number < len(self.calls):
+            raise FormatError(
+                str(self.path / "programs.jsonl"), f"names a Call {number} that calls.jsonl does not have"
+            )
+        return self.calls[number]
+
+    def program(self, number: int) -> Program:
+        """The Program of this id; FormatError if there is none."""
+        if not 0 <= number < len(self.programs):
+            raise FormatError(str(self.path / "programs.jsonl"), f"names a Program {number} that it does not have")
+        return self.programs[number]
+
+    def source(self, launch: Launch) -> str:
+        """The text in kernels/ that `launch` names; FormatError if it is missing or not what its name says."""
+        if launch.kernel is None:
+            raise FormatError(str(self.path), f"the source of {launch.function} was not read: {launch.unread}")
+        return self._text(launch.kernel)
+
+    def fragment(self, launch: Launch) -> str | None:
+        """The ATen operators that a kernel of inductor stands for (kcap.schemas.derive.fragment.reference reads them).
+
+        None where torch told of none; FormatError if the file is missing or not what its name says.
+        """
+        return None if launch.fragment is None else self._text(launch.fragment)
+
+    def _text(self, name: str) -> str:
+        path = self.path / "kernels" / Path(name).name
+        try:
+            content = path.read_bytes()
+        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+            raise FormatError(str(path), f"not readable ({getattr(error, 'strerror', error)})") from None
+        if hashlib.sha256(content).hexdigest() != path.stem:
+            raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(str(path), f"no text: {error.reason}") from None
+
+    def value(self, tensor: SampledTensor) -> Any:
+        """The sampled integer tensor as a torch tensor, or None where only its range was kept."""
+        from safetensors.torch import load_file
+
+        if tensor.file is None:
+            return None
+        path = self.path / "values" / Path(tensor.file).name
+        try:
+            return load_file(path)["value"]
+        except Exception as error:
+            raise FormatError(str(path), f"not a readable safetensors file ({error})") from None
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Read a Recording; FormatError if it is none, is damaged, or has a newer major format."""
+    root = Path(path)
+    file = root / "recording.json"
+    if not file.is_file():
+        raise FormatError(str(root), "not a Recording: it has no recording.json (kcap record writes one)")
+    metadata = read_json(file, TypeAdapter(Metadata))
+    try:
+        major = int(metadata.format.split(".")[0])
+    except ValueError as error:
+        raise FormatError(str(file), f"format: {error}") from None
+    if major > FORMAT[0]:
+        raise FormatError(str(file), f"format {metadata.format} is newer than {FORMAT[0]}.x: upgrade kcap to read it")
+    return Recording(root, metadata)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _read_lines(path: Path, model: type[R]) -> Iterator[R]:
+    if not path.is_file():
+        raise FormatError(str(path), "missing: the Recording is damaged")
+    return read_lines(path, model)
+
+
+def write_recording(
+    path: Path,
+    metadata: Metadata,
+    calls: Iterable[Call],
+    programs: Iterable[Program] = (),
+    steps: Iterable[Step] = (),
+    samples: Iterable[Sample] = (),
+    values: Mapping[str, bytes] | None = None,
+    kernels: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a Recording into `path` (made with mode 0700); recording.json last, so that it marks the rest whole."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tables: dict[str, Iterable[Record]] = {"calls": calls, "programs": programs, "steps": steps, "samples": samples}
+    for name, records in tables.items():
+        with (path / f"{name}.jsonl").open("wb") as file:
+            file.writelines(record.line() for record in records)
+    for folder, files in {"values": values, "kernels": kernels}.items():
+        (path / folder).mkdir(mode=0o700, exist_ok=True)
+        for name, content in sorted((files or {}).items()):
+            (path / folder / name).write_bytes(content)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
+    (path / "recording.json").write_bytes(orjson.dumps(metadata.model_dump(mode="json"), option=options) + b"\n")

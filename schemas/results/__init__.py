@@ -1,0 +1,1 @@
+"""What kcap reports: measurements of replay, outcomes of the judge, coverage of a Recording, losses of an export."""

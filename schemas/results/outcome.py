@@ -1,0 +1,144 @@
+"""What came of judging: a Solution on a Workload, and a Definition's reference held against the recorded operator; a JSON object a line.
+
+Times are microseconds of one invocation. Where the exported formats lack a field or a status, it is here.
+
+One line a Call. A Definition is `status:verified` where all of its lines that say more than `skipped` say `agrees`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import FiniteFloat
+
+from kcap.schemas.files.jsonfile import read_lines
+from kcap.schemas.flashinfer.trace import ErrorField
+from kcap.schemas.recording.records import Record
+from kcap.schemas.results.measurement import Cache, Clocks, Method, StopRule, Time
+
+Status = Literal[
+    "PASSED",
+    "INCORRECT_SHAPE",
+    "INCORRECT_DTYPE",
+    "INCORRECT_NUMERICAL",
+    "RUNTIME_ERROR",
+    "COMPILE_ERROR",
+    "TIMEOUT",
+    "REWARD_HACK",  # it did what earns a score that it does not deserve, meant or not
+    "NOT_JUDGED",  # the Definition, the Workload or the device is at fault, not the Solution
+]
+
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+class Accuracy(Record):
+    """The largest errors over all outputs that were compared, of which `compared` were those of timed invocations.
+
+    `error` is in units of what is allowed: 1 and below passes. `allowed` says in words what that is, `truth` what the
+    outputs were compared with (`reference in float64`).
+    """
+
+    error: ErrorField = 0.0
+    max_absolute_error: ErrorField = 0.0
+    max_relative_error: ErrorField = 0.0
+    compared: int = 0
+    allowed: str = ""
+    truth: str = ""
+
+    def line(self) -> bytes:
+        raise TypeError("an Accuracy is part of an Outcome's line")
+
+
+class Clocked(Record):
+    """Times by one clock: every sample of it, each the mean of `n` invocations.
+
+    `slack_us`: to within how much of one invocation the judge's own wall clock vouches for them.
+    """
+
+    median_us: Time
+    q1_us: Time
+    q3_us: Time
+    samples_us: list[Time] = []
+    n: int = 1
+    stop: StopRule | None = None
+    method: Method | None = None
+    cache: Cache | None = None
+    slack_us: Time | None = None
+
+    def line(self) -> bytes:
+        raise TypeError("a Clocked is part of an Outcome's line")
+
+
+class Outcome(Record):
+    """One Solution on one Workload.
+
+    `reason`: why it did not pass, in a line. `log`: the end of what it printed. `floor_us`: what the machine cannot go
+    below for the Workload's bytes and FLOPs. `count`: how often the engine ran the Workload; None where not known.
+    """
+
+    solution: str
+    author: str = ""
+    definition: str
+    workload: str
+    file: str = ""
+    status: Status
+    reason: str | None = None
+    log: str = ""
+    accuracy: Accuracy | None = None
+    time: Clocked | None = None
+    reference: Clocked | None = None
+    floor_us: Time | None = None
+    count: int | None = None
+    notes: list[str] = []
+    confined: list[str] = []  # what kept the Solution's process in its place
+    seconds: FiniteFloat = 0.0  # that judging took
+    timestamp: str = ""
+    device: str = "cpu"
+    device_name: str = ""
+    clocks: Clocks | None = None
+    driver: str | None = None
+    torch: str = ""
+    threads: int | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """The reference's median over the Solution's; None unless it passed."""
+        if self.status != "PASSED" or self.time is None or self.reference is None or not self.time.median_us:
+            return None
+        return self.reference.median_us / self.time.median_us
+
+
+def write_outcomes(path: Path, outcomes: Iterable[Outcome]) -> None:
+    """Write `outcomes` to `path`, one JSON object a line."""
+    with path.open("wb") as file:
+        file.writelines(outcome.line() for outcome in outcomes)
+
+
+def read_outcomes(path: Path) -> Iterator[Outcome]:
+    """The Outcomes in `path`; FormatError names the line that is none."""
+    return read_lines(path, Outcome)
+
+
+REFERENCE_CHECKS_FILE = "checks.jsonl"
+
+
+class ReferenceCheck(Record):
+    """The operator of one Call against its Definition's reference, on the same rebuilt inputs.
+
+    `error`: the greatest, in units of what is allowed for the dtype (1 and below: the same).
+    """
+
+    definition: str
+    operator: str
+    call: int
+    status: Literal["agrees", "differs", "skipped", "failed"]
+    reason: str | None = None
+    error: float | None = None
+
+
+def write_reference_checks(path: Path, checks: Iterable[ReferenceCheck]) -> None:
+    with path.open("wb") as file:
+        file.writelines(check.line() for check in checks)
