@@ -341,7 +341,7 @@ f = torch.compile(lambda x, table, at: torch.nn.functional.silu(x) * table[at])
 f(torch.randn(64, 128), torch.randn(50, 128), torch.randint(0, 50, (64,)))
 ((types, text),) = found
 from kcap.replay.rebuild.launches import cpp_signature
-assert cpp_signature(text)[0] == types, (signature(text), types)
+assert cpp_signature(text)[0] == types, (cpp_signature(text), types)
 sys.stdout.write(text)
 """
 
