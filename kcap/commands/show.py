@@ -10,7 +10,8 @@ import orjson
 
 from kcap.errors import CallError
 from kcap.schemas.input_kind import detect_input, trace_lines
-from kcap.schemas.recording.recording import load
+from kcap.schemas.recording.recording import Recording, load
+from kcap.show.estimate import Rates
 from kcap.show.summary import BY, By, Summary, of_recording, of_trace
 
 TOP = 40
@@ -21,31 +22,46 @@ INDENT = orjson.OPT_INDENT_2
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--by", type=click.Choice(BY), default="kernel", show_default=True, help="What a row is.")
 @click.option("--all", "everything", is_flag=True, help="Show regions, views and allocations too.")
+@click.option("--parts", is_flag=True, help="Show what a composite operator ran as, below it.")
 @click.option("--top", type=click.IntRange(min=1), help=f"Rows to show.  [default: {TOP}; with --json all]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(path: Path, by: str, everything: bool, top: int | None, as_json: bool) -> None:
-    """Show what ran, by kernel, operator, family, phase or rank.
+def command(path: Path, by: str, everything: bool, parts: bool, top: int | None, as_json: bool) -> None:
+    """Show what ran, by kernel, operator, family, phase or rank, the costliest first.
 
     PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset, of which the Definitions
-    are shown. Regions, views and allocations are hidden unless --all.
+    are shown. Cost is the GPU time of the profiled steps (kcap record --check-coverage), else an estimate. A fused
+    operator that the engine ran as several of aten's is one row; --json lists its parts as rows of their own. Regions,
+    views and allocations are hidden unless --all.
     """
     top = top or (None if as_json else TOP)
     if detect_input(path) == "dataset":
         _show_dataset(path, top, as_json)
         return
-    summary = _of_path(path, cast(By, by), everything, top)
+    summary = _of_path(path, cast(By, by), everything, top, fold=not as_json)
     if as_json:
         click.echo(orjson.dumps(summary.as_json(), option=INDENT))
     else:
-        _print(path, summary)
+        _print(path, summary, parts)
 
 
-def _of_path(path: Path, by: By, everything: bool, top: int | None) -> Summary:
+def _of_path(path: Path, by: By, everything: bool, top: int | None, fold: bool) -> Summary:
     if detect_input(path) == "recording":
-        return of_recording(load(path), by, everything, top)
+        recording = load(path)
+        return of_recording(recording, by, everything, top, _measured_rates(recording), fold)
     if by not in ("kernel", "operator"):
         raise CallError(f"{path}: a trace file tells no phases, ranks or families: show it --by kernel or operator")
     return of_trace(trace_lines(path), by, top)
+
+
+def _measured_rates(recording: Recording) -> Rates | None:
+    """The rates of the recorded device, where `kcap replay` measured them on this machine."""
+    from kcap.replay.roofline.ceilings import ceilings_of_device
+
+    ceilings = ceilings_of_device(recording.metadata.device)
+    if ceilings is None or not ceilings.tflop_s:
+        return None
+    fastest = ceilings.tflop_s.get("bfloat16") or max(ceilings.tflop_s.values())
+    return Rates(ceilings.memory_gb_s, fastest, "measured here")
 
 
 def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
@@ -64,15 +80,15 @@ def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
     click.echo(f"Next: kcap export {path} --to kernelbench -o {path.name}.kernelbench", err=True)
 
 
-def _print(path: Path, summary: Summary) -> None:
+def _print(path: Path, summary: Summary, parts: bool) -> None:
     from kcap.show.recording import console, footer, header, table
 
     out = console()
     for line in header(summary.metadata) if summary.metadata else ():
         out.print(line)
     out.print()
-    out.print(table(summary))
+    out.print(table(summary, out.width, parts))
     out.print()
-    for line in footer(summary):
+    for line in footer(summary, parts):
         out.print(line)
     click.echo(f"Next: kcap replay {path}", err=True)

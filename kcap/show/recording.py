@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
-from kcap.schemas.recording.recording import Phase
 from kcap.schemas.recording.records import PHASES, Metadata, Rank
 from kcap.show.summary import Row, Summary
 
 PIPED_WIDTH = 200
-
-
-MOST_SIZES = 6
-
-
+MOST_SIZES = 6  # padded sizes of CUDA graphs that the header names
+LONGEST_NAME, SHORTEST_NAME, LEAST_ARGUMENTS = 48, 24, 24  # columns
 PARTIAL = "PARTIAL: not all that ran is here: a process ended early, or a tap could not see it (see below)"
+DROPPED = {
+    "overflow": "{} calls came after the most distinct calls that a process keeps: they are in no count",
+    "samples": "{} samples were not kept: too large, or too many at once; counts are whole",
+    "off_step": "{} calls ran outside the engine's steps (between two of them, or on threads of its own), and are not"
+    " counted; this is as it should be",
+    "traced": "{} calls only traced shapes for a compiler: they computed nothing and are not counted; this is as it"
+    " should be",
+}
 
 
 def console() -> Console:
-    """Standard output; as wide as the terminal, or wide enough to keep a row on a line where there is none."""
+    """Standard output; as wide as the terminal or COLUMNS, and where neither is known wide enough for a long row."""
     out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+    return out if out.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=PIPED_WIDTH)
 
 
 def header(metadata: Metadata) -> Iterator[Text]:
@@ -96,29 +101,47 @@ def _warnings(metadata: Metadata) -> Iterator[Text]:
     for found in metadata.disagreements:
         yield Text(f"RANKS DIFFER: {found.text}", "bold yellow")
     for reason, count in metadata.dropped.items():
-        yield Text(f"dropped: {reason}: {count:,}", "yellow")
+        lost = reason in ("overflow", "samples") or reason not in DROPPED
+        yield Text(DROPPED.get(reason, f"dropped: {reason}: {{}}").format(f"{count:,}"), "yellow" if lost else "dim")
     for note in metadata.notes:
         yield Text(f"note: {note}", "dim")
 
 
-def table(summary: Summary) -> Table:
-    """The rows, with a column for each phase that occurs."""
-    columns = _Columns(summary)
+def table(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Table:
+    """The rows, with a column for each phase that occurs; columns that `width` has no room for are left out.
+
+    `parts`: a composite is followed by the operators that it ran as.
+    """
+    columns = _Columns(summary, width)
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    out.add_column(summary.by, overflow="fold")
-    for name in columns.told:
+    out.add_column(summary.by, max_width=columns.name_width, no_wrap=True, overflow="ellipsis")
+    for name in columns.rank_columns:
         out.add_column(name, overflow="fold")
-    out.add_column(columns.second, overflow="fold", justify="left" if summary.by == "kernel" else "right")
+    if columns.second == "arguments":
+        fold = width >= PIPED_WIDTH
+        overflow: OverflowMethod = "fold" if fold else "ellipsis"
+        out.add_column(columns.second, no_wrap=not fold, overflow=overflow, max_width=columns.arguments_width)
+    elif columns.second:
+        out.add_column(columns.second, justify="right", no_wrap=True)
     for name in columns.numbers:
         out.add_column(name, justify="right", no_wrap=True)
     for row in summary.rows:
-        out.add_row(*columns.cells(row), style=None if row.work and row.kind == "kernel" else "dim")
+        out.add_row(*columns.cells(row), style=None if row.work and row.kind != "region" else "dim")
+        for part in row.parts if parts else ():
+            out.add_row(*columns.cells(part, part=True), style="dim")
     return out
 
 
-def footer(summary: Summary) -> Iterator[Text]:
-    """The total, and what the table leaves out."""
+def footer(summary: Summary, parts: bool = False) -> Iterator[Text]:
+    """The total, what orders the rows, and what the table leaves out."""
     yield Text(f"{summary.total:,} invocations" if summary.total else "nothing was recorded", "bold")
+    if summary.rates:
+        yield Text(
+            "cost: an estimate, from the bytes that each call moves and the FLOPs that it computes,"
+            f" at {summary.rates}; kcap replay measures"
+        )
+    if any(row.parts for row in summary.rows) and not parts:
+        yield Text("composite: it ran as several aten operators, which --parts shows", "dim")
     if summary.more:
         yield Text(f"{summary.more:,} more rows: --top {len(summary.rows) + summary.more}", "dim")
     if summary.regions or summary.views:
@@ -128,30 +151,65 @@ def footer(summary: Summary) -> Iterator[Text]:
 
 
 class _Columns:
-    """Which columns these rows need, and what each row puts into them."""
+    """Which columns these rows need and have room for, and what each row puts into them.
 
-    def __init__(self, summary: Summary) -> None:
-        by, rows, self.total, self.gpu_us = summary.by, summary.rows, summary.total, summary.gpu_us
-        self.metadata = summary.metadata
-        self.told = RANK_COLUMNS if by == "rank" and summary.metadata and summary.metadata.ranks else ()
-        self.phases: list[Phase] = [p for p in PHASES if by != "phase" and any(row.phases[p] for row in rows)]
-        self.graphs = any(row.graph for row in rows)
+    Where `width` is short, columns go in this order: calls in graphs, distinct calls, phases, the share of the count.
+    """
+
+    def __init__(self, summary: Summary, width: int) -> None:
+        by, rows, self.total, self.metadata = summary.by, summary.rows, summary.total, summary.metadata
+        self.gpu_us, self.estimated_us = summary.gpu_us, summary.estimated_us
+        self.rank_columns = RANK_COLUMNS if by == "rank" and summary.metadata and summary.metadata.ranks else ()
+        phases = [p for p in PHASES if by != "phase" and any(row.phases[p] for row in rows)]
+        graphs = ["in graphs"] if any(row.graph for row in rows) else []
+        time = ["GPU time"] if self.gpu_us else ["cost"] if self.estimated_us else []
         self.second = "arguments" if by == "kernel" else "calls"
-        self.numbers = [*self.phases, *(["in graphs"] if self.graphs else []), "count", "share"]
-        self.numbers += ["GPU time"] if self.gpu_us else []
+        self.numbers = [*phases, *graphs, "count", "share", *time]
+        longest = max((len(self._name(row)) for row in rows), default=0)
+        self.name_width = min(longest, LONGEST_NAME if by == "kernel" else width)
+        for dropped in (graphs, ["calls"], phases, ["share"]):
+            if self._fixed_width(rows) + LEAST_ARGUMENTS * (by == "kernel") <= width:
+                break
+            self.numbers = [name for name in self.numbers if name not in dropped]
+            self.second = "" if self.second in dropped else self.second
+        spare = width - self._fixed_width(rows)
+        if by == "kernel" and spare < LEAST_ARGUMENTS:
+            self.name_width = max(min(longest, SHORTEST_NAME), self.name_width + spare - LEAST_ARGUMENTS)
+        self.arguments_width = max(width - self._fixed_width(rows), LEAST_ARGUMENTS)
 
-    def cells(self, row: Row) -> Iterator[Text]:
-        yield Text(row.name + (" (region)" if row.kind == "region" else "" if row.work else " (no work)"))
-        if self.metadata and self.told:
+    def _fixed_width(self, rows: Sequence[Row]) -> int:
+        """All columns' but the arguments', with the two blanks after each."""
+        digits = len(f"{max((row.count for row in rows), default=0):,}")
+        widths = [max(len(name), 6 if name in ("share", "GPU time", "cost") else digits) for name in self.numbers]
+        widths += {"arguments": [0], "calls": [5], "": []}[self.second] + [24] * len(self.rank_columns)
+        return self.name_width + 2 + sum(width + 2 for width in widths)
+
+    @staticmethod
+    def _name(row: Row) -> str:
+        kind = "" if row.kind == "kernel" else f" ({row.kind})"
+        return row.name + (kind if row.work or kind else " (no work)")
+
+    def cells(self, row: Row, part: bool = False) -> Iterator[Text]:
+        yield Text(f"  {row.name}" if part else self._name(row))
+        if self.metadata and self.rank_columns:
             yield from rank_cells(self.metadata, row.name)
-        yield Text(row.signature if self.second == "arguments" else f"{row.calls:,}")
-        yield from (_number(row.phases[phase]) for phase in self.phases)
-        if self.graphs:
-            yield _number(row.graph)
-        yield Text(f"{row.count:,}", "bold")
-        yield Text(f"{row.count / self.total:.1%}" if self.total and row.kind == "kernel" else "")
-        if self.gpu_us:
-            yield Text(f"{row.gpu_us / self.gpu_us:.1%}" if row.gpu_us else "·", "" if row.gpu_us else "dim")
+        if self.second:
+            yield Text(row.signature if self.second == "arguments" else f"{row.calls:,}")
+        for name in self.numbers:
+            yield self._number(row, name)
+
+    def _number(self, row: Row, name: str) -> Text:
+        match name:
+            case "count":
+                return Text(f"{row.count:,}", "bold")
+            case "share":
+                return Text(f"{row.kernel_calls / self.total:.1%}" if self.total and row.kind != "region" else "")
+            case "in graphs":
+                return _number(row.graph)
+            case "GPU time" | "cost":
+                time, whole = (row.gpu_us, self.gpu_us) if name == "GPU time" else (row.estimated_us, self.estimated_us)
+                return Text(f"{time / whole:.1%}" if time else "·", "" if time else "dim")
+        return _number(row.phases[name])
 
 
 def _number(count: int) -> Text:

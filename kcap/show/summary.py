@@ -1,4 +1,4 @@
-"""What `kcap show` says: a Recording's counts, or a trace file's, folded into rows."""
+"""What `kcap show` says: a Recording's counts, or a trace file's, folded into rows, the costliest first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Recording
 from kcap.schemas.recording.signature import call_key, signature
 from kcap.schemas.results import coverage
+from kcap.show.estimate import Rates, estimated_times, moved_bytes, typical_rates
 
 if TYPE_CHECKING:
     from kcap.schemas.backendbench import TraceLine
@@ -24,7 +25,8 @@ NO_FAMILY = "(none)"
 class Row:
     """One line of the table. `calls`: distinct Calls in it; `graph`: how many of `count` a graph replayed.
 
-    `gpu_us`: microseconds of the engine's own kernels in the profiled steps.
+    `gpu_us`: microseconds of the engine's own kernels in the profiled steps. `estimated_us`: of all invocations, where
+    no step was profiled. `parts`: of a composite, the rows of the operators that it ran as, `kernels` in number.
     """
 
     name: str
@@ -37,7 +39,15 @@ class Row:
     count: int = 0
     graph: int = 0
     gpu_us: float = 0.0
+    estimated_us: float = 0.0
     phases: Counter[str] = field(default_factory=Counter)
+    parts: list[Row] = field(default_factory=list)
+    kernels: float | None = None
+
+    @property
+    def kernel_calls(self) -> float:
+        """How many kernel calls it stands for."""
+        return self.count if self.kernels is None else self.kernels
 
     def add(self, count: Count) -> None:
         self.count += count.count
@@ -46,15 +56,17 @@ class Row:
             self.graph += count.count
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"phases": {phase: count for phase, count in self.phases.items() if count}}
+        fields = asdict(self) | {"phases": {phase: count for phase, count in self.phases.items() if count}}
+        return {name: value for name, value in fields.items() if name not in ("parts", "kernels")}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The rows, most counted first, and what they are of.
+    """The rows, the costliest first, and what they are of.
 
     `total`: invocations that shares are of, regions apart; `more`: rows beyond those asked for;
-    `regions` and `views`: distinct Calls that are left out; `gpu_us`: of all rows, in the profiled steps.
+    `regions` and `views`: distinct Calls that are left out; `gpu_us`: of all rows, in the profiled steps;
+    `estimated_us`: of all rows, by `rates`, where no step was profiled. `rates` is None where the order is by count.
     """
 
     by: By
@@ -65,45 +77,115 @@ class Summary:
     views: int = 0
     metadata: Metadata | None = None
     gpu_us: float = 0.0
+    estimated_us: float = 0.0
+    rates: Rates | None = None
 
     def as_json(self) -> dict[str, Any]:
-        head = {"by": self.by, "total": self.total, "more": self.more, "gpu_us": self.gpu_us}
+        head: dict[str, Any] = {"by": self.by, "total": self.total, "more": self.more, "gpu_us": self.gpu_us}
+        head |= {"estimated_us": self.estimated_us, "estimated_by": str(self.rates) if self.rates else None}
         hidden = {"regions": self.regions, "views": self.views}
         metadata = self.metadata.model_dump(mode="json") if self.metadata else None
         return {**head, "hidden": hidden, "rows": [row.as_json() for row in self.rows], "recording": metadata}
 
 
-def of_recording(recording: Recording, by: By, everything: bool = False, top: int | None = None) -> Summary:
-    """A Recording's kernels; `everything` adds views and allocations and, in rows of their own, regions."""
+def of_recording(
+    recording: Recording,
+    by: By,
+    everything: bool = False,
+    top: int | None = None,
+    rates: Rates | None = None,
+    fold: bool = False,
+) -> Summary:
+    """A Recording's kernels; `everything` adds views and allocations and, in rows of their own, regions.
+
+    `rates`: the device's, for the estimate where no step was profiled (None: what is typical). `fold`: a composite is
+    one row, its parts in it.
+    """
     kernels = recording.kernels(everything)
     regions = [call for call in recording.calls if call.kind == "region"]
     shown = kernels + regions if everything and by in ("kernel", "operator") else kernels
-    times = gpu_times(recording) if by in ("kernel", "operator", "family") else {}
-    found = _fold_family(recording, shown, times) if by == "family" else _FOLDS[by](shown, times)
-    rows = _of_ranks(found, recording.metadata) if by == "rank" else sorted(found, key=_order)
+    measured = gpu_times(recording) if by in ("kernel", "operator", "family") else {}
+    rates = None if measured or by in ("phase", "rank") else rates or typical_rates(recording)
+    estimated = estimated_times(recording, rates) if rates else None
+    times = Times(measured, estimated or {})
+    if by == "family":
+        rows = list(_fold_family(recording, shown, times))
+    elif fold and not everything and by in ("kernel", "operator"):
+        rows = list(_fold_with_composites(shown, regions, by, times))
+    else:
+        rows = list(_FOLDS[by](shown, times))
+    rows = _of_ranks(rows, recording.metadata) if by == "rank" else sorted(rows, key=_order)
     total = sum(call.total for call in kernels)
     hidden = (0, 0) if everything else (len(regions), len(recording.calls) - len(regions) - len(kernels))
-    gpu_us = sum(row.gpu_us for row in rows)
-    return Summary(by, rows[:top], total, len(rows) - len(rows[:top]), *hidden, recording.metadata, gpu_us)
+    times_of_all = sum(row.gpu_us for row in rows), sum(row.estimated_us for row in rows)
+    used = None if estimated is None else rates
+    return Summary(by, rows[:top], total, len(rows) - len(rows[:top]), *hidden, recording.metadata, *times_of_all, used)
+
+
+def _fold_with_composites(kernels: Iterable[Call], regions: Iterable[Call], by: By, times: Times) -> Iterator[Row]:
+    """The rows of kernels, those that ran as parts of one composite in a row of that composite.
+
+    A composite is a region that ran as ATen operators alone: a fused operator that the engine runs piece by piece. A
+    part names its region's operator, not its Call: by kernel, the parts' time is shared out by the bytes of each Call.
+    """
+    composites: dict[str, list[Call]] = defaultdict(list)
+    parts: dict[str, list[Call]] = defaultdict(list)
+    rest = []
+    for region in regions:
+        if region.total:
+            composites[_base(region.operator)].append(region)
+    for call in (*kernels, *regions):
+        if call.parent and (call.kind == "region" or call.namespace != "aten"):
+            composites.pop(_base(call.parent), None)
+    for call in kernels:
+        if call.parent and _base(call.parent) in composites:
+            parts[_base(call.parent)].append(call)
+        else:
+            rest.append(call)
+    yield from _FOLDS[by](rest, times)
+    for operator, inside in parts.items():
+        yield from _composite_rows(composites[operator], sorted(_FOLDS[by](inside, times), key=_order), by)
+
+
+def _composite_rows(calls: list[Call], parts: list[Row], by: By) -> list[Row]:
+    """By operator one row, by kernel one for each Call; the parts hang on the first, which takes most of their time."""
+    weights = Times(estimated={call.id: float(max(moved_bytes(call), 1) * call.total) for call in calls})
+    rows = list(_FOLDS[by](calls, weights))
+    total = sum(row.estimated_us for row in rows)
+    for row in rows:
+        share = row.estimated_us / total
+        row.kind = "composite"
+        row.gpu_us = share * sum(part.gpu_us for part in parts)
+        row.estimated_us = share * sum(part.estimated_us for part in parts)
+        row.kernels = share * sum(part.count for part in parts)
+    rows.sort(key=_order)
+    rows[0].parts = parts
+    return rows
+
+
+def _base(operator: str) -> str:
+    """`vllm_ir::rms_norm.default` -> `vllm_ir::rms_norm`: of two recorders one names a parent with its overload."""
+    namespace, _, name = operator.rpartition("::")
+    return f"{namespace}::{name.split('.')[0]}"
 
 
 def _of_ranks(rows: Iterable[Row], metadata: Metadata) -> list[Row]:
     """By rank; one that counted nothing has a row, too."""
-    found = {row.name: row for row in rows}
-    every = [f"rank {rank.rank}" for rank in metadata.ranks]
-    return sorted((found.get(name) or Row(name) for name in {*every, *found}), key=lambda row: int(row.name.split()[1]))
+    by_name = {row.name: row for row in rows}
+    names = {f"rank {rank.rank}" for rank in metadata.ranks} | by_name.keys()
+    return sorted((by_name.get(name) or Row(name) for name in names), key=lambda row: int(row.name.split()[1]))
 
 
 def of_trace(lines: Iterable[TraceLine], by: By, top: int | None = None) -> Summary:
     """The same of a trace file, read as a stream: with `top`, memory is that of the rows returned."""
     seen: Counter[str] = Counter()
-    found = _folded_lines(lines, seen) if by == "operator" else _line_rows(lines, seen)
-    rows = sorted(found, key=_order) if top is None else heapq.nsmallest(top, found, key=_order)
+    unsorted = _operator_rows(lines, seen) if by == "operator" else _line_rows(lines, seen)
+    rows = sorted(unsorted, key=_order) if top is None else heapq.nsmallest(top, unsorted, key=_order)
     return Summary(by, rows, seen["invocations"], seen["rows"] - len(rows))
 
 
-def _order(row: Row) -> tuple[int, str, str]:
-    return -row.count, row.name, row.signature
+def _order(row: Row) -> tuple[float, int, str, str]:
+    return -(row.gpu_us or row.estimated_us), -row.count, row.name, row.signature
 
 
 def _line_rows(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterator[Row]:
@@ -114,21 +196,30 @@ def _line_rows(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterator[Row]:
         yield Row(line.name, signature(args), calls=1, count=line.count)
 
 
-def _folded_lines(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterable[Row]:
-    found: dict[str, Row] = {}
+def _operator_rows(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterable[Row]:
+    rows: dict[str, Row] = {}
     for line in lines:
-        row = found.setdefault(line.name, Row(line.name))
+        row = rows.setdefault(line.name, Row(line.name))
         row.calls += 1
         row.count += line.count
         seen["invocations"] += line.count
-    seen["rows"] = len(found)
-    return found.values()
+    seen["rows"] = len(rows)
+    return rows.values()
 
 
-Times: TypeAlias = Mapping[int, float]
+@dataclass(frozen=True)
+class Times:
+    """Microseconds by the Call's id: measured in the profiled steps, and estimated for all invocations."""
+
+    measured: Mapping[int, float] = field(default_factory=dict)
+    estimated: Mapping[int, float] = field(default_factory=dict)
+
+    def add_to(self, row: Row, call: Call) -> None:
+        row.gpu_us += self.measured.get(call.id, 0.0)
+        row.estimated_us += self.estimated.get(call.id, 0.0)
 
 
-def gpu_times(recording: Recording) -> Times:
+def gpu_times(recording: Recording) -> Mapping[int, float]:
     """Microseconds that the GPU spent in each Call (by id) in the profiled steps; empty where none were profiled."""
     if recording.metadata.coverage is None:
         return {}
@@ -150,27 +241,27 @@ def _fold_family(recording: Recording, calls: Iterable[Call], times: Times) -> I
 def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
     for call in calls:
         row = Row(call.operator, signature(call.args), call_key(call), call.parent, call.kind, call.work, calls=1)
-        row.gpu_us = times.get(call.id, 0.0)
+        times.add_to(row, call)
         for count in call.counts:
             row.add(count)
         yield row
 
 
-Place: TypeAlias = tuple[str, str, bool]
+RowKey: TypeAlias = tuple[str, str, bool]
 
 
-def _fold(calls: Iterable[Call], place: Callable[[Call, Count], Place], times: Times) -> Iterable[Row]:
-    """One row for each place (name, kind, work) that a Call's counts fall into; `times` only where that is one."""
-    found: dict[Place, Row] = {}
+def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times: Times) -> Iterable[Row]:
+    """One row for each key (name, kind, work) of a Call's counts; `times` only where a Call has one key."""
+    rows: dict[RowKey, Row] = {}
     for call in calls:
-        for where in dict.fromkeys(place(call, count) for count in call.counts):
-            name, kind, work = where
-            row = found.setdefault(where, Row(name, kind=kind, work=work))
+        for key in dict.fromkeys(key_of(call, count) for count in call.counts):
+            name, kind, work = key
+            row = rows.setdefault(key, Row(name, kind=kind, work=work))
             row.calls += 1
-            row.gpu_us += times.get(call.id, 0.0)
+            times.add_to(row, call)
         for count in call.counts:
-            found[place(call, count)].add(count)
-    return found.values()
+            rows[key_of(call, count)].add(count)
+    return rows.values()
 
 
 _FOLDS: dict[By, Callable[[Iterable[Call], Times], Iterable[Row]]] = {

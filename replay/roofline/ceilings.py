@@ -172,6 +172,17 @@ def read_ceilings(environment: Mapping[str, Any]) -> Ceilings | None:
         return None
 
 
+def ceilings_of_device(device_name: str | None) -> Ceilings | None:
+    """The newest ceilings kept on this machine for a device of this name; None if there are none."""
+    files = sorted((cache_folder() / "ceilings").glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files:
+        with suppress(OSError, ValidationError):
+            ceilings = Ceilings.model_validate_json(path.read_bytes())
+            if ceilings.device_name == device_name:
+                return ceilings
+    return None
+
+
 def write_ceilings(environment: Mapping[str, Any], found: Ceilings) -> Ceilings:
     """Keep `found`, whole or not at all; a cache that cannot be written to only costs the next measuring."""
     path = ceilings_path(environment)

@@ -42,7 +42,7 @@ RUN = """
     from pathlib import Path
     import torch
     from kcap.bench.build import BuildFailed, build, environment
-    from kcap.schemas import solution
+    from kcap.schemas.flashinfer import solution
     folder = Path(sys.argv[1])
     os.environ.update(environment(folder))
     try:

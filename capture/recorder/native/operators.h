@@ -85,7 +85,7 @@ inline bool names_experts(std::string name) {
   return name.find("expert") != std::string::npos;
 }
 
-// As kcap.capture.samples.keeps_values: of these two names are experts' numbers, and token ids where a vocabulary is ranked.
+// As kcap.capture.recorder.sampled_arguments.keeps_values: of these two names are experts' numbers, and token ids where a vocabulary is ranked.
 inline Keep keep_of_external(const std::string& argument, const std::vector<std::string>& beside) {
   const std::string plain = plain_name(argument);
   if (policy().keep_tokens) return Keep::values;

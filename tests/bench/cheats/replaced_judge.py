@@ -16,7 +16,7 @@ for module_name, module in list(sys.modules.items()):
         for name, value in list(vars(module).items()):
             if isinstance(value, types.FunctionType) and any(word in name.lower() for word in WORDS):
                 setattr(module, name, lambda *_, **__: 0.0)
-for name in "kcap.bench.judge.compare kcap.bench.accuracy kcap.bench.judge".split():
+for name in "kcap.bench.judge.timing kcap.bench.accuracy kcap.bench.judge".split():
     sys.modules[name] = types.ModuleType(name)
 
 

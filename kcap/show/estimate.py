@@ -1,0 +1,91 @@
+"""What Calls cost where no GPU time was measured: an estimate from the bytes they move and the FLOPs they compute."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Call, Sample
+from kcap.schemas.recording.values import TensorSpec, tensors
+
+if TYPE_CHECKING:
+    from kcap.schemas.derive.cost import Cost
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Main memory's bandwidth and the arithmetic's rate of one device; `source` says where they come from."""
+
+    memory_gb_s: float
+    tflop_s: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.memory_gb_s:,.0f} GB/s and {self.tflop_s:,.3g} TFLOP/s, {self.source}"
+
+
+TYPICAL_GPU = Rates(3000, 700, "typical of a data-center GPU")
+TYPICAL_CPU = Rates(50, 1, "typical of a CPU")
+
+
+def typical_rates(recording: Recording) -> Rates:
+    """Rates of the recorded kind of device, where nobody measured the very one."""
+    on_gpu = any(spec.device.startswith("cuda") for call in recording.calls for spec in _specs(call))
+    return TYPICAL_GPU if on_gpu else TYPICAL_CPU
+
+
+def estimated_times(recording: Recording, rates: Rates) -> Mapping[int, float] | None:
+    """Microseconds of all invocations of each kernel (by the Call's id); None without torch, which families need.
+
+    A Call that a family recognizes costs what the family says on one of its Samples. Any other moves each of its
+    tensors once, those that its index arguments may point into as far as its other tensors are large.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return None
+    samples = {sample.call: sample for sample in recording.samples}
+    times = {}
+    for call in recording.kernels():
+        cost = _family_cost(call, samples.get(call.id), recording)
+        moved, flops = (cost.bytes, cost.flops) if cost and cost.bytes else (moved_bytes(call), 0)
+        times[call.id] = call.total * max(moved / rates.memory_gb_s / 1e3, flops / rates.tflop_s / 1e6)
+    return times
+
+
+def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cost | None:
+    """What the Call's family says; None where no family knows it, or a value that it needs was not recorded."""
+    from kcap.schemas.derive.bound_call import Skip, bind_call, invocation_of_bound
+    from kcap.schemas.derive.cost import cost_of_instance
+    from kcap.schemas.derive.families import NEVER_TAKEN, family_of, recognize
+
+    if family_of(call.operator)[1] is None:
+        return None
+    try:
+        kernel = recognize(invocation_of_bound(bind_call(call, sample, None, recording.value), call.launch))
+        return cost_of_instance(kernel) if kernel else None
+    except (*NEVER_TAKEN, Skip):
+        return None
+
+
+def moved_bytes(call: Call) -> int:
+    """Bytes of all tensor arguments, each storage once.
+
+    Beside an index tensor (a block table, slots, token ids) the largest tensor may be a cache or a table of which a few
+    rows are read: it counts for no more than the others together.
+    """
+    largest: dict[tuple[str, int], int] = {}
+    indexed = False
+    for spec in _specs(call):
+        key = (spec.device, spec.storage)
+        largest[key] = max(largest.get(key, 0), min(spec.numel, spec.extent) * spec.bits // 8)
+        indexed |= spec.dtype in ("int32", "int64") and spec.numel > 0
+    sizes = sorted(largest.values())
+    if indexed and len(sizes) > 1:
+        sizes[-1] = min(sizes[-1], sum(sizes[:-1]))
+    return sum(sizes)
+
+
+def _specs(call: Call) -> list[TensorSpec]:
+    return [spec for _, spec in tensors([argument.value for argument in call.args])]
