@@ -132,8 +132,9 @@ def find(name: str) -> Engine:
 
 
 def adapters() -> dict[str, Engine]:
-    """Every adapter by its name; ValueError where two are for one framework."""
-    by_name = {name: find(name) for name in plugin_names(__name__)}
+    """Every adapter by its name: what names its framework. ValueError where two are for one framework."""
+    modules = {name: find(name) for name in plugin_names(__name__)}
+    by_name = {name: engine for name, engine in modules.items() if hasattr(engine, "FRAMEWORK")}
     frameworks: dict[str, str] = {}
     for name, engine in by_name.items():
         other = frameworks.setdefault(engine.FRAMEWORK.name.lower(), name)
