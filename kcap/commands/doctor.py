@@ -50,9 +50,9 @@ def check_machine() -> Iterator[Check]:
     yield check_compiler()
     yield from check_misfits(torch)
     for framework in filter(_starts_offline, known_frameworks()):
-        found = check_engine(framework)
-        yield found
-        if found.state == "ok":
+        engine = check_engine(framework)
+        yield engine
+        if engine.state == "ok":
             yield from check_plugin(framework)
     yield from check_confinement()
 
@@ -64,16 +64,15 @@ def _starts_offline(framework: Framework) -> bool:
 
 
 def check_confinement() -> Iterator[Check]:
-    """What confines the Solutions that `kcap bench` runs, and for each piece that this machine refuses, why."""
-    from kcap.bench.sandbox import HOLDS
-    from kcap.bench.sandbox import probe as kinds
+    """What confines the Solutions that `kcap bench` runs, and why this machine refuses what it refuses."""
+    from kcap.bench.sandbox import HOLDS, probe
 
-    found = kinds()
-    held = [piece for piece, state in found.items() if state == HOLDS]
+    features = probe()
+    held = [feature for feature, state in features.items() if state == HOLDS]
     yield Check("bench: confinement", "ok" if held else "missing", ", ".join(held) or "none")
-    for piece, state in found.items():
+    for feature, state in features.items():
         if state != HOLDS:
-            yield Check(f"bench: {piece}", "missing", state)
+            yield Check(f"bench: {feature}", "missing", state)
 
 
 def check_work(machine: Sequence[Check]) -> Iterator[Check]:

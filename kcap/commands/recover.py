@@ -22,17 +22,16 @@ Example:
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def command(directory: Path, output: Path, force: bool) -> None:
     """Make a Recording of DIRECTORY, which a `kcap record` that could not finish (a full disk) left and named."""
-    from kcap.capture.controller.output import report_recording as say_what_was_recorded
-    from kcap.capture.controller.output import working_directory as place
-    from kcap.capture.fold.recording import fold_session as merge
+    from kcap.capture.controller.output import report_recording, working_directory
+    from kcap.capture.fold.recording import fold_session
     from kcap.capture.session import read_session
 
     shards = directory / "shards"
     if not (shards / "session.json").is_file():
         raise CallError(f"{directory}: nothing to recover: it has no shards/session.json")
     session = replace(read_session(shards / "session.json"), directory=str(shards))
-    with place(output, force) as beside:
-        recording = merge(session, beside.directory, sealed=False)  # anybody may have made the shards
-    say_what_was_recorded(recording, output)
+    with working_directory(output, force) as work:
+        recording = fold_session(session, work.directory, sealed=False)  # anybody may have made the shards
+    report_recording(recording, output)
     if not recording.metadata.complete:
         raise click.exceptions.Exit(PARTIAL)

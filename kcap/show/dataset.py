@@ -50,8 +50,8 @@ def definition_rows(dataset: Dataset) -> list[DefinitionRow]:
 
 
 def _misses_blob(dataset: Dataset, workload: Workload) -> bool:
-    given = [one for one in workload.inputs.values() if isinstance(one, SafetensorsInput)]
-    return not all(dataset.blob_file(one).is_file() for one in given)
+    blobs = [value for value in workload.inputs.values() if isinstance(value, SafetensorsInput)]
+    return not all(dataset.blob_file(blob).is_file() for blob in blobs)
 
 
 def definition_table(rows: Iterable[DefinitionRow]) -> Table:

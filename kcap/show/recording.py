@@ -98,8 +98,8 @@ def _warnings(metadata: Metadata) -> Iterator[Text]:
     for tap in metadata.taps:
         if tap.status == "failed":
             yield Text(f"TAP FAILED: {tap.name} (rank {tap.rank}, process {tap.pid}): {tap.detail}", "bold red")
-    for found in metadata.disagreements:
-        yield Text(f"RANKS DIFFER: {found.text}", "bold yellow")
+    for disagreement in metadata.disagreements:
+        yield Text(f"RANKS DIFFER: {disagreement.text}", "bold yellow")
     for reason, count in metadata.dropped.items():
         lost = reason in ("overflow", "samples") or reason not in DROPPED
         yield Text(DROPPED.get(reason, f"dropped: {reason}: {{}}").format(f"{count:,}"), "yellow" if lost else "dim")
@@ -216,7 +216,7 @@ def _number(count: int) -> Text:
     return Text(f"{count:,}") if count else Text("·", "dim")
 
 
-RANK_COLUMNS = ("stands at", "steps")
+RANK_COLUMNS = ("position", "steps")
 
 
 def rank_cells(metadata: Metadata, name: str) -> Iterator[Text]:
@@ -236,8 +236,8 @@ def _size(kind: str, rank: Rank, ranks: Sequence[Rank]) -> int:
 
 
 def _steps(rank: Rank) -> Text:
-    told = ", ".join(f"{rank.steps[phase]:,} {phase}" for phase in PHASES if rank.steps.get(phase)) or "none"
-    return Text(told) if rank.ended else Text(f"{told}, then killed", "bold yellow")
+    steps = ", ".join(f"{rank.steps[phase]:,} {phase}" for phase in PHASES if rank.steps.get(phase)) or "none"
+    return Text(steps) if rank.ended else Text(f"{steps}, then killed", "bold yellow")
 
 
 def describe_world(metadata: Metadata) -> str:

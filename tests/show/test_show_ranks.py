@@ -79,4 +79,4 @@ def test_the_json_has_the_ranks_and_rows_in_order(kcap: Kcap, four: Path) -> Non
 
 def test_a_recording_of_before_shows_its_ranks_without_their_places(kcap: Kcap, recording: Path) -> None:
     out = kcap("show", recording, "--by", "rank").out
-    assert cells(out, "rank 1")[0] == "rank 1" and "stands at" not in out
+    assert cells(out, "rank 1")[0] == "rank 1" and "position" not in out
