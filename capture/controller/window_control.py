@@ -105,7 +105,7 @@ def _set_window(session: Session, opened: bool) -> Answer:
     with (Path(session.directory) / "window.lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if _is_over(session):
-            raise KcapError("the window has closed for good: --steps were recorded, or the engine has ended")
+            raise KcapError("the window has closed for good: --max-steps were recorded, or the engine has ended")
         if session.opens == opened:
             return Answer(False)
         session.window_file.write_text("open" if opened else "closed")  # for processes that start later

@@ -51,7 +51,9 @@ Examples:
 @click.option(
     "--prompts", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="JSON lines: texts or token ids."
 )
-@click.option("--steps", type=click.IntRange(1), help="Close the window for good after N recorded steps.")
+@click.option(
+    "--max-steps", "--steps", "steps", type=click.IntRange(1), help="Close the window for good after N recorded steps."
+)
 @click.option(
     "--window",
     type=click.Choice(["auto", "manual"]),
