@@ -123,7 +123,7 @@ def _is_index(tensor: DefinitionTensor) -> bool:
 def _make_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """The input `name` by the first rule that makes it; None if none does."""
     for rule in families.input_rules_for(draft.definition.op_type, name):
-        if (made := rule.make(draft, name)) is not None:
+        if (made := rule(draft, name)) is not None:
             draft.ruled.append(name)
             return made.reshape(draft.shape(name)).to(definition_dtype(draft.definition.inputs[name].dtype))
     return None

@@ -20,7 +20,7 @@ CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head
 class CpuAttention(ReplayRule):
     """The scheduler's metadata points into itself, so it is made again from the Sample's lengths."""
 
-    remade = ("scheduler_metadata",)
+    rebuilt_args = ("scheduler_metadata",)
 
     def prepare(self, bound: BoundCall) -> None:
         table, lengths = bound.content("block_table"), bound.content("seq_lens")
@@ -31,7 +31,7 @@ class CpuAttention(ReplayRule):
         bound.set_content("block_table", dense)
         shrink_caches(bound, CPU_CACHES, pages)
 
-    def remake(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         query, cache = bound.spec("query"), bound.spec("key_cache")
         kv_dtype = bound["kv_cache_dtype"] or "auto"
         metadata = torch.ops._C.get_scheduler_metadata(
@@ -98,9 +98,9 @@ class FlashAttention3(PagedAttentionRule):
     """`scheduler_metadata` is made again by the operator that made it, from the same lengths."""
 
     table = "page_table"
-    remade = ("scheduler_metadata",)
+    rebuilt_args = ("scheduler_metadata",)
 
-    def remake(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         q, k, v = bound.spec("q"), bound.spec("k"), bound.spec("v")
         starts = rebuilt_argument(bound, inputs, "cu_seqlens_q")
         metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
