@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.schemas.recording.recording import Phase
-from kcap.schemas.recording.records import PHASES, Metadata, Rank
+from kcap.schemas.recording.phases import PHASES, Phase
+from kcap.schemas.recording.records import Metadata, Rank
 from kcap.show.summary import Row, Summary
 
 PIPED_WIDTH = 200

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kcap.schemas.derive import invocation
 from kcap.schemas.derive.invocation import Invocation, invocation_of, torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.recording import Argument, Sample, SampledTensor
@@ -221,14 +220,6 @@ def rebuilt_argument(bound: BoundCall, inputs: Inputs, name: str) -> Any:
     return inputs.kwargs[name] if bound.args[index].keyword else inputs.args[index]
 
 
-def torch_dtype_or_skip(name: str) -> torch.dtype:
-    """torch's dtype of this name; Skip if this torch has none."""
-    found = invocation.find_torch_dtype(name)
-    if found is None:
-        raise Skip(f"torch {torch.__version__} has no dtype {name}")
-    return found
-
-
 RANDOM_BLOCK = 1 << 22  # elements drawn for a large buffer; the rest are copies
 
 
@@ -247,7 +238,7 @@ def fill_random(buffer: torch.Tensor, dtype: str, unit: bool = False) -> None:
 def _real_view(buffer: torch.Tensor, dtype: str) -> torch.Tensor:
     """`buffer` as real numbers: a complex number is two of them."""
     halves = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
-    return buffer.view(halves.get(dtype) or torch_dtype_or_skip(dtype))
+    return buffer.view(halves.get(dtype) or torch_dtype(dtype, Skip))
 
 
 def fill_repeating(cells: torch.Tensor, block: torch.Tensor) -> None:

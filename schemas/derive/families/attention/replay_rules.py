@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, torch_dtype_or_skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.index_arguments import renumber_densely, set_zeros, shrink_caches, table_in_use
+from kcap.schemas.derive.invocation import torch_dtype
 
 CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head size]
 
@@ -40,11 +41,11 @@ class CpuAttention(ReplayRule):
             cache.shape[1],
             query.shape[2],
             rebuilt_argument(bound, inputs, "seq_lens"),
-            torch_dtype_or_skip(query.dtype),
+            torch_dtype(query.dtype, Skip),
             rebuilt_argument(bound, inputs, "query_start_loc"),
             bound["causal"],
             bound["sliding_window_size"],
-            instruction_set(torch_dtype_or_skip(query.dtype), cache.shape[2], query.shape[2], str(kv_dtype)),
+            instruction_set(torch_dtype(query.dtype, Skip), cache.shape[2], query.shape[2], str(kv_dtype)),
             True,
             rebuilt_argument(bound, inputs, "dynamic_causal"),
             kv_dtype,
@@ -111,7 +112,7 @@ class FlashAttention3(PagedAttentionRule):
             k.shape[-2],
             q.shape[-1],
             v.shape[-1],
-            torch_dtype_or_skip(q.dtype),
+            torch_dtype(q.dtype, Skip),
             rebuilt_argument(bound, inputs, "seqused_k"),
             starts,
             None,  # cu_seqlens_k

@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, fill_random, torch_dtype_or_skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, fill_random
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule
-from kcap.schemas.derive.invocation import FLOATS, OUTPUTS, Invocation, Unrecognized, result_dtype, written_or_returned
+from kcap.schemas.derive.invocation import (
+    FLOATS,
+    OUTPUTS,
+    Invocation,
+    Unrecognized,
+    result_dtype,
+    torch_dtype,
+    written_or_returned,
+)
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 
 REFERENCE = """import torch
@@ -193,7 +201,7 @@ class OneDnnMm(ReplayRule):
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         n, k = self._weight(bound)
         dtype = bound.spec("a").dtype
-        flat = torch.empty(n * k, dtype=torch_dtype_or_skip(dtype))
+        flat = torch.empty(n * k, dtype=torch_dtype(dtype, Skip))
         fill_random(flat.view(torch.uint8), dtype)
         weight = flat.view(n, k)
         handle = OneDnnHandle(torch.ops._C.create_onednn_mm_handler(weight.t(), PRIMITIVES), weight)
