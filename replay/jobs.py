@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kcap.schemas.recording.dtypes import BY_NAME
-from kcap.schemas.recording.records import Call, Phase, Sample
+from kcap.schemas.recording.phases import Phase
+from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.recording.signature import call_key, signature
 
 LEAST_SECONDS = 0.01  # of sampling, for each of a Call's Samples

@@ -34,7 +34,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcap.capture.recorder.native_recorder import NativeRecorder, build
-from kcap.capture.recorder.recorder import PHASES
+from kcap.schemas.recording.phases import PHASES
 
 ROUNDS, STEP, WARM = 61, 1000, 100
 FEW = 300  # calls under those that keep kilobytes of each

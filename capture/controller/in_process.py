@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kcap.capture.fold.recording import fold_session
-from kcap.capture.recorder.recorder import PHASES
 from kcap.capture.session import Session
 from kcap.capture.window.window import StepShape, Window
 from kcap.errors import CallError, KcapError
+from kcap.schemas.recording.phases import PHASES
 from kcap.system.output import check_output, describe_leftover, publish
 
 _recording: int | None = None  # the process that records: a forked child does not

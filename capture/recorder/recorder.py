@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-PHASES = ("prefill", "decode", "mixed", "other")
-
-
 Ranges = Sequence[tuple[int, int]]  # of addresses: from, to
 
 

@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kcap.capture.recorder.recorder import PHASES, Recorder
+from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.window.step import StepShape, sequence_lists
+from kcap.schemas.recording.phases import PHASES
 
 REST_S = 0.1  # the same for all: ranks that rest differently long wait for each other in their collectives
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from kcap.capture.recorder import open_recorder
-from kcap.capture.recorder.recorder import PHASES, Recorder
+from kcap.capture.recorder.recorder import Recorder
 from kcap.capture.session import PROFILE_ENDING, Session
 from kcap.capture.taps.all import Taps
 from kcap.capture.window import gate
@@ -25,6 +25,7 @@ from kcap.capture.window.gate import Gate
 from kcap.capture.window.process import at_exit, process_line, rank_facts, replica_of
 from kcap.capture.window.profiled import CoolDown, Profile, ProfiledSteps, can_profile
 from kcap.capture.window.step import StepShape, step_details
+from kcap.schemas.recording.phases import PHASES
 
 __all__ = ["WATCH_POLL", "StepShape", "Window"]
 

@@ -10,7 +10,8 @@ from rich.console import Console, OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
-from kcap.schemas.recording.records import PHASES, Metadata, Rank
+from kcap.schemas.recording.phases import PHASES
+from kcap.schemas.recording.records import Metadata, Rank
 from kcap.show.summary import Row, Summary
 
 PIPED_WIDTH = 200

@@ -127,7 +127,7 @@ def restored_storages(
     keys: set[bound_call.StorageKey] = set()
     for path, spec in bound.tensors():
         argument = bound.holder(path)
-        if (argument.written or argument.name in writes) and argument.name not in rule.harmless:
+        if (argument.written or argument.name in writes) and argument.name not in rule.idempotent_writes:
             keys.add((memory.target_device(spec.device, target.device, target.home), spec.storage))
     return sorted(keys)
 

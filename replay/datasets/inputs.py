@@ -19,8 +19,9 @@ import torch
 from kcap.errors import FormatError, KcapError
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.rebuild import DATA_DTYPES, SMALL_INTEGERS
-from kcap.schemas.derive import bound_call, constraints, families
+from kcap.schemas.derive import constraints, families
 from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.derive.workload_draft import PACKED_DTYPES, WorkloadDraft
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import (
@@ -123,7 +124,7 @@ def _is_index(tensor: DefinitionTensor) -> bool:
 def _make_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """The input `name` by the first rule that makes it; None if none does."""
     for rule in families.input_rules_for(draft.definition.op_type, name):
-        if (made := rule.make(draft, name)) is not None:
+        if (made := rule(draft, name)) is not None:
             draft.ruled.append(name)
             return made.reshape(draft.shape(name)).to(definition_dtype(draft.definition.inputs[name].dtype))
     return None
@@ -192,7 +193,7 @@ CAST_LIMIT = 2.0
 
 def definition_dtype(name: str) -> torch.dtype:
     """torch's dtype for a Definition's; Skip if this torch has none."""
-    return bound_call.torch_dtype_or_skip(PACKED_DTYPES.get(name, name))
+    return torch_dtype(PACKED_DTYPES.get(name, name), Skip)
 
 
 def draw_tensor(shape: Sequence[int], name: str, generator: torch.Generator) -> torch.Tensor:

@@ -31,7 +31,8 @@ from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call
 from kcap.replay.timing.rotation import cold_sets
 from kcap.schemas.derive import bound_call
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, StorageKey, torch_dtype_or_skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey
+from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.recording import Call, Sample
 from kcap.schemas.recording.values import TensorSpec
@@ -225,7 +226,7 @@ def scale_weights(
     for spec, key in weight_matrices(bound, target):
         if key in parameters:
             rows, columns = spec.shape[-2:]
-            buffers[key].view(torch_dtype_or_skip(spec.dtype)).mul_(2.0 ** -round(math.log2(rows * columns) / 4))
+            buffers[key].view(torch_dtype(spec.dtype, Skip)).mul_(2.0 ** -round(math.log2(rows * columns) / 4))
 
 
 def weight_matrices(bound: BoundCall, target: Target) -> Iterator[tuple[TensorSpec, StorageKey]]:

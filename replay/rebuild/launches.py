@@ -22,8 +22,9 @@ import torch
 from kcap.errors import FormatError
 from kcap.replay.rebuild.memory import compact_shape
 from kcap.replay.rebuild.operators import Operator, Parameters
-from kcap.schemas.derive.bound_call import BoundCall, Skip, torch_dtype_or_skip
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule
+from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.operators import SOURCES
 from kcap.schemas.recording.recording import Call, Launch, Recording
 from kcap.schemas.recording.seal import holds
@@ -195,7 +196,7 @@ def constant_value(value: Value, name: str) -> Any:
         case TorchConstant(kind="triton"):
             return triton_dtype(value.name)
         case TorchConstant(kind="dtype"):
-            return torch_dtype_or_skip(value.name)
+            return torch_dtype(value.name, Skip)
         case Opaque(type=kind):
             raise Skip(f"its constant '{name}' is opaque ({kind})")
         case TorchConstant() | TensorSpec() | Drift() | Folded():

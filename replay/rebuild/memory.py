@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey, fill_random, torch_dtype_or_skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey, fill_random
+from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.values import Folded, Group, Opaque, TensorSpec, TorchConstant, Value
 
@@ -115,7 +116,7 @@ def storage_key(spec: TensorSpec, target: Target) -> StorageKey:
 
 def tensor_view(spec: TensorSpec, buffer: torch.Tensor) -> torch.Tensor:
     """A view of `buffer` (bytes of a whole storage) with the shape, strides, offset and dtype of `spec`."""
-    return buffer.view(torch_dtype_or_skip(spec.dtype)).as_strided(spec.shape, spec.effective_strides, spec.offset or 0)
+    return buffer.view(torch_dtype(spec.dtype, Skip)).as_strided(spec.shape, spec.effective_strides, spec.offset or 0)
 
 
 def compact_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -202,7 +203,7 @@ TENSOR_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_b
 def torch_constant(value: TorchConstant, target: Target) -> Any:
     """The torch object that a word names; a device is moved as the tensors on it are."""
     if value.kind == "dtype":
-        return torch_dtype_or_skip(value.name)
+        return torch_dtype(value.name, Skip)
     if value.kind == "device":
         return torch.device(target_device(value.name, target.device, target.home) if value.name != "meta" else "meta")
     known = MEMORY_FORMATS if value.kind == "memory_format" else TENSOR_LAYOUTS

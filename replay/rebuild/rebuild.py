@@ -60,7 +60,7 @@ class Rebuilder:
         bound = bind_call(call, sample, operator.schema, self._load)
         remade = apply_rule(bound, rule)
         if cut:
-            rule.cut(bound)
+            rule.trim_tables(bound)
         decide_integers(bound)
         sizes = memory.buffer_sizes(bound, self.target.device, self.target.home)
         total = memory.check_free(sizes, rule.extra_bytes(bound), self.target.device)
@@ -89,7 +89,7 @@ class Rebuilder:
 
 def apply_rule(bound: BoundCall, rule: families.ReplayRule) -> list[str]:
     """Let `rule` decide what it knows of `bound`; the names of the arguments that it will make."""
-    remade = [name for name in rule.remade if isinstance(bound[name], TensorSpec)]
+    remade = [name for name in rule.rebuilt_args if isinstance(bound[name], TensorSpec)]
     for name in remade:
         bound.set_value(name, None)
     rule.prepare(bound)
@@ -100,7 +100,7 @@ def set_remade(decided: ResolvedCall, inputs: Inputs) -> Inputs:
     """`inputs` with the arguments that the rule makes in their places."""
     if not decided.remade:
         return inputs
-    for name, value in decided.rule.remake(decided.bound, inputs).items():
+    for name, value in decided.rule.rebuild_args(decided.bound, inputs).items():
         set_argument(decided.bound, inputs, name, value)
     return inputs
 

@@ -1,7 +1,7 @@
-"""A Call with one Sample's values decided, nothing allocated yet: what a family's replay rule reads and changes.
+"""A Call with the values of one Sample, before anything is allocated, and the replay rules that read and change it.
 
-`bind_call` makes it, `invocation_of_bound` shows it to a family; `Inputs` are the arguments once they are built, `Skip`
-says why a Call is not replayed.
+`bind_call` makes a BoundCall, `invocation_of_bound` shows it to a family; `Inputs` are the arguments once they are built,
+`Skip` says why a Call is not replayed. Families register a ReplayRule for an operator with `replay_rule`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kcap.schemas.derive import invocation
 from kcap.schemas.derive.invocation import Invocation, invocation_of, torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.recording import Argument, Sample, SampledTensor
 from kcap.schemas.recording.records import Call, Launch
 from kcap.schemas.recording.values import Drift, TensorSpec, Value, tensors
+from kcap.system.registry import Registry, import_plugins
 
 
 class Skip(Exception):
@@ -167,12 +167,57 @@ class Inputs:
         return sum(len(buffer) for buffer in self.buffers.values())
 
 
-def torch_dtype_or_skip(name: str) -> torch.dtype:
-    """torch's dtype of this name; Skip if this torch has none."""
-    found = invocation.find_torch_dtype(name)
-    if found is None:
-        raise Skip(f"torch {torch.__version__} has no dtype {name}")
-    return found
+REPLAY_RULES: Registry[str, ReplayRule] = Registry("operator with a replay rule")
+
+
+class ReplayRule:
+    """How to make valid arguments for one operator; each method's default leaves all to generic rebuilding."""
+
+    rebuilt_args: tuple[str, ...] = ()  # opaque arguments that `rebuild_args` makes; the recorded ones are dropped
+    idempotent_writes: tuple[str, ...] = ()  # arguments that are written with the same content each time
+
+    def prepare(self, bound: BoundCall) -> None:
+        """Before anything is allocated: set integer values, shrink what is too large, or raise Skip."""
+
+    def trim_tables(self, bound: BoundCall) -> None:
+        """Cut a table down to the rows that are read, so that copies of it fit into memory: for timing only."""
+
+    def extra_bytes(self, bound: BoundCall) -> int:
+        """Bytes that `rebuild_args` will allocate on the device."""
+        return 0
+
+    def touched(self, bound: BoundCall, total: int) -> int:
+        """How many of the `total` bytes of a set of inputs one invocation can reach."""
+        return total
+
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        """The arguments named in `rebuilt_args`, from the others (read with `rebuilt_argument`)."""
+        return {}
+
+
+def replay_rule(*operators: str) -> Callable[[type[ReplayRule]], type[ReplayRule]]:
+    """Register a ReplayRule for these operators."""
+
+    def register(rule: type[ReplayRule]) -> type[ReplayRule]:
+        for operator in operators:
+            REPLAY_RULES.add(operator, rule())
+        return rule
+
+    return register
+
+
+def replay_rule_for(operator: str) -> ReplayRule:
+    """The ReplayRule of `operator`, or the one that does nothing."""
+    import_plugins("kcap.schemas.derive.families")
+    return REPLAY_RULES.get(operator) or ReplayRule()
+
+
+def rebuilt_argument(bound: BoundCall, inputs: Inputs, name: str) -> Any:
+    """The rebuilt argument called `name`; None if the Call has none of that name."""
+    index = bound.index(name)
+    if index is None:
+        return None
+    return inputs.kwargs[name] if bound.args[index].keyword else inputs.args[index]
 
 
 RANDOM_BLOCK = 1 << 22  # elements drawn for a large buffer; the rest are copies
@@ -193,7 +238,7 @@ def fill_random(buffer: torch.Tensor, dtype: str, unit: bool = False) -> None:
 def _real_view(buffer: torch.Tensor, dtype: str) -> torch.Tensor:
     """`buffer` as real numbers: a complex number is two of them."""
     halves = {"complex32": torch.float16, "complex64": torch.float32, "complex128": torch.float64}
-    return buffer.view(halves.get(dtype) or torch_dtype_or_skip(dtype))
+    return buffer.view(halves.get(dtype) or torch_dtype(dtype, Skip))
 
 
 def fill_repeating(cells: torch.Tensor, block: torch.Tensor) -> None:

@@ -1,13 +1,13 @@
 """What one invocation of a kernel cannot do without: bytes moved and FLOPs, of a Call's kernel or a Workload's inputs.
 
-Never too much: an input counts for what must be read of it, once, an output for what must be written, once. What is
-not known counts nothing.
+A cost is a lower bound: each input counts once, for what must be read of it, each output once, for what must be written.
+What is not known counts nothing. Families register a function for each op_type with `cost_function`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from kcap.schemas.derive.invocation import Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.system.registry import Registry, import_plugins
 
 NO_ARITHMETIC = ("int32", "int64", "bool")  # indices and masks
 
@@ -152,3 +153,26 @@ class CostInputs:
 
 def _bits(dtype: str) -> int:
     return 4 if dtype == "float4_e2m1" else BY_NAME[dtype].bits
+
+
+CostFunction = Callable[[CostInputs], Cost]
+
+
+COST_FUNCTIONS: Registry[str, CostFunction] = Registry("op_type with a cost function")
+
+
+def cost_function(*op_types: str) -> Callable[[CostFunction], CostFunction]:
+    """Register a function for these op_types. LookupError from it: an input is missing, and the outputs alone count."""
+
+    def register(function: CostFunction) -> CostFunction:
+        for op_type in op_types:
+            COST_FUNCTIONS.add(op_type, function)
+        return function
+
+    return register
+
+
+def cost_function_for(op_type: str) -> CostFunction | None:
+    """The function registered for `op_type`; None if there is none."""
+    import_plugins("kcap.schemas.derive.families")
+    return COST_FUNCTIONS.get(op_type)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from kcap.schemas.derive.derive import FamilyMatches, match_families
 from kcap.schemas.derive.invocation import base_of
+from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import signature
 
@@ -157,7 +158,7 @@ def _sum(lines: list[PurposeRow]) -> float:
     return max(sum(line.a.count for line in lines if line.a), sum(line.b.count for line in lines if line.b))
 
 
-PHASES = ("decode", "prefill", "mixed", "other")
+DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 
 
 # By op_type; any other is a purpose of its own.
@@ -191,9 +192,9 @@ class ComparedRecording:
 
 def compare_engines(a: ComparedRecording, b: ComparedRecording) -> FamilyDiff:
     first, second = _Sides(a), _Sides(b)
-    steps = {phase: (a.metadata.steps.get(phase, 0), b.metadata.steps.get(phase, 0)) for phase in PHASES}
+    steps = {phase: (a.metadata.steps.get(phase, 0), b.metadata.steps.get(phase, 0)) for phase in DECODE_FIRST}
     return FamilyDiff(
-        phases=[PhaseDiff(phase, first.of(phase), second.of(phase)) for phase in PHASES if all(steps[phase])],
+        phases=[PhaseDiff(phase, first.of(phase), second.of(phase)) for phase in DECODE_FIRST if all(steps[phase])],
         alone={phase: both for phase, both in steps.items() if any(both) and not all(both)},
         warnings=list(_warnings(a.metadata, b.metadata)),
     )

@@ -15,14 +15,6 @@ from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
 
 
-def find_torch_dtype(name: str) -> torch.dtype | None:
-    """torch's dtype of this name; None if it is in no table here, or this torch has none."""
-    import torch
-
-    found = getattr(torch, name, None) if name in BY_NAME else None
-    return found if isinstance(found, torch.dtype) else None
-
-
 def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.Tensor]:
     """The tensors that an operator returned, by their place: (0,) alone, (2,) of several, (0, 1) of a list."""
     parts = result if several else [result]
@@ -96,12 +88,12 @@ def base_of(operator: str) -> str:
     return f"{namespace}::{name.split('.')[0]}"
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype of this name; Unrecognized if this torch has none."""
-    found = find_torch_dtype(name)
-    if found is None:
-        raise Unrecognized(f"torch {torch.__version__} has no dtype {name}")
-    return found
+def torch_dtype(name: str, error: type[Exception] = Unrecognized) -> torch.dtype:
+    """torch's dtype of this name; `error` if it is in no table here, or this torch has none."""
+    dtype = getattr(torch, name, None) if name in BY_NAME else None
+    if not isinstance(dtype, torch.dtype):
+        raise error(f"torch {torch.__version__} has no dtype {name}")
+    return dtype
 
 
 def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None) -> Invocation:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
 
 import torch
 
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.results.measurement import MADE_UP
+from kcap.system.registry import Registry, import_plugins
 
 
 @dataclass
@@ -100,3 +102,50 @@ PACKED_DTYPES = {"float4_e2m1": "float4_e2m1fn_x2"}  # FlashInfer-Bench's name, 
 def element_bits(name: str) -> int:
     """The bits of one element of a Definition's dtype, as torch counts elements."""
     return BY_NAME[PACKED_DTYPES.get(name, name)].bits
+
+
+MakeInput: TypeAlias = Callable[[WorkloadDraft, str], "torch.Tensor | None"]
+
+
+# By op_type ("": any) and pattern of the input's name. Patterns overlap: a rule that returns None leaves the input to the
+# next one that matches.
+INPUT_RULES: Registry[tuple[str, str], MakeInput] = Registry("rule for inputs of op_type and name")
+
+
+INPUT_TRIMS: list[Callable[[WorkloadDraft], None]] = []  # all of them run
+
+
+def valid_input(*names: str, op_types: tuple[str, ...] = ("",)) -> Callable[[MakeInput], MakeInput]:
+    """Register a rule for inputs with these names (`*` stands for anything), of these op_types or of all.
+
+    It returns a whole tensor on the CPU, whose dtype may differ from the Definition's, or None where the input is not
+    its own. It reads other inputs with `draft[name]`, which makes them first.
+    """
+
+    def register(make: MakeInput) -> MakeInput:
+        for op_type in op_types:
+            for name in names:
+                INPUT_RULES.add((op_type, name), make)
+        return make
+
+    return register
+
+
+def trims_inputs(trim: Callable[[WorkloadDraft], None]) -> Callable[[WorkloadDraft], None]:
+    """Register a function that makes inputs smaller without changing the result, once all integers are known."""
+    INPUT_TRIMS.append(trim)
+    return trim
+
+
+def input_rules_for(op_type: str, name: str) -> Iterator[MakeInput]:
+    """The rules for this input, those for its op_type before those for any."""
+    import_plugins("kcap.schemas.derive.families")
+    matching = [key for key in INPUT_RULES if key[0] in (op_type, "") and fnmatchcase(name, key[1])]
+    yield from dict.fromkeys(INPUT_RULES[key] for key in sorted(matching, key=lambda key: not key[0]))
+
+
+def trim_inputs(draft: WorkloadDraft) -> None:
+    """Make inputs smaller where that does not change the result."""
+    import_plugins("kcap.schemas.derive.families")
+    for trim in INPUT_TRIMS:
+        trim(draft)

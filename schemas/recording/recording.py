@@ -26,9 +26,9 @@ from pydantic import TypeAdapter
 
 from kcap.errors import FormatError
 from kcap.schemas.files.jsonfile import read_json, read_lines
+from kcap.schemas.recording.phases import PHASES, Phase
 from kcap.schemas.recording.records import (
     FORMAT,
-    PHASES,
     Argument,
     Call,
     Count,
@@ -36,7 +36,6 @@ from kcap.schemas.recording.records import (
     Launch,
     Metadata,
     Mode,
-    Phase,
     Program,
     Record,
     Sample,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from kcap.schemas.recording.phases import Phase
 from kcap.schemas.recording.values import TensorSpec, decode, encode, tensors
 
 MAX_RANK = (1 << 31) - 1  # what a table's 32 bits hold
@@ -93,12 +94,6 @@ class Tap(_Part):
 
 
 FORMAT = (1, 5)
-
-
-Phase = Literal["prefill", "decode", "mixed", "other"]
-
-
-PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "other")
 
 
 Mode = Literal["eager", "graph"]

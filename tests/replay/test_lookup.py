@@ -22,7 +22,7 @@ def embedding(*ids: int, table: int = VOCABULARY) -> BoundCall:
     bound = bind_call(looked_up, None, resolve_operator("aten::embedding").schema, lambda _: None)
     if ids:
         bound.set_content("indices", torch.tensor(ids))
-    families.replay_rule_for("aten::embedding").cut(bound)
+    families.replay_rule_for("aten::embedding").trim_tables(bound)
     return bound
 
 
@@ -61,7 +61,7 @@ def test_a_rotary_table_keeps_the_positions_in_use() -> None:
     bound = named("_C::rotary_embedding", positions=TensorSpec((3,), "int64", storage=0), cos_sin_cache=table)
     bound.set_content("positions", torch.tensor([257, 256, 10**9]))
     families.replay_rule_for(bound.operator).prepare(bound)
-    families.replay_rule_for(bound.operator).cut(bound)
+    families.replay_rule_for(bound.operator).trim_tables(bound)
     assert bound.content("positions").tolist() == [1, 0, 2]  # type: ignore[union-attr]
     assert bound.spec("cos_sin_cache").shape == (3, 128)
 

@@ -76,7 +76,7 @@ def test_a_negative_slot_never_reaches_the_gpu() -> None:
 
 
 def test_caches_are_not_restored_between_invocations() -> None:
-    assert set(families.replay_rule_for("sglang::store_cache").harmless) == {"k_cache", "v_cache"}
+    assert set(families.replay_rule_for("sglang::store_cache").idempotent_writes) == {"k_cache", "v_cache"}
 
 
 def test_a_rotation_that_stores_too_has_positions_and_slots() -> None:
@@ -85,7 +85,7 @@ def test_a_rotation_that_stores_too_has_positions_and_slots() -> None:
     one.set_content("positions", torch.tensor([9, 131072, 4, 4]))
     assert prepared(one, "out_loc") == [2, 3, 1, 0]
     assert one.content("positions").tolist() == [9, 131071, 4, 4]  # type: ignore[union-attr]
-    families.replay_rule_for(one.operator).cut(one)
+    families.replay_rule_for(one.operator).trim_tables(one)
     assert one.spec("cos_sin_cache").shape == (3, 128)
     assert one.content("positions").tolist() == [1, 2, 0, 0]  # type: ignore[union-attr]
 

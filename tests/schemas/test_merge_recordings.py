@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from kcap.errors import CallError, FormatError
 from kcap.schemas.diff import diff_calls
 from kcap.schemas.merge.recordings import merge_recordings
+from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Program, Recording, Sample, Step, load
 from kcap.schemas.recording.recording import write_recording as write
 from kcap.schemas.recording.records import Rank, totals
 from kcap.schemas.recording.values import TensorSpec
 
-PHASES = st.sampled_from(["prefill", "decode", "mixed", "other"])
+phases = st.sampled_from(PHASES)
 counts = st.builds(
-    Count, phase=PHASES, rank=st.integers(0, 2), mode=st.sampled_from(["eager", "graph"]), count=st.integers(1, 99)
+    Count, phase=phases, rank=st.integers(0, 2), mode=st.sampled_from(["eager", "graph"]), count=st.integers(1, 99)
 )
 
 
@@ -57,7 +58,7 @@ def recordings(draw, hosts=False):
         numbered = body.model_copy(update={"id": len(programs)})
         programs.append(numbered.model_copy(update={"counts": distinct(draw(st.lists(counts, max_size=2)))}))
     steps = [
-        Step(index=index, rank=0, phase=draw(PHASES), program=draw(st.sampled_from([p.id for p in programs] or [None])))
+        Step(index=index, rank=0, phase=draw(phases), program=draw(st.sampled_from([p.id for p in programs] or [None])))
         for index in range(draw(st.integers(0, 3)))
     ]
     samples = [
@@ -74,7 +75,7 @@ def recordings(draw, hosts=False):
         world_size=3,
         complete=draw(st.booleans()),
         steps=dict(Counter(step.phase for step in steps)),
-        batches=draw(st.lists(st.fixed_dictionaries({"phase": PHASES, "steps": st.integers(1, 9)}), max_size=1)),
+        batches=draw(st.lists(st.fixed_dictionaries({"phase": phases, "steps": st.integers(1, 9)}), max_size=1)),
         totals=totals(calls),
         dropped=draw(st.dictionaries(st.sampled_from(["overflow", "samples"]), st.integers(1, 9))),
         notes=draw(st.lists(st.sampled_from(["one", "two"]), unique=True)),

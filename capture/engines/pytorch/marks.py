@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kcap.capture.recorder.recorder import PHASES
 from kcap.errors import CallError
+from kcap.schemas.recording.phases import PHASES
 
 if TYPE_CHECKING:
     from kcap.capture.engines.pytorch.adapter import Steps

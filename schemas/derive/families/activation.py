@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.cost import Cost, CostInputs
+from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, written_or_returned
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
@@ -117,7 +117,4 @@ def sglang_class_gelu_and_mul(call: Invocation) -> KernelInstance:
     return gated_instance(call, {"none": "gelu", "tanh": "gelu_tanh"}.get(call["approximate"], ""))
 
 
-@cost_function("rmsnorm", "layernorm", "activation", "quantization", "moe_routing", "comm")
-def whole_inputs_cost(given: CostInputs) -> Cost:
-    """FLOPs are few, and not counted."""
-    return given.whole()
+cost_function("activation")(CostInputs.whole)  # FLOPs are few, and not counted

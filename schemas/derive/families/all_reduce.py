@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, LazyValue, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.recording.values import Group
@@ -70,3 +71,6 @@ def all_reduce(call: Invocation, x: torch.Tensor, output: LazyValue) -> KernelIn
         flops=(group.size - 1) * x.numel(),
         touched=lambda: total_bytes(x, x),
     )
+
+
+cost_function("comm")(CostInputs.whole)  # FLOPs are few, and not counted

@@ -66,7 +66,7 @@ def index_rows(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 @replay_rule("aten::embedding")
 class Embedding(ReplayRule):
-    def cut(self, bound: BoundCall) -> None:
+    def trim_tables(self, bound: BoundCall) -> None:
         cut_to_rows_in_use(bound, "weight", "indices")
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, written_or_returned
 from kcap.schemas.derive.kernel import KernelInstance, LazyValue, TensorArg, abbreviate, lazy_arg, tensor_arg
 
@@ -285,3 +286,6 @@ def _sglang_class_norm(call: Invocation, x: torch.Tensor, residual: torch.Tensor
     if residual is None:
         return norm_instance(call, x, lambda: call.result, kind=kind)
     return returned_instance(call, x, residual, kind)
+
+
+cost_function("rmsnorm", "layernorm")(CostInputs.whole)  # FLOPs are few, and not counted

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.derive.families import family, valid_input
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import cost_function, family, valid_input
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -166,3 +167,6 @@ def valid_scales(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if not draft.definition.inputs[name].dtype.startswith("float"):
         return None
     return draft.reals(0.5, 1.5, draft.shape(name))
+
+
+cost_function("quantization")(CostInputs.whole)  # FLOPs are few, and not counted

@@ -234,7 +234,7 @@ class VllmRopeRule(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_indices_below(bound, "positions", bound.spec("cos_sin_cache").shape[0])
 
-    def cut(self, bound: BoundCall) -> None:
+    def trim_tables(self, bound: BoundCall) -> None:
         cut_to_rows_in_use(bound, "cos_sin_cache", "positions")
 
 
@@ -243,5 +243,5 @@ class SglangRopeRule(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_indices_below(bound, "positions", bound.spec("cos_sin_cache").shape[0])
 
-    def cut(self, bound: BoundCall) -> None:
+    def trim_tables(self, bound: BoundCall) -> None:
         cut_to_rows_in_use(bound, "cos_sin_cache", "positions")

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, torch_dtype_or_skip
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.index_arguments import renumber_densely, set_zeros, shrink_caches, table_in_use
+from kcap.schemas.derive.invocation import torch_dtype
 
 CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head size]
 
@@ -20,7 +21,7 @@ CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head
 class CpuAttention(ReplayRule):
     """The scheduler's metadata points into itself, so it is made again from the Sample's lengths."""
 
-    remade = ("scheduler_metadata",)
+    rebuilt_args = ("scheduler_metadata",)
 
     def prepare(self, bound: BoundCall) -> None:
         table, lengths = bound.content("block_table"), bound.content("seq_lens")
@@ -31,7 +32,7 @@ class CpuAttention(ReplayRule):
         bound.set_content("block_table", dense)
         shrink_caches(bound, CPU_CACHES, pages)
 
-    def remake(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         query, cache = bound.spec("query"), bound.spec("key_cache")
         kv_dtype = bound["kv_cache_dtype"] or "auto"
         metadata = torch.ops._C.get_scheduler_metadata(
@@ -40,11 +41,11 @@ class CpuAttention(ReplayRule):
             cache.shape[1],
             query.shape[2],
             rebuilt_argument(bound, inputs, "seq_lens"),
-            torch_dtype_or_skip(query.dtype),
+            torch_dtype(query.dtype, Skip),
             rebuilt_argument(bound, inputs, "query_start_loc"),
             bound["causal"],
             bound["sliding_window_size"],
-            instruction_set(torch_dtype_or_skip(query.dtype), cache.shape[2], query.shape[2], str(kv_dtype)),
+            instruction_set(torch_dtype(query.dtype, Skip), cache.shape[2], query.shape[2], str(kv_dtype)),
             True,
             rebuilt_argument(bound, inputs, "dynamic_causal"),
             kv_dtype,
@@ -98,9 +99,9 @@ class FlashAttention3(PagedAttentionRule):
     """`scheduler_metadata` is made again by the operator that made it, from the same lengths."""
 
     table = "page_table"
-    remade = ("scheduler_metadata",)
+    rebuilt_args = ("scheduler_metadata",)
 
-    def remake(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         q, k, v = bound.spec("q"), bound.spec("k"), bound.spec("v")
         starts = rebuilt_argument(bound, inputs, "cu_seqlens_q")
         metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
@@ -111,7 +112,7 @@ class FlashAttention3(PagedAttentionRule):
             k.shape[-2],
             q.shape[-1],
             v.shape[-1],
-            torch_dtype_or_skip(q.dtype),
+            torch_dtype(q.dtype, Skip),
             rebuilt_argument(bound, inputs, "seqused_k"),
             starts,
             None,  # cu_seqlens_k

@@ -55,12 +55,12 @@ def slots_in_use(bound: BoundCall, name: str, skipped: int, caches: tuple[str, .
 class StoreCache(ReplayRule):
     """Caches are rows of all heads; newer releases skip the slot that pads a graph's batch."""
 
-    harmless = ("k_cache", "v_cache")
+    idempotent_writes = ("k_cache", "v_cache")
 
     def prepare(self, bound: BoundCall) -> None:
         given = bound["reserved_skip_index"]
         skipped = given if isinstance(given, int) else -1
-        slots_in_use(bound, "indices", skipped, self.harmless)
+        slots_in_use(bound, "indices", skipped, self.idempotent_writes)
         bound.set_value("size_limit", 0)  # the rows of the caches
         if skipped >= 0:
             bound.set_value("reserved_skip_index", 0)
@@ -68,7 +68,7 @@ class StoreCache(ReplayRule):
 
 @replay_rule("_C::cpu_attn_reshape_and_cache")
 class CpuReshapeAndCache(ReplayRule):
-    harmless = CPU_CACHES
+    idempotent_writes = CPU_CACHES
 
     def prepare(self, bound: BoundCall) -> None:
         cache_slots(bound, bound.spec("key_cache").shape[2], CPU_CACHES)
@@ -78,33 +78,33 @@ class CpuReshapeAndCache(ReplayRule):
 class ReshapeAndCacheFlash(ReplayRule):
     """Caches are [pages, rows of a page, heads, head size]."""
 
-    harmless = ("key_cache", "value_cache")
+    idempotent_writes = ("key_cache", "value_cache")
 
     def prepare(self, bound: BoundCall) -> None:
-        cache_slots(bound, bound.spec("key_cache").shape[1], self.harmless)
+        cache_slots(bound, bound.spec("key_cache").shape[1], self.idempotent_writes)
 
     def touched(self, bound: BoundCall, total: int) -> int:
-        return slots_touched(bound, total, bound.spec("key_cache").shape[1], self.harmless)
+        return slots_touched(bound, total, bound.spec("key_cache").shape[1], self.idempotent_writes)
 
 
 @replay_rule("_C_cache_ops::reshape_and_cache")
 class ReshapeAndCache(ReplayRule):
     """Caches are [pages, heads, head size / x, rows, x] and [pages, heads, head size, rows]."""
 
-    harmless = ("key_cache", "value_cache")
+    idempotent_writes = ("key_cache", "value_cache")
 
     def prepare(self, bound: BoundCall) -> None:
-        cache_slots(bound, bound.spec("value_cache").shape[3], self.harmless)
+        cache_slots(bound, bound.spec("value_cache").shape[3], self.idempotent_writes)
 
 
 @replay_rule("_C_cache_ops::concat_and_cache_mla")
 class ConcatAndCacheMla(ReplayRule):
     """The cache is [pages, rows of a page, latent size]."""
 
-    harmless = ("kv_cache",)
+    idempotent_writes = ("kv_cache",)
 
     def prepare(self, bound: BoundCall) -> None:
-        cache_slots(bound, bound.spec("kv_cache").shape[1], self.harmless)
+        cache_slots(bound, bound.spec("kv_cache").shape[1], self.idempotent_writes)
 
     def touched(self, bound: BoundCall, total: int) -> int:
-        return slots_touched(bound, total, bound.spec("kv_cache").shape[1], self.harmless)
+        return slots_touched(bound, total, bound.spec("kv_cache").shape[1], self.idempotent_writes)

@@ -83,8 +83,8 @@ def rope_store_cost(given: CostInputs) -> Cost:
 class RopeAndStoreRule(SglangRopeRule):
     """It rotates, and stores the rotated keys and the values: positions and slots."""
 
-    harmless = ("k_cache", "v_cache")
+    idempotent_writes = ("k_cache", "v_cache")
 
     def prepare(self, bound: BoundCall) -> None:
         super().prepare(bound)
-        slots_in_use(bound, "out_loc", -1, self.harmless)
+        slots_in_use(bound, "out_loc", -1, self.idempotent_writes)

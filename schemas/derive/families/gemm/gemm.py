@@ -1,11 +1,28 @@
-"""gemm: C = A @ B.T, as linear layers call it (aten, vLLM with oneDNN on CPU, SGLang, DeepGEMM); bmm: C[b] = A[b] @ B[b]."""
+"""gemm and bmm: C = A @ B.T, as linear layers call it, and C[b] = A[b] @ B[b].
+
+Operators of aten, vLLM (with oneDNN on a CPU), SGLang and DeepGEMM. oneDNN's handles, behind which vLLM's CPU build hides
+the weight, were read in vllm/_custom_ops.py.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 
-from kcap.schemas.derive.families import family
-from kcap.schemas.derive.invocation import FLOATS, OUTPUTS, Invocation, Unrecognized, result_dtype, written_or_returned
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, fill_random
+from kcap.schemas.derive.cost import Cost, CostInputs
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule
+from kcap.schemas.derive.invocation import (
+    FLOATS,
+    OUTPUTS,
+    Invocation,
+    Unrecognized,
+    result_dtype,
+    torch_dtype,
+    written_or_returned,
+)
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 
 REFERENCE = """import torch
@@ -141,3 +158,58 @@ def bmm(call: Invocation) -> KernelInstance:
         description="Batched matrix multiply, C[b] = A[b] @ B[b].",
         flops=2 * batch * m * n * k,
     )
+
+
+@cost_function("gemm", "bmm")
+def gemm_cost(given: CostInputs) -> Cost:
+    """The terms of each element of C are counted by the axes that A and B share and C lacks."""
+    shapes = {**given.definition.inputs, **given.definition.outputs}
+    a, b, c = (shapes[name].shape or [] for name in ("A", "B", "C"))
+    summed = [axis for axis in a if axis in b and axis not in c]
+    if len(summed) != 1:
+        return given.whole()
+    return given.whole(2 * math.prod(given.sizes[axis] for axis in [*c, *summed]))
+
+
+PRIMITIVES = 32  # oneDNN primitives that vLLM keeps per weight
+
+
+class OneDnnHandle:
+    """A oneDNN matmul: its raw pointer lives as long as this object, and so does the weight."""
+
+    def __init__(self, pointer: int, weight: torch.Tensor) -> None:
+        self.tensor = torch.tensor(pointer, dtype=torch.int64)
+        self.weight = weight
+
+    def __del__(self) -> None:
+        torch.ops._C.release_dnnl_matmul_handler(self.tensor.item())
+
+
+@replay_rule("_C::onednn_mm")
+class OneDnnMm(ReplayRule):
+    """The weight hides behind the handler: K is the activation's last dimension, N the output's."""
+
+    rebuilt_args = ("handler_tensor",)
+
+    def _weight(self, bound: BoundCall) -> tuple[int, int]:
+        return bound.spec("c").shape[-1], bound.spec("a").shape[-1]
+
+    def extra_bytes(self, bound: BoundCall) -> int:
+        n, k = self._weight(bound)
+        return 2 * n * k * bound.spec("a").bits // 8  # the weight, and oneDNN's own packed copy of it
+
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        n, k = self._weight(bound)
+        dtype = bound.spec("a").dtype
+        flat = torch.empty(n * k, dtype=torch_dtype(dtype, Skip))
+        fill_random(flat.view(torch.uint8), dtype)
+        weight = flat.view(n, k)
+        handle = OneDnnHandle(torch.ops._C.create_onednn_mm_handler(weight.t(), PRIMITIVES), weight)
+        inputs.keep.append(handle)
+        return {"handler_tensor": handle.tensor}
+
+
+@replay_rule("_C::onednn_scaled_mm")
+class OneDnnScaledMm(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        raise Skip("its oneDNN handler hides an int8 weight and its scales, which are no arguments")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
+from kcap.schemas.derive.families import cost_function, family, valid_input
 from kcap.schemas.derive.families.gemm.quantized_gemm import QUANTIZED_DTYPES, block_size_of, matrix_and_scale
 from kcap.schemas.derive.invocation import (
     FLOATS,
@@ -23,6 +24,7 @@ from kcap.schemas.derive.invocation import (
     written_or_returned,
 )
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 REFERENCE = """import torch
 
@@ -188,3 +190,48 @@ def scaling(scale: torch.Tensor | None, n: int, k: int) -> str:
     if scale is None:
         return ""
     return SCALES.format(n=n, k=k, nb=block_size_of(n, scale.shape[1]), kb=block_size_of(k, scale.shape[2]))
+
+
+@cost_function("grouped_gemm")
+def grouped_gemm_cost(given: CostInputs) -> Cost:
+    """A: [M, K] or [G, M, K], B: [G, N, K]."""
+    (_, n, k), counts = given["B"].shape, rows_of_groups(given)
+    rows, groups = int(counts.sum()), int((counts > 0).sum())
+    read = rows * k * given["A"].element_size() + groups * distinct_bytes(given["B"][:1])
+    return given.cost(read, 2 * rows * n * k)
+
+
+def rows_of_groups(given: CostInputs) -> torch.Tensor:
+    if "group_ends" in given:
+        ends = given.index("group_ends")
+        return ends.diff(prepend=ends.new_zeros(1))
+    if "masked_m" in given:
+        return given.index("masked_m")
+    ids = given.index("group_ids")
+    return ids[ids >= 0].bincount()
+
+
+GROUPED_OP_TYPES = ("grouped_gemm",)
+
+
+@valid_input("group_ends", "offs", op_types=GROUPED_OP_TYPES)
+def group_ends(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """Rising, the last one all rows; groups may be empty."""
+    if (rows := draft.size("M")) is None:
+        return None
+    made = draft.integers(0, rows + 1, draft.shape(name)).sort().values
+    made[-1:] = rows
+    return made
+
+
+@valid_input("group_ids", "m_indices", op_types=GROUPED_OP_TYPES)
+def group_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """The rows of a group lie together."""
+    groups = draft.size("G")
+    return draft.integers(0, groups, draft.shape(name)).sort().values if groups else None
+
+
+@valid_input("masked_m", op_types=GROUPED_OP_TYPES)
+def group_counts(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    rows = draft.size("M")
+    return None if rows is None else draft.integers(0, rows + 1, draft.shape(name))

@@ -1,15 +1,17 @@
-"""What stands around the experts' matrices. moe_align: tokens sorted by expert, padded to whole blocks; moe_sum: outputs added up.
+"""moe_align and moe_sum, before and after the experts' matrices: tokens sorted by expert, and the experts' outputs added up.
 
-The kernel fills buffers as long as the worst case and leaves what lies past the padded tokens undefined; the order
-within an expert is whatever its threads make it. Here the rest is padding, its experts are 0, and tokens ascend. The
-buffers are inputs because only they say how long the outputs are.
+`moe_align` pads the tokens of each expert to whole blocks. The kernel fills buffers as long as the worst case and leaves
+what lies past the padded tokens undefined; the order within an expert is up to its threads. Here the rest is padding, its
+experts are 0, and tokens ascend. The buffers are inputs because only they say how long the outputs are.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.families import ReplayRule, family, replay_rule
+from kcap.schemas.derive.index_arguments import set_indices_below, set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 
@@ -113,3 +115,13 @@ def moe_sum(call: Invocation) -> KernelInstance:
         description="The sum over each token's experts.",
         flops=tokens * k * h,
     )
+
+
+@replay_rule("_moe_C::moe_align_block_size")
+class MoeAlign(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        experts = bound.integer("num_experts")
+        set_indices_below(bound, "topk_ids", experts)
+        set_zeros(bound, "sorted_token_ids", "experts_ids", "num_tokens_post_pad")
+        if bound["maybe_expert_map"] is not None:
+            set_indices_below(bound, "maybe_expert_map", experts)

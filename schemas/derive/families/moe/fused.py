@@ -11,9 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
+from kcap.schemas.derive.index_arguments import set_indices_below
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, total_bytes, written_or_returned
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 REFERENCE = """import torch
 
@@ -157,3 +161,62 @@ def fused_moe_instance(call: Invocation, experts: Experts, halves: str) -> Kerne
 def _output(result: torch.Tensor | list[torch.Tensor], tokens: int) -> torch.Tensor:
     """FlashInfer returns a list of one."""
     return (result if isinstance(result, torch.Tensor) else result[0])[:tokens]
+
+
+@cost_function("moe")
+def moe_cost(given: CostInputs) -> Cost:
+    """Where the kernel chooses the experts itself, only its logits are read for certain."""
+    if "expert_outputs" in given:
+        return given.whole()
+    if "topk_ids" not in given:
+        return given.cost(given.read("routing_logits"))
+    matrices = [name for name in ("gemm1_weights", "gemm2_weights", "B") if name in given]
+    if not matrices:
+        return given.cost(given.read("topk_ids"))
+    return experts_cost(given, given.index("topk_ids"), matrices)
+
+
+def experts_cost(given: CostInputs, ids: torch.Tensor, matrices: list[str]) -> Cost:
+    """`matrices`: [experts, …], each multiplied once for each token and each of its experts."""
+    count = len(given[matrices[0]])
+    one = [given[name][:1] for name in matrices]
+    rows = given.read(*(name for name in ("hidden_states", "A", "topk_weights", "topk_ids") if name in given))
+    read = rows + experts_in_use(ids, count) * sum(map(distinct_bytes, one))
+    return given.cost(read, 2 * routed_pairs(ids, count) * sum(part.numel() for part in one))
+
+
+EXPERT_AXES = ("num_experts", "num_local_experts", "E")
+
+
+@valid_input("topk_ids", "topk_idx", "topk_indices", "expert_ids", "expert_indices", op_types=("moe",))
+def expert_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """Experts of each token, no two the same; where the description says packed, a bfloat16 weight in the low half."""
+    if (experts := draft.size(*EXPERT_AXES)) is None:
+        return None
+    shape = draft.shape(name)
+    chosen = torch.rand((*shape[:-1], max(experts, shape[-1])), generator=draft.generator).argsort(dim=-1)
+    chosen = chosen[..., : shape[-1]] % experts
+    packed = "packed" in (draft.definition.inputs[name].description or "").lower()
+    return chosen << 16 | _weights(draft, shape).bfloat16().view(torch.int16) if packed else chosen
+
+
+@valid_input("topk_weights", "expert_weights", "routing_weights", op_types=("moe",))
+def expert_weights(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Positive, of sum one for each token."""
+    return _weights(draft, draft.shape(name))
+
+
+def _weights(draft: WorkloadDraft, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.softmax(torch.randn(shape, generator=draft.generator), dim=-1)
+
+
+@replay_rule("_C::cpu_fused_moe")
+class FusedMoe(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_indices_below(bound, "topk_id", bound.spec("w13").shape[0])
+
+
+@replay_rule("_C::fused_experts_cpu")
+class FusedExperts(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_indices_below(bound, "topk_ids", bound.spec("w1").shape[0])

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.cost import CostInputs
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule
+from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, LazyValue, abbreviate, lazy_arg, tensor_arg
 
@@ -159,3 +162,12 @@ def routing_instance(
         description="The best experts of each token, the best first; of equal ones the first.",
         flops=5 * logits.numel(),
     )
+
+
+@replay_rule("_moe_C::topk_softmax", "_moe_C::topk_sigmoid", "_moe_C::topk_softplus_sqrt")
+class TopK(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        set_zeros(bound, "topk_indices", "token_expert_indices")
+
+
+cost_function("moe_routing")(CostInputs.whole)  # FLOPs are few, and not counted
