@@ -99,13 +99,13 @@ def bind_call(call: Call, sample: Sample | None, schema: Any | None, load: LoadV
     """`call` with the values that `sample` holds; Skip if a drifting value has none."""
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     args = [_named(argument, index, names) for index, argument in enumerate(call.args)]
-    args = [a.model_copy(update={"value": _decide(a.value, str(i), sample)}) for i, a in enumerate(args)]
+    args = [a.model_copy(update={"value": _with_sample(a.value, str(i), sample)}) for i, a in enumerate(args)]
     bound = BoundCall(call.operator, args)
-    for path, kept in (sample.tensors if sample else {}).items():
-        if (values := load(kept)) is not None:
+    for path, sampled in (sample.tensors if sample else {}).items():
+        if (values := load(sampled)) is not None:
             bound.contents[path] = values
-        if kept.low is not None and kept.high is not None:
-            bound.ranges[path] = (kept.low, kept.high)
+        if sampled.low is not None and sampled.high is not None:
+            bound.ranges[path] = (sampled.low, sampled.high)
     return bound
 
 
@@ -116,9 +116,9 @@ def _named(argument: Argument, index: int, names: list[str]) -> Argument:
     return argument.model_copy(update={"name": names[index]})
 
 
-def _decide(value: Value, path: str, sample: Sample | None) -> Value:
+def _with_sample(value: Value, path: str, sample: Sample | None) -> Value:
     if isinstance(value, list):
-        return [_decide(item, f"{path}.{index}", sample) for index, item in enumerate(value)]
+        return [_with_sample(item, f"{path}.{index}", sample) for index, item in enumerate(value)]
     if isinstance(value, Drift):
         if sample is None or path not in sample.scalars:
             raise Skip(f"no Sample holds the value of its argument {path}")

@@ -41,44 +41,44 @@ class Cost:
         return replace(self, bytes=self.bytes - unread, read=self.read - unread)
 
 
-def cost_of_instance(form: KernelInstance) -> Cost:
+def cost_of_instance(kernel: KernelInstance) -> Cost:
     """What a family knows of its Call; no bytes or no FLOPs where values that decide them are not known."""
-    written = sum(_written_bytes(slot, form) for slot in form.outputs.values())
+    written = sum(_written_bytes(arg, kernel) for arg in kernel.outputs.values())
     try:
         total = (
-            written + sum(_read_bytes(slot) for slot in form.inputs.values())
-            if form.touched is None
-            else form.touched()
+            written + sum(_read_bytes(arg) for arg in kernel.inputs.values())
+            if kernel.touched is None
+            else kernel.touched()
         )
     except Unrecognized:
         total = 0
-    return Cost(total, max(total - written, 0), _flops(form), arithmetic_dtype(form))
+    return Cost(total, max(total - written, 0), _flops(kernel), arithmetic_dtype(kernel))
 
 
-def _flops(form: KernelInstance) -> int:
+def _flops(kernel: KernelInstance) -> int:
     try:
-        return form.flops() if callable(form.flops) else form.flops
+        return kernel.flops() if callable(kernel.flops) else kernel.flops
     except Unrecognized:
         return 0
 
 
-def arithmetic_dtype(form: KernelInstance) -> str:
+def arithmetic_dtype(kernel: KernelInstance) -> str:
     """The dtype of the first input that numbers are computed from; "" if there is none."""
-    slots = [slot for slot in form.inputs.values() if slot.shape is not None]
-    return next((slot.dtype for slot in slots if slot.dtype not in NO_ARITHMETIC), "")
+    args = [arg for arg in kernel.inputs.values() if arg.shape is not None]
+    return next((arg.dtype for arg in args if arg.dtype not in NO_ARITHMETIC), "")
 
 
-def _read_bytes(slot: TensorArg) -> int:
-    value = slot.get() if slot.shape is not None else None
+def _read_bytes(arg: TensorArg) -> int:
+    value = arg.get() if arg.shape is not None else None
     return distinct_bytes(value) if isinstance(value, torch.Tensor) else 0
 
 
-def _written_bytes(slot: TensorArg, form: KernelInstance) -> int:
+def _written_bytes(output: TensorArg, kernel: KernelInstance) -> int:
     """Bytes of an output; of one whose size the inputs do not decide, none."""
-    sizes, count = form.sizes(), 1
-    for axis in slot.shape or ():
+    sizes, count = kernel.sizes(), 1
+    for axis in output.shape or ():
         count *= sizes.get(axis, 0)
-    return count * BY_NAME[slot.dtype].bits // 8 if slot.dtype in BY_NAME else 0
+    return count * BY_NAME[output.dtype].bits // 8 if output.dtype in BY_NAME else 0
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
@@ -98,10 +98,10 @@ class CostInputs:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor `name`; LookupError if there is none."""
-        found = self.inputs.get(name)
-        if not isinstance(found, torch.Tensor):
+        tensor = self.inputs.get(name)
+        if not isinstance(tensor, torch.Tensor):
             raise LookupError(f"{self.definition.name} has no tensor {name}")
-        return found
+        return tensor
 
     def __contains__(self, name: str) -> bool:
         return isinstance(self.inputs.get(name), torch.Tensor)
@@ -117,17 +117,19 @@ class CostInputs:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Every axis that the inputs decide."""
-        found = dict(self.definition.const_axes)
-        for name, one in self.definition.inputs.items():
-            if name in self and one.shape is not None:
-                found.update(zip(one.shape, self[name].shape, strict=False))
-        return found
+        sizes = dict(self.definition.const_axes)
+        for name, tensor in self.definition.inputs.items():
+            if name in self and tensor.shape is not None:
+                sizes.update(zip(tensor.shape, self[name].shape, strict=False))
+        return sizes
 
     @cached_property
     def written(self) -> int:
         """Bytes of all outputs; of one whose size is not known, none."""
         outputs = self.definition.outputs.values()
-        return sum(self._size(one.shape) * (_bits(one.dtype)) // 8 for one in outputs if one.shape is not None)
+        return sum(
+            self._size(output.shape) * (_bits(output.dtype)) // 8 for output in outputs if output.shape is not None
+        )
 
     def _size(self, shape: list[str]) -> int:
         return math.prod(self.sizes.get(axis, 0) for axis in shape)
@@ -135,7 +137,7 @@ class CostInputs:
     @property
     def dtype(self) -> str:
         """Of the first input that numbers are computed from."""
-        dtypes = [one.dtype for one in self.definition.inputs.values() if one.shape is not None]
+        dtypes = [tensor.dtype for tensor in self.definition.inputs.values() if tensor.shape is not None]
         return next((name for name in dtypes if name not in NO_ARITHMETIC), "")
 
     def cost(self, read: int, flops: int = 0) -> Cost:

@@ -59,15 +59,15 @@ class KernelInstance:
     @property
     def key(self) -> Hashable:
         """What two Calls of one Definition share."""
-        slots = [(n, s.shape, s.dtype) for n, s in (*self.inputs.items(), *self.outputs.items())]
-        return self.name, tuple(self.axes.items()), tuple(slots), self.reference, self.constraints
+        args = [(n, arg.shape, arg.dtype) for n, arg in (*self.inputs.items(), *self.outputs.items())]
+        return self.name, tuple(self.axes.items()), tuple(args), self.reference, self.constraints
 
     def check(self) -> None:
         """Unrecognized if the inputs disagree about an axis, or a Definition has no such dtype."""
         self.sizes()
-        for slot in (*self.inputs.values(), *self.outputs.values()):
-            if slot.dtype not in DTYPES:
-                raise Unrecognized(f"a Definition has no dtype {slot.dtype}")
+        for arg in (*self.inputs.values(), *self.outputs.values()):
+            if arg.dtype not in DTYPES:
+                raise Unrecognized(f"a Definition has no dtype {arg.dtype}")
 
     def definition(self, tags: list[str] | None = None) -> Definition:
         """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
@@ -76,8 +76,8 @@ class KernelInstance:
             name=self.name,
             op_type=self.op_type,
             axes=axes,
-            inputs={name: _definition_tensor(slot) for name, slot in self.inputs.items()},
-            outputs={name: _definition_tensor(slot) for name, slot in self.outputs.items()},
+            inputs={name: _definition_tensor(arg) for name, arg in self.inputs.items()},
+            outputs={name: _definition_tensor(arg) for name, arg in self.outputs.items()},
             reference=self.reference,
             description=self.description,
             tags=sorted({*self.tags, *(tags or [])}),
@@ -89,26 +89,26 @@ class KernelInstance:
 
         Without `values` inputs that a function makes are passed over.
         """
-        found = {name: size for name, size in self.axes.items() if size is not None}
-        for name, slot in self.inputs.items():
-            value = slot.value if values is None else values[name]
-            if slot.shape is None or callable(value):
+        sizes = {name: size for name, size in self.axes.items() if size is not None}
+        for name, arg in self.inputs.items():
+            value = arg.value if values is None else values[name]
+            if arg.shape is None or callable(value):
                 continue
-            _bind_axes(found, name, slot.shape, tuple(value.shape))
-        return found
+            _bind_axes(sizes, name, arg.shape, tuple(value.shape))
+        return sizes
 
 
-def _definition_tensor(slot: TensorArg) -> DefinitionTensor:
-    shape = None if slot.shape is None else list(slot.shape)
-    return DefinitionTensor(shape=shape, dtype=cast(DType, slot.dtype), description=slot.description)
+def _definition_tensor(arg: TensorArg) -> DefinitionTensor:
+    shape = None if arg.shape is None else list(arg.shape)
+    return DefinitionTensor(shape=shape, dtype=cast(DType, arg.dtype), description=arg.description)
 
 
-def _bind_axes(found: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+def _bind_axes(sizes: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
     if len(axes) != len(shape):
         raise Unrecognized(f"input {name} has {len(shape)} dimensions, not {len(axes)}")
     for axis, size in zip(axes, shape, strict=True):
-        if found.setdefault(axis, size) != size:
-            raise Unrecognized(f"axis {axis} would be {found[axis]} and, by input {name}, {size}")
+        if sizes.setdefault(axis, size) != size:
+            raise Unrecognized(f"axis {axis} would be {sizes[axis]} and, by input {name}, {size}")
 
 
 def tensor_arg(tensor: torch.Tensor, *axes: str, description: str | None = None) -> TensorArg:

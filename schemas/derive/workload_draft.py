@@ -55,8 +55,8 @@ class WorkloadDraft:
 
     def size(self, *names: str) -> int | None:
         """The size of the first of these axes that the Definition has; None if it has none of them."""
-        known = {**self.axes, **self.definition.const_axes}
-        return next((known[name] for name in names if name in known), None)
+        sizes = {**self.axes, **self.definition.const_axes}
+        return next((sizes[name] for name in names if name in sizes), None)
 
     def first(self, *names: str) -> str | None:
         """The first of these names that is an input; None if none is."""

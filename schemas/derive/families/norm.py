@@ -252,8 +252,8 @@ def _tvm_fused(call: Invocation, kind: str) -> KernelInstance:
 
 
 def _tvm_tensors(call: Invocation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    first, second, third = (call.tensor(f"arg{place}") for place in range(3))
-    if [one.dim() for one in (first, second, third)].count(1) != 1:
+    first, second, third = (call.tensor(f"arg{index}") for index in range(3))
+    if [tensor.dim() for tensor in (first, second, third)].count(1) != 1:
         raise Unrecognized("it has not one weight")
     return first, second, third
 

@@ -146,9 +146,9 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
 
 def limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
     dtype = FILTERS[name][1]
-    given = call.optional(name, f"maybe_{name}_arr")
-    if given is not None:
-        return tensor_arg(given.to(dtype), "batch_size")
+    tensor = call.optional(name, f"maybe_{name}_arr")
+    if tensor is not None:
+        return tensor_arg(tensor.to(dtype), "batch_size")
     value = call.number(name, f"{name}_val")
     return tensor_arg(torch.full((len(probs),), value, dtype=dtype, device=probs.device), "batch_size")
 
@@ -177,8 +177,8 @@ def repetition_penalties(call: Invocation) -> KernelInstance:
 
 
 @cost_function("sampling")
-def sampling_cost(given: CostInputs) -> Cost:
-    return given.cost(given.read("logits") if "logits" in given else given.read("probs") // 2)
+def sampling_cost(inputs: CostInputs) -> Cost:
+    return inputs.cost(inputs.read("logits") if "logits" in inputs else inputs.read("probs") // 2)
 
 
 MOST_K = 100  # serving rarely asks for more

@@ -125,10 +125,10 @@ def sparse_indices(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if not limit or not size:
         return None
     tokens, topk = draft.shape(name)
-    made = torch.full((tokens, topk), -1, dtype=torch.int64)
-    for row in made:
+    slots = torch.full((tokens, topk), -1, dtype=torch.int64)
+    for row in slots:
         row[: limit * size] = draft.distinct(min(topk, limit * size), limit * size)
-    return made
+    return slots
 
 
 @trims_inputs
@@ -167,7 +167,7 @@ def mask(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Random, but the first of each row is kept: a row without any has no softmax."""
     if draft.definition.inputs[name].dtype != "bool":
         return None
-    made = draft.reals(0, 1, draft.shape(name)) < 0.5
-    if made.numel():
-        made[..., 0] = True
-    return made
+    kept = draft.reals(0, 1, draft.shape(name)) < 0.5
+    if kept.numel():
+        kept[..., 0] = True
+    return kept
