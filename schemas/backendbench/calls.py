@@ -1,4 +1,7 @@
-"""The few functions that serialized arguments may name, `T(…)` first: each makes a Value, its sizes checked before anyone allocates it."""
+"""The few functions that serialized arguments may name, `T(…)` first: each makes a Value.
+
+Sizes are checked here, before anything allocates them.
+"""
 
 from __future__ import annotations
 

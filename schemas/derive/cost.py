@@ -1,7 +1,7 @@
 """What one invocation of a kernel cannot do without: bytes moved and FLOPs, of a Call's kernel or a Workload's inputs.
 
-A cost is a lower bound: each input counts once, for what must be read of it, each output once, for what must be written.
-What is not known counts nothing. Families register a function for each op_type with `cost_function`.
+A cost is a lower bound: each input counts once, for what must be read of it, each output once, for what must be
+written. What is not known counts nothing. Families register a function for each op_type with `cost_function`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ NO_ARITHMETIC = ("int32", "int64", "bool")  # indices and masks
 
 @dataclass(frozen=True)
 class Cost:
-    """`bytes`: read and written; `read`: those of them that certainly are of inputs.
+    """`bytes`: read and written; `read`: those of them that are certainly of inputs.
 
-    `flops`: a multiplication and an addition are two; 0 where nobody knows. `dtype`: of the operands, by torch's name.
+    `flops`: a multiplication and an addition are two; 0 where they are not known. `dtype`: of the operands, by torch's
+    name.
     """
 
     bytes: int = 0
@@ -36,13 +37,13 @@ class Cost:
     dtype: str = ""
 
     def within(self, inputs: int) -> Cost:
-        """The same where the inputs are no more than so many bytes: two arguments may be one tensor."""
+        """The same, reading at most `inputs` bytes: two arguments may be one tensor."""
         unread = max(self.read - inputs, 0)
         return replace(self, bytes=self.bytes - unread, read=self.read - unread)
 
 
 def cost_of_instance(kernel: KernelInstance) -> Cost:
-    """What a family knows of its Call; no bytes or no FLOPs where values that decide them are not known."""
+    """The cost that a family gives its Call; no bytes or no FLOPs where they depend on values that are not known."""
     written = sum(_written_bytes(arg, kernel) for arg in kernel.outputs.values())
     try:
         total = (
@@ -111,7 +112,7 @@ class CostInputs:
         return self[name].cpu().long()
 
     def read(self, *names: str) -> int:
-        """Bytes of these inputs, whole."""
+        """Bytes of the whole of these inputs."""
         return sum(distinct_bytes(self[name]) for name in names)
 
     @cached_property
@@ -136,20 +137,20 @@ class CostInputs:
 
     @property
     def dtype(self) -> str:
-        """Of the first input that numbers are computed from."""
+        """The dtype of the first input that numbers are computed from."""
         dtypes = [tensor.dtype for tensor in self.definition.inputs.values() if tensor.shape is not None]
         return next((name for name in dtypes if name not in NO_ARITHMETIC), "")
 
     def cost(self, read: int, flops: int = 0) -> Cost:
-        """Of an invocation that reads so many bytes and writes all outputs."""
+        """The cost of an invocation that reads `read` bytes and writes all outputs."""
         return Cost(read + self.written, read, flops, self.dtype)
 
     def whole(self, flops: int = 0) -> Cost:
-        """All of its inputs are read."""
+        """The cost if all inputs are read."""
         return self.cost(self.read(*(name for name in self.definition.inputs if name in self)), flops)
 
     def unread(self) -> Cost:
-        """What of its inputs is read is not known."""
+        """The cost where it is not known what of the inputs is read."""
         return self.cost(0)
 
 

@@ -1,4 +1,4 @@
-"""One invocation of a Call, as a family reads it: its arguments by name, as torch tensors, and what the operator made."""
+"""One invocation of a Call, as a family reads it: arguments by name, as torch tensors, and what was returned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, Tor
 
 
 def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.Tensor]:
-    """The tensors that an operator returned, by their place: (0,) alone, (2,) of several, (0, 1) of a list."""
+    """The tensors that an operator returned, by position: (0,) alone, (2,) of several, (0, 1) of a list."""
     parts = result if several else [result]
     tensors: dict[tuple[int, ...], torch.Tensor] = {}
     for position, part in enumerate(parts):
@@ -28,7 +28,7 @@ def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.T
 
 
 class Unrecognized(Exception):
-    """The Call is none of this family's: an argument is missing, or says something that the family does not model."""
+    """The family does not model this Call: an argument is missing, or asks for something else."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Invocation:
         return next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
 
     def number(self, *names: str) -> float | int:
-        """The first of `names` that is a finite number; Unrecognized if none is, or it drifts and no Sample tells."""
+        """The first of `names` that is a finite number; Unrecognized if none is, or it drifts without a known value."""
         number: float | int | None = next((self[n] for n in names if isinstance(self[n], int | float)), None)
         if number is None or not math.isfinite(number):
             raise Unrecognized(f"{self.operator} has no number called {' or '.join(names)}")
@@ -78,7 +78,7 @@ class Invocation:
                 raise Unrecognized(f"{self.operator}: {name} is set")
 
     def weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that no argument shows, or one without data in its place."""
+        """The hidden tensor `name`, or one without data in its place."""
         return self.hidden.get(name, torch.empty(shape, dtype=dtype, device="meta"))
 
 
@@ -110,7 +110,7 @@ def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None
 
 
 def constants(call: Call) -> dict[str, Any]:
-    """What a Triton kernel was compiled for, by name: a family reads it as it does arguments."""
+    """The constexprs of a Triton kernel by name: a family reads them like arguments."""
     fixed = call.launch.constexprs if call.launch else {}
     return {name: without_data(value, name, {}) for name, value in fixed.items()}
 

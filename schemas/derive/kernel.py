@@ -1,4 +1,7 @@
-"""A recorded Call as a kernel: named inputs and outputs over named axes, with a PyTorch reference; and a Definition with its Calls."""
+"""A recorded Call as a kernel: named inputs and outputs over named axes, with a reference in PyTorch.
+
+`Kernel` is a Definition with the Calls that it was derived from.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ LazyValue = Callable[[], Any]
 
 @dataclass(frozen=True)
 class TensorArg:
-    """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and what gives its value.
+    """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and its value.
 
-    `value`: a tensor, a number, or a function without arguments that makes it, where that needs values (those of a
-    block table) or, for an output, the operator's result.
+    `value`: a tensor, a number, or a function without arguments that makes it: where it needs values (of a block
+    table), or is an output, which is known once the operator ran.
     """
 
     shape: tuple[str, ...] | None
@@ -39,7 +42,7 @@ class KernelInstance:
 
     `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
     as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs. `random`: it
-    draws numbers, so that two runs agree in distribution alone.
+    draws random numbers, so that two runs agree only in distribution.
     """
 
     name: str
@@ -87,7 +90,7 @@ class KernelInstance:
     def sizes(self, values: dict[str, Any] | None = None) -> dict[str, int]:
         """Every axis that the inputs decide, from `values` where given; Unrecognized if two of them disagree.
 
-        Without `values` inputs that a function makes are passed over.
+        Without `values`, lazy inputs are skipped.
         """
         sizes = {name: size for name, size in self.axes.items() if size is not None}
         for name, arg in self.inputs.items():
@@ -112,14 +115,14 @@ def _bind_axes(sizes: dict[str, int], name: str, axes: tuple[str, ...], shape: t
 
 
 def tensor_arg(tensor: torch.Tensor, *axes: str, description: str | None = None) -> TensorArg:
-    """A tensor that is there already: its dtype is the slot's."""
+    """An argument whose tensor exists already."""
     return TensorArg(axes, dtype_name(tensor.dtype), tensor, description)
 
 
 def lazy_arg(
     dtype: torch.dtype | str, axes: tuple[str, ...], value: LazyValue, description: str | None = None
 ) -> TensorArg:
-    """A tensor made when it is asked for: from values (index inputs), or from what the operator did (outputs)."""
+    """An argument whose tensor is made on demand: from values (index inputs) or the operator's result (outputs)."""
     return TensorArg(axes, dtype if isinstance(dtype, str) else dtype_name(dtype), value, description)
 
 
@@ -132,7 +135,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def abbreviate(dtype: torch.dtype, usual: torch.dtype) -> str:
-    """What a name says of a dtype: nothing where it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
+    """How a name tells a dtype: not at all if it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
     words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     return "" if dtype == usual else f"_{words.get(dtype, dtype_name(dtype))}"
 

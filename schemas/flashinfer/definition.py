@@ -1,12 +1,13 @@
-"""FlashInfer-Bench's Definition (what a kernel computes, with a PyTorch reference) and the Workloads that it is measured on.
+"""FlashInfer-Bench's Definition (what a kernel computes, with a reference in PyTorch) and Workload (an instance of it).
 
 Source: FlashInfer-Bench 0.1.2, `data/definition.py`, and its document of the schema. Where they differ: `tags` and
 `constraints` may be null by the document and not by the code, so null is read as an empty list and never written.
-Both let unknown keys pass, but drop them; here they are refused, but for `optional` (an input that a Workload may
-leave out), which the published dataset uses. A name that is no file name is refused: files are named by it.
+Both accept and drop unknown keys; here they are refused, except `optional` (an input that a Workload may leave out),
+which the published dataset uses. A name that is no file name is refused: files are named by it.
 
-Source: FlashInfer-Bench 0.1.2, `data/workload.py`. Its code takes an axis of size 0 (its document: positive), and so
-does this reader. Its documents want a scalar input given as `scalar`; its code would draw a random one.
+Source of the Workload: FlashInfer-Bench 0.1.2, `data/workload.py`. Its code takes an axis of size 0 (its document:
+positive), and so does this reader. Its documents want a scalar input given as `scalar`; its code would draw a random
+one.
 """
 
 from __future__ import annotations

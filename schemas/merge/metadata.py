@@ -1,4 +1,7 @@
-"""The Recordings that become one: by what their Calls, Programs and ranks join, what must be the same, what is added, whose seal holds."""
+"""The Recordings that become one: the keys by which Calls and Programs join, and the metadata of the result.
+
+It says which settings must be equal, what is added up, how ranks are renumbered, and whether the seal still holds.
+"""
 
 from __future__ import annotations
 

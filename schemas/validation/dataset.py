@@ -1,4 +1,4 @@
-"""A FlashInfer-Bench dataset: each file, where it lies, what the files say of each other, and the tensors in its blobs."""
+"""Checks of a FlashInfer-Bench dataset: each file and its path, references between files, the tensors in blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups of rows of a table by index: embedding, index_select and indexing. Of the table only the rows read are touched."""
+"""Lookups of rows of a table by index: embedding, index_select and indexing. Only the rows read are touched."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def sglang_rope(call: Invocation) -> KernelInstance:
 
 
 def rope_instance(rope: Rope) -> KernelInstance:
-    """The Form; a table of another type than float32 is said in its name."""
+    """The kernel instance; its name says the dtype of a table that is not float32."""
     (tokens, heads, size), rot = rope.q.shape, rope.cos_sin_cache.shape[-1]
     rotated = {"q": (rope.q, "num_qo_heads", rope.q_out)}
     if rope.k is not None:
@@ -170,7 +170,7 @@ def rope_instance(rope: Rope) -> KernelInstance:
     )
 
 
-# Those that compute their table in another way, and rotate by it as the first does.
+# They differ in how they compute their table, and rotate by it alike.
 SGLANG_ROTARY_CLASSES = (
     "RotaryEmbedding",
     "LinearScalingRotaryEmbedding",

@@ -1,6 +1,6 @@
-"""sampling: greedy, by top-k and top-p from probabilities, and repetition penalties; what it reads, and probabilities to sample from.
+"""sampling: greedy, by top-k and top-p from probabilities, and repetition penalties.
 
-Sampling from probabilities has FlashInfer-Bench's names. It draws: two runs agree in distribution only.
+Sampling from probabilities has FlashInfer-Bench's names. It draws random numbers: two runs agree only in distribution.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(logits, prompt_mask, output_mask, repetition_penalties):
 """
 
 
-SMALLEST = 1024  # fewer columns are no vocabulary: other kernels have an argmax over what their blocks found
+SMALLEST = 1024  # fewer columns are no vocabulary: other kernels reduce their blocks' results by an argmax
 
 
 ROWS = ("batch_size", "vocab_size")
@@ -138,9 +138,8 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
         ),
         description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
         random=True,
-        touched=lambda: (
-            total_bytes(probs) // 2
-        ),  # unfiltered, a draw stops at the token that it finds: halfway on average
+        # unfiltered, a draw stops at the token that it draws: halfway on average
+        touched=lambda: total_bytes(probs) // 2,
     )
 
 

@@ -152,7 +152,7 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class GenericKernel:
-    """The Form of a group's Calls; `bind` puts an invocation into it."""
+    """A group's Calls as one kernel; `bind` gives an invocation the Definition's names."""
 
     group: Group
 

@@ -1,4 +1,4 @@
-"""Kernels for all Calls that no family knows: of operators by their patterns, of inductor's fused kernels by their ATen fragments."""
+"""Definitions for Calls of no family: operators by their patterns, inductor's fused kernels by their fragments."""
 
 from __future__ import annotations
 

@@ -229,7 +229,10 @@ def _drifts(number: Number) -> bool:
 
 
 def _shapes(sizes: list[dict[str, int]], axes: Axes, outputs_by_member: list[tuple[Output, ...]]) -> list[Shape] | None:
-    """The axes of each output; None if one has a size of its own. `sizes`, `outputs_by_member`: of the Calls that stand for all."""
+    """The axes of each output; None if one has a size of its own.
+
+    `sizes`, `outputs_by_member`: of the Calls that stand for all.
+    """
     if len({tuple((output.dtype, len(output.shape)) for output in outputs) for outputs in outputs_by_member}) > 1:
         return None
     shapes = []

@@ -1,4 +1,4 @@
-"""What a pattern's operator gives, returned or written, under names of its own; and which operators get no Definition."""
+"""The outputs of a pattern's operator, returned or written, and their names; and which operators get no Definition."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from kcap.schemas.recording.operators import MAY_COPY, does_work
 class Output(NamedTuple):
     """One output. `path`: the argument that holds it once the operator ran; () where it returns it.
 
-    `place`: its place in what the reference's operator returns, `returned_dtype`: its dtype there; () and its own dtype where
-    that operator writes it.
+    `place`: its position in what the reference's operator returns, `returned_dtype`: its dtype there; () and its own
+    dtype where that operator writes it.
     """
 
     name: str

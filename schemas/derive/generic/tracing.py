@@ -43,7 +43,7 @@ class Line:
 
 @dataclass
 class ReferenceBody:
-    """Lines of Python over values by name; `names` of live tensors by their id; `alive` keeps them, so that no id is used twice."""
+    """Lines of Python over named values. `names`: of tensors by id; `alive` keeps them, so that no id is used twice."""
 
     device: str
     names: dict[int, str]

@@ -1,6 +1,7 @@
 """Attention over a paged cache, or over keys and values as they are: pairs that queries see, rows of pages in use.
 
-Taken for causal, which is the least: a Definition's fields do not say it. A window is known from the name.
+Attention is taken to be causal, which costs least, because no field of a Definition says it. A window is read from the
+Definition's name.
 """
 
 from __future__ import annotations

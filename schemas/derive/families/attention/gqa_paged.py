@@ -1,11 +1,11 @@
-"""gqa_paged: attention of grouped queries over a paged cache. Operators of vLLM (C++ and Triton), SGLang and FlashInfer.
+"""gqa_paged: attention of grouped queries over a paged cache, by operators of vLLM, SGLang and FlashInfer.
 
 An operator that returns no log-sum-exp makes a Definition without `lse`, which says `nolse` in its name. Rows of
 padding, which operators leave as they were, are zero as in the reference.
 
-Left out are the launches of which two are one kernel: its 3D path (segments, then their reduction) and SGLang's decode
-(`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`). SGLang's extension reads old keys from the cache and new ones
-beside it, which FlashInfer has no form for.
+Launches of which two make one kernel are left out: the 3D path of vLLM's Triton kernel (segments, then their reduction)
+and SGLang's decode (`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`). So is SGLang's extension, which reads old keys
+from the cache and new ones from beside it: FlashInfer has no form for that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """An invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
+    """One invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
 
     `window`: keys before its own that a query sees, -1: all. `output`: [tokens, heads, dim], `lse`: base 2, [tokens,
     heads].
@@ -83,7 +83,7 @@ class PagedAttention:
 
 
 def paged_attention(attention: PagedAttention) -> KernelInstance:
-    """The Form of a decode or a prefill."""
+    """A decode or a prefill as a kernel instance."""
     (_, h, d), (ps, kv) = attention.q.shape, attention.k.shape[1:3]
     refuse_quantized(attention.q, attention.k, attention.v)
     if attention.k.shape != attention.v.shape or d != attention.k.shape[3]:

@@ -1,8 +1,7 @@
-"""gqa_ragged and mla_ragged: attention over keys and values without a cache. FlashInfer's wrapper, and aten's for encoders.
+"""gqa_ragged and mla_ragged: attention over keys and values without a cache.
 
-FlashInfer-Bench's gqa_ragged, and its mla_ragged where values have a size of their own.
-
-FlashAttention without a page table is ragged, too: gqa_paged.py knows its operators.
+Operators are FlashInfer's wrapper and aten's attention, which encoders use. mla_ragged is for values of another size
+than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
 """
 
 from __future__ import annotations
@@ -82,11 +81,11 @@ class RaggedAttention:
 
 
 def ragged_attention(attention: RaggedAttention) -> KernelInstance:
-    """The Form of a prefill."""
+    """A prefill as a kernel instance."""
     (_, h, d), (_, kv, vo) = attention.q.shape, attention.v.shape
     refuse_quantized(attention.q, attention.k, attention.v)
     if attention.kv_starts is None:
-        raise Unrecognized("no one says where its keys begin")
+        raise Unrecognized("it does not say where each sequence's keys begin")
     kind, qk_axis, vo_axis = ("gqa", "head_dim", "head_dim") if d == vo else ("mla", "qk_dim", "vo_dim")
     dims = f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"
     heads = f"_h{h}_kv{kv}" if d == vo or h != kv else f"_h{h}"

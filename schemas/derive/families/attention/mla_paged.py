@@ -1,6 +1,6 @@
 """mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
 
-Operators of FlashInfer, FlashMLA and vLLM on CPU. Left out, because two launches are one kernel there: Triton's decode.
+Operators of FlashInfer, FlashMLA and vLLM on CPU. Triton's decode is left out: there two launches make one kernel.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LatentAttention:
 
 
 def latent_attention(attention: LatentAttention) -> KernelInstance:
-    """The Form of a decode or a prefill."""
+    """A decode or a prefill as a kernel instance."""
     (_, h, c), p, ps = attention.q_nope.shape, attention.q_pe.shape[2], attention.ckv.shape[1]
     refuse_quantized(attention.q_nope, attention.q_pe, attention.ckv, attention.kpe)
     batch, cache = attention.batch, ("num_pages", "page_size")

@@ -1,7 +1,7 @@
-"""Valid inputs of attention: offsets of sequences, the pages of each and how full the last is, masks that leave a key.
+"""Valid inputs of attention: sequence offsets, the pages of each and how full the last is, masks that keep a key.
 
-They rise from 0 to the total. Where queries and keys have offsets each, a sequence has at least as many keys as
-queries, for a causal mask leaves nothing to the queries before.
+Offsets rise from 0 to the total. Where queries and keys each have offsets, a sequence has at least as many keys as
+queries: under a causal mask, the queries before the first key would see nothing.
 """
 
 from __future__ import annotations

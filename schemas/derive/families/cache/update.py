@@ -1,7 +1,7 @@
-"""cache_update: new keys and values, or latents, written to their slots of a paged cache. Operators of vLLM, SGLang, FlashInfer.
+"""cache_update: new keys and values, or latents, written to their slots of a paged cache.
 
-A slot is page · page size + row; a negative one is padding, and nothing is written for it. Newer SGLang may be told of
-a slot that it skips. Which token stays, where two have one slot, is nobody's promise.
+Operators of vLLM, SGLang and FlashInfer. A slot is page · page size + row; a negative one is padding, and nothing is
+written for it. Newer SGLang takes the number of a slot that it skips. If two tokens have one slot, either may stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """gemm and bmm: C = A @ B.T, as linear layers call it, and C[b] = A[b] @ B[b].
 
-Operators of aten, vLLM (with oneDNN on a CPU), SGLang and DeepGEMM. oneDNN's handles, behind which vLLM's CPU build hides
-the weight, were read in vllm/_custom_ops.py.
+Operators of aten, vLLM (with oneDNN on a CPU), SGLang and DeepGEMM. oneDNN's handles, behind which vLLM's CPU build
+hides the weight, were read in vllm/_custom_ops.py.
 """
 
 from __future__ import annotations

@@ -165,6 +165,7 @@ def _name(
     """Blocks on both sides need no word, as in the Definition document."""
     groups = _groups(scales)
     per = "" if len(groups) == 2 and scales[0].per == "block" else f"_per_{scales[0].per}_per_{scales[1].per}"
-    word = f"{'_bias' if bias is not None else ''}{abbreviate(dtype, QUANTIZED_DTYPES[0])}{abbreviate(out, torch.bfloat16)}"
+    word = "_bias" if bias is not None else ""
+    word += abbreviate(dtype, QUANTIZED_DTYPES[0]) + abbreviate(out, torch.bfloat16)
     counts = "".join(f"_{axis[0].lower()}g{size}" for axis, size in groups.items())
     return f"quantized_gemm{per}{word}_n{n}_k{k}{counts}"
