@@ -90,8 +90,8 @@ def diff_calls(a: Iterable[Call], b: Iterable[Call]) -> Diff:
 
 def diff_datasets(a: Dataset, b: Dataset) -> Diff:
     """Definitions by name, with their counts and the number of their Workloads."""
-    both = a.definitions.keys() & b.definitions.keys()
-    fields = {name: changed_fields(a.definitions[name], b.definitions[name]) for name in both}
+    common = a.definitions.keys() & b.definitions.keys()
+    fields = {name: changed_fields(a.definitions[name], b.definitions[name]) for name in common}
     return _diff(_definitions(a), _definitions(b), fields)
 
 
@@ -104,9 +104,11 @@ def _diff(a: Mapping[str, Entry], b: Mapping[str, Entry], fields: Mapping[str, l
     return Diff(
         only_a=_sorted(entry for key, entry in a.items() if key not in b),
         only_b=_sorted(entry for key, entry in b.items() if key not in a),
-        changed=sorted(changed, key=lambda one: (-abs(one.a.counted - one.b.counted), one.a.name, one.a.detail)),
+        changed=sorted(
+            changed, key=lambda change: (-abs(change.a.counted - change.b.counted), change.a.name, change.a.detail)
+        ),
         names=_names(a.values(), b.values()),
-        totals=(sum(one.counted for one in a.values()), sum(one.counted for one in b.values())),
+        totals=(sum(entry.counted for entry in a.values()), sum(entry.counted for entry in b.values())),
     )
 
 
@@ -121,36 +123,36 @@ def _names(a: Iterable[Entry], b: Iterable[Entry]) -> list[Share]:
 
 
 def _by_name(entries: Iterable[Entry]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for entry in entries:
-        found[entry.name] += entry.counted
-    return found
+        counts[entry.name] += entry.counted
+    return counts
 
 
 def _calls(calls: Iterable[Call]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for call in calls:
         key = f"{call_key(call)} {call.kind}"
-        counts = _places(call.counts)
-        if key in found:
-            counts = counts + Counter(found[key].counts)
+        counts = _count_by_place(call.counts)
+        if key in entries:
+            counts = counts + Counter(entries[key].counts)
         counted = sum(counts.values()) if call.kind == "kernel" else 0
-        found[key] = Entry(call.operator, signature(call.args), counts, counted)
-    return found
+        entries[key] = Entry(call.operator, signature(call.args), counts, counted)
+    return entries
 
 
-def _places(counts: Iterable[Count]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for one in counts:
-        found[f"{one.phase} {one.rank} {one.mode}"] += one.count
-    return +found
+def _count_by_place(counts: Iterable[Count]) -> Counter[str]:
+    by_place: Counter[str] = Counter()
+    for count in counts:
+        by_place[f"{count.phase} {count.rank} {count.mode}"] += count.count
+    return +by_place
 
 
 def _definitions(dataset: Dataset) -> dict[str, Entry]:
     counts: dict[str, Counter[str]] = {name: Counter() for name in dataset.definitions}
-    calls = {(one.definition, one.operator, one.call): one for one in dataset.counts}
-    for (name, _, _), one in calls.items():
-        counts.setdefault(name, Counter()).update(_places(one.counts))
+    calls = {(line.definition, line.operator, line.call): line for line in dataset.counts}
+    for (name, _, _), line in calls.items():
+        counts.setdefault(name, Counter()).update(_count_by_place(line.counts))
     return {
         name: Entry(
             name,

@@ -1,4 +1,7 @@
-"""The few functions that serialized arguments may name, `T(…)` first: each makes a Value, its sizes checked before anyone allocates it."""
+"""The few functions that serialized arguments may name, `T(…)` first: each makes a Value.
+
+Sizes are checked here, before anything allocates them.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,20 @@ def tensor(positional: list[Value], keywords: dict[str, Value], storage: int) ->
     """The TensorSpec that a `T(…)` with these arguments means; ValueError says what is wrong with it."""
     if len(positional) > len(NAMES):
         raise ValueError("T takes a shape, a dtype, a stride and a device")
-    given = dict(zip(NAMES, positional, strict=False))
+    values = dict(zip(NAMES, positional, strict=False))
     keywords = {"shape" if name == "size" else name: value for name, value in keywords.items()}
-    if wrong := [name for name in keywords if name in given or name not in NAMES]:
+    if wrong := [name for name in keywords if name in values or name not in NAMES]:
         raise ValueError(f"T does not take {wrong[0][:40]} here")
-    return _checked_tensor(given | keywords, storage)
+    return _checked_tensor(values | keywords, storage)
 
 
-def _checked_tensor(given: dict[str, Value], storage: int) -> TensorSpec:
-    dtype = given.get("dtype")
+def _checked_tensor(values: dict[str, Value], storage: int) -> TensorSpec:
+    dtype = values.get("dtype")
     if not isinstance(dtype, TorchConstant) or dtype.kind != "dtype":
         raise ValueError("a tensor needs a dtype: f32, bf16, torch.float16, …")
-    shape = _tensor_sizes(given.get("shape"), "shape")
-    stride = None if given.get("stride") is None else _tensor_sizes(given["stride"], "stride")
-    spec = TensorSpec(shape, dtype.name, stride, device=_tensor_device(given.get("device")), storage=storage)
+    shape = _tensor_sizes(values.get("shape"), "shape")
+    stride = None if values.get("stride") is None else _tensor_sizes(values["stride"], "stride")
+    spec = TensorSpec(shape, dtype.name, stride, device=_tensor_device(values.get("device")), storage=storage)
     return canonical(check_tensor(spec))
 
 
@@ -103,10 +106,10 @@ def _complex(positional: list[Value], keywords: Keywords, source: str, storage: 
 
 
 def _device(positional: list[Value], keywords: Keywords, source: str, storage: int) -> TorchConstant:
-    given = dict(zip(("type", "index"), positional, strict=False)) | keywords
-    kind, index = given.pop("type", None), given.pop("index", None)
+    values = dict(zip(("type", "index"), positional, strict=False)) | keywords
+    kind, index = values.pop("type", None), values.pop("index", None)
     name = kind if index is None else f"{kind}:{index}"
-    if given or len(positional) > 2 or not isinstance(name, str) or not DEVICE.fullmatch(name):
+    if values or len(positional) > 2 or not isinstance(name, str) or not DEVICE.fullmatch(name):
         raise ValueError("a device is written torch.device('cuda:0')")
     return TorchConstant("device", name)
 

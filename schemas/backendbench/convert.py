@@ -57,14 +57,16 @@ def trace_lines(calls: Iterable[Call], samples: Iterable[Sample] = ()) -> tuple[
     """Lines by operator, then the most frequent first. Calls whose lines are the same are one line."""
     ledger = Ledger()
     merged: dict[tuple[str, str], TraceLine] = {}
-    for made in convert_calls(calls, samples):
-        if made.line is None:
-            ledger.miss(made.call.operator, signature(made.call.args), made.missing, made.call.total)
+    for converted in convert_calls(calls, samples):
+        if converted.line is None:
+            ledger.miss(
+                converted.call.operator, signature(converted.call.args), converted.missing, converted.call.total
+            )
             continue
-        for reason in made.reduced:
-            ledger.reduce(made.call.operator, reason, made.call.total)
-        known = merged.get((made.line.operator, made.text))
-        merged[made.line.operator, made.text] = made.line.joined(known) if known else made.line
+        for reason in converted.reduced:
+            ledger.reduce(converted.call.operator, reason, converted.call.total)
+        earlier = merged.get((converted.line.operator, converted.text))
+        merged[converted.line.operator, converted.text] = converted.line.joined(earlier) if earlier else converted.line
     ordered = sorted(merged.items(), key=lambda item: (item[0][0], -item[1].count, item[0][1]))
     return [line for _, line in ordered], ledger.loss()
 
@@ -104,13 +106,13 @@ class _Arguments:
         self.storages = 0
 
     def of(self, call: Call) -> tuple[list[Value], dict[str, Value]]:
-        given = [(str(index), argument) for index, argument in enumerate(call.args)]
-        positional = [(path, argument) for path, argument in given if not argument.keyword]
+        arguments = [(str(index), argument) for index, argument in enumerate(call.args)]
+        positional = [(path, argument) for path, argument in arguments if not argument.keyword]
         while positional and positional[-1][1].default:
             positional.pop()
         args = [self.value(argument.value, path) for path, argument in positional]
-        named = [(path, argument) for path, argument in given if argument.keyword and not argument.default]
-        return args, {_name(argument): self.value(argument.value, path) for path, argument in named}
+        keywords = [(path, argument) for path, argument in arguments if argument.keyword and not argument.default]
+        return args, {_name(argument): self.value(argument.value, path) for path, argument in keywords}
 
     def value(self, value: Value, path: str) -> Value:
         match value:

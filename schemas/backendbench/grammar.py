@@ -83,16 +83,16 @@ class Parser(Cursor):
 
     def _keywords(self) -> dict[str, Value]:
         self._expect("{")
-        made: dict[str, Value] = {}
+        keywords: dict[str, Value] = {}
         while self.token != "}":
             name, start = self._keyword()
-            if name in made:
+            if name in keywords:
                 raise Fault(start, f"{name[:40]} is given twice")
             self._expect(":")
-            made[name] = self.value(2)
+            keywords[name] = self.value(2)
             self._separator("}")
         self._next()
-        return made
+        return keywords
 
     def _keyword(self) -> tuple[str, int]:
         start, token = self.start, self.token
@@ -105,10 +105,10 @@ class Parser(Cursor):
         return name, start
 
     def value(self, depth: int) -> Value:
-        made = _READERS[self.kind](self, depth)
+        value = _READERS[self.kind](self, depth)
         if self.kind == PUNCTUATION and self.token in "+-":
-            return self._complex(made)
-        return made
+            return self._complex(value)
+        return value
 
     def _complex(self, real: Value) -> Value:
         sign, start = -1 if self.token == "-" else 1, self.start
@@ -119,11 +119,11 @@ class Parser(Cursor):
         return complex(real, sign * imaginary.imag)
 
     def _tensor(self, depth: int) -> Value:
-        known = _tensors.get((self.token, self.storages)) or self._plain_tensor()
-        if known is not None:
+        spec = _tensors.get((self.token, self.storages)) or self._plain_tensor()
+        if spec is not None:
             self.storages += 1
             self._next()
-            return known
+            return spec
         self.kind, self.token, self.position = WORD, "T", self.start + 1
         return self._word(depth)
 
@@ -134,52 +134,52 @@ class Parser(Cursor):
             return None
         positional = [_split(match[1]), DTYPE_WORDS[match[2]], match[3] and _split(match[3])]
         try:
-            made = tensor(positional, {}, self.storages)
+            spec = tensor(positional, {}, self.storages)
         except ValueError as error:
             raise Fault(self.start, str(error)) from None
-        _remember((self.token, self.storages), made)
-        return made
+        _remember((self.token, self.storages), spec)
+        return spec
 
     def _integers(self, depth: int) -> Value:
         if depth >= MAX_DEPTH:
             raise self._too_deep()
-        made = _split(self.token[1:-1])
+        integers = _split(self.token[1:-1])
         self._next()
-        return made
+        return integers
 
     def _number(self, depth: int) -> Value:
         return self._literal()
 
     def _literal(self) -> int | float | complex:
         """An unsigned number, or `inf` or `nan`."""
-        named = IMAGINARY.get(self.token) or LITERALS.get(self.token)
+        constant = IMAGINARY.get(self.token) or LITERALS.get(self.token)
         try:
-            made = parse_number(self.token) if self.kind == NUMBER else named
+            number = parse_number(self.token) if self.kind == NUMBER else constant
         except ValueError as error:
             raise Fault(self.start, str(error)) from None
-        if made is None or isinstance(made, bool):
+        if number is None or isinstance(number, bool):
             raise self._fault("a number")
         self._next()
-        return made
+        return number
 
     def _signed(self) -> Value:
         negative, start = self.token == "-", self.start
         self._next()
-        made = self._literal()
-        if negative and isinstance(made, int) and -made < MIN_INT:
+        number = self._literal()
+        if negative and isinstance(number, int) and -number < MIN_INT:
             raise Fault(start, "the integer does not fit 64 bits")
-        return -made if negative else made
+        return -number if negative else number
 
     def _string(self, depth: int) -> Value:
         start, token = self.start, self.token
         try:
-            made = parse_string(token)
+            string = parse_string(token)
         except ValueError as error:
             raise Fault(start, str(error)) from None
         self._next()
-        if device := QUOTED_DEVICE.fullmatch(made):
+        if device := QUOTED_DEVICE.fullmatch(string):
             return TorchConstant("device", device[1])
-        return DTYPE_WORDS.get(made, made) if token[0] == "'" else made
+        return DTYPE_WORDS.get(string, string) if token[0] == "'" else string
 
     def _word(self, depth: int) -> Value:
         start, word = self.start, self.token
@@ -204,11 +204,11 @@ class Parser(Cursor):
         source = self.text[start : self.position]
         self._next()
         try:
-            made = make(positional, keywords, source, self.storages)
+            value = make(positional, keywords, source, self.storages)
         except ValueError as error:
             raise Fault(start, str(error)) from None
-        self.storages += isinstance(made, TensorSpec)
-        return made
+        self.storages += isinstance(value, TensorSpec)
+        return value
 
     def _argument(self, positional: list[Value], keywords: dict[str, Value], depth: int) -> None:
         start, word, kind = self.start, self.token, self.kind
@@ -249,15 +249,15 @@ class Parser(Cursor):
         if depth >= MAX_DEPTH:
             raise self._too_deep()
         self._next()
-        made: list[Value] = []
+        items: list[Value] = []
         while self.token != closing:
-            made.append(self.value(depth + 1))
-            if closing == ")" and self.token == ")" and len(made) == 1:
+            items.append(self.value(depth + 1))
+            if closing == ")" and self.token == ")" and len(items) == 1:
                 self._next()
-                return made[0]
+                return items[0]
             self._separator(closing)
         self._next()
-        return made
+        return items
 
     def _unexpected(self, depth: int) -> Value:
         raise self._fault("a value")

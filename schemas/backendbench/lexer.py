@@ -184,8 +184,8 @@ class Cursor:
     def _fault(self, wanted: str) -> Fault:
         if self.kind == OTHER and self.token in "'\"":
             return Fault(self.start, "a string without its end")
-        found = repr(self.token[:40]) if self.kind != END else "the end of the line"
-        return Fault(self.start, f"expected {wanted}, found {found}")
+        token = repr(self.token[:40]) if self.kind != END else "the end of the line"
+        return Fault(self.start, f"expected {wanted}, found {token}")
 
     def _expect(self, token: str) -> None:
         if self.token != token:

@@ -30,8 +30,8 @@ class Unwritable(ValueError):
 def serialize(args: Sequence[Value], kwargs: Mapping[str, Value]) -> str:
     """`((args…), {kwargs})`; Unwritable says what the format cannot carry."""
     positional = ", ".join([value_text(value) for value in args])
-    named = ", ".join([f"{_keyword(name)}: {value_text(value)}" for name, value in kwargs.items()])
-    return f"(({positional}{',' if len(args) == 1 else ''}), {{{named}}})"
+    keywords = ", ".join([f"{_keyword(name)}: {value_text(value)}" for name, value in kwargs.items()])
+    return f"(({positional}{',' if len(args) == 1 else ''}), {{{keywords}}})"
 
 
 def _keyword(name: str) -> str:

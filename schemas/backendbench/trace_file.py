@@ -48,8 +48,8 @@ class Problems:
 
     def add(self, error: FormatError) -> None:
         self.lines += 1
-        known = error.reason in self.reasons or len(self.reasons) < KEPT_PROBLEMS
-        self.reasons[error.reason if known else "other reasons"] += 1
+        listed = error.reason in self.reasons or len(self.reasons) < KEPT_PROBLEMS
+        self.reasons[error.reason if listed else "other reasons"] += 1
         if len(self.first) < KEPT_PROBLEMS:
             self.first.append(error)
 

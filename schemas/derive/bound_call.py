@@ -1,7 +1,7 @@
 """A Call with the values of one Sample, before anything is allocated, and the replay rules that read and change it.
 
-`bind_call` makes a BoundCall, `invocation_of_bound` shows it to a family; `Inputs` are the arguments once they are built,
-`Skip` says why a Call is not replayed. Families register a ReplayRule for an operator with `replay_rule`.
+`bind_call` makes a BoundCall, `invocation_of_bound` shows it to a family; `Inputs` are the arguments once they are
+built, `Skip` says why a Call is not replayed. Families register a ReplayRule for an operator with `replay_rule`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kcap.system.registry import Registry, import_plugins
 
 
 class Skip(Exception):
-    """This Call cannot be replayed here, through no fault of its own; the message is the reason."""
+    """This Call cannot be replayed here; the message is the reason, which is no error of the Call."""
 
 
 LoadValues = Callable[[SampledTensor], "torch.Tensor | None"]
@@ -29,7 +29,7 @@ LoadValues = Callable[[SampledTensor], "torch.Tensor | None"]
 
 @dataclass
 class BoundCall:
-    """A Call whose arguments are all decided. Keys of `contents` and `ranges` are argument paths (`"3"`, `"2.1"`).
+    """A Call whose arguments all have values. Keys of `contents` and `ranges` are argument paths (`"3"`, `"2.1"`).
 
     `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
     `ranges` the smallest and largest value where the values themselves were not kept.
@@ -71,7 +71,7 @@ class BoundCall:
         return value
 
     def content(self, name: str) -> torch.Tensor | None:
-        """The values decided for the integer tensor called `name`."""
+        """The values of the integer tensor called `name`; None if they were not recorded or set."""
         return self.contents.get(str(self.index(name)))
 
     def set_content(self, name: str, values: torch.Tensor) -> None:
@@ -87,7 +87,7 @@ class BoundCall:
         return tensors([argument.value for argument in self.args])
 
     def holder(self, path: str) -> Argument:
-        """The argument in which the tensor at `path` is."""
+        """The argument that holds the tensor at `path`."""
         return self.args[int(path.split(".")[0])]
 
     def integers(self) -> Iterator[tuple[str, TensorSpec]]:
@@ -99,13 +99,13 @@ def bind_call(call: Call, sample: Sample | None, schema: Any | None, load: LoadV
     """`call` with the values that `sample` holds; Skip if a drifting value has none."""
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     args = [_named(argument, index, names) for index, argument in enumerate(call.args)]
-    args = [a.model_copy(update={"value": _decide(a.value, str(i), sample)}) for i, a in enumerate(args)]
+    args = [a.model_copy(update={"value": _with_sample(a.value, str(i), sample)}) for i, a in enumerate(args)]
     bound = BoundCall(call.operator, args)
-    for path, kept in (sample.tensors if sample else {}).items():
-        if (values := load(kept)) is not None:
+    for path, sampled in (sample.tensors if sample else {}).items():
+        if (values := load(sampled)) is not None:
             bound.contents[path] = values
-        if kept.low is not None and kept.high is not None:
-            bound.ranges[path] = (kept.low, kept.high)
+        if sampled.low is not None and sampled.high is not None:
+            bound.ranges[path] = (sampled.low, sampled.high)
     return bound
 
 
@@ -116,9 +116,9 @@ def _named(argument: Argument, index: int, names: list[str]) -> Argument:
     return argument.model_copy(update={"name": names[index]})
 
 
-def _decide(value: Value, path: str, sample: Sample | None) -> Value:
+def _with_sample(value: Value, path: str, sample: Sample | None) -> Value:
     if isinstance(value, list):
-        return [_decide(item, f"{path}.{index}", sample) for index, item in enumerate(value)]
+        return [_with_sample(item, f"{path}.{index}", sample) for index, item in enumerate(value)]
     if isinstance(value, Drift):
         if sample is None or path not in sample.scalars:
             raise Skip(f"no Sample holds the value of its argument {path}")
@@ -138,7 +138,7 @@ def invocation_of_bound(bound: BoundCall, launch: Launch | None = None) -> Invoc
 
 
 def pad_to_shape(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """`values`, of which only the rows in use were kept, as `spec` has them: zeros in the rest."""
+    """`values`, of which only the rows in use were kept, in the shape of `spec`: zeros in the rest."""
     values = values.to(torch_dtype(spec.dtype))
     if values.shape == spec.shape:
         return values
@@ -154,7 +154,7 @@ StorageKey: TypeAlias = "tuple[str, int]"  # device, storage index
 
 @dataclass
 class Inputs:
-    """The arguments of one invocation. `keep` holds what they point into and torch does not know of."""
+    """The arguments of one invocation. `keep` holds memory that they point into and torch does not know about."""
 
     args: list[Any]
     kwargs: dict[str, Any]

@@ -133,8 +133,8 @@ def _bounded(value: Any) -> Any:
 
 def _values_of(constraint: str, values: Mapping[str, Any]) -> str:
     """What its names are, so that the reader sees which one is wrong: ` (len_indptr=4, batch_size=2)`."""
-    told = [f"{name}={_short(values[name])}" for name in sorted(names(constraint)) if name in values]
-    return f" ({', '.join(told)})" if told else ""
+    texts = [f"{name}={_short(values[name])}" for name in sorted(names(constraint)) if name in values]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,7 @@
 """What one invocation of a kernel cannot do without: bytes moved and FLOPs, of a Call's kernel or a Workload's inputs.
 
-A cost is a lower bound: each input counts once, for what must be read of it, each output once, for what must be written.
-What is not known counts nothing. Families register a function for each op_type with `cost_function`.
+A cost is a lower bound: each input counts once, for what must be read of it, each output once, for what must be
+written. What is not known counts nothing. Families register a function for each op_type with `cost_function`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ NO_ARITHMETIC = ("int32", "int64", "bool")  # indices and masks
 
 @dataclass(frozen=True)
 class Cost:
-    """`bytes`: read and written; `read`: those of them that certainly are of inputs.
+    """`bytes`: read and written; `read`: those of them that are certainly of inputs.
 
-    `flops`: a multiplication and an addition are two; 0 where nobody knows. `dtype`: of the operands, by torch's name.
+    `flops`: a multiplication and an addition are two; 0 where they are not known. `dtype`: of the operands, by torch's
+    name.
     """
 
     bytes: int = 0
@@ -36,49 +37,49 @@ class Cost:
     dtype: str = ""
 
     def within(self, inputs: int) -> Cost:
-        """The same where the inputs are no more than so many bytes: two arguments may be one tensor."""
+        """The same, reading at most `inputs` bytes: two arguments may be one tensor."""
         unread = max(self.read - inputs, 0)
         return replace(self, bytes=self.bytes - unread, read=self.read - unread)
 
 
-def cost_of_instance(form: KernelInstance) -> Cost:
-    """What a family knows of its Call; no bytes or no FLOPs where values that decide them are not known."""
-    written = sum(_written_bytes(slot, form) for slot in form.outputs.values())
+def cost_of_instance(kernel: KernelInstance) -> Cost:
+    """The cost that a family gives its Call; no bytes or no FLOPs where they depend on values that are not known."""
+    written = sum(_written_bytes(arg, kernel) for arg in kernel.outputs.values())
     try:
         total = (
-            written + sum(_read_bytes(slot) for slot in form.inputs.values())
-            if form.touched is None
-            else form.touched()
+            written + sum(_read_bytes(arg) for arg in kernel.inputs.values())
+            if kernel.touched is None
+            else kernel.touched()
         )
     except Unrecognized:
         total = 0
-    return Cost(total, max(total - written, 0), _flops(form), arithmetic_dtype(form))
+    return Cost(total, max(total - written, 0), _flops(kernel), arithmetic_dtype(kernel))
 
 
-def _flops(form: KernelInstance) -> int:
+def _flops(kernel: KernelInstance) -> int:
     try:
-        return form.flops() if callable(form.flops) else form.flops
+        return kernel.flops() if callable(kernel.flops) else kernel.flops
     except Unrecognized:
         return 0
 
 
-def arithmetic_dtype(form: KernelInstance) -> str:
+def arithmetic_dtype(kernel: KernelInstance) -> str:
     """The dtype of the first input that numbers are computed from; "" if there is none."""
-    slots = [slot for slot in form.inputs.values() if slot.shape is not None]
-    return next((slot.dtype for slot in slots if slot.dtype not in NO_ARITHMETIC), "")
+    args = [arg for arg in kernel.inputs.values() if arg.shape is not None]
+    return next((arg.dtype for arg in args if arg.dtype not in NO_ARITHMETIC), "")
 
 
-def _read_bytes(slot: TensorArg) -> int:
-    value = slot.get() if slot.shape is not None else None
+def _read_bytes(arg: TensorArg) -> int:
+    value = arg.get() if arg.shape is not None else None
     return distinct_bytes(value) if isinstance(value, torch.Tensor) else 0
 
 
-def _written_bytes(slot: TensorArg, form: KernelInstance) -> int:
+def _written_bytes(output: TensorArg, kernel: KernelInstance) -> int:
     """Bytes of an output; of one whose size the inputs do not decide, none."""
-    sizes, count = form.sizes(), 1
-    for axis in slot.shape or ():
+    sizes, count = kernel.sizes(), 1
+    for axis in output.shape or ():
         count *= sizes.get(axis, 0)
-    return count * BY_NAME[slot.dtype].bits // 8 if slot.dtype in BY_NAME else 0
+    return count * BY_NAME[output.dtype].bits // 8 if output.dtype in BY_NAME else 0
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
@@ -98,10 +99,10 @@ class CostInputs:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor `name`; LookupError if there is none."""
-        found = self.inputs.get(name)
-        if not isinstance(found, torch.Tensor):
+        tensor = self.inputs.get(name)
+        if not isinstance(tensor, torch.Tensor):
             raise LookupError(f"{self.definition.name} has no tensor {name}")
-        return found
+        return tensor
 
     def __contains__(self, name: str) -> bool:
         return isinstance(self.inputs.get(name), torch.Tensor)
@@ -111,43 +112,45 @@ class CostInputs:
         return self[name].cpu().long()
 
     def read(self, *names: str) -> int:
-        """Bytes of these inputs, whole."""
+        """Bytes of the whole of these inputs."""
         return sum(distinct_bytes(self[name]) for name in names)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Every axis that the inputs decide."""
-        found = dict(self.definition.const_axes)
-        for name, one in self.definition.inputs.items():
-            if name in self and one.shape is not None:
-                found.update(zip(one.shape, self[name].shape, strict=False))
-        return found
+        sizes = dict(self.definition.const_axes)
+        for name, tensor in self.definition.inputs.items():
+            if name in self and tensor.shape is not None:
+                sizes.update(zip(tensor.shape, self[name].shape, strict=False))
+        return sizes
 
     @cached_property
     def written(self) -> int:
         """Bytes of all outputs; of one whose size is not known, none."""
         outputs = self.definition.outputs.values()
-        return sum(self._size(one.shape) * (_bits(one.dtype)) // 8 for one in outputs if one.shape is not None)
+        return sum(
+            self._size(output.shape) * (_bits(output.dtype)) // 8 for output in outputs if output.shape is not None
+        )
 
     def _size(self, shape: list[str]) -> int:
         return math.prod(self.sizes.get(axis, 0) for axis in shape)
 
     @property
     def dtype(self) -> str:
-        """Of the first input that numbers are computed from."""
-        dtypes = [one.dtype for one in self.definition.inputs.values() if one.shape is not None]
+        """The dtype of the first input that numbers are computed from."""
+        dtypes = [tensor.dtype for tensor in self.definition.inputs.values() if tensor.shape is not None]
         return next((name for name in dtypes if name not in NO_ARITHMETIC), "")
 
     def cost(self, read: int, flops: int = 0) -> Cost:
-        """Of an invocation that reads so many bytes and writes all outputs."""
+        """The cost of an invocation that reads `read` bytes and writes all outputs."""
         return Cost(read + self.written, read, flops, self.dtype)
 
     def whole(self, flops: int = 0) -> Cost:
-        """All of its inputs are read."""
+        """The cost if all inputs are read."""
         return self.cost(self.read(*(name for name in self.definition.inputs if name in self)), flops)
 
     def unread(self) -> Cost:
-        """What of its inputs is read is not known."""
+        """The cost where it is not known what of the inputs is read."""
         return self.cost(0)
 
 

@@ -52,19 +52,21 @@ class FamilyMatches:
 
 def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
     """The same for Calls from elsewhere; without a Recording there are no sources of fused kernels."""
-    known = match_families(calls)
-    found, refused = derive_generic(known.rest, recording)
-    kernels = _with_names(_join_same([*known.kernels, *found]), metadata)
-    families = {call: family_of(region)[0] for call, region in known.covered.items()}
+    matches = match_families(calls)
+    generic, refused = derive_generic(matches.rest, recording)
+    kernels = _with_names(_join_same([*matches.kernels, *generic]), metadata)
+    families = {call: family_of(region)[0] for call, region in matches.covered.items()}
     return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
 
 
 def match_families(calls: Iterable[Call]) -> FamilyMatches:
     """Each Definition that families give, under the name that they gave it."""
-    known, regions, unknown = _sort_calls(calls)
-    covered = _covered_by_regions(known, regions, unknown)
+    recognized, regions, unknown = _sort_calls(calls)
+    covered = _covered_by_regions(recognized, regions, unknown)
     rest = [call for call in unknown if call.kind == "kernel" and call.id not in covered]
-    exported = known + [(call, form) for call, form in regions if base_of(call.operator) in set(covered.values())]
+    exported = recognized + [
+        (call, kernel) for call, kernel in regions if base_of(call.operator) in set(covered.values())
+    ]
     return FamilyMatches(_kernels_of_families(exported), covered, rest)
 
 
@@ -73,18 +75,18 @@ RecognizedCalls = list[tuple[Call, KernelInstance]]
 
 def _sort_calls(calls: Iterable[Call]) -> tuple[RecognizedCalls, RecognizedCalls, list[Call]]:
     """Kernels that a family knows, regions that one knows, and what none knows of both."""
-    known: RecognizedCalls = []
+    recognized: RecognizedCalls = []
     regions: RecognizedCalls = []
     unknown: list[Call] = []
     for call in calls:
         if not call.total or (call.kind == "kernel" and not call.work):
             continue
-        form = _recognize(call)
-        if form is not None:
-            (known if call.kind == "kernel" else regions).append((call, form))
+        kernel = _recognize(call)
+        if kernel is not None:
+            (recognized if call.kind == "kernel" else regions).append((call, kernel))
         else:
             unknown.append(call)
-    return known, regions, unknown
+    return recognized, regions, unknown
 
 
 def _recognize(call: Call) -> KernelInstance | None:
@@ -96,13 +98,13 @@ def _recognize(call: Call) -> KernelInstance | None:
         return None
 
 
-def _covered_by_regions(known: RecognizedCalls, regions: RecognizedCalls, unknown: list[Call]) -> dict[int, str]:
+def _covered_by_regions(recognized: RecognizedCalls, regions: RecognizedCalls, unknown: list[Call]) -> dict[int, str]:
     """The region of each kernel in `unknown` that lies in one which a family knows, and which holds nothing known.
 
     A kernel names its parent's operator, not the parent's Call: a family has to know all Calls of that. A parent is
     named without its overload by one recorder and with it by the other.
     """
-    opened = {base_of(call.parent) for call, _ in (*known, *regions) if call.parent}
+    opened = {base_of(call.parent) for call, _ in (*recognized, *regions) if call.parent}
     opened |= {base_of(call.operator) for call in unknown if call.kind == "region"}
     closed = {base_of(call.operator) for call, _ in regions} - opened
     kernels = [call for call in unknown if call.kind == "kernel" and call.parent]
@@ -111,18 +113,18 @@ def _covered_by_regions(known: RecognizedCalls, regions: RecognizedCalls, unknow
 
 def _kernels_of_families(calls: RecognizedCalls) -> list[Kernel]:
     groups: dict[Hashable, list[CallUse]] = defaultdict(list)
-    forms: dict[Hashable, KernelInstance] = {}
-    for call, form in calls:
-        forms.setdefault(form.key, form)
-        groups[form.key].append(CallUse(call, bind_family))
-    return [Kernel(forms[key].definition(), forms[key].family, tuple(uses)) for key, uses in groups.items()]
+    instances: dict[Hashable, KernelInstance] = {}
+    for call, instance in calls:
+        instances.setdefault(instance.key, instance)
+        groups[instance.key].append(CallUse(call, bind_family))
+    return [Kernel(instances[key].definition(), instances[key].family, tuple(uses)) for key, uses in groups.items()]
 
 
 def bind_family(invocation: Invocation) -> KernelInstance:
-    form = recognize(invocation)
-    if form is None:
+    kernel = recognize(invocation)
+    if kernel is None:
         raise Unrecognized(f"{invocation.operator} with these values is not its family's")
-    return form
+    return kernel
 
 
 def content_hash(definition: Definition) -> bytes:

@@ -28,8 +28,8 @@ class KernelShare:
     us: float | None = None
 
     def add(self, call: Call, count: float) -> None:
-        named = {call.operator: self.operators, signature(call.args): self.arguments}
-        for name, counts in named.items():
+        tables = {call.operator: self.operators, signature(call.args): self.arguments}
+        for name, counts in tables.items():
             counts[name] = counts.get(name, 0.0) + count
 
     @property
@@ -37,8 +37,8 @@ class KernelShare:
         return sum(self.operators.values())
 
     def as_json(self) -> dict[str, Any]:
-        named = {"operators": rounded(self.operators), "arguments": rounded(self.arguments)}
-        return {"per_step": round(self.count, DIGITS), "us_per_step": self.us, **named}
+        tables = {"operators": rounded(self.operators), "arguments": rounded(self.arguments)}
+        return {"per_step": round(self.count, DIGITS), "us_per_step": self.us, **tables}
 
 
 def rounded(counts: Mapping[str, float]) -> dict[str, float]:
@@ -106,8 +106,8 @@ class PhaseDiff:
     def lines(self) -> list[PurposeRow]:
         """The most called first, within a purpose, too."""
         keys = dict.fromkeys([*self.a.lines, *self.b.lines])
-        found = [PurposeRow(*key, self.a.lines.get(key), self.b.lines.get(key)) for key in keys]
-        return sorted(found, key=lambda one: (-_most(one), one.name))
+        rows = [PurposeRow(*key, self.a.lines.get(key), self.b.lines.get(key)) for key in keys]
+        return sorted(rows, key=lambda row: (-_most(row), row.name))
 
     @property
     def same_batches(self) -> bool:
@@ -141,17 +141,17 @@ class FamilyDiff:
 
     def as_json(self) -> dict[str, Any]:
         alone = {phase: {"a": a, "b": b} for phase, (a, b) in self.alone.items()}
-        told = {"equal": self.equal, "warnings": self.warnings, "phases_of_one": alone}
-        return {**told, "phases": [phase.as_json() for phase in self.phases]}
+        head = {"equal": self.equal, "warnings": self.warnings, "phases_of_one": alone}
+        return {**head, "phases": [phase.as_json() for phase in self.phases]}
 
 
 def purposes(lines: Iterable[PurposeRow]) -> dict[str, list[PurposeRow]]:
     """Lines of one purpose together, the most called first; then those of no family, each under its own name."""
-    found: dict[str, list[PurposeRow]] = defaultdict(list)
+    by_purpose: dict[str, list[PurposeRow]] = defaultdict(list)
     for line in lines:
-        found[line.purpose or line.name].append(line)
-    order = sorted(found, key=lambda name: (not found[name][0].purpose, -_sum(found[name])))
-    return {name: found[name] for name in order}
+        by_purpose[line.purpose or line.name].append(line)
+    order = sorted(by_purpose, key=lambda name: (not by_purpose[name][0].purpose, -_sum(by_purpose[name])))
+    return {name: by_purpose[name] for name in order}
 
 
 def _sum(lines: list[PurposeRow]) -> float:
@@ -191,11 +191,11 @@ class ComparedRecording:
 
 
 def compare_engines(a: ComparedRecording, b: ComparedRecording) -> FamilyDiff:
-    first, second = _Sides(a), _Sides(b)
+    first, second = _ComparedSide(a), _ComparedSide(b)
     steps = {phase: (a.metadata.steps.get(phase, 0), b.metadata.steps.get(phase, 0)) for phase in DECODE_FIRST}
     return FamilyDiff(
         phases=[PhaseDiff(phase, first.of(phase), second.of(phase)) for phase in DECODE_FIRST if all(steps[phase])],
-        alone={phase: both for phase, both in steps.items() if any(both) and not all(both)},
+        alone={phase: counts for phase, counts in steps.items() if any(counts) and not all(counts)},
         warnings=list(_warnings(a.metadata, b.metadata)),
     )
 
@@ -209,16 +209,16 @@ def _warnings(a: Metadata, b: Metadata) -> Iterator[str]:
         yield f"{a.world_size} ranks in A, {b.world_size} in B: counts are per step and rank"
 
 
-class _Sides:
+class _ComparedSide:
     """One Recording's phases."""
 
     def __init__(self, recorded: ComparedRecording) -> None:
         self.recorded = recorded
-        self.known = match_families(recorded.calls)
-        self.places = dict(_places(self.known))
+        self.matches = match_families(recorded.calls)
+        self.keys_by_call = dict(_keys_by_call(self.matches))
         self.by_id = {call.id: call for call in recorded.calls}
         self.regions: dict[str, set[KernelKey]] = defaultdict(set)
-        for number, key in self.places.items():
+        for number, key in self.keys_by_call.items():
             self.regions[base_of(self.by_id[number].operator)].add(key)
 
     def of(self, phase: str) -> EnginePhase:
@@ -230,8 +230,8 @@ class _Sides:
         untimed = 0.0
         for call, keys in self._called(phase):
             count = call.counted(phase) * share
-            if call.id in self.places:
-                lines[self.places[call.id]].add(call, count)
+            if call.id in self.keys_by_call:
+                lines[self.keys_by_call[call.id]].add(call, count)
             if time is None or call.kind == "region":
                 continue
             us = time(call, phase)
@@ -243,10 +243,10 @@ class _Sides:
 
     def _called(self, phase: str) -> Iterator[tuple[Call, set[KernelKey]]]:
         """Each Call of `phase` that counts, or lies in a region that does, with the lines that it may belong to."""
-        for number, key in self.places.items():
+        for number, key in self.keys_by_call.items():
             if self.by_id[number].counted(phase):
                 yield self.by_id[number], {key}
-        for number, region in self.known.covered.items():
+        for number, region in self.matches.covered.items():
             if self.by_id[number].counted(phase):
                 yield self.by_id[number], self.regions[region]
 
@@ -260,19 +260,19 @@ def _spend(us: float, keys: set[KernelKey], lines: Mapping[KernelKey, KernelShar
         within[min(purpose for purpose, _ in keys)] += us
 
 
-def _places(known: FamilyMatches) -> Iterator[tuple[int, KernelKey]]:
+def _keys_by_call(matches: FamilyMatches) -> Iterator[tuple[int, KernelKey]]:
     """The line of each Call that counts, by its id."""
-    for kernel in known.kernels:
+    for kernel in matches.kernels:
         purpose = PURPOSES.get(kernel.definition.op_type, kernel.definition.op_type)
         yield from ((use.call.id, (purpose, kernel.definition.name)) for use in kernel.uses)
-    for call in known.rest:
+    for call in matches.rest:
         base = base_of(call.operator)
         yield call.id, (PARTS.get(base, ""), base)
 
 
 def _batches(metadata: Metadata, phase: str) -> Mapping[tuple[int, int], int]:
-    found: Counter[tuple[int, int]] = Counter()
+    steps: Counter[tuple[int, int]] = Counter()
     for batch in metadata.batches:
         if batch.get("phase") == phase:
-            found[batch.get("sequences", 0), batch.get("tokens", 0)] += batch.get("steps", 0)
-    return found
+            steps[batch.get("sequences", 0), batch.get("tokens", 0)] += batch.get("steps", 0)
+    return steps

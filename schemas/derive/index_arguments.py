@@ -1,4 +1,4 @@
-"""Index arguments of a Call and the tables that they point into: renumbered densely, kept in range, tables cut to the rows used.
+"""Index arguments of a Call, renumbered densely and kept in range, and the tables that they point into, cut to match.
 
 The pages that a Sample's block table or slots name are renumbered in their order: page 7, 9 and 40 become 0, 1 and 2.
 Page and row strides stay, so each page is read as it was; only the distance between pages shrinks.
@@ -59,21 +59,21 @@ def _moved(spec: TensorSpec, offset: int, pages: int) -> int:
 def cut_to_rows_in_use(bound: BoundCall, table: str, indices: str) -> None:
     """Cut `table` (rows in dimension 0) down to the rows that `indices` name, renumbered densely in their order.
 
-    So that sets of inputs can rotate: copies of a whole vocabulary would not fit, and one copy stays in the cache.
+    This lets sets of inputs rotate: copies of a whole vocabulary would not fit, and one copy would stay in the cache.
     Indices that were not recorded are drawn.
     """
-    spec, places = bound.spec(table), bound.spec(indices)
+    spec, index_spec = bound.spec(table), bound.spec(indices)
     size = spec.shape[0]
-    if not places.numel or not size:
+    if not index_spec.numel or not size:
         return
-    known = bound.content(indices)
-    if known is None:
+    values = bound.content(indices)
+    if values is None:
         low, high = bound.ranges.get(str(bound.index(indices)), (0, size - 1))
         low = min(max(low, 0), size - 1)
-        known = torch.randint(low, max(low, min(high, size - 1)) + 1, places.shape)
-    elif int(known.min()) < 0 or int(known.max()) >= size:
-        return  # the operator shall say so
-    dense, rows = renumber_densely(known)
+        values = torch.randint(low, max(low, min(high, size - 1)) + 1, index_spec.shape)
+    elif int(values.min()) < 0 or int(values.max()) >= size:
+        return  # the operator itself reports an index out of range
+    dense, rows = renumber_densely(values)
     bound.set_content(indices, dense)
     bound.set_value(table, replace(spec, shape=(rows, *spec.shape[1:]), strides=spec.effective_strides))
 
@@ -89,9 +89,9 @@ def set_indices_below(bound: BoundCall, name: str, limit: int) -> None:
     spec = bound[name]
     if not isinstance(spec, TensorSpec):
         return
-    known = bound.content(name)
-    drawn = torch.randint(0, max(limit, 1), spec.shape) if known is None else known.clamp(0, max(limit - 1, 0))
-    bound.set_content(name, drawn)
+    values = bound.content(name)
+    content = torch.randint(0, max(limit, 1), spec.shape) if values is None else values.clamp(0, max(limit - 1, 0))
+    bound.set_content(name, content)
 
 
 def set_zeros(bound: BoundCall, *names: str) -> None:

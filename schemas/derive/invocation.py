@@ -1,4 +1,4 @@
-"""One invocation of a Call, as a family reads it: its arguments by name, as torch tensors, and what the operator made."""
+"""One invocation of a Call, as a family reads it: arguments by name, as torch tensors, and what was returned."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, Tor
 
 
 def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.Tensor]:
-    """The tensors that an operator returned, by their place: (0,) alone, (2,) of several, (0, 1) of a list."""
+    """The tensors that an operator returned, by position: (0,) alone, (2,) of several, (0, 1) of a list."""
     parts = result if several else [result]
-    found: dict[tuple[int, ...], torch.Tensor] = {}
-    for place, part in enumerate(parts):
+    tensors: dict[tuple[int, ...], torch.Tensor] = {}
+    for position, part in enumerate(parts):
         if isinstance(part, torch.Tensor):
-            found[place,] = part
+            tensors[position,] = part
         elif isinstance(part, list | tuple):
-            found.update({(place, i): item for i, item in enumerate(part) if isinstance(item, torch.Tensor)})
-    return found
+            tensors.update({(position, i): item for i, item in enumerate(part) if isinstance(item, torch.Tensor)})
+    return tensors
 
 
 class Unrecognized(Exception):
-    """The Call is none of this family's: an argument is missing, or says something that the family does not model."""
+    """The family does not model this Call: an argument is missing, or asks for something else."""
 
 
 @dataclass
@@ -54,21 +54,21 @@ class Invocation:
 
     def tensor(self, *names: str) -> torch.Tensor:
         """The first of `names` that is a tensor; Unrecognized if none is."""
-        found = next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
-        if found is None:
+        tensor = next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
+        if tensor is None:
             raise Unrecognized(f"{self.operator} has no tensor called {' or '.join(names)}")
-        return found
+        return tensor
 
     def optional(self, *names: str) -> torch.Tensor | None:
         """The first of `names` that is a tensor, or None."""
         return next((self[name] for name in names if isinstance(self[name], torch.Tensor)), None)
 
     def number(self, *names: str) -> float | int:
-        """The first of `names` that is a finite number; Unrecognized if none is, or it drifts and no Sample tells."""
-        found: float | int | None = next((self[n] for n in names if isinstance(self[n], int | float)), None)
-        if found is None or not math.isfinite(found):
+        """The first of `names` that is a finite number; Unrecognized if none is, or it drifts without a known value."""
+        number: float | int | None = next((self[n] for n in names if isinstance(self[n], int | float)), None)
+        if number is None or not math.isfinite(number):
             raise Unrecognized(f"{self.operator} has no number called {' or '.join(names)}")
-        return found
+        return number
 
     def refuse(self, *names: str) -> None:
         """Unrecognized if one of these arguments is set (not null, not False, not zero)."""
@@ -78,7 +78,7 @@ class Invocation:
                 raise Unrecognized(f"{self.operator}: {name} is set")
 
     def weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that no argument shows, or one without data in its place."""
+        """The hidden tensor `name`, or one without data in its place."""
         return self.hidden.get(name, torch.empty(shape, dtype=dtype, device="meta"))
 
 
@@ -101,23 +101,25 @@ def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None
 
     An argument without a name (a trace file has none) takes its schema's, or is called `arg0`, `arg1` by its place.
     """
-    known = contents or {}
+    values = contents or {}
     names = argument_names(call)
-    given = {n: without_data(a.value, str(i), known) for i, (n, a) in enumerate(zip(names, call.args, strict=True))}
-    return Invocation(call.operator, {**constants(call), **given})
+    arguments = {
+        n: without_data(a.value, str(i), values) for i, (n, a) in enumerate(zip(names, call.args, strict=True))
+    }
+    return Invocation(call.operator, {**constants(call), **arguments})
 
 
 def constants(call: Call) -> dict[str, Any]:
-    """What a Triton kernel was compiled for, by name: a family reads it as it does arguments."""
+    """The constexprs of a Triton kernel by name: a family reads them like arguments."""
     fixed = call.launch.constexprs if call.launch else {}
     return {name: without_data(value, name, {}) for name, value in fixed.items()}
 
 
 def argument_names(call: Call) -> list[str]:
     """The name of each argument: as recorded, else as torch's registered schema has it, else by its place."""
-    known = [] if all(argument.name for argument in call.args) else schema_names(call.operator)
-    known += [f"arg{place}" for place in range(len(known), len(call.args))]
-    return [argument.name or name for argument, name in zip(call.args, known, strict=False)]
+    fallbacks = [] if all(argument.name for argument in call.args) else schema_names(call.operator)
+    fallbacks += [f"arg{position}" for position in range(len(fallbacks), len(call.args))]
+    return [argument.name or name for argument, name in zip(call.args, fallbacks, strict=False)]
 
 
 @cache
@@ -166,8 +168,8 @@ def result_dtype(call: Invocation, usual: torch.dtype) -> torch.dtype:
 
 def written_or_returned(call: Invocation, *names: str) -> torch.Tensor:
     """The argument of one of these names that the operator wrote, or else what it returned."""
-    found = call.optional(*names)
-    return call.result if found is None else found
+    written = call.optional(*names)
+    return call.result if written is None else written
 
 
 def total_bytes(*tensors: torch.Tensor) -> int:

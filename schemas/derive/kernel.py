@@ -1,4 +1,7 @@
-"""A recorded Call as a kernel: named inputs and outputs over named axes, with a PyTorch reference; and a Definition with its Calls."""
+"""A recorded Call as a kernel: named inputs and outputs over named axes, with a reference in PyTorch.
+
+`Kernel` is a Definition with the Calls that it was derived from.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ LazyValue = Callable[[], Any]
 
 @dataclass(frozen=True)
 class TensorArg:
-    """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and what gives its value.
+    """An input or output: its axes (None: a Python scalar), its dtype by torch's name, and its value.
 
-    `value`: a tensor, a number, or a function without arguments that makes it, where that needs values (those of a
-    block table) or, for an output, the operator's result.
+    `value`: a tensor, a number, or a function without arguments that makes it: where it needs values (of a block
+    table), or is an output, which is known once the operator ran.
     """
 
     shape: tuple[str, ...] | None
@@ -39,7 +42,7 @@ class KernelInstance:
 
     `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
     as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs. `random`: it
-    draws numbers, so that two runs agree in distribution alone.
+    draws random numbers, so that two runs agree only in distribution.
     """
 
     name: str
@@ -59,15 +62,15 @@ class KernelInstance:
     @property
     def key(self) -> Hashable:
         """What two Calls of one Definition share."""
-        slots = [(n, s.shape, s.dtype) for n, s in (*self.inputs.items(), *self.outputs.items())]
-        return self.name, tuple(self.axes.items()), tuple(slots), self.reference, self.constraints
+        args = [(n, arg.shape, arg.dtype) for n, arg in (*self.inputs.items(), *self.outputs.items())]
+        return self.name, tuple(self.axes.items()), tuple(args), self.reference, self.constraints
 
     def check(self) -> None:
         """Unrecognized if the inputs disagree about an axis, or a Definition has no such dtype."""
         self.sizes()
-        for slot in (*self.inputs.values(), *self.outputs.values()):
-            if slot.dtype not in DTYPES:
-                raise Unrecognized(f"a Definition has no dtype {slot.dtype}")
+        for arg in (*self.inputs.values(), *self.outputs.values()):
+            if arg.dtype not in DTYPES:
+                raise Unrecognized(f"a Definition has no dtype {arg.dtype}")
 
     def definition(self, tags: list[str] | None = None) -> Definition:
         """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
@@ -76,8 +79,8 @@ class KernelInstance:
             name=self.name,
             op_type=self.op_type,
             axes=axes,
-            inputs={name: _definition_tensor(slot) for name, slot in self.inputs.items()},
-            outputs={name: _definition_tensor(slot) for name, slot in self.outputs.items()},
+            inputs={name: _definition_tensor(arg) for name, arg in self.inputs.items()},
+            outputs={name: _definition_tensor(arg) for name, arg in self.outputs.items()},
             reference=self.reference,
             description=self.description,
             tags=sorted({*self.tags, *(tags or [])}),
@@ -87,39 +90,39 @@ class KernelInstance:
     def sizes(self, values: dict[str, Any] | None = None) -> dict[str, int]:
         """Every axis that the inputs decide, from `values` where given; Unrecognized if two of them disagree.
 
-        Without `values` inputs that a function makes are passed over.
+        Without `values`, lazy inputs are skipped.
         """
-        found = {name: size for name, size in self.axes.items() if size is not None}
-        for name, slot in self.inputs.items():
-            value = slot.value if values is None else values[name]
-            if slot.shape is None or callable(value):
+        sizes = {name: size for name, size in self.axes.items() if size is not None}
+        for name, arg in self.inputs.items():
+            value = arg.value if values is None else values[name]
+            if arg.shape is None or callable(value):
                 continue
-            _bind_axes(found, name, slot.shape, tuple(value.shape))
-        return found
+            _bind_axes(sizes, name, arg.shape, tuple(value.shape))
+        return sizes
 
 
-def _definition_tensor(slot: TensorArg) -> DefinitionTensor:
-    shape = None if slot.shape is None else list(slot.shape)
-    return DefinitionTensor(shape=shape, dtype=cast(DType, slot.dtype), description=slot.description)
+def _definition_tensor(arg: TensorArg) -> DefinitionTensor:
+    shape = None if arg.shape is None else list(arg.shape)
+    return DefinitionTensor(shape=shape, dtype=cast(DType, arg.dtype), description=arg.description)
 
 
-def _bind_axes(found: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+def _bind_axes(sizes: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:
     if len(axes) != len(shape):
         raise Unrecognized(f"input {name} has {len(shape)} dimensions, not {len(axes)}")
     for axis, size in zip(axes, shape, strict=True):
-        if found.setdefault(axis, size) != size:
-            raise Unrecognized(f"axis {axis} would be {found[axis]} and, by input {name}, {size}")
+        if sizes.setdefault(axis, size) != size:
+            raise Unrecognized(f"axis {axis} would be {sizes[axis]} and, by input {name}, {size}")
 
 
 def tensor_arg(tensor: torch.Tensor, *axes: str, description: str | None = None) -> TensorArg:
-    """A tensor that is there already: its dtype is the slot's."""
+    """An argument whose tensor exists already."""
     return TensorArg(axes, dtype_name(tensor.dtype), tensor, description)
 
 
 def lazy_arg(
     dtype: torch.dtype | str, axes: tuple[str, ...], value: LazyValue, description: str | None = None
 ) -> TensorArg:
-    """A tensor made when it is asked for: from values (index inputs), or from what the operator did (outputs)."""
+    """An argument whose tensor is made on demand: from values (index inputs) or the operator's result (outputs)."""
     return TensorArg(axes, dtype if isinstance(dtype, str) else dtype_name(dtype), value, description)
 
 
@@ -132,7 +135,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def abbreviate(dtype: torch.dtype, usual: torch.dtype) -> str:
-    """What a name says of a dtype: nothing where it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
+    """How a name tells a dtype: not at all if it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
     words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     return "" if dtype == usual else f"_{words.get(dtype, dtype_name(dtype))}"
 

@@ -1,4 +1,4 @@
-"""A Workload's inputs while they are made: an index input first, and whatever it depends on before it."""
+"""A Workload's inputs while they are made, an index input first and what it depends on before it; and their rules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kcap.system.registry import Registry, import_plugins
 class WorkloadDraft:
     """`axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
 
-    `make` is asked for an input that is neither given nor made, and gives None for one that may be drawn. `generator`,
-    on the CPU, draws what rules make. `ruled`: what rules made; `changes`: what else to tell.
+    `make` is called for an input that is neither given nor made, and returns None for one that may be random.
+    `generator`, on the CPU, is for rules. `ruled`: inputs that rules made; `changes`: other notes on what differs.
     """
 
     definition: Definition
@@ -55,8 +55,8 @@ class WorkloadDraft:
 
     def size(self, *names: str) -> int | None:
         """The size of the first of these axes that the Definition has; None if it has none of them."""
-        known = {**self.axes, **self.definition.const_axes}
-        return next((known[name] for name in names if name in known), None)
+        sizes = {**self.axes, **self.definition.const_axes}
+        return next((sizes[name] for name in names if name in sizes), None)
 
     def first(self, *names: str) -> str | None:
         """The first of these names that is an input; None if none is."""
@@ -76,7 +76,7 @@ class WorkloadDraft:
         return order.repeat(-(-count // max(len(order), 1)))[:count]
 
     def notes(self) -> list[str]:
-        """What is not as the Workload says: which files are missing, what rules made, what was changed."""
+        """How the inputs differ from the Workload: files that are missing, inputs that rules made, other changes."""
         ruled = [name for name in self.definition.inputs if name in self.ruled and name not in self.missing]
         files = dict.fromkeys(self.missing.values())
         absent = [(file, [name for name, path in self.missing.items() if path == file]) for file in files]
@@ -107,8 +107,8 @@ def element_bits(name: str) -> int:
 MakeInput: TypeAlias = Callable[[WorkloadDraft, str], "torch.Tensor | None"]
 
 
-# By op_type ("": any) and pattern of the input's name. Patterns overlap: a rule that returns None leaves the input to the
-# next one that matches.
+# By op_type ("": any) and pattern of the input's name. Patterns may overlap: where a rule returns None, the next one
+# that matches is asked.
 INPUT_RULES: Registry[tuple[str, str], MakeInput] = Registry("rule for inputs of op_type and name")
 
 

@@ -19,8 +19,8 @@ NOISE = re.compile(r"^Value error, | or instance of \w+$")  # pydantic's words f
 
 def reasons(error: ValidationError, document: Any) -> list[str]:
     """What pydantic found wrong in `document`, each with the path of keys to it."""
-    found = [(_path(item["loc"], document), NOISE.sub("", item["msg"])) for item in error.errors()]
-    return [f"{place}: {message}" if place else message for place, message in found]
+    messages = [(_path(item["loc"], document), NOISE.sub("", item["msg"])) for item in error.errors()]
+    return [f"{place}: {message}" if place else message for place, message in messages]
 
 
 def _path(location: Sequence[int | str], document: Any) -> str:
@@ -56,10 +56,10 @@ def examine(
 
 def parse_json(content: bytes, adapter: TypeAdapter[T], place: str, line: int | None = None) -> T:
     """The document in `content`; FormatError with the first thing that is wrong, as `examine` tells it."""
-    found, errors = examine(content, adapter, place, line)
+    documents, errors = examine(content, adapter, place, line)
     if errors:
         raise errors[0]
-    return found[0]
+    return documents[0]
 
 
 def read_json(path: Path, adapter: TypeAdapter[T]) -> T:

@@ -22,8 +22,8 @@ class StrictModel(BaseModel):
 
     @serializer(mode="wrap")
     def _with_the_keys_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        given = self.model_fields_set | self.written
-        return {key: value for key, value in serialize(self).items() if key in given}
+        keys = self.model_fields_set | self.written
+        return {key: value for key, value in serialize(self).items() if key in keys}
 
 
 def _file_name(name: str) -> str:

@@ -1,1 +1,1 @@
-"""FlashInfer-Bench's formats and the older FlashInfer schema set. Read `definition`, then `dataset`, which holds all of them."""
+"""FlashInfer-Bench's formats and the older FlashInfer schema set. Read `definition`, then `dataset`."""

@@ -47,11 +47,11 @@ class WorkloadCount(Record):
 
 def invocations(counts: Iterable[WorkloadCount]) -> Counter[str]:
     """Invocations by Definition. A Call of several Samples is in several Workloads and counts once."""
-    calls = {(one.definition, one.operator, one.call): sum(c.count for c in one.counts) for one in counts}
-    found: Counter[str] = Counter()
+    calls = {(line.definition, line.operator, line.call): sum(c.count for c in line.counts) for line in counts}
+    totals: Counter[str] = Counter()
     for (definition, _, _), count in calls.items():
-        found[definition] += count
-    return found
+        totals[definition] += count
+    return totals
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,25 @@ class Dataset:
         _check_counts(dataset)
         return dataset
 
-    def blob(self, given: SafetensorsInput) -> Any:
-        """The torch tensor of `given`, on the CPU; FormatError if it is missing, damaged or outside the dataset."""
+    def blob(self, blob: SafetensorsInput) -> Any:
+        """The torch tensor of `blob`, on the CPU; FormatError if it is missing, damaged or outside the dataset."""
         from safetensors import SafetensorError, safe_open
 
-        path = self.blob_file(given)
+        path = self.blob_file(blob)
         try:
             with safe_open(path, framework="pt") as file:
-                return file.get_tensor(given.tensor_key)
+                return file.get_tensor(blob.tensor_key)
         except (SafetensorError, OSError, ValueError, KeyError, MemoryError) as error:
-            raise FormatError(str(path), f"{given.tensor_key}: not readable ({error})") from None
+            raise FormatError(str(path), f"{blob.tensor_key}: not readable ({error})") from None
 
-    def blob_file(self, given: SafetensorsInput) -> Path:
-        """Where the blob of `given` is or would be; FormatError for a path that leads out of the dataset, or that no
+    def blob_file(self, blob: SafetensorsInput) -> Path:
+        """Where the blob of `blob` is or would be; FormatError for a path that leads out of the dataset, or that no
         file system takes."""
-        path = PurePosixPath(given.path)
-        if path.is_absolute() or ".." in path.parts or "\0" in given.path:
-            raise FormatError(str(self.root), f"{given.path!r}: a blob's path is relative to the dataset, without ..")
-        if max(len(part.encode()) for part in (*path.parts, "")) > MAX_PART or len(given.path) > MAX_PATH:
-            raise FormatError(str(self.root), f"{given.path[:MAX_PART]!r}…: a blob's path is too long")
+        path = PurePosixPath(blob.path)
+        if path.is_absolute() or ".." in path.parts or "\0" in blob.path:
+            raise FormatError(str(self.root), f"{blob.path!r}: a blob's path is relative to the dataset, without ..")
+        if max(len(part.encode()) for part in (*path.parts, "")) > MAX_PART or len(blob.path) > MAX_PATH:
+            raise FormatError(str(self.root), f"{blob.path[:MAX_PART]!r}…: a blob's path is too long")
         return self.root / path
 
 
@@ -137,9 +137,9 @@ def _counts(path: Path) -> Iterator[WorkloadCount]:
 
 
 def _check_counts(dataset: Dataset) -> None:
-    known = {(name, workload.uuid) for name, given in dataset.workloads.items() for workload in given}
+    uuids = {(name, workload.uuid) for name, workloads in dataset.workloads.items() for workload in workloads}
     for count in dataset.counts:
-        if count.definition not in dataset.definitions or (count.definition, count.workload) not in known:
+        if count.definition not in dataset.definitions or (count.definition, count.workload) not in uuids:
             raise FormatError(str(dataset.root / COUNTS), f"{count.definition} has no Workload {count.workload}")
 
 
@@ -156,12 +156,12 @@ def write_dataset(
     its inputs name with `blob_path`. Files of an earlier dataset that are not written again stay.
     """
     for definition in definitions:
-        given = workloads.get(definition.name, ())
+        definition_workloads = workloads.get(definition.name, ())
         definitions_file.write(
             with_folder(root / "definitions" / definition.op_type / f"{definition.name}.json"), definition
         )
-        _write_workloads(root, definition, given)
-        for workload in given:
+        _write_workloads(root, definition, definition_workloads)
+        for workload in definition_workloads:
             if workload.uuid in blobs:
                 _write_blob(with_folder(root / blob_path(definition, workload.uuid)), blobs[workload.uuid])
     if lines := [count.line() for count in counts]:

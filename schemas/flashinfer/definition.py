@@ -1,12 +1,13 @@
-"""FlashInfer-Bench's Definition (what a kernel computes, with a PyTorch reference) and the Workloads that it is measured on.
+"""FlashInfer-Bench's Definition (what a kernel computes, with a reference in PyTorch) and Workload (an instance of it).
 
 Source: FlashInfer-Bench 0.1.2, `data/definition.py`, and its document of the schema. Where they differ: `tags` and
 `constraints` may be null by the document and not by the code, so null is read as an empty list and never written.
-Both let unknown keys pass, but drop them; here they are refused, but for `optional` (an input that a Workload may
-leave out), which the published dataset uses. A name that is no file name is refused: files are named by it.
+Both accept and drop unknown keys; here they are refused, except `optional` (an input that a Workload may leave out),
+which the published dataset uses. A name that is no file name is refused: files are named by it.
 
-Source: FlashInfer-Bench 0.1.2, `data/workload.py`. Its code takes an axis of size 0 (its document: positive), and so
-does this reader. Its documents want a scalar input given as `scalar`; its code would draw a random one.
+Source of the Workload: FlashInfer-Bench 0.1.2, `data/workload.py`. Its code takes an axis of size 0 (its document:
+positive), and so does this reader. Its documents want a scalar input given as `scalar`; its code would draw a random
+one.
 """
 
 from __future__ import annotations
@@ -115,10 +116,10 @@ class Definition(StrictModel):
 
     def sizes(self, shape: Sequence[str], axes: Mapping[str, int]) -> tuple[int, ...]:
         """`shape` in elements, its variable axes as `axes` has them; ValueError names the axis that has no size."""
-        known = {**axes, **self.const_axes}
-        if missing := [axis for axis in shape if axis not in known]:
+        sizes = {**axes, **self.const_axes}
+        if missing := [axis for axis in shape if axis not in sizes]:
             raise ValueError(f"axis {missing[0]} of {self.name} has no size")
-        return tuple(known[axis] for axis in shape)
+        return tuple(sizes[axis] for axis in shape)
 
 
 ADAPTER = TypeAdapter(Definition)
@@ -192,14 +193,18 @@ class Workload(StrictModel):
 
 def check_workload(definition: Definition, workload: Workload) -> list[str]:
     """What keeps `workload` from being an instance of `definition`: one reason for each, none if it is one."""
-    given, named = workload.inputs, definition.inputs
-    needed = [name for name, tensor in named.items() if not tensor.optional]
+    inputs, declared = workload.inputs, definition.inputs
+    needed = [name for name, tensor in declared.items() if not tensor.optional]
     return [
         *(f"axes: {axis} has no size" for axis in definition.var_axes if axis not in workload.axes),
         *(reason for axis, size in workload.axes.items() if (reason := _check_axis(definition, axis, size))),
-        *(f"inputs: {name} is missing" for name in needed if name not in given),
-        *(f"inputs.{name}: {definition.name} has no such input" for name in given if name not in named),
-        *(reason for name in given if name in named and (reason := _check_input(name, named[name], given[name]))),
+        *(f"inputs: {name} is missing" for name in needed if name not in inputs),
+        *(f"inputs.{name}: {definition.name} has no such input" for name in inputs if name not in declared),
+        *(
+            reason
+            for name in inputs
+            if name in declared and (reason := _check_input(name, declared[name], inputs[name]))
+        ),
     ]
 
 
@@ -210,13 +215,13 @@ def _check_axis(definition: Definition, name: str, size: int) -> str | None:
     return None if size == constant else f"axes.{name}: {size}, but it is {constant} in every Workload"
 
 
-def _check_input(name: str, tensor: DefinitionTensor, given: WorkloadInput) -> str | None:
-    if not isinstance(given, ScalarInput):
-        return f"inputs.{name}: a scalar is given by its value, not as {given.type}" if tensor.shape is None else None
+def _check_input(name: str, tensor: DefinitionTensor, value: WorkloadInput) -> str | None:
+    if not isinstance(value, ScalarInput):
+        return f"inputs.{name}: a scalar is given by its value, not as {value.type}" if tensor.shape is None else None
     if tensor.shape is not None:
         return f"inputs.{name}: a tensor, but given as a scalar"
-    if type(given.value) not in _types(tensor.dtype):
-        return f"inputs.{name}: {given.value} is no {tensor.dtype}"
+    if type(value.value) not in _types(tensor.dtype):
+        return f"inputs.{name}: {value.value} is no {tensor.dtype}"
     return None
 
 

@@ -182,15 +182,17 @@ def _allocated(description: KernelDescription, name: str) -> str:
     """The Python expression that allocates the output `name`, where the first input is."""
     output = description.outputs[name]
     sizes = [_size(description, name, axis) for axis in output.shape]
-    device = next((f", device={given}.device" for given, tensor in description.inputs.items() if tensor.shape), "")
+    device = next(
+        (f", device={input_name}.device" for input_name, tensor in description.inputs.items() if tensor.shape), ""
+    )
     dtype = TORCH_DTYPES.get(output.dtype, output.dtype)
     return f"torch.empty([{', '.join(sizes)}], dtype=torch.{dtype}{device})"
 
 
 def _size(description: KernelDescription, output: str, axis: str) -> str:
-    known = description.axes[axis]
-    if isinstance(known, AxisConst):
-        return str(known.value)
+    axis_kind = description.axes[axis]
+    if isinstance(axis_kind, AxisConst):
+        return str(axis_kind.value)
     for name, tensor in description.inputs.items():
         if axis in tensor.shape:
             return f"{name}.shape[{tensor.shape.index(axis)}]"
@@ -264,11 +266,11 @@ def _left_out(definition: Definition) -> list[str]:
         *(f"axes.{name}.description" for name, axis in definition.axes.items() if axis.description),
         *(
             f"{kind}.{name}.description"
-            for kind, all_ in kinds.items()
-            for name, one in all_.items()
-            if one.description
+            for kind, tensors_of_kind in kinds.items()
+            for name, tensor in tensors_of_kind.items()
+            if tensor.description
         ),
         *(f"inputs.{name}.optional" for name, tensor in definition.inputs.items() if tensor.optional),
-        *(f"outputs.{name}: 0-D, now a scalar" for name, one in definition.outputs.items() if one.shape == []),
+        *(f"outputs.{name}: 0-D, now a scalar" for name, tensor in definition.outputs.items() if tensor.shape == []),
     ]
     return ["op_type", *(key for key in ("tags", "description") if getattr(definition, key)), *described]

@@ -1,1 +1,1 @@
-"""Several Recordings, or datasets, as one: `recordings` and `datasets` join them, `metadata` says which may be joined."""
+"""Several Recordings, or datasets, as one: `recordings` and `datasets` join them, `metadata` says which may join."""

@@ -26,12 +26,17 @@ def merge_datasets(root: Path, datasets: Sequence[Dataset]) -> Dataset:
     workloads: dict[str, dict[str, Workload]] = {}
     for dataset in datasets:
         for name, definition in dataset.definitions.items():
-            known = definitions.get(name)
-            definitions[name] = _tagged(known, definition) if known else definition
-        for name, given in dataset.workloads.items():
-            workloads.setdefault(name, {}).update({workload.uuid: workload for workload in given})
+            merged = definitions.get(name)
+            definitions[name] = _tagged(merged, definition) if merged else definition
+        for name, dataset_workloads in dataset.workloads.items():
+            workloads.setdefault(name, {}).update({workload.uuid: workload for workload in dataset_workloads})
     counts = list(merge_counts([dataset.counts for dataset in datasets]))
-    return Dataset(root, definitions, {name: list(given.values()) for name, given in workloads.items()}, counts=counts)
+    return Dataset(
+        root,
+        definitions,
+        {name: list(dataset_workloads.values()) for name, dataset_workloads in workloads.items()},
+        counts=counts,
+    )
 
 
 def check_same(datasets: Sequence[Dataset]) -> None:
@@ -42,8 +47,8 @@ def check_same(datasets: Sequence[Dataset]) -> None:
         for name, definition in dataset.definitions.items():
             if changed_fields(definitions.setdefault(name, definition), definition):
                 differing.append(name)
-        for name, given in dataset.workloads.items():
-            differing += [f"{name} {w.uuid}" for w in given if workloads.setdefault((name, w.uuid), w) != w]
+        for name, dataset_workloads in dataset.workloads.items():
+            differing += [f"{name} {w.uuid}" for w in dataset_workloads if workloads.setdefault((name, w.uuid), w) != w]
     if differing:
         names = ", ".join(dict.fromkeys(differing))
         raise CallError(f"different content under one name: {names}: rename one (kcap diff shows how they differ)")
@@ -51,7 +56,7 @@ def check_same(datasets: Sequence[Dataset]) -> None:
 
 def changed_fields(one: Definition, other: Definition) -> list[str]:
     """The fields, but for tags and description, in which two Definitions differ."""
-    first, second = (each.model_dump(exclude={"tags", "description"}) for each in (one, other))
+    first, second = (definition.model_dump(exclude={"tags", "description"}) for definition in (one, other))
     fields = dict.fromkeys([*first, *second])
     return [name for name in fields if _ordered(first.get(name)) != _ordered(second.get(name))]
 
@@ -70,18 +75,18 @@ def _tagged(one: Definition, other: Definition) -> Definition:
 
 def merge_counts(several: Iterable[Sequence[WorkloadCount]]) -> Iterator[WorkloadCount]:
     """The lines of counts.jsonl: those of one Call share its number, and its counts."""
-    found: dict[CallKey, list[WorkloadCount]] = {}
+    lines_by_call: dict[CallKey, list[WorkloadCount]] = {}
     taken: set[int] = set()
     for counts in several:
         for key, lines in _calls(counts).items():
-            if known := found.get(key):
-                summed = add_counts([*known[0].counts, *lines[0].counts])
-                found[key] = [line.model_copy(update={"counts": summed}) for line in known]
+            if merged := lines_by_call.get(key):
+                summed = add_counts([*merged[0].counts, *lines[0].counts])
+                lines_by_call[key] = [line.model_copy(update={"counts": summed}) for line in merged]
                 continue
             number = lines[0].call if lines[0].call not in taken else max(taken) + 1
             taken.add(number)
-            found[key] = [line.model_copy(update={"call": number}) for line in lines]
-    for lines in found.values():
+            lines_by_call[key] = [line.model_copy(update={"call": number}) for line in lines]
+    for lines in lines_by_call.values():
         yield from lines
 
 
@@ -91,9 +96,9 @@ def _calls(counts: Sequence[WorkloadCount]) -> dict[CallKey, list[WorkloadCount]
     for line in counts:
         groups.setdefault((line.definition, line.operator, line.call), []).append(line)
     alike: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
-    found: dict[CallKey, list[WorkloadCount]] = {}
+    lines_by_call: dict[CallKey, list[WorkloadCount]] = {}
     for (definition, operator, _), lines in groups.items():
         key = (definition, operator, tuple(sorted(line.workload for line in lines)))
-        found[(*key, alike[key])] = lines
+        lines_by_call[(*key, alike[key])] = lines
         alike[key] += 1
-    return found
+    return lines_by_call

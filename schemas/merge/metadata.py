@@ -1,4 +1,7 @@
-"""The Recordings that become one: by what their Calls, Programs and ranks join, what must be the same, what is added, whose seal holds."""
+"""The Recordings that become one: the keys by which Calls and Programs join, and the metadata of the result.
+
+It says which settings must be equal, what is added up, how ranks are renumbered, and whether the seal still holds.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,16 @@ class Part:
     steps: int = 0
     replicas: int | None = None
 
-    def told(self) -> Iterator[Rank]:
-        """What it tells of its ranks, as they are here."""
+    def moved_ranks(self) -> Iterator[Rank]:
+        """What it says of its ranks, numbered as in the merged Recording."""
         for rank in self.recording.metadata.ranks:
             moved = {} if self.replicas is None else {REPLICA: rank.places.get(REPLICA, 0) + self.replicas}
-            groups = {name: [one + self.ranks for one in group] for name, group in rank.groups.items()}
-            known = {"rank": rank.rank + self.ranks, "groups": groups}
-            yield rank.model_copy(update={**known, "places": {**rank.places, **moved}})
+            groups = {name: [number + self.ranks for number in group] for name, group in rank.groups.items()}
+            renumbered = {"rank": rank.rank + self.ranks, "groups": groups}
+            yield rank.model_copy(update={**renumbered, "places": {**rank.places, **moved}})
 
     def moved(self, counts: Iterable[Count]) -> list[Count]:
-        return [one.model_copy(update={"rank": one.rank + self.ranks}) for one in counts]
+        return [count.model_copy(update={"rank": count.rank + self.ranks}) for count in counts]
 
     @cached_property
     def call_keys(self) -> dict[int, str]:
@@ -66,8 +69,8 @@ class Part:
             raise self.damaged(table, f"a Call {number}")
         return self.call_keys[number]
 
-    def damaged(self, table: str, named: str) -> FormatError:
-        return FormatError(str(self.recording.path / f"{table}.jsonl"), f"names {named} that is not there")
+    def damaged(self, table: str, missing: str) -> FormatError:
+        return FormatError(str(self.recording.path / f"{table}.jsonl"), f"names {missing} that is not there")
 
 
 def _identity(call: Call) -> Call:
@@ -117,7 +120,7 @@ def _shared(recordings: Sequence[Recording]) -> bool:
             if other is recording:
                 continue
             shared = True
-            if part := next((one for one in (other, recording) if _is_part(one)), None):
+            if part := next(filter(_is_part, (other, recording)), None):
                 raise CallError(
                     f"{other.path} and {recording.path} both have rank {rank}, and {part.path} is a part of a world of "
                     f"{part.metadata.world_size} ranks: the hosts of one run share none (runs that follow one another "
@@ -132,8 +135,8 @@ def _is_part(recording: Recording) -> bool:
 
 
 def _reported_ranks(recording: Recording) -> set[int]:
-    told = {rank.rank for rank in recording.metadata.ranks}
-    return told | {count.rank for call in recording.calls for count in call.counts}
+    reported = {rank.rank for rank in recording.metadata.ranks}
+    return reported | {count.rank for call in recording.calls for count in call.counts}
 
 
 SETTINGS = (
@@ -165,7 +168,11 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
     """recording.json of all `parts`; what differs between them and cannot be added is left out."""
     several = [part.recording.metadata for part in parts]
     equal = ("kcap", "command", "client", "driver", "torch", "python")
-    same = {name: getattr(several[0], name) for name in equal if all(_same(one, several[0], name) for one in several)}
+    same = {
+        name: getattr(several[0], name)
+        for name in equal
+        if all(_same(metadata, several[0], name) for metadata in several)
+    }
     settings = {name: getattr(several[0], name) for name in SETTINGS}
     sealed, notes = _seal(parts)
     together = hosts and not _apart(parts)
@@ -178,13 +185,13 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
         ranks=_ranks(parts),
         seal=sealed,
         coverage=None if len(several) > 1 else several[0].coverage,
-        complete=all(one.complete for one in several),
+        complete=all(metadata.complete for metadata in several),
         taps=list(dict.fromkeys(_tap(part, tap) for part in parts for tap in part.recording.metadata.taps)),
-        steps=_summed([one.steps for one in several], together),
+        steps=_summed([metadata.steps for metadata in several], together),
         batches=_batches(several, together),
         totals=totals(calls),
-        dropped=_summed([one.dropped for one in several], False),
-        notes=list(dict.fromkeys([note for one in several for note in one.notes] + notes)),
+        dropped=_summed([metadata.dropped for metadata in several], False),
+        notes=list(dict.fromkeys([note for metadata in several for note in metadata.notes] + notes)),
     )
 
 
@@ -198,18 +205,18 @@ def _world(parts: Sequence[Part]) -> int:
 
 def _ranks(parts: Sequence[Part]) -> list[Rank]:
     """In order; the same rank of several runs is one that ran longer."""
-    found: dict[int, Rank] = {}
+    rank_by_number: dict[int, Rank] = {}
     for part in parts:
-        for rank in part.told():
-            known = found.get(rank.rank, rank)
-            steps = {} if known is rank else {"steps": _summed([known.steps, rank.steps], False)}
-            found[rank.rank] = known.model_copy(update={"ended": known.ended and rank.ended, **steps})
-    return [found[number] for number in sorted(found)]
+        for rank in part.moved_ranks():
+            merged = rank_by_number.get(rank.rank, rank)
+            steps = {} if merged is rank else {"steps": _summed([merged.steps, rank.steps], False)}
+            rank_by_number[rank.rank] = merged.model_copy(update={"ended": merged.ended and rank.ended, **steps})
+    return [rank_by_number[number] for number in sorted(rank_by_number)]
 
 
 def _apart(parts: Sequence[Part]) -> bool:
     """Whether hosts are known to have run replicas of their own: the steps of one are none of another's."""
-    replicas = [{rank.places.get(REPLICA, 0) for rank in part.told()} for part in parts]
+    replicas = [{rank.places.get(REPLICA, 0) for rank in part.moved_ranks()} for part in parts]
     return all(replicas) and sum(map(len, replicas)) == len(set().union(*replicas))
 
 
@@ -220,13 +227,13 @@ def _tap(part: Part, tap: Tap) -> Tap:
 def _summed(several: Iterable[dict[str, int]], together: bool) -> dict[str, int]:
     """Sums by name; of hosts that all count the steps of one run, the most."""
     total: Counter[str] = Counter()
-    for one in several:
-        total = total | Counter(one) if together else total + Counter(one)
+    for counts in several:
+        total = total | Counter(counts) if together else total + Counter(counts)
     return dict(total)
 
 
 def _batches(several: Iterable[Metadata], together: bool) -> list[dict[str, Any]]:
-    kinds = [{_kind(batch): _steps(batch) for batch in one.batches} for one in several]
+    kinds = [{_kind(batch): _steps(batch) for batch in metadata.batches} for metadata in several]
     return [{**orjson.loads(kind), "steps": steps} for kind, steps in _summed(kinds, together).items()]
 
 

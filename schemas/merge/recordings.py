@@ -43,7 +43,7 @@ class Merged:
 
     def moved(self, part: Part, step: StepCoverage) -> StepCoverage:
         """A profiled step of `part`, as it is here."""
-        kernels = [one.model_copy(update={"call": self._call(part, one.call)}) for one in step.kernels]
+        kernels = [kernel.model_copy(update={"call": self._call(part, kernel.call)}) for kernel in step.kernels]
         key = part.program_keys.get(step.program) if step.program is not None else None
         program = self.program_ids[key] if key is not None else None
         moved = {"index": step.index + part.steps, "rank": step.rank + part.ranks}
@@ -62,9 +62,9 @@ def merge_recordings(recordings: Sequence[Recording], hosts: bool = False) -> Me
     programs, numbers = _programs(parts, ids)
     steps = [_step(part, step, numbers) for part in parts for step in part.recording.steps]
     metadata = merge_metadata(parts, calls, hosts)
-    found = disagreements(metadata.ranks, calls, programs, steps)
+    disagreeing = disagreements(metadata.ranks, calls, programs, steps)
     return Merged(
-        metadata.model_copy(update={"disagreements": found}),
+        metadata.model_copy(update={"disagreements": disagreeing}),
         calls,
         programs,
         steps,
@@ -79,32 +79,32 @@ def _numbers(several: Iterable[Mapping[int, str]]) -> dict[str, int]:
 
 
 def _calls(parts: Sequence[Part]) -> list[Call]:
-    found: dict[str, Call] = {}
+    merged: dict[str, Call] = {}
     for part in parts:
         for call in part.recording.calls:
             key = part.call_keys[call.id]
-            known = found.get(key)
-            counts = add_counts([*(known.counts if known else []), *part.moved(call.counts)])
-            found[key] = call.model_copy(update={"id": known.id if known else len(found), "counts": counts})
-    return list(found.values())
+            earlier = merged.get(key)
+            counts = add_counts([*(earlier.counts if earlier else []), *part.moved(call.counts)])
+            merged[key] = call.model_copy(update={"id": earlier.id if earlier else len(merged), "counts": counts})
+    return list(merged.values())
 
 
 def _programs(parts: Sequence[Part], ids: dict[str, int]) -> tuple[list[Program], dict[str, int]]:
     numbers = _numbers(part.program_keys for part in parts)
-    found: dict[str, Program] = {}
+    merged: dict[str, Program] = {}
     for part in parts:
         for program in part.recording.programs:
             key = part.program_keys[program.id]
-            known = found.get(key)
-            found[key] = program.model_copy(
+            earlier = merged.get(key)
+            merged[key] = program.model_copy(
                 update={
                     "id": numbers[key],
                     "calls": [ids[part.call_keys[number]] for number in program.calls],
-                    "graphs": [(place, numbers[part.program_keys[number]]) for place, number in program.graphs],
-                    "counts": add_counts([*(known.counts if known else []), *part.moved(program.counts)]),
+                    "graphs": [(position, numbers[part.program_keys[number]]) for position, number in program.graphs],
+                    "counts": add_counts([*(earlier.counts if earlier else []), *part.moved(program.counts)]),
                 }
             )
-    return list(found.values()), numbers
+    return list(merged.values()), numbers
 
 
 def _step(part: Part, step: Step, numbers: dict[str, int]) -> Step:

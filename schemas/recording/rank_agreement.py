@@ -21,9 +21,9 @@ TENSOR = "tp"
 MOST = 20  # Calls that a Disagreement lists
 SOURCE = re.compile(r"\.s[0-9a-f]{8}$")  # a compiled kernel has its rank's own constants in its source
 
-Kernel: TypeAlias = tuple[str, str]  # the operator, and its tensors
-Ran: TypeAlias = tuple[Kernel, ...]  # what a step ran, in order
-Steps: TypeAlias = dict[str, Counter[int]]  # of each phase, how often what was run, by its number
+KernelKey: TypeAlias = tuple[str, str]  # the operator, and its tensors
+KernelSequence: TypeAlias = tuple[KernelKey, ...]  # what a step ran, in order
+StepCounts: TypeAlias = dict[str, Counter[int]]  # of each phase, how often what was run, by its number
 Batch: TypeAlias = tuple[str, str]  # a step's phase, and what else is known of it before it runs
 
 
@@ -31,8 +31,8 @@ def disagreements(
     ranks: Sequence[Rank], calls: Sequence[Call], programs: Sequence[Program], steps: Sequence[Step]
 ) -> list[Disagreement]:
     """Where ranks that must agree ran different steps, by phase; nothing where none must."""
-    ran = _Ran(calls, programs, steps)
-    return [found for first, other in _pairs(ranks) for found in _compared(ran, first.rank, other.rank)]
+    ran = _StepsByRank(calls, programs, steps)
+    return [disagreement for first, other in _pairs(ranks) for disagreement in _compared(ran, first.rank, other.rank)]
 
 
 def _pairs(ranks: Sequence[Rank]) -> Iterator[tuple[Rank, Rank]]:
@@ -45,18 +45,18 @@ def _pairs(ranks: Sequence[Rank]) -> Iterator[tuple[Rank, Rank]]:
         yield from ((first, other) for other in others)
 
 
-class _Ran:
+class _StepsByRank:
     """What each rank's steps ran. Programs that ran the same kernels have the same number in `order`."""
 
     def __init__(self, calls: Sequence[Call], programs: Sequence[Program], steps: Sequence[Step]) -> None:
         self._kernels = {call.id: _kernel(call) for call in calls if call.kind == "kernel" and call.work}
         self._inner = {program.id: program.calls for program in programs}
-        self.order: dict[Ran, int] = {}
+        self.order: dict[KernelSequence, int] = {}
         self._number = {p.id: self._intern(p) for p in programs if p.kind == "step"}
-        self._whole: dict[int, Steps] = defaultdict(lambda: defaultdict(Counter))
+        self._all_steps: dict[int, StepCounts] = defaultdict(lambda: defaultdict(Counter))
         for program in programs:
-            for one in program.counts if program.id in self._number else ():
-                self._whole[one.rank][one.phase][self._number[program.id]] += one.count
+            for count in program.counts if program.id in self._number else ():
+                self._all_steps[count.rank][count.phase][self._number[program.id]] += count.count
         self._steps = steps
 
     def _intern(self, program: Program) -> int:
@@ -67,49 +67,52 @@ class _Ran:
         ran = tuple(self._kernels[call] for call in order if call in self._kernels)
         return self.order.setdefault(ran, len(self.order))
 
-    def whole(self, rank: int) -> Steps:
+    def all_steps(self, rank: int) -> StepCounts:
         """How often the rank ran what, in all its steps of each phase."""
-        return self._whole[rank]
+        return self._all_steps[rank]
 
-    def both(self, one: int, other: int, phase: str) -> tuple[Counter[int], Counter[int]]:
-        """The same of one phase's steps that both list, known by their batches."""
+    def common_steps(self, one: int, other: int, phase: str) -> tuple[Counter[int], Counter[int]]:
+        """How often each ran what, in the steps of one phase that both list; steps are matched by their batches."""
         first, second = self._listed[one], self._listed[other]
-        same = [b for b, found in first.items() if b[0] == phase and len(found) == len(second.get(b, ()))]
+        same = [b for b, numbers in first.items() if b[0] == phase and len(numbers) == len(second.get(b, ()))]
         return Counter(n for b in same for n in first[b]), Counter(n for b in same for n in second[b])
 
     @cached_property
     def _listed(self) -> dict[int, dict[Batch, list[int]]]:
-        found: dict[int, dict[Batch, list[int]]] = defaultdict(lambda: defaultdict(list))
+        numbers_by_batch: dict[int, dict[Batch, list[int]]] = defaultdict(lambda: defaultdict(list))
         for step in self._steps:
             if step.program in self._number:
                 batch = f"{step.tokens} {step.queries} {step.lengths}"
-                found[step.rank][step.phase, batch].append(self._number[step.program])
-        return found
+                numbers_by_batch[step.rank][step.phase, batch].append(self._number[step.program])
+        return numbers_by_batch
 
 
-def _kernel(call: Call) -> Kernel:
+def _kernel(call: Call) -> KernelKey:
     tensors = [short(spec) for _, spec in call.tensors()]
     return (SOURCE.sub("", call.operator) if call.launch else call.operator), " x ".join(tensors)
 
 
-def _compared(ran: _Ran, one: int, other: int) -> Iterator[Disagreement]:
-    first, second = ran.whole(one), ran.whole(other)
+def _compared(ran: _StepsByRank, one: int, other: int) -> Iterator[Disagreement]:
+    first, second = ran.all_steps(one), ran.all_steps(other)
     kernels = list(ran.order)
     for phase in sorted({*first, *second}):
         mine, theirs = first[phase], second[phase]
         if mine.total() != theirs.total():
-            mine, theirs = ran.both(one, other, phase)
+            mine, theirs = ran.common_steps(one, other, phase)
         if mine != theirs:
-            named = [
-                Counter({kernels[n]: times for n, times in found.items()}) for found in (mine - theirs, theirs - mine)
+            kernel_counts = [
+                Counter({kernels[n]: times for n, times in differing.items()})
+                for differing in (mine - theirs, theirs - mine)
             ]
-            yield _disagreement((one, other), phase, *named)
+            yield _disagreement((one, other), phase, *kernel_counts)
 
 
-def _disagreement(ranks: tuple[int, int], phase: str, mine: Counter[Ran], theirs: Counter[Ran]) -> Disagreement:
+def _disagreement(
+    ranks: tuple[int, int], phase: str, mine: Counter[KernelSequence], theirs: Counter[KernelSequence]
+) -> Disagreement:
     counts = _kernels(mine), _kernels(theirs)
     differing = [kernel for kernel in {**counts[0], **counts[1]} if counts[0][kernel] != counts[1][kernel]]
-    named = [
+    differences = [
         Difference(operator=kernel[0], signature=kernel[1], counts=[count[kernel] for count in counts])
         for kernel in differing
     ]
@@ -117,13 +120,13 @@ def _disagreement(ranks: tuple[int, int], phase: str, mine: Counter[Ran], theirs
         ranks=list(ranks),
         phase=phase,
         steps=[mine.total(), theirs.total()],
-        calls=named[:MOST],
-        more=len(named[MOST:]),
+        calls=differences[:MOST],
+        more=len(differences[MOST:]),
     )
 
 
-def _kernels(steps: Counter[Ran]) -> Counter[Kernel]:
-    total: Counter[Kernel] = Counter()
+def _kernels(steps: Counter[KernelSequence]) -> Counter[KernelKey]:
+    total: Counter[KernelKey] = Counter()
     for step, times in steps.items():
         for kernel in step:
             total[kernel] += times

@@ -72,10 +72,13 @@ class Disagreement(_Part):
     @property
     def text(self) -> str:
         """Who ran what differently, in one line."""
-        named = [f"{one.operator} {one.signature}".strip() + f" {_and(one.counts)} times" for one in self.calls[:NAMED]]
-        more = len(self.calls) - len(named) + self.more
-        what = "; ".join([*named, *([f"{more} more Calls"] if more else [])]) or "the same in another order"
-        return f"ranks {_and(self.ranks)} must agree and did not in {_and(self.steps)} {self.phase} steps: {what}"
+        texts = [
+            f"{difference.operator} {difference.signature}".strip() + f" {_and(difference.counts)} times"
+            for difference in self.calls[:NAMED]
+        ]
+        more = len(self.calls) - len(texts) + self.more
+        summary = "; ".join([*texts, *([f"{more} more Calls"] if more else [])]) or "the same in another order"
+        return f"ranks {_and(self.ranks)} must agree and did not in {_and(self.steps)} {self.phase} steps: {summary}"
 
 
 def _and(numbers: list[int]) -> str:
@@ -148,12 +151,12 @@ class Count(Record):
 
 def add_counts(counts: Iterable[Count]) -> list[Count]:
     """Counts of one phase, rank and mode summed, in the order of their first."""
-    found: dict[tuple[str, int, str], Count] = {}
-    for one in counts:
-        place = (one.phase, one.rank, one.mode)
-        known = found.get(place)
-        found[place] = one.model_copy(update={"count": one.count + known.count}) if known else one
-    return list(found.values())
+    sums: dict[tuple[str, int, str], Count] = {}
+    for count in counts:
+        key = (count.phase, count.rank, count.mode)
+        earlier = sums.get(key)
+        sums[key] = count.model_copy(update={"count": count.count + earlier.count}) if earlier else count
+    return list(sums.values())
 
 
 class Launch(Record):
@@ -218,11 +221,11 @@ class Call(Record):
 
 def totals(calls: Iterable[Call]) -> dict[str, int]:
     """What recording.json sums up: Calls, and invocations of kernels that do work, of views and of regions."""
-    found = Counter({"calls": 0, "kernels": 0, "views": 0, "regions": 0})
+    counter = Counter({"calls": 0, "kernels": 0, "views": 0, "regions": 0})
     for call in calls:
-        found["calls"] += 1
-        found["regions" if call.kind == "region" else "kernels" if call.work else "views"] += call.total
-    return dict(found)
+        counter["calls"] += 1
+        counter["regions" if call.kind == "region" else "kernels" if call.work else "views"] += call.total
+    return dict(counter)
 
 
 class Program(Record):

@@ -62,8 +62,8 @@ def short(value: Value) -> str:
 
 def word(dtype: str) -> str:
     """The trace file's word for a dtype (`bf16`), or torch's own name where it has none."""
-    known = BY_NAME.get(dtype)
-    return (known.word if known else None) or dtype
+    entry = BY_NAME.get(dtype)
+    return (entry.word if entry else None) or dtype
 
 
 def _tensor(spec: TensorSpec) -> str:

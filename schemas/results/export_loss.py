@@ -86,13 +86,13 @@ class LossLedger:
 
     def working(self, kernels: Iterable[Call]) -> list[Call]:
         """The kernels that do work and ran; views and allocations are lost by name."""
-        kept = []
+        working = []
         for call in kernels:
             if call.work and call.total:
-                kept.append(call)
+                working.append(call)
             elif call.total:
                 self.lose(call.operator, VIEW, call.total)
-        return kept
+        return working
 
     def loss(self, target: str, total: int) -> ExportLoss:
         """Everything collected; what of `total` invocations is not lost counts as exported."""
@@ -103,7 +103,7 @@ class LossLedger:
         )
 
 
-def _entries(found: dict[tuple[str, str], Counter[str]], total: int) -> list[Lost]:
+def _entries(counters: dict[tuple[str, str], Counter[str]], total: int) -> list[Lost]:
     entries = [
         Lost(
             operator=operator,
@@ -112,6 +112,6 @@ def _entries(found: dict[tuple[str, str], Counter[str]], total: int) -> list[Los
             count=sums["count"],
             share=sums["count"] / total if total else 0.0,
         )
-        for (operator, reason), sums in found.items()
+        for (operator, reason), sums in counters.items()
     ]
     return sorted(entries, key=lambda entry: (-entry.count, entry.operator, entry.reason))

@@ -1,10 +1,10 @@
-"""The measurements of replay, a JSON object a line: of a Call and Sample or a Workload, and of a Program replayed as a whole.
+"""The measurements of replay, one JSON object a line: of a Call on a Sample, of a Workload, or of a whole Program.
 
-Times are microseconds of one invocation; every sample of the clock is kept, none is cut.
+Times are microseconds of one invocation; every sample of the clock is kept.
 
-Its time is that of one run, from its first kernel's start to its last one's end, gaps included; its kernels' durations
-come from a pass of their own. These are two clocks: compare the first with a step's wall time, the second with
-durations.
+A Program's time is that of one run, from its first kernel's start to its last one's end, gaps included; the durations
+of its kernels come from a pass of their own. These are two clocks: compare the first with a step's wall time, the
+second with durations.
 """
 
 from __future__ import annotations

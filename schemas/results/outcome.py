@@ -1,8 +1,9 @@
-"""What came of judging: a Solution on a Workload, and a Definition's reference held against the recorded operator; a JSON object a line.
+"""The judge's results, one JSON object a line: Solutions on Workloads, and references compared with recorded operators.
 
-Times are microseconds of one invocation. Where the exported formats lack a field or a status, it is here.
+Times are microseconds of one invocation. Fields and statuses that the exported formats lack are here.
 
-One line a Call. A Definition is `status:verified` where all of its lines that say more than `skipped` say `agrees`.
+A reference is checked on each Call of its Definition, one line each. A Definition is `status:verified` if every line
+that is not `skipped` says `agrees`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A FlashInfer-Bench dataset: each file, where it lies, what the files say of each other, and the tensors in its blobs."""
+"""Checks of a FlashInfer-Bench dataset: each file and its path, references between files, the tensors in blobs."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ Header = dict[str, tuple[str, tuple[int, ...]]]
 
 def check_blobs(dataset: Dataset, definition: Definition, workload: Workload) -> Iterator[str]:
     """What is wrong with the blobs of `workload`, which is an instance of `definition`; missing files aside."""
-    for name, given in workload.inputs.items():
-        if not isinstance(given, SafetensorsInput):
+    for name, blob in workload.inputs.items():
+        if not isinstance(blob, SafetensorsInput):
             continue
         try:
-            path = dataset.blob_file(given)
+            path = dataset.blob_file(blob)
             tensors = read_blob_header(path) if path.is_file() else None
         except FormatError as error:
             yield f"inputs.{name}: {error.reason}"
@@ -53,14 +53,14 @@ def check_blobs(dataset: Dataset, definition: Definition, workload: Workload) ->
 
 def missing_blobs(dataset: Dataset, workload: Workload) -> Iterator[str]:
     """The blobs of `workload` that are not there."""
-    for given in workload.inputs.values():
-        if isinstance(given, SafetensorsInput):
+    for blob in workload.inputs.values():
+        if isinstance(blob, SafetensorsInput):
             try:
-                there = dataset.blob_file(given).is_file()
+                there = dataset.blob_file(blob).is_file()
             except FormatError:
                 continue  # an error of its own
             if not there:
-                yield given.path
+                yield blob.path
 
 
 def read_blob_header(path: Path) -> Header:
@@ -70,23 +70,23 @@ def read_blob_header(path: Path) -> Header:
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-            return {key: (one.get_dtype(), tuple(one.get_shape())) for key, one in slices.items()}
+            return {key: (tensor.get_dtype(), tuple(tensor.get_shape())) for key, tensor in slices.items()}
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise FormatError(str(path), f"{path.name}: not a readable safetensors file ({error})") from None
 
 
 def _check_tensor(definition: Definition, workload: Workload, name: str, tensors: Header) -> Iterator[str]:
-    given, wanted = workload.inputs[name], definition.inputs[name]
-    assert isinstance(given, SafetensorsInput)
-    if given.tensor_key not in tensors:
-        yield f"{given.path} has no tensor {given.tensor_key}"
+    blob, declared = workload.inputs[name], definition.inputs[name]
+    assert isinstance(blob, SafetensorsInput)
+    if blob.tensor_key not in tensors:
+        yield f"{blob.path} has no tensor {blob.tensor_key}"
         return
-    dtype, shape = tensors[given.tensor_key]
-    if (stored := DTYPES.get(dtype, dtype)) != wanted.dtype and wanted.dtype != "float4_e2m1":
-        yield f"{given.tensor_key} is {stored} in {given.path}, not {wanted.dtype}"
-    sizes = definition.sizes(wanted.shape or [], workload.axes)
-    if shape != sizes and wanted.dtype != "float4_e2m1":
-        yield f"{given.tensor_key} is {list(shape)} in {given.path}, not {list(sizes)}"
+    dtype, shape = tensors[blob.tensor_key]
+    if (stored := DTYPES.get(dtype, dtype)) != declared.dtype and declared.dtype != "float4_e2m1":
+        yield f"{blob.tensor_key} is {stored} in {blob.path}, not {declared.dtype}"
+    sizes = definition.sizes(declared.shape or [], workload.axes)
+    if shape != sizes and declared.dtype != "float4_e2m1":
+        yield f"{blob.tensor_key} is {list(shape)} in {blob.path}, not {list(sizes)}"
 
 
 TRACES, COUNT_LINES = TypeAdapter(Trace), TypeAdapter(WorkloadCount)
@@ -139,13 +139,13 @@ class _Check:
 
     def workloads(self, path: Path) -> None:
         missing: list[str] = []
-        found: dict[str, Definition] = {}
+        definitions: dict[str, Definition] = {}
         for place, trace in self.report.lines(path, TRACES):
             missing += missing_blobs(self.dataset, trace.workload)
             self.report.error(place, *self._workload(trace))
             if definition := self.dataset.definitions.get(trace.definition):
-                found[definition.name] = definition
-        for definition in found.values():
+                definitions[definition.name] = definition
+        for definition in definitions.values():
             self._lies_in(path, definition.op_type, f"{definition.name}.jsonl")
         if missing:
             self.report.warn(path, f"{len(missing)} inputs are in blobs that are not there, first {missing[0]}")
@@ -175,11 +175,11 @@ class _Check:
         self.solutions[solution.name] = solution.definition
 
     def traces(self, path: Path) -> None:
-        found = set()
+        names = set()
         for place, trace in self.report.lines(path, TRACES):
             self.report.error(place, *self._trace(trace))
-            found.add(trace.definition)
-        for name in sorted(found):
+            names.add(trace.definition)
+        for name in sorted(names):
             self._lies_in(path, f"{name}.jsonl")
 
     def _trace(self, trace: Trace) -> Iterator[str]:

@@ -63,8 +63,8 @@ def _nothing(document: Any) -> list[str]:
 
 def _document(title: str, adapter: TypeAdapter[T], keys: frozenset[str], advise: Callable[[T], list[str]]) -> Format:
     def check(report: Report, path: Path) -> None:
-        if (found := report.document(path, adapter)) is not None:
-            report.warn(path, *advise(found))
+        if (document := report.document(path, adapter)) is not None:
+            report.warn(path, *advise(document))
 
     return Format(title, check, keys, adapter)
 
@@ -78,8 +78,8 @@ def _lines(
     adapter = TypeAdapter(model)
 
     def check(report: Report, path: Path) -> None:
-        for place, found in report.lines(path, adapter):
-            report.error(place, *refuse(found))
+        for place, document in report.lines(path, adapter):
+            report.error(place, *refuse(document))
 
     return Format(title, check, keys or _keys(model), adapter)
 
@@ -205,8 +205,8 @@ def _closest(keys: set[str]) -> str | None:
     """The format that has most of `keys`, and of those the one with the fewest more."""
 
     def likeness(name: str) -> tuple[int, int]:
-        known = FORMATS[name].keys
-        return len(known & keys), -len(known - keys)
+        expected = FORMATS[name].keys
+        return len(expected & keys), -len(expected - keys)
 
-    name = max((name for name, known in FORMATS.items() if known.keys), key=likeness)
+    name = max((name for name, entry in FORMATS.items() if entry.keys), key=likeness)
     return name if FORMATS[name].keys & keys else None

@@ -55,9 +55,9 @@ def _numbered(report: Report, records: Iterable[tuple[str, Call | Program]]) -> 
             report.error(place, f"id: {record.id}, but it is the number of the line, from 0: {number}")
 
 
-def _unknown(key: str, what: str, numbers: Iterable[int | None], known: int) -> list[str]:
-    missing = dict.fromkeys(n for n in numbers if n is not None and not 0 <= n < known)
-    return [f"{key}: {what} {number} that is not there" for number in missing]
+def _unknown(key: str, noun: str, numbers: Iterable[int | None], count: int) -> list[str]:
+    missing = dict.fromkeys(n for n in numbers if n is not None and not 0 <= n < count)
+    return [f"{key}: {noun} {number} that is not there" for number in missing]
 
 
 def _values(recording: Recording, sample: Sample) -> list[str]:
@@ -78,9 +78,9 @@ def _source(recording: Recording, call: Call) -> list[str]:
     return unread + _failure("launch.fragment", recording.fragment, call.launch)
 
 
-def _failure(key: str, read: Callable[[T], object], what: T) -> list[str]:
+def _failure(key: str, read: Callable[[T], object], subject: T) -> list[str]:
     try:
-        read(what)
+        read(subject)
     except FormatError as error:
         return [f"{key}: {Path(error.place).name}: {error.reason}"]
     return []

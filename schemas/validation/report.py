@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def printable(text: str) -> str:
     """`text` in one line, with escapes for what is not to be shown: control characters, parts of a character."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class Report:
     def document(self, path: Path, adapter: TypeAdapter[T]) -> T | None:
         """The document in `path`, or None where it is wrong."""
         try:
-            found, errors = examine(path.read_bytes(), adapter, str(path))
+            documents, errors = examine(path.read_bytes(), adapter, str(path))
         except OSError as error:
             self.error(path, f"cannot be read: {error.strerror}")
             return None
         self.add(*errors)
-        return found[0] if found else None
+        return documents[0] if documents else None
 
     def lines(self, path: Path, adapter: TypeAdapter[T]) -> Iterator[tuple[str, T]]:
         """The documents in `path`, one a line, each with its place; lines that are wrong are left out."""
         try:
             for number, line in numbered_lines(path):
-                found, errors = examine(line, adapter, str(path), number)
+                documents, errors = examine(line, adapter, str(path), number)
                 self.add(*errors)
-                yield from ((f"{path}:{number}", document) for document in found)
+                yield from ((f"{path}:{number}", document) for document in documents)
         except OSError as error:
             self.error(path, f"cannot be read: {error.strerror}")
 

@@ -48,7 +48,7 @@ __all__ = [
 Recognizer = Callable[[Invocation], KernelInstance]
 
 
-# What a recognizer raises on arguments that the operator itself never takes: a number for a tensor, other ranks, a size of 0
+# What a recognizer raises on arguments that the operator never takes: a number for a tensor, other ranks, a size of 0
 NEVER_TAKEN = (Unrecognized, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 

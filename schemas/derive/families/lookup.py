@@ -1,4 +1,4 @@
-"""Lookups of rows of a table by index: embedding, index_select and indexing. Of the table only the rows read are touched."""
+"""Lookups of rows of a table by index: embedding, index_select and indexing. Only the rows read are touched."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def embedding(call: Invocation) -> KernelInstance:
 
 
 @cost_function("embedding")
-def embedding_cost(given: CostInputs) -> Cost:
-    rows = len(given.index("input_ids").unique())
-    return given.cost(rows * distinct_bytes(given["weight"][:1]) + given.read("input_ids"))
+def embedding_cost(inputs: CostInputs) -> Cost:
+    rows = len(inputs.index("input_ids").unique())
+    return inputs.cost(rows * distinct_bytes(inputs["weight"][:1]) + inputs.read("input_ids"))
 
 
 @valid_input("input_ids", "token_ids", "ids", "indices", op_types=("embedding",))

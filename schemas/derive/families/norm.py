@@ -1,12 +1,13 @@
-"""rmsnorm and fused_add_rmsnorm (Zhang and Sennrich, arXiv:1910.07467), also quantized to float8, with FlashInfer-Bench's names.
+"""rmsnorm and fused_add_rmsnorm (Zhang and Sennrich, arXiv:1910.07467), also quantized to float8.
 
-Gemma's operators multiply by one more than the weight: `gemma_rmsnorm`. Inputs of more dimensions (the heads of Qwen3's
-queries and keys) have their rows joined.
+Names are FlashInfer-Bench's. Gemma's operators multiply by one more than the weight: `gemma_rmsnorm`. Inputs of more
+dimensions (the heads of Qwen3's queries and keys) have their rows joined.
 
 FlashInfer: `rmsnorm(out, input, weight, eps, …)`; SGLang: `rmsnorm(input, weight, out, eps)`. Both:
 `fused_add_rmsnorm(input, residual, weight, eps, …)`.
 
-Read in sglang/srt/layers of 0.5.15 and 0.5.23. Arguments are those of `forward_native`, then what the object holds.
+SGLang's classes were read in sglang/srt/layers of 0.5.15 and 0.5.23. Their arguments are those of `forward_native`,
+then what the object holds.
 """
 
 from __future__ import annotations
@@ -252,8 +253,8 @@ def _tvm_fused(call: Invocation, kind: str) -> KernelInstance:
 
 
 def _tvm_tensors(call: Invocation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    first, second, third = (call.tensor(f"arg{place}") for place in range(3))
-    if [one.dim() for one in (first, second, third)].count(1) != 1:
+    first, second, third = (call.tensor(f"arg{index}") for index in range(3))
+    if [tensor.dim() for tensor in (first, second, third)].count(1) != 1:
         raise Unrecognized("it has not one weight")
     return first, second, third
 

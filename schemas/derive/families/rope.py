@@ -84,9 +84,9 @@ def rotary_embedding(call: Invocation) -> KernelInstance:
     def heads(name: str) -> torch.Tensor:
         return call.tensor(name).reshape(tokens, -1, size)
 
-    def after(name: str, place: int) -> torch.Tensor:
-        given: torch.Tensor = call.result[place] if returns else call.tensor(name)
-        return given.reshape(tokens, -1, size)
+    def after(name: str, position: int) -> torch.Tensor:
+        result: torch.Tensor = call.result[position] if returns else call.tensor(name)
+        return result.reshape(tokens, -1, size)
 
     return rope_instance(
         Rope(
@@ -121,34 +121,34 @@ def sglang_rope(call: Invocation) -> KernelInstance:
     )
 
 
-def rope_instance(one: Rope) -> KernelInstance:
-    """The Form; a table of another type than float32 is said in its name."""
-    (tokens, heads, size), rot = one.q.shape, one.cos_sin_cache.shape[-1]
-    both = {"q": (one.q, "num_qo_heads", one.q_out)}
-    if one.k is not None:
-        both["k"] = (one.k, "num_kv_heads", one.k_out)
-        heads += one.k.shape[1]
-    if rot > size or rot % 2 or (one.k is not None and one.k.dtype != one.q.dtype):
+def rope_instance(rope: Rope) -> KernelInstance:
+    """The kernel instance; its name says the dtype of a table that is not float32."""
+    (tokens, heads, size), rot = rope.q.shape, rope.cos_sin_cache.shape[-1]
+    rotated = {"q": (rope.q, "num_qo_heads", rope.q_out)}
+    if rope.k is not None:
+        rotated["k"] = (rope.k, "num_kv_heads", rope.k_out)
+        heads += rope.k.shape[1]
+    if rot > size or rot % 2 or (rope.k is not None and rope.k.dtype != rope.q.dtype):
         raise Unrecognized("it rotates more than a head")
     inputs: dict[str, TensorArg] = {
-        name: tensor_arg(x, "num_tokens", axis, "head_size") for name, (x, axis, _) in both.items()
+        name: tensor_arg(x, "num_tokens", axis, "head_size") for name, (x, axis, _) in rotated.items()
     }
     inputs["cos_sin_cache"] = tensor_arg(
-        one.cos_sin_cache, "max_seq_len", "rotary_dim", description="Cosines, then sines."
+        rope.cos_sin_cache, "max_seq_len", "rotary_dim", description="Cosines, then sines."
     )
-    inputs["positions"] = tensor_arg(one.positions, "num_tokens", description="Rows of cos_sin_cache.")
-    inputs["is_neox"] = scalar_arg(one.is_neox, "bool", "Halves of a head are rotated together, not neighbours.")
-    words = abbreviate(one.q.dtype, torch.bfloat16) + ("" if one.k is not None else "_q")
-    table = abbreviate(one.cos_sin_cache.dtype, torch.float32)
+    inputs["positions"] = tensor_arg(rope.positions, "num_tokens", description="Rows of cos_sin_cache.")
+    inputs["is_neox"] = scalar_arg(rope.is_neox, "bool", "Halves of a head are rotated together, not neighbours.")
+    words = abbreviate(rope.q.dtype, torch.bfloat16) + ("" if rope.k is not None else "_q")
+    table = abbreviate(rope.cos_sin_cache.dtype, torch.float32)
     words += f"{table}cache" if table else ""
-    width = 2 * heads * (size if one.copies else rot) * one.q.element_size() + one.positions.element_size()
-    row = rot * one.cos_sin_cache.element_size()
+    width = 2 * heads * (size if rope.copies else rot) * rope.q.element_size() + rope.positions.element_size()
+    row = rot * rope.cos_sin_cache.element_size()
     return KernelInstance(
-        name=f"rope_with_cos_sin_cache_{'neox' if one.is_neox else 'gptj'}_style{words}_d{size}_rd{rot}",
+        name=f"rope_with_cos_sin_cache_{'neox' if rope.is_neox else 'gptj'}_style{words}_d{size}_rd{rot}",
         op_type="rope",
         axes={
             "num_tokens": None,
-            **{axis: None for _, axis, _ in both.values()},
+            **{axis: None for _, axis, _ in rotated.values()},
             "max_seq_len": None,
             "head_size": size,
             "rotary_dim": rot,
@@ -156,21 +156,21 @@ def rope_instance(one: Rope) -> KernelInstance:
         inputs=inputs,
         outputs={
             f"{name}_out": lazy_arg(x.dtype, ("num_tokens", axis, "head_size"), out)
-            for name, (x, axis, out) in both.items()
+            for name, (x, axis, out) in rotated.items()
         },
         reference=REFERENCE.format(
             arguments=", ".join(inputs),
             size=size,
             rot=rot,
-            returned=", ".join(f"rotate({name}, cos, sin, is_neox)" for name in both),
+            returned=", ".join(f"rotate({name}, cos, sin, is_neox)" for name in rotated),
         ),
         description="Rotary position embedding of queries and keys.",
         flops=3 * tokens * heads * rot,
-        touched=lambda: tokens * width + distinct_rows(one.positions) * row,
+        touched=lambda: tokens * width + distinct_rows(rope.positions) * row,
     )
 
 
-# Those that compute their table in another way, and rotate by it as the first does.
+# They differ in how they compute their table, and rotate by it alike.
 SGLANG_ROTARY_CLASSES = (
     "RotaryEmbedding",
     "LinearScalingRotaryEmbedding",
@@ -209,10 +209,10 @@ def sglang_rotary_class(call: Invocation) -> KernelInstance:
 
 
 @cost_function("rope")
-def rope_cost(given: CostInputs) -> Cost:
-    rows = len(given.index("positions").unique())
-    read = given.read(*(name for name in ("q", "k") if name in given), "positions")
-    return given.cost(read + rows * distinct_bytes(given["cos_sin_cache"][:1]))
+def rope_cost(inputs: CostInputs) -> Cost:
+    rows = len(inputs.index("positions").unique())
+    read = inputs.read(*(name for name in ("q", "k") if name in inputs), "positions")
+    return inputs.cost(read + rows * distinct_bytes(inputs["cos_sin_cache"][:1]))
 
 
 LONGEST_SEQUENCE = 4096  # positions where no table bounds them

@@ -1,6 +1,6 @@
-"""sampling: greedy, by top-k and top-p from probabilities, and repetition penalties; what it reads, and probabilities to sample from.
+"""sampling: greedy, by top-k and top-p from probabilities, and repetition penalties.
 
-Sampling from probabilities has FlashInfer-Bench's names. It draws: two runs agree in distribution only.
+Sampling from probabilities has FlashInfer-Bench's names. It draws random numbers: two runs agree only in distribution.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(logits, prompt_mask, output_mask, repetition_penalties):
 """
 
 
-SMALLEST = 1024  # fewer columns are no vocabulary: other kernels have an argmax over what their blocks found
+SMALLEST = 1024  # fewer columns are no vocabulary: other kernels reduce their blocks' results by an argmax
 
 
 ROWS = ("batch_size", "vocab_size")
@@ -138,17 +138,16 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
         ),
         description=f"Sampling from what {' and '.join(filters)} leave of the probabilities.",
         random=True,
-        touched=lambda: (
-            total_bytes(probs) // 2
-        ),  # unfiltered, a draw stops at the token that it finds: halfway on average
+        # unfiltered, a draw stops at the token that it draws: halfway on average
+        touched=lambda: total_bytes(probs) // 2,
     )
 
 
 def limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
     dtype = FILTERS[name][1]
-    given = call.optional(name, f"maybe_{name}_arr")
-    if given is not None:
-        return tensor_arg(given.to(dtype), "batch_size")
+    tensor = call.optional(name, f"maybe_{name}_arr")
+    if tensor is not None:
+        return tensor_arg(tensor.to(dtype), "batch_size")
     value = call.number(name, f"{name}_val")
     return tensor_arg(torch.full((len(probs),), value, dtype=dtype, device=probs.device), "batch_size")
 
@@ -177,8 +176,8 @@ def repetition_penalties(call: Invocation) -> KernelInstance:
 
 
 @cost_function("sampling")
-def sampling_cost(given: CostInputs) -> Cost:
-    return given.cost(given.read("logits") if "logits" in given else given.read("probs") // 2)
+def sampling_cost(inputs: CostInputs) -> Cost:
+    return inputs.cost(inputs.read("logits") if "logits" in inputs else inputs.read("probs") // 2)
 
 
 MOST_K = 100  # serving rarely asks for more

@@ -1,4 +1,4 @@
-"""The nodes of a graph fragment (given to the kernel, computed by it, or neither) and which launch argument is which buffer.
+"""Which launch argument is which buffer of a graph fragment, and what each node is: an input, computed, or neither.
 
 The wrapper's call names its buffers, and the fragment says which of them are whose. Where it does not (a wrapper that
 was compiled without kcap), inductor's order decides: it numbers `in_ptr`s as their buffers are first read and
@@ -46,69 +46,71 @@ class Nodes:
         self.fragment = fragment
 
     @cached_property
-    def given(self) -> dict[str, Layout | None]:
+    def input_buffers(self) -> dict[str, Layout | None]:
         """The buffers that the kernel reads and does not itself write before, in torch's order."""
         return {name: layout for name, layout in self.fragment.reads.items() if name not in self.fragment.writes}
 
     @cached_property
-    def _held(self) -> dict[str, str]:
-        """Nodes that are the content of a given buffer under another name."""
-        buffers = {self.fragment.buffer(name): name for name in self.given}
-        held = {name: buffers[known] for name, known in self.fragment.buffers.items() if known in buffers}
-        held = {name: known for name, known in held.items() if name not in (*self.given, *self.fragment.writes)}
-        return {**self._deduced(held), **held}
+    def _aliases(self) -> dict[str, str]:
+        """Nodes that are the content of an input buffer under another name."""
+        buffers = {self.fragment.buffer(name): name for name in self.input_buffers}
+        aliases = {name: buffers[buffer] for name, buffer in self.fragment.buffers.items() if buffer in buffers}
+        aliases = {
+            name: buffer for name, buffer in aliases.items() if name not in (*self.input_buffers, *self.fragment.writes)
+        }
+        return {**self._deduced(aliases), **aliases}
 
-    def _deduced(self, held: dict[str, str]) -> dict[str, str]:
-        """The one node that nothing defines is the one given buffer that no operator takes."""
-        known = {*held, *self.given, *self.fragment.operations, *self.fragment.sizes}
+    def _deduced(self, aliases: dict[str, str]) -> dict[str, str]:
+        """The one node that nothing defines is the one input buffer that no operator takes."""
+        defined = {*aliases, *self.input_buffers, *self.fragment.operations, *self.fragment.sizes}
         taken = set[str]().union(*(operation.refs() for operation in self._wanted()))
-        loose, unused = taken - known, set(self.given) - taken - set(held.values())
-        return {loose.pop(): unused.pop()} if len(loose) == len(unused) == 1 else {}
+        undefined, unused = taken - defined, set(self.input_buffers) - taken - set(aliases.values())
+        return {undefined.pop(): unused.pop()} if len(undefined) == len(unused) == 1 else {}
 
     def _wanted(self) -> list[Operation]:
         """Operations but those whose result nobody reads: they only follow on the kernel."""
         return [operation for operation in self.fragment.operations.values() if operation.layout or operation.users]
 
     def find(self, name: str) -> str | Size | int | Operation | None:
-        """What `name` is: the name of a given buffer, a size, or an Operation; None where nothing defines it."""
-        if name in self.given or name in self._held:
-            return self._held.get(name, name)
+        """What `name` is: the name of an input buffer, a size, or an Operation; None where nothing defines it."""
+        if name in self.input_buffers or name in self._aliases:
+            return self._aliases.get(name, name)
         return self.fragment.sizes.get(name, self.fragment.operations.get(name))
 
     def computed(self, name: str) -> bool:
-        """Whether the kernel can have this node from what it is given."""
-        found = self.find(name)
-        return name in self._computable if isinstance(found, Operation) else found is not None
+        """Whether the kernel can compute this node from its inputs."""
+        definition = self.find(name)
+        return name in self._computable if isinstance(definition, Operation) else definition is not None
 
     @cached_property
     def _computable(self) -> set[str]:
-        """Operations all of whose arguments are given or computable (Kahn's order: a fragment may be long)."""
+        """Operations all of whose arguments are inputs or computable (Kahn's order: a fragment may be long)."""
         lacking = {name: self._operands(node) for name, node in self.fragment.operations.items()}
         takers: dict[str, list[str]] = defaultdict(list)
         for name, operands in lacking.items():
             for operand in operands:
                 takers[operand].append(name)
         ready = [name for name, operands in lacking.items() if not operands]
-        found = set[str]()
+        computable = set[str]()
         while ready:
-            found.add(name := ready.pop())
+            computable.add(name := ready.pop())
             for taker in takers[name]:
                 lacking[taker].discard(name)
                 if not lacking[taker]:
                     ready.append(taker)
-        return found
+        return computable
 
     def _operands(self, operation: Operation) -> set[str]:
-        """Of what it takes, what is neither given nor a size."""
+        """Its operands that are neither inputs nor sizes."""
         return {name for name in operation.refs() if not isinstance(self.find(name), str | Size | int)}
 
     @cached_property
     def ends(self) -> list[str]:
         """Operations that the kernel computes, and neither names as written nor takes for another."""
-        mine = [operation for operation in self.fragment.operations.values() if self.computed(operation.name)]
-        taken = set[str]().union(*(operation.refs() for operation in mine))
-        known = taken | set(self.fragment.writes) | set(self.copies)
-        return [operation.name for operation in mine if operation.name not in known]
+        computed = [operation for operation in self.fragment.operations.values() if self.computed(operation.name)]
+        taken = set[str]().union(*(operation.refs() for operation in computed))
+        excluded = taken | set(self.fragment.writes) | set(self.copies)
+        return [operation.name for operation in computed if operation.name not in excluded]
 
     def stored(self, name: str) -> str | None:
         """The node whose value the written buffer `name` holds: itself, or what is copied there; None: none is told."""
@@ -121,16 +123,16 @@ class Nodes:
 
     @cached_property
     def copies(self) -> dict[str, str]:
-        """Nodes that write to what they are given, and the node whose value they write."""
-        mine = [operation for operation in self.fragment.operations.values() if operation.target == COPY]
-        return {copy.name: value.name for copy in mine if isinstance(value := copy.args[-1], Ref)}
+        """Nodes that write to their argument, and the node whose value they write."""
+        copies = [operation for operation in self.fragment.operations.values() if operation.target == COPY]
+        return {copy.name: value.name for copy in copies if isinstance(value := copy.args[-1], Ref)}
 
     def sources(self, name: str) -> list[str]:
         """`name`, and what it is a view of."""
-        found = [name]
-        while isinstance(node := self.find(found[-1]), Operation) and node.target in VIEWS and len(node.refs()) == 1:
-            found += node.refs()
-        return found
+        chain = [name]
+        while isinstance(node := self.find(chain[-1]), Operation) and node.target in VIEWS and len(node.refs()) == 1:
+            chain += node.refs()
+        return chain
 
     def unrounded(self, operation: Operation) -> FragmentValue:
         """What a conversion converts: inductor keeps in float32 what a graph rounds to 16 bits and takes up again."""
@@ -141,9 +143,13 @@ class Nodes:
         return value
 
     def _type(self, value: FragmentValue) -> TorchConstant | None:
-        found = self.find(value.name) if isinstance(value, Ref) else None
+        definition = self.find(value.name) if isinstance(value, Ref) else None
         layout = (
-            found.layout if isinstance(found, Operation) else self.given.get(found) if isinstance(found, str) else None
+            definition.layout
+            if isinstance(definition, Operation)
+            else self.input_buffers.get(definition)
+            if isinstance(definition, str)
+            else None
         )
         return TorchConstant("dtype", layout.dtype) if layout else None
 
@@ -160,13 +166,13 @@ class Nodes:
         stack = [(name, False) for name in reversed(names)]
         while stack:
             name, complete = stack.pop()
-            found = self.find(name)
-            if not isinstance(found, Operation) or name in ordered:
+            definition = self.find(name)
+            if not isinstance(definition, Operation) or name in ordered:
                 continue
             if complete:
-                ordered[name] = found
+                ordered[name] = definition
             else:
-                stack += [(name, True), *((other, False) for other in reversed(self.takes(found)))]
+                stack += [(name, True), *((other, False) for other in reversed(self.takes(definition)))]
         return list(ordered.values())
 
 
@@ -206,7 +212,7 @@ class Binding:
 
 def launch_pointers(call: Call, fragment: Fragment) -> list[Pointer]:
     """The tensor arguments of `call`; FragmentError if one is none that inductor gives its fused kernels."""
-    found = []
+    pointers = []
     names = fragment.call if len(fragment.call) >= len(call.args) else []
     for index, argument in enumerate(call.args):
         if isinstance(argument.value, TensorSpec):
@@ -215,24 +221,26 @@ def launch_pointers(call: Call, fragment: Fragment) -> list[Pointer]:
             if match is None:
                 raise FragmentError(f"its argument '{argument.name}' is no buffer of the fragment's")
             buffer = names[index] if index < len(names) else None
-            found.append(Pointer(name, str(index), argument.value, match[1], buffer))
-    return found
+            pointers.append(Pointer(name, str(index), argument.value, match[1], buffer))
+    return pointers
 
 
 def bind_buffers(call: Call, nodes: Nodes) -> Binding:
     """Which of `call`'s arguments is which buffer; FragmentError where that is not certain."""
     binding, fragment = Binding(), nodes.fragment
-    arguments = launch_pointers(call, fragment)
-    reading = [one for one in arguments if one.read]
-    writing = [one for one in arguments if one.written]
-    before = {one.path: one.buffer and (fragment.reused.get(one.buffer, one.buffer)) for one in writing}
+    pointers = launch_pointers(call, fragment)
+    reading = [pointer for pointer in pointers if pointer.read]
+    writing = [pointer for pointer in pointers if pointer.written]
+    before = {
+        pointer.path: pointer.buffer and (fragment.reused.get(pointer.buffer, pointer.buffer)) for pointer in writing
+    }
     for pointer in reading:
-        _name(binding.reads, nodes.given, fragment, pointer, before.get(pointer.path, pointer.buffer))
+        _name(binding.reads, nodes.input_buffers, fragment, pointer, before.get(pointer.path, pointer.buffer))
     for pointer in writing:
         _name(binding.writes, fragment.writes, fragment, pointer, pointer.buffer)
-    layouts = {name: _layout(nodes, name) for name in (*nodes.given, *fragment.writes)}
+    layouts = {name: _layout(nodes, name) for name in (*nodes.input_buffers, *fragment.writes)}
     _unify(binding.symbols, [(layouts[n], p.tensor) for n, p in (*binding.reads.items(), *binding.writes.items())])
-    _order(binding.reads, nodes.given, reading, layouts, binding.symbols, "reads", whole=True)
+    _order(binding.reads, nodes.input_buffers, reading, layouts, binding.symbols, "reads", whole=True)
     _order(binding.writes, fragment.writes, writing, layouts, binding.symbols, "writes", whole=False)
     _agree(binding, layouts)
     return binding
@@ -254,7 +262,7 @@ def _layout(nodes: Nodes, name: str) -> Layout | None:
 def _order(
     into: dict[str, Pointer],
     names: Iterable[str],
-    given: list[Pointer],
+    pointers: list[Pointer],
     layouts: Mapping[str, Layout | None],
     symbols: dict[str, int],
     verb: str,
@@ -263,32 +271,34 @@ def _order(
     """Give the pointers that no name told the buffers that are left, in their order; `whole`: all of them."""
     bound = {pointer.path for pointer in into.values()}
     open_names = [name for name in names if name not in into]
-    open_given = [pointer for pointer in given if pointer.path not in bound]
-    if whole and not open_names and all(pointer.written for pointer in open_given):
+    open_pointers = [pointer for pointer in pointers if pointer.path not in bound]
+    if whole and not open_names and all(pointer.written for pointer in open_pointers):
         return  # the kernel itself wrote what it reads there
-    if not open_given or len(open_names) < len(open_given) or (whole and len(open_names) != len(open_given)):
-        if open_given or (whole and open_names):
-            raise FragmentError(f"it {verb} {len(open_given)} buffers, of which its fragment names {len(open_names)}")
+    if not open_pointers or len(open_names) < len(open_pointers) or (whole and len(open_names) != len(open_pointers)):
+        if open_pointers or (whole and open_names):
+            raise FragmentError(
+                f"it {verb} {len(open_pointers)} buffers, of which its fragment names {len(open_names)}"
+            )
         return
-    fitting = list(_fitting(open_names, open_given, layouts, symbols))
+    fitting = list(_fitting(open_names, open_pointers, layouts, symbols))
     if len(fitting) != 1:
         raise FragmentError(f"{len(fitting)} orders fit the buffers that it {verb}")
-    into.update(zip(fitting[0], open_given, strict=True))
+    into.update(zip(fitting[0], open_pointers, strict=True))
     _unify(symbols, [(layouts[name], pointer.tensor) for name, pointer in into.items()])
 
 
 def _fitting(
-    names: list[str], given: list[Pointer], layouts: Mapping[str, Layout | None], symbols: dict[str, int]
+    names: list[str], pointers: list[Pointer], layouts: Mapping[str, Layout | None], symbols: dict[str, int]
 ) -> Iterator[tuple[str, ...]]:
-    """The ways to choose of `names`, for each of `given` in their order, those whose layouts agree.
+    """The ways to choose of `names`, for each of `pointers` in their order, those whose layouts agree.
 
     Buffers that are read and written come first among a kernel's parameters, wherever they are read.
     """
-    shared = [pointer for pointer in given if pointer.kind == "in_out"]
-    for tried, chosen in enumerate(_choices(names, len(given), len(shared))):
+    shared = [pointer for pointer in pointers if pointer.kind == "in_out"]
+    for tried, chosen in enumerate(_choices(names, len(pointers), len(shared))):
         if tried > MOST_ORDERS:
             raise FragmentError("too many orders of its buffers")
-        pairs = [(layouts[name], pointer.tensor) for name, pointer in zip(chosen, given, strict=True)]
+        pairs = [(layouts[name], pointer.tensor) for name, pointer in zip(chosen, pointers, strict=True)]
         trial = dict(symbols)
         _unify(trial, pairs)
         if all(layout_fits(layout, tensor, trial) for layout, tensor in pairs):
@@ -307,8 +317,8 @@ def layout_fits(layout: Layout | None, tensor: TensorSpec, symbols: Mapping[str,
         return True
     if layout.dtype != tensor.dtype or len(layout.shape) != len(tensor.shape):
         return False
-    told = [size_of(size, symbols) for size in layout.shape]
-    return all(size is None or size == real for size, real in zip(told, tensor.shape, strict=True))
+    sizes = [size_of(size, symbols) for size in layout.shape]
+    return all(size is None or size == real for size, real in zip(sizes, tensor.shape, strict=True))
 
 
 def _unify(symbols: dict[str, int], pairs: Iterable[tuple[Layout | None, TensorSpec]]) -> None:

@@ -42,7 +42,7 @@ def write_run(nodes: Nodes, inputs: Parameters, outputs: list[str]) -> str:
     """
     operations = nodes.needed(outputs)
     parameters = [parameter for parameter, _ in inputs.values()]
-    writer = _Writer(nodes, {**_names(operations), **{name: known for name, (known, _) in inputs.items()}})
+    writer = _Writer(nodes, {**_names(operations), **{name: parameter for name, (parameter, _) in inputs.items()}})
     body = [f"{writer.names[operation.name]} = {writer.call(operation)}" for operation in operations]
     returned = [writer.value(Ref(name)) for name in outputs]
     sizes = [f"{short} = {_shown(symbol, inputs)}" for symbol, short in writer.symbols.items()]
@@ -82,7 +82,9 @@ class _Writer:
     def __init__(self, nodes: Nodes, names: dict[str, str]) -> None:
         self.nodes = nodes
         self.names = names
-        self.given = next((names[name] for name in nodes.given if name in names), None)  # on whose device the rest is
+        self.given = next(
+            (names[name] for name in nodes.input_buffers if name in names), None
+        )  # on whose device the rest is
         self.symbols: dict[str, str] = {}
 
     def call(self, operation: Operation) -> str:
@@ -91,9 +93,9 @@ class _Writer:
         if operation.target == CONVERT and len(operation.args) == 2:
             return f"{self.value(self.nodes.unrounded(operation))}.to({self.value(operation.args[1])})"
         check_target(operation.target)
-        given = [self.value(value) for value in operation.args]
-        given += [f"{name}={self.value(value)}" for name, value in operation.kwargs.items()]
-        return f"torch.ops.{operation.target}({', '.join(given)})"
+        arguments = [self.value(value) for value in operation.args]
+        arguments += [f"{name}={self.value(value)}" for name, value in operation.kwargs.items()]
+        return f"torch.ops.{operation.target}({', '.join(arguments)})"
 
     def value(self, value: FragmentValue) -> str:
         match value:
@@ -116,12 +118,12 @@ class _Writer:
         return repr(value)
 
     def _found(self, name: str) -> str:
-        found = self.nodes.find(name)
-        if isinstance(found, Size | int):
-            return self.value(found)
-        if found is None:
+        definition = self.nodes.find(name)
+        if isinstance(definition, Size | int):
+            return self.value(definition)
+        if definition is None:
             raise FragmentError(f"nothing says what its fragment's %{name} is")
-        return self.names[found if isinstance(found, str) else name]
+        return self.names[definition if isinstance(definition, str) else name]
 
 
 def check_target(target: str) -> None:
@@ -207,13 +209,13 @@ def _reference(nodes: Nodes, binding: Binding, outputs: Outputs) -> FragmentRefe
     if unused := [name for name in binding.reads if name not in used]:
         raise FragmentError(f"it reads %{unused[0]}, which none of its fragment's operators takes")
     inputs = dict(sorted(binding.reads.items(), key=lambda item: int(item[1].path)))
-    parameters = {name: (pointer.name, nodes.given[name]) for name, pointer in inputs.items()}
-    known = {pointer.path for _, pointer in outputs}
+    parameters = {name: (pointer.name, nodes.input_buffers[name]) for name, pointer in inputs.items()}
+    output_paths = {pointer.path for _, pointer in outputs}
     return FragmentReference(
         write_run(nodes, parameters, results),
         tuple(_port(pointer.name, pointer) for pointer in inputs.values()),
         tuple(_port(pointer.name + "_out" * pointer.read, pointer) for _, pointer in outputs),
-        tuple(sorted({pointer.path for pointer in binding.writes.values()} - known, key=int)),
+        tuple(sorted({pointer.path for pointer in binding.writes.values()} - output_paths, key=int)),
     )
 
 
@@ -224,7 +226,7 @@ def _port(name: str, pointer: Pointer) -> Port:
 def _used(nodes: Nodes, results: list[str]) -> set[str]:
     """The given buffers that `results` come from, by name."""
     taken = set(results).union(*(nodes.takes(operation) for operation in nodes.needed(results)))
-    return {found for name in taken if isinstance(found := nodes.find(name), str)}
+    return {definition for name in taken if isinstance(definition := nodes.find(name), str)}
 
 
 def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
@@ -232,41 +234,41 @@ def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
 
     A buffer that inductor made for no node holds the one end of the fragment that is like it, or is scratch.
     """
-    found, loose, copied = [], {}, 0
+    outputs, unnamed, copied = [], {}, 0
     for name, pointer in binding.writes.items():
         node = nodes.stored(name)
         if node is None:
-            loose[name] = pointer
+            unnamed[name] = pointer
         elif nodes.computed(node) and _like(nodes, node, pointer, binding.symbols):
-            found.append((node, pointer))
+            outputs.append((node, pointer))
             copied += node != name
         else:
             raise FragmentError(f"its fragment does not say all that %{name} comes from")
     if copied < len(nodes.copies):
         raise FragmentError("its fragment does not say which buffer it writes in place")
-    found += _loose(nodes, binding, loose)
-    return sorted(found, key=lambda output: int(output[1].path))
+    outputs += _loose(nodes, binding, unnamed)
+    return sorted(outputs, key=lambda output: int(output[1].path))
 
 
-def _loose(nodes: Nodes, binding: Binding, loose: dict[str, Pointer]) -> Outputs:
-    claims = {name: _claims(nodes, binding, pointer) for name, pointer in loose.items()}
-    found = []
+def _loose(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:
+    claims = {name: _claims(nodes, binding, pointer) for name, pointer in unnamed.items()}
+    outputs = []
     for name, ends in claims.items():
-        others = {end for other, known in claims.items() if other != name for end in known}
+        others = {end for other, claimed in claims.items() if other != name for end in claimed}
         if len(ends) > 1 or others & set(ends):
             raise FragmentError(f"its fragment does not say which operator gives %{name}")
-        found += [(node, loose[name]) for node in ends.values()]
-    return found
+        outputs += [(node, unnamed[name]) for node in ends.values()]
+    return outputs
 
 
 def _claims(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:
     """The ends of the fragment that `pointer` may hold, and of each the node that is like it."""
-    found = {}
+    node_by_end = {}
     for end in nodes.ends:
         alike = [name for name in nodes.sources(end) if _like(nodes, name, pointer, binding.symbols)]
         if alike:
-            found[end] = alike[0]
-    return found
+            node_by_end[end] = alike[0]
+    return node_by_end
 
 
 def _like(nodes: Nodes, name: str, pointer: Pointer, symbols: dict[str, int]) -> bool:

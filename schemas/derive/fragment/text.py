@@ -173,5 +173,5 @@ def _arguments(text: str) -> list[str | None]:
             parts.append("")
         else:
             parts[-1] += character
-    given = [part.strip() for part in parts if part.strip() and not re.match(rf"\s*{_NAME}=[^=]", part)]
-    return [part if re.fullmatch(_NAME, part, re.ASCII) else None for part in given]
+    arguments = [part.strip() for part in parts if part.strip() and not re.match(rf"\s*{_NAME}=[^=]", part)]
+    return [part if re.fullmatch(_NAME, part, re.ASCII) else None for part in arguments]

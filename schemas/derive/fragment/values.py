@@ -83,8 +83,8 @@ def size_of(size: Size | int, symbols: Mapping[str, int]) -> int | None:
     if not size.operands:
         return symbols.get(size.operation)
     parts = [size_of(part, symbols) for part in size.operands]
-    known = [part for part in parts if part is not None]
-    return _operate(size.operation, known) if len(known) == len(parts) else None
+    numbers = [part for part in parts if part is not None]
+    return _operate(size.operation, numbers) if len(numbers) == len(parts) else None
 
 
 def _operate(operation: str, parts: list[int]) -> int | None:
@@ -130,28 +130,28 @@ class Parser:
 
     def items(self, end: str, depth: int) -> tuple[list[FragmentValue], bool]:
         """The values up to the mark `end`, and whether a comma follows the last."""
-        found: list[FragmentValue] = []
+        values: list[FragmentValue] = []
         comma = False
         while not self.skip(end):
-            if found and not comma:
+            if values and not comma:
                 raise FragmentError(f"'{self.peek()}' where a comma was due")
-            found.append(self.value(depth + 1))
+            values.append(self.value(depth + 1))
             comma = self.skip(",")
-        return found, comma
+        return values, comma
 
     def mapping(self) -> dict[str, FragmentValue]:
         """`{name: value, …}`."""
         if not self.skip("{"):
             raise FragmentError("no keyword arguments")
-        found: dict[str, FragmentValue] = {}
+        values: dict[str, FragmentValue] = {}
         while not self.skip("}"):
             kind, name = self.take()
             if kind != "word" or not self.skip(":"):
                 raise FragmentError(f"'{name[:20]}' is no keyword")
-            found[name] = self.value(1)
+            values[name] = self.value(1)
             if not self.skip(",") and self.peek() != "}":
                 raise FragmentError(f"'{self.peek()}' where a comma was due")
-        return found
+        return values
 
     def value(self, depth: int = 0, binds: int = 0) -> FragmentValue:
         """One value, with the operators after it that bind closer than `binds`."""
@@ -181,19 +181,19 @@ class Parser:
         if mark == "[":
             return self.items("]", depth)[0]
         if mark == "(":
-            found, comma = self.items(")", depth)
-            return found[0] if len(found) == 1 and not comma else found
+            values, comma = self.items(")", depth)
+            return values[0] if len(values) == 1 and not comma else values
         raise FragmentError(f"'{mark}' where a value was due")
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    place = 0
+    position = 0
     text = text.rstrip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise FragmentError(f"{text[place : place + 20]!r} is none of the values known")
-        place = match.end()
+            raise FragmentError(f"{text[position : position + 20]!r} is none of the values known")
+        position = match.end()
         yield str(match.lastgroup), match[str(match.lastgroup)]
 
 

@@ -21,8 +21,8 @@ from kcap.schemas.derive.generic.tracing import (
     Arguments,
     FakeRun,
     Name,
-    Program,
-    Recorder,
+    ReferenceBody,
+    Tracer,
     Untraceable,
     arguments_taken,
     make_arguments,
@@ -71,29 +71,29 @@ def _decomposed(group: Group) -> list[str] | None:
     if target.namespace not in TORCH_NAMESPACES or target.tags & WHOLE or group.scalars or signature.copied:
         return None
     try:
-        found = {tuple(_trace(group, member)) for member in group.typical[:MOST_TRACED]}
+        decompositions = {tuple(_trace(group, member)) for member in group.typical[:MOST_TRACED]}
     except (Untraceable, Unrecognized):
         return None
-    lines = list(found.pop())
+    lines = list(decompositions.pop())
     alone = any(f"torch.ops.{target.python}(" in line for line in lines)
-    return None if found or alone else lines
+    return None if decompositions or alone else lines
 
 
 def _trace(group: Group, member: Member) -> list[str]:
     """The decomposition of one member's invocation, ended by what it returns."""
     signature = group.signature
-    program = Program(_device(signature), {})
+    body_lines = ReferenceBody(_device(signature), {})
 
-    def watch(arguments: Arguments) -> Recorder:
+    def watch(arguments: Arguments) -> Tracer:
         names = {id(t): signature.tensors[path] for path, t in arguments.tensors.items() if path in signature.tensors}
-        program.names.update(names)
-        program.kept.append(arguments)
-        return Recorder(program)
+        body_lines.names.update(names)
+        body_lines.alive.append(arguments)
+        return Tracer(body_lines)
 
     result = FakeRun(signature.pattern, member, signature.target).run(watch)
-    made = flatten(result, signature.several)
-    names = [program.write(made[output.place]) for output, _ in group.outputs]
-    lines = program.body(names)
+    results = flatten(result, signature.several)
+    names = [body_lines.write(results[output.place]) for output, _ in group.outputs]
+    lines = body_lines.needed_by(names)
     if lines and len(names) == 1 and lines[-1].startswith(f"{names[0]} = "):
         return [*lines[:-1], _returns(group, [lines[-1].removeprefix(f"{names[0]} = ")])]
     return [*lines, _returns(group, names)]
@@ -103,18 +103,19 @@ def _operator(group: Group) -> list[str]:
     """The operator itself, on copies of what it writes; its functional variant as it is."""
     signature = group.signature
     copies = {path: f"{named_outputs(path)}_out" for path in signature.copied}
-    program = Program(_device(signature), {})
+    body_lines = ReferenceBody(_device(signature), {})
     scalars = {number.path for number in group.scalars}
     arguments = make_arguments(
         signature.pattern,
         group.members[0],
         lambda n, value: Name(named_outputs(n.path)) if n.path in scalars else value,
     )
-    program.names.update(
+    body_lines.names.update(
         {id(tensor): copies.get(path, named_outputs(path)) for path, tensor in arguments.tensors.items()}
     )
-    text = program.call(
-        signature.target.python, *arguments_taken(_said(signature.pattern), signature.target, arguments.values)
+    text = body_lines.call(
+        signature.target.python,
+        *arguments_taken(_without_defaults(signature.pattern), signature.target, arguments.values),
     )
     lines = [f"{copy} = {named_outputs(path)}.clone()" for path, copy in copies.items()]
     places = [output.place for output, _ in group.outputs if output.place]
@@ -129,18 +130,18 @@ def _within(signature: Signature, index: tuple[int, ...]) -> tuple[int, ...]:
     return index if signature.several else index[1:]
 
 
-def _said(pattern: Pattern) -> Pattern:
+def _without_defaults(pattern: Pattern) -> Pattern:
     """Without arguments at their defaults, where those after them are, too, or named."""
-    said = [p for p in pattern.parameters if not (p.keyword and p.default)]
-    last = max((i for i, p in enumerate(said) if not p.keyword and not p.default), default=-1)
-    return pattern._replace(parameters=tuple(p for i, p in enumerate(said) if p.keyword or i <= last))
+    stated = [p for p in pattern.parameters if not (p.keyword and p.default)]
+    last = max((i for i, p in enumerate(stated) if not p.keyword and not p.default), default=-1)
+    return pattern._replace(parameters=tuple(p for i, p in enumerate(stated) if p.keyword or i <= last))
 
 
 def _returns(group: Group, texts: list[str]) -> str:
     """What is returned, in the dtype of the argument that the operator writes it to."""
     outputs = [output for output, _ in group.outputs]
     pairs = zip(texts, outputs, strict=True)
-    return f"return {', '.join(t if o.made == o.dtype else f'({t}).to(torch.{o.dtype})' for t, o in pairs)}"
+    return f"return {', '.join(t if o.returned_dtype == o.dtype else f'({t}).to(torch.{o.dtype})' for t, o in pairs)}"
 
 
 MOST_CONSTANTS = 4  # sizes in a name
@@ -151,14 +152,16 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class GenericKernel:
-    """The Form of a group's Calls; `bind` puts an invocation into it."""
+    """A group's Calls as one kernel; `bind` gives an invocation the Definition's names."""
 
     group: Group
 
     @cached_property
-    def form(self) -> KernelInstance:
+    def instance(self) -> KernelInstance:
         """Without values."""
-        inputs = {name: TensorArg(shape, leaf.dtype, None, self._told(leaf)) for name, shape, leaf in self._tensors()}
+        inputs = {
+            name: TensorArg(shape, leaf.dtype, None, self._layout_note(leaf)) for name, shape, leaf in self._tensors()
+        }
         inputs |= {
             named_outputs(number.path): TensorArg(None, self._number(number), None) for number in self.group.scalars
         }
@@ -179,13 +182,13 @@ class GenericKernel:
         """`call` in the Definition's names; Unrecognized if its tensors are others."""
         values = [_tensor(call, leaf) for _, _, leaf in self._tensors()]
         values += [_scalar(call, number) for number in self.group.scalars]
-        slots = zip(self.form.inputs.items(), values, strict=True)
+        pairs = zip(self.instance.inputs.items(), values, strict=True)
         outputs = {
-            o.name: replace(self.form.outputs[o.name], value=self._output(call, o)) for o, _ in self.group.outputs
+            o.name: replace(self.instance.outputs[o.name], value=self._output(call, o)) for o, _ in self.group.outputs
         }
-        form = replace(self.form, inputs={n: replace(s, value=v) for (n, s), v in slots}, outputs=outputs)
-        form.check()
-        return form
+        kernel = replace(self.instance, inputs={n: replace(arg, value=v) for (n, arg), v in pairs}, outputs=outputs)
+        kernel.check()
+        return kernel
 
     def _output(self, call: Invocation, output: Output) -> Any:
         if output.path:
@@ -199,7 +202,7 @@ class GenericKernel:
             yield self.group.signature.tensors[leaf.path], tuple(islice(names, leaf.rank)), leaf
 
     def _axes(self, inputs: dict[str, TensorArg]) -> dict[str, int | None]:
-        shapes = [slot.shape or () for slot in inputs.values()] + [shape for _, shape in self.group.outputs]
+        shapes = [arg.shape or () for arg in inputs.values()] + [shape for _, shape in self.group.outputs]
         names = dict.fromkeys(axis for shape in shapes for axis in shape)
         return {name: None if name in self.group.axes.variable else int(name.removeprefix("d")) for name in names}
 
@@ -233,38 +236,38 @@ class GenericKernel:
         """Of each tensor of the pattern, its layout in each Call."""
         return list(zip(*([spec for _, spec in member.call.tensors()] for member in self.group.members), strict=True))
 
-    def _told(self, leaf: Tensor) -> str | None:
+    def _layout_note(self, leaf: Tensor) -> str | None:
         """How a tensor lies in memory, which no Definition's axes say."""
-        place = [known for _, known in self.group.signature.leaves].index(leaf)
-        strided = [spec for spec in self._layouts[place] if spec.strides is not None]
+        index = [tensor for _, tensor in self.group.signature.leaves].index(leaf)
+        strided = [spec for spec in self._layouts[index] if spec.strides is not None]
         if not strided:
             return None
-        how = "Broadcast (stride 0)" if any(0 in (spec.strides or ()) for spec in strided) else "Not contiguous"
-        return f"{how} in {len(strided)} of {len(self.group.members)} Calls."
+        layout = "Broadcast (stride 0)" if any(0 in (spec.strides or ()) for spec in strided) else "Not contiguous"
+        return f"{layout} in {len(strided)} of {len(self.group.members)} Calls."
 
 
 def _at(call: Invocation, path: Path) -> Any:
     """The argument at `path`; Unrecognized if there is none."""
-    found = call[str(path[0])]
+    value = call[str(path[0])]
     for index in path[1:]:
-        if not isinstance(found, list | tuple) or not isinstance(index, int) or index >= len(found):
+        if not isinstance(value, list | tuple) or not isinstance(index, int) or index >= len(value):
             raise Unrecognized(f"{call.operator} has no argument {named_outputs(path)}")
-        found = found[index]
-    return found
+        value = value[index]
+    return value
 
 
 def _tensor(call: Invocation, leaf: Tensor) -> torch.Tensor:
-    found = _at(call, leaf.path)
-    if not isinstance(found, torch.Tensor) or dtype_name(found.dtype) != leaf.dtype:
+    tensor = _at(call, leaf.path)
+    if not isinstance(tensor, torch.Tensor) or dtype_name(tensor.dtype) != leaf.dtype:
         raise Unrecognized(f"{call.operator}: {named_outputs(leaf.path)} is no tensor of {leaf.dtype}")
-    return found
+    return tensor
 
 
 def _scalar(call: Invocation, number: Number) -> Any:
     """The number, or a function that says that no Sample tells it."""
-    found = _at(call, number.path)
-    return found if isinstance(found, int | float) else partial(_untold, call.operator, named_outputs(number.path))
+    value = _at(call, number.path)
+    return value if isinstance(value, int | float) else partial(_no_sample, call.operator, named_outputs(number.path))
 
 
-def _untold(operator: str, name: str) -> Any:
+def _no_sample(operator: str, name: str) -> Any:
     raise Unrecognized(f"{operator}: {name} differs from call to call, and no Sample tells it")

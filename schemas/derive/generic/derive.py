@@ -1,4 +1,4 @@
-"""Kernels for all Calls that no family knows: of operators by their patterns, of inductor's fused kernels by their ATen fragments."""
+"""Definitions for Calls of no family: operators by their patterns, inductor's fused kernels by their fragments."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def derive_generic(calls: list[Call], recording: Recording | None) -> tuple[list
     """Kernels for `calls`, and why the others have none, by Call id."""
     refused: Refused = {}
     launched = [call for call in calls if call.namespace in SOURCES]
-    found = [*_operators(calls, refused), *fused_signatures(launched, recording, refused)]
-    return [kernel for signature, members in found for kernel in _kernels(signature, members, refused)], refused
+    signatures = [*_operators(calls, refused), *fused_signatures(launched, recording, refused)]
+    return [kernel for signature, members in signatures for kernel in _kernels(signature, members, refused)], refused
 
 
 def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature, list[Member]]]:
@@ -56,17 +56,19 @@ def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature,
 
 def _kernels(signature: Signature, members: list[Member], refused: Refused) -> Iterator[Kernel]:
     """The Kernels of one pattern's Calls."""
-    from kcap.schemas.derive.kernel import CallUse as Use  # it imports this module
-    from kcap.schemas.derive.kernel import Kernel
+    from kcap.schemas.derive.kernel import (
+        CallUse,  # it imports this module
+        Kernel,
+    )
 
     for group in Grouping(signature, refused).groups(members):
         generic = GenericKernel(group)
         try:
-            definition = generic.form.definition()
+            definition = generic.instance.definition()
         except Unrecognized as error:
             refused.update({member.call.id: str(error) for member in group.members})
         else:
-            yield Kernel(definition, "", tuple(Use(member.call, generic.bind) for member in group.members))
+            yield Kernel(definition, "", tuple(CallUse(member.call, generic.bind) for member in group.members))
 
 
 LONGEST_TITLE = 48  # inductor names a kernel by all operators in it
@@ -135,13 +137,13 @@ def fused_signatures(
 def _reference(call: Call, recording: Recording | None) -> FragmentReference:
     if recording is None:
         raise Unrecognized("no Recording has the source that it was launched from")
-    found = reference_of(call, recording)
-    if isinstance(found, Unknown):
-        raise Unrecognized(found.reason)
-    for port in (*found.inputs, *found.outputs):
+    reference = reference_of(call, recording)
+    if isinstance(reference, Unknown):
+        raise Unrecognized(reference.reason)
+    for port in (*reference.inputs, *reference.outputs):
         if port.dtype not in DTYPES:
             raise Unrecognized(f"a Definition has no dtype {port.dtype}")
-    return found
+    return reference
 
 
 def _pattern(call: Call) -> Pattern:

@@ -40,14 +40,14 @@ class Axes:
 
 def infer_axes(rows: Sequence[Sequence[int]]) -> Axes:
     """The axes of dimensions with these sizes, a row for each Call."""
-    known: dict[Column, str] = {}
+    name_by_column: dict[Column, str] = {}
     names = []
     for column in zip(*rows, strict=True):
         if len(set(column)) == 1:
             names.append(constant_axis(column[0]))
         else:
-            names.append(known.setdefault(column, f"n{len(known)}"))
-    return Axes(tuple(names), {name: column for column, name in known.items()})
+            names.append(name_by_column.setdefault(column, f"n{len(name_by_column)}"))
+    return Axes(tuple(names), {name: column for column, name in name_by_column.items()})
 
 
 def constant_axis(size: int) -> str:
@@ -78,15 +78,15 @@ def _kind(sizes: list[int]) -> tuple[int, ...]:
 
 def axis_constraints(axes: Axes) -> tuple[str, ...]:
     """Which variable axes are sums, differences or products of others: `n2 == n0 + n1`, `n1 == 2 * n0`."""
-    found: list[str] = []
+    constraints: list[str] = []
     tied: dict[str, Column] = {}
     for name, column in list(axes.variable.items())[:MOST_TIED]:
-        told = _step(name, column, tied) or _pair(name, column, tied)
-        if told is None:
+        constraint = _step(name, column, tied) or _pair(name, column, tied)
+        if constraint is None:
             tied[name] = column
         else:
-            found.append(told)
-    return tuple(found)
+            constraints.append(constraint)
+    return tuple(constraints)
 
 
 def _step(name: str, column: Column, others: dict[str, Column]) -> str | None:
@@ -145,16 +145,16 @@ class Grouping:
 
     signature: Signature
     refused: dict[int, str] = field(default_factory=dict)
-    known: dict[Hashable, tuple[Output, ...]] = field(default_factory=dict)
-    plain: bool = False
+    outputs_by_key: dict[Hashable, tuple[Output, ...]] = field(default_factory=dict)
+    meta_suffices: bool = False
 
     def groups(self, members: list[Member]) -> Iterator[Group]:
         rows = [self.signature.row(member) for member in members]
         axes = infer_axes(rows)
-        typical = [members[index] for index in self._telling(axes, rows, members)]
+        typical = [members[index] for index in self._representatives(axes, rows, members)]
         try:
-            found = [self._outputs(member) for member in typical]
-            shapes = _shapes([axes.sizes(self.signature.row(member)) for member in typical], axes, found)
+            outputs_by_member = [self._outputs(member) for member in typical]
+            shapes = _shapes([axes.sizes(self.signature.row(member)) for member in typical], axes, outputs_by_member)
             parts = self._split(axes, members) if shapes is None else []
         except Unrecognized:
             yield from self._without(members)
@@ -162,14 +162,14 @@ class Grouping:
         for part in parts:
             yield from self.groups(part)
         if shapes is not None:
-            outputs = list(zip(found[0], shapes, strict=True))
+            outputs = list(zip(outputs_by_member[0], shapes, strict=True))
             yield Group(self.signature, members, axes, outputs, self._scalars(members), typical)
 
-    def _telling(self, axes: Axes, rows: list[tuple[int, ...]], members: list[Member]) -> list[int]:
+    def _representatives(self, axes: Axes, rows: list[tuple[int, ...]], members: list[Member]) -> list[int]:
         """The sizes that stand for all and, of each number that differs, the members with its extremes."""
         chosen = set(representative_rows(axes, rows))
-        for place in range(len(members[0].numbers)):
-            values = {m.numbers[place]: i for i, m in enumerate(members) if isinstance(m.numbers[place], int | float)}
+        for index in range(len(members[0].numbers)):
+            values = {m.numbers[index]: i for i, m in enumerate(members) if isinstance(m.numbers[index], int | float)}
             if len(values) > 1:
                 chosen |= {values[min(values)], values[max(values)]}
         return sorted(chosen)
@@ -177,15 +177,15 @@ class Grouping:
     def _outputs(self, member: Member) -> tuple[Output, ...]:
         """The member's outputs; on no device where that told the same of another member."""
         key = (member.sizes, tuple(map(repr, member.numbers)))
-        if key not in self.known:
-            found = self.signature.outputs(member, "meta" if self.plain else "")
-            self.plain = self.plain or self._told_plainly(member, found)
-            self.known[key] = found
-        return self.known[key]
+        if key not in self.outputs_by_key:
+            outputs = self.signature.outputs(member, "meta" if self.meta_suffices else "")
+            self.meta_suffices = self.meta_suffices or self._same_on_meta(member, outputs)
+            self.outputs_by_key[key] = outputs
+        return self.outputs_by_key[key]
 
-    def _told_plainly(self, member: Member, found: tuple[Output, ...]) -> bool:
+    def _same_on_meta(self, member: Member, outputs: tuple[Output, ...]) -> bool:
         try:
-            return self.signature.outputs(member, "meta") == found
+            return self.signature.outputs(member, "meta") == outputs
         except Unrecognized:
             return False
 
@@ -228,13 +228,16 @@ def _drifts(number: Number) -> bool:
     return number.type == "number"
 
 
-def _shapes(sizes: list[dict[str, int]], axes: Axes, found: list[tuple[Output, ...]]) -> list[Shape] | None:
-    """The axes of each output; None if one has a size of its own. `sizes`, `found`: of the Calls that stand for all."""
-    if len({tuple((output.dtype, len(output.shape)) for output in outputs) for outputs in found}) > 1:
+def _shapes(sizes: list[dict[str, int]], axes: Axes, outputs_by_member: list[tuple[Output, ...]]) -> list[Shape] | None:
+    """The axes of each output; None if one has a size of its own.
+
+    `sizes`, `outputs_by_member`: of the Calls that stand for all.
+    """
+    if len({tuple((output.dtype, len(output.shape)) for output in outputs) for outputs in outputs_by_member}) > 1:
         return None
     shapes = []
-    for place in range(len(found[0])):
-        columns = zip(*(outputs[place].shape for outputs in found), strict=True)
+    for index in range(len(outputs_by_member[0])):
+        columns = zip(*(outputs[index].shape for outputs in outputs_by_member), strict=True)
         names = [_axis(sizes, axes, column) for column in columns]
         if None in names:
             return None

@@ -1,4 +1,4 @@
-"""What a pattern's operator gives, returned or written, under names of its own; and which operators get no Definition."""
+"""The outputs of a pattern's operator, returned or written, and their names; and which operators get no Definition."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from kcap.schemas.recording.operators import MAY_COPY, does_work
 class Output(NamedTuple):
     """One output. `path`: the argument that holds it once the operator ran; () where it returns it.
 
-    `place`: its place in what the reference's operator returns, `made`: its dtype there; () and its own dtype where
-    that operator writes it.
+    `place`: its position in what the reference's operator returns, `returned_dtype`: its dtype there; () and its own
+    dtype where that operator writes it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Output(NamedTuple):
     shape: tuple[int, ...]
     path: Path
     place: tuple[int, ...]
-    made: str
+    returned_dtype: str
 
 
 class Reference(NamedTuple):
@@ -88,8 +88,8 @@ class Signature:
     def target(self) -> Operator:
         if not self.written:
             return self.own
-        found = functional_variant(self.own.name)
-        return found or self.own
+        variant = functional_variant(self.own.name)
+        return variant or self.own
 
     @property
     def pure(self) -> bool:
@@ -120,11 +120,11 @@ class Signature:
 
     def shapes(self, member: Member) -> dict[Path, tuple[int, ...]]:
         """The shape of each tensor of `member`, by its path."""
-        found, at = {}, 0
+        shapes, at = {}, 0
         for _, leaf in self.leaves:
-            found[leaf.path] = member.sizes[at : at + leaf.rank]
+            shapes[leaf.path] = member.sizes[at : at + leaf.rank]
             at += leaf.rank
-        return found
+        return shapes
 
     @property
     def copied(self) -> list[Path]:
@@ -137,19 +137,21 @@ class Signature:
     def outputs(self, member: Member, device: str = "") -> tuple[Output, ...]:
         """The outputs of `member`, told as Fake does on `device`; Unrecognized if no Definition can have them."""
         drifts = any(not isinstance(number, int | float) for number in member.numbers)
-        found = self._outputs(member, device, 1)
-        if drifts and found != self._outputs(member, device, 2):
+        outputs = self._outputs(member, device, 1)
+        if drifts and outputs != self._outputs(member, device, 2):
             raise Unrecognized("its outputs' sizes depend on a number that differs from call to call")
-        return found
+        return outputs
 
     def _outputs(self, member: Member, device: str, drift: float) -> tuple[Output, ...]:
         if self.pure:
-            made = flatten(FakeRun(self.pattern, member, self.target, device).run(drift=drift), self.several)
-            if len(made) != len(self.written):
-                raise Unrecognized(f"it writes {len(self.written)} tensors, and {self.target.name} returns {len(made)}")
-            pairs = zip(self.written, made.items(), strict=True)
+            returned = flatten(FakeRun(self.pattern, member, self.target, device).run(drift=drift), self.several)
+            if len(returned) != len(self.written):
+                raise Unrecognized(
+                    f"it writes {len(self.written)} tensors, and {self.target.name} returns {len(returned)}"
+                )
+            pairs = zip(self.written, returned.items(), strict=True)
             return tuple(
-                self._written(p, leaf, tuple(t.shape))._replace(place=place, made=dtype_name(t.dtype))
+                self._written(p, leaf, tuple(t.shape))._replace(place=place, returned_dtype=dtype_name(t.dtype))
                 for (p, leaf), (place, t) in pairs
             )
         shapes = self.shapes(member)
@@ -162,14 +164,14 @@ class Signature:
         if self.own.namespace not in TORCH_NAMESPACES and not _has_meta(self.own.name):
             raise Unrecognized("its library does not tell its outputs' sizes (it has no meta kernel)")
         result = flatten(FakeRun(self.pattern, member, self.own, device).run(drift=drift), self.several)
-        kept = {index: tensor for index, tensor in result.items() if index[0] in fresh}
-        return [self._one(index, tensor, len(kept)) for index, tensor in kept.items()]
+        new_tensors = {index: tensor for index, tensor in result.items() if index[0] in fresh}
+        return [self._one(index, tensor, len(new_tensors)) for index, tensor in new_tensors.items()]
 
     def _one(self, index: tuple[int, ...], tensor: torch.Tensor, count: int) -> Output:
         returns = self.own.schema.returns
-        said = returns[index[0]].name if len(index) == 1 else ""
+        declared = returns[index[0]].name if len(index) == 1 else ""
         place = index if len(returns) > 1 else index[1:]
-        name = said or ("output" if count == 1 else f"output_{'_'.join(map(str, place))}")
+        name = declared or ("output" if count == 1 else f"output_{'_'.join(map(str, place))}")
         dtype = dtype_name(tensor.dtype)
         if dtype not in DTYPES:
             raise Unrecognized(f"it returns {dtype}, and a Definition has no such dtype")

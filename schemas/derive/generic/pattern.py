@@ -1,6 +1,7 @@
-"""A Call apart: what torch's operator table says of its arguments, the pattern that all Calls of a group share, and their sizes.
+"""A Call taken apart: the pattern that all Calls of a group share, and the sizes and numbers of its own.
 
-A name from a file is looked up there as a whole; it is never split and walked as attributes.
+torch's table of operators says what the arguments are. A name from a file is looked up there as a whole; it is never
+split and walked as attributes.
 
 Calls group by operator, by which arguments are tensors (their dtypes, ranks and kinds of device), lists (their
 lengths), None, and by every string, bool, dtype and number that decides what is computed.

@@ -24,7 +24,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 class Untraceable(Unrecognized):
-    """What the operator does is no program of ATen operators on its inputs."""
+    """What the operator does is no sequence of ATen operators on its inputs."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Line:
 
 
 @dataclass
-class Program:
-    """Lines of Python over values by name; `names` of live tensors by their id, which `kept` keeps theirs."""
+class ReferenceBody:
+    """Lines of Python over named values. `names`: of tensors by id; `alive` keeps them, so that no id is used twice."""
 
     device: str
     names: dict[int, str]
     lines: list[Line] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
     def write(self, value: Any) -> str:
@@ -88,15 +88,15 @@ class Program:
         text = self.call(name, args, kwargs)
         if id(result) in self.names:  # a conversion that had nothing to convert
             return
-        made = [result] if isinstance(result, torch.Tensor) else list(result)
-        if not made or not all(isinstance(item, torch.Tensor) for item in made) or len(self.lines) == LONGEST:
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        if not results or not all(isinstance(item, torch.Tensor) for item in results) or len(self.lines) == LONGEST:
             raise Untraceable
-        targets = [self.names.setdefault(id(item), f"v{len(self.names)}") for item in made]
-        self.kept += made
-        end = "" if made[0] is result else ","
+        targets = [self.names.setdefault(id(item), f"v{len(self.names)}") for item in results]
+        self.alive += results
+        end = "" if results[0] is result else ","
         self.lines.append(Line(targets, self.used, f"{', '.join(targets)}{end} = {text}"))
 
-    def body(self, returned: list[str]) -> list[str]:
+    def needed_by(self, returned: list[str]) -> list[str]:
         """The lines that `returned` needs."""
         needed, lines = set(returned), []
         for line in reversed(self.lines):
@@ -120,12 +120,12 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return core_aten_decompositions()  # type: ignore[no-any-return]
 
 
-class Recorder(TorchDispatchMode):
-    """Writes what runs below it into `program`, decomposed into core ATen operators."""
+class Tracer(TorchDispatchMode):
+    """Writes what runs below it into `body_lines`, decomposed into core ATen operators."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, body_lines: ReferenceBody) -> None:
         super().__init__()
-        self.program = program
+        self.body_lines = body_lines
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable or not (name.startswith("aten.") or _cast(name, list(args), kwargs)):
             raise Untraceable
         result = func(*args, **kwargs)
-        self.program.add(name, list(args), kwargs, result)
+        self.body_lines.add(name, list(args), kwargs, result)
         return result
 
 
@@ -208,8 +208,8 @@ def _number(drift: float) -> Callable[[Number, Any], Any]:
 def _reason(target: Operator, error: Exception) -> str:
     if target.tags & UNKNOWN:
         return "its outputs' sizes depend on its inputs' values"
-    told = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-    return f"torch cannot tell its outputs' sizes: {told}"
+    message = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+    return f"torch cannot tell its outputs' sizes: {message}"
 
 
 @cache
@@ -221,18 +221,18 @@ def make_arguments(
     pattern: Pattern, member: Member, number: Callable[[Number, Any], Any], device: str = "meta"
 ) -> Arguments:
     """The arguments of `member`, contiguous, on `device` ("": where they were); `number` gives those of Number."""
-    found = Arguments({}, {})
-    maker = _Maker(iter(member.sizes), iter(member.numbers), number, found.tensors, device)
+    arguments = Arguments({}, {})
+    maker = _Maker(iter(member.sizes), iter(member.numbers), number, arguments.tensors, device)
     for parameter in pattern.parameters:
-        found.values[parameter.name] = maker.value(parameter.node, parameter.name)
-    return found
+        arguments.values[parameter.name] = maker.value(parameter.node, parameter.name)
+    return arguments
 
 
 def arguments_taken(pattern: Pattern, target: Operator, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """`values` as `target` takes them: a functional variant takes no `out`."""
-    known = {argument.name for argument in target.arguments}
-    own = [p for p in pattern.parameters if not known or p.name in known]
-    return [values[p.name] for p in own if not p.keyword], {p.name: values[p.name] for p in own if p.keyword}
+    accepted = {argument.name for argument in target.arguments}
+    taken = [p for p in pattern.parameters if not accepted or p.name in accepted]
+    return [values[p.name] for p in taken if not p.keyword], {p.name: values[p.name] for p in taken if p.keyword}
 
 
 @dataclass
@@ -247,9 +247,9 @@ class _Maker:
         match node:
             case Tensor(dtype=dtype, rank=rank, device=device, path=path):
                 shape = [next(self.sizes) for _ in range(rank)]
-                made = torch.empty(shape, dtype=torch_dtype(dtype), device=self.device or device_kind(device))
-                self.tensors[path] = made
-                return made
+                tensor = torch.empty(shape, dtype=torch_dtype(dtype), device=self.device or device_kind(device))
+                self.tensors[path] = tensor
+                return tensor
             case Number():
                 return self.number(node, next(self.numbers))
             case Baked(value=value):

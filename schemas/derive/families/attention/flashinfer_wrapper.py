@@ -27,8 +27,8 @@ def wrapper_kv_cache(call: Invocation) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values, [pages, rows of a page, heads, dim]: given as a pair or as one tensor [pages, 2, …]."""
     layout = call["init.kv_layout"] or call["kv_layout"] or "NHD"
     match call["paged_kv_cache"]:
-        case torch.Tensor() as both if both.dim() == 5:
-            pair = both.unbind(1)
+        case torch.Tensor() as cache if cache.dim() == 5:
+            pair = cache.unbind(1)
         case [torch.Tensor() as k, torch.Tensor() as v]:
             pair = (k, v)
         case _:
@@ -44,10 +44,10 @@ def planned_softmax_scale(call: Invocation, dim: int) -> float:
 
 def planned_window(call: Invocation) -> int:
     """Keys before its own that a query sees; -1: all."""
-    given = next((call[n] for n in ("window_left", "plan.window_left") if call[n] is not None), -1)
-    if not isinstance(given, int):
+    window = next((call[n] for n in ("window_left", "plan.window_left") if call[n] is not None), -1)
+    if not isinstance(window, int):
         raise Unrecognized(f"{call.operator}: its window drifts")
-    return given
+    return window
 
 
 def wrapper_result(call: Invocation, index: int) -> Any:

@@ -1,11 +1,11 @@
-"""gqa_paged: attention of grouped queries over a paged cache. Operators of vLLM (C++ and Triton), SGLang and FlashInfer.
+"""gqa_paged: attention of grouped queries over a paged cache, by operators of vLLM, SGLang and FlashInfer.
 
 An operator that returns no log-sum-exp makes a Definition without `lse`, which says `nolse` in its name. Rows of
 padding, which operators leave as they were, are zero as in the reference.
 
-Left out are the launches of which two are one kernel: its 3D path (segments, then their reduction) and SGLang's decode
-(`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`). SGLang's extension reads old keys from the cache and new ones
-beside it, which FlashInfer has no form for.
+Launches of which two make one kernel are left out: the 3D path of vLLM's Triton kernel (segments, then their reduction)
+and SGLang's decode (`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`). So is SGLang's extension, which reads old keys
+from the cache and new ones from beside it: FlashInfer has no form for that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """An invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
+    """One invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
 
     `window`: keys before its own that a query sees, -1: all. `output`: [tokens, heads, dim], `lse`: base 2, [tokens,
     heads].
@@ -82,25 +82,28 @@ class PagedAttention:
     window: int = -1
 
 
-def paged_attention(one: PagedAttention) -> KernelInstance:
-    """The Form of a decode or a prefill."""
-    (_, h, d), (ps, kv) = one.q.shape, one.k.shape[1:3]
-    refuse_quantized(one.q, one.k, one.v)
-    if one.k.shape != one.v.shape or d != one.k.shape[3]:
+def paged_attention(attention: PagedAttention) -> KernelInstance:
+    """A decode or a prefill as a kernel instance."""
+    (_, h, d), (ps, kv) = attention.q.shape, attention.k.shape[1:3]
+    refuse_quantized(attention.q, attention.k, attention.v)
+    if attention.k.shape != attention.v.shape or d != attention.k.shape[3]:
         raise Unrecognized("its values have a size of their own")
-    batch = one.batch
-    inputs = {"q": tensor_arg(one.q, batch.axis, "num_qo_heads", "head_dim"), "k_cache": tensor_arg(one.k, *CACHE_AXES)}
-    inputs |= {"v_cache": tensor_arg(one.v, *CACHE_AXES), **batch.inputs()}
-    inputs["sm_scale"] = scalar_arg(one.scale, description=SCALE_DESCRIPTION)
-    causal = "_causal" if one.causal and not batch.decode else ""
-    words = causal + (f"_window{one.window}" if one.window >= 0 else "")
-    words += ("" if one.lse else "_nolse") + abbreviate(one.q.dtype, torch.bfloat16)
+    batch = attention.batch
+    inputs = {
+        "q": tensor_arg(attention.q, batch.axis, "num_qo_heads", "head_dim"),
+        "k_cache": tensor_arg(attention.k, *CACHE_AXES),
+    }
+    inputs |= {"v_cache": tensor_arg(attention.v, *CACHE_AXES), **batch.inputs()}
+    inputs["sm_scale"] = scalar_arg(attention.scale, description=SCALE_DESCRIPTION)
+    causal = "_causal" if attention.causal and not batch.decode else ""
+    words = causal + (f"_window{attention.window}" if attention.window >= 0 else "")
+    words += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     kind = "decode" if batch.decode else "prefill"
     text = REFERENCE.format(
-        attend=attend_source(bool(causal), one.window),
+        attend=attend_source(bool(causal), attention.window),
         arguments=", ".join(inputs),
         gather=gather_source(batch),
-        returned="output, lse" if one.lse else "output",
+        returned="output, lse" if attention.lse else "output",
         h=h,
         kv=kv,
         d=d,
@@ -111,20 +114,22 @@ def paged_attention(one: PagedAttention) -> KernelInstance:
         op_type="gqa_paged",
         axes={"num_qo_heads": h, "num_kv_heads": kv, "head_dim": d, **batch.axes},
         inputs=inputs,
-        outputs=attention_outputs(batch, one.q.dtype, "head_dim", one.output, one.lse),
+        outputs=attention_outputs(batch, attention.q.dtype, "head_dim", attention.output, attention.lse),
         reference=text,
         description=f"Batched Grouped Query Attention {kind} with a paged KV cache.",
         constraints=batch.constraints,
-        flops=lambda: 4 * h * d * attended_pairs(batch.pages.lengths(), batch.queries(), one.causal, one.window),
-        touched=lambda: _touched(one),
+        flops=lambda: (
+            4 * h * d * attended_pairs(batch.pages.lengths(), batch.queries(), attention.causal, attention.window)
+        ),
+        touched=lambda: _touched(attention),
     )
 
 
-def _touched(one: PagedAttention) -> int:
+def _touched(attention: PagedAttention) -> int:
     """Bytes: rows of padding are neither read nor written."""
-    queries, (h, d), kv = one.batch.queries(), one.q.shape[1:], one.k.shape[2]
-    rows, tokens = one.batch.pages.rows(queries, one.window), int(queries.sum())
-    return int(2 * (kv * rows + h * tokens) * d * one.q.element_size() + (4 * h * tokens if one.lse else 0))
+    queries, (h, d), kv = attention.batch.queries(), attention.q.shape[1:], attention.k.shape[2]
+    rows, tokens = attention.batch.pages.rows(queries, attention.window), int(queries.sum())
+    return int(2 * (kv * rows + h * tokens) * d * attention.q.element_size() + (4 * h * tokens if attention.lse else 0))
 
 
 def gather_source(batch: PagedBatch) -> str:
@@ -141,12 +146,12 @@ def attention_outputs(
 ) -> dict[str, TensorArg]:
     """`output` [tokens, heads, dim] and, if there is one, `lse` [tokens, heads]."""
     shape = (batch.axis, "num_qo_heads", dim)
-    found = {"output": lazy_arg(dtype, shape, lambda: batch.without_padding(output(), 0.0))}
+    outputs = {"output": lazy_arg(dtype, shape, lambda: batch.without_padding(output(), 0.0))}
     if lse is not None:
-        found["lse"] = lazy_arg(
+        outputs["lse"] = lazy_arg(
             "float32", shape[:2], lambda: batch.without_padding(lse(), -float("inf")), LSE_DESCRIPTION
         )
-    return found
+    return outputs
 
 
 UNMODELLED = (
@@ -188,7 +193,7 @@ def flash_attention(call: Invocation) -> KernelInstance:
     q, k, right = call.tensor("q"), call.tensor("k"), call["window_size_right"]
     if q.dim() != 3 or (right or 0) > 0:
         raise Unrecognized("no batch of joined sequences, or keys after a query's own are in its window")
-    one = RaggedAttention(
+    attention = RaggedAttention(
         q=q,
         k=k,
         v=call.tensor("v"),
@@ -202,29 +207,29 @@ def flash_attention(call: Invocation) -> KernelInstance:
     )
     table = call.optional("page_table", "block_table")
     if table is not None:
-        return _with_table(call, one, table)
+        return _with_table(call, attention, table)
     call.refuse("seqused_k")
-    return replace(ragged_attention(one), family="gqa_ragged")
+    return replace(ragged_attention(attention), family="gqa_ragged")
 
 
-def _with_table(call: Invocation, one: RaggedAttention, table: torch.Tensor) -> KernelInstance:
+def _with_table(call: Invocation, attention: RaggedAttention, table: torch.Tensor) -> KernelInstance:
     lengths = call.tensor("seqused_k")
     return paged_attention(
         PagedAttention(
-            q=one.q,
-            k=one.k,
-            v=one.v,
+            q=attention.q,
+            k=attention.k,
+            v=attention.v,
             batch=PagedBatch(
-                tokens=len(one.q),
-                pages=table_pages(table, lengths, one.k.shape[1]),
-                starts=one.starts,
-                decode=call["max_seqlen_q"] == 1 and len(one.q) == len(lengths),
+                tokens=len(attention.q),
+                pages=table_pages(table, lengths, attention.k.shape[1]),
+                starts=attention.starts,
+                decode=call["max_seqlen_q"] == 1 and len(attention.q) == len(lengths),
             ),
-            scale=one.scale,
-            output=one.output,
-            lse=one.lse,
-            causal=one.causal,
-            window=one.window,
+            scale=attention.scale,
+            output=attention.output,
+            lse=attention.lse,
+            causal=attention.causal,
+            window=attention.window,
         )
     )
 
@@ -244,7 +249,7 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
     """A FlashInfer wrapper's run with its plan; its log-sum-exp is of base 2 as it comes."""
     flashinfer_wrapper.refuse_unmodelled_run(call)
     (k, v), q, lasts = flashinfer_wrapper.wrapper_kv_cache(call), call.tensor("q"), call.tensor(last)
-    one = PagedAttention(
+    attention = PagedAttention(
         q=q,
         k=k,
         v=v,
@@ -260,7 +265,7 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
         causal=starts is None or bool(call["plan.causal"]),
         window=flashinfer_wrapper.planned_window(call),
     )
-    return paged_attention(one)
+    return paged_attention(attention)
 
 
 UNMODELLED_BY_TRITON = (

@@ -1,8 +1,7 @@
-"""gqa_ragged and mla_ragged: attention over keys and values without a cache. FlashInfer's wrapper, and aten's for encoders.
+"""gqa_ragged and mla_ragged: attention over keys and values without a cache.
 
-FlashInfer-Bench's gqa_ragged, and its mla_ragged where values have a size of their own.
-
-FlashAttention without a page table is ragged, too: gqa_paged.py knows its operators.
+Operators are FlashInfer's wrapper and aten's attention, which encoders use. mla_ragged is for values of another size
+than the keys. FlashAttention without a page table is ragged, too; gqa_paged.py recognizes its operators.
 """
 
 from __future__ import annotations
@@ -81,31 +80,33 @@ class RaggedAttention:
         return starts.to(torch.int32)
 
 
-def ragged_attention(one: RaggedAttention) -> KernelInstance:
-    """The Form of a prefill."""
-    (_, h, d), (_, kv, vo) = one.q.shape, one.v.shape
-    refuse_quantized(one.q, one.k, one.v)
-    if one.kv_starts is None:
-        raise Unrecognized("no one says where its keys begin")
+def ragged_attention(attention: RaggedAttention) -> KernelInstance:
+    """A prefill as a kernel instance."""
+    (_, h, d), (_, kv, vo) = attention.q.shape, attention.v.shape
+    refuse_quantized(attention.q, attention.k, attention.v)
+    if attention.kv_starts is None:
+        raise Unrecognized("it does not say where each sequence's keys begin")
     kind, qk_axis, vo_axis = ("gqa", "head_dim", "head_dim") if d == vo else ("mla", "qk_dim", "vo_dim")
     dims = f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"
     heads = f"_h{h}_kv{kv}" if d == vo or h != kv else f"_h{h}"
-    properties = ("_causal" if one.causal else "") + (f"_window{one.window}" if one.window >= 0 else "")
-    properties += ("" if one.lse else "_nolse") + abbreviate(one.q.dtype, torch.bfloat16)
+    properties = ("_causal" if attention.causal else "") + (
+        f"_window{attention.window}" if attention.window >= 0 else ""
+    )
+    properties += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     consts = {"num_qo_heads": h, "num_kv_heads": kv, qk_axis: d, vo_axis: vo}
     shape = ("total_q", "num_qo_heads", vo_axis)
-    outputs = {"output": lazy_arg(one.q.dtype, shape, one.output)}
-    if one.lse is not None:
-        outputs["lse"] = lazy_arg("float32", shape[:2], one.lse, LSE_DESCRIPTION)
+    outputs = {"output": lazy_arg(attention.q.dtype, shape, attention.output)}
+    if attention.lse is not None:
+        outputs["lse"] = lazy_arg("float32", shape[:2], attention.lse, LSE_DESCRIPTION)
     return KernelInstance(
         name=f"{kind}_ragged_prefill{properties}{heads}{dims}",
         op_type=f"{kind}_ragged",
         axes={**consts, "total_q": None, "total_kv": None, "len_indptr": None},
-        inputs=_inputs(one, qk_axis, vo_axis),
+        inputs=_inputs(attention, qk_axis, vo_axis),
         outputs=outputs,
         reference=REFERENCE.format(
-            attend=attend_source(one.causal, one.window),
-            returned="output, lse" if one.lse else "output",
+            attend=attend_source(attention.causal, attention.window),
+            returned="output, lse" if attention.lse else "output",
             h=h,
             kv=kv,
             d=d,
@@ -113,34 +114,34 @@ def ragged_attention(one: RaggedAttention) -> KernelInstance:
         ),
         description="Batched Grouped Query Attention prefill with ragged (variable-length) inputs.",
         constraints=("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"),
-        flops=lambda: _flops(one, h, d + vo),
-        touched=lambda: _touched(one),
+        flops=lambda: _flops(attention, h, d + vo),
+        touched=lambda: _touched(attention),
     )
 
 
-def _inputs(one: RaggedAttention, qk_axis: str, vo_axis: str) -> dict[str, TensorArg]:
+def _inputs(attention: RaggedAttention, qk_axis: str, vo_axis: str) -> dict[str, TensorArg]:
     return {
-        "q": tensor_arg(one.q, "total_q", "num_qo_heads", qk_axis),
-        "k": tensor_arg(one.k, "total_kv", "num_kv_heads", qk_axis),
-        "v": tensor_arg(one.v, "total_kv", "num_kv_heads", vo_axis),
-        "qo_indptr": lazy_arg("int32", ("len_indptr",), one.qo_indptr, "Query offsets for each sequence."),
-        "kv_indptr": lazy_arg("int32", ("len_indptr",), one.kv_indptr, "Key-value offsets for each sequence."),
-        "sm_scale": scalar_arg(one.scale, description=SCALE_DESCRIPTION),
+        "q": tensor_arg(attention.q, "total_q", "num_qo_heads", qk_axis),
+        "k": tensor_arg(attention.k, "total_kv", "num_kv_heads", qk_axis),
+        "v": tensor_arg(attention.v, "total_kv", "num_kv_heads", vo_axis),
+        "qo_indptr": lazy_arg("int32", ("len_indptr",), attention.qo_indptr, "Query offsets for each sequence."),
+        "kv_indptr": lazy_arg("int32", ("len_indptr",), attention.kv_indptr, "Key-value offsets for each sequence."),
+        "sm_scale": scalar_arg(attention.scale, description=SCALE_DESCRIPTION),
     }
 
 
-def _flops(one: RaggedAttention, heads: int, dims: int) -> int:
-    queries, keys = one.qo_indptr().diff(), one.kv_indptr().diff()
-    return 2 * heads * dims * attended_pairs(keys, queries, one.causal, one.window)
+def _flops(attention: RaggedAttention, heads: int, dims: int) -> int:
+    queries, keys = attention.qo_indptr().diff(), attention.kv_indptr().diff()
+    return 2 * heads * dims * attended_pairs(keys, queries, attention.causal, attention.window)
 
 
-def _touched(one: RaggedAttention) -> int:
+def _touched(attention: RaggedAttention) -> int:
     """Bytes: of the keys and values only those that a query sees."""
-    queries, keys = one.qo_indptr().diff(), one.kv_indptr().diff()
-    rows = int((keys - first_key_seen(keys, queries, one.window)).sum())
-    (tokens, h, d), (_, kv, vo) = one.q.shape, one.v.shape
+    queries, keys = attention.qo_indptr().diff(), attention.kv_indptr().diff()
+    rows = int((keys - first_key_seen(keys, queries, attention.window)).sum())
+    (tokens, h, d), (_, kv, vo) = attention.q.shape, attention.v.shape
     numbers = (kv * rows + h * tokens) * (d + vo)
-    return int(numbers * one.q.element_size() + (4 * h * tokens if one.lse else 0))
+    return int(numbers * attention.q.element_size() + (4 * h * tokens if attention.lse else 0))
 
 
 @family("gqa_ragged", "flashinfer::BatchPrefillWithRaggedKVCacheWrapper")

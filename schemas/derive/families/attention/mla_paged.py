@@ -1,6 +1,6 @@
 """mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
 
-Operators of FlashInfer, FlashMLA and vLLM on CPU. Left out, because two launches are one kernel there: Triton's decode.
+Operators of FlashInfer, FlashMLA and vLLM on CPU. Triton's decode is left out: there two launches make one kernel.
 """
 
 from __future__ import annotations
@@ -66,32 +66,32 @@ class LatentAttention:
     causal: bool = True
 
 
-def latent_attention(one: LatentAttention) -> KernelInstance:
-    """The Form of a decode or a prefill."""
-    (_, h, c), p, ps = one.q_nope.shape, one.q_pe.shape[2], one.ckv.shape[1]
-    refuse_quantized(one.q_nope, one.q_pe, one.ckv, one.kpe)
-    batch, cache = one.batch, ("num_pages", "page_size")
+def latent_attention(attention: LatentAttention) -> KernelInstance:
+    """A decode or a prefill as a kernel instance."""
+    (_, h, c), p, ps = attention.q_nope.shape, attention.q_pe.shape[2], attention.ckv.shape[1]
+    refuse_quantized(attention.q_nope, attention.q_pe, attention.ckv, attention.kpe)
+    batch, cache = attention.batch, ("num_pages", "page_size")
     inputs = {
-        "q_nope": tensor_arg(one.q_nope, batch.axis, "num_qo_heads", "head_dim_ckv"),
-        "q_pe": tensor_arg(one.q_pe, batch.axis, "num_qo_heads", "head_dim_kpe"),
-        "ckv_cache": tensor_arg(one.ckv, *cache, "head_dim_ckv"),
-        "kpe_cache": tensor_arg(one.kpe, *cache, "head_dim_kpe"),
+        "q_nope": tensor_arg(attention.q_nope, batch.axis, "num_qo_heads", "head_dim_ckv"),
+        "q_pe": tensor_arg(attention.q_pe, batch.axis, "num_qo_heads", "head_dim_kpe"),
+        "ckv_cache": tensor_arg(attention.ckv, *cache, "head_dim_ckv"),
+        "kpe_cache": tensor_arg(attention.kpe, *cache, "head_dim_kpe"),
         **batch.inputs(),
-        "sm_scale": scalar_arg(one.scale, description=LATENT_SCALE_DESCRIPTION),
+        "sm_scale": scalar_arg(attention.scale, description=LATENT_SCALE_DESCRIPTION),
     }
-    kind = "decode" if batch.decode else "prefill_causal" if one.causal else "prefill"
-    words = ("" if one.lse else "_nolse") + abbreviate(one.q_nope.dtype, torch.bfloat16)
+    kind = "decode" if batch.decode else "prefill_causal" if attention.causal else "prefill"
+    words = ("" if attention.lse else "_nolse") + abbreviate(attention.q_nope.dtype, torch.bfloat16)
     return KernelInstance(
         name=f"mla_paged_{kind}{words}_h{h}_ckv{c}_kpe{p}_ps{ps}",
         op_type="mla_paged",
         axes={"num_qo_heads": h, "head_dim_ckv": c, "head_dim_kpe": p, **batch.axes},
         inputs=inputs,
-        outputs=attention_outputs(batch, one.q_nope.dtype, "head_dim_ckv", one.output, one.lse),
+        outputs=attention_outputs(batch, attention.q_nope.dtype, "head_dim_ckv", attention.output, attention.lse),
         reference=REFERENCE.format(
             attend=attend_source(kind == "prefill_causal", -1),
             arguments=", ".join(inputs),
             gather=gather_source(batch),
-            returned="output, lse" if one.lse else "output",
+            returned="output, lse" if attention.lse else "output",
             h=h,
             c=c,
             p=p,
@@ -99,17 +99,19 @@ def latent_attention(one: LatentAttention) -> KernelInstance:
         ),
         description="Batched Multi-head Latent Attention with a paged KV cache.",
         constraints=batch.constraints,
-        flops=lambda: 2 * h * (2 * c + p) * attended_pairs(batch.pages.lengths(), batch.queries(), one.causal, -1),
-        touched=lambda: _touched(one),
+        flops=lambda: (
+            2 * h * (2 * c + p) * attended_pairs(batch.pages.lengths(), batch.queries(), attention.causal, -1)
+        ),
+        touched=lambda: _touched(attention),
     )
 
 
-def _touched(one: LatentAttention) -> int:
+def _touched(attention: LatentAttention) -> int:
     """Bytes: rows of padding are neither read nor written."""
-    queries, (h, c), p = one.batch.queries(), one.q_nope.shape[1:], one.q_pe.shape[2]
-    rows, tokens = one.batch.pages.rows(queries), int(queries.sum())
+    queries, (h, c), p = attention.batch.queries(), attention.q_nope.shape[1:], attention.q_pe.shape[2]
+    rows, tokens = attention.batch.pages.rows(queries), int(queries.sum())
     numbers = rows * (c + p) + tokens * h * (2 * c + p)
-    return int(numbers * one.ckv.element_size() + (4 * h * tokens if one.lse else 0))
+    return int(numbers * attention.ckv.element_size() + (4 * h * tokens if attention.lse else 0))
 
 
 DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scale", "is_causal")
@@ -124,8 +126,8 @@ def flashinfer_mla(call: Invocation) -> KernelInstance:
     page_size = ckv.shape[1]
 
     def lse() -> torch.Tensor:
-        made: torch.Tensor = flashinfer_wrapper.wrapper_result(call, 1)
-        return made / math.log(2.0) if call["return_lse_base_on_e"] else made
+        lse_returned: torch.Tensor = flashinfer_wrapper.wrapper_result(call, 1)
+        return lse_returned / math.log(2.0) if call["return_lse_base_on_e"] else lse_returned
 
     indptr, indices = call.tensor("plan.kv_indptr"), call.tensor("plan.kv_indices")
     return latent_attention(
@@ -165,20 +167,20 @@ def cpu_decode(call: Invocation) -> KernelInstance:
 )
 def flash_mla(call: Invocation) -> KernelInstance:
     """FlashMLA with one query a sequence: [sequences, 1, heads, latent + rotated]; its log-sum-exp is natural."""
-    given = named(call)
-    given.refuse("is_fp8", "indices", "attn_sink", "extra_k_cache", "vcache")
-    q, cache = given.tensor("q"), given.tensor("kcache", "kv_cache")
+    renamed = with_dense_names(call)
+    renamed.refuse("is_fp8", "indices", "attn_sink", "extra_k_cache", "vcache")
+    q, cache = renamed.tensor("q"), renamed.tensor("kcache", "kv_cache")
     if q.dim() != 4 or q.shape[1] != 1 or cache.dim() != 4 or cache.shape[2] != 1:
         raise Unrecognized("it has several queries a sequence, or several heads of keys")
     q, cache = q[:, 0], cache[:, :, 0]
-    batch = table_of(given, "block_table", given.tensor("seqlens_k"), q, cache)
-    size = int(given.number("head_size_v"))
+    batch = table_of(renamed, "block_table", renamed.tensor("seqlens_k"), q, cache)
+    size = int(renamed.number("head_size_v"))
     return decode(
-        given, q, cache, size, batch, lambda: call.result[0][:, 0], lambda: base2_lse(call.result[1][:, :, 0].mT)
+        renamed, q, cache, size, batch, lambda: call.result[0][:, 0], lambda: base2_lse(call.result[1][:, :, 0].mT)
     )
 
 
-def named(call: Invocation) -> Invocation:
+def with_dense_names(call: Invocation) -> Invocation:
     """`call` with FlashMLA's names where its schema has none (vLLM 0.22 calls them `_0`, `_1` …)."""
     if "_0" not in call.arguments:
         return call

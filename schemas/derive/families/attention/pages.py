@@ -38,9 +38,9 @@ class Pages:
         page = (page - (starts[:-1] - starts[0]).repeat_interleave(counts)) * self.page_size
         begin = first_key_seen(lengths, queries, window).repeat_interleave(counts)
         seen = torch.minimum(lengths.repeat_interleave(counts), page + self.page_size) - torch.maximum(begin, page)
-        distinct, place = self.indices().unique(return_inverse=True)
+        distinct, page_index = self.indices().unique(return_inverse=True)
         longest = torch.zeros(len(distinct), dtype=torch.int64, device=seen.device)
-        return int(longest.scatter_reduce(0, place, seen.clamp(min=0), "amax").sum())
+        return int(longest.scatter_reduce(0, page_index, seen.clamp(min=0), "amax").sum())
 
 
 def table_pages(table: torch.Tensor, lengths: torch.Tensor, page_size: int) -> Pages:
@@ -108,15 +108,15 @@ class PagedBatch:
 
     def inputs(self) -> dict[str, TensorArg]:
         """The index inputs."""
-        pages, found = self.pages, {}
+        pages, inputs = self.pages, {}
         if not self.decode:
-            found["qo_indptr"] = lazy_arg("int32", ("len_indptr",), self.qo_indptr, "Query offsets for each sequence.")
-        found["kv_indptr"] = lazy_arg("int32", ("len_indptr",), self.kv_indptr, "KV page offsets for each sequence.")
-        found["kv_indices"] = lazy_arg("int32", ("num_kv_indices",), pages.indices, "Page IDs for KV cache lookups.")
+            inputs["qo_indptr"] = lazy_arg("int32", ("len_indptr",), self.qo_indptr, "Query offsets for each sequence.")
+        inputs["kv_indptr"] = lazy_arg("int32", ("len_indptr",), self.kv_indptr, "KV page offsets for each sequence.")
+        inputs["kv_indices"] = lazy_arg("int32", ("num_kv_indices",), pages.indices, "Page IDs for KV cache lookups.")
         if pages.page_size > 1:
             text = "Number of valid tokens in the last page of each sequence."
-            found["kv_last_page_len"] = lazy_arg("int32", ("batch_size",), pages.last, text)
-        return found
+            inputs["kv_last_page_len"] = lazy_arg("int32", ("batch_size",), pages.last, text)
+        return inputs
 
     def queries(self) -> torch.Tensor:
         """Queries of each sequence."""

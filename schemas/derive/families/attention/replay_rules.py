@@ -1,4 +1,4 @@
-"""Replay rules of attention: block tables cut to the pages in use, scheduler metadata made again from the Sample's lengths.
+"""Replay rules of attention: block tables cut to the pages in use, scheduler metadata rebuilt from a Sample's lengths.
 
 Read in vllm/_custom_ops.py, v1/attention/backends/cpu_attn.py and vllm_flash_attn (vLLM 0.22.1).
 """
@@ -19,7 +19,7 @@ CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head
 
 @replay_rule("_C::cpu_attention_with_kv_cache")
 class CpuAttention(ReplayRule):
-    """The scheduler's metadata points into itself, so it is made again from the Sample's lengths."""
+    """The scheduler's metadata points into itself, so it is rebuilt from the Sample's lengths."""
 
     rebuilt_args = ("scheduler_metadata",)
 
@@ -96,7 +96,7 @@ class FlashAttention2(PagedAttentionRule):
 
 @replay_rule("_vllm_fa3_C::fwd")
 class FlashAttention3(PagedAttentionRule):
-    """`scheduler_metadata` is made again by the operator that made it, from the same lengths."""
+    """`scheduler_metadata` is rebuilt by the operator that made it, from the same lengths."""
 
     table = "page_table"
     rebuilt_args = ("scheduler_metadata",)

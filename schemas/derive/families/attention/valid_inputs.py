@@ -1,7 +1,7 @@
-"""Valid inputs of attention: offsets of sequences, the pages of each and how full the last is, masks that leave a key.
+"""Valid inputs of attention: sequence offsets, the pages of each and how full the last is, masks that keep a key.
 
-They rise from 0 to the total. Where queries and keys have offsets each, a sequence has at least as many keys as
-queries, for a causal mask leaves nothing to the queries before.
+Offsets rise from 0 to the total. Where queries and keys each have offsets, a sequence has at least as many keys as
+queries: under a causal mask, the queries before the first key would see nothing.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def sparse_indices(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     if not limit or not size:
         return None
     tokens, topk = draft.shape(name)
-    made = torch.full((tokens, topk), -1, dtype=torch.int64)
-    for row in made:
+    slots = torch.full((tokens, topk), -1, dtype=torch.int64)
+    for row in slots:
         row[: limit * size] = draft.distinct(min(topk, limit * size), limit * size)
-    return made
+    return slots
 
 
 @trims_inputs
@@ -167,7 +167,7 @@ def mask(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Random, but the first of each row is kept: a row without any has no softmax."""
     if draft.definition.inputs[name].dtype != "bool":
         return None
-    made = draft.reals(0, 1, draft.shape(name)) < 0.5
-    if made.numel():
-        made[..., 0] = True
-    return made
+    kept = draft.reals(0, 1, draft.shape(name)) < 0.5
+    if kept.numel():
+        kept[..., 0] = True
+    return kept

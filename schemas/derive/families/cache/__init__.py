@@ -1,1 +1,1 @@
-"""Key-value caches: new rows written to their slots (`update`, `rope_store`), and where each token goes (`slot_mapping`)."""
+"""Key-value caches: `update` and `rope_store` write new rows to their slots, `slot_mapping` places tokens."""

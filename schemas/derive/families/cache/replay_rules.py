@@ -58,8 +58,8 @@ class StoreCache(ReplayRule):
     idempotent_writes = ("k_cache", "v_cache")
 
     def prepare(self, bound: BoundCall) -> None:
-        given = bound["reserved_skip_index"]
-        skipped = given if isinstance(given, int) else -1
+        skip_index = bound["reserved_skip_index"]
+        skipped = skip_index if isinstance(skip_index, int) else -1
         slots_in_use(bound, "indices", skipped, self.idempotent_writes)
         bound.set_value("size_limit", 0)  # the rows of the caches
         if skipped >= 0:

@@ -40,7 +40,7 @@ CACHE = ("num_pages", "page_size", "num_kv_heads", "head_size")
 @family("rope", "sglang::apply_rope_inplace_with_kvcache")
 def rope_and_store(call: Invocation) -> KernelInstance:
     """In place; the caches are [slots, heads · dim], pages of one row, and every token has a slot."""
-    form, k = sglang_rope(call), call.tensor("k")
+    rope, k = sglang_rope(call), call.tensor("k")
     v, slots = call.tensor("v").reshape(k.shape), call.tensor("out_loc")
     if k.shape[-1] != call.tensor("cos_sin_cache").shape[-1] or v.dtype != k.dtype:
         raise Unrecognized("it rotates part of a head, or its values are of another type")
@@ -50,20 +50,27 @@ def rope_and_store(call: Invocation) -> KernelInstance:
 
     if {cache("k_cache").dtype, cache("v_cache").dtype} != {k.dtype}:
         raise Unrecognized("its caches are quantized")
-    given = form.inputs
-    inputs = {"q": given["q"], "k": given["k"], "v": tensor_arg(v, "num_tokens", "num_kv_heads", "head_size")}
+    rope_inputs = rope.inputs
+    inputs = {
+        "q": rope_inputs["q"],
+        "k": rope_inputs["k"],
+        "v": tensor_arg(v, "num_tokens", "num_kv_heads", "head_size"),
+    }
     inputs |= {name: tensor_arg(cache(name), *CACHE) for name in ("k_cache", "v_cache")}
-    inputs |= {name: given[name] for name in ("cos_sin_cache", "positions")}
-    inputs |= {"slot_mapping": tensor_arg(slots, "num_tokens", description=f"{ROW_AXES}."), "is_neox": given["is_neox"]}
+    inputs |= {name: rope_inputs[name] for name in ("cos_sin_cache", "positions")}
+    inputs |= {
+        "slot_mapping": tensor_arg(slots, "num_tokens", description=f"{ROW_AXES}."),
+        "is_neox": rope_inputs["is_neox"],
+    }
     written = {f"{name}_out": lazy_arg(k.dtype, CACHE, partial(cache, name)) for name in ("k_cache", "v_cache")}
-    rotated = form.touched
+    rotated = rope.touched
     return replace(
-        form,
-        name=form.name.replace("rope_with", "rope_store_with", 1),
+        rope,
+        name=rope.name.replace("rope_with", "rope_store_with", 1),
         op_type="rope_store",
-        axes={**form.axes, "num_pages": None, "page_size": 1},
+        axes={**rope.axes, "num_pages": None, "page_size": 1},
         inputs=inputs,
-        outputs={**form.outputs, **written},
+        outputs={**rope.outputs, **written},
         reference=REFERENCE.format(rot=k.shape[-1]),
         description="Rotary position embedding of queries and keys; keys and values are written to a cache.",
         touched=lambda: (rotated() if rotated else 0) + total_bytes(k) + 2 * total_bytes(v) + total_bytes(slots),
@@ -71,12 +78,12 @@ def rope_and_store(call: Invocation) -> KernelInstance:
 
 
 @cost_function("rope_store")
-def rope_store_cost(given: CostInputs) -> Cost:
+def rope_store_cost(inputs: CostInputs) -> Cost:
     """What it rotates is written, as are the tokens' rows of the caches, which may be written in place."""
-    rows = len(given.index("positions").unique())
-    rotated = given.read("q", "k")
-    read = rotated + given.read("v", "positions", "slot_mapping") + rows * distinct_bytes(given["cos_sin_cache"][:1])
-    return Cost(read + rotated + given.read("k", "v"), read, 0, given.dtype)
+    rows = len(inputs.index("positions").unique())
+    rotated = inputs.read("q", "k")
+    read = rotated + inputs.read("v", "positions", "slot_mapping") + rows * distinct_bytes(inputs["cos_sin_cache"][:1])
+    return Cost(read + rotated + inputs.read("k", "v"), read, 0, inputs.dtype)
 
 
 @replay_rule("sglang::apply_rope_inplace_with_kvcache")

@@ -83,9 +83,9 @@ def slot_mapping_instance(
 
 
 @cost_function("slot_mapping")
-def slot_mapping_cost(given: CostInputs) -> Cost:
+def slot_mapping_cost(inputs: CostInputs) -> Cost:
     """Of the table, entries of some pages."""
-    return given.cost(given.read("query_start_loc", "positions"))
+    return inputs.cost(inputs.read("query_start_loc", "positions"))
 
 
 @valid_input("slot_mapping")

@@ -1,7 +1,7 @@
-"""cache_update: new keys and values, or latents, written to their slots of a paged cache. Operators of vLLM, SGLang, FlashInfer.
+"""cache_update: new keys and values, or latents, written to their slots of a paged cache.
 
-A slot is page · page size + row; a negative one is padding, and nothing is written for it. Newer SGLang may be told of
-a slot that it skips. Which token stays, where two have one slot, is nobody's promise.
+Operators of vLLM, SGLang and FlashInfer. A slot is page · page size + row; a negative one is padding, and nothing is
+written for it. Newer SGLang takes the number of a slot that it skips. If two tokens have one slot, either may stay.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def update_instance(call: Invocation, caches: Callable[[], Pair], slots: TensorA
 
 def _touched(slots: TensorArg, k: torch.Tensor, skipped: int | None) -> int:
     """Bytes: of a token that is padding, neither key nor value is read."""
-    named: torch.Tensor = slots.get()
-    rows = len(k) if named.is_meta else int((named >= 0 if skipped is None else named != skipped).sum())
-    return int(4 * rows * k[:1].numel() * k.element_size()) + total_bytes(named)
+    indices: torch.Tensor = slots.get()
+    rows = len(k) if indices.is_meta else int((indices >= 0 if skipped is None else indices != skipped).sum())
+    return int(4 * rows * k[:1].numel() * k.element_size()) + total_bytes(indices)
 
 
 def new_rows(call: Invocation, slots: TensorArg, *names: str) -> torch.Tensor:
@@ -169,8 +169,8 @@ def latent_update(call: Invocation) -> KernelInstance:
     cache, slots = call.tensor("kv_cache"), slots_of(call)
     tokens = slots.value.shape[0]
     ckv, kpe = (call.tensor(*names)[:tokens] for names in (("kv_c", "kv_c_normed"), ("k_pe",)))
-    (page_size, both), (c, p) = cache.shape[1:], (ckv.shape[1], kpe.shape[1])
-    if cache.dtype != ckv.dtype or kpe.dtype != ckv.dtype or both != c + p:
+    (page_size, width), (c, p) = cache.shape[1:], (ckv.shape[1], kpe.shape[1])
+    if cache.dtype != ckv.dtype or kpe.dtype != ckv.dtype or width != c + p:
         raise Unrecognized("its cache is quantized")
     rows = ("num_pages", "page_size", "head_dim_kv")
     axes = {"num_tokens": None, "num_pages": None, "page_size": page_size, "head_dim_ckv": c, "head_dim_kpe": p}
@@ -181,12 +181,12 @@ def latent_update(call: Invocation) -> KernelInstance:
     return KernelInstance(
         name=f"cache_update_mla{abbreviate(ckv.dtype, torch.bfloat16)}_ckv{c}_kpe{p}_ps{page_size}",
         op_type="cache_update",
-        axes={**axes, "head_dim_kv": both},
+        axes={**axes, "head_dim_kv": width},
         inputs={**inputs, "kv_cache": tensor_arg(cache, *rows), "slot_mapping": slots},
         outputs={"kv_cache_out": lazy_arg(cache.dtype, rows, lambda: call.tensor("kv_cache"))},
-        reference=LATENT_REFERENCE.format(ckv=c, kpe=p, ps=page_size, both=both),
+        reference=LATENT_REFERENCE.format(ckv=c, kpe=p, ps=page_size, both=width),
         description="New latent keys and values are written to a paged cache.",
-        touched=lambda: _used(slots.value) * 2 * both * cache.element_size() + total_bytes(slots.value),
+        touched=lambda: _used(slots.value) * 2 * width * cache.element_size() + total_bytes(slots.value),
     )
 
 
@@ -238,8 +238,8 @@ def rows_update(call: Invocation) -> KernelInstance:
 
 
 @cost_function("cache_update")
-def cache_update_cost(given: CostInputs) -> Cost:
+def cache_update_cost(inputs: CostInputs) -> Cost:
     """The caches may be written in place."""
-    slots, new = given.index("slot_mapping"), [name for name in ("k", "v", "ckv", "kpe", "new") if name in given]
-    read = int((slots >= 0).sum()) * sum(distinct_bytes(given[name][:1]) for name in new)
-    return Cost(2 * read + given.read("slot_mapping"), read, 0, given.dtype)
+    slots, new = inputs.index("slot_mapping"), [name for name in ("k", "v", "ckv", "kpe", "new") if name in inputs]
+    read = int((slots >= 0).sum()) * sum(distinct_bytes(inputs[name][:1]) for name in new)
+    return Cost(2 * read + inputs.read("slot_mapping"), read, 0, inputs.dtype)

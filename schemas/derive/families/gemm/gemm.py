@@ -1,7 +1,7 @@
 """gemm and bmm: C = A @ B.T, as linear layers call it, and C[b] = A[b] @ B[b].
 
-Operators of aten, vLLM (with oneDNN on a CPU), SGLang and DeepGEMM. oneDNN's handles, behind which vLLM's CPU build hides
-the weight, were read in vllm/_custom_ops.py.
+Operators of aten, vLLM (with oneDNN on a CPU), SGLang and DeepGEMM. oneDNN's handles, behind which vLLM's CPU build
+hides the weight, were read in vllm/_custom_ops.py.
 """
 
 from __future__ import annotations
@@ -161,14 +161,14 @@ def bmm(call: Invocation) -> KernelInstance:
 
 
 @cost_function("gemm", "bmm")
-def gemm_cost(given: CostInputs) -> Cost:
+def gemm_cost(inputs: CostInputs) -> Cost:
     """The terms of each element of C are counted by the axes that A and B share and C lacks."""
-    shapes = {**given.definition.inputs, **given.definition.outputs}
+    shapes = {**inputs.definition.inputs, **inputs.definition.outputs}
     a, b, c = (shapes[name].shape or [] for name in ("A", "B", "C"))
     summed = [axis for axis in a if axis in b and axis not in c]
     if len(summed) != 1:
-        return given.whole()
-    return given.whole(2 * math.prod(given.sizes[axis] for axis in [*c, *summed]))
+        return inputs.whole()
+    return inputs.whole(2 * math.prod(inputs.sizes[axis] for axis in [*c, *summed]))
 
 
 PRIMITIVES = 32  # oneDNN primitives that vLLM keeps per weight

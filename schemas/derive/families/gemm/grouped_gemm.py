@@ -193,21 +193,21 @@ def scaling(scale: torch.Tensor | None, n: int, k: int) -> str:
 
 
 @cost_function("grouped_gemm")
-def grouped_gemm_cost(given: CostInputs) -> Cost:
+def grouped_gemm_cost(inputs: CostInputs) -> Cost:
     """A: [M, K] or [G, M, K], B: [G, N, K]."""
-    (_, n, k), counts = given["B"].shape, rows_of_groups(given)
+    (_, n, k), counts = inputs["B"].shape, rows_of_groups(inputs)
     rows, groups = int(counts.sum()), int((counts > 0).sum())
-    read = rows * k * given["A"].element_size() + groups * distinct_bytes(given["B"][:1])
-    return given.cost(read, 2 * rows * n * k)
+    read = rows * k * inputs["A"].element_size() + groups * distinct_bytes(inputs["B"][:1])
+    return inputs.cost(read, 2 * rows * n * k)
 
 
-def rows_of_groups(given: CostInputs) -> torch.Tensor:
-    if "group_ends" in given:
-        ends = given.index("group_ends")
+def rows_of_groups(inputs: CostInputs) -> torch.Tensor:
+    if "group_ends" in inputs:
+        ends = inputs.index("group_ends")
         return ends.diff(prepend=ends.new_zeros(1))
-    if "masked_m" in given:
-        return given.index("masked_m")
-    ids = given.index("group_ids")
+    if "masked_m" in inputs:
+        return inputs.index("masked_m")
+    ids = inputs.index("group_ids")
     return ids[ids >= 0].bincount()
 
 
@@ -219,9 +219,9 @@ def group_ends(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Rising, the last one all rows; groups may be empty."""
     if (rows := draft.size("M")) is None:
         return None
-    made = draft.integers(0, rows + 1, draft.shape(name)).sort().values
-    made[-1:] = rows
-    return made
+    ends = draft.integers(0, rows + 1, draft.shape(name)).sort().values
+    ends[-1:] = rows
+    return ends
 
 
 @valid_input("group_ids", "m_indices", op_types=GROUPED_OP_TYPES)

@@ -80,7 +80,7 @@ def matrix_and_scale(value: object) -> tuple[torch.Tensor, torch.Tensor]:
 class Scale:
     """A matrix's scale as an input; `text` spreads it over the matrix; `per`: what has one, for the name."""
 
-    slot: TensorArg
+    arg: TensorArg
     text: str
     per: str
 
@@ -124,8 +124,8 @@ def quantized_gemm_instance(
     inputs = {
         "A": tensor_arg(a, "M", "K"),
         "B": tensor_arg(b, "N", "K"),
-        "A_scale": scales[0].slot,
-        "B_scale": scales[1].slot,
+        "A_scale": scales[0].arg,
+        "B_scale": scales[1].arg,
     }
     bias, out = call.optional("bias"), result_dtype(call, torch.bfloat16)
     if bias is not None:
@@ -155,7 +155,7 @@ def _groups(scales: tuple[Scale, Scale]) -> dict[str, int | None]:
     """The axes that count blocks, with their sizes."""
     axes = {}
     for scale in scales:
-        axes.update(dict(zip(scale.slot.shape or (), scale.slot.value.shape, strict=True)))
+        axes.update(dict(zip(scale.arg.shape or (), scale.arg.value.shape, strict=True)))
     return {name: axes[name] for name in ("N_group", "K_group") if name in axes}
 
 
@@ -165,6 +165,7 @@ def _name(
     """Blocks on both sides need no word, as in the Definition document."""
     groups = _groups(scales)
     per = "" if len(groups) == 2 and scales[0].per == "block" else f"_per_{scales[0].per}_per_{scales[1].per}"
-    word = f"{'_bias' if bias is not None else ''}{abbreviate(dtype, QUANTIZED_DTYPES[0])}{abbreviate(out, torch.bfloat16)}"
+    word = "_bias" if bias is not None else ""
+    word += abbreviate(dtype, QUANTIZED_DTYPES[0]) + abbreviate(out, torch.bfloat16)
     counts = "".join(f"_{axis[0].lower()}g{size}" for axis, size in groups.items())
     return f"quantized_gemm{per}{word}_n{n}_k{k}{counts}"

@@ -1,1 +1,1 @@
-"""Mixtures of experts, in the order of a step: `routing`, `align`, then `fused` (both matrices) or `gemm` (one of them)."""
+"""Mixtures of experts, in the order of a step: `routing`, `align`, then `fused` (both matrices) or `gemm` (one)."""

@@ -1,8 +1,8 @@
-"""moe_align and moe_sum, before and after the experts' matrices: tokens sorted by expert, and the experts' outputs added up.
+"""moe_align sorts tokens by expert before the experts' matrices, moe_sum adds up the experts' outputs after them.
 
-`moe_align` pads the tokens of each expert to whole blocks. The kernel fills buffers as long as the worst case and leaves
-what lies past the padded tokens undefined; the order within an expert is up to its threads. Here the rest is padding, its
-experts are 0, and tokens ascend. The buffers are inputs because only they say how long the outputs are.
+`moe_align` pads the tokens of each expert to whole blocks. The kernel fills buffers as long as the worst case and
+leaves what lies past the padded tokens undefined; the order within an expert is up to its threads. Here the rest is
+padding, its experts are 0, and tokens ascend. The buffers are inputs because only they say how long the outputs are.
 """
 
 from __future__ import annotations

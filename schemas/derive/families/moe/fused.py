@@ -164,25 +164,25 @@ def _output(result: torch.Tensor | list[torch.Tensor], tokens: int) -> torch.Ten
 
 
 @cost_function("moe")
-def moe_cost(given: CostInputs) -> Cost:
+def moe_cost(inputs: CostInputs) -> Cost:
     """Where the kernel chooses the experts itself, only its logits are read for certain."""
-    if "expert_outputs" in given:
-        return given.whole()
-    if "topk_ids" not in given:
-        return given.cost(given.read("routing_logits"))
-    matrices = [name for name in ("gemm1_weights", "gemm2_weights", "B") if name in given]
+    if "expert_outputs" in inputs:
+        return inputs.whole()
+    if "topk_ids" not in inputs:
+        return inputs.cost(inputs.read("routing_logits"))
+    matrices = [name for name in ("gemm1_weights", "gemm2_weights", "B") if name in inputs]
     if not matrices:
-        return given.cost(given.read("topk_ids"))
-    return experts_cost(given, given.index("topk_ids"), matrices)
+        return inputs.cost(inputs.read("topk_ids"))
+    return experts_cost(inputs, inputs.index("topk_ids"), matrices)
 
 
-def experts_cost(given: CostInputs, ids: torch.Tensor, matrices: list[str]) -> Cost:
+def experts_cost(inputs: CostInputs, ids: torch.Tensor, matrices: list[str]) -> Cost:
     """`matrices`: [experts, …], each multiplied once for each token and each of its experts."""
-    count = len(given[matrices[0]])
-    one = [given[name][:1] for name in matrices]
-    rows = given.read(*(name for name in ("hidden_states", "A", "topk_weights", "topk_ids") if name in given))
-    read = rows + experts_in_use(ids, count) * sum(map(distinct_bytes, one))
-    return given.cost(read, 2 * routed_pairs(ids, count) * sum(part.numel() for part in one))
+    count = len(inputs[matrices[0]])
+    expert_slices = [inputs[name][:1] for name in matrices]
+    rows = inputs.read(*(name for name in ("hidden_states", "A", "topk_weights", "topk_ids") if name in inputs))
+    read = rows + experts_in_use(ids, count) * sum(map(distinct_bytes, expert_slices))
+    return inputs.cost(read, 2 * routed_pairs(ids, count) * sum(expert.numel() for expert in expert_slices))
 
 
 EXPERT_AXES = ("num_experts", "num_local_experts", "E")

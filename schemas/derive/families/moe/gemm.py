@@ -104,10 +104,10 @@ def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
     end = int(call.tensor("num_tokens_post_padded_ptr").item())
     ids = experts.repeat_interleave(block)[:end]
     used_tokens = tokens[:end].to(torch.int64)
-    found = torch.full((rows * top_k,), -1, dtype=torch.int32, device=experts.device)
+    expert_by_pair = torch.full((rows * top_k,), -1, dtype=torch.int32, device=experts.device)
     real = used_tokens < rows * top_k
-    found[used_tokens[real]] = ids[real].to(torch.int32)
-    return found.reshape(rows, top_k)
+    expert_by_pair[used_tokens[real]] = ids[real].to(torch.int32)
+    return expert_by_pair.reshape(rows, top_k)
 
 
 def _ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:

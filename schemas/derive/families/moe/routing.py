@@ -32,7 +32,7 @@ def run({inputs}):
 {weights}    return topk_weights, topk_ids.to(torch.{ids})
 """
 GROUPS = """    grouped = choice.unflatten(-1, ({n}, -1))
-    best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk({kept}, dim=-1).indices
+    best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk({chosen_groups}, dim=-1).indices
     left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, False)
     choice = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(1)
 """
@@ -48,18 +48,18 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Router:
-    """`score`: a key of SCORES; `groups`, `kept`: of experts, and of those how many are chosen from."""
+    """`score`: a key of SCORES; `groups` of experts, of which experts are chosen from the best `chosen_groups`."""
 
     score: str
     top_k: int
     renormalize: bool
     groups: int = 1
-    kept: int = 1
+    chosen_groups: int = 1
     scale: float = 1.0
 
     @property
     def word(self) -> str:
-        groups = f"_ng{self.groups}_kg{self.kept}" if self.groups > 1 else ""
+        groups = f"_ng{self.groups}_kg{self.chosen_groups}" if self.groups > 1 else ""
         scale = f"_scale{self.scale:g}" if self.scale != 1.0 else ""
         return f"{self.score}{'_renorm' if self.renormalize else ''}{scale}_topk{self.top_k}{groups}"
 
@@ -70,7 +70,7 @@ class Router:
             k=self.top_k,
             score=SCORES[self.score],
             bias=" + routing_bias.to(torch.float32)" if "routing_bias" in inputs else "",
-            groups=GROUPS.format(n=self.groups, kept=self.kept) if self.groups > 1 else "",
+            groups=GROUPS.format(n=self.groups, chosen_groups=self.chosen_groups) if self.groups > 1 else "",
             weights=(RENORMALIZE if self.renormalize else "")
             + (SCALE.format(scale=self.scale) if self.scale != 1 else ""),
             ids=ids,
@@ -100,9 +100,9 @@ def grouped_topk(call: Invocation) -> KernelInstance:
 def moe_fused_gate(call: Invocation) -> KernelInstance:
     """Weights add up to one (`renormalize` is a choice of the second alone)."""
     call.refuse("num_fused_shared_experts")
-    groups, kept = call["num_expert_group"] or 1, call["topk_group"] or 1
+    groups, chosen_groups = call["num_expert_group"] or 1, call["topk_group"] or 1
     renormalize = call["renormalize"] in (None, True)
-    router = Router("sigmoid", call["topk"], renormalize, groups, kept, scale_of(call))
+    router = Router("sigmoid", call["topk"], renormalize, groups, chosen_groups, scale_of(call))
     return returned_topk(call, call.tensor("input"), router, call.tensor("bias"))
 
 
