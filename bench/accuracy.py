@@ -1,13 +1,15 @@
-"""How far a kernel's outputs are from the truth, in units of what is allowed: by dtype, for values of any size.
+"""How far a kernel's outputs are from the truth, in units of what their dtype allows. Above 1 they are wrong.
 
-A floating output may be off in each element by `rtol` of the element and as much of the root mean square of the whole:
-|out - truth| <= rtol * |truth| + rtol * rms(truth). The second term is for sums that cancel: their error is that of what
-was added. Where the truth is inf or nan the output must be the same.
+One rule for both who ask: the judge, of a Solution against the reference in higher precision, and the reference check,
+of the engine's operator against the reference. `difference` is the larger of two errors of a floating output:
 
-`difference`, the judge's, also bounds the root mean square error of the whole by a quarter of `rtol`: arithmetic in the
-output's dtype stays well below that, arithmetic in a lower one does not. It lets int8 be off by one in one element of
-sixteen, for it stands for rounded numbers. `greatest_error`, which verifies references, has neither of these rules;
-other integers must be equal in both.
+    of an element      |out - truth| over  rtol * |truth| + rtol * rms(truth)
+    of the whole       rms(out - truth) over  rtol / 4 * rms(truth)
+
+The rms in the first is for sums that cancel: their error is that of what was added. The second tells arithmetic in the
+output's dtype, which stays well below it, from arithmetic in a lower one. Where the truth, rounded to the output's
+dtype, is inf or nan the output must be the same. An int8 output stands for rounded numbers, and may be off by one in one
+element of sixteen. All else (integers, booleans, packed and scale dtypes) must hold the same bits.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import torch
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.results.outcome import Accuracy
 
+SAME = 1.0  # the largest error that passes
+
 # About four units in the last place, for a result that was accumulated in float32 and rounded once or twice
 RTOL = {
     torch.float64: 1e-10,
@@ -30,35 +34,8 @@ RTOL = {
     torch.float8_e4m3fn: 0.25,
     torch.float8_e5m2: 0.5,
 }
-
-
-def greatest_error(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """The greatest error in units of what is allowed (1.0 and below: the same); inf where they cannot be compared.
-
-    Integers, booleans and packed numbers must be equal. An inf or nan of the reference must be the same in the result.
-    """
-    if out.shape != ref.shape or out.dtype != ref.dtype:
-        return float("inf")
-    if not ref.numel():
-        return 0.0
-    if ref.dtype not in RTOL:
-        return 0.0 if torch.equal(raw_bytes(out), raw_bytes(ref)) else float("inf")
-    return _relative_error(out.double(), ref.double(), RTOL[ref.dtype])
-
-
-def _relative_error(out: torch.Tensor, ref: torch.Tensor, rtol: float) -> float:
-    finite = ref.isfinite()
-    if not torch.equal(out[~finite].nan_to_num(1.5), ref[~finite].nan_to_num(1.5)) or not out[finite].isfinite().all():
-        return float("inf")
-    ref, out = ref[finite], out[finite]
-    allowed = rtol * (ref.abs() + ref.pow(2).mean().sqrt())
-    error = (out - ref).abs()
-    return float((error / allowed.clamp_min(1e-30)).max()) if ref.numel() else 0.0
-
-
 RMS_SHARE = 4  # the root mean square error may be a fourth of `rtol`, and of int8's last place
-
-
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TINY = 1e-30
 
 
@@ -71,29 +48,25 @@ class Difference:
     relative: float = 0.0
 
 
+INCOMPARABLE = Difference(math.inf, math.inf, math.inf)
+
+
 def difference(out: torch.Tensor, truth: torch.Tensor) -> Difference:
-    """`out`, of the Definition's dtype and shape, against `truth`, of the same or in float64."""
+    """`out` against `truth`, which has the same shape and the same dtype, or float64 for a floating output."""
+    dtypes = (out.dtype, torch.float64) if out.dtype in RTOL else (out.dtype,)
+    if out.shape != truth.shape or truth.dtype not in dtypes:
+        return INCOMPARABLE
     if not truth.numel():
         return Difference()
-    if not out.is_floating_point():
-        return _exact(out, truth)
-    rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
-    found, right = out.to(working), truth.to(working)
-    rounded = truth.to(out.dtype).to(working)  # inf, where the dtype does not reach as far
-    finite = rounded.isfinite()
-    if bool(finite.all()) and bool(found.isfinite().all()):
-        return _close(found, right, rtol)
-    if not _same_where_not(finite, found, rounded):
-        return Difference(math.inf, math.inf, math.inf)
-    return _close(found[finite], right[finite], rtol)
+    return _rounded(out, truth) if out.dtype in RTOL else _exact(out, truth)
 
 
 def worst_accuracy(differences: Sequence[Difference], allowed: str, truth: str, timed: int) -> Accuracy:
     """The worst of all. `timed`: how many timed invocations were compared."""
     return Accuracy(
-        error=max((one.error for one in differences), default=0.0),
-        max_absolute_error=max((one.absolute for one in differences), default=0.0),
-        max_relative_error=max((one.relative for one in differences), default=0.0),
+        error=max((difference.error for difference in differences), default=0.0),
+        max_absolute_error=max((difference.absolute for difference in differences), default=0.0),
+        max_relative_error=max((difference.relative for difference in differences), default=0.0),
         compared=timed,
         allowed=allowed,
         truth=truth,
@@ -106,19 +79,18 @@ def describe_tolerances(dtypes: Sequence[torch.dtype]) -> str:
     for dtype in dict.fromkeys(dtypes):
         name = str(dtype).removeprefix("torch.")
         if dtype in RTOL:
-            words.append(
-                f"{name}: {RTOL[dtype]:g} of the element + {RTOL[dtype]:g} rms, rms error {rms_bound(dtype):g}"
-            )
+            rtol = RTOL[dtype]
+            words.append(f"{name}: {rtol:g} of the element + {rtol:g} rms, rms error {rtol / RMS_SHARE:g}")
         else:
             words.append(f"{name}: {f'1 in one of {RMS_SHARE**2}' if dtype == torch.int8 else 'equal'}")
     return "; ".join(words)
 
 
-def rms_bound(dtype: torch.dtype) -> float:
-    return RTOL[dtype] / RMS_SHARE
-
-
 def _exact(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+    if torch.equal(raw_bytes(out), raw_bytes(truth)):
+        return Difference()
+    if out.dtype not in INTEGERS:
+        return INCOMPARABLE
     differs = out != truth
     off = torch.where(differs, (out.double() - truth.double()).abs().clamp_min(1), 0)  # large int64 are no float64
     worst, relative = float(off.max()), float((off / truth.double().abs().clamp_min(1)).max())
@@ -127,14 +99,24 @@ def _exact(out: torch.Tensor, truth: torch.Tensor) -> Difference:
     return Difference(0.0 if fine else math.inf, worst, relative)
 
 
-def _same_where_not(finite: torch.Tensor, out: torch.Tensor, rounded: torch.Tensor) -> bool:
-    if not out[finite].isfinite().all():
-        return False
-    found, right = out[~finite], rounded[~finite]
-    return bool(torch.equal(found.isnan(), right.isnan()) and torch.equal(found.nan_to_num(0.0), right.nan_to_num(0.0)))
+def _rounded(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+    rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
+    wide_out, wide_truth = out.to(working), truth.to(working)
+    rounded = truth.to(out.dtype).to(working)  # inf, where the dtype does not reach as far
+    finite = rounded.isfinite()
+    if bool(finite.all()) and bool(wide_out.isfinite().all()):
+        return _finite(wide_out, wide_truth, rtol)
+    if not wide_out[finite].isfinite().all() or not _same_specials(wide_out[~finite], rounded[~finite]):
+        return INCOMPARABLE
+    return _finite(wide_out[finite], wide_truth[finite], rtol)
 
 
-def _close(out: torch.Tensor, truth: torch.Tensor, rtol: float) -> Difference:
+def _same_specials(out: torch.Tensor, rounded: torch.Tensor) -> bool:
+    """Whether inf and nan are the same in both."""
+    return bool(torch.equal(out.isnan(), rounded.isnan()) and torch.equal(out.nan_to_num(0.0), rounded.nan_to_num(0.0)))
+
+
+def _finite(out: torch.Tensor, truth: torch.Tensor, rtol: float) -> Difference:
     if not truth.numel():
         return Difference()
     off, size = (out - truth).abs_(), truth.abs()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from kcap.errors import FAILED, KcapError
+from kcap.errors import FAILED, INSTALL_TORCH, USAGE, KcapError
 from kcap.version import __version__
 
 # name -> (module, one line of help): help is kept here so that `kcap --help` imports none of them
@@ -72,6 +72,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except KcapError as error:
         click.echo(f"kcap: {error}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        click.echo(f"kcap: this needs PyTorch, which is not installed: {INSTALL_TORCH}", err=True)
+        sys.exit(USAGE)
     except OSError as error:
         click.echo(f"kcap: {error.strerror or error}: {error.filename or 'output'}", err=True)
         sys.exit(FAILED)

@@ -7,6 +7,8 @@ FAILED = 1
 USAGE = 2
 PARTIAL = 3
 
+INSTALL_TORCH = "pip install 'kcap[torch]'"
+
 
 class KcapError(Exception):
     """Something the user can mend; the message is one line and names the fix.

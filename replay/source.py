@@ -12,7 +12,6 @@ from typing import TypeAlias
 import orjson
 
 from kcap.errors import CallError
-from kcap.replay.datasets.workloads import open_dataset
 from kcap.replay.jobs import CallJob, Choice, SampleGroup, Source
 from kcap.schemas.backendbench import Problems, TraceLine
 from kcap.schemas.input_kind import detect_input, trace_lines
@@ -26,6 +25,8 @@ def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = Fals
     is wrong with it."""
     kind = detect_input(path)
     if kind == "dataset":
+        from kcap.replay.datasets.workloads import open_dataset  # needs torch
+
         return open_dataset(path, choice, trust)
     problems = Problems() if keep_going else None
     recording = load(path) if kind == "recording" else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kcap.bench.accuracy import RTOL, greatest_error
+from kcap.bench.accuracy import INCOMPARABLE, RTOL, SAME, Difference, difference
 from kcap.replay.calls.runner import error_fields
 from kcap.replay.datasets.reference import compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
@@ -17,8 +17,6 @@ from kcap.schemas.derive.bound_call import Inputs, Skip
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, constants
 from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
 from kcap.schemas.recording.records import Call, Sample
-
-SAME = 1.0
 
 
 class Checker:
@@ -96,10 +94,15 @@ def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]
     if len(expected) != len(form.outputs):
         return {"status": "failed", "reason": f"the reference returns {len(expected)} of {len(form.outputs)} outputs"}
     errors = {
-        name: greatest_error(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu())
+        name: compare(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu()).error
         for name, out, ref in zip(form.outputs, actual, expected, strict=True)
     }
     name, error = max(errors.items(), key=lambda item: item[1])
     if error <= SAME:
         return {"status": "agrees", "error": error}
     return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} of what is allowed"}
+
+
+def compare(out: torch.Tensor, reference: torch.Tensor) -> Difference:
+    """The operator's output against the reference's, which has the operator's dtype too."""
+    return difference(out, reference) if out.dtype == reference.dtype else INCOMPARABLE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.bench.accuracy import difference
+from kcap.bench.accuracy import SAME, difference
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
@@ -18,7 +18,6 @@ from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
 from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
-SAME = 1.0
 
 
 class AtFault(Exception):

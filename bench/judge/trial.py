@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kcap.bench.accuracy import Difference, describe_tolerances, difference, worst_accuracy
+from kcap.bench.accuracy import SAME, Difference, describe_tolerances, difference, worst_accuracy
 from kcap.bench.judge.candidate import Candidate, fresh_seed
-from kcap.bench.judge.reference import SAME, ReferenceOracle, at_fault
+from kcap.bench.judge.reference import ReferenceOracle, at_fault
 from kcap.bench.judge.timing import Batches, KeptInvocation, TimedPair, size_batches, time_both
 from kcap.bench.judge.verdict import (
     CONSTANT,

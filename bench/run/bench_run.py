@@ -7,50 +7,54 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 
 import click
 
+from kcap.bench.contents import CheckTarget
 from kcap.bench.executors import SlotRequest, find_executor
 from kcap.bench.executors.common.dispatcher import Dispatcher, LostSlot, WorkUnit, queue_by_definition
-from kcap.bench.run import output as outcomes_file
-from kcap.bench.run import output as runs
+from kcap.bench.executors.local import choose_device
+from kcap.bench.run import foreign_formats, output
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import KeptOutcomes, RefusedFile, RunRecord, SolutionFile, solution_key
-from kcap.bench.run.subject import PreparedDataset, Subject
-from kcap.bench.solutions import FoundSolution, RefusedSolution
-from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights
+from kcap.bench.run.subject import PreparedDataset, Subject, open_subject
+from kcap.bench.solutions import FoundSolution, RefusedSolution, read_solutions
+from kcap.errors import CallError
+from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer.definition import Workload
 from kcap.schemas.results.outcome import Outcome
+from kcap.show.progress import progress
 from kcap.version import __version__
 
-Add = Callable[[Outcome], object]
+AddOutcome = Callable[[Outcome], object]
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """`chosen`: by Definition, the Workloads to judge on. `device`: cpu, cuda or cuda:N."""
+    """`workloads`: by Definition, those to judge on. `device`: cpu, cuda or cuda:N."""
 
     options: Options
     subject: Subject
-    found: Sequence[FoundSolution]
+    solutions: Sequence[FoundSolution]
     refused: Sequence[RefusedSolution]
-    chosen: Mapping[str, Sequence[Workload]]
+    workloads: Mapping[str, Sequence[Workload]]
     weights: WorkloadWeights
     device: str
 
     @property
-    def run(self) -> RunRecord:
+    def record(self) -> RunRecord:
         return RunRecord(
             kcap=__version__,
             path=str(self.options.path),
             identity=self.subject.identity,
-            blobs=self.subject.blobs({one.solution.definition for one in self.found}),
+            blobs=self.subject.blobs({found.solution.definition for found in self.solutions}),
             device=self.device,
             threads=self.options.threads,
-            options=self.options.told(),
-            solutions={_name(one): SolutionFile(file=str(one.file), sha256=_digest(one)) for one in self.found},
-            refused=[RefusedFile(file=str(one.file), reason=one.reason) for one in self.refused],
+            options=self.options.as_fields(),
+            solutions={_name(found): _solution_file(found) for found in self.solutions},
+            refused=[RefusedFile(file=str(file.file), reason=file.reason) for file in self.refused],
         )
 
     def begin(self) -> tuple[RunRecord, KeptOutcomes]:
@@ -58,69 +62,68 @@ class BenchRun:
 
         CallError if that was on something else, or elsewhere.
         """
-        output, run = self.options.output, self.run
-        if not (output / runs.RUN_FILE).is_file():
-            runs.write_run(output, run)
-            return run, KeptOutcomes([])
-        before = runs.read_run(output)
-        runs.check_same_run(output, before, run)
-        kept = outcomes_file.keep_outcomes(output, _still_valid(before, run))
-        run = run.after(before)
-        runs.write_run(output, run)
-        return run, kept
+        folder, record = self.options.output, self.record
+        if not (folder / output.RUN_FILE).is_file():
+            output.write_run(folder, record)
+            return record, KeptOutcomes([])
+        before = output.read_run(folder)
+        output.check_same_run(folder, before, record)
+        kept = output.keep_outcomes(folder, _still_valid(before, record))
+        record = record.after(before)
+        output.write_run(folder, record)
+        return record, kept
 
     def units(self, done: Iterable[Outcome]) -> list[WorkUnit]:
         """What is left: each Solution with the Workloads that it has no Outcome on."""
-        judged = {(*solution_key(one), one.workload) for one in done}
-        return [unit for one in self.found if (unit := self._unit(one, judged)).workloads]
+        judged = {(*solution_key(outcome), outcome.workload) for outcome in done}
+        return [unit for found in self.solutions if (unit := self._unit(found, judged)).workloads]
 
-    def _unit(self, one: FoundSolution, judged: set[tuple[str, str, str, str]]) -> WorkUnit:
-        solution = one.solution
-        whose = (solution.definition, solution.author, solution.name)
-        every = self.chosen[solution.definition]
-        left = tuple(workload for workload in every if (*whose, workload.uuid) not in judged)
-        return WorkUnit(str(one.file), solution, self.subject.definitions[solution.definition], left)
+    def _unit(self, found: FoundSolution, judged: set[tuple[str, str, str, str]]) -> WorkUnit:
+        solution = found.solution
+        key = (solution.definition, solution.author, solution.name)
+        remaining = tuple(
+            workload for workload in self.workloads[solution.definition] if (*key, workload.uuid) not in judged
+        )
+        return WorkUnit(str(found.file), solution, self.subject.definitions[solution.definition], remaining)
+
+    def prepare(self, names: set[str]) -> PreparedDataset:
+        """Make what judges read of the Definitions `names`."""
+        return self.subject.prepare(names, self.options.output, CheckTarget(self.device, self.options.trust))
 
     def judge(
-        self, run: RunRecord, units: Sequence[WorkUnit], prepared: PreparedDataset
+        self, record: RunRecord, units: Sequence[WorkUnit], prepared: PreparedDataset
     ) -> Generator[Outcome, None, None]:
         """Judge `units`; an Outcome is on disk when it is given. Closing the iterator stops the judges."""
         sound = [unit for unit in units if unit.definition.name not in prepared.faults]
-        with outcomes_file.outcome_writer(self.options.output) as add:
+        with output.outcome_writer(self.options.output) as add:
             for unit in units:
                 if (fault := prepared.faults.get(unit.definition.name)) is not None:
-                    yield from self._at_fault(unit, fault, add)
+                    for outcome in _not_judged(unit, fault):
+                        yield self._keep(outcome, add)
             if sound:
-                yield from self._judge(run, sound, prepared, add)
-
-    def _at_fault(self, unit: WorkUnit, reason: str, add: Add) -> Iterator[Outcome]:
-        names = {"solution": unit.solution.name, "author": unit.solution.author, "definition": unit.definition.name}
-        for workload in unit.workloads:
-            told = {"file": unit.file, "workload": workload.uuid, "status": "NOT_JUDGED", "reason": reason}
-            yield self._keep(Outcome.model_validate({**names, **told}), add)
+                yield from self._judge(record, sound, prepared, add)
 
     def _judge(
-        self, run: RunRecord, units: Sequence[WorkUnit], prepared: PreparedDataset, add: Add
+        self, record: RunRecord, units: Sequence[WorkUnit], prepared: PreparedDataset, add: AddOutcome
     ) -> Iterator[Outcome]:
         options = self.options
-        where = SlotRequest(self.device, options.session(prepared.root), len(units))
+        request = SlotRequest(self.device, options.session(prepared.root), len(units))
         with (
-            find_executor(options.executor).open(where) as slots,
-            closing(Dispatcher(slots, queue_by_definition(units), options.limit_s).judge()) as told,
+            find_executor(options.executor).open(request) as slots,
+            closing(Dispatcher(slots, queue_by_definition(units), options.limit_s).judge()) as news,
         ):
-            before = run.machine
-            for one in told:
-                if isinstance(one, Outcome):
-                    yield self._keep(one, add)
-                    continue
-                if isinstance(one, LostSlot):
-                    click.echo(f"a judge cannot be started again: {one.error}", err=True)
-                    continue
-                run = run.joined(one)
-                runs.check_machine(options.output, before, run.machine)
-                runs.write_run(options.output, run)
+            machine_before = record.machine
+            for message in news:
+                if isinstance(message, Outcome):
+                    yield self._keep(message, add)
+                elif isinstance(message, LostSlot):
+                    click.echo(f"a judge cannot be started again: {message.error}", err=True)
+                else:
+                    record = record.joined(message)
+                    output.check_machine(options.output, machine_before, record.machine)
+                    output.write_run(options.output, record)
 
-    def _keep(self, outcome: Outcome, add: Add) -> Outcome:
+    def _keep(self, outcome: Outcome, add: AddOutcome) -> Outcome:
         counts = self.weights.get((outcome.definition, outcome.workload))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         count = sum(counts.values()) if counts is not None else None
@@ -129,32 +132,92 @@ class BenchRun:
         return outcome
 
 
+def open_run(options: Options) -> BenchRun:
+    """Read everything that there is to judge, and write nothing; CallError where the call cannot work."""
+    output.check_bench_output(options.output, [options.path, options.solutions], options.resume, options.force)
+    if options.measurements is not None and not options.measurements.is_file():
+        raise CallError(f"{options.measurements}: no such file (kcap replay PATH -o {options.measurements} writes one)")
+    subject = open_subject(options.path, options.trust)
+    if (name := options.definition) is not None and name not in subject.definitions:
+        near = ", ".join(get_close_matches(name, subject.definitions, cutoff=0.4)) or "none like it"
+        raise CallError(f"--definition {name}: {subject.path} has no such Definition ({near})")
+    solutions, refused = read_solutions(options.solutions, subject.definitions, options.definition)
+    taken = options.choice.takes
+    solutions = [found for found in solutions if taken(found.solution.definition)]
+    refused = [file for file in refused if file.definition not in subject.definitions or taken(file.definition or "")]
+    if not solutions and not refused:
+        raise CallError(f"{options.solutions}: no Solution of a Definition that matches --op")
+    device = choose_device(options.device, subject.home)
+    find_executor(options.executor).check(device, options.threads)
+    weights = workload_weights(subject.counts)
+    workloads = choose_workloads(subject, weights, options.workloads)
+    return BenchRun(options, subject, solutions, refused, workloads, weights, device)
+
+
+def judge_remaining(bench_run: BenchRun) -> list[Outcome]:
+    """Judge what is left; all Outcomes, which are written in the formats of others too."""
+    record, kept = bench_run.begin()
+    if kept.torn:
+        click.echo("the last line of outcomes.jsonl had broken off: it is judged again", err=True)
+    units = bench_run.units(kept.outcomes)
+    outcomes = list(kept.outcomes)
+    with progress() as bar:
+        task = bar.add_task("bench", total=sum(len(unit.workloads) for unit in units))
+        if units:
+            bar.update(task, description="checking references")
+        prepared = bench_run.prepare({unit.definition.name for unit in units})
+        with closing(bench_run.judge(record, units, prepared)) as judged:
+            for outcome in judged:
+                outcomes.append(outcome)
+                bar.update(task, advance=1, description=f"{outcome.definition} {outcome.solution}"[:40])
+    folder, subject = bench_run.options.output, bench_run.subject
+    ordered = sorted(outcomes, key=lambda outcome: (*solution_key(outcome), outcome.workload))
+    foreign_formats.write_traces(folder, ordered, subject.definitions, subject.workloads)
+    foreign_formats.write_benchmark_results(folder, ordered)
+    return outcomes
+
+
 def choose_workloads(subject: Subject, weights: WorkloadWeights, most: int | None) -> dict[str, list[Workload]]:
     """At most `most` Workloads of each Definition, the most counted first."""
 
-    def count(name: str, workload: Workload) -> int:
-        return sum(weights.get((name, workload.uuid), UNCOUNTED_PHASES).values())
+    def ordered(name: str) -> list[Workload]:
+        def count(workload: Workload) -> int:
+            return sum(weights.get((name, workload.uuid), UNCOUNTED_PHASES).values())
 
-    return {
-        name: sorted(subject.workloads.get(name, ()), key=lambda one, name=name: -count(name, one))[:most]  # type: ignore[misc]
-        for name in subject.definitions
-    }
+        return sorted(subject.workloads.get(name, ()), key=count, reverse=True)
 
-
-def _name(one: FoundSolution) -> str:
-    return f"{one.solution.definition}/{one.solution.author}/{one.solution.name}"
+    return {name: ordered(name)[:most] for name in subject.definitions}
 
 
-def _digest(one: FoundSolution) -> str:
-    return hashlib.sha256(solutions_file.to_bytes(one.solution)).hexdigest()
+def _name(found: FoundSolution) -> str:
+    return f"{found.solution.definition}/{found.solution.author}/{found.solution.name}"
+
+
+def _solution_file(found: FoundSolution) -> SolutionFile:
+    digest = hashlib.sha256(solutions_file.to_bytes(found.solution)).hexdigest()
+    return SolutionFile(file=str(found.file), sha256=digest)
+
+
+def _not_judged(unit: WorkUnit, reason: str) -> Iterator[Outcome]:
+    """The Outcomes of a Solution whose Definition is at fault itself."""
+    for workload in unit.workloads:
+        yield Outcome(
+            solution=unit.solution.name,
+            author=unit.solution.author,
+            definition=unit.definition.name,
+            file=unit.file,
+            workload=workload.uuid,
+            status="NOT_JUDGED",
+            reason=reason,
+        )
 
 
 def _still_valid(before: RunRecord, now: RunRecord) -> Callable[[Outcome], bool]:
     """Whether an Outcome of `before` need not be judged again."""
-    changed = {name for name, one in now.solutions.items() if _changed(before.solutions.get(name), one)}
-    again = {"NOT_JUDGED", "TIMEOUT"} if runs.allows_more_time(before, now) else {"NOT_JUDGED"}
-    return lambda one: one.status not in again and "/".join(solution_key(one)) not in changed
-
-
-def _changed(before: SolutionFile | None, now: SolutionFile) -> bool:
-    return before is not None and before.sha256 != now.sha256
+    changed = {
+        name
+        for name, solution in now.solutions.items()
+        if name in before.solutions and before.solutions[name].sha256 != solution.sha256
+    }
+    again = {"NOT_JUDGED", "TIMEOUT"} if output.allows_more_time(before, now) else {"NOT_JUDGED"}
+    return lambda outcome: outcome.status not in again and "/".join(solution_key(outcome)) not in changed

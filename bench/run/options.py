@@ -65,7 +65,7 @@ class Options:
         recording = [self.path.resolve()] if (self.path / "recording.json").exists() else []
         return [folder for folder in (self.output.resolve(), *recording, *inside) if folder.is_dir()]
 
-    def told(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, Any]:
         """What bench.json keeps."""
         names = ("definition", "globs", "workloads", "seconds", "timeout", "build_timeout", "memory", "executor")
         return {"solutions": str(self.solutions), **{name: getattr(self, name) for name in names}}

@@ -23,7 +23,7 @@ from kcap.schemas.results import outcome as outcomes_file
 from kcap.schemas.results.outcome import Outcome
 
 
-def check_output(output: Path, sources: Sequence[Path], resume: bool, force: bool) -> None:
+def check_bench_output(output: Path, sources: Sequence[Path], resume: bool, force: bool) -> None:
     """CallError if `output` cannot be written as asked, or holds one of `sources` or lies in one."""
     if resume and force:
         raise CallError("--resume keeps what is there and --force replaces it: pass one of them")

@@ -80,20 +80,20 @@ SLOWER = (
 UNWEIGHED = "no counts are known: each Workload counts as one invocation"
 
 
-def summarize(judging: BenchRun, outcomes: Iterable[Outcome], machine: Machine) -> Summary:
+def summarize(bench_run: BenchRun, outcomes: Iterable[Outcome], machine: Machine) -> Summary:
     """Of the Solutions that there are, over the Workloads chosen."""
-    there = {(one.solution.definition, one.solution.author, one.solution.name) for one in judging.found}
+    there = {(one.solution.definition, one.solution.author, one.solution.name) for one in bench_run.solutions}
     current = [outcome for outcome in outcomes if solution_key(outcome) in there]
-    chosen = {name: [workload.uuid for workload in given] for name, given in judging.chosen.items()}
-    scores = score_solutions(current, chosen, judging.weights)
-    base, notes = _baseline(judging, current)
-    saved = {score_key(one): savings(one, judging.weights, base) for one in scores}
-    refused = [RefusedFile(file=str(one.file), reason=one.reason) for one in judging.refused]
-    return Summary(scores, saved, base, refused, [*_notes(judging), *notes, *base.notes], machine)
+    chosen = {name: [workload.uuid for workload in given] for name, given in bench_run.workloads.items()}
+    scores = score_solutions(current, chosen, bench_run.weights)
+    base, notes = _baseline(bench_run, current)
+    saved = {score_key(one): savings(one, bench_run.weights, base) for one in scores}
+    refused = [RefusedFile(file=str(one.file), reason=one.reason) for one in bench_run.refused]
+    return Summary(scores, saved, base, refused, [*_notes(bench_run), *notes, *base.notes], machine)
 
 
-def _baseline(judging: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baseline, list[str]]:
-    path, subject = judging.options.measurements, judging.subject
+def _baseline(bench_run: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baseline, list[str]]:
+    path, subject = bench_run.options.measurements, bench_run.subject
     if path is None:
         return References(), []
     measurements = list(measurements_file.read_measurements(path))
@@ -103,30 +103,30 @@ def _baseline(judging: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baseline,
     states = sorted(str(cache) for cache in caches - {None})
     note = [f"{path}: times of different cache states ({', '.join(states)}) are compared"] if len(states) > 1 else []
     base = measured_baseline(measurements, subject.counts, subject.calls)
-    if count := count_doubtful(outcomes, base, judging.weights):
+    if count := count_doubtful(outcomes, base, bench_run.weights):
         note.append(f"{path}: {SLOWER.format(count)}")
     return base, note
 
 
-def _notes(judging: BenchRun) -> Iterator[str]:
-    metadata = judging.subject.metadata
+def _notes(bench_run: BenchRun) -> Iterator[str]:
+    metadata = bench_run.subject.metadata
     recorded, model = (metadata.layers_recorded, metadata.layers_model) if metadata else (None, None)
     if recorded is not None and model is not None and recorded < model:
         yield f"recorded {recorded} of the model's {model} layers: shares are not the model's"
-    if not judging.subject.counts:
+    if not bench_run.subject.counts:
         yield UNWEIGHED
-    names = {one.solution.definition for one in judging.found}
-    every, taken = _invocations(judging, names, chosen=False), _invocations(judging, names, chosen=True)
+    names = {one.solution.definition for one in bench_run.solutions}
+    every, taken = _invocations(bench_run, names, chosen=False), _invocations(bench_run, names, chosen=True)
     if taken < every:
-        yield f"--workloads {judging.options.workloads}: {taken / every:.1%} of these Definitions' counts"
-    for name in sorted(name for name in names if not judging.chosen[name]):
+        yield f"--workloads {bench_run.options.workloads}: {taken / every:.1%} of these Definitions' counts"
+    for name in sorted(name for name in names if not bench_run.workloads[name]):
         yield f"{name}: has no Workloads, so that nothing is judged on it"
 
 
-def _invocations(judging: BenchRun, names: Iterable[str], chosen: bool) -> int:
-    workloads = judging.chosen if chosen else judging.subject.workloads
+def _invocations(bench_run: BenchRun, names: Iterable[str], chosen: bool) -> int:
+    workloads = bench_run.workloads if chosen else bench_run.subject.workloads
     return sum(
-        sum(judging.weights.get((name, workload.uuid), UNCOUNTED_PHASES).values())
+        sum(bench_run.weights.get((name, workload.uuid), UNCOUNTED_PHASES).values())
         for name in names
         for workload in workloads.get(name, ())
     )

@@ -75,16 +75,17 @@ def _seal_of(kernels: Iterable[str], notes: list[str], sealed: bool) -> str | No
 
 
 def derive_files(recording: Recording) -> None:
-    """Write the calling record and the trace file of a Recording into it."""
+    """Write the trace file and then the calling record of a Recording into it; only the latter needs torch."""
     from kcap.schemas import backendbench
+
+    lines, loss = backendbench.from_recording(recording)
+    backendbench.write(recording.path / "trace.txt", lines, loss)
     from kcap.schemas.derive.derive import calling_record_of
     from kcap.schemas.flashinfer import calling_record
 
     record = calling_record_of(recording)
     if record is not None:
         calling_record.write(recording.path / "calling_record.json", record)
-    lines, loss = backendbench.from_recording(recording)
-    backendbench.write(recording.path / "trace.txt", lines, loss)
 
 
 def discard_shards(session: Session) -> None:

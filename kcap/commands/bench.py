@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
-from kcap.bench.contents import CheckTarget
-from kcap.bench.executors import executors, find_executor
-from kcap.bench.executors.local import choose_device
-from kcap.bench.run import foreign_formats
-from kcap.bench.run import output as runs
-from kcap.bench.run.bench_run import BenchRun, choose_workloads
+from kcap.bench.executors import executors
 from kcap.bench.run.options import Options
-from kcap.bench.run.output import check_output, owned
-from kcap.bench.run.subject import PreparedDataset, Subject, open_subject
-from kcap.bench.solutions import read_solutions
-from kcap.bench.summary import report
-from kcap.bench.summary.summary import Summary, summarize
-from kcap.errors import DONE, FAILED, PARTIAL, CallError
-from kcap.replay.calls.report import console
-from kcap.replay.datasets.workloads import workload_weights
-from kcap.schemas.results.outcome import Outcome
-from kcap.show.progress import progress
+from kcap.bench.run.output import owned, read_run
+from kcap.errors import DONE, FAILED, PARTIAL
+
+if TYPE_CHECKING:
+    from kcap.bench.summary.summary import Summary
 
 POSITIVE = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0.1)
@@ -53,7 +40,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--force", is_flag=True, help="Replace the output.")
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(as_json: bool, **given: Any) -> int:
+def command(as_json: bool, **settings: Any) -> int:
     """Judge Solutions: whether they compute what they must, how fast, and what that saves.
 
     PATH is a Recording or a FlashInfer-Bench dataset; a dataset's references are code from elsewhere, which runs only
@@ -68,89 +55,36 @@ def command(as_json: bool, **given: Any) -> int:
       kcap bench llama.kcap --solutions my_kernels -o judged --measurements llama.measurements.jsonl
       kcap bench llama.kcap --solutions my_kernels -o judged --resume
     """
-    options = Options(**given)
-    judging = prepare(options)
+    from kcap.bench.run.bench_run import judge_remaining, open_run  # needs torch
+    from kcap.bench.summary.summary import summarize
+
+    options = Options(**settings)
+    bench_run = open_run(options)
     with owned(options.output, options.force):
         try:
-            summary = judge(judging)
+            outcomes = judge_remaining(bench_run)
         except KeyboardInterrupt:
             click.echo(f"what was judged is kept: the same command with --resume finishes {options.output}", err=True)
             raise
-    tell(options, summary, as_json)
-    return exit_code(summary, len(judging.found))
+        summary = summarize(bench_run, outcomes, read_run(options.output).machine)
+    print_summary(options, summary, as_json)
+    return exit_code(summary, len(bench_run.solutions))
 
 
-def prepare(options: Options) -> BenchRun:
-    """Read everything that there is to judge, and write nothing; CallError where the call cannot work."""
-    check_output(options.output, [options.path, options.solutions], options.resume, options.force)
-    if options.measurements is not None and not options.measurements.is_file():
-        raise CallError(f"{options.measurements}: no such file (kcap replay PATH -o {options.measurements} writes one)")
-    subject = open_subject(options.path, options.trust)
-    check_definition(subject, options.definition)
-    found, refused = read_solutions(options.solutions, subject.definitions, options.definition)
-    taken = options.choice.takes
-    found = [one for one in found if taken(one.solution.definition)]
-    refused = [one for one in refused if one.definition not in subject.definitions or taken(one.definition or "")]
-    if not found and not refused:
-        raise CallError(f"{options.solutions}: no Solution of a Definition that matches --op")
-    device = choose_device(options.device, subject.home)
-    find_executor(options.executor).check(device, options.threads)
-    weights = workload_weights(subject.counts)
-    return BenchRun(
-        options, subject, found, refused, choose_workloads(subject, weights, options.workloads), weights, device
-    )
+def print_summary(options: Options, summary: Summary, as_json: bool) -> None:
+    from kcap.bench.summary import report
+    from kcap.replay.calls.report import console
 
-
-def check_definition(subject: Subject, name: str | None) -> None:
-    if name is not None and name not in subject.definitions:
-        near = ", ".join(get_close_matches(name, subject.definitions, cutoff=0.4)) or "none like it"
-        raise CallError(f"--definition {name}: {subject.path} has no such Definition ({near})")
-
-
-def judge(judging: BenchRun) -> Summary:
-    """Judge what is left, and write what all Outcomes come to."""
-    run, kept = judging.begin()
-    if kept.torn:
-        click.echo("the last line of outcomes.jsonl had broken off: it is judged again", err=True)
-    units = judging.units(kept.outcomes)
-    outcomes = list(kept.outcomes)
-    with progress() as bar:
-        task = bar.add_task("bench", total=sum(len(unit.workloads) for unit in units))
-        if units:
-            bar.update(task, description="checking references")
-        prepared = _prepared(judging, {unit.definition.name for unit in units})
-        with closing(judging.judge(run, units, prepared)) as judged:
-            for outcome in judged:
-                outcomes.append(outcome)
-                bar.update(task, advance=1, description=f"{outcome.definition} {outcome.solution}"[:40])
-    write(judging, outcomes)
-    return summarize(judging, outcomes, runs.read_run(judging.options.output).machine)
-
-
-def _prepared(judging: BenchRun, names: set[str]) -> PreparedDataset:
-    on = CheckTarget(judging.device, judging.options.trust)
-    return judging.subject.prepare(names, judging.options.output, on)
-
-
-def write(judging: BenchRun, outcomes: Iterable[Outcome]) -> None:
-    """The Outcomes in the formats of others."""
-    output, subject = judging.options.output, judging.subject
-    ordered = sorted(outcomes, key=lambda one: (one.definition, one.author, one.solution, one.workload))
-    foreign_formats.write_traces(output, ordered, subject.definitions, subject.workloads)
-    foreign_formats.write_benchmark_results(output, ordered)
-
-
-def tell(options: Options, summary: Summary, as_json: bool) -> None:
     if as_json:
-        told = {"path": str(options.path), "output": str(options.output), **summary.as_json()}
-        click.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2))
+        fields = {"path": str(options.path), "output": str(options.output), **summary.as_json()}
+        click.echo(orjson.dumps(fields, option=orjson.OPT_INDENT_2))
         return
     report.print_summary(console(), summary)
     click.echo(f"\nOutcomes: {options.output}/outcomes.jsonl", err=True)
     if options.measurements is None:
         trust, name = " --trust" if options.trust else "", options.path.resolve().stem
-        words = f"kcap replay {options.path}{trust} -o {name}.measurements.jsonl"
-        click.echo(f"Next: {words} (for --measurements: what share of the whole is saved)", err=True)
+        replay = f"kcap replay {options.path}{trust} -o {name}.measurements.jsonl"
+        click.echo(f"Next: {replay} (for --measurements: what share of the whole is saved)", err=True)
 
 
 def exit_code(summary: Summary, solutions: int) -> int:

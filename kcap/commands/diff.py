@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -12,25 +13,24 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.bench.contents import Contents, open_contents
-from kcap.bench.summary.baseline import Timed, on_the_device
 from kcap.errors import CallError
-from kcap.schemas.derive.engine_comparison import (
-    ComparedRecording,
-    EnginePhase,
-    FamilyDiff,
-    KernelShare,
-    PhaseDiff,
-    PurposeRow,
-    TimeOf,
-    compare_engines,
-    purposes,
-)
-from kcap.schemas.derive.invocation import base_of
 from kcap.schemas.diff import Diff, Entry, diff_calls, diff_datasets
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results import measurement
 from kcap.show.recording import console, identity
+
+if TYPE_CHECKING:  # these need torch: a comparison by call does without
+    from kcap.bench.summary.baseline import Timed
+    from kcap.schemas.derive.engine_comparison import (
+        ComparedRecording,
+        EnginePhase,
+        FamilyDiff,
+        KernelShare,
+        PhaseDiff,
+        PurposeRow,
+        TimeOf,
+    )
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -147,6 +147,8 @@ def compare_families(a: Contents, b: Contents, measured: tuple[Path, ...]) -> Fa
     """CallError unless both are Recordings, and measured or not alike. `measured`: none, or of A and of B."""
     if measured and len(measured) != 2:
         raise CallError("--measurements is given twice: of A, then of B")
+    from kcap.schemas.derive.engine_comparison import compare_engines
+
     first, second = measured or (None, None)
     return compare_engines(_recorded(a, first), _recorded(b, second))
 
@@ -154,6 +156,8 @@ def compare_families(a: Contents, b: Contents, measured: tuple[Path, ...]) -> Fa
 def _recorded(contents: Contents, measured: Path | None) -> ComparedRecording:
     if contents.recording is None:
         raise CallError(f"{contents.path}: only Recordings have phases and families: compare it --by call")
+    from kcap.schemas.derive.engine_comparison import ComparedRecording
+
     if measured is None:
         return ComparedRecording(contents.calls, contents.metadata)
     return ComparedRecording(contents.calls, contents.metadata, read_times(measured, contents))
@@ -161,6 +165,8 @@ def _recorded(contents: Contents, measured: Path | None) -> ComparedRecording:
 
 def read_times(path: Path, contents: Contents) -> TimeOf:
     """What `kcap replay PATH -o` measured of `contents`; CallError where it is of none of its calls."""
+    from kcap.bench.summary.baseline import Timed, on_the_device
+
     timed: dict[str, Timed] = defaultdict(Timed)
     for line in on_the_device(list(measurement.read_measurements(path))):
         timed[line.key].lines.append(line)
@@ -224,6 +230,8 @@ class _Table:
     """A phase: what both run, then what only one does, then the sums."""
 
     def __init__(self, phase: PhaseDiff, a: Metadata, b: Metadata, rows: int, timed: bool) -> None:
+        from kcap.schemas.derive.engine_comparison import purposes
+
         self.phase, self.timed, self.rows = phase, timed, rows
         self.table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         self.table.add_column("kernel", overflow="fold")
@@ -285,6 +293,8 @@ SECTIONS: dict[str, Callable[[list[PurposeRow]], bool]] = {
 
 def _what(line: PurposeRow, ran: KernelShare) -> str:
     """The operators of a Definition; of an operator that has none, its arguments in short."""
+    from kcap.schemas.derive.invocation import base_of
+
     if {base_of(operator) for operator in ran.operators} != {line.name}:
         return ", ".join(ran.operators)
     first, *more = sorted(ran.arguments, key=lambda name: -ran.arguments[name])

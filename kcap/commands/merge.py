@@ -12,7 +12,7 @@ import click
 
 from kcap.capture.fold.coverage import summarize
 from kcap.capture.fold.recording import derive_files
-from kcap.errors import CallError, FormatError
+from kcap.errors import INSTALL_TORCH, CallError, FormatError
 from kcap.schemas.files.jsonfile import numbered_lines
 from kcap.schemas.flashinfer.dataset import Dataset, files, with_folder, write_dataset
 from kcap.schemas.flashinfer.definition import SafetensorsInput, Workload
@@ -83,7 +83,12 @@ def write_merged(output: Path, merged: Merged) -> None:
         summary = summarize(steps).model_dump(mode="json", exclude_defaults=True)
         metadata = metadata.model_copy(update={"coverage": summary})
     write_recording(output, metadata, merged.calls, merged.programs, merged.steps, merged.samples)
-    derive_files(load(output))
+    try:
+        derive_files(load(output))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        click.echo(f"calling_record.json is left out, for Definitions need PyTorch: {INSTALL_TORCH}", err=True)
 
 
 def _files(parts: Sequence[Part], folder: str) -> Iterator[tuple[str, Path]]:

@@ -9,7 +9,6 @@ from typing import cast
 import click
 
 from kcap.errors import CallError
-from kcap.replay.calls.run import replay_each
 from kcap.replay.jobs import Choice
 from kcap.replay.options import EachOptions, FidelityOptions, ProgramOptions
 from kcap.schemas.recording.recording import PHASES, Phase
@@ -106,6 +105,8 @@ def command(
         refuse({"--phase": phase, "--top": top} if step is not None else {}, "--step")
         whole = ProgramOptions(step, of_phase, top, seconds, timeout, device, threads, trust, rows, as_json)
         return whole_programs(path, whole, output)
+    from kcap.replay.calls.run import replay_each
+
     choice = Choice(globs, of_phase, top, views)
     each = EachOptions(choice, keep_going, seconds, timeout, device, cache, kernels, threads, trust, rows, as_json)
     return replay_each(path, each, output)

@@ -1,8 +1,12 @@
-"""A worker process and its parent, which speak in JSON lines: started, fed, given a time limit, restarted after a crash."""
+"""A worker process and its parent, which speak in JSON lines.
+
+The worker is started, fed, given a time limit for each request, and restarted after a crash.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import select
 import signal
@@ -14,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import orjson
-import torch
 
 from kcap.errors import CallError, KcapError
 
@@ -72,6 +75,8 @@ class Worker:
 
     def _start(self) -> None:
         self._buffer = b""
+        if importlib.util.find_spec("torch") is None:  # every worker needs it
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
         command = [sys.executable, "-P", "-m", self.module]  # -P: nothing is imported from the working directory
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, start_new_session=True)
@@ -141,6 +146,8 @@ def signal_name(number: int) -> str:
 
 def serve(answers: BinaryIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer each line on standard input until it ends, or the CUDA context is lost: then a new process is needed."""
+    import torch
+
     send(answers, {"ready": True})
     for line in sys.stdin.buffer:
         with torch.inference_mode():

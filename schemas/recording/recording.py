@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,6 +150,15 @@ class Recording:
         """The sampled integer tensor as a torch tensor, or None where only its range was kept."""
         from safetensors.torch import load_file
 
+        return self._value(tensor, load_file)
+
+    def array(self, tensor: SampledTensor) -> Any:
+        """The same as a numpy array, for which torch is not needed."""
+        from safetensors.numpy import load_file
+
+        return self._value(tensor, load_file)
+
+    def _value(self, tensor: SampledTensor, load_file: Callable[[Path], dict[str, Any]]) -> Any:
         if tensor.file is None:
             return None
         path = self.path / "values" / Path(tensor.file).name

@@ -67,7 +67,7 @@ def _values(recording: Recording, sample: Sample) -> list[str]:
     return [
         reason
         for key, tensor in sample.tensors.items()
-        for reason in _failure(f"tensors.{key}", recording.value, tensor)
+        for reason in _failure(f"tensors.{key}", recording.array, tensor)
     ]
 
 

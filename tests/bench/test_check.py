@@ -10,9 +10,8 @@ import pytest
 import torch
 from derived_calls import METADATA, call, embedding, floats, linear, ranged
 
-from kcap.bench.accuracy import greatest_error
 from kcap.bench.check import verification
-from kcap.bench.check.checker import Checker, is_informative
+from kcap.bench.check.checker import Checker, compare, is_informative
 from kcap.bench.check.verification import calls_to_check, check_references, tag_definitions, with_status
 from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.problems import problems_of
@@ -119,30 +118,30 @@ def test_the_smallest_and_the_largest_calls_are_chosen() -> None:
 
 def test_a_difference_counts_in_units_of_what_is_allowed() -> None:
     ones = torch.ones(64, dtype=torch.bfloat16)
-    assert greatest_error(ones, ones) == 0.0
-    assert greatest_error(ones * 1.01, ones) < 1.0 < greatest_error(ones * 1.2, ones)
+    assert compare(ones, ones).error == 0.0
+    assert compare(ones * 1.01, ones).error < 1.0 < compare(ones * 1.2, ones).error
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_must_be_so_in_both(value: float) -> None:
     odd, others = torch.tensor([1.0, value]), torch.tensor([[1.0, 1.0], [1.0, 7e37], [1.0, -float("inf")]])
-    assert greatest_error(odd, odd) == 0.0
+    assert compare(odd, odd).error == 0.0
     for other in others:
-        assert greatest_error(odd, other) == greatest_error(other, odd) == float("inf") or torch.equal(odd, other)
+        assert compare(odd, other).error == compare(other, odd).error == float("inf") or torch.equal(odd, other)
 
 
 def test_integers_must_be_equal_and_shapes_and_dtypes_the_same() -> None:
     ids = torch.tensor([1, 2])
-    assert greatest_error(ids, ids) == 0.0
+    assert compare(ids, ids).error == 0.0
     for other in (torch.tensor([1, 3]), torch.tensor([1]), torch.tensor([1, 2], dtype=torch.int32)):
-        assert greatest_error(ids, other) == float("inf")
+        assert compare(ids, other).error == float("inf")
 
 
 @pytest.mark.parametrize("dtype", [torch.float4_e2m1fn_x2, torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.bool])
 def test_what_has_no_tolerance_must_hold_the_same_bits(dtype: torch.dtype) -> None:
     bits = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)
-    assert greatest_error(bits.view(dtype).t(), bits.t().contiguous().view(dtype)) == 0.0
-    assert greatest_error(bits.view(dtype), bits.flip(0).view(dtype)) == float("inf")
+    assert compare(bits.view(dtype).t(), bits.t().contiguous().view(dtype)).error == 0.0
+    assert compare(bits.view(dtype), bits.flip(0).view(dtype)).error == float("inf")
     assert is_informative(bits.view(dtype)) and not is_informative(bits[:0].view(dtype))
 
 

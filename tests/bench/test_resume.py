@@ -258,7 +258,7 @@ def test_a_file_that_is_cut_anywhere_keeps_each_whole_line_and_the_last_of_each_
     assert {one.workload: one for one in kept.outcomes} == latest
     assert kept.torn is (cut > 0 and content[cut - 1 : cut] != b"\n")
     assert (
-        list(outcomes_file.outcomes_file.read(tmp_path / outcomes_file.OUTCOMES_FILE)) == kept.outcomes
+        list(outcomes_file.outcomes_file.read_outcomes(tmp_path / outcomes_file.OUTCOMES_FILE)) == kept.outcomes
         if content[:cut]
         else True
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kcap.bench.accuracy import greatest_error
+from kcap.bench.accuracy import difference
 from kcap.bench.check.checker import as_list, compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.fragment.reference import FragmentReference, reference_of
@@ -32,7 +32,7 @@ def errors(call: Call, recording: Recording, device: str = "cpu", seed: int = SE
 
 def error(actual: Any, expected: Any, shape: tuple[int, ...]) -> float:
     assert tuple(expected.shape) == shape
-    return greatest_error(actual.cpu(), expected.cpu())
+    return difference(actual.cpu(), expected.cpu()).error
 
 
 def sample_of(call: Call, recording: Recording) -> Sample | None:
