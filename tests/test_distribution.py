@@ -17,6 +17,7 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,9 @@ def _reason_not_to_build() -> str | None:
     for module in ("setuptools", "pip"):
         if importlib.util.find_spec(module) is None:
             return f"needs {module}"
-    import setuptools
-
-    if int(setuptools.__version__.partition(".")[0]) < 77:
-        return f"needs setuptools 77 or newer, this is {setuptools.__version__}"
+    version = metadata.version("setuptools")  # imported, it would collide with a distutils that is imported already
+    if int(version.partition(".")[0]) < 77:
+        return f"needs setuptools 77 or newer, this is {version}"
     return None
 
 
