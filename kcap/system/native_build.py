@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from kcap.errors import KcapError
 
 # -DNDEBUG: torch's wheel is built with it, and the layout of some of its classes depends on it. The last three let the
 # library's own functions, and ATen's inline ones in it, call each other directly: a seventh of what a recorded call
@@ -20,7 +25,7 @@ FLAGS = (
 LIMIT_S = 300.0
 
 
-class Unavailable(Exception):
+class Unavailable(KcapError):
     """The library cannot be had here; the message says why."""
 
 
@@ -55,9 +60,22 @@ def build(sources: Sequence[Path], extra: Sequence[str] = ()) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where kcap keeps what it compiled or measured on this machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "kcap"
+    """Where kcap keeps what it compiled or measured on this machine.
+
+    Where the home cannot be written to, that is a folder of this user's alone among the temporary ones. Unavailable
+    where somebody else has that name: libraries are loaded from it.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcap"
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return folder
+    private = Path(tempfile.gettempdir()) / f"kcap-{os.getuid()}"
+    with suppress(FileExistsError):
+        private.mkdir(mode=0o700)
+    status = private.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise Unavailable(f"{folder} cannot be written to, and {private} is not this user's alone: set XDG_CACHE_HOME")
+    return private
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:

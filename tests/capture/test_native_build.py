@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import pytest
 
 from kcap.system import native_build
@@ -18,3 +21,36 @@ def test_a_compiler_that_does_not_end_is_none(tmp_path, monkeypatch, script):
     monkeypatch.setattr(native_build, "LIMIT_S", 0.2)
     with pytest.raises(native_build.Unavailable, match=r"hangs does not end within 0\.2 s"):
         native_build.build([source])
+
+
+@pytest.fixture
+def read_only_home(tmp_path, monkeypatch):
+    """A home that nobody may write to, and a temporary folder of its own; gives that."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "tmp").mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "home" not in str(path) and access(path, mode))  # root may all
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def test_a_read_only_home_is_replaced_by_a_temporary_folder_of_the_users_own(read_only_home):
+    folder = native_build.cache_folder()
+    assert folder.parent == read_only_home
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert native_build.cache_folder() == folder, "the same one next time"
+
+
+@pytest.mark.parametrize("plant", ["open to others", "link"])
+def test_a_temporary_folder_that_others_can_write_to_is_never_loaded_from(read_only_home, plant):
+    name = read_only_home / f"kcap-{os.getuid()}"
+    if plant == "link":
+        (read_only_home / "elsewhere").mkdir()
+        name.symlink_to(read_only_home / "elsewhere")
+    else:
+        name.mkdir()
+        name.chmod(0o777)
+    with pytest.raises(native_build.Unavailable, match="set XDG_CACHE_HOME"):
+        native_build.cache_folder()
