@@ -1,4 +1,4 @@
-"""What lies at a path that a command was given: decided here, for every command alike."""
+"""Which kind of input a path is, decided here for every command."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """JSON Schema files of every format, made from the models that read it.
 
 `python -m kcap.schemas.json_schema` writes them anew into schemas/json/, one `<format>.schema.json` each; that of a
-file of lines describes one line. A schema says what JSON Schema can say: what the models check beyond it (a reference
-that parses, axes that are declared) `kcap validate` tells.
+file of lines describes one line. A schema holds what JSON Schema can express; the models check more (that a reference
+parses, that axes are declared), and `kcap validate` reports it.
 """
 
 from __future__ import annotations

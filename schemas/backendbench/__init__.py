@@ -6,10 +6,10 @@ BackendBench evaluates the arguments as Python; here a grammar reads them, and n
 
 - Read: every dtype word and torch's own names, strides in both spellings, Python's numbers, strings, lists and
   tuples (both become lists), torch's layouts, memory formats and devices. A tensor without a device is on `cuda`,
-  as in BackendBench. `ST(…)` and `torch.randint(…)` are kept by their text as Opaque: nothing rebuilds them.
+  as in BackendBench. The text of `ST(…)` and `torch.randint(…)` is kept as Opaque: nothing rebuilds them.
 - BackendBench skips lines that it does not know; here they are errors with line and column, or with
   `keep_going` counted in `Problems`.
-- Written: what a line cannot carry goes, counted, to a `.loss.json` beside the trace file.
+- Written: what a line cannot carry is counted in a `.loss.json` beside the trace file.
 """
 
 from __future__ import annotations

@@ -35,5 +35,5 @@ class TraceLine:
         return from_trace(self.operator)
 
     def joined(self, other: TraceLine) -> TraceLine:
-        """This line with the count of another that says the same."""
+        """This line, with the count of an equal one added."""
         return replace(self, count=self.count + other.count)

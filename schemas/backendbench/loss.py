@@ -1,7 +1,7 @@
-"""What a trace file does not say of the Calls it was made from: the `.loss.json` beside it.
+"""What a trace file does not hold of its Calls: the `.loss.json` beside it.
 
 `not_carried`: calls that have no line. `with_loss`: calls whose line leaves something out, by reason; one call can
-stand under several reasons. Counts are of invocations.
+be listed under several reasons. Counts are of invocations.
 """
 
 from __future__ import annotations

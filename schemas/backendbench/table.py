@@ -1,7 +1,7 @@
 """BackendBench's parquet: a trace file's lines with what its suite needs to know of each.
 
 Source: BackendBench's `scripts/parquet_trace_converter.py` and `data_loaders.py`; the columns are its dataset's.
-`uuid` is the SHA-256 of arguments and operator, in hexadecimal digits; times are milliseconds, and null where nobody
+`uuid` is the SHA-256 of arguments and operator, in hexadecimal digits; times are milliseconds, and null where none was
 measured; `relative_runtime_to_kernel_launch` is over the time of a kernel that does next to nothing.
 
 Of a file read, `op_name`, `args` and `count` matter; the arguments go through the trace file's grammar.

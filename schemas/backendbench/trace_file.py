@@ -155,8 +155,7 @@ def _first_fault(text: str) -> int:
 
 
 def write(path: str | os.PathLike[str], lines: Iterable[TraceLine], loss: Loss | None = None) -> Loss:
-    """Write `lines` in their order to `path`, and what is lost beside it: `loss` (of `trace_lines`), completed by the
-    lines that the format cannot carry."""
+    """Write `lines` to `path`, and what is lost beside it: `loss` (of `trace_lines`) and what cannot be written."""
     ledger = Ledger()
     written = Written()
     with Path(path).open("w", encoding="utf-8", newline="\n") as file:

@@ -32,7 +32,7 @@ class BoundCall:
     """A Call whose arguments all have values. Keys of `contents` and `ranges` are argument paths (`"3"`, `"2.1"`).
 
     `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
-    `ranges` the smallest and largest value where the values themselves were not kept.
+    `ranges` the smallest and largest value where only these were recorded.
     """
 
     operator: str
@@ -171,7 +171,7 @@ REPLAY_RULES: Registry[str, ReplayRule] = Registry("operator with a replay rule"
 
 
 class ReplayRule:
-    """How to make valid arguments for one operator; each method's default leaves all to generic rebuilding."""
+    """How to make valid arguments for one operator; each method's default leaves it to generic rebuilding."""
 
     rebuilt_args: tuple[str, ...] = ()  # opaque arguments that `rebuild_args` makes; the recorded ones are dropped
     idempotent_writes: tuple[str, ...] = ()  # arguments that are written with the same content each time

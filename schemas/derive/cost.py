@@ -129,7 +129,9 @@ class CostInputs:
         """Bytes of all outputs; of one whose size is not known, none."""
         outputs = self.definition.outputs.values()
         return sum(
-            self._size(output.shape) * (_bits(output.dtype)) // 8 for output in outputs if output.shape is not None
+            self._size(output.shape) * (4 if output.dtype == "float4_e2m1" else BY_NAME[output.dtype].bits) // 8
+            for output in outputs
+            if output.shape is not None
         )
 
     def _size(self, shape: list[str]) -> int:
@@ -152,10 +154,6 @@ class CostInputs:
     def unread(self) -> Cost:
         """The cost where it is not known what of the inputs is read."""
         return self.cost(0)
-
-
-def _bits(dtype: str) -> int:
-    return 4 if dtype == "float4_e2m1" else BY_NAME[dtype].bits
 
 
 CostFunction = Callable[[CostInputs], Cost]

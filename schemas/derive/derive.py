@@ -21,8 +21,8 @@ from kcap.schemas.recording.records import Call, Metadata
 class Derived:
     """All Kernels of a Recording, the most called first.
 
-    `refused`: Calls (by id) that no Definition can hold, with the reason. `covered`: Calls that a region's Kernel
-    holds, with its family: they have no Definition of their own.
+    `refused`: Calls (by id) that no Definition can hold, with the reason. `covered`: Calls inside a region that has a
+    Definition, with its family; they have none of their own.
     """
 
     kernels: list[Kernel]
@@ -42,8 +42,8 @@ def derive(recording: Recording) -> Derived:
 
 @dataclass(frozen=True)
 class FamilyMatches:
-    """What families know of Calls. `covered`: kernels (by id) in a region that is one of `kernels`, with its operator;
-    `rest`: kernels that do work, and are neither."""
+    """`kernels`: Definitions of families. `covered`: kernels (by id) inside a region that has one, with its operator;
+    `rest`: all other kernels that do work."""
 
     kernels: list[Kernel]
     covered: dict[int, str]
@@ -51,7 +51,7 @@ class FamilyMatches:
 
 
 def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
-    """The same for Calls from elsewhere; without a Recording there are no sources of fused kernels."""
+    """The same for Calls alone; without a Recording there are no sources of fused kernels."""
     matches = match_families(calls)
     generic, refused = derive_generic(matches.rest, recording)
     kernels = _with_names(_join_same([*matches.kernels, *generic]), metadata)
@@ -60,7 +60,7 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
 
 
 def match_families(calls: Iterable[Call]) -> FamilyMatches:
-    """Each Definition that families give, under the name that they gave it."""
+    """The Definitions of families, under the names that they have there."""
     recognized, regions, unknown = _sort_calls(calls)
     covered = _covered_by_regions(recognized, regions, unknown)
     rest = [call for call in unknown if call.kind == "kernel" and call.id not in covered]
@@ -74,7 +74,7 @@ RecognizedCalls = list[tuple[Call, KernelInstance]]
 
 
 def _sort_calls(calls: Iterable[Call]) -> tuple[RecognizedCalls, RecognizedCalls, list[Call]]:
-    """Kernels that a family knows, regions that one knows, and what none knows of both."""
+    """Kernels and regions that a family recognizes, and Calls of both kinds that none does."""
     recognized: RecognizedCalls = []
     regions: RecognizedCalls = []
     unknown: list[Call] = []
@@ -99,10 +99,10 @@ def _recognize(call: Call) -> KernelInstance | None:
 
 
 def _covered_by_regions(recognized: RecognizedCalls, regions: RecognizedCalls, unknown: list[Call]) -> dict[int, str]:
-    """The region of each kernel in `unknown` that lies in one which a family knows, and which holds nothing known.
+    """The region around each kernel in `unknown`, if a family recognizes it and nothing inside it.
 
-    A kernel names its parent's operator, not the parent's Call: a family has to know all Calls of that. A parent is
-    named without its overload by one recorder and with it by the other.
+    A kernel names its parent's operator, not the parent's Call, so the family has to recognize all Calls of that
+    operator. One recorder names a parent without its overload, the other with it.
     """
     opened = {base_of(call.parent) for call, _ in (*recognized, *regions) if call.parent}
     opened |= {base_of(call.operator) for call in unknown if call.kind == "region"}
@@ -128,13 +128,13 @@ def bind_family(invocation: Invocation) -> KernelInstance:
 
 
 def content_hash(definition: Definition) -> bytes:
-    """A SHA-256 of what two equal Definitions share: all but tags and description."""
+    """A SHA-256 of a Definition without its tags and description."""
     fields = definition.model_dump_json(exclude={"tags", "description"})
     return hashlib.sha256(fields.encode()).digest()
 
 
 def _join_same(kernels: list[Kernel]) -> list[Kernel]:
-    """Kernels of the same content as one: a copy to the GPU and one on it have the same Definition."""
+    """Kernels of equal Definitions joined: a copy to the GPU and a copy on it have the same one."""
     groups: dict[bytes, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         groups[content_hash(kernel.definition)].append(kernel)
@@ -144,8 +144,8 @@ def _join_same(kernels: list[Kernel]) -> list[Kernel]:
 def _with_names(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
     """Kernels with tags, under names of their own.
 
-    Six digits of its content end a name that no family gave, so that it means the same in another Recording, or that
-    two Kernels share.
+    A name that no family gave, or that two Kernels share, ends with six digits of the content hash, so that it means
+    the same in every Recording.
     """
     names: dict[str, int] = defaultdict(int)
     for kernel in kernels:
@@ -156,44 +156,33 @@ def _with_names(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
 def _with_name_and_tags(kernel: Kernel, numbered: bool, metadata: Metadata) -> Kernel:
     own = kernel.definition
     name = f"{own.name}_{content_hash(own).hex()[:6]}" if numbered else own.name
-    tags = sorted({*own.tags, *_stages(kernel), *_model(metadata), DRAFT})
-    return Kernel(own.model_copy(update={"name": name, "tags": tags}), kernel.family, kernel.uses)
-
-
-def _stages(kernel: Kernel) -> list[str]:
     phases = {count.phase for use in kernel.uses for count in use.call.counts if count.count}
-    return [f"stage:{phase}" for phase in phases if phase in ("prefill", "decode")]
-
-
-def _model(metadata: Metadata) -> list[str]:
-    """`meta-llama/Llama-3.1-8B` -> `model:llama-3.1-8b`, as FlashInfer-Bench's dataset writes it."""
-    return [f"model:{metadata.model.rstrip('/').split('/')[-1].lower()}"] if metadata.model else []
+    tags = {*own.tags, DRAFT, *(f"stage:{phase}" for phase in phases if phase in ("prefill", "decode"))}
+    if metadata.model:  # `meta-llama/Llama-3.1-8B` -> `model:llama-3.1-8b`, as FlashInfer-Bench's dataset writes it
+        tags.add(f"model:{metadata.model.rstrip('/').split('/')[-1].lower()}")
+    return Kernel(own.model_copy(update={"name": name, "tags": sorted(tags)}), kernel.family, kernel.uses)
 
 
 def calling_record_of(recording: Recording) -> CallingRecord | None:
     """The record of a Recording, or None for one that names no model or none of the four frameworks.
 
     Ids are the names of the Definitions that kcap derives, or the operator's where it derives none. Only kernels that
-    do work are in it (no views or allocations; an engine's region stands for its operators where it is one kernel);
+    do work are in it (no views or allocations; a region with a Definition counts in place of its operators);
     counts are sums over phases, ranks, eager and graph.
     """
     framework = framework_of(recording.metadata)
     if framework is None or recording.metadata.model is None:
         return None
     counts = kernel_counts(recording)
-    kernels = [KernelCount(id=name, count=count) for name, count in sorted(counts.items(), key=_most_called) if count]
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    kernels = [KernelCount(id=name, count=count) for name, count in ordered if count]
     return CallingRecord(model=recording.metadata.model, framework=framework, kernels=kernels)
 
 
 def kernel_counts(recording: Recording) -> Counter[str]:
     """Invocations by Definition; by operator for Calls that have none."""
-
     derived = derive(recording)
     counts = Counter({kernel.definition.name: kernel.total for kernel in derived.kernels})
     for number in derived.refused:
         counts[recording.calls[number].operator] += recording.calls[number].total
     return counts
-
-
-def _most_called(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]

@@ -1,4 +1,4 @@
-"""How two engines run a model: their kernels side by side, by what they are for, in the mean step of each phase."""
+"""How two engines run a model: their kernels by purpose, side by side, in the mean step of each phase."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ def _sum(lines: list[PurposeRow]) -> float:
 DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 
 
-# By op_type; any other is a purpose of its own.
+# By op_type; any other op_type is its own purpose.
 PURPOSES = dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), "attention") | {"rope_store": "rope"}
 
 
-# Launches of SGLang and vLLM that are a part of a kernel, and so no family's.
+# Launches of SGLang and vLLM that are only a part of a kernel, so that no family has them.
 STAGES = (
     "_fwd_kernel",
     "_fwd_kernel_unified",
@@ -183,7 +183,7 @@ TimeOf: TypeAlias = Callable[[Call, str], float | None]  # microseconds of one i
 
 @dataclass(frozen=True)
 class ComparedRecording:
-    """What is compared: a Recording's Calls, what it says of itself, and times where they were measured."""
+    """What is compared: a Recording's Calls and metadata, and times where they were measured."""
 
     calls: list[Call]
     metadata: Metadata

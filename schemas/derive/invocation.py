@@ -136,7 +136,7 @@ def schema_names(operator: str) -> list[str]:
 
 
 def without_data(value: Value, path: str, contents: Mapping[str, torch.Tensor]) -> Any:
-    """The Python object that a recorded value stands for, tensors on `meta`; Drift, Folded and Opaque as they are."""
+    """The Python object of a recorded value, tensors on `meta`; Drift, Folded and Opaque as they are."""
     match value:
         case TensorSpec():
             if path in contents:

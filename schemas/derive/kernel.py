@@ -135,7 +135,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def abbreviate(dtype: torch.dtype, usual: torch.dtype) -> str:
-    """How a name tells a dtype: not at all if it is the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
+    """A dtype in a name: nothing for the family's usual one, else `_bf16`, `_fp16`, `_fp32` …"""
     words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     return "" if dtype == usual else f"_{words.get(dtype, dtype_name(dtype))}"
 
@@ -145,7 +145,7 @@ BindInvocation = Callable[[Invocation], KernelInstance]
 
 @dataclass(frozen=True)
 class CallUse:
-    """A Call of a Definition. `bind` gives an invocation of it the Definition's names; it may raise Unrecognized."""
+    """A Call of a Definition. `bind` gives an invocation the Definition's names, or raises Unrecognized."""
 
     call: Call
     bind: BindInvocation

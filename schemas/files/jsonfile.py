@@ -41,7 +41,7 @@ def examine(
 ) -> tuple[list[T], list[FormatError]]:
     """The one document in `content`, or none and all that is wrong: at a line and column of `place`, or in a field.
 
-    `line`: where in `place` the content stands, if it is not the whole.
+    `line`: the number of the content's line in `place`, if it is one line of a file.
     """
     try:
         document = orjson.loads(content)
@@ -55,7 +55,7 @@ def examine(
 
 
 def parse_json(content: bytes, adapter: TypeAdapter[T], place: str, line: int | None = None) -> T:
-    """The document in `content`; FormatError with the first thing that is wrong, as `examine` tells it."""
+    """The document in `content`; FormatError with the first error that `examine` finds."""
     documents, errors = examine(content, adapter, place, line)
     if errors:
         raise errors[0]

@@ -1,4 +1,4 @@
-"""What FlashInfer's JSON formats have in common: strict, immutable models that are written with the keys they had."""
+"""Strict, immutable models for FlashInfer's JSON formats; they are written with the keys that they were read with."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Source: FlashInfer-Bench 0.1.2, `data/trace_set.py`; as it does, the reader take
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -82,7 +82,8 @@ class Dataset:
         """The same without its Solutions and Traces, which are not read."""
         if not (root / "definitions").is_dir():
             raise FormatError(str(root), "not a dataset: it has no definitions/ (kcap export writes one)")
-        dataset = cls(root, counts=list(_counts(root / COUNTS)))
+        counts = root / COUNTS
+        dataset = cls(root, counts=list(read_lines(counts, WorkloadCount)) if counts.is_file() else [])
         for path in files(root / "definitions", "json"):
             _add_definition(dataset, path)
         for path in files(root / "workloads", "jsonl"):
@@ -130,10 +131,6 @@ def _add_definition(dataset: Dataset, path: Path) -> None:
     if definition.name in dataset.definitions:
         raise FormatError(str(path), f"name: {definition.name} is there twice")
     dataset.definitions[definition.name] = definition
-
-
-def _counts(path: Path) -> Iterator[WorkloadCount]:
-    return read_lines(path, WorkloadCount) if path.is_file() else iter(())
 
 
 def _check_counts(dataset: Dataset) -> None:

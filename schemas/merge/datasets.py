@@ -91,7 +91,7 @@ def merge_counts(several: Iterable[Sequence[WorkloadCount]]) -> Iterator[Workloa
 
 
 def _calls(counts: Sequence[WorkloadCount]) -> dict[CallKey, list[WorkloadCount]]:
-    """Lines by the Call they are of; Calls that are alike are told apart by their order."""
+    """Lines by Call; equal Calls are distinguished by their order."""
     groups: dict[tuple[str, str, int], list[WorkloadCount]] = {}
     for line in counts:
         groups.setdefault((line.definition, line.operator, line.call), []).append(line)

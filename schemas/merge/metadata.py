@@ -39,12 +39,16 @@ class Part:
             renumbered = {"rank": rank.rank + self.ranks, "groups": groups}
             yield rank.model_copy(update={**renumbered, "places": {**rank.places, **moved}})
 
+    def moved_taps(self) -> Iterator[Tap]:
+        for tap in self.recording.metadata.taps:
+            yield tap.model_copy(update={"rank": tap.rank + self.ranks})
+
     def moved(self, counts: Iterable[Count]) -> list[Count]:
         return [count.model_copy(update={"rank": count.rank + self.ranks}) for count in counts]
 
     @cached_property
     def call_keys(self) -> dict[int, str]:
-        """A SHA-256 of each Call's line but for id, counts and what torch told of its kernel, by its id."""
+        """A SHA-256 of each Call's line without id, counts and fragment, by its id."""
         return {call.id: _digest(_identity(call).line()) for call in self.recording.calls}
 
     @cached_property
@@ -111,7 +115,7 @@ def _check_runs(recordings: Sequence[Recording]) -> None:
 
 
 def _shared(recordings: Sequence[Recording]) -> bool:
-    """Whether hosts have ranks in common: each then was a world of its own."""
+    """Whether hosts have ranks in common, so that each was a world of its own."""
     seen: dict[int, Recording] = {}
     shared = False
     for recording in recordings:
@@ -130,7 +134,7 @@ def _shared(recordings: Sequence[Recording]) -> bool:
 
 
 def _is_part(recording: Recording) -> bool:
-    """Whether it says that its world has ranks that it has not."""
+    """Whether its world has ranks that were not recorded in it."""
     return 0 < len(recording.metadata.ranks) < recording.metadata.world_size
 
 
@@ -171,7 +175,7 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
     same = {
         name: getattr(several[0], name)
         for name in equal
-        if all(_same(metadata, several[0], name) for metadata in several)
+        if all(getattr(metadata, name) == getattr(several[0], name) for metadata in several)
     }
     settings = {name: getattr(several[0], name) for name in SETTINGS}
     sealed, notes = _seal(parts)
@@ -181,26 +185,18 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
         **settings,
         **same,
         kernel_ids="definition",  # the calling record is derived anew
-        world_size=_world(parts),
+        world_size=max(part.ranks + part.recording.metadata.world_size for part in parts),
         ranks=_ranks(parts),
         seal=sealed,
         coverage=None if len(several) > 1 else several[0].coverage,
         complete=all(metadata.complete for metadata in several),
-        taps=list(dict.fromkeys(_tap(part, tap) for part in parts for tap in part.recording.metadata.taps)),
+        taps=list(dict.fromkeys(tap for part in parts for tap in part.moved_taps())),
         steps=_summed([metadata.steps for metadata in several], together),
         batches=_batches(several, together),
         totals=totals(calls),
         dropped=_summed([metadata.dropped for metadata in several], False),
         notes=list(dict.fromkeys([note for metadata in several for note in metadata.notes] + notes)),
     )
-
-
-def _same(one: Metadata, other: Metadata, name: str) -> bool:
-    return bool(getattr(one, name) == getattr(other, name))
-
-
-def _world(parts: Sequence[Part]) -> int:
-    return max(part.ranks + part.recording.metadata.world_size for part in parts)
 
 
 def _ranks(parts: Sequence[Part]) -> list[Rank]:
@@ -218,10 +214,6 @@ def _apart(parts: Sequence[Part]) -> bool:
     """Whether hosts are known to have run replicas of their own: the steps of one are none of another's."""
     replicas = [{rank.places.get(REPLICA, 0) for rank in part.moved_ranks()} for part in parts]
     return all(replicas) and sum(map(len, replicas)) == len(set().union(*replicas))
-
-
-def _tap(part: Part, tap: Tap) -> Tap:
-    return tap.model_copy(update={"rank": tap.rank + part.ranks})
 
 
 def _summed(several: Iterable[dict[str, int]], together: bool) -> dict[str, int]:

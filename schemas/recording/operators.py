@@ -1,8 +1,8 @@
-"""Operator names: their two spellings, those that a file may not have or nobody calls, and which operators do no work.
+"""Operator names: their two spellings, which names a file may not use, which are never called, which do no work.
 
 A Recording has the dispatcher's spelling (`aten::add.Tensor`, `aten::mm`), a trace file PyTorch's Python one
-(`aten.add.Tensor`, `aten.mm.default`). What passes here is only well-formed: whoever calls an operator looks it up
-in the table of registered schemas, never by attributes of `torch.ops`.
+(`aten.add.Tensor`, `aten.mm.default`). A name that passes here is only well-formed: to call it, it is looked up in
+the table of registered schemas, never by attributes of `torch.ops`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BITWISE = frozenset(
 )  # aten's own names; every other double underscore is an attribute of Python's
 
 
-# A file may name these, and nobody calls them for it: they take raw addresses, share or free memory by name.
+# A file may name these, but they are never called for it: they take raw addresses, share or free memory by name.
 UNCALLED = re.compile(
     r"(aten|_C|_C_cache_ops|_C_cuda_utils|_C_custom_ar|vllm)::"
     r"(load\w*|open_mem_handle|\w*shm_manager|init_cpu_memory_env|init_custom_ar|dispose|\w*_ptrs?|swap_blocks\w*|"

@@ -1,6 +1,6 @@
 """Whether ranks that must run the same did: those of one tensor parallel group, in one replica of data parallelism.
 
-They are given the same batches, so each of their steps runs the same Calls in the same order. Compared are operators
+They get the same batches, so each of their steps runs the same Calls in the same order. Compared are operators
 and the shapes and dtypes of tensors; scalars (which part of the vocabulary is whose) and the rank in a group are each
 rank's own. Ranks whose windows held other numbers of steps (one died, or closed a step earlier) are compared in the
 steps that both list. Stages of a pipeline and replicas run other things, and are not compared.

@@ -129,7 +129,7 @@ class Recording:
     def fragment(self, launch: Launch) -> str | None:
         """The ATen operators that a kernel of inductor stands for (kcap.schemas.derive.fragment.reference reads them).
 
-        None where torch told of none; FormatError if the file is missing or not what its name says.
+        None where torch reported none; FormatError if the file is missing or not what its name says.
         """
         return None if launch.fragment is None else self._text(launch.fragment)
 
@@ -147,7 +147,7 @@ class Recording:
             raise FormatError(str(path), f"no text: {error.reason}") from None
 
     def value(self, tensor: SampledTensor) -> Any:
-        """The sampled integer tensor as a torch tensor, or None where only its range was kept."""
+        """The sampled integer tensor as a torch tensor, or None where only its range was recorded."""
         from safetensors.torch import load_file
 
         return self._value(tensor, load_file)
@@ -203,7 +203,7 @@ def write_recording(
     values: Mapping[str, bytes] | None = None,
     kernels: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a Recording into `path` (made with mode 0700); recording.json last, so that it marks the rest whole."""
+    """Write a Recording into `path` (made with mode 0700); recording.json is last: it marks the rest as complete."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     tables: dict[str, Iterable[Record]] = {"calls": calls, "programs": programs, "steps": steps, "samples": samples}
     for name, records in tables.items():

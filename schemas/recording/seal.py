@@ -1,4 +1,4 @@
-"""The seal on a Recording's kernel sources: that this user made them on this machine, so that replay may run them.
+"""The seal on a Recording's kernel sources: this user recorded them on this machine, so replay may run them.
 
 An HMAC over the files' names, which are the SHA-256 of their contents, with a secret key in the user's own data folder.
 """

@@ -18,7 +18,7 @@ def signature(args: Sequence[Argument]) -> str:
     """`bf16[64, 4096] x bf16[4096, 6144]{1, 4096}, 1e-05, dim=[0, 1]`: defaults left out, strides in braces.
 
     Tensors that follow one another are joined by ` x `. `~int` is a scalar that drifts, `<PyObject>` an opaque value.
-    Keywords are named, and so is what says little alone: `keepdim=True`.
+    Keywords are named, and so are null and booleans: `keepdim=True`.
     """
     text = ""
     after_tensor = False

@@ -1,4 +1,4 @@
-"""The argument tree of a Call: what an operator was given, as plain data.
+"""The argument tree of a Call: an operator's arguments as plain data.
 
 JSON form: numbers, strings, booleans, null and lists stand for themselves; everything else is an object
 with one key: `{"tensor": …}`, `{"dtype": "bfloat16"}`, `{"layout": "strided"}`, `{"memory_format": …}`,
@@ -49,7 +49,7 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Elements from the first to one past the last that the tensor can reach, its offset apart."""
+        """Elements from the first to one past the last that the tensor can reach, without its offset."""
         if self.numel == 0:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.effective_strides, strict=True))

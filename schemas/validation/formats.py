@@ -1,4 +1,4 @@
-"""Every format that kcap knows, with how it is checked, and which of them a file or directory has, told by its content.
+"""Every format that kcap knows: how it is checked, and how a file or directory of it is detected by its content.
 
 One entry of FORMATS is one format. Adding one is adding an entry.
 """
@@ -147,7 +147,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-HEAD = 1 << 16  # bytes that a format is told by
+HEAD = 1 << 16  # bytes that a format is detected by
 
 
 TRACE_LINE = re.compile(rb"^\s*(Operator:|cnt:)", re.MULTILINE)
@@ -163,7 +163,7 @@ BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the byte order mark
 
 
 def detect_format(path: Path) -> str | None:
-    """The format of `path`, a key of FORMATS; None where nothing tells."""
+    """The format of `path`, a key of FORMATS; None if it has none."""
     if path.is_dir():
         return _of_folder(path)
     with path.open("rb") as file:
@@ -176,7 +176,7 @@ def detect_format(path: Path) -> str | None:
     if isinstance(document, dict):
         return _closest({key for key, value in document.items() if value is not None})
     is_list = isinstance(document, list) or head.lstrip(BLANKS).startswith(b"[")
-    return "agent-trace" if is_list else _closest(_keys_in(head))
+    return "agent-trace" if is_list else _closest({key.decode() for key in KEY.findall(head)})
 
 
 def _of_folder(path: Path) -> str | None:
@@ -195,10 +195,6 @@ def _first(path: Path) -> Any:
             except orjson.JSONDecodeError:
                 continue
     return None
-
-
-def _keys_in(head: bytes) -> set[str]:
-    return {key.decode() for key in KEY.findall(head)}
 
 
 def _closest(keys: set[str]) -> str | None:

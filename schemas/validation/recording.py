@@ -87,7 +87,7 @@ def _failure(key: str, read: Callable[[T], object], subject: T) -> list[str]:
 
 
 def _derived(report: Report, root: Path) -> None:
-    """The files that are made of the Recording, where they are there."""
+    """The files that are derived from the Recording, if there are any."""
     if (path := root / "calling_record.json").exists():
         report.document(path, calling_record.ADAPTER)
     if (path := root / coverage.FILE).exists():

@@ -10,7 +10,7 @@ from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 @valid_input("q", "k", op_types=("gdn",))
 def unit_vectors(draft: WorkloadDraft, name: str) -> torch.Tensor:
-    """Of length one, as models give them: the delta rule multiplies the state by 1 - beta |k|^2 each step."""
+    """Of length one, as in models: the delta rule multiplies the state by 1 - beta |k|^2 each step."""
     drawn = torch.randn(draft.shape(name), generator=draft.generator)
     return torch.nn.functional.normalize(drawn, dim=-1)
 

@@ -1,6 +1,6 @@
 """Which launch argument is which buffer of a graph fragment, and what each node is: an input, computed, or neither.
 
-The wrapper's call names its buffers, and the fragment says which of them are whose. Where it does not (a wrapper that
+The wrapper's call names its buffers, and the fragment says which node each is of. Where it does not (a wrapper that
 was compiled without kcap), inductor's order decides: it numbers `in_ptr`s as their buffers are first read and
 `out_ptr`s as they are first written (`torch._inductor.codegen.common.KernelArgs`), and so go the fragment's lines;
 shapes and dtypes have to agree, and what more than one order fits is left open.
@@ -68,7 +68,7 @@ class Nodes:
         return {undefined.pop(): unused.pop()} if len(undefined) == len(unused) == 1 else {}
 
     def _wanted(self) -> list[Operation]:
-        """Operations but those whose result nobody reads: they only follow on the kernel."""
+        """Operations without those whose result is not read: they come after the kernel."""
         return [operation for operation in self.fragment.operations.values() if operation.layout or operation.users]
 
     def find(self, name: str) -> str | Size | int | Operation | None:
@@ -106,14 +106,14 @@ class Nodes:
 
     @cached_property
     def ends(self) -> list[str]:
-        """Operations that the kernel computes, and neither names as written nor takes for another."""
+        """Operations that the kernel computes, and neither writes by name nor uses for another."""
         computed = [operation for operation in self.fragment.operations.values() if self.computed(operation.name)]
         taken = set[str]().union(*(operation.refs() for operation in computed))
         excluded = taken | set(self.fragment.writes) | set(self.copies)
         return [operation.name for operation in computed if operation.name not in excluded]
 
     def stored(self, name: str) -> str | None:
-        """The node whose value the written buffer `name` holds: itself, or what is copied there; None: none is told."""
+        """The node whose value the written buffer `name` holds: itself, or what is copied there; None if not known."""
         own = self.fragment.operations.get(name)
         if own is not None and own.target != COPY:
             return name
@@ -211,7 +211,7 @@ class Binding:
 
 
 def launch_pointers(call: Call, fragment: Fragment) -> list[Pointer]:
-    """The tensor arguments of `call`; FragmentError if one is none that inductor gives its fused kernels."""
+    """The tensor arguments of `call`; FragmentError if one is not named as inductor names its kernels' arguments."""
     pointers = []
     names = fragment.call if len(fragment.call) >= len(call.args) else []
     for index, argument in enumerate(call.args):
@@ -268,7 +268,7 @@ def _order(
     verb: str,
     whole: bool,
 ) -> None:
-    """Give the pointers that no name told the buffers that are left, in their order; `whole`: all of them."""
+    """Match the pointers that no name matched with the buffers that are left, in order; `whole`: with all of them."""
     bound = {pointer.path for pointer in into.values()}
     open_names = [name for name in names if name not in into]
     open_pointers = [pointer for pointer in pointers if pointer.path not in bound]

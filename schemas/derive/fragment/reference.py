@@ -1,7 +1,7 @@
-"""A fused kernel of inductor's as plain PyTorch, written from the ATen operators that torch says it stands for.
+"""A fused kernel of inductor as plain PyTorch, written from the ATen operators that torch says it stands for.
 
 The Recording keeps them beside the kernel (`Launch.fragment`). Nothing in them is run here: they are read by a grammar
-(fragment_text), joined with the launch's arguments (fragment_bind) and written as a module (fragment_source).
+(`text`), joined with the launch's arguments (`binding`) and written as a module (`write_run`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Parameters = Mapping[str, tuple[str, Layout | None]]
 def write_run(nodes: Nodes, inputs: Parameters, outputs: list[str]) -> str:
     """The module's text. `inputs`: nodes with the names and layouts of run's parameters; `outputs`: nodes.
 
-    Values are called by their operators, so that one kernel has one text in whatever graph it was compiled.
+    Values are named after their operators, so that a kernel has the same text in whichever graph it was compiled.
     FragmentError: it cannot be written.
     """
     operations = nodes.needed(outputs)
@@ -156,9 +156,9 @@ class Port:
 
 @dataclass(frozen=True)
 class FragmentReference:
-    """`source` is a module whose `run` takes `inputs` and gives `outputs` (one: the tensor itself), in their order.
+    """`source` is a module whose `run` takes `inputs` and returns `outputs` (one: the tensor itself), in order.
 
-    `scratch`: paths of arguments that the kernel writes and no ATen operator gives (partial sums of a reduction).
+    `scratch`: paths of arguments that the kernel writes and no ATen operator returns (partial sums of a reduction).
     """
 
     source: str
@@ -191,7 +191,7 @@ def reference_of(call: Call, recording: Recording) -> FragmentReference | Unknow
 
 
 def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
-    """The reference that the fragment `text` gives for `call`."""
+    """The reference for `call` that the fragment `text` describes."""
     try:
         nodes = Nodes(read_fragment(text))
         binding = bind_buffers(call, nodes)
@@ -224,7 +224,7 @@ def _port(name: str, pointer: Pointer) -> Port:
 
 
 def _used(nodes: Nodes, results: list[str]) -> set[str]:
-    """The given buffers that `results` come from, by name."""
+    """The input buffers that `results` are computed from, by name."""
     taken = set(results).union(*(nodes.takes(operation) for operation in nodes.needed(results)))
     return {definition for name in taken if isinstance(definition := nodes.find(name), str)}
 
@@ -232,7 +232,7 @@ def _used(nodes: Nodes, results: list[str]) -> set[str]:
 def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
     """The nodes that the kernel writes, in the order of its arguments.
 
-    A buffer that inductor made for no node holds the one end of the fragment that is like it, or is scratch.
+    A buffer that is no node's holds the one end of the fragment whose layout matches, or is scratch.
     """
     outputs, unnamed, copied = [], {}, 0
     for name, pointer in binding.writes.items():

@@ -1,4 +1,4 @@
-"""The graph fragment of a kernel of inductor's, read: the buffers it reads, its ATen operators, what it writes.
+"""Reads the graph fragment of a kernel of inductor: the buffers it reads, its ATen operators, what it writes.
 
     %arg0_1 : Tensor "bf16[s72, 64][64, 1]cpu" = PlaceHolder[target=arg0_1]
     %add : Tensor "bf16[s72, 64][64, 1]cpu"[num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = …
@@ -85,7 +85,7 @@ class Fragment:
 
 
 def read_fragment(text: str) -> Fragment:
-    """The Fragment that `text` says; FragmentError names the line that is not understood."""
+    """The Fragment in `text`; FragmentError names the line that is not understood."""
     if len(text) > LONGEST:
         raise FragmentError(f"longer than {LONGEST} characters")
     fragment = Fragment()

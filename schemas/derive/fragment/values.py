@@ -1,6 +1,6 @@
-"""The values in a graph fragment of inductor's, by a grammar of our own: `[%arg0_1, (s72//2) + 1, torch.float32, cpu]`.
+"""The values in a graph fragment of inductor, read by a grammar: `[%arg0_1, (s72//2) + 1, torch.float32, cpu]`.
 
-torch.fx writes them (`torch.fx.node._format_arg`): strings stand there without quotes, sizes as sympy prints them.
+torch.fx writes them (`torch.fx.node._format_arg`): strings have no quotes, sizes are printed by sympy.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _operate(operation: str, parts: list[int]) -> int | None:
 
 
 class Parser:
-    """Reads values from `text`, which has to hold nothing else; FragmentError says where it does."""
+    """Reads values from `text`, which may hold nothing else; FragmentError says where it does."""
 
     def __init__(self, text: str) -> None:
         self.tokens = list(_tokens(text))

@@ -122,16 +122,12 @@ def _operator(group: Group) -> list[str]:
     if places == [(0,)] and not signature.several and not copies:
         return [_returns(group, [text])]
     result = "result" if "result" not in signature.tensors.values() else "results"
-    texts = [result + "".join(f"[{i}]" for i in _within(signature, index)) for index in places]
+    texts = [result + "".join(f"[{i}]" for i in (index if signature.several else index[1:])) for index in places]
     return [*lines, f"{result} = {text}" if places else text, _returns(group, [*texts, *copies.values()])]
 
 
-def _within(signature: Signature, index: tuple[int, ...]) -> tuple[int, ...]:
-    return index if signature.several else index[1:]
-
-
 def _without_defaults(pattern: Pattern) -> Pattern:
-    """Without arguments at their defaults, where those after them are, too, or named."""
+    """Without arguments at their defaults, if all positional ones after them are at theirs."""
     stated = [p for p in pattern.parameters if not (p.keyword and p.default)]
     last = max((i for i, p in enumerate(stated) if not p.keyword and not p.default), default=-1)
     return pattern._replace(parameters=tuple(p for i, p in enumerate(stated) if p.keyword or i <= last))
@@ -237,7 +233,7 @@ class GenericKernel:
         return list(zip(*([spec for _, spec in member.call.tensors()] for member in self.group.members), strict=True))
 
     def _layout_note(self, leaf: Tensor) -> str | None:
-        """How a tensor lies in memory, which no Definition's axes say."""
+        """A note on a tensor's strides, which a Definition's axes do not hold."""
         index = [tensor for _, tensor in self.group.signature.leaves].index(leaf)
         strided = [spec for spec in self._layouts[index] if spec.strides is not None]
         if not strided:
@@ -264,7 +260,7 @@ def _tensor(call: Invocation, leaf: Tensor) -> torch.Tensor:
 
 
 def _scalar(call: Invocation, number: Number) -> Any:
-    """The number, or a function that says that no Sample tells it."""
+    """The number, or a function that raises Unrecognized where no Sample has it."""
     value = _at(call, number.path)
     return value if isinstance(value, int | float) else partial(_no_sample, call.operator, named_outputs(number.path))
 

@@ -76,7 +76,7 @@ LONGEST_TITLE = 48  # inductor names a kernel by all operators in it
 
 @dataclass(frozen=True)
 class Fused(Signature):
-    """Calls of one fragment: `first` is the reference of one of them, `references` all by the Call's id.
+    """The Calls of one fragment: `first` is the reference of one Call, `references` has all by the Call's id.
 
     The `pattern` has the kernel's tensors alone: its numbers follow from their sizes.
     """

@@ -4,7 +4,7 @@ A dimension that never differs is constant and named by its size (`d4096`); othe
 the inputs, those that always agree under one name. With one Call, or Calls of the same sizes, all are constant.
 
 An axis that only an output has could not be bound to anything: Calls that would need one are split, first by which
-dimensions are 1 (broadcasting), else by the size itself (the sum that `cat` makes is then constant).
+dimensions are 1 (broadcasting), else by the size itself (the size that `cat` sums up is then constant).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def constant_axis(size: int) -> str:
 
 
 def representative_rows(axes: Axes, rows: Sequence[Sequence[int]]) -> list[int]:
-    """The rows that stand for all: of each way in which axes agree, are 0 or are 1, those with the extremes.
+    """The rows that represent all: for each way in which axes agree, are 0 or are 1, those with the extreme sizes.
 
     What an operator does with sizes depends on whether they are equal, 0 or 1 (broadcasting); apart from that the sizes
     of its outputs grow with those of its inputs.
@@ -129,7 +129,7 @@ Shape = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Group:
-    """`outputs` of the first member, with their axes; `typical`: members that stand for all."""
+    """`outputs` of the first member, with their axes; `typical`: members that represent all."""
 
     signature: Signature
     members: list[Member]
@@ -166,7 +166,7 @@ class Grouping:
             yield Group(self.signature, members, axes, outputs, self._scalars(members), typical)
 
     def _representatives(self, axes: Axes, rows: list[tuple[int, ...]], members: list[Member]) -> list[int]:
-        """The sizes that stand for all and, of each number that differs, the members with its extremes."""
+        """The members that represent all sizes and, of each number that differs, those with its extremes."""
         chosen = set(representative_rows(axes, rows))
         for index in range(len(members[0].numbers)):
             values = {m.numbers[index]: i for i, m in enumerate(members) if isinstance(m.numbers[index], int | float)}
@@ -175,7 +175,7 @@ class Grouping:
         return sorted(chosen)
 
     def _outputs(self, member: Member) -> tuple[Output, ...]:
-        """The member's outputs; on no device where that told the same of another member."""
+        """The member's outputs; without a device once that gave the same for another member."""
         key = (member.sizes, tuple(map(repr, member.numbers)))
         if key not in self.outputs_by_key:
             outputs = self.signature.outputs(member, "meta" if self.meta_suffices else "")
@@ -190,7 +190,7 @@ class Grouping:
             return False
 
     def _without(self, members: list[Member]) -> Iterator[Group]:
-        """The groups of those that torch takes, asked for one by one; the others are refused."""
+        """The groups of the members that torch accepts, tried one by one; the others are refused."""
         taken = []
         for member in members:
             try:
@@ -221,17 +221,17 @@ class Grouping:
         """The numbers that are inputs: those that differ, or that drift."""
         columns = zip(*(member.numbers for member in members), strict=True)
         numbers = self.signature.pattern.numbers()
-        return [n for n, values in zip(numbers, columns, strict=True) if len(set(map(repr, values))) > 1 or _drifts(n)]
-
-
-def _drifts(number: Number) -> bool:
-    return number.type == "number"
+        return [
+            n
+            for n, values in zip(numbers, columns, strict=True)
+            if len(set(map(repr, values))) > 1 or n.type == "number"
+        ]
 
 
 def _shapes(sizes: list[dict[str, int]], axes: Axes, outputs_by_member: list[tuple[Output, ...]]) -> list[Shape] | None:
     """The axes of each output; None if one has a size of its own.
 
-    `sizes`, `outputs_by_member`: of the Calls that stand for all.
+    `sizes`, `outputs_by_member`: of the members that represent all.
     """
     if len({tuple((output.dtype, len(output.shape)) for output in outputs) for outputs in outputs_by_member}) > 1:
         return None

@@ -135,7 +135,7 @@ class Signature:
         return self.pure and parameter.written and parameter.keyword
 
     def outputs(self, member: Member, device: str = "") -> tuple[Output, ...]:
-        """The outputs of `member`, told as Fake does on `device`; Unrecognized if no Definition can have them."""
+        """The outputs of `member`, by a fake run on `device`; Unrecognized if no Definition can have them."""
         drifts = any(not isinstance(number, int | float) for number in member.numbers)
         outputs = self._outputs(member, device, 1)
         if drifts and outputs != self._outputs(member, device, 2):
@@ -203,7 +203,7 @@ ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted
 
 
 def why_no_kernel(signature: Signature, member: Member) -> str | None:
-    """What it does instead: nothing, what no reference can repeat, or nothing that a Definition has."""
+    """Why the operator gets no Definition: it computes nothing, or nothing that a reference can repeat; else None."""
     own = signature.own
     names = [named_outputs(leaf.path) for _, leaf in signature.pattern.leaves()]
     names += [f"{named_outputs(leaf.path)}_out" for _, leaf in signature.written]

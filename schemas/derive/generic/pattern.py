@@ -144,7 +144,7 @@ class Number(NamedTuple):
 
 
 class Baked(NamedTuple):
-    """A value that is part of the kernel; its type apart, for True, 1 and 1.0 are equal."""
+    """A value that is part of the kernel, with its type, because True, 1 and 1.0 are equal."""
 
     type: str
     value: Any
@@ -193,7 +193,7 @@ def _leaves(node: Any) -> Iterator[Tensor | Number]:
 
 
 def read_pattern(call: Call) -> tuple[Pattern, Member]:
-    """`call` apart; Unrecognized with the reason why no Definition can hold it."""
+    """`call` taken apart; Unrecognized with the reason why no Definition can hold it."""
     reader = _Reader(registered_operator(call.operator))
     parameters = []
     for name, argument in zip(argument_names(call), call.args, strict=True):

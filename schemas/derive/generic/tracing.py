@@ -24,7 +24,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 class Untraceable(Unrecognized):
-    """What the operator does is no sequence of ATen operators on its inputs."""
+    """The operator is no sequence of ATen operators on its inputs."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ReferenceBody:
     used: set[str] = field(default_factory=set)
 
     def write(self, value: Any) -> str:
-        """`value` in Python; Untraceable for a tensor that no line made."""
+        """`value` in Python; Untraceable for a tensor that no line computes."""
         match value:
             case Name(text=text):
                 return text
@@ -83,7 +83,7 @@ class ReferenceBody:
         return f"torch.ops.{name}({', '.join(texts)})"
 
     def add(self, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """The line that makes `result`, one tensor or several."""
+        """Add the line that computes `result`, one tensor or several."""
         self.used = set()
         text = self.call(name, args, kwargs)
         if id(result) in self.names:  # a conversion that had nothing to convert
@@ -258,7 +258,7 @@ class _Maker:
 
 
 def torch_constant(value: Any, name: str, device: str) -> Any:
-    """The torch object that a baked value stands for, a device moved to `device`; a trace file has it as a string."""
+    """The torch object that a baked value names, on `device` if it is one; a trace file has it as a string."""
     match value:
         case TorchConstant(kind="dtype", name=word):
             return torch_dtype(word)
@@ -276,5 +276,5 @@ def torch_constant(value: Any, name: str, device: str) -> Any:
 
 
 def device_kind(device: str) -> str:
-    """Of a device: torch tells what an operator returns on CPUs and on CUDA's; others are taken for the latter."""
+    """`cpu` or `cuda`: torch knows what an operator returns on these; any other device is taken for `cuda`."""
     return "cpu" if device.split(":")[0] == "cpu" else "cuda"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-import torch
-
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function
 from kcap.schemas.derive.families.attention.core import attended_pairs, first_key_seen
@@ -55,15 +53,11 @@ def ragged_cost(inputs: CostInputs) -> Cost:
 
 
 def pages_of(inputs: CostInputs, page_size: int) -> Pages:
-    """Where it is not said how long a sequence's last page is, it has one row."""
+    """A last page of unknown length counts as one row."""
     starts, indices = inputs.index("kv_indptr"), inputs.index("kv_indices")
     used = (starts.diff() > 0).long()
     last = inputs.index("kv_last_page_len") * used if "kv_last_page_len" in inputs else used
-    return Pages(lambda: starts, lambda: _used(starts, indices), lambda: last, page_size)
-
-
-def _used(starts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return indices[int(starts[0]) : int(starts[-1])]
+    return Pages(lambda: starts, lambda: indices[int(starts[0]) : int(starts[-1])], lambda: last, page_size)
 
 
 def window_of(inputs: CostInputs) -> int:

@@ -21,7 +21,7 @@ def unpacked_caches(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both caches as [pages, rows of a page, heads, dim]: views where vectors laid them out, copies where AMX did.
 
-    `layout`: an instruction set, or the scheduler's metadata, which names it. Without it only the shapes are right.
+    `layout`: an instruction set, or the scheduler's metadata, which names it. Without it only the shapes are valid.
     """
     isa = _read(layout) if isinstance(layout, torch.Tensor) else layout or VEC
     if isa in (VEC, VEC16):
@@ -39,7 +39,7 @@ def _read(metadata: torch.Tensor) -> str:
 
 
 def _cells(cache: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """`cache` with each head's page as `shape` and `strides`; -1 stands for the dim."""
+    """`cache` with each head's page as `shape` and `strides`; -1 means the dim."""
     dim = cache.shape[3]
     if not cache[0, 0].is_contiguous():
         raise Unrecognized("a head's page is not one block of memory")

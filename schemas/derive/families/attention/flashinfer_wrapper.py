@@ -24,7 +24,7 @@ def refuse_unmodelled_run(call: Invocation) -> None:
 
 
 def wrapper_kv_cache(call: Invocation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, [pages, rows of a page, heads, dim]: given as a pair or as one tensor [pages, 2, …]."""
+    """Keys and values, [pages, rows of a page, heads, dim]: passed as a pair or as one tensor [pages, 2, …]."""
     layout = call["init.kv_layout"] or call["kv_layout"] or "NHD"
     match call["paged_kv_cache"]:
         case torch.Tensor() as cache if cache.dim() == 5:

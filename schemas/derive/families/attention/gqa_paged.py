@@ -1,6 +1,6 @@
 """gqa_paged: attention of grouped queries over a paged cache, by operators of vLLM, SGLang and FlashInfer.
 
-An operator that returns no log-sum-exp makes a Definition without `lse`, which says `nolse` in its name. Rows of
+An operator that returns no log-sum-exp gets a Definition without `lse`, with `nolse` in its name. Rows of
 padding, which operators leave as they were, are zero as in the reference.
 
 Launches of which two make one kernel are left out: the 3D path of vLLM's Triton kernel (segments, then their reduction)
@@ -162,7 +162,7 @@ UNMODELLED = (
 
 @family("gqa_paged", "_C::cpu_attention_with_kv_cache")
 def cpu_attention(call: Invocation) -> KernelInstance:
-    """vLLM's on CPU. Its window counts the query's own key. The metadata tells how the caches are laid out."""
+    """vLLM's on CPU. Its window counts the query's own key. The layout of the caches is read from the metadata."""
     call.refuse("alibi_slopes", "softcap", "s_aux", "dynamic_causal")
     q, lengths, window = call.tensor("query"), call.tensor("seq_lens"), int(call.number("sliding_window_size"))
     k, v = unpacked_caches(call.tensor("key_cache"), call.tensor("value_cache"), call.optional("scheduler_metadata"))
@@ -246,7 +246,7 @@ def flashinfer_prefill(call: Invocation) -> KernelInstance:
 
 
 def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: torch.Tensor | None) -> KernelInstance:
-    """A FlashInfer wrapper's run with its plan; its log-sum-exp is of base 2 as it comes."""
+    """A FlashInfer wrapper's run with its plan; its log-sum-exp has base 2 already."""
     flashinfer_wrapper.refuse_unmodelled_run(call)
     (k, v), q, lasts = flashinfer_wrapper.wrapper_kv_cache(call), call.tensor("q"), call.tensor(last)
     attention = PagedAttention(

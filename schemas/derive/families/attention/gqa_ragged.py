@@ -146,7 +146,7 @@ def _touched(attention: RaggedAttention) -> int:
 
 @family("gqa_ragged", "flashinfer::BatchPrefillWithRaggedKVCacheWrapper")
 def flashinfer_ragged(call: Invocation) -> KernelInstance:
-    """FlashInfer's, of its run together with its plan; its log-sum-exp is of base 2 as it comes."""
+    """FlashInfer's, of its run together with its plan; its log-sum-exp has base 2 already."""
     flashinfer_wrapper.refuse_unmodelled_run(call)
     call.refuse("plan.v_indptr", "plan.o_indptr")
     q = call.tensor("q")

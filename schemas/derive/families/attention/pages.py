@@ -1,4 +1,4 @@
-"""A batch over a paged cache: FlashInfer's index inputs, made from those that an operator takes.
+"""A batch over a paged cache: FlashInfer's index inputs, computed from an operator's own.
 
 FlashInfer names pages by `kv_indptr` (where each sequence's begin), `kv_indices` and `kv_last_page_len`; vLLM's and
 SGLang's kernels take a table [sequences, pages] and the sequences' lengths. A batch with one query a sequence is a

@@ -164,7 +164,7 @@ def _names_pages_otherwise(draft: WorkloadDraft, axis: str) -> bool:
 
 @valid_input("mask", "*_mask")
 def mask(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """Random, but the first of each row is kept: a row without any has no softmax."""
+    """Random, but True for the first key of each row: an empty row has no softmax."""
     if draft.definition.inputs[name].dtype != "bool":
         return None
     kept = draft.reals(0, 1, draft.shape(name)) < 0.5

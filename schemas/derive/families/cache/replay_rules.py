@@ -39,7 +39,7 @@ def slots_in_use(bound: BoundCall, name: str, skipped: int, caches: tuple[str, .
     """Renumber the slots called `name` densely and cut the caches, of one row a page, down to them.
 
     `skipped`, where nothing is written, becomes slot 0, and no other slot does; negative: none is skipped. Without
-    recorded slots every token has one of its own.
+    recorded slots each token gets one of its own.
     """
     spec, slots, first = bound.spec(name), bound.content(name), 1 if skipped >= 0 else 0
     if slots is None:

@@ -48,7 +48,7 @@ def cpu_slots(call: Invocation) -> KernelInstance:
 
 @family("slot_mapping", "triton::_compute_slot_mapping_kernel")
 def triton_slots(call: Invocation) -> KernelInstance:
-    """The kernel fills the rest of its buffer with padding. Its constants tell whether ranks share a sequence."""
+    """The kernel fills the rest of its buffer with padding. Its constants say whether ranks share a sequence."""
     if call["TOTAL_CP_WORLD_SIZE"] != 1 or not isinstance(call["PAD_ID"], int):
         raise Unrecognized("ranks share a sequence, or its constants are not known")
     size = call.number("max_num_tokens")
@@ -60,7 +60,7 @@ def triton_slots(call: Invocation) -> KernelInstance:
 def slot_mapping_instance(
     call: Invocation, suffix: str, word: str, output: str, axes: dict[str, int], slots: TensorArg
 ) -> KernelInstance:
-    """`suffix` ends the names of the tensors; `slots` is the output that the text `output` makes."""
+    """`suffix` ends the names of the tensors; `slots` is the output that the source `output` computes."""
     starts, positions, table = (call.tensor(name + suffix) for name in ("query_start_loc", "positions", "block_table"))
     page_size = call.number("block_size")
     return KernelInstance(

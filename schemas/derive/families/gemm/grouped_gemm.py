@@ -52,7 +52,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Groups:
-    """Which rows are whose: an input by `name`, a key of ROWS, over `axis`. `mask` sets other rows of C to zero.
+    """Which group each row has: the input `name`, a key of ROWS, over `axis`. `mask` sets other rows of C to zero.
 
     `counts`: how many rows each group has that has any.
     """
@@ -64,7 +64,7 @@ class Groups:
     counts: Callable[[torch.Tensor], torch.Tensor]
 
     def used(self) -> tuple[int, int]:
-        """Rows that are of a group, and groups that have rows; Unrecognized where no Sample tells."""
+        """Rows that are of a group, and groups that have rows; Unrecognized where they were not sampled."""
         counts = self.counts(require_values(self.tensor, "groups of its rows"))
         return int(counts.sum()), int((counts > 0).sum())
 

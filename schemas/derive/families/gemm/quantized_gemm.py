@@ -62,7 +62,7 @@ def block_scaled_mm(call: Invocation) -> KernelInstance:
 
 
 def column_major(call: Invocation, names: tuple[str, str, str, str]) -> KernelInstance:
-    """The second matrix, and block scales of it, are given as [K, N]."""
+    """The second matrix and its block scales are [K, N]."""
     a, b, a_scale, b_scale = (call.tensor(name) for name in names)
     n = b.shape[1]
     blocks = b_scale.dim() == 2 and b_scale.shape not in ((1, 1), (1, n), (n, 1))

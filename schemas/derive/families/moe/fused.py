@@ -1,4 +1,4 @@
-"""fused_moe: what the experts of a mixture make of the tokens that were routed to them, with FlashInfer's names.
+"""fused_moe: the experts of a mixture applied to the tokens routed to them, with FlashInfer's names.
 
 Each expert's first matrix has the gate's rows before the others (vLLM, SGLang), or after them (FlashInfer: `_upgate`).
 vLLM's on CPU are laid out for the instruction set: 16 rows lie side by side, column by column ("vec") or by pairs of
@@ -124,6 +124,11 @@ def fused_moe_instance(call: Invocation, experts: Experts, halves: str) -> Kerne
     (e, g, h), (tokens, k) = w1.shape, experts.ids.shape
     word = f"{'' if halves == 'gate, up' else '_upgate'}{abbreviate(x.dtype, torch.bfloat16)}"
     routed = ("seq_len", "top_k")
+
+    def output() -> torch.Tensor:
+        result = written_or_returned(call, "output", "out")
+        return (result if isinstance(result, torch.Tensor) else result[0])[:tokens]  # FlashInfer returns a list of one
+
     return KernelInstance(
         name=f"fused_moe{word}_topk{k}_e{e}_h{h}_i{w2.shape[2]}",
         op_type="moe",
@@ -144,11 +149,7 @@ def fused_moe_instance(call: Invocation, experts: Experts, halves: str) -> Kerne
             "topk_weights": tensor_arg(experts.weights, *routed),
             "topk_ids": tensor_arg(experts.ids, *routed),
         },
-        outputs={
-            "output": lazy_arg(
-                x.dtype, ("seq_len", "hidden_size"), lambda: _output(written_or_returned(call, "output", "out"), tokens)
-            )
-        },
+        outputs={"output": lazy_arg(x.dtype, ("seq_len", "hidden_size"), output)},
         reference=REFERENCE.format(e=e, g=g, h=h, halves=halves),
         description="Experts of a mixture: each token's, by silu and a gate, summed by its weights.",
         tags=("fused",),
@@ -156,11 +157,6 @@ def fused_moe_instance(call: Invocation, experts: Experts, halves: str) -> Kerne
         flops=lambda: 2 * routed_pairs(experts.ids, e) * (g * h + h * w2.shape[2]),
         touched=lambda: experts.touched,
     )
-
-
-def _output(result: torch.Tensor | list[torch.Tensor], tokens: int) -> torch.Tensor:
-    """FlashInfer returns a list of one."""
-    return (result if isinstance(result, torch.Tensor) else result[0])[:tokens]
 
 
 @cost_function("moe")
@@ -190,7 +186,7 @@ EXPERT_AXES = ("num_experts", "num_local_experts", "E")
 
 @valid_input("topk_ids", "topk_idx", "topk_indices", "expert_ids", "expert_indices", op_types=("moe",))
 def expert_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """Experts of each token, no two the same; where the description says packed, a bfloat16 weight in the low half."""
+    """Distinct experts for each token; where the description says packed, with a bfloat16 weight in the low half."""
     if (experts := draft.size(*EXPERT_AXES)) is None:
         return None
     shape = draft.shape(name)

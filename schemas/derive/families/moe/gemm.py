@@ -89,7 +89,7 @@ def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, 
 
 
 def multiplied(call: Invocation) -> torch.Tensor | None:
-    """The weights, which the kernel may be given though it was compiled without them."""
+    """The weights; None if the kernel was compiled not to use them, even if it is passed some."""
     return None if call["MUL_ROUTED_WEIGHT"] is False else call.optional("topk_weights_ptr")
 
 
@@ -111,7 +111,7 @@ def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
 
 
 def _ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
-    """The experts of the rows, without data where no Sample tells."""
+    """The experts of the rows, without data where they were not sampled."""
     if call.tensor("expert_ids_ptr").is_meta:
         return torch.empty((rows, top_k), dtype=torch.int32, device="meta")
     return expert_of_rows(call, rows, top_k)

@@ -90,7 +90,7 @@ def topk_sigmoid(call: Invocation) -> KernelInstance:
 
 @family("moe_routing", "_moe_C::grouped_topk")
 def grouped_topk(call: Invocation) -> KernelInstance:
-    """`scoring_func`: 0 where scores are given, 1 for sigmoid."""
+    """`scoring_func`: 0 if the input holds scores, 1 for sigmoid."""
     names = ("topk", "renormalize", "num_expert_group", "topk_group", "routed_scaling_factor")
     router = Router({0: "given", 1: "sigmoid"}.get(call["scoring_func"], ""), *(call[name] for name in names))
     return returned_topk(call, call.tensor("scores"), router, call.tensor("bias"))

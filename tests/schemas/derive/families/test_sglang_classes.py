@@ -12,7 +12,7 @@ import pytest
 import torch
 from agreement import agrees, checked, declined, form, randn
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PYTHON = Path(os.environ.get("KCAP_SGLANG_PYTHON", ROOT / ".venv-sglang/bin/python"))
 STUBS = ROOT / "tests/engines/sglang_cpu/stubs"
 Held = dict[str, Any]

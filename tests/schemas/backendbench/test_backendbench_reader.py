@@ -13,7 +13,7 @@ from kcap.schemas.backendbench import Problems, TraceLine, read, write
 from kcap.schemas.backendbench.line import MAX_LINE
 from kcap.schemas.recording.values import TensorSpec
 
-TRACES = sorted((Path(__file__).parents[1] / "data" / "backendbench-traces").glob("*.txt"))
+TRACES = sorted((Path(__file__).parents[2] / "data" / "backendbench-traces").glob("*.txt"))
 GOOD = ["Operator: aten.relu.default", "cnt: 3, ((T([8], f32),), {})"]
 
 

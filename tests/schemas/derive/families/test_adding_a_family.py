@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[3] / "schemas" / "README.md"
+README = Path(__file__).parents[4] / "schemas" / "README.md"
 
 USE = """
 import sys, types, torch

@@ -18,7 +18,7 @@ from kcap.schemas.backendbench.convert import DRIFT, FOLDED, HOST, INTEGERS, OFF
 from kcap.schemas.recording.recording import Argument, Call, Count, Launch, Metadata, Sample, load, write_recording
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant
 
-TRACES = sorted((Path(__file__).parents[1] / "data" / "backendbench-traces").glob("*.txt"))
+TRACES = sorted((Path(__file__).parents[2] / "data" / "backendbench-traces").glob("*.txt"))
 
 
 def gpu(*shape, dtype="bfloat16", **more):

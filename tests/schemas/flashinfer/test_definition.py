@@ -13,7 +13,7 @@ from kcap.schemas.flashinfer import definition as file
 from kcap.schemas.flashinfer.dataset import files
 from kcap.schemas.flashinfer.definition import DTYPES, Definition, check_definition, from_bytes, to_bytes
 
-PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"
+PUBLISHED = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 GEMM: dict[str, Any] = {
     "name": "gemm_n8_k4",
     "op_type": "gemm",

@@ -25,7 +25,7 @@ from kcap.schemas.flashinfer.definition import (
 )
 from kcap.schemas.recording.records import Count
 
-PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"
+PUBLISHED = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 DEFINITION = Definition.model_validate(
     {
         "name": "take_n4",

@@ -24,7 +24,7 @@ from kcap.schemas.flashinfer.kernel_description import (
     to_definition,
 )
 
-PUBLISHED = Path(__file__).parents[1] / "data" / "flashinfer-trace"
+PUBLISHED = Path(__file__).parents[2] / "data" / "flashinfer-trace"
 NORM: dict[str, Any] = {
     "id": "rmsnorm",
     "axes": {"G": {"type": "var"}, "B": {"type": "var", "parent": "G"}, "D": {"type": "const", "value": 4}},
