@@ -21,29 +21,20 @@ from kcap.errors import CallError
 from kcap.schemas.files.jsonfile import dump_json, read_json
 from kcap.schemas.results import outcome as outcomes_file
 from kcap.schemas.results.outcome import Outcome
+from kcap.system.output import OutputKind, check_output, write_atomically
+
+RUN_FILE = "bench.json"
+BENCH = OutputKind((RUN_FILE,), "not made by kcap bench, and so neither replaced nor resumed: choose another -o")
 
 
 def check_bench_output(output: Path, sources: Sequence[Path], resume: bool, force: bool) -> None:
-    """CallError if `output` cannot be written as asked, or holds one of `sources` or lies in one."""
+    """CallError if `output` cannot be written as asked, holds one of `sources`, or lies in a Recording among them."""
     if resume and force:
         raise CallError("--resume keeps what is there and --force replaces it: pass one of them")
-    for source in sources:
-        _check_apart(output.resolve(), source.resolve(), source)
-    if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise CallError(f"{output}: not a folder: choose another -o")
-    if not output.exists() or not any(output.iterdir()):
-        return
-    if not (output / RUN_FILE).is_file():
-        raise CallError(f"{output}: not made by kcap bench, and so neither replaced nor resumed: choose another -o")
-    if not resume and not force:
-        raise CallError(f"{output}: already exists: pass --resume to finish it, or --force to replace it")
-
-
-def _check_apart(output: Path, source: Path, name: Path) -> None:
-    if source.is_relative_to(output):
-        raise CallError(f"{output}: holds {name}: choose another -o")
-    if output.is_relative_to(source) and (source / "recording.json").exists():
-        raise CallError(f"{output}: lies in {name}: choose another -o")
+    recordings = [source for source in sources if (source / "recording.json").exists()]
+    empty = output.is_dir() and not any(output.iterdir())
+    option = "--resume to finish it, or --force"
+    check_output(output, resume or force or empty, option, BENCH, sources=recordings, enclosing=sources)
 
 
 @contextmanager
@@ -74,9 +65,6 @@ def _empty(output: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-RUN_FILE = "bench.json"
 
 
 TIME_LIMITS = ("timeout", "build_timeout")  # options of time
@@ -153,9 +141,7 @@ def read_run(output: Path) -> RunRecord:
 
 def write_run(output: Path, run: RunRecord) -> None:
     """Put bench.json in place at once."""
-    beside = output / f".{RUN_FILE}"
-    beside.write_bytes(dump_json(run.model_dump(mode="json")))
-    os.replace(beside, output / RUN_FILE)
+    write_atomically(output / RUN_FILE, dump_json(run.model_dump(mode="json")))
 
 
 def check_same_run(output: Path, before: RunRecord, now: RunRecord) -> None:
@@ -226,11 +212,11 @@ def keep_outcomes(output: Path, valid: Callable[[Outcome], bool]) -> KeptOutcome
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
-        _replace(path, whole)
+        write_atomically(path, whole)
     read = list(outcomes_file.read_outcomes(path)) if whole else []
     latest = {(*solution_key(one), one.workload): one for one in read if valid(one)}
     if len(latest) != len(read):
-        _replace(path, b"".join(one.line() for one in latest.values()))
+        write_atomically(path, b"".join(one.line() for one in latest.values()))
     return KeptOutcomes(list(latest.values()), whole != content)
 
 
@@ -239,9 +225,3 @@ def outcome_writer(output: Path) -> Iterator[Callable[[Outcome], object]]:
     """A function that adds an Outcome to the file, in one write."""
     with (output / OUTCOMES_FILE).open("ab", buffering=0) as file:
         yield lambda outcome: file.write(outcome.line())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}")
-    beside.write_bytes(content)
-    os.replace(beside, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from kcap.capture.session import Session
 from kcap.capture.window.window import StepShape, Window
 from kcap.errors import CallError, KcapError
 from kcap.schemas.recording.phases import PHASES
-from kcap.system.output import check_output, describe_leftover, publish
+from kcap.system.output import check_output, describe_leftover, make_directory_beside, publish
 
 _recording: int | None = None  # the process that records: a forked child does not
 
@@ -61,8 +60,7 @@ def record(
     if _recording == os.getpid():
         raise CallError("this process records already: close that recording first")
     check_output(path, force, "force=True")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    directory = make_directory_beside(path)
     session = Session(
         str(directory / "shards"), model=model, keep_tokens=keep_tokens, recorder=recorder, command=sys.argv
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import click
 
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.coverage import CoverageSummary
-from kcap.system.output import check_output, describe_leftover, publish
+from kcap.system.output import check_output, describe_leftover, make_directory_beside, publish
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,8 @@ class WorkingDirectory:
 @contextmanager
 def working_directory(output: Path, force: bool) -> Iterator[WorkingDirectory]:
     """A working directory beside `output`, moved there when all went well; what was recorded is kept if not."""
-    check_output(output, force, "--force")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    check_output(output, force)
+    directory = make_directory_beside(output)
     with ExitStack() as noted:
         try:
             yield WorkingDirectory(directory, noted)

@@ -11,8 +11,9 @@ from kcap.bench.exports import Exporter, ExportRequest, find_exporter, targets
 from kcap.errors import CallError
 from kcap.schemas.results import export_loss as loss_file
 from kcap.schemas.results.export_loss import ExportLoss, Lost
-from kcap.system.output import atomic_directory
+from kcap.system.output import OutputKind, atomic_directory, check_output
 
+EXPORT = OutputKind((loss_file.FILE,), "not made by kcap export, and so not replaced: choose another -o")
 MOST_SHOWN = 5
 
 
@@ -47,7 +48,7 @@ def command(
         raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
     contents = open_contents(path, allow_truncated)
     check_takes(contents, target, chosen)
-    check_room(output, path, force)
+    check_output(output, force, kind=EXPORT, sources=[path])
     with atomic_directory(output) as folder:
         loss = chosen.write(ExportRequest(contents, folder, measurements, check, CheckTarget(device, trust)))
         loss_file.write(folder / loss_file.FILE, loss)
@@ -62,20 +63,6 @@ def check_takes(contents: Contents, target: str, chosen: Exporter) -> None:
         raise CallError(f"{contents.path}: a dataset has Definitions and no calls for {target}: --to one of {usable}")
     if contents.dataset is None and not contents.calls:
         raise CallError(f"{contents.path}: holds no calls")
-
-
-def check_room(output: Path, source: Path, force: bool) -> None:
-    """CallError if there is something at `output` already, and no `force`, or if it lies in `source` or holds it."""
-    if output.exists() and not force:
-        raise CallError(f"{output}: already exists: pass --force to replace it")
-    if source.resolve().is_relative_to(output.resolve()):
-        raise CallError(f"{output}: holds {source}, which is to be exported: choose another -o")
-    if output.resolve().is_relative_to(source.resolve()):
-        raise CallError(f"{output}: lies in {source}, which is to be exported: choose another -o")
-    if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise CallError(f"{output}: not a folder: choose another -o")
-    if output.is_dir() and any(output.iterdir()) and not (output / loss_file.FILE).is_file():
-        raise CallError(f"{output}: not made by kcap export, and so not replaced: choose another -o")
 
 
 def summary(loss: ExportLoss, output: Path) -> str:

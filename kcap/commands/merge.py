@@ -24,8 +24,12 @@ from kcap.schemas.recording.recording import load, write_recording
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.validation.dataset import read_blob_header
-from kcap.system.output import atomic_directory
+from kcap.system.output import OutputKind, atomic_directory, check_output
 
+MERGED = OutputKind(
+    ("recording.json", "definitions"),
+    "neither a Recording nor a dataset, and so not replaced: choose another -o",
+)
 FOLDERS = ("values", "kernels")  # of content named by its SHA-256
 
 
@@ -49,7 +53,7 @@ def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> 
         raise CallError("one of those to merge is given twice: its counts would be, too")
     if hosts and "dataset" in kinds.values():
         raise CallError("--hosts is for Recordings: a dataset keeps its ranks in its counts")
-    _check_output(output, paths, force)
+    check_output(output, force, kind=MERGED, sources=paths)
     if "dataset" in kinds.values():
         with atomic_directory(output) as folder:
             merge_into_dataset(folder, [Dataset.load(path) for path in paths])
@@ -57,16 +61,6 @@ def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> 
         with atomic_directory(output, private=True) as folder:
             write_merged(folder, merge_recordings([load(path) for path in paths], hosts))
     click.echo(f"Next: kcap show {output}", err=True)
-
-
-def _check_output(output: Path, paths: Sequence[Path], force: bool) -> None:
-    if output.exists() and not force:
-        raise CallError(f"{output}: already exists: pass --force to replace it")
-    for path, root in ((path.resolve(), output.resolve()) for path in paths):
-        if path.is_relative_to(root) or root.is_relative_to(path):
-            raise CallError(f"{output}: is, holds or lies in one of those to merge: choose another -o")
-    if output.exists() and not any((output / name).exists() for name in ("recording.json", "definitions")):
-        raise CallError(f"{output}: neither a Recording nor a dataset, and so not replaced: choose another -o")
 
 
 def write_merged(output: Path, merged: Merged) -> None:

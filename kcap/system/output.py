@@ -1,34 +1,84 @@
-"""Where output goes: what may be replaced, and directories that are there whole or not at all."""
+"""Where output goes: what may be replaced, and files and directories that are there whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from kcap.errors import CallError, KcapError
 
 
+@dataclass(frozen=True)
+class OutputKind:
+    """A kind of directory, told by one of the `markers` in it. `refusal`: what is said of any other."""
+
+    markers: tuple[str, ...]
+    refusal: str
+
+
+RECORDING = OutputKind(("recording.json",), "no Recording, and so not replaced: choose another output")
+
+
+def check_output(
+    output: Path,
+    force: bool,
+    option: str = "--force",
+    kind: OutputKind = RECORDING,
+    sources: Iterable[Path] = (),
+    enclosing: Iterable[Path] = (),
+) -> None:
+    """CallError unless `output` is free, or is of `kind` (or empty) and may be replaced (`force`, said by `option`).
+
+    `sources` are read: they may neither lie in `output` nor hold it. Those in `enclosing` may hold it.
+    """
+    if output.is_symlink():
+        raise CallError(f"{output} is a symbolic link: give the directory itself, or another output")
+    if output.exists():
+        is_kind = any((output / name).exists() for name in kind.markers)
+        if not is_kind and (not output.is_dir() or any(output.iterdir())):
+            raise CallError(f"{output}: {kind.refusal}")
+        if not force:
+            raise CallError(f"{output}: already exists: pass {option} to replace it")
+    sources = list(sources)
+    for source in (*sources, *enclosing):
+        if source.resolve().is_relative_to(output.resolve()):
+            raise CallError(f"{output}: is or holds {source}, which is read: choose another -o")
+    for source in sources:
+        if output.resolve().is_relative_to(source.resolve()):
+            raise CallError(f"{output}: lies in {source}, which is read: choose another -o")
+
+
+def make_directory_beside(output: Path) -> Path:
+    """A new directory on the disk of `output`, for its owner alone (mode 0700), to be moved there."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+
+
+def _move(directory: Path, output: Path) -> None:
+    if output.exists():
+        shutil.rmtree(output)
+    directory.rename(output)
+
+
 @contextmanager
 def atomic_directory(output: Path, private: bool = False) -> Iterator[Path]:
-    """A folder beside `output` that takes its place at the end, or goes if something fails.
+    """A directory beside `output` that takes its place at the end, or goes if something fails.
 
     `private`: for its owner alone (mode 0700), as a Recording is.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    directory = make_directory_beside(output)
     try:
-        yield folder
-        if output.exists():
-            shutil.rmtree(output)
+        yield directory
         if not private:
-            folder.chmod(0o777 & ~_umask())
-        folder.rename(output)
+            directory.chmod(0o777 & ~_umask())
+        _move(directory, output)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
@@ -38,28 +88,20 @@ def _umask() -> int:
     return mask
 
 
-def check_output(output: Path, force: bool, option: str) -> None:
-    """CallError where `output` exists, unless `force` lets it be replaced and it is a Recording (or empty)."""
-    if output.is_symlink():
-        raise CallError(f"{output} is a symbolic link: give the directory itself, or another output")
-    if not output.exists():
-        return
-    if not force:
-        raise CallError(f"{output} already exists: pass {option} to replace it")
-    is_recording = (output / "recording.json").is_file()
-    if not is_recording and (not output.is_dir() or any(output.iterdir())):
-        raise CallError(f"{output} is no Recording: kcap does not replace it")
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put a file with `content` in place at once."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_bytes(content)
+    beside.replace(path)
 
 
 def publish(directory: Path, output: Path, force: bool) -> None:
     """Move a Recording from `directory` to `output`, and remove its shards. KcapError if `output` is in the way now."""
     try:
-        check_output(output, force, "")
+        check_output(output, force)
     except CallError:
         raise KcapError(f"{output} changed while this was recorded, and is not replaced") from None
-    if output.exists():
-        shutil.rmtree(output)
-    directory.rename(output)
+    _move(directory, output)
     shutil.rmtree(output / "shards", ignore_errors=True)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import orjson
 import pytest
 
-from kcap.bench.exports import find_exporter, targets
+from kcap import bench
+from kcap.bench import exports
+from kcap.bench.contents import open_contents
+from kcap.bench.exports import ExportRequest, find_exporter, targets
 from kcap.errors import FormatError
 from kcap.schemas.results import export_loss as loss_file
 
@@ -126,3 +130,15 @@ def test_an_output_inside_the_source_is_refused(everything, kcap):
     done = kcap("export", everything, "--to", "parquet", "-o", everything / "out")
     assert done.code == 2 and "lies in" in done.err
     assert not (everything / "out").exists()
+
+
+def test_the_export_target_in_the_readme_is_whole(everything, tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (Path(bench.__file__).parent / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin" / "csv.py").write_text(code)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(exports, "__path__", [*exports.__path__, str(tmp_path / "plugin")])
+    assert "csv" in targets()
+    loss = find_exporter("csv").write(ExportRequest(open_contents(everything, False), tmp_path / "out"))
+    rows = (tmp_path / "out" / "calls.csv").read_text().splitlines()
+    assert sum(int(row.split(",")[1]) for row in rows) == loss.exported < loss.total

@@ -380,6 +380,7 @@ def test_what_is_to_be_replaced_stays_where_one_of_those_to_merge_is_damaged(two
 def test_wrong_calls_of_merge_name_the_fix(two, kcap, tmp_path, recording):
     (tmp_path / "set" / "definitions").mkdir(parents=True)
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
     a, b = two
     for args, words in (
         ((a, a, "-o", tmp_path / "c"), "given twice"),
