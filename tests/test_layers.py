@@ -213,6 +213,11 @@ def test_a_folder_has_few_entries(package: Package) -> None:
     assert {folder: number for folder, number in package.crowded().items() if folder not in CROWDED} == {}
 
 
+@pytest.mark.parametrize("folder", ["bench", "capture", "replay", "schemas"])
+def test_what_kcap_has_of_a_folder_is_a_link_to_it(folder: str) -> None:
+    assert os.readlink(ROOT / "kcap" / folder) == f"../{folder}"
+
+
 def broken(root: Path, files: dict[str, str]) -> Package:
     """A package of these files, by their paths in the repository."""
     for path, text in files.items():
