@@ -293,7 +293,8 @@ def test_a_function_without_a_file_is_refused() -> None:
 import os; os.environ["TRITON_INTERPRET"] = "1"
 import triton, triton.language as tl
 space = {"triton": triton, "tl": tl}
-exec("@triton.jit\\ndef kernel(x_ptr): tl.store(x_ptr, 1)", space)
+source = "@triton.jit\\ndef kernel(x_ptr): tl.store(x_ptr, 1)"
+exec(compile(source, "<made>", "exec"), space)  # as "<string>" Python 3.13 takes this program for its source
 from kcap.capture.taps.kernels.triton_source import Unreadable, read_source
 try:
     read_source(space["kernel"])
