@@ -8,8 +8,8 @@ of the engine's operator against the reference. `difference` is the larger of tw
 
 The rms in the first is for sums that cancel: their error is that of what was added. The second tells arithmetic in the
 output's dtype, which stays well below it, from arithmetic in a lower one. Where the truth, rounded to the output's
-dtype, is inf or nan the output must be the same. An int8 output stands for rounded numbers, and may be off by one in one
-element of sixteen. All else (integers, booleans, packed and scale dtypes) must hold the same bits.
+dtype, is inf or nan the output must be the same. An int8 output stands for rounded numbers, and may be off by one in
+one element of sixteen. All else (integers, booleans, packed and scale dtypes) must hold the same bits.
 """
 
 from __future__ import annotations

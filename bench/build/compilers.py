@@ -1,4 +1,4 @@
-"""Compilers of C++ and CUDA: whether they are here, which toolkit and GPU they compile for, and a library compiled once."""
+"""Compilers of C++ and CUDA: whether they are here, for which toolkit and GPU, and a library compiled once."""
 
 from __future__ import annotations
 

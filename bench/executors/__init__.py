@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from kcap.bench.executors.common.slot import JUDGE_WORKER, Slot
+from kcap.bench.judge.messages import JudgeSession
 from kcap.system.registry import Registry, plugin_names
 
 EXECUTORS: Registry[str, Executor] = Registry("executor")
@@ -27,7 +27,7 @@ class SlotRequest:
     """
 
     device: str
-    session: dict[str, Any]
+    session: JudgeSession
     most: int
     module: str = JUDGE_WORKER
 

@@ -16,6 +16,7 @@ from typing import Any
 from kcap.bench.executors import Executor, SlotRequest, executor
 from kcap.bench.executors.common.actor import JudgeActor, dataset_bytes, dataset_files
 from kcap.bench.executors.common.slot import Slot, Stopped
+from kcap.bench.judge.messages import JudgeRequest
 from kcap.errors import CallError, KcapError
 from kcap.system.worker_process import START_LIMIT_S
 
@@ -67,7 +68,8 @@ def slots_of(resources: Mapping[str, float], where: SlotRequest) -> int:
 
 def needs(where: SlotRequest) -> dict[str, float]:
     """What one actor takes of its node. On CPUs the judge has a core beside those of the Solutions."""
-    return {"num_gpus": 1} if where.device == "cuda" else {"num_cpus": where.session["threads"] + 1}
+    threads = where.session.get("threads") or 0  # `check` saw to it that there are some
+    return {"num_gpus": 1} if where.device == "cuda" else {"num_cpus": threads + 1}
 
 
 class RaySlot:
@@ -91,7 +93,7 @@ class RaySlot:
             raise CallError(environment["error"])
         return environment
 
-    def run(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         if self._stopped:
             raise Stopped("stopped")
         if self._actor is None:

@@ -1,4 +1,4 @@
-"""`backendbench`: a trace file, and the parquet that drives BackendBench's suite, with the times that `kcap replay` took."""
+"""`backendbench`: a trace file, and the parquet that drives BackendBench's suite, with the times of `kcap replay`."""
 
 from __future__ import annotations
 

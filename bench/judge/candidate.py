@@ -1,4 +1,4 @@
-"""A candidate: a Solution, or a Definition's reference, under the driver, with a Workload open; and how it is started."""
+"""A candidate: a Solution or a Definition's reference under the driver, with a Workload open, and how it is started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import orjson
 import torch
@@ -19,6 +19,7 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.protocol import Answer, Layout, OutputMemory
 from kcap.bench.judge.input_pool import HandedInputs, InputPool
+from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import ForkServer, Limits, NotBuilt, Process, ProcessEnded, TooSlow, remove_folder
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.flashinfer.solution import Solution
@@ -55,12 +56,12 @@ class Candidate(Process):
         self.sets = sets or (input_pool.handed_set_count(drawn) if handing else usual_set_count(drawn))
         slot = sum(result.reserved for result in drawn.results) or 64
         layout = Layout(slot, max(min(SLOTS_BYTES // slot, MOST_INVOCATIONS), self.sets), MOST_INVOCATIONS)
-        self.shared, self.drawn = OutputMemory.made(layout), drawn
+        self.shared, self.drawn = OutputMemory.allocate(layout), drawn
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs + protocol.HANDED * handing
         sizes = drawn.size, drawn.variants, self.sets
         content = protocol.open_message(drawn.contents, drawn.results, layout, *sizes, flags, self.limits.threads)
         if handing:
-            self.handed = HandedInputs.made(content, drawn)
+            self.handed = HandedInputs.open(content, drawn)
         answer = self.ask(content, [self.shared.descriptor, *([] if handing else [drawn.pool])])
         if answer.code != protocol.FINE:
             raise ProcessEnded(answer.text)
@@ -121,11 +122,11 @@ class Candidate(Process):
         return self.shared.outputs[number]
 
     def forget(self) -> None:
-        held = self.shared, self.handed
+        memories = self.shared, self.handed
         self.shared = self.handed = self.drawn = None
-        for one in held:
-            if one is not None:
-                one.close()
+        for memory in memories:
+            if memory is not None:
+                memory.close()
 
 
 def usual_set_count(drawn: InputPool) -> int:
@@ -152,20 +153,20 @@ def start_candidate(
     after: Candidate | None = None,
     graphs: bool = True,
 ) -> Candidate:
-    """Fork a process and build `code` in it; NotBuilt, Ended or TooSlow where that comes to nothing.
+    """Fork a process and build `code` in it; NotBuilt, ProcessEnded or TooSlow where that comes to nothing.
 
     `after`: an earlier process of the same code that has ended, whose build serves again. OSError or KcapError where
     the machine lacks what it takes. Whatever is raised, nothing is left open.
     """
-    one = _fork(server, limits, code, after)
-    one.graphs = graphs
-    one.destination = isinstance(code, Solution) and code.spec.destination_passing_style
+    candidate = _fork(server, limits, code, after)
+    candidate.graphs = graphs
+    candidate.destination = isinstance(code, Solution) and code.spec.destination_passing_style
     try:
-        _await_build(one)
+        _await_build(candidate)
     except BaseException:
-        one.end()
+        candidate.end()
         raise
-    return one
+    return candidate
 
 
 def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after: Candidate | None) -> Candidate:
@@ -179,22 +180,30 @@ def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after
         undo.enter_context(ours)
         with theirs:
             log = undo.enter_context(tempfile.TemporaryFile(dir=limits.scratch))
-            request = {"cage": _sandbox_request(folder, limits), "after": after.pid if after else None}
-            started = _ask_to_start(
-                server, limits, request, _order(folder, limits, code), [theirs.fileno(), log.fileno()]
-            )
+            request: StartRequest = {
+                "sandbox": {
+                    "folder": str(folder),
+                    "memory": limits.memory,
+                    "disk": limits.disk,
+                    "processes": limits.processes,
+                    "hidden": [str(path) for path in limits.hidden],
+                },
+                "after": after.pid if after else None,
+            }
+            order = _order(folder, limits, code)
+            started = _ask_to_start(server, limits, request, order, [theirs.fileno(), log.fileno()])
         undo.pop_all()
     return Candidate(server, limits, started["pid"], ours, folder, log, started["confined"])
 
 
 def _ask_to_start(
-    server: ForkServer, limits: Limits, request: dict[str, Any], order: CandidateOrder, descriptors: list[int]
-) -> dict[str, Any]:
+    server: ForkServer, limits: Limits, request: StartRequest, order: CandidateOrder, descriptors: list[int]
+) -> Started:
     """`order` may be longer than a message, and goes in a file."""
     with tempfile.TemporaryFile(dir=limits.scratch) as written:
         written.write(orjson.dumps(order.to_json()))
         written.flush()
-        return server.ask(request, [*descriptors, written.fileno()])
+        return server.start(request, [*descriptors, written.fileno()])
 
 
 def _order(folder: Path, limits: Limits, code: Solution | Definition) -> CandidateOrder:
@@ -203,30 +212,21 @@ def _order(folder: Path, limits: Limits, code: Solution | Definition) -> Candida
     return CandidateOrder(str(folder), limits.device, limits.threads, cores=limits.cores, **{kind: text})
 
 
-def _sandbox_request(folder: Path, limits: Limits) -> dict[str, Any]:
-    return {
-        "folder": str(folder),
-        "memory": limits.memory,
-        "disk": limits.disk,
-        "processes": limits.processes,
-        "hidden": [str(path) for path in limits.hidden],
-    }
-
-
-def _await_build(one: Candidate) -> None:
+def _await_build(candidate: Candidate) -> None:
+    limit_s = candidate.limits.build_timeout
     try:
-        told = _read_build_report(one.receive(one.limits.build_timeout))
+        report = _read_build_report(candidate.receive(limit_s))
     except TooSlow:
-        raise TooSlow(f"was not built within {one.limits.build_timeout:g} s (--build-timeout)") from None
+        raise TooSlow(f"was not built within {limit_s:g} s (--build-timeout)") from None
     except ProcessEnded as ended:
         raise ProcessEnded(f"while it was built: {ended}") from None
-    if "failed" in told:
-        raise NotBuilt(str(told["failed"]), str(told.get("log", "")) or one.printed())
+    if "failed" in report:
+        raise NotBuilt(str(report["failed"]), str(report.get("log", "")) or candidate.printed())
 
 
-def _read_build_report(content: bytes) -> dict[str, Any]:
-    """How building went, in its process's words; Ended where they are not those."""
+def _read_build_report(content: bytes) -> BuildReport:
+    """How building went, as its process says; ProcessEnded where that is no report. Foreign code may have sent it."""
     with contextlib.suppress(orjson.JSONDecodeError):
-        if isinstance(told := orjson.loads(content), dict):
-            return told
+        if isinstance(report := orjson.loads(content), dict):
+            return cast(BuildReport, report)
     raise ProcessEnded("it spoke to the judge itself")

@@ -39,8 +39,8 @@ def describe_device(device: str, threads: int) -> tuple[dict[str, Any], Gpu | No
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise KcapError(f"{device}: cannot be used: {lines[-1][:200] if lines else 'no message'}")
-    told = orjson.loads(done.stdout)
-    return told["fields"], Gpu(**told["gpu"])
+    answer = orjson.loads(done.stdout)
+    return answer["fields"], Gpu(**answer["gpu"])
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ import select
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import orjson
 import torch  # noqa: F401  here, so that no candidate has to
@@ -29,6 +28,7 @@ import torch  # noqa: F401  here, so that no candidate has to
 from kcap.bench.judge.driver import driver
 from kcap.bench.judge.driver.candidate_process import CandidateOrder, run_candidate
 from kcap.bench.judge.driver.driver import Driver
+from kcap.bench.judge.messages import Ended, EndRequest, Refusal, SandboxLimits, Started, StartRequest
 from kcap.bench.sandbox import SandboxedProcess, SandboxSpec, open_sandbox
 from kcap.errors import KcapError
 from kcap.system.open_files import ensure_free_descriptors
@@ -50,9 +50,7 @@ def disable_malloc_trim() -> None:
 PASSED_DESCRIPTORS = 3  # descriptors that come with a request to start: the channel, the log, and what is ordered
 
 
-FILES_TO_START = (
-    8  # files that may be open at a time to start a cage, two of them then to end it: pipes, namespaces, /proc
-)
+FILES_TO_START = 8  # open at a time to start a sandbox, two of them then to end it: pipes, namespaces, /proc
 
 
 GONE_S = 5.0  # until a process that closed its channel has ended
@@ -68,7 +66,7 @@ class Sandboxes:
     running: dict[int, SandboxedProcess] = field(default_factory=dict)
     owed: set[int] = field(default_factory=set)
 
-    def answer(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def answer(self, request: StartRequest | EndRequest, descriptors: list[int]) -> Started | Ended | Refusal:
         """What came of one request; `lack`, where the machine has too little of what it takes, or another `error`."""
         try:
             if "end" in request:
@@ -84,11 +82,11 @@ class Sandboxes:
 
     def close(self) -> None:
         """End them all."""
-        for caged in self.running.values():
+        for candidate in self.running.values():
             with contextlib.suppress(OSError):
-                caged.end()
+                candidate.end()
 
-    def _start(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def _start(self, request: StartRequest, descriptors: list[int]) -> Started:
         if len(descriptors) != PASSED_DESCRIPTORS:  # the kernel leaves out those for which there is no room
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         for pid in list(self.owed):
@@ -96,41 +94,43 @@ class Sandboxes:
         ensure_free_descriptors(FILES_TO_START)
         channel, log, written = descriptors
         order = CandidateOrder.from_json(orjson.loads(os.pread(written, os.fstat(written).st_size, 0)))
-        cage, after = _sandbox_spec(request["cage"], channel), self.running.pop(request["after"], None)
+        spec, earlier = _sandbox_spec(request["sandbox"], channel), request["after"]
+        after = self.running.pop(earlier, None) if earlier is not None else None
         try:
-            caged = open_sandbox(cage, log, lambda: run_candidate(order, channel, self.loaded), after=after)
+            candidate = open_sandbox(spec, log, lambda: run_candidate(order, channel, self.loaded), after=after)
         finally:
             if after is not None:
                 after.end()
         self._forget()
-        self.running[caged.pid] = caged
-        return {"pid": caged.pid, "confined": caged.confined}
+        self.running[candidate.pid] = candidate
+        return {"pid": candidate.pid, "confined": candidate.confined}
 
     def _forget(self) -> None:
-        for pid in [pid for pid, one in self.running.items() if one.how is not None and one.spaces is None]:
-            del self.running[pid]
+        for pid, candidate in list(self.running.items()):
+            if candidate.how is not None and candidate.spaces is None:
+                del self.running[pid]
 
     def _end(self, pid: int, gone: bool = False, keep: bool = False) -> str:
         """How it ended. `gone`: by itself, so that it is only waited for."""
-        caged = self.running.get(pid)
-        if caged is None:
+        candidate = self.running.get(pid)
+        if candidate is None:
             return "it had ended"
         self.owed.add(pid)
-        if gone and caged.how is None:
-            select.select([caged], [], [], GONE_S)
-            caged.poll()
-        how = str(caged.end(keep_scratch=keep))
+        if gone and candidate.how is None:
+            select.select([candidate], [], [], GONE_S)
+            candidate.poll()
+        how = str(candidate.end(keep_scratch=keep))
         self.owed.remove(pid)
         return how
 
 
-def _sandbox_spec(given: dict[str, Any], channel: int) -> SandboxSpec:
+def _sandbox_spec(limits: SandboxLimits, channel: int) -> SandboxSpec:
     return SandboxSpec(
-        folder=Path(given["folder"]),
-        memory=given["memory"],
-        disk=given["disk"],
-        processes=given["processes"],
-        hidden=tuple(Path(path) for path in given["hidden"]),
+        folder=Path(limits["folder"]),
+        memory=limits["memory"],
+        disk=limits["disk"],
+        processes=limits["processes"],
+        hidden=tuple(Path(path) for path in limits["hidden"]),
         keep=(channel,),
     )
 
@@ -144,7 +144,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    cages = Sandboxes(driver.Driver(driver.build_driver()))
+    sandboxes = Sandboxes(driver.Driver(driver.build_driver()))
     disable_malloc_trim()
     try:
         judge.send(orjson.dumps({"ready": True}))
@@ -152,19 +152,19 @@ def main() -> None:
             content, descriptors = _receive(judge)
             if not content:
                 break
-            judge.send(orjson.dumps(cages.answer(orjson.loads(content), descriptors)))
+            judge.send(orjson.dumps(sandboxes.answer(orjson.loads(content), descriptors)))
     finally:
-        cages.close()
+        sandboxes.close()
 
 
 def _receive(judge: socket.socket) -> tuple[bytes, list[int]]:
     """One request with its descriptors; empty where the judge has ended."""
     content, ancillary, _, _ = judge.recvmsg(LONGEST_REQUEST, socket.CMSG_SPACE(32))
-    found = array.array("i")
+    descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return content, list(found)
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return content, list(descriptors)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ What is random has more content in the pool than one invocation takes. On the CP
 of it in an order that nobody can tell before, each at most once; on a GPU it is one piece, which begins anywhere. What
 a rule made (offsets, pages, experts) comes in several variants. What the Workload itself gives is the same each time.
 
-Small inputs are filled by the driver in the candidate's process. Large ones on the CPU the judge makes itself, and hands
-over as a batch begins (`HandedInputs`): they lie in memory that is new for each batch, and that no other process has
-before the judge's clock runs. So nothing can be computed ahead, and the time that filling takes is in no clock: between
-invocations a candidate's process only copies outputs. What it is told, and what it has then, is
-driver/native/handed.h's.
+Small inputs are filled by the driver in the candidate's process. Large ones on the CPU the judge makes itself, and
+hands over as a batch begins (`HandedInputs`): they lie in memory that is new for each batch, and that no other process
+has before the judge's clock runs. So nothing can be computed ahead, and the time that filling takes is in no clock:
+between invocations a candidate's process only copies outputs. driver/native/handed.h is the other side of it.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class InputPool:
     """`pool`: a sealed file in memory. `varied`: whether one invocation's inputs differ from the next's."""
 
     definition: Definition
-    made: WorkloadInputs
+    example: WorkloadInputs
     contents: list[Content]
     results: list[Result]
     pool: int
@@ -72,12 +71,12 @@ class InputPool:
     @property
     def bytes(self) -> int:
         """Of one set of inputs and outputs."""
-        return self.given + sum(result.reserved for result in self.results)
+        return self.input_bytes + sum(result.reserved for result in self.results)
 
     @property
-    def given(self) -> int:
+    def input_bytes(self) -> int:
         """Bytes of one set of inputs."""
-        return sum(int(value.nbytes) for value in self.made.inputs if isinstance(value, torch.Tensor))
+        return sum(int(value.nbytes) for value in self.example.inputs if isinstance(value, torch.Tensor))
 
     def close(self) -> None:
         os.close(self.pool)
@@ -88,35 +87,36 @@ def open_input_pool(
     definition: Definition, workload: Workload, dataset: Dataset | None, limit: int | None
 ) -> Iterator[InputPool]:
     """Fresh inputs; raises what `make_inputs` does. They end with the context."""
-    made = [make_inputs(definition, workload, dataset, "cpu", secrets.randbits(62), limit)]
-    if "ruled" in made[0].origins.values():
+    variants = [make_inputs(definition, workload, dataset, "cpu", secrets.randbits(62), limit)]
+    if "ruled" in variants[0].origins.values():
         more = (
             make_inputs(definition, workload, dataset, "cpu", secrets.randbits(62), limit) for _ in range(VARIANTS - 1)
         )
-        made += [one for one in more if one.axes == made[0].axes]
-    drawn = _fill_pool(definition, made)
+        variants += [variant for variant in more if variant.axes == variants[0].axes]
+    drawn = _fill_pool(definition, variants)
     try:
         yield drawn
     finally:
         drawn.close()
 
 
-def _fill_pool(definition: Definition, made: list[WorkloadInputs]) -> InputPool:
+def _fill_pool(definition: Definition, variants: list[WorkloadInputs]) -> InputPool:
     pool = os.memfd_create("inputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        contents, size = _contents(pool, definition, made)
-        return InputPool(definition, made[0], contents, _results(definition, made[0]), pool, size, len(made))
+        contents, size = _contents(pool, definition, variants)
+        results = _results(definition, variants[0])
+        return InputPool(definition, variants[0], contents, results, pool, size, len(variants))
     except BaseException:
         os.close(pool)
         raise
 
 
-def _contents(pool: int, definition: Definition, made: list[WorkloadInputs]) -> tuple[list[Content], int]:
+def _contents(pool: int, definition: Definition, variants: list[WorkloadInputs]) -> tuple[list[Content], int]:
     """Write the content of all inputs to `pool`, and seal it; what the driver is told of them, and the bytes."""
     end, contents = 0, []
     for index, name in enumerate(definition.inputs):
-        values = [one.inputs[index] for one in made]
-        drawn = definition.inputs[name].dtype if made[0].origins[name] == "drawn" else None
+        values = [variant.inputs[index] for variant in variants]
+        drawn = definition.inputs[name].dtype if variants[0].origins[name] == "drawn" else None
         content, end = _add_input(pool, name, values, drawn, end)
         contents.append(content)
     os.ftruncate(pool, max(end, 1))
@@ -152,10 +152,10 @@ def _write(pool: int, tensor: torch.Tensor, offset: int) -> None:
         content, offset = content[done:], offset + done
 
 
-def _results(definition: Definition, made: WorkloadInputs) -> list[Result]:
+def _results(definition: Definition, inputs: WorkloadInputs) -> list[Result]:
     results, end = [], 0
     for name, output in definition.outputs.items():
-        dtype, shape = definition_dtype(output.dtype), definition.sizes(output.shape or (), made.axes)
+        dtype, shape = definition_dtype(output.dtype), definition.sizes(output.shape or (), inputs.axes)
         if dtype.is_floating_point and dtype not in RTOL:
             raise Skip(f"outputs.{name}: a Definition with outputs of {output.dtype} is not supported")
         reserved = _aligned(max(dtype.itemsize, 8 if dtype.is_floating_point else 1) * torch.Size(shape).numel())
@@ -168,9 +168,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-LEAST_HANDED = (
-    1 << 20
-)  # bytes of inputs: smaller ones a candidate's driver fills, which leaves them in the core's own caches
+LEAST_HANDED = 1 << 20  # bytes of inputs. A candidate's driver fills smaller ones: they stay in the core's own caches
 
 
 HANDED_BATCH_BYTES = 256 << 20
@@ -184,12 +182,12 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 def are_handed_over(drawn: InputPool) -> bool:
     """Whether its inputs are handed over."""
-    return drawn.given >= LEAST_HANDED
+    return drawn.input_bytes >= LEAST_HANDED
 
 
 def handed_set_count(drawn: InputPool) -> int:
     """Of inputs, in one batch."""
-    return max(min(HANDED_BATCH_BYTES // max(drawn.given, 1), MOST_HANDED_SETS), FEWEST_HANDED_SETS)
+    return max(min(HANDED_BATCH_BYTES // max(drawn.input_bytes, 1), MOST_HANDED_SETS), FEWEST_HANDED_SETS)
 
 
 @dataclass
@@ -202,7 +200,7 @@ class HandedInputs:
     view: mmap.mmap | None = field(default=None, repr=False)
 
     @classmethod
-    def made(cls, opening: bytes, drawn: InputPool) -> HandedInputs:
+    def open(cls, opening: bytes, drawn: InputPool) -> HandedInputs:
         """`opening`: what the candidate is told of the Workload. KcapError where there is no memory for it."""
         try:
             return cls(Filler(opening, drawn.pool), len(drawn.contents))
@@ -223,8 +221,8 @@ class HandedInputs:
 
     def changed(self, numbers: list[int]) -> int | None:
         """The first input that is not what it was in one of these invocations of the last batch, by its place."""
-        found = (self.filler.changed(number) for number in numbers)
-        return next((place for place in found if place is not None), None)
+        changed = (self.filler.changed(number) for number in numbers)
+        return next((index for index in changed if index is not None), None)
 
     def close(self) -> None:
         self._release()
@@ -264,8 +262,8 @@ class Filler:
 
     def changed(self, number: int) -> int | None:
         """The place of the first input of an invocation of the last batch that is no longer what it was filled with."""
-        found = int(self._library.kcap_filler_changed(self._handle, number))
-        return None if found < 0 else found
+        index = int(self._library.kcap_filler_changed(self._handle, number))
+        return None if index < 0 else index
 
     def close(self) -> None:
         self._library.kcap_filler_close(self._handle)

@@ -25,7 +25,7 @@ from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.results.outcome import Clocked, Outcome, Status
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
-DOUBTFUL = 0.5  # of a time: a slack from there on is told
+DOUBTFUL = 0.5  # of a time: a slack from there on is named
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -54,22 +54,22 @@ class Judge:
     running: RunningSolution | None = None
     reference: tuple[Definition, Candidate] | None = None
     launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
-    known: dict[tuple[str, str], ReferencePrecision] = field(default_factory=dict)
+    precisions: dict[tuple[str, str], ReferencePrecision] = field(default_factory=dict)
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
         """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here, nor one of the
-        machine's. Gone, where the fork server has died."""
+        machine's. ForkServerGone, where the fork server has died."""
         began = time.monotonic()
-        told = self._told(solution, definition, workload)
+        names = self._names(solution, definition, workload)
         try:
-            found = self._judge(solution, definition, workload)
+            verdict = self._judge(solution, definition, workload)
         except (AtFault, Undecided, Skip, KcapError, BrokenConstraint) as error:
-            found = {"status": "NOT_JUDGED", "reason": str(error)}
+            verdict = {"status": "NOT_JUDGED", "reason": str(error)}
         except OSError as error:
-            found = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
+            verdict = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
             with suppress(OSError, KcapError):
                 self.close()  # either process may be halfway
-        return Outcome(**{**told, **found, "seconds": round(time.monotonic() - began, 3)})
+        return Outcome(**{**names, **verdict, "seconds": round(time.monotonic() - began, 3)})
 
     def close(self) -> None:
         """End its processes; the next judgement starts its own."""
@@ -99,16 +99,17 @@ class Judge:
         with open_input_pool(definition, workload, dataset, self.limits.memory) as drawn:
             try:
                 truth = self._truth(definition, workload, drawn)
-                found = self._trial(solution, truth)
+                verdict = self._trial(solution, truth)
             except AtFault:
                 self._drop_reference()
                 raise
-            return {**found, "notes": [*drawn.made.notes, *truth.known.notes, *timing_caveats(found.get("time"))]}
+            notes = [*drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
+            return {**verdict, "notes": notes}
 
     def _truth(self, definition: Definition, workload: Workload, drawn: InputPool) -> ReferenceOracle:
         key = definition.name, workload.uuid
-        truth = open_oracle(partial(self._reference, definition), drawn, self.known.get(key))
-        self.known[key] = truth.known
+        truth = open_oracle(partial(self._reference, definition), drawn, self.precisions.get(key))
+        self.precisions[key] = truth.precision
         return truth
 
     def _reference(self, definition: Definition) -> Candidate:
@@ -139,8 +140,8 @@ class Judge:
             return {"status": status, "reason": reason, "log": log}
         assert running.candidate is not None
         trial = Trial(running.candidate, truth, self.seconds)
-        found = self._verdict(trial, running)
-        return {**found, "accuracy": trial.accuracy, "confined": trial.candidate.confined}
+        verdict = self._verdict(trial, running)
+        return {**verdict, "accuracy": trial.accuracy, "confined": trial.candidate.confined}
 
     def _verdict(self, trial: Trial, running: RunningSolution) -> dict[str, Any]:
         candidate = trial.candidate
@@ -149,11 +150,11 @@ class Judge:
             floor = self.floors.check(trial.truth.drawn, times.solution)
             timed = {"time": times.solution, "reference": times.reference, "floor_us": floor}
             return {"status": "PASSED", **timed, "log": candidate.printed()}
-        except Rejected as refused:
-            if POISON in str(refused):
+        except Rejected as rejected:
+            if POISON in str(rejected):
                 candidate.end(keep=True)
-                return self._died(running, refused.status, str(refused))
-            return {"status": refused.status, "reason": str(refused), "log": candidate.printed()}
+                return self._died(running, rejected.status, str(rejected))
+            return {"status": rejected.status, "reason": str(rejected), "log": candidate.printed()}
         except (TooSlow, ProcessEnded) as error:
             if trial.truth.reference.how is not None:  # while it was timed beside the Solution
                 raise unanswered(error) from None
@@ -196,7 +197,7 @@ class Judge:
         if last:
             last.end()
 
-    def _told(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
+    def _names(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         return {
             **self.environment,
             "solution": solution.name,

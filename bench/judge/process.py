@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.protocol import Answer
+from kcap.bench.judge.messages import Ended, EndRequest, Refusal, Started, StartRequest
 from kcap.bench.sandbox.process_tree import descendants
 from kcap.errors import KcapError
 from kcap.system.open_files import ensure_free_descriptors
@@ -94,7 +95,7 @@ class Process:
     def ask(
         self, content: bytes, descriptors: Sequence[int] = (), at_once: Callable[[], object] = lambda: None
     ) -> Answer:
-        """Its answer; Ended, Spoke or TooSlow where there is none. `at_once` is called as soon as there is one."""
+        """Its answer; ProcessEnded, SpokeUnasked or TooSlow where there is none. `at_once` is called when it comes."""
         nonce = secrets.token_bytes(protocol.NONCE)
         if self._spoke():
             raise self._silenced()
@@ -117,7 +118,7 @@ class Process:
             raise self._silenced() from None
 
     def receive(self, timeout: float) -> bytes:
-        """One message of its; Ended or TooSlow where there is none."""
+        """One message of its; ProcessEnded or TooSlow where there is none."""
         self.channel.settimeout(timeout)
         try:
             content = self.channel.recv(protocol.LONGEST)
@@ -157,7 +158,7 @@ class Process:
         """
         self._close()
         try:
-            ended = str(self.server.ask({"end": self.pid, "keep": keep, "gone": gone})["how"])
+            ended = self.server.end({"end": self.pid, "keep": keep, "gone": gone})["how"]
         finally:
             if not keep:
                 remove_folder(self.folder)
@@ -225,9 +226,17 @@ class ForkServer:
             raise KcapError(f"the fork server does not start: {gone}") from None
         self._channel.settimeout(ANSWER_LIMIT_S)
 
-    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+    def start(self, request: StartRequest, descriptors: Sequence[int]) -> Started:
+        """Start a candidate, which gets `descriptors`; raises as `_ask`."""
+        return cast(Started, self._ask(request, descriptors))
+
+    def end(self, request: EndRequest) -> Ended:
+        """End a candidate; raises as `_ask`."""
+        return cast(Ended, self._ask(request))
+
+    def _ask(self, request: StartRequest | EndRequest, descriptors: Sequence[int] = ()) -> Started | Ended:
         """Its answer to one request. KcapError where it could not do it, OSError where its machine lacks what that
-        takes, Gone if it has died.
+        takes, ForkServerGone if it has died.
         """
         with self._lock:
             try:
@@ -244,19 +253,19 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> Started | Ended:
         try:
             content = self._channel.recv(1 << 16)
         except (TimeoutError, ConnectionError):
             content = b""
         if not content:
             raise ForkServerGone(f"{FORK_SERVER_GONE}: see its message on standard error")
-        answer: dict[str, Any] = orjson.loads(content)
+        answer: Started | Ended | Refusal = orjson.loads(content)
         if "lack" in answer:
-            raise OSError(str(answer["lack"]))
+            raise OSError(answer["lack"])
         if "error" in answer:
-            raise KcapError(str(answer["error"]))
-        return answer
+            raise KcapError(answer["error"])
+        return cast(Started | Ended, answer)
 
 
 STAT = Path("/proc/stat")
@@ -293,8 +302,8 @@ class MachineCpuTime:
     @classmethod
     def now(cls, *pids: int) -> MachineCpuTime:
         """`pids`: of the cages' candidates."""
-        known = [cpu_time_of(pid) for pid in pids]
-        ours = time.process_time_ns() + sum(one.own + one.company for one in known)
+        times = [cpu_time_of(pid) for pid in pids]
+        ours = time.process_time_ns() + sum(cpu.own + cpu.company for cpu in times)
         return cls(time.monotonic_ns(), _busy_ns(), ours)
 
     def others(self, before: MachineCpuTime) -> float:
@@ -307,7 +316,7 @@ def cpu_time_of(pid: int) -> CpuTime:
     """What the cage of process `pid` has used; zeros where Linux does not tell, OSError where no file can be opened."""
     ensure_free_descriptors(PROC_FILES)
     own = _first_thread_ns(pid)
-    return CpuTime(own, max(sum(_process_cpu_ns(one) for one in _sandboxed(pid)) - own, 0))
+    return CpuTime(own, max(sum(_process_cpu_ns(process) for process in _sandboxed(pid)) - own, 0))
 
 
 def _first_thread_ns(pid: int) -> int:

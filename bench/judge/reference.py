@@ -1,4 +1,4 @@
-"""What is right: the outputs of the Definition's reference, in higher precision where it runs in one.
+"""The reference oracle: the right outputs, by the Definition's reference, in higher precision where it runs in one.
 
 The reference is code from elsewhere and runs as a candidate does; its outputs come to the judge and go nowhere else.
 """
@@ -26,7 +26,7 @@ class AtFault(Exception):
 
 @dataclass(frozen=True)
 class ReferencePrecision:
-    """Of a Workload's truth. `upcast`: the bits of the floats that the reference is given, 0 for their own dtype."""
+    """How a Workload's reference is run. `upcast`: the bits of its floating inputs, 0 for their own dtype."""
 
     upcast: int = 0
     notes: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class ReferenceOracle:
 
     reference: Candidate
     drawn: InputPool
-    known: ReferencePrecision
+    precision: ReferencePrecision
 
     def expected(self, seed: int, number: int) -> list[torch.Tensor]:
         """The outputs of invocation `number` of `seed`; AtFault if the reference has none."""
-        return _outputs(self.reference, seed, number, self.known.upcast)
+        return _outputs(self.reference, seed, number, self.precision.upcast)
 
 
 def unanswered(error: ProcessEnded | TooSlow) -> AtFault:
@@ -61,12 +61,14 @@ def at_fault(_: Status, reason: str) -> AtFault:
     return AtFault(f"its reference fails: {reason}")
 
 
-def open_oracle(start: Callable[[], Candidate], drawn: InputPool, known: ReferencePrecision | None) -> ReferenceOracle:
+def open_oracle(
+    start: Callable[[], Candidate], drawn: InputPool, precision: ReferencePrecision | None
+) -> ReferenceOracle:
     """Open `drawn` with the reference, and find how to run it if that is not known; AtFault where it cannot be judged
     by. `start` gives its process, and another where that has ended.
     """
     reference = _opened(start, drawn)
-    return ReferenceOracle(reference, drawn, known) if known else _explored(reference, drawn, start)
+    return ReferenceOracle(reference, drawn, precision) if precision else _explored(reference, drawn, start)
 
 
 def _opened(start: Callable[[], Candidate], drawn: InputPool) -> Candidate:

@@ -52,13 +52,13 @@ PINGS = 5
 RETRIES = 30
 
 
-MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer refused
+MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer rejected
 
 
 FEWEST_VOUCHED = 3  # batches
 
 
-MOST_HIDDEN = 2.0  # times what is said: CPU time beyond it, which others on a busy machine do not cause
+MOST_HIDDEN = 2.0  # times what it claims: CPU time beyond it, which others on a busy machine do not cause
 
 
 FORGED = 0.2  # of the times that are vouched for: below it, noise explains no others
@@ -75,7 +75,7 @@ def time_both(
 ) -> TimedPair:
     """Time both in turns until the stop rule fires. `seen` is told what is kept of each of the Solution's batches.
 
-    Refused, where the driver saw something wrong, or the Solution's times cannot be; Undecided.
+    Rejected, where the driver saw something wrong, or the Solution's times cannot be; Undecided.
     """
     messages = ping_ns(theirs.candidate)
     before = MachineCpuTime.now(ours.candidate.pid, theirs.candidate.pid)
@@ -83,8 +83,8 @@ def time_both(
         driver = control_batches(ours, theirs)
         sampled = sample_in_turns(ours, theirs, driver, seconds, keep, seen)
         slack = cross_check_with_retries(ours, driver, messages, before)
-        said = median(ours.samples_us) * 1e3
-        if not ours.grow(said, said + median(ours.between_ns)):  # whatever the first calls took
+        claimed_ns = median(ours.samples_us) * 1e3
+        if not ours.grow(claimed_ns, claimed_ns + median(ours.between_ns)):  # whatever the first calls took
             break
     check_strays(ours, theirs)
     check_processors(ours)
@@ -129,7 +129,7 @@ def ping_ns(candidate: Candidate) -> float:
 
 
 def cross_check_with_retries(ours: Batches, driver: Batches, messages_ns: float, before: MachineCpuTime) -> float:
-    """As `vouch`; before it is refused, it gets more batches: a busy machine disturbs some, and not all.
+    """As `cross_check_clock`; before it is rejected, it gets more batches: a busy machine disturbs some, and not all.
 
     Undecided, where others had so much of the machine since `before` that nothing can be told.
     """
@@ -150,7 +150,7 @@ def cross_check_with_retries(ours: Batches, driver: Batches, messages_ns: float,
 
 
 def cross_check_clock(ours: Batches, driver: Batches, messages_ns: float) -> float:
-    """To within how many nanoseconds of an invocation the judge's clock agrees; Refused, where it does not.
+    """To within how many nanoseconds of an invocation the judge's clock agrees; Rejected, where it does not.
 
     Each batch is vouched for by itself, and of `ours` those stay for which the clock vouches: what is said of the
     others counts nowhere. Nothing is excused in those: who waits for a core in an invocation waits by both clocks, and
@@ -160,10 +160,11 @@ def cross_check_clock(ours: Batches, driver: Batches, messages_ns: float) -> flo
     usual = max(undisturbed - messages_ns / driver.count, 0.0)
     slack = SLACK_NS + SLACK_SHARE * usual + SLACK_OF_TIME * median(ours.samples_us) * 1e3 + WAKING_NS / ours.count
     hidden = [between - messages_ns / ours.count - usual for between in ours.between_ns]
-    vouched = [one <= slack for one in hidden]
-    said, least = median(ours.samples_us), min(FEWEST_VOUCHED, len(hidden))
+    vouched = [excess <= slack for excess in hidden]
+    claimed_us, least = median(ours.samples_us), min(FEWEST_VOUCHED, len(hidden))
     if sum(vouched) < least or _forged(ours.samples_us, vouched):
-        reason = f"the clock in its process says {said:.3g} µs, the judge's {said + median(hidden) / 1e3:.3g} µs"
+        judged_us = claimed_us + median(hidden) / 1e3
+        reason = f"the clock in its process says {claimed_us:.3g} µs, the judge's {judged_us:.3g} µs"
         raise Rejected("REWARD_HACK", f"{reason} an invocation")
     ours.only(vouched)
     return slack
@@ -177,19 +178,19 @@ def has_excess_cpu_time(ours: Batches, driver: Batches) -> bool:
     if ours.candidate.limits.gpu is not None:
         return False
     work = max(median(driver.hidden_ns), 0.0)
-    said = median(ours.samples_us) * 1e3
-    return median(ours.hidden_ns) > MOST_HIDDEN * (said + work) + SLACK_NS + WAKING_NS / ours.count
+    claimed_ns = median(ours.samples_us) * 1e3
+    return median(ours.hidden_ns) > MOST_HIDDEN * (claimed_ns + work) + SLACK_NS + WAKING_NS / ours.count
 
 
 def _forged(samples_us: list[float], vouched: list[bool]) -> bool:
     """Whether at least half of the batches are not vouched for, and said to be far quicker than those that are."""
-    good = [one for one, fine in zip(samples_us, vouched, strict=True) if fine]
-    bad = [one for one, fine in zip(samples_us, vouched, strict=True) if not fine]
+    good = [us for us, fine in zip(samples_us, vouched, strict=True) if fine]
+    bad = [us for us, fine in zip(samples_us, vouched, strict=True) if not fine]
     return len(bad) >= len(good) and median(bad) < FORGED * median(good)
 
 
 def check_strays(ours: Batches, theirs: Batches) -> None:
-    """Refused, where its process went on working when its invocations had returned."""
+    """Rejected, where its process went on working when its invocations had returned."""
     least = STRAY_NS if ours.candidate.limits.threads == 1 else STRAY_NS_THREADS
     most = least + STRAY_OF_TIME * median(ours.samples_us) * 1e3 + median(theirs.stray_ns)
     if (stray := median(ours.stray_ns)) > most:
@@ -198,7 +199,7 @@ def check_strays(ours: Batches, theirs: Batches) -> None:
 
 
 def check_processors(ours: Batches) -> None:
-    """Refused, where its processes used more processors than they were given: in more than one batch, which no process
+    """Rejected, where its processes used more processors than they were given: in more than one batch, which no process
     that keeps to its cores can.
     """
     limits = ours.candidate.limits
@@ -209,7 +210,7 @@ def check_processors(ours: Batches) -> None:
 
 
 def check_idle(idle: list[float]) -> None:
-    """Refused, where its processes were at work while the reference was timed, or the driver there: that slows both."""
+    """Rejected, where its processes work while the reference is timed, or the driver there: that slows both."""
     if idle and (share := median(idle)) > MOST_IDLE:
         reason = f"its processes work while the reference is timed: {share:.0%} of a processor"
         raise Rejected("REWARD_HACK", reason)
@@ -339,13 +340,13 @@ def size_batches(candidate: Candidate, drawn: InputPool, seconds: float) -> Batc
 
 def _on_host(candidate: Candidate, seconds: float) -> Batches:
     """As many as two invocations say, unless the batch of so many that touches its memory first says otherwise."""
-    made = Batches(candidate, 2, min(HOST_BATCH_NS, seconds * 1e9 / 10))
+    batches = Batches(candidate, 2, min(HOST_BATCH_NS, seconds * 1e9 / 10))
     for least in (0, LEAST_GROWTH):
         began = time.perf_counter_ns()
-        made.take(0)
-        wall = (time.perf_counter_ns() - began) / made.count
-        made.grow(min(candidate.times_ns(made.count)), wall, least)
-    return Batches(candidate, made.count, made.wanted_ns)
+        batches.take(0)
+        wall = (time.perf_counter_ns() - began) / batches.count
+        batches.grow(min(candidate.times_ns(batches.count)), wall, least)
+    return Batches(candidate, batches.count, batches.wanted_ns)
 
 
 def control_batches(ours: Batches, theirs: Batches) -> Batches:
@@ -356,10 +357,10 @@ def control_batches(ours: Batches, theirs: Batches) -> Batches:
     """
     if ours.candidate.limits.gpu is not None:
         return theirs
-    made = Batches(theirs.candidate, ours.count, empty=True, wrong=theirs.wrong)
-    if made.count > theirs.count:  # memory that is touched for the first time
-        check_answer(made.candidate.run(fresh_seed(), made.count, empty=True), made.wrong)
-    return made
+    batches = Batches(theirs.candidate, ours.count, empty=True, wrong=theirs.wrong)
+    if batches.count > theirs.count:  # memory that is touched for the first time
+        check_answer(batches.candidate.run(fresh_seed(), batches.count, empty=True), batches.wrong)
+    return batches
 
 
 def _on_gpu(candidate: Candidate, drawn: InputPool, each_ns: int) -> Batches:

@@ -44,36 +44,36 @@ class Trial:
     timed: int = 0
 
     def run(self) -> TimedPair:
-        """Its times. Refused, where it does not pass; Ended or TooSlow, where its process does not live to see it;
-        NoGraph, where it or the reference cannot be captured; AtFault, where the reference fails.
+        """Its times. Rejected, where it does not pass; ProcessEnded or TooSlow, where its process does not live to see
+        it; NoGraph, where it or the reference cannot be captured; AtFault, where the reference fails.
         """
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        sieve = ReservoirSample(self.candidate)
+        sample = ReservoirSample(self.candidate)
         ours, theirs = size_batches(self.candidate, drawn, self.seconds), self._reference()
         try:
-            times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sieve.add)
+            times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sample.add)
         except (Rejected, Undecided):
-            self._timed(sieve)  # wrong outputs say more than what was wrong with the clock
+            self._timed(sample)  # wrong outputs say more than what was wrong with the clock
             raise
-        self._timed(sieve)
+        self._timed(sample)
         check_answer(self.candidate.replaced())
         return times
 
     def _reference(self) -> Batches:
         try:
-            made = size_batches(self.truth.reference, self.truth.drawn, self.seconds)
-        except Rejected as refused:
-            raise at_fault(refused.status, str(refused)) from None
-        return replace(made, wrong=at_fault)
+            batches = size_batches(self.truth.reference, self.truth.drawn, self.seconds)
+        except Rejected as rejected:
+            raise at_fault(rejected.status, str(rejected)) from None
+        return replace(batches, wrong=at_fault)
 
     @property
     def accuracy(self) -> Accuracy | None:
         if not self.differences:
             return None
         words = describe_tolerances([result.dtype for result in self.truth.drawn.results])
-        return worst_accuracy(self.differences, words, self.truth.known.name, self.timed)
+        return worst_accuracy(self.differences, words, self.truth.precision.name, self.timed)
 
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
@@ -86,9 +86,9 @@ class Trial:
             hack = self.seen.constant and not reason.endswith(NOT_FINITE)
             raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else reason)
 
-    def _timed(self, sieve: ReservoirSample) -> None:
+    def _timed(self, sample: ReservoirSample) -> None:
         wrong = []
-        for kept, outputs in sieve.chosen():
+        for kept, outputs in sample.chosen():
             self.timed += 1
             truth = self.truth.expected(kept.seed, kept.number)
             stale, empty = self.seen.stale(outputs, truth), is_unwritten(outputs) and not is_unwritten(truth)
@@ -109,21 +109,21 @@ class Trial:
         self.seen.add(outputs, truth)
         reasons = []
         for result, out, true in zip(self.truth.drawn.results, outputs, truth, strict=True):
-            found = difference(out, true)
-            self.differences.append(found)
-            if not found.error <= SAME:
-                reasons.append(_describe_difference(result.name, out, true, found))
+            off = difference(out, true)
+            self.differences.append(off)
+            if not off.error <= SAME:
+                reasons.append(_describe_difference(result.name, out, true, off))
         return reasons[0] if reasons else None
 
 
-def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, found: Difference) -> str:
+def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, off: Difference) -> str:
     if is_unwritten([out]) and not is_unwritten([truth]):
         return f"{name}: was left unwritten"
     if out.is_floating_point() and not out.double().isfinite().all() and truth.double().isfinite().all():
         return f"{name}: {NOT_FINITE}"
     if not out.is_floating_point():
-        return f"{name}: differs by up to {found.absolute:g}, where it must be equal"
-    return f"{name}: is off by {found.error:.3g} times what is allowed"
+        return f"{name}: differs by up to {off.absolute:g}, where it must be equal"
+    return f"{name}: is off by {off.error:.3g} times what is allowed"
 
 
 @dataclass
@@ -138,18 +138,18 @@ class ReservoirSample:
     def add(self, batch: list[KeptInvocation]) -> None:
         """Take the outputs of a few of `batch`, before the next one's are in their place."""
         self.last = []
-        for one in batch:
+        for invocation in batch:
             self.count += 1
-            place = secrets.randbelow(self.count)
-            if place >= MOST_COMPARED - 1 and self.last:
+            index = secrets.randbelow(self.count)
+            if index >= MOST_COMPARED - 1 and self.last:
                 continue
-            held = (one, self.candidate.outputs(one.number))
+            held = (invocation, self.candidate.outputs(invocation.number))
             self.last = self.last or [held]
             if len(self.kept) < MOST_COMPARED - 1:
                 self.kept.append(held)
-            elif place < MOST_COMPARED - 1:
-                self.kept[place] = held
+            elif index < MOST_COMPARED - 1:
+                self.kept[index] = held
 
     def chosen(self) -> list[tuple[KeptInvocation, Outputs]]:
-        rest = [held for held in self.last if not any(held[0] == one[0] for one in self.kept)]
+        rest = [held for held in self.last if not any(held[0] == invocation for invocation, _ in self.kept)]
         return self.kept + rest

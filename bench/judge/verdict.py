@@ -1,4 +1,4 @@
-"""Why a Solution does not pass: what the driver saw, what the outputs give away, and times below the machine's floor."""
+"""Why a Solution does not pass: what the driver saw, what outputs show, and times below the machine's floor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rejected(Exception):
 
 
 def check_answer(answer: Answer, wrong: Callable[[Status, str], Exception] = Rejected) -> None:
-    """Refused, or what `wrong` makes of it, where the driver saw something wrong."""
+    """Rejected, or what `wrong` makes of it, where the driver saw something wrong."""
     if answer.code == protocol.FINE:
         return
     words = {protocol.PATCHED: "it replaced {}", protocol.INPUT: "it {}", protocol.RESERVED: "it {}"}
@@ -118,7 +118,7 @@ class Floors:
     sure: bool = field(default=False, repr=False)
 
     def check(self, drawn: InputPool, time: Clocked) -> float | None:
-        """Microseconds that no invocation on `drawn` can go below, None where nobody knows; Refused, if `time` does."""
+        """Microseconds that no invocation on `drawn` can go below, None where not known; Rejected, if `time` does."""
         floor = self._floor(drawn, time)
         if floor is not None and time.median_us < floor and not self.sure:
             self._ask(self.again)
@@ -130,7 +130,7 @@ class Floors:
         return floor
 
     def _floor(self, drawn: InputPool, time: Clocked) -> float | None:
-        cost = cost_of_workload(drawn.definition, dict(zip(drawn.definition.inputs, drawn.made.inputs, strict=True)))
+        cost = cost_of_workload(drawn.definition, dict(zip(drawn.definition.inputs, drawn.example.inputs, strict=True)))
         if cost is not None and self.ceilings is None and not self.unknown:
             self._ask(self.find)
         if cost is None or self.ceilings is None:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from kcap.bench.judge.device import describe_device
 from kcap.bench.judge.judge import Judge
+from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.bench.judge.process import ForkServer, ForkServerGone, Limits
 from kcap.bench.judge.verdict import Floors
 from kcap.bench.sandbox import guard, libc
@@ -39,7 +40,7 @@ def main() -> None:
     os.dup2(2, 1)
     guard()
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # a judge without a command has nobody to tell
-    session = orjson.loads(sys.stdin.buffer.readline())
+    session: JudgeSession = orjson.loads(sys.stdin.buffer.readline())
     try:
         judge = open_judge(session)
     except (KcapError, Unavailable, RuntimeError, ValueError, OSError) as error:
@@ -58,7 +59,7 @@ def _serve(judge: Judge, answers: BinaryIO) -> None:
     send(answers, judge.environment)
     send(answers, {"ready": True})
     for line in sys.stdin.buffer:
-        request = orjson.loads(line)
+        request: JudgeRequest = orjson.loads(line)
         outcome = judge.judge(
             Solution.model_validate(request["solution"]),
             definitions_file.from_bytes(request["definition"].encode()),
@@ -71,11 +72,11 @@ def send(answers: BinaryIO, message: dict[str, Any]) -> None:
     answers.write(orjson.dumps(message) + b"\n")
 
 
-def open_judge(session: dict[str, Any]) -> Judge:
+def open_judge(session: JudgeSession) -> Judge:
     """A Judge for the session's device; KcapError or Unavailable where there can be none."""
     device = session["device"]
     threads, cores = cpu_share(session.get("threads"))
-    told, gpu = describe_device(device, threads)
+    environment, gpu = describe_device(device, threads)
     scratch = Path(tempfile.mkdtemp(prefix="kcap-bench-", dir=session.get("scratch")))
     limits = Limits(
         device=device,
@@ -92,7 +93,7 @@ def open_judge(session: dict[str, Any]) -> Judge:
     )
     root = Path(session["root"]) if session.get("root") else None
     server = ForkServer(quiet_threads(threads))
-    return Judge(root, limits, session["seconds"], server, Floors(told), told)
+    return Judge(root, limits, session["seconds"], server, Floors(environment), environment)
 
 
 def cpu_share(wanted: int | None) -> tuple[int, tuple[int, ...]]:

@@ -1,8 +1,7 @@
 """Outcomes in the formats of others: FlashInfer-Bench's Traces, and the older benchmark results.
 
-`traces/<author>/<op_type>/<definition>.jsonl`: source FlashInfer-Bench 0.1.2, `data/trace.py`, `data/trace_set.py`. What
-its statuses lack is a RUNTIME_ERROR, whose log tells the reason. What was not judged, for a fault that is not the
-Solution's, is left out.
+`traces/<author>/<op_type>/<definition>.jsonl`: source FlashInfer-Bench 0.1.2, `data/trace.py`, `data/trace_set.py`. A
+status that it lacks becomes RUNTIME_ERROR, and the log has the reason. NOT_JUDGED is left out.
 
 `results/<definition>/<author>/<solution>/<workload>.json`: of one kernel that ran or did not compile; Outcomes that are
 neither PASSED nor COMPILE_ERROR have none.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcap.bench.judge.messages import JudgeSession
 from kcap.replay.jobs import Choice
 
 GIB = 1 << 30
@@ -47,7 +48,7 @@ class Options:
         """
         return 6 * self.build_timeout + (2 + 4 * 3) * self.timeout + SLACK_S
 
-    def session(self, root: Path) -> dict[str, Any]:
+    def session(self, root: Path) -> JudgeSession:
         """What a judge worker is told first, but for its device and its scratch folder."""
         return {
             "root": str(root),

@@ -148,7 +148,8 @@ def check_same_run(output: Path, before: RunRecord, now: RunRecord) -> None:
     """CallError naming both where `now` would add Outcomes to `output` that cannot stand beside those of `before`."""
     if before.identity != now.identity:
         raise CallError(
-            f"{output}: holds Outcomes on {_describe_path(before)}, and this is {_describe_path(now)}: choose another -o"
+            f"{output}: holds Outcomes on {_describe_path(before)}, "
+            f"and this is {_describe_path(now)}: choose another -o"
         )
     for name in sorted(before.blobs.keys() & now.blobs.keys()):
         if before.blobs[name] != now.blobs[name]:

@@ -1,6 +1,6 @@
 """The sandbox: a process in which foreign code runs, and that costs nobody but itself.
 
-What the machine has is used, what it lacks is left out and said so (`SandboxedProcess.confined` and `.refused`, `probe`):
+What the machine has is used; what it lacks is left out and named (`SandboxedProcess.confined`, `.refused`, `probe`):
 namespaces(7) for processes, mounts, network and IPC; a scratch of fixed size; landlock(7); seccomp(2); where root
 judges, a user of its own; no capabilities(7); setrlimit(2); prctl(2), by which nothing survives its supervisor.
 

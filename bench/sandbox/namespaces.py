@@ -1,9 +1,11 @@
-"""What the candidate sees: what it does not see it cannot touch. See namespaces(7), user_namespaces(7), mount(2), proc(5).
+"""What the candidate sees: what it does not see it cannot touch.
+
+See namespaces(7), user_namespaces(7), mount(2), proc(5).
 
 A process without CAP_SYS_ADMIN gets namespaces from a user namespace of its own, in which its user stays its user.
 
-In its mount namespace all of the disk is read-only, hidden folders are empty, and its scratch has a fixed size (tmpfs(5)):
-nothing of this is seen, or left behind, outside.
+In its mount namespace all of the disk is read-only, hidden folders are empty, and its scratch has a fixed size
+(tmpfs(5)): nothing of this is seen, or left behind, outside.
 
 In its own /proc its processes may write to their own files, as CUDA does, and to nothing else. User 0 owns the kernel's
 switches, so it is held closer: Landlock opens the candidate's own folder alone, and all of /proc stays read-only where

@@ -1,7 +1,7 @@
 """Between the judge and the candidate: one process, or two with a pid namespace, that no candidate can outlive.
 
-The supervisor is outside: it makes the namespaces and mounts, passes on what is printed up to a limit, and ends when the
-candidate has ended and nothing is left of it. In a pid namespace its child is process 1 there: it only forks the
+The supervisor is outside: it makes the namespaces and mounts, passes on what is printed up to a limit, and ends when
+the candidate has ended and nothing is left of it. In a pid namespace its child is process 1 there: it only forks the
 candidate and reaps, and the kernel kills all the others when it ends.
 """
 

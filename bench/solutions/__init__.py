@@ -1,7 +1,7 @@
 """The Solutions of a folder, whatever form each is written in: one file a form, its Form registered by its suffix.
 
-Nothing of a Solution is run here: it is read (bounded, from inside the folder that was named) and looked at. What cannot
-be read, or answers no Definition, is refused by itself.
+Nothing of a Solution is run here: it is read (bounded, from inside the folder that was named) and looked at. A file
+that cannot be read, or answers no Definition, is refused by itself.
 """
 
 from __future__ import annotations

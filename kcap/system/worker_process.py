@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import orjson
@@ -35,7 +35,7 @@ class Worker:
     """
 
     def __init__(
-        self, session: dict[str, Any], module: str = "kcap.replay.worker", option: str | None = "--timeout"
+        self, session: Mapping[str, Any], module: str = "kcap.replay.worker", option: str | None = "--timeout"
     ) -> None:
         self.session = session
         self.module = module
@@ -54,7 +54,7 @@ class Worker:
         self._end()
         self._log.close()
 
-    def run(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def run(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """The worker's answer to one request; a crash or a timeout is an answer too."""
         if self.process is None or self.process.poll() is not None:
             self._end()
@@ -90,7 +90,7 @@ class Worker:
         except (Died, TimeoutError) as death:
             raise KcapError(f"{self.module} does not start: {death or 'no answer'}") from None
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         assert self.process is not None and self.process.stdin is not None
         try:
             self.process.stdin.write(orjson.dumps(message) + b"\n")

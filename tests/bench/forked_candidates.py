@@ -37,7 +37,7 @@ class Forked:
             socket.send_fds(self.control, [what.encode()], [theirs.fileno()])
         pid = int(self.control.recv(100))
         log = tempfile.TemporaryFile()  # noqa: SIM115 ends with the candidate
-        server: Any = SimpleNamespace(ask=lambda request: {"how": "ended"})
+        server: Any = SimpleNamespace(end=lambda request: {"how": "ended"})
         one = Candidate(server, self.limits, pid, ours, Path("/nowhere"), log, [])
         one.destination, one.graphs = destination, graphs
         return one

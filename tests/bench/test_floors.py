@@ -17,7 +17,7 @@ from kcap.schemas.results.outcome import Clocked
 
 ADD = definition("add", {"x": of("m n"), "y": of("m n")}, {"z": of("m n")}, "x + y", op_type="add")
 INPUTS = [torch.zeros(1 << 18, 4), torch.zeros(1 << 18, 4)]
-DRAWN = SimpleNamespace(definition=ADD, made=SimpleNamespace(inputs=INPUTS))
+DRAWN = SimpleNamespace(definition=ADD, example=SimpleNamespace(inputs=INPUTS))
 
 
 @pytest.fixture(scope="module")

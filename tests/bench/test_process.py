@@ -21,7 +21,7 @@ FINE = struct.pack("<IIIQQQ", *[0] * 6)
 def both():
     """A process that runs nothing, and its end of the channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server = SimpleNamespace(ask=lambda request: {"how": "ended"})
+    server = SimpleNamespace(end=lambda request: {"how": "ended"})
     with ours, theirs, tempfile.TemporaryFile() as log:
         yield Process(server, SimpleNamespace(timeout=5.0), 0, ours, Path("/nowhere"), log, []), theirs
 

@@ -22,7 +22,7 @@ RESULTS = (
 
 @pytest.fixture
 def shared():
-    made = OutputMemory.made(Layout(64 + 8 * LARGE, slots=3, most=1))
+    made = OutputMemory.allocate(Layout(64 + 8 * LARGE, slots=3, most=1))
     yield made
     made.close()
 

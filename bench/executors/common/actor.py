@@ -1,4 +1,4 @@
-"""What runs on another node: a slot, which has the dataset sent to it, and CPU cores to itself among the node's slots."""
+"""What runs on another node: a slot to which the dataset is sent, and which has CPU cores of the node to itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kcap.bench.executors.common.slot import LocalSlot
+from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.errors import KcapError
 
 
@@ -41,7 +42,7 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> None:
 class JudgeActor:
     """A slot of the node that it is on. `files`: the dataset; None where the node has it at the same path."""
 
-    def __init__(self, session: dict[str, Any], module: str, files: dict[str, bytes] | None) -> None:
+    def __init__(self, session: JudgeSession, module: str, files: dict[str, bytes] | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kcap-dataset-")
         self._stack = ExitStack()
         self._cores: frozenset[int] = frozenset()
@@ -65,7 +66,7 @@ class JudgeActor:
         except KcapError as error:
             return {"error": str(error)}
 
-    def run(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         self._pin()
         return self._slot.run(request, limit_s)
 
@@ -83,7 +84,7 @@ class JudgeActor:
         self._folder.cleanup()
 
 
-def _hidden(session: Mapping[str, Any]) -> list[str]:
+def _hidden(session: JudgeSession) -> list[str]:
     inside = [Path(session["root"]) / name for name in ("definitions", "workloads", "blob")]
     return [*(folder for folder in session["hidden"] if Path(folder).is_dir()), *(str(one) for one in inside)]
 

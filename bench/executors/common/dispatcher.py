@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from kcap.bench.executors.common.slot import Slot, Stopped
+from kcap.bench.judge.messages import JudgeRequest
 from kcap.errors import KcapError
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.definition import Definition, Workload
@@ -129,7 +130,7 @@ class Dispatcher:
         self.units.give_back(unit)
         self._news.put(LostSlot(error))
 
-    def _ask(self, slot: Slot, unit: WorkUnit, workload: Workload, request: dict[str, Any]) -> Outcome:
+    def _ask(self, slot: Slot, unit: WorkUnit, workload: Workload, request: JudgeRequest) -> Outcome:
         """The judge's Outcome under the names that it was asked for; NOT_JUDGED if it dies twice."""
         reason = ""
         for _ in range(ATTEMPTS):
@@ -169,13 +170,20 @@ class WorkUnit:
     workloads: tuple[Workload, ...]
     lost: int = 0
 
-    def requests(self) -> Iterator[tuple[Workload, dict[str, Any]]]:
+    def requests(self) -> Iterator[tuple[Workload, JudgeRequest]]:
         """Each Workload with what the judge is asked."""
         solution = self.solution.model_dump(mode="json")
         definition = definitions_file.to_bytes(self.definition).decode()
         for workload in self.workloads:
-            asked = {"solution": solution, "file": self.file, "definition": definition}
-            yield workload, {**asked, "workload": workload.model_dump(mode="json")}
+            yield (
+                workload,
+                {
+                    "solution": solution,
+                    "file": self.file,
+                    "definition": definition,
+                    "workload": workload.model_dump(mode="json"),
+                },
+            )
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A slot: one judge worker on one device, started again when it dies, with a scratch folder that outlives no process."""
+"""A slot: one judge worker on one device, restarted when it dies, with a scratch folder that is never left behind."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.errors import KcapError
 from kcap.system.worker_process import Worker
 
@@ -31,7 +32,7 @@ class Slot(Protocol):
     def start(self) -> dict[str, Any]:
         """What its judge says of the device; CallError if it has none."""
 
-    def run(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         """The judge's answer; `status` and `reason` alone where it died or took longer than `limit_s` seconds."""
 
     def stop(self) -> None:
@@ -44,8 +45,8 @@ class Slot(Protocol):
 class LocalSlot:
     """A slot on this machine: a judge worker in a child process."""
 
-    def __init__(self, session: Mapping[str, Any], module: str = JUDGE_WORKER) -> None:
-        self._session = dict(session)
+    def __init__(self, session: JudgeSession, module: str = JUDGE_WORKER) -> None:
+        self._session = session
         self._module = module
         self._worker: Worker | None = None
         self._stack = ExitStack()
@@ -57,7 +58,7 @@ class LocalSlot:
         self._stack.enter_context(self._worker)
         return self._worker.environment
 
-    def run(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         if self._stopped or self._worker is None:
             raise Stopped("stopped")
         return self._worker.run(request, limit_s)

@@ -13,6 +13,7 @@ import torch
 
 from kcap.bench import build
 from kcap.bench.judge.driver import driver, originals
+from kcap.bench.judge.messages import BuildReport
 from kcap.replay.datasets.reference import argument_order, compile_reference
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer import solution as solutions_file
@@ -38,27 +39,31 @@ class CandidateOrder:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, given: dict[str, Any]) -> CandidateOrder:
-        return cls(**{**given, "cores": tuple(given["cores"])})
+    def from_json(cls, fields: dict[str, Any]) -> CandidateOrder:
+        return cls(**{**fields, "cores": tuple(fields["cores"])})
 
 
-def run_candidate(given: CandidateOrder, channel: int, loaded: driver.Driver) -> None:
+def run_candidate(order: CandidateOrder, channel: int, loaded: driver.Driver) -> None:
     """Build, say on `channel` how that went, and serve the judge; this process ends with it."""
-    os.environ.update(build.environment(Path(given.folder)))
-    if given.cores:
-        os.sched_setaffinity(0, given.cores)
-    torch.set_num_threads(given.threads)
+    os.environ.update(build.environment(Path(order.folder)))
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    torch.set_num_threads(order.threads)
     try:
-        if given.device != "cpu":
-            _use_gpu(given.device, loaded)
+        if order.device != "cpu":
+            _use_gpu(order.device, loaded)
         watched = originals.watched_originals()
-        callable_ = _build_callable(given)
+        callable_ = _build_callable(order)
     except build.BuildFailed as failure:
-        os.write(channel, orjson.dumps({"failed": failure.reason, "log": failure.log[-MOST_LOG:]}))
+        _send(channel, {"failed": failure.reason, "log": failure.log[-MOST_LOG:]})
         return
-    os.write(channel, orjson.dumps({"built": True}))
+    _send(channel, {"built": True})
     with torch.no_grad():
         loaded.serve(channel, callable_, watched)
+
+
+def _send(channel: int, report: BuildReport) -> None:
+    os.write(channel, orjson.dumps(report))
 
 
 def _use_gpu(device: str, loaded: driver.Driver) -> None:
@@ -68,16 +73,16 @@ def _use_gpu(device: str, loaded: driver.Driver) -> None:
         raise build.BuildFailed(f"its process cannot use {device}: {error}", "") from None
 
 
-def _build_callable(given: CandidateOrder) -> Callable[..., Any]:
-    if given.solution is not None:
-        return build.build(solutions_file.from_bytes(given.solution.encode()), Path(given.folder))
-    assert given.definition is not None
-    definition = definitions_file.from_bytes(given.definition.encode())
+def _build_callable(order: CandidateOrder) -> Callable[..., Any]:
+    if order.solution is not None:
+        return build.build(solutions_file.from_bytes(order.solution.encode()), Path(order.folder))
+    assert order.definition is not None
+    definition = definitions_file.from_bytes(order.definition.encode())
     try:
         reference = compile_reference(definition.reference, definition.name)
     except Exception as error:
         raise build.BuildFailed(f"{type(error).__name__}: {error}", "") from None
-    places = [list(definition.inputs).index(name) for name in argument_order(definition)]
-    if places == sorted(places):
+    indices = [list(definition.inputs).index(name) for name in argument_order(definition)]
+    if indices == sorted(indices):
         return reference
-    return lambda *inputs: reference(*(inputs[place] for place in places))
+    return lambda *inputs: reference(*(inputs[index] for index in indices))

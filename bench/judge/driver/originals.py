@@ -28,14 +28,14 @@ def gpu_handles(device: str) -> tuple[str, tuple[Any, ...]]:
     """The file of CUDA's runtime that torch has loaded, and native/cuda.h's Torch; RuntimeError without a GPU."""
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
-    found = RUNTIME.search(MAPS.read_text())
-    if found is None:
+    runtime = RUNTIME.search(MAPS.read_text())
+    if runtime is None:
         raise RuntimeError("torch has loaded no CUDA runtime (libcudart) of its own")
-    stream, c = _stream(found[0], device), torch._C
+    stream, c = _stream(runtime[0], device), torch._C
     graph = c._CUDAGraph
     index = torch.device(device).index or 0
     usual = torch.cuda.default_stream(device)
-    given = (
+    handles = (
         index,
         stream.cuda_stream,
         c._cuda_setStream,
@@ -49,7 +49,7 @@ def gpu_handles(device: str) -> tuple[str, tuple[Any, ...]]:
         c._cuda_emptyCache,
         stream,
     )
-    return found[0], given
+    return runtime[0], handles
 
 
 def _stream(runtime: str, device: str) -> torch.cuda.Stream:

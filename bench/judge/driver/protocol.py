@@ -118,8 +118,8 @@ def open_message(
     """A Workload, as the driver reads it; `pool`: bytes of it; `threads`: that the candidate was given."""
     head = struct.pack("<IIIII", OPEN, flags, variants, sets, threads)
     sizes = struct.pack("<QQQQQQ", pool, layout.total, layout.slot, layout.slots, layout.times, layout.most)
-    inputs = [struct.pack("<I", len(contents)), *(one.pack() for one in contents)]
-    outputs = [struct.pack("<I", len(results)), *(one.pack() for one in results)]
+    inputs = [struct.pack("<I", len(contents)), *(content.pack() for content in contents)]
+    outputs = [struct.pack("<I", len(results)), *(result.pack() for result in results)]
     return b"".join([head, sizes, *inputs, *outputs])
 
 
@@ -208,7 +208,7 @@ class OutputMemory:
     pieces: list[tuple[int, Bytes]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def made(cls, layout: Layout) -> OutputMemory:
+    def allocate(cls, layout: Layout) -> OutputMemory:
         descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, layout.total)
