@@ -14,8 +14,6 @@ from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import signature
 
 DIGITS = 6  # of a count in a step
-
-
 KernelKey: TypeAlias = tuple[str, str]  # purpose (of no family: empty) and name
 
 
@@ -160,10 +158,8 @@ def _sum(lines: list[PurposeRow]) -> float:
 
 DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 
-
 # By op_type; any other op_type is its own purpose.
 PURPOSES = dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), "attention") | {"rope_store": "rope"}
-
 
 # Launches of SGLang and vLLM that are only a part of a kernel, so that no family has them.
 STAGES = (
@@ -174,10 +170,7 @@ STAGES = (
     "_fwd_kernel_stage2",
 )
 
-
 PARTS = dict.fromkeys((f"triton::{stage}" for stage in STAGES), "attention")
-
-
 TimeOf: TypeAlias = Callable[[Call, str], float | None]  # microseconds of one invocation in a phase
 
 

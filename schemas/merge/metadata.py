@@ -154,7 +154,6 @@ SETTINGS = (
     "recorder",
 )
 
-
 UNSEALED = "not all kernel sources were sealed by this user: look at them in kernels/, then pass --trust to replay"
 
 

@@ -14,11 +14,7 @@ from kcap.schemas.recording.phases import Phase
 from kcap.schemas.recording.values import TensorSpec, decode, encode, tensors
 
 MAX_RANK = (1 << 31) - 1  # what a table's 32 bits hold
-
-
 REPLICA = "dp"  # among places: which of data parallelism's replicas
-
-
 NAMED = 3  # Calls of a Disagreement that its text names
 
 
@@ -97,14 +93,8 @@ class Tap(_Part):
 
 
 FORMAT = (1, 5)
-
-
 Mode = Literal["eager", "graph"]
-
-
 GraphUse = Literal["eager", "piecewise", "full"]
-
-
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
 
 

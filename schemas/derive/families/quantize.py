@@ -28,7 +28,6 @@ def run({inputs}):
     return {outputs}
 """
 
-
 AMAX = "    scale = (x.abs().amax({dims}) / {high}){least}\n"
 
 

@@ -22,7 +22,6 @@ def run(logits):
     return torch.argmax(logits, dim=-1)
 """
 
-
 FROM_PROBS = """import torch
 
 
@@ -34,22 +33,18 @@ def run({inputs}):
     return order.gather(-1, drawn).squeeze(-1)
 """
 
-
 TOP_K = """    rank = torch.arange({v}, device=probs.device)
     k = top_k.to(torch.int64)[:, None]
     sorted_probs = torch.where((rank < k) | (k <= 0), sorted_probs, 0.0)
 """
 
-
 RENORMALIZED = "    sorted_probs = sorted_probs / sorted_probs.sum(dim=-1, keepdim=True)\n"
-
 
 TOP_P = """    p = top_p.to(torch.float32)[:, None]
     before = sorted_probs.cumsum(dim=-1).roll(1, dims=-1)  # the token that reaches p stays
     first = torch.arange({v}, device=probs.device) == 0
     sorted_probs = torch.where((before <= p) | (p >= 1.0) | first, sorted_probs, 0.0)
 """
-
 
 PENALTIES = """import torch
 
@@ -63,10 +58,7 @@ def run(logits, prompt_mask, output_mask, repetition_penalties):
     return torch.where(x > 0, x / penalty, x * penalty).to(logits.dtype)
 """
 
-
 SMALLEST = 1024  # fewer columns are no vocabulary: other kernels reduce their blocks' results by an argmax
-
-
 ROWS = ("batch_size", "vocab_size")
 
 

@@ -26,16 +26,9 @@ VIEWS = frozenset(
     "expand.default t.default transpose.int slice.Tensor select.int alias.default clone.default".split()
 )
 
-
 COPY = "aten.copy_.default"
-
-
 CONVERT = "prims.convert_element_type.default"
-
-
 FLOAT32 = TorchConstant("dtype", "float32")
-
-
 HALVES = (TorchConstant("dtype", "bfloat16"), TorchConstant("dtype", "float16"))
 
 
@@ -177,8 +170,6 @@ class Nodes:
 
 
 MOST_ORDERS = 500
-
-
 _POINTER = re.compile(r"(in|out|in_out)_ptr(\d+)", re.ASCII)
 
 

@@ -23,14 +23,8 @@ from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TorchConstant
 
 SHORT = {CONVERT: "cast", "getitem": "part"}
-
-
 TAKEN = frozenset({"torch", "run", "max", "min", "float"})
-
-
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
-
-
 Parameters = Mapping[str, tuple[str, Layout | None]]
 
 

@@ -29,14 +29,11 @@ from kcap.schemas.derive.generic.tracing import (
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, flatten
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, dtype_name
-from kcap.schemas.recording.signature import word
+from kcap.schemas.recording.dtypes import word
 from kcap.schemas.recording.values import TensorSpec
 
 MOST_TRACED = 8  # Calls of a group whose decompositions are compared
-
-
 WHOLE = {torch.Tag.core}  # what other operators decompose into
-
 
 TEXT = """import torch
 
@@ -45,7 +42,6 @@ TEXT = """import torch
 def run({inputs}):
     {body}
 """
-
 
 ANYWHERE = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 
@@ -141,8 +137,6 @@ def _returns(group: Group, texts: list[str]) -> str:
 
 
 MOST_CONSTANTS = 4  # sizes in a name
-
-
 LONGEST_NAME = 100
 
 

@@ -197,8 +197,6 @@ def _has_meta(name: str) -> bool:
 
 
 VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift"})
-
-
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 

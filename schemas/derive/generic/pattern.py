@@ -27,7 +27,6 @@ TORCH_NAMESPACES = frozenset(
     {"aten", "prims"}
 )  # here an int is a dimension, a size or a mode: it decides what is computed
 
-
 NUMBERS = frozenset({"number", "float", "Optional[number]", "Optional[float]"})  # a schema's Scalar is a `number`
 
 

@@ -33,7 +33,6 @@ def run(q, k, v, k_cache, v_cache, cos_sin_cache, positions, slot_mapping, is_ne
 """
 )
 
-
 CACHE = ("num_pages", "page_size", "num_kv_heads", "head_size")
 
 
