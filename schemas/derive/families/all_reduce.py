@@ -32,23 +32,23 @@ def custom_all_reduce(call: Invocation) -> KernelInstance:
 
 
 @family("all_reduce", "vllm::all_reduce", "sglang::outplace_all_reduce")
-def returned(call: Invocation) -> KernelInstance:
+def all_reduce_returned(call: Invocation) -> KernelInstance:
     return all_reduce(call, call.tensor("tensor"), lambda: call.result)
 
 
 @family("all_reduce", "sglang::inplace_all_reduce")
-def in_place(call: Invocation) -> KernelInstance:
+def all_reduce_in_place(call: Invocation) -> KernelInstance:
     return all_reduce(call, call.tensor("tensor"), lambda: call.tensor("tensor"))
 
 
 @family("all_reduce", "_C::shm_allreduce")
-def over_shared_memory(call: Invocation) -> KernelInstance:
+def all_reduce_over_shared_memory(call: Invocation) -> KernelInstance:
     """As vLLM's ranks on a CPU do it."""
     return all_reduce(call, call.tensor("data"), lambda: call.tensor("data"))
 
 
 @family("all_reduce", "_c10d_functional::all_reduce", "_c10d_functional::all_reduce_")
-def functional(call: Invocation) -> KernelInstance:
+def all_reduce_functional(call: Invocation) -> KernelInstance:
     if call["reduce_op"] != "sum":
         raise Unrecognized("no sum")
     return all_reduce(call, call.tensor("input"), lambda: call.result)

@@ -90,11 +90,11 @@ def per_group(call: Invocation) -> KernelInstance:
     """A group's largest magnitude counts as `eps` at least. Scales may lie column by column."""
     call.refuse("scale_ue8m0", "fuse_silu_and_mul", "masked_m")
     q, group = call.tensor("output_q"), int(call.number("group_size"))
-    kind = QuantizationKind("group", True, group, float(call.number("eps")) / limits(q.dtype)[1])
+    kind = QuantizationKind("group", True, group, float(call.number("eps")) / dtype_limits(q.dtype)[1])
     return quantize_instance(call, call.tensor("input"), q, call.tensor("output_s"), kind)
 
 
-def limits(dtype: torch.dtype) -> tuple[float, float]:
+def dtype_limits(dtype: torch.dtype) -> tuple[float, float]:
     """The numbers that quantized ones are clamped to, and the largest that a dynamic scale takes a magnitude to."""
     if dtype == torch.int8:
         return -128.0, 127.0
@@ -142,7 +142,7 @@ def _scales(kind: QuantizationKind, rows: int, h: int) -> tuple[tuple[int, ...],
 
 
 def _reference(kind: QuantizationKind, h: int, dtype: torch.dtype) -> str:
-    low, high = limits(dtype)
+    low, high = dtype_limits(dtype)
     least = f".clamp(min={kind.least!r})" if kind.least else ""
     return REFERENCE.format(
         inputs="input" if kind.dynamic else "input, scale",

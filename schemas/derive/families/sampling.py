@@ -113,7 +113,7 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
     call.refuse("indices", "maybe_indices", "return_valid")
     probs = call.tensor("probs")
     v = probs.shape[1]
-    inputs = {"probs": tensor_arg(probs, *ROWS), **{name: limit(call, name, probs) for name in filters}}
+    inputs = {"probs": tensor_arg(probs, *ROWS), **{name: filter_limit(call, name, probs) for name in filters}}
     return KernelInstance(
         name=f"{'_'.join(filters)}_sampling_from_probs{'_joint' if joint else ''}"
         f"{abbreviate(probs.dtype, torch.float32)}_v{v}",
@@ -135,7 +135,7 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
     )
 
 
-def limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
+def filter_limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
     dtype = FILTERS[name][1]
     tensor = call.optional(name, f"maybe_{name}_arr")
     if tensor is not None:
