@@ -10,7 +10,7 @@ from kcap.bench.check.checker import as_list, compare_outputs, compile_reference
 from kcap.schemas.derive.generic.derive import derive_generic
 from kcap.schemas.derive.generic.pattern import registered_operator
 from kcap.schemas.derive.invocation import Invocation, schema_names
-from kcap.schemas.derive.kernel import CallUse, Kernel
+from kcap.schemas.derive.kernel import CallUse, DerivedDefinition
 from kcap.schemas.flashinfer.definition import Definition, check_definition, from_bytes, to_bytes
 from kcap.schemas.recording.records import Argument, Call, Count
 from kcap.schemas.recording.values import TensorSpec, TorchConstant, contiguous_strides
@@ -36,7 +36,7 @@ def value(argument: Any) -> Any:
     return argument
 
 
-def derive(*calls: Call) -> tuple[list[Kernel], dict[int, str]]:
+def derive(*calls: Call) -> tuple[list[DerivedDefinition], dict[int, str]]:
     return derive_generic([c.model_copy(update={"id": i}) for i, c in enumerate(calls)], None)
 
 
@@ -49,7 +49,7 @@ def derived(name: str, *invocations: tuple[Any, ...], **kwargs: Any) -> Definiti
     return kernel.definition
 
 
-def check(kernel: Kernel, name: str, invocations: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> None:
+def check(kernel: DerivedDefinition, name: str, invocations: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> None:
     """The kernel's Definition is valid, and its reference gives what the operator does, for each of its Calls."""
     definition = kernel.definition
     assert from_bytes(to_bytes(definition)) == definition
