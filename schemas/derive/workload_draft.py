@@ -1,4 +1,4 @@
-"""A Workload's inputs while they are made, an index input first and what it depends on before it; and their rules."""
+"""A Workload's inputs while they are made, and the rules for valid ones, which families register by `valid_input`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from kcap.system.registry import Registry, import_plugins
 
 @dataclass
 class WorkloadDraft:
-    """`axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
+    """The inputs so far. An index input is made first, and what it depends on before it.
+
+    `axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
 
     `make` is called for an input that is neither given nor made, and returns None for one that may be random.
     `generator`, on the CPU, is for rules. `ruled`: inputs that rules made; `changes`: other notes on what differs.

@@ -1,7 +1,7 @@
-"""all_reduce: the sum over a group's ranks, as one process sees it that has the tensors of all.
+"""all_reduce: the sum of the tensors of a group's ranks, as one process that had them all would compute it.
 
 One rank's call holds its own tensor alone. The Definition's input stacks all ranks' [world_size, num_tokens,
-hidden_size], since no reference could sum what it does not get; of the others only the shape is known, so that their
+hidden_size], because a reference sums only what it is passed; of the other ranks only the shape is known, so their
 values are random. Calls whose group's size was not recorded are declined, and so is `c10d::allreduce_`, whose
 operation (a sum, a maximum) is an object that no Recording holds.
 """

@@ -1,6 +1,6 @@
 """quantize: rows to float8 or int8 with a scale for all, for each row, or for each group of columns.
 
-A dynamic scale is what takes the largest magnitude to the dtype's largest number; a static one is an input.
+A dynamic scale maps the largest magnitude to the dtype's largest number; a static one is an input.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def per_group(call: Invocation) -> KernelInstance:
 
 
 def dtype_limits(dtype: torch.dtype) -> tuple[float, float]:
-    """The numbers that quantized ones are clamped to, and the largest that a dynamic scale takes a magnitude to."""
+    """The bounds that quantized numbers are clamped to; a dynamic scale maps the largest magnitude to the upper one."""
     if dtype == torch.int8:
         return -128.0, 127.0
     if dtype == torch.float8_e4m3fn:

@@ -1,4 +1,4 @@
-"""rope of queries and keys, whose keys and values are stored in the cache by the same kernel. SGLang's."""
+"""SGLang's rope kernel that also stores the rotated keys, and the values, in the cache."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def scale_of(call: Invocation) -> float:
 
 
 def written_topk(call: Invocation, score: str) -> KernelInstance:
-    """Weights and ids are arguments; of what permutes tokens later (`token_expert_indices`) nothing is modelled."""
+    """Weights and ids are arguments; `token_expert_indices`, which permutes tokens later, is not modelled."""
     weights, ids = call.tensor("topk_weights"), call.tensor("topk_indices")
     router = Router(score, ids.shape[1], bool(call["renormalize"]))
     logits, bias = call.tensor("gating_output"), call.optional("bias", "correction_bias")
