@@ -26,7 +26,7 @@ from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call, invocation_of_bound
 from kcap.schemas.derive.derive import Derived, derive_calls
 from kcap.schemas.derive.invocation import Unrecognized, base_of, torch_dtype
-from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
+from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, invocations
 from kcap.schemas.flashinfer.definition import (
     Definition,
@@ -137,7 +137,7 @@ def distinct_samples(call: Call, samples: Samples) -> list[Sample | None]:
     return [one.sample for one in group_samples([(i, one) for i, one in found if one.tensors] or found)]
 
 
-def _problem(kernel: Kernel, samples: Samples, contents: Contents, ledger: LossLedger) -> Problem | None:
+def _problem(kernel: DerivedDefinition, samples: Samples, contents: Contents, ledger: LossLedger) -> Problem | None:
     """The Problem of `kernel`; None if no Workload of it could be made."""
     problem = Problem(kernel.definition, kernel.family)
     for use in kernel.uses:

@@ -15,14 +15,14 @@ from kcap.replay.datasets.reference import compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.schemas.derive.bound_call import Inputs, Skip
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, constants
-from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
+from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.recording.records import Call, Sample
 
 
 class Checker:
-    """Checks references of one Recording's Kernels on one device."""
+    """Checks the references of one Recording's Definitions on one device."""
 
-    def __init__(self, kernels: list[Kernel], rebuilder: Rebuilder) -> None:
+    def __init__(self, kernels: list[DerivedDefinition], rebuilder: Rebuilder) -> None:
         self.kernels = {kernel.definition.name: kernel for kernel in kernels}
         self.rebuilder = rebuilder
         self.references: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class Checker:
         except Exception as error:
             return error_fields(error, self.rebuilder.target)
 
-    def _check(self, kernel: Kernel, use: CallUse, sample: Sample | None, seed: int) -> dict[str, Any]:
+    def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)
         decided = self.rebuilder.decide(use.call, sample)
         inputs = self.rebuilder.build(decided)
@@ -51,7 +51,7 @@ class Checker:
             raise Skip("its outputs have no number that could differ")
         return result
 
-    def _reference(self, kernel: Kernel, form: KernelInstance) -> list[Any]:
+    def _reference(self, kernel: DerivedDefinition, form: KernelInstance) -> list[Any]:
         """What the reference makes of the inputs, which it gets copies of."""
         name = kernel.definition.name
         if name not in self.references:

@@ -14,7 +14,7 @@ from kcap.bench.problems import Problem, distinct_samples
 from kcap.replay.jobs import SEED
 from kcap.replay.source import home_device, samples_by_call
 from kcap.schemas.derive.derive import Derived
-from kcap.schemas.derive.kernel import Kernel
+from kcap.schemas.derive.kernel import DerivedDefinition
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED, Definition
 from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.results.outcome import ReferenceCheck
@@ -24,7 +24,7 @@ TIMEOUT_S = 300.0
 
 
 def check_references(contents: Contents, derived: Derived, on: CheckTarget) -> Iterator[ReferenceCheck]:
-    """The checks of all Kernels of a Recording, in a process that is restarted after a crash."""
+    """The checks of all Definitions of a Recording, in a process that is restarted after a crash."""
     samples = samples_by_call(contents.samples)
     with Worker(_session(contents, on), "kcap.bench.check.worker", option=None) as worker:
         for kernel in derived.kernels:
@@ -46,7 +46,7 @@ def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:
     }
 
 
-def _request(kernel: Kernel, call: Call, sample: Sample | None) -> dict[str, Any]:
+def _request(kernel: DerivedDefinition, call: Call, sample: Sample | None) -> dict[str, Any]:
     held = sample.model_dump(mode="json") if sample else None
     return {"definition": kernel.definition.name, "call": call.id, "sample": held, "seed": SEED}
 

@@ -22,7 +22,7 @@ from kcap.replay.rebuild.rebuild import DATA_DTYPES, SMALL_INTEGERS
 from kcap.schemas.derive import constraints, families
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.invocation import torch_dtype
-from kcap.schemas.derive.workload_draft import PACKED_DTYPES, WorkloadDraft
+from kcap.schemas.derive.workload_draft import WorkloadDraft
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import (
     Definition,
@@ -32,6 +32,7 @@ from kcap.schemas.flashinfer.definition import (
     Workload,
     check_workload,
 )
+from kcap.schemas.recording.dtypes import TORCH_NAMES
 
 SHARE_OF_FREE = 0.5  # of the free memory, which the kernel needs too
 
@@ -193,7 +194,7 @@ CAST_LIMIT = 2.0
 
 def definition_dtype(name: str) -> torch.dtype:
     """torch's dtype for a Definition's; Skip if this torch has none."""
-    return torch_dtype(PACKED_DTYPES.get(name, name), Skip)
+    return torch_dtype(TORCH_NAMES.get(name, name), Skip)
 
 
 def draw_tensor(shape: Sequence[int], name: str, generator: torch.Generator) -> torch.Tensor:

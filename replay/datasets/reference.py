@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 
 from kcap.replay.datasets.inputs import WorkloadInputs, definition_dtype, make_inputs
-from kcap.schemas.derive.workload_draft import PACKED_DTYPES
 from kcap.schemas.files.python_source import function, parameters
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
+from kcap.schemas.recording.dtypes import TORCH_NAMES
 from kcap.schemas.recording.records import Record
 from kcap.system.worker_process import Worker
 
@@ -133,7 +133,7 @@ def _output_tensor(definition: Definition, name: str, value: Any) -> torch.Tenso
 
 
 def _not_finite(made: torch.Tensor) -> dict[str, int]:
-    if not made.is_floating_point() or _dtype_word(made.dtype) == PACKED_DTYPES["float4_e2m1"]:
+    if not made.is_floating_point() or _dtype_word(made.dtype) == TORCH_NAMES["float4_e2m1"]:
         return {}
     real = made.float() if made.dtype.itemsize == 1 else made
     return {"nan": int(real.isnan().sum()), "inf": int(real.isinf().sum())}

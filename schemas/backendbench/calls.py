@@ -13,14 +13,8 @@ from kcap.schemas.backendbench.line import MAX_NUMEL, MAX_TENSOR_BYTES
 from kcap.schemas.recording.values import Opaque, TensorSpec, TorchConstant, Value, contiguous_strides
 
 DEVICE_OF_TENSORS = "cuda"
-
-
 NAMES = ("shape", "dtype", "stride", "device")
-
-
 MAX_SIZE = 2**63 - 1
-
-
 MAX_DIMENSIONS = 64
 
 
@@ -125,6 +119,5 @@ CALLS: dict[str, Callable[[list[Value], Keywords, str, int], Value]] = {
     "th.device": _device,
     "device": _device,
 }
-
 
 OPAQUE = ("ST(", "torch.randint(", "th.randint(")

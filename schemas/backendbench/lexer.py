@@ -19,10 +19,7 @@ class Fault(ValueError):
 
 
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged", "_mkldnn")
-
-
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-
 
 ALIASES = {
     "half": "float16",
@@ -36,15 +33,9 @@ ALIASES = {
     "long": "int64",
 }
 
-
 DEVICE = re.compile(r"[a-z]{1,16}(?::\d{1,3})?", re.ASCII)
-
-
 QUOTED_DEVICE = re.compile(r"torch\.device\('([a-z]{1,16}(?::\d{1,3})?)'\)", re.ASCII)
-
-
 DTYPE_WORDS = {word: TorchConstant("dtype", dtype.name) for word, dtype in BY_WORD.items()}
-
 
 TORCH = (
     {name: TorchConstant("dtype", name) for name in BY_NAME}
@@ -53,11 +44,9 @@ TORCH = (
     | {name: TorchConstant("memory_format", name) for name in MEMORY_FORMATS}
 )
 
-
 CONSTANTS = (
     DTYPE_WORDS | {f"torch.{name}": value for name, value in TORCH.items()} | {f"th.{n}": v for n, v in TORCH.items()}
 )
-
 
 LITERALS: dict[str, bool | float | None] = {
     "None": None,
@@ -78,11 +67,9 @@ def constant_text(value: TorchConstant) -> str | None:
 
 LONGEST_NUMBER = 400
 
-
 SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""} | {
     char: char for char in "\\'\""
 }
-
 
 ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL)
 
@@ -143,10 +130,7 @@ def quote(value: str) -> str:
 
 
 PUNCTUATION, TENSOR, INTEGERS, NUMBER, WORD, STRING, OPENING, OTHER, END = range(1, 10)
-
-
 INTEGER_LIST = r"-?(?:0|[1-9][0-9]{0,17})(?:,[ ]?-?(?:0|[1-9][0-9]{0,17}))*+"
-
 
 TOKEN = re.compile(
     rf"""[ \t]*+(?:

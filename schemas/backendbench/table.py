@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kcap.errors import FormatError
 from kcap.schemas.backendbench.grammar import Parser
@@ -106,7 +106,15 @@ def read_table(path: Path, problems: Problems | None = None) -> Iterator[TraceLi
             problems.add(fault)
 
 
-def _line(row: dict[str, Any], number: int) -> TraceLine:
+class StoredRow(TypedDict):
+    """The columns of a row that are read, before they are checked."""
+
+    op_name: object
+    args: object
+    count: object
+
+
+def _line(row: StoredRow, number: int) -> TraceLine:
     operator, text, count = row["op_name"], row["args"], row["count"]
     if not isinstance(operator, str) or not isinstance(text, str):
         raise Fault(0, "op_name and args are texts, neither null nor other bytes than UTF-8")
@@ -119,7 +127,7 @@ def _line(row: dict[str, Any], number: int) -> TraceLine:
     return TraceLine(operator, count, args, kwargs, number)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[StoredRow]:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -133,7 +141,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         raise FormatError(str(path), f"not a readable parquet file ({reason})") from None
 
 
-def _records(batch: pyarrow.RecordBatch) -> Iterator[dict[str, Any]]:
+def _records(batch: pyarrow.RecordBatch) -> Iterator[StoredRow]:
     """Rows as Python objects; a text that is not UTF-8 becomes bytes, which no row may have."""
     import pyarrow as pa
 

@@ -21,20 +21,10 @@ from kcap.schemas.recording.recording import Argument
 from kcap.schemas.recording.signature import signature
 
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[str] | Iterable[bytes]"
-
-
 OPERATOR = "Operator: "
-
-
 COUNT = re.compile(r"cnt: ([0-9]{1,19}), (?=\()")
-
-
 LOOSE_COUNT = re.compile(r"cnt:?[ \t]*+([0-9]*+),?[ \t]*+")
-
-
 TOO_LONG = Fault(MAX_LINE, f"a line of more than {MAX_LINE >> 20} MiB")
-
-
 KEPT_PROBLEMS = 100
 
 

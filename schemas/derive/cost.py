@@ -157,8 +157,6 @@ class CostInputs:
 
 
 CostFunction = Callable[[CostInputs], Cost]
-
-
 COST_FUNCTIONS: Registry[str, CostFunction] = Registry("op_type with a cost function")
 
 

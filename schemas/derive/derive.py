@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from kcap.schemas.derive.families import family_of, recognize
 from kcap.schemas.derive.generic.derive import derive_generic
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, base_of, invocation_of
-from kcap.schemas.derive.kernel import CallUse, Kernel, KernelInstance
+from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, framework_of
 from kcap.schemas.flashinfer.definition import DRAFT, Definition
 from kcap.schemas.recording.recording import Recording
@@ -19,13 +19,13 @@ from kcap.schemas.recording.records import Call, Metadata
 
 @dataclass
 class Derived:
-    """All Kernels of a Recording, the most called first.
+    """All Definitions of a Recording with their Calls, the most called first.
 
     `refused`: Calls (by id) that no Definition can hold, with the reason. `covered`: Calls inside a region that has a
     Definition, with its family; they have none of their own.
     """
 
-    kernels: list[Kernel]
+    kernels: list[DerivedDefinition]
     refused: dict[int, str] = field(default_factory=dict)
     covered: dict[int, str] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class FamilyMatches:
     """`kernels`: Definitions of families. `covered`: kernels (by id) inside a region that has one, with its operator;
     `rest`: all other kernels that do work."""
 
-    kernels: list[Kernel]
+    kernels: list[DerivedDefinition]
     covered: dict[int, str]
     rest: list[Call]
 
@@ -111,13 +111,16 @@ def _covered_by_regions(recognized: RecognizedCalls, regions: RecognizedCalls, u
     return {call.id: parent for call in kernels if (parent := base_of(call.parent or "")) in closed}
 
 
-def _kernels_of_families(calls: RecognizedCalls) -> list[Kernel]:
+def _kernels_of_families(calls: RecognizedCalls) -> list[DerivedDefinition]:
     groups: dict[Hashable, list[CallUse]] = defaultdict(list)
     instances: dict[Hashable, KernelInstance] = {}
     for call, instance in calls:
         instances.setdefault(instance.key, instance)
         groups[instance.key].append(CallUse(call, bind_family))
-    return [Kernel(instances[key].definition(), instances[key].family, tuple(uses)) for key, uses in groups.items()]
+    return [
+        DerivedDefinition(instances[key].definition(), instances[key].family, tuple(uses))
+        for key, uses in groups.items()
+    ]
 
 
 def bind_family(invocation: Invocation) -> KernelInstance:
@@ -133,19 +136,19 @@ def content_hash(definition: Definition) -> bytes:
     return hashlib.sha256(fields.encode()).digest()
 
 
-def _join_same(kernels: list[Kernel]) -> list[Kernel]:
-    """Kernels of equal Definitions joined: a copy to the GPU and a copy on it have the same one."""
-    groups: dict[bytes, list[Kernel]] = defaultdict(list)
+def _join_same(kernels: list[DerivedDefinition]) -> list[DerivedDefinition]:
+    """Equal Definitions joined: a copy to the GPU and a copy on it have the same one."""
+    groups: dict[bytes, list[DerivedDefinition]] = defaultdict(list)
     for kernel in kernels:
         groups[content_hash(kernel.definition)].append(kernel)
     return [replace(same[0], uses=tuple(use for kernel in same for use in kernel.uses)) for same in groups.values()]
 
 
-def _with_names(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
-    """Kernels with tags, under names of their own.
+def _with_names(kernels: list[DerivedDefinition], metadata: Metadata) -> list[DerivedDefinition]:
+    """The Definitions with tags, under names of their own.
 
-    A name that no family gave, or that two Kernels share, ends with six digits of the content hash, so that it means
-    the same in every Recording.
+    A name that no family gave, or that two Definitions share, ends with six digits of the content hash, so that it
+    means the same in every Recording.
     """
     names: dict[str, int] = defaultdict(int)
     for kernel in kernels:
@@ -153,14 +156,14 @@ def _with_names(kernels: list[Kernel], metadata: Metadata) -> list[Kernel]:
     return [_with_name_and_tags(k, not k.family or names[k.definition.name] > 1, metadata) for k in kernels]
 
 
-def _with_name_and_tags(kernel: Kernel, numbered: bool, metadata: Metadata) -> Kernel:
+def _with_name_and_tags(kernel: DerivedDefinition, numbered: bool, metadata: Metadata) -> DerivedDefinition:
     own = kernel.definition
     name = f"{own.name}_{content_hash(own).hex()[:6]}" if numbered else own.name
     phases = {count.phase for use in kernel.uses for count in use.call.counts if count.count}
     tags = {*own.tags, DRAFT, *(f"stage:{phase}" for phase in phases if phase in ("prefill", "decode"))}
     if metadata.model:  # `meta-llama/Llama-3.1-8B` -> `model:llama-3.1-8b`, as FlashInfer-Bench's dataset writes it
         tags.add(f"model:{metadata.model.rstrip('/').split('/')[-1].lower()}")
-    return Kernel(own.model_copy(update={"name": name, "tags": sorted(tags)}), kernel.family, kernel.uses)
+    return DerivedDefinition(own.model_copy(update={"name": name, "tags": sorted(tags)}), kernel.family, kernel.uses)
 
 
 def calling_record_of(recording: Recording) -> CallingRecord | None:

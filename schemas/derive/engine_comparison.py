@@ -14,8 +14,6 @@ from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import signature
 
 DIGITS = 6  # of a count in a step
-
-
 KernelKey: TypeAlias = tuple[str, str]  # purpose (of no family: empty) and name
 
 
@@ -107,7 +105,7 @@ class PhaseDiff:
         """The most called first, within a purpose, too."""
         keys = dict.fromkeys([*self.a.lines, *self.b.lines])
         rows = [PurposeRow(*key, self.a.lines.get(key), self.b.lines.get(key)) for key in keys]
-        return sorted(rows, key=lambda row: (-_most(row), row.name))
+        return sorted(rows, key=lambda row: (-_largest_count(row), row.name))
 
     @property
     def same_batches(self) -> bool:
@@ -119,7 +117,7 @@ class PhaseDiff:
         return {**head, **sides, "lines": [line.as_json() for line in self.lines]}
 
 
-def _most(line: PurposeRow) -> float:
+def _largest_count(line: PurposeRow) -> float:
     return max(ran.count for ran in (line.a, line.b) if ran)
 
 
@@ -150,20 +148,18 @@ def purposes(lines: Iterable[PurposeRow]) -> dict[str, list[PurposeRow]]:
     by_purpose: dict[str, list[PurposeRow]] = defaultdict(list)
     for line in lines:
         by_purpose[line.purpose or line.name].append(line)
-    order = sorted(by_purpose, key=lambda name: (not by_purpose[name][0].purpose, -_sum(by_purpose[name])))
+    order = sorted(by_purpose, key=lambda name: (not by_purpose[name][0].purpose, -_total_count(by_purpose[name])))
     return {name: by_purpose[name] for name in order}
 
 
-def _sum(lines: list[PurposeRow]) -> float:
+def _total_count(lines: list[PurposeRow]) -> float:
     return max(sum(line.a.count for line in lines if line.a), sum(line.b.count for line in lines if line.b))
 
 
 DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 
-
 # By op_type; any other op_type is its own purpose.
 PURPOSES = dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), "attention") | {"rope_store": "rope"}
-
 
 # Launches of SGLang and vLLM that are only a part of a kernel, so that no family has them.
 STAGES = (
@@ -174,10 +170,7 @@ STAGES = (
     "_fwd_kernel_stage2",
 )
 
-
 PARTS = dict.fromkeys((f"triton::{stage}" for stage in STAGES), "attention")
-
-
 TimeOf: TypeAlias = Callable[[Call, str], float | None]  # microseconds of one invocation in a phase
 
 
@@ -238,7 +231,7 @@ class _ComparedSide:
             if us is None:
                 untimed += count
             else:
-                _spend(us * count, keys, lines, within)
+                _add_time(us * count, keys, lines, within)
         return EnginePhase(steps, _batches(metadata, phase), dict(lines), within, None if time is None else untimed)
 
     def _called(self, phase: str) -> Iterator[tuple[Call, set[KernelKey]]]:
@@ -251,7 +244,9 @@ class _ComparedSide:
                 yield self.by_id[number], self.regions[region]
 
 
-def _spend(us: float, keys: set[KernelKey], lines: Mapping[KernelKey, KernelShare], within: dict[str, float]) -> None:
+def _add_time(
+    us: float, keys: set[KernelKey], lines: Mapping[KernelKey, KernelShare], within: dict[str, float]
+) -> None:
     """Add `us` to the line that it is of or, where several lines share a region, to their purpose."""
     if len(keys) == 1:
         (key,) = keys

@@ -153,8 +153,6 @@ def without_data(value: Value, path: str, contents: Mapping[str, torch.Tensor]) 
 
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
 OUTPUTS = ("out", "c", "C", "d", "output")
 
 

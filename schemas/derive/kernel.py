@@ -1,6 +1,6 @@
 """A recorded Call as a kernel: named inputs and outputs over named axes, with a reference in PyTorch.
 
-`Kernel` is a Definition with the Calls that it was derived from.
+`DerivedDefinition` is a Definition with the Calls that it was derived from.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class CallUse:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class DerivedDefinition:
     """A Definition and the Calls that it was derived from. `family` is empty where no family knows them."""
 
     definition: Definition

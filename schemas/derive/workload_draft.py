@@ -1,4 +1,4 @@
-"""A Workload's inputs while they are made, an index input first and what it depends on before it; and their rules."""
+"""A Workload's inputs while they are made, and the rules for valid ones, which families register by `valid_input`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any, TypeAlias
 import torch
 
 from kcap.schemas.flashinfer.definition import Definition
-from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.dtypes import BY_NAME, TORCH_NAMES
 from kcap.schemas.results.measurement import MADE_UP
 from kcap.system.registry import Registry, import_plugins
 
 
 @dataclass
 class WorkloadDraft:
-    """`axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
+    """The inputs so far. An index input is made first, and what it depends on before it.
+
+    `axes`: the sizes of the variable axes; `given`: scalars, and tensors read from files; `missing`: files by input.
 
     `make` is called for an input that is neither given nor made, and returns None for one that may be random.
     `generator`, on the CPU, is for rules. `ruled`: inputs that rules made; `changes`: other notes on what differs.
@@ -96,22 +98,16 @@ class WorkloadDraft:
         )
 
 
-PACKED_DTYPES = {"float4_e2m1": "float4_e2m1fn_x2"}  # FlashInfer-Bench's name, torch's name: two numbers a byte
-
-
 def element_bits(name: str) -> int:
     """The bits of one element of a Definition's dtype, as torch counts elements."""
-    return BY_NAME[PACKED_DTYPES.get(name, name)].bits
+    return BY_NAME[TORCH_NAMES.get(name, name)].bits
 
 
 MakeInput: TypeAlias = Callable[[WorkloadDraft, str], "torch.Tensor | None"]
 
-
 # By op_type ("": any) and pattern of the input's name. Patterns may overlap: where a rule returns None, the next one
 # that matches is asked.
 INPUT_RULES: Registry[tuple[str, str], MakeInput] = Registry("rule for inputs of op_type and name")
-
-
 INPUT_TRIMS: list[Callable[[WorkloadDraft], None]] = []  # all of them run
 
 

@@ -14,8 +14,6 @@ from kcap.schemas.files.jsonfile import read_json, write_json
 from kcap.schemas.recording.recording import Metadata
 
 Framework = Literal["SGLang", "vLLM", "MLC-LLM", "TRT-LLM"]
-
-
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 
 

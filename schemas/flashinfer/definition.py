@@ -37,10 +37,7 @@ DType = Literal[
     "bool",
 ]
 
-
 DTYPES: tuple[DType, ...] = get_args(DType)
-
-
 VERIFIED, DRAFT = "status:verified", "status:draft"  # tags
 
 

@@ -22,13 +22,10 @@ from kcap.schemas.files.jsonfile import dump_json, parse_json, reasons
 from kcap.schemas.files.python_source import check_positional, function, parse
 from kcap.schemas.files.strict_model import Size, StrictModel, Text, Texts, check_tensors
 from kcap.schemas.flashinfer.definition import Definition, DefinitionTensor
+from kcap.schemas.recording.dtypes import TORCH_NAMES
 
 DType = Literal["float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2", "float4_e2m1", "int8", "bool"]
-
-
 DTYPES: tuple[DType, ...] = get_args(DType)
-
-
 OTHER_NAMES = {"name": "id", "code": "reference_code"}
 
 
@@ -131,9 +128,6 @@ def write(path: Path, description: KernelDescription) -> None:
     path.write_bytes(to_bytes(description))
 
 
-TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn", "float4_e2m1": "float4_e2m1fn_x2"}
-
-
 RESERVED = ("torch", "run", "run_into", "run_returning", "results")  # names that the function needs
 
 
@@ -185,7 +179,7 @@ def _allocated(description: KernelDescription, name: str) -> str:
     device = next(
         (f", device={input_name}.device" for input_name, tensor in description.inputs.items() if tensor.shape), ""
     )
-    dtype = TORCH_DTYPES.get(output.dtype, output.dtype)
+    dtype = TORCH_NAMES.get(output.dtype, output.dtype)
     return f"torch.empty([{', '.join(sizes)}], dtype=torch.{dtype}{device})"
 
 
@@ -200,8 +194,6 @@ def _size(description: KernelDescription, output: str, axis: str) -> str:
 
 
 NEWER_DTYPES = {"float8_e4m3": "float8_e4m3fn"}
-
-
 OLDER_DTYPES = {newer: name for name, newer in NEWER_DTYPES.items()}
 
 

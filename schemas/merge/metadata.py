@@ -89,7 +89,7 @@ def _digest(content: bytes) -> str:
 def parts_of(recordings: Sequence[Recording], hosts: bool) -> list[Part]:
     """Runs follow one another, rank by rank; hosts ran together, and the ranks of each follow those before it unless
     no two of them have one in common. CallError where two hosts say that they recorded the same rank of one world."""
-    if hosts and not _shared(recordings):
+    if hosts and not _share_ranks(recordings):
         return [Part(recording) for recording in recordings]
     if not hosts:
         _check_runs(recordings)
@@ -114,7 +114,7 @@ def _check_runs(recordings: Sequence[Recording]) -> None:
             )
 
 
-def _shared(recordings: Sequence[Recording]) -> bool:
+def _share_ranks(recordings: Sequence[Recording]) -> bool:
     """Whether hosts have ranks in common, so that each was a world of its own."""
     seen: dict[int, Recording] = {}
     shared = False
@@ -154,7 +154,6 @@ SETTINGS = (
     "recorder",
 )
 
-
 UNSEALED = "not all kernel sources were sealed by this user: look at them in kernels/, then pass --trust to replay"
 
 
@@ -179,7 +178,7 @@ def merge_metadata(parts: Sequence[Part], calls: list[Call], hosts: bool) -> Met
     }
     settings = {name: getattr(several[0], name) for name in SETTINGS}
     sealed, notes = _seal(parts)
-    together = hosts and not _apart(parts)
+    together = hosts and not _have_own_replicas(parts)
     return Metadata(
         format="{}.{}".format(*FORMAT),
         **settings,
@@ -210,7 +209,7 @@ def _ranks(parts: Sequence[Part]) -> list[Rank]:
     return [rank_by_number[number] for number in sorted(rank_by_number)]
 
 
-def _apart(parts: Sequence[Part]) -> bool:
+def _have_own_replicas(parts: Sequence[Part]) -> bool:
     """Whether hosts are known to have run replicas of their own: the steps of one are none of another's."""
     replicas = [{rank.places.get(REPLICA, 0) for rank in part.moved_ranks()} for part in parts]
     return all(replicas) and sum(map(len, replicas)) == len(set().union(*replicas))

@@ -1,4 +1,4 @@
-"""One table for every format's dtype names: torch's own, and BackendBench's short words."""
+"""One table for every format's dtype names: torch's own, BackendBench's short words, FlashInfer's where they differ."""
 
 from __future__ import annotations
 
@@ -40,13 +40,16 @@ _ALL = (
     DType("float4_e2m1fn_x2", 8),
 )
 
-
 BY_NAME = {d.name: d for d in _ALL}
-
-
 BY_WORD = {d.word: d for d in _ALL if d.word}
 
+TORCH_NAMES = {  # of FlashInfer's names that are not torch's; the second packs two numbers into a byte
+    "float8_e4m3": "float8_e4m3fn",
+    "float4_e2m1": "float4_e2m1fn_x2",
+}
 
-def dtype(name: str) -> DType:
-    """The dtype that torch calls `name` (without `torch.`); KeyError if torch has no such dtype."""
-    return BY_NAME[name]
+
+def word(name: str) -> str:
+    """The trace file's word for torch's dtype `name` (`bf16`), or the name itself where it has none."""
+    dtype = BY_NAME.get(name)
+    return (dtype.word if dtype else None) or name

@@ -14,33 +14,20 @@ from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import TensorSpec, TorchConstant, contiguous_strides
 
 LONGEST_NAME = 256
-
-
 DEFAULT = "default"
-
-
 _TRACE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
-
-
 _DISPATCHER = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", re.ASCII)
-
-
 _PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.){0,2}(?:[A-Za-z_]\w*)?", re.ASCII)
-
-
 REFUSED_NAMESPACES = frozenset({"prim", "profiler"})
-
 
 REFUSED_NAMES = frozenset(
     "from_file save save_tensor load load_tensor load_library load_torch_library loaded_libraries import_module "
     "read_file write_file".split()
 )
 
-
 BITWISE = frozenset(
     f"__{name}__" for name in "and or xor iand ior ixor lshift rshift ilshift irshift".split()
 )  # aten's own names; every other double underscore is an attribute of Python's
-
 
 # A file may name these, but they are never called for it: they take raw addresses, share or free memory by name.
 UNCALLED = re.compile(
@@ -50,22 +37,15 @@ UNCALLED = re.compile(
     r"_cudnn_init_dropout_state|set_data|record_stream)(\.\w+)?"
 )
 
-
 COLLECTIVES = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor", "_C_custom_ar"}
 )
 
-
 NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "rngprims", "static_runtime"}
-
 
 # Kernels launched from a source of their own have these in place of a namespace; no file of names alone carries them.
 NO_NAME = "has no operator name that BackendBench knows"
-
-
 SOURCES = {"triton": f"a Triton kernel {NO_NAME}", "cpp": f"a C++ kernel of inductor {NO_NAME}"}
-
-
 RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 
 
@@ -139,7 +119,6 @@ def why_not_called(operator: str) -> str | None:
 MAY_COPY = frozenset(
     {"aten::contiguous", "aten::reshape", "aten::flatten", "aten::to", "aten::type_as", "aten::_to_copy"}
 )
-
 
 NO_WORK = frozenset({"aten::detach_", "aten::requires_grad_", "aten::resize_", "aten::set_"})
 

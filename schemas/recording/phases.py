@@ -5,6 +5,4 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Phase = Literal["prefill", "decode", "mixed", "other"]
-
-
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -32,10 +32,12 @@ def disagreements(
 ) -> list[Disagreement]:
     """Where ranks that must agree ran different steps, by phase; nothing where none must."""
     ran = _StepsByRank(calls, programs, steps)
-    return [disagreement for first, other in _pairs(ranks) for disagreement in _compared(ran, first.rank, other.rank)]
+    return [
+        disagreement for first, other in _rank_pairs(ranks) for disagreement in _compare(ran, first.rank, other.rank)
+    ]
 
 
-def _pairs(ranks: Sequence[Rank]) -> Iterator[tuple[Rank, Rank]]:
+def _rank_pairs(ranks: Sequence[Rank]) -> Iterator[tuple[Rank, Rank]]:
     """The first rank that is here of each group with each of the others."""
     groups: dict[tuple[tuple[int, ...], int], list[Rank]] = defaultdict(list)
     for rank in ranks:
@@ -92,7 +94,7 @@ def _kernel(call: Call) -> KernelKey:
     return (SOURCE.sub("", call.operator) if call.launch else call.operator), " x ".join(tensors)
 
 
-def _compared(ran: _StepsByRank, one: int, other: int) -> Iterator[Disagreement]:
+def _compare(ran: _StepsByRank, one: int, other: int) -> Iterator[Disagreement]:
     first, second = ran.all_steps(one), ran.all_steps(other)
     kernels = list(ran.order)
     for phase in sorted({*first, *second}):

@@ -14,11 +14,7 @@ from kcap.schemas.recording.phases import Phase
 from kcap.schemas.recording.values import TensorSpec, decode, encode, tensors
 
 MAX_RANK = (1 << 31) - 1  # what a table's 32 bits hold
-
-
 REPLICA = "dp"  # among places: which of data parallelism's replicas
-
-
 NAMED = 3  # Calls of a Disagreement that its text names
 
 
@@ -73,15 +69,16 @@ class Disagreement(_Part):
     def text(self) -> str:
         """Who ran what differently, in one line."""
         texts = [
-            f"{difference.operator} {difference.signature}".strip() + f" {_and(difference.counts)} times"
+            f"{difference.operator} {difference.signature}".strip() + f" {_join_numbers(difference.counts)} times"
             for difference in self.calls[:NAMED]
         ]
         more = len(self.calls) - len(texts) + self.more
         summary = "; ".join([*texts, *([f"{more} more Calls"] if more else [])]) or "the same in another order"
-        return f"ranks {_and(self.ranks)} must agree and did not in {_and(self.steps)} {self.phase} steps: {summary}"
+        ranks, steps = _join_numbers(self.ranks), _join_numbers(self.steps)
+        return f"ranks {ranks} must agree and did not in {steps} {self.phase} steps: {summary}"
 
 
-def _and(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return " and ".join(f"{number:,}" for number in numbers)
 
 
@@ -97,14 +94,8 @@ class Tap(_Part):
 
 
 FORMAT = (1, 5)
-
-
 Mode = Literal["eager", "graph"]
-
-
 GraphUse = Literal["eager", "piecewise", "full"]
-
-
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.dtypes import word
 from kcap.schemas.recording.recording import Argument, Call
 from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value, encode
 
@@ -58,12 +58,6 @@ def short(value: Value) -> str:
         case Group(size=size, rank=rank, name=name):
             return f"<{name} rank {rank} of {size}>" if name else f"<rank {rank} of {size}>"
     return repr(value)
-
-
-def word(dtype: str) -> str:
-    """The trace file's word for a dtype (`bf16`), or torch's own name where it has none."""
-    entry = BY_NAME.get(dtype)
-    return (entry.word if entry else None) or dtype
 
 
 def _tensor(spec: TensorSpec) -> str:

@@ -20,42 +20,23 @@ from kcap.schemas.recording.recording import Argument, GraphUse, Phase, Record
 
 Status = Literal["ok", "skipped", "failed"]
 
-
 # CUDA graph replays, CUDA event pairs, the host's clock (no GPU time); none: the GPU was given nothing to do.
 Method = Literal["graph", "events", "host", "none"]
-
 
 # What the caches hold of the inputs. cold: none of them; warm: all that fits; serving: as in a step of many layers, no
 # weight and no key-value cache, but the activations, unless they take more than a quarter of the L2.
 Cache = Literal["cold", "warm", "serving"]
-
-
 CACHES: tuple[Cache, ...] = ("cold", "warm", "serving")
-
 
 # The median's error fell below the bound; the noise no longer changes, and more samples would say nothing new; the time
 # was up.
 StopRule = Literal["converged", "stable", "limit"]
-
-
 NOTHING = "nothing was launched"  # a note, as those below
-
-
 AT_FLOOR = "within twice the floor, the time of a kernel that does next to nothing"
-
-
 SLOWED = "the SM clock was below three quarters of its highest"
-
-
 DROPPED = "samples are not in the median: meanwhile " + SLOWED  # after their number
-
-
 MADE_UP = "made up for want of"  # a file of the dataset, which the note names
-
-
 DISTURBED = "other processes took the CPU during more than a quarter of the samples"
-
-
 Time = Annotated[FiniteFloat, Field(ge=0)]
 
 

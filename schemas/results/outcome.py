@@ -31,7 +31,6 @@ Status = Literal[
     "NOT_JUDGED",  # the Definition, the Workload or the device is at fault, not the Solution
 ]
 
-
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 

@@ -32,7 +32,6 @@ DTYPES = {
     "BOOL": "bool",
 }
 
-
 Header = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -90,7 +89,6 @@ def _check_tensor(definition: Definition, workload: Workload, name: str, tensors
 
 
 TRACES, COUNT_LINES = TypeAdapter(Trace), TypeAdapter(WorkloadCount)
-
 
 BESIDE: dict[str, TypeAdapter[Any]] = {
     export_loss.FILE: TypeAdapter(export_loss.ExportLoss),

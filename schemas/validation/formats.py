@@ -38,8 +38,6 @@ from kcap.schemas.validation.recording import check_recording, check_trace_file
 from kcap.schemas.validation.report import Report
 
 T = TypeVar("T")
-
-
 Check = Callable[[Report, Path], None]
 
 
@@ -146,19 +144,10 @@ FORMATS: dict[str, Format] = {
     "parquet": Format("BackendBench's parquet", _check_parquet),
 }
 
-
 HEAD = 1 << 16  # bytes that a format is detected by
-
-
 TRACE_LINE = re.compile(rb"^\s*(Operator:|cnt:)", re.MULTILINE)
-
-
 KEY = re.compile(rb'"(\w+)"\s*:')
-
-
 PARQUET = b"PAR1"
-
-
 BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the byte order mark
 
 

@@ -17,20 +17,20 @@ from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.problems import problems_of
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.derive import bind_family, derive_calls
-from kcap.schemas.derive.kernel import Kernel, KernelInstance
+from kcap.schemas.derive.kernel import DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED
 from kcap.schemas.recording.recording import write_recording
 
 
-def checker(kernel: Kernel) -> Checker:
+def checker(kernel: DerivedDefinition) -> Checker:
     return Checker([kernel], Rebuilder("cpu", "cpu", None))
 
 
-def kernel_of(one) -> Kernel:
+def kernel_of(one) -> DerivedDefinition:
     return derive_calls([one], METADATA).kernels[0]
 
 
-def with_reference(kernel: Kernel, before: str, after: str) -> Kernel:
+def with_reference(kernel: DerivedDefinition, before: str, after: str) -> DerivedDefinition:
     text = kernel.definition.reference
     assert before in text
     changed = kernel.definition.model_copy(update={"reference": text.replace(before, after)})

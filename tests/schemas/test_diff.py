@@ -35,40 +35,40 @@ def compare(tmp_path, kcap):
 
 def test_order_and_numbers_of_calls_do_not_matter(compare):
     a, b = call("aten::relu", decode(3)), call("aten::relu", decode(3), size=8)
-    code, found = compare([a, b], [b, a])
-    assert (code, found["equal"]) == (0, True)
+    code, diff = compare([a, b], [b, a])
+    assert (code, diff["equal"]) == (0, True)
 
 
 def test_calls_that_only_one_has_are_named(compare):
     both = call("aten::relu", decode(3))
-    code, found = compare([both, call("aten::mm", decode(1))], [both, call("aten::relu", decode(2), size=8)])
-    assert (code, found["equal"]) == (1, False)
-    assert [one["name"] for one in found["only_a"]] == ["aten::mm"]
-    assert [(one["name"], one["detail"]) for one in found["only_b"]] == [("aten::relu", "f32[8]")]
-    assert found["changed"] == []
+    code, diff = compare([both, call("aten::mm", decode(1))], [both, call("aten::relu", decode(2), size=8)])
+    assert (code, diff["equal"]) == (1, False)
+    assert [entry["name"] for entry in diff["only_a"]] == ["aten::mm"]
+    assert [(entry["name"], entry["detail"]) for entry in diff["only_b"]] == [("aten::relu", "f32[8]")]
+    assert diff["changed"] == []
 
 
 def test_counts_differ_by_phase_rank_and_mode_though_their_sum_does_not(compare):
-    code, found = compare([call("aten::relu", decode(3))], [call("aten::relu", decode(2), decode(1, mode="graph"))])
+    code, diff = compare([call("aten::relu", decode(3))], [call("aten::relu", decode(2), decode(1, mode="graph"))])
     assert code == 1
-    assert found["changed"][0]["a"] == {"decode 0 eager": 3}
-    assert found["changed"][0]["b"] == {"decode 0 eager": 2, "decode 0 graph": 1}
-    assert found["names"] == []
+    assert diff["changed"][0]["a"] == {"decode 0 eager": 3}
+    assert diff["changed"][0]["b"] == {"decode 0 eager": 2, "decode 0 graph": 1}
+    assert diff["names"] == []
 
 
 def test_operators_are_summed_with_their_shares(compare):
     a = [call("aten::relu", decode(1)), call("aten::relu", decode(1), size=8), call("aten::mm", decode(2))]
     b = [call("aten::relu", decode(6)), call("aten::mm", decode(2))]
-    _, found = compare(a, b)
-    assert found["names"] == [{"name": "aten::relu", "a": 2, "b": 6, "a_share": 0.5, "b_share": 0.75}]
-    assert found["totals"] == {"a": 4, "b": 8}
+    _, diff = compare(a, b)
+    assert diff["names"] == [{"name": "aten::relu", "a": 2, "b": 6, "a_share": 0.5, "b_share": 0.75}]
+    assert diff["totals"] == {"a": 4, "b": 8}
 
 
 def test_a_region_and_a_kernel_of_one_signature_are_two_and_regions_no_part_of_the_total(compare):
     a = [call("vllm::attention", decode(3), kind="region")]
-    code, found = compare(a, [call("vllm::attention", decode(3))])
-    assert (code, found["totals"]) == (1, {"a": 0, "b": 3})
-    assert len(found["only_a"]) == len(found["only_b"]) == 1
+    code, diff = compare(a, [call("vllm::attention", decode(3))])
+    assert (code, diff["totals"]) == (1, {"a": 0, "b": 3})
+    assert len(diff["only_a"]) == len(diff["only_b"]) == 1
 
 
 def test_the_table_tells_the_same(tmp_path, kcap):
@@ -91,14 +91,14 @@ def dataset(root, n=4, uuids=("u",), count=5):
     tensor = DefinitionTensor(shape=["m", "n"], dtype="bfloat16")
     axes = {"m": AxisVar(), "n": AxisConst(value=n)}
     reference = "def run(x):\n    return x\n"
-    one = Definition(
+    entry = Definition(
         name="id", op_type="id", axes=axes, inputs={"x": tensor}, outputs={"y": tensor}, reference=reference
     )
     workloads = [Workload(uuid=uuid, axes={"m": 1}, inputs={"x": RandomInput()}) for uuid in uuids]
     counts = [
         WorkloadCount(definition="id", workload=u, operator="x::y", call=0, counts=[decode(count)]) for u in uuids
     ]
-    write_dataset(root, [one], {"id": workloads}, {}, counts)
+    write_dataset(root, [entry], {"id": workloads}, {}, counts)
     return root
 
 

@@ -47,11 +47,8 @@ __all__ = [
 
 Recognizer = Callable[[Invocation], KernelInstance]
 
-
 # What a recognizer raises on arguments that the operator never takes: a number for a tensor, other ranks, a size of 0
 NEVER_TAKEN = (Unrecognized, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
-
 FAMILIES: Registry[str, tuple[str, Recognizer]] = Registry("operator of a family")
 
 

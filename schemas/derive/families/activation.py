@@ -19,7 +19,6 @@ ACTIVATIONS = {
     "gelu_tanh": 'torch.nn.functional.gelu(gate, approximate="tanh")',
 }
 
-
 REFERENCE = """import torch
 
 

@@ -1,7 +1,7 @@
-"""all_reduce: the sum over a group's ranks, as one process sees it that has the tensors of all.
+"""all_reduce: the sum of the tensors of a group's ranks, as one process that had them all would compute it.
 
 One rank's call holds its own tensor alone. The Definition's input stacks all ranks' [world_size, num_tokens,
-hidden_size], since no reference could sum what it does not get; of the others only the shape is known, so that their
+hidden_size], because a reference sums only what it is passed; of the other ranks only the shape is known, so their
 values are random. Calls whose group's size was not recorded are declined, and so is `c10d::allreduce_`, whose
 operation (a sum, a maximum) is an object that no Recording holds.
 """
@@ -32,23 +32,23 @@ def custom_all_reduce(call: Invocation) -> KernelInstance:
 
 
 @family("all_reduce", "vllm::all_reduce", "sglang::outplace_all_reduce")
-def returned(call: Invocation) -> KernelInstance:
+def all_reduce_returned(call: Invocation) -> KernelInstance:
     return all_reduce(call, call.tensor("tensor"), lambda: call.result)
 
 
 @family("all_reduce", "sglang::inplace_all_reduce")
-def in_place(call: Invocation) -> KernelInstance:
+def all_reduce_in_place(call: Invocation) -> KernelInstance:
     return all_reduce(call, call.tensor("tensor"), lambda: call.tensor("tensor"))
 
 
 @family("all_reduce", "_C::shm_allreduce")
-def over_shared_memory(call: Invocation) -> KernelInstance:
+def all_reduce_over_shared_memory(call: Invocation) -> KernelInstance:
     """As vLLM's ranks on a CPU do it."""
     return all_reduce(call, call.tensor("data"), lambda: call.tensor("data"))
 
 
 @family("all_reduce", "_c10d_functional::all_reduce", "_c10d_functional::all_reduce_")
-def functional(call: Invocation) -> KernelInstance:
+def all_reduce_functional(call: Invocation) -> KernelInstance:
     if call["reduce_op"] != "sum":
         raise Unrecognized("no sum")
     return all_reduce(call, call.tensor("input"), lambda: call.result)

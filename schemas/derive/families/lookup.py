@@ -58,7 +58,7 @@ def token_ids(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 
 @valid_input("index", "indices_*", op_types=("index", "index_select"))
 def index_rows(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
-    """Within every axis of what is indexed, whichever it is."""
+    """Below the smallest axis of the indexed tensor: any axis may be meant."""
     if "self" not in draft or not (sizes := draft.shape("self")):
         return None
     return draft.integers(0, min(sizes), draft.shape(name))

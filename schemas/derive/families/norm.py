@@ -30,7 +30,6 @@ def run(hidden_states, weight):
     return (y * {scale}).to(hidden_states.dtype)
 """
 
-
 FUSED = """import torch
 
 
@@ -42,10 +41,7 @@ def run(hidden_states, residual, weight):
     return (y * {scale}).to(hidden_states.dtype), x.to(residual.dtype)
 """
 
-
 SCALES = {"": "weight.to(torch.float32)", "gemma_": "(weight.to(torch.float32) + 1.0)"}
-
-
 AXES = ("batch_size", "hidden_size")
 
 

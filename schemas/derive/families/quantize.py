@@ -1,6 +1,6 @@
 """quantize: rows to float8 or int8 with a scale for all, for each row, or for each group of columns.
 
-A dynamic scale is what takes the largest magnitude to the dtype's largest number; a static one is an input.
+A dynamic scale maps the largest magnitude to the dtype's largest number; a static one is an input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ def run({inputs}):
     q = (x * inverse{spread}){rounded}.clamp({low}, {high}).to(torch.{dtype}){joined}
     return {outputs}
 """
-
 
 AMAX = "    scale = (x.abs().amax({dims}) / {high}){least}\n"
 
@@ -91,12 +90,12 @@ def per_group(call: Invocation) -> KernelInstance:
     """A group's largest magnitude counts as `eps` at least. Scales may lie column by column."""
     call.refuse("scale_ue8m0", "fuse_silu_and_mul", "masked_m")
     q, group = call.tensor("output_q"), int(call.number("group_size"))
-    kind = QuantizationKind("group", True, group, float(call.number("eps")) / limits(q.dtype)[1])
+    kind = QuantizationKind("group", True, group, float(call.number("eps")) / dtype_limits(q.dtype)[1])
     return quantize_instance(call, call.tensor("input"), q, call.tensor("output_s"), kind)
 
 
-def limits(dtype: torch.dtype) -> tuple[float, float]:
-    """The numbers that quantized ones are clamped to, and the largest that a dynamic scale takes a magnitude to."""
+def dtype_limits(dtype: torch.dtype) -> tuple[float, float]:
+    """The bounds that quantized numbers are clamped to; a dynamic scale maps the largest magnitude to the upper one."""
     if dtype == torch.int8:
         return -128.0, 127.0
     if dtype == torch.float8_e4m3fn:
@@ -143,7 +142,7 @@ def _scales(kind: QuantizationKind, rows: int, h: int) -> tuple[tuple[int, ...],
 
 
 def _reference(kind: QuantizationKind, h: int, dtype: torch.dtype) -> str:
-    low, high = limits(dtype)
+    low, high = dtype_limits(dtype)
     least = f".clamp(min={kind.least!r})" if kind.least else ""
     return REFERENCE.format(
         inputs="input" if kind.dynamic else "input, scale",

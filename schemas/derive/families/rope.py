@@ -34,7 +34,6 @@ def rotate(x, cos, sin, is_neox):
 
 """
 
-
 REFERENCE = (
     ROTATE
     + """@torch.no_grad()

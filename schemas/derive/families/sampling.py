@@ -22,7 +22,6 @@ def run(logits):
     return torch.argmax(logits, dim=-1)
 """
 
-
 FROM_PROBS = """import torch
 
 
@@ -34,22 +33,18 @@ def run({inputs}):
     return order.gather(-1, drawn).squeeze(-1)
 """
 
-
 TOP_K = """    rank = torch.arange({v}, device=probs.device)
     k = top_k.to(torch.int64)[:, None]
     sorted_probs = torch.where((rank < k) | (k <= 0), sorted_probs, 0.0)
 """
 
-
 RENORMALIZED = "    sorted_probs = sorted_probs / sorted_probs.sum(dim=-1, keepdim=True)\n"
-
 
 TOP_P = """    p = top_p.to(torch.float32)[:, None]
     before = sorted_probs.cumsum(dim=-1).roll(1, dims=-1)  # the token that reaches p stays
     first = torch.arange({v}, device=probs.device) == 0
     sorted_probs = torch.where((before <= p) | (p >= 1.0) | first, sorted_probs, 0.0)
 """
-
 
 PENALTIES = """import torch
 
@@ -63,10 +58,7 @@ def run(logits, prompt_mask, output_mask, repetition_penalties):
     return torch.where(x > 0, x / penalty, x * penalty).to(logits.dtype)
 """
 
-
 SMALLEST = 1024  # fewer columns are no vocabulary: other kernels reduce their blocks' results by an argmax
-
-
 ROWS = ("batch_size", "vocab_size")
 
 
@@ -121,7 +113,7 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
     call.refuse("indices", "maybe_indices", "return_valid")
     probs = call.tensor("probs")
     v = probs.shape[1]
-    inputs = {"probs": tensor_arg(probs, *ROWS), **{name: limit(call, name, probs) for name in filters}}
+    inputs = {"probs": tensor_arg(probs, *ROWS), **{name: filter_limit(call, name, probs) for name in filters}}
     return KernelInstance(
         name=f"{'_'.join(filters)}_sampling_from_probs{'_joint' if joint else ''}"
         f"{abbreviate(probs.dtype, torch.float32)}_v{v}",
@@ -143,7 +135,7 @@ def from_probs(call: Invocation, *filters: str, joint: bool = False) -> KernelIn
     )
 
 
-def limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
+def filter_limit(call: Invocation, name: str, probs: torch.Tensor) -> TensorArg:
     dtype = FILTERS[name][1]
     tensor = call.optional(name, f"maybe_{name}_arr")
     if tensor is not None:

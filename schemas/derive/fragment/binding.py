@@ -26,16 +26,9 @@ VIEWS = frozenset(
     "expand.default t.default transpose.int slice.Tensor select.int alias.default clone.default".split()
 )
 
-
 COPY = "aten.copy_.default"
-
-
 CONVERT = "prims.convert_element_type.default"
-
-
 FLOAT32 = TorchConstant("dtype", "float32")
-
-
 HALVES = (TorchConstant("dtype", "bfloat16"), TorchConstant("dtype", "float16"))
 
 
@@ -63,11 +56,11 @@ class Nodes:
     def _deduced(self, aliases: dict[str, str]) -> dict[str, str]:
         """The one node that nothing defines is the one input buffer that no operator takes."""
         defined = {*aliases, *self.input_buffers, *self.fragment.operations, *self.fragment.sizes}
-        taken = set[str]().union(*(operation.refs() for operation in self._wanted()))
+        taken = set[str]().union(*(operation.refs() for operation in self._used_operations()))
         undefined, unused = taken - defined, set(self.input_buffers) - taken - set(aliases.values())
         return {undefined.pop(): unused.pop()} if len(undefined) == len(unused) == 1 else {}
 
-    def _wanted(self) -> list[Operation]:
+    def _used_operations(self) -> list[Operation]:
         """Operations without those whose result is not read: they come after the kernel."""
         return [operation for operation in self.fragment.operations.values() if operation.layout or operation.users]
 
@@ -112,7 +105,7 @@ class Nodes:
         excluded = taken | set(self.fragment.writes) | set(self.copies)
         return [operation.name for operation in computed if operation.name not in excluded]
 
-    def stored(self, name: str) -> str | None:
+    def stored_node(self, name: str) -> str | None:
         """The node whose value the written buffer `name` holds: itself, or what is copied there; None if not known."""
         own = self.fragment.operations.get(name)
         if own is not None and own.target != COPY:
@@ -177,8 +170,6 @@ class Nodes:
 
 
 MOST_ORDERS = 500
-
-
 _POINTER = re.compile(r"(in|out|in_out)_ptr(\d+)", re.ASCII)
 
 
@@ -235,18 +226,18 @@ def bind_buffers(call: Call, nodes: Nodes) -> Binding:
         pointer.path: pointer.buffer and (fragment.reused.get(pointer.buffer, pointer.buffer)) for pointer in writing
     }
     for pointer in reading:
-        _name(binding.reads, nodes.input_buffers, fragment, pointer, before.get(pointer.path, pointer.buffer))
+        _match_by_name(binding.reads, nodes.input_buffers, fragment, pointer, before.get(pointer.path, pointer.buffer))
     for pointer in writing:
-        _name(binding.writes, fragment.writes, fragment, pointer, pointer.buffer)
+        _match_by_name(binding.writes, fragment.writes, fragment, pointer, pointer.buffer)
     layouts = {name: _layout(nodes, name) for name in (*nodes.input_buffers, *fragment.writes)}
     _unify(binding.symbols, [(layouts[n], p.tensor) for n, p in (*binding.reads.items(), *binding.writes.items())])
-    _order(binding.reads, nodes.input_buffers, reading, layouts, binding.symbols, "reads", whole=True)
-    _order(binding.writes, fragment.writes, writing, layouts, binding.symbols, "writes", whole=False)
-    _agree(binding, layouts)
+    _match_by_order(binding.reads, nodes.input_buffers, reading, layouts, binding.symbols, "reads", whole=True)
+    _match_by_order(binding.writes, fragment.writes, writing, layouts, binding.symbols, "writes", whole=False)
+    _check_layouts(binding, layouts)
     return binding
 
 
-def _name(
+def _match_by_name(
     into: dict[str, Pointer], names: Iterable[str], fragment: Fragment, pointer: Pointer, buffer: str | None
 ) -> None:
     same = [name for name in names if fragment.buffer(name) == buffer]
@@ -259,7 +250,7 @@ def _layout(nodes: Nodes, name: str) -> Layout | None:
     return nodes.fragment.reads.get(name) or (operation.layout if operation else None)
 
 
-def _order(
+def _match_by_order(
     into: dict[str, Pointer],
     names: Iterable[str],
     pointers: list[Pointer],
@@ -331,7 +322,7 @@ def _unify(symbols: dict[str, int], pairs: Iterable[tuple[Layout | None, TensorS
                 symbols.setdefault(size.operation, real)
 
 
-def _agree(binding: Binding, layouts: Mapping[str, Layout | None]) -> None:
+def _check_layouts(binding: Binding, layouts: Mapping[str, Layout | None]) -> None:
     for name, pointer in (*binding.reads.items(), *binding.writes.items()):
         if not layout_fits(layouts[name], pointer.tensor, binding.symbols):
             raise FragmentError(f"its fragment's %{name} is not like argument {pointer.path}: it is of another use")

@@ -23,14 +23,8 @@ from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TorchConstant
 
 SHORT = {CONVERT: "cast", "getitem": "part"}
-
-
 TAKEN = frozenset({"torch", "run", "max", "min", "float"})
-
-
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
-
-
 Parameters = Mapping[str, tuple[str, Layout | None]]
 
 
@@ -45,7 +39,7 @@ def write_run(nodes: Nodes, inputs: Parameters, outputs: list[str]) -> str:
     writer = _Writer(nodes, {**_names(operations), **{name: parameter for name, (parameter, _) in inputs.items()}})
     body = [f"{writer.names[operation.name]} = {writer.call(operation)}" for operation in operations]
     returned = [writer.value(Ref(name)) for name in outputs]
-    sizes = [f"{short} = {_shown(symbol, inputs)}" for symbol, short in writer.symbols.items()]
+    sizes = [f"{short} = {_symbol_source(symbol, inputs)}" for symbol, short in writer.symbols.items()]
     lines = [f"def run({', '.join(parameters)}):", *(f"    {line}" for line in [*sizes, *body])]
     text = "import torch\n\n\n" + "\n".join([*lines, f"    return {', '.join(returned)}", ""])
     try:
@@ -67,7 +61,7 @@ def _names(operations: list[Operation]) -> dict[str, str]:
     return names
 
 
-def _shown(symbol: str, inputs: Parameters) -> str:
+def _symbol_source(symbol: str, inputs: Parameters) -> str:
     """The expression that `run` has `symbol` from."""
     for name, layout in inputs.values():
         for axis, size in enumerate(layout.shape if layout else ()):
@@ -100,7 +94,7 @@ class _Writer:
     def value(self, value: FragmentValue) -> str:
         match value:
             case Ref(name=name):
-                return self._found(name)
+                return self._node_text(name)
             case Size():
                 for symbol in value.symbols():
                     self.symbols.setdefault(symbol, f"n{len(self.symbols)}")
@@ -117,7 +111,7 @@ class _Writer:
                 return f"float('{value}')" if value != value or value in (float("inf"), -float("inf")) else repr(value)
         return repr(value)
 
-    def _found(self, name: str) -> str:
+    def _node_text(self, name: str) -> str:
         definition = self.nodes.find(name)
         if isinstance(definition, Size | int):
             return self.value(definition)
@@ -236,22 +230,22 @@ def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
     """
     outputs, unnamed, copied = [], {}, 0
     for name, pointer in binding.writes.items():
-        node = nodes.stored(name)
+        node = nodes.stored_node(name)
         if node is None:
             unnamed[name] = pointer
-        elif nodes.computed(node) and _like(nodes, node, pointer, binding.symbols):
+        elif nodes.computed(node) and _layout_matches(nodes, node, pointer, binding.symbols):
             outputs.append((node, pointer))
             copied += node != name
         else:
             raise FragmentError(f"its fragment does not say all that %{name} comes from")
     if copied < len(nodes.copies):
         raise FragmentError("its fragment does not say which buffer it writes in place")
-    outputs += _loose(nodes, binding, unnamed)
+    outputs += _unnamed_outputs(nodes, binding, unnamed)
     return sorted(outputs, key=lambda output: int(output[1].path))
 
 
-def _loose(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:
-    claims = {name: _claims(nodes, binding, pointer) for name, pointer in unnamed.items()}
+def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:
+    claims = {name: _matching_ends(nodes, binding, pointer) for name, pointer in unnamed.items()}
     outputs = []
     for name, ends in claims.items():
         others = {end for other, claimed in claims.items() if other != name for end in claimed}
@@ -261,16 +255,16 @@ def _loose(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outpu
     return outputs
 
 
-def _claims(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:
+def _matching_ends(nodes: Nodes, binding: Binding, pointer: Pointer) -> dict[str, str]:
     """The ends of the fragment that `pointer` may hold, and of each the node that is like it."""
     node_by_end = {}
     for end in nodes.ends:
-        alike = [name for name in nodes.sources(end) if _like(nodes, name, pointer, binding.symbols)]
+        alike = [name for name in nodes.sources(end) if _layout_matches(nodes, name, pointer, binding.symbols)]
         if alike:
             node_by_end[end] = alike[0]
     return node_by_end
 
 
-def _like(nodes: Nodes, name: str, pointer: Pointer, symbols: dict[str, int]) -> bool:
+def _layout_matches(nodes: Nodes, name: str, pointer: Pointer, symbols: dict[str, int]) -> bool:
     node = nodes.find(name)
     return isinstance(node, Operation) and node.layout is not None and layout_fits(node.layout, pointer.tensor, symbols)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kcap.schemas.derive.generic.group import Group, axis_constraints
-from kcap.schemas.derive.generic.outputs import Output, Reference, Signature, named_outputs
+from kcap.schemas.derive.generic.outputs import Output, Reference, Signature, flat_name
 from kcap.schemas.derive.generic.pattern import TORCH_NAMESPACES, Member, Number, Path, Pattern, Tensor
 from kcap.schemas.derive.generic.tracing import (
     Arguments,
@@ -29,14 +29,11 @@ from kcap.schemas.derive.generic.tracing import (
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, flatten
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, dtype_name
-from kcap.schemas.recording.signature import word
+from kcap.schemas.recording.dtypes import word
 from kcap.schemas.recording.values import TensorSpec
 
 MOST_TRACED = 8  # Calls of a group whose decompositions are compared
-
-
 WHOLE = {torch.Tag.core}  # what other operators decompose into
-
 
 TEXT = """import torch
 
@@ -45,7 +42,6 @@ TEXT = """import torch
 def run({inputs}):
     {body}
 """
-
 
 ANYWHERE = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 
@@ -102,22 +98,22 @@ def _trace(group: Group, member: Member) -> list[str]:
 def _operator(group: Group) -> list[str]:
     """The operator itself, on copies of what it writes; its functional variant as it is."""
     signature = group.signature
-    copies = {path: f"{named_outputs(path)}_out" for path in signature.copied}
+    copies = {path: f"{flat_name(path)}_out" for path in signature.copied}
     body_lines = ReferenceBody(_device(signature), {})
     scalars = {number.path for number in group.scalars}
     arguments = make_arguments(
         signature.pattern,
         group.members[0],
-        lambda n, value: Name(named_outputs(n.path)) if n.path in scalars else value,
+        lambda n, value: Name(flat_name(n.path)) if n.path in scalars else value,
     )
     body_lines.names.update(
-        {id(tensor): copies.get(path, named_outputs(path)) for path, tensor in arguments.tensors.items()}
+        {id(tensor): copies.get(path, flat_name(path)) for path, tensor in arguments.tensors.items()}
     )
     text = body_lines.call(
         signature.target.python,
         *arguments_taken(_without_defaults(signature.pattern), signature.target, arguments.values),
     )
-    lines = [f"{copy} = {named_outputs(path)}.clone()" for path, copy in copies.items()]
+    lines = [f"{copy} = {flat_name(path)}.clone()" for path, copy in copies.items()]
     places = [output.place for output, _ in group.outputs if output.place]
     if places == [(0,)] and not signature.several and not copies:
         return [_returns(group, [text])]
@@ -141,8 +137,6 @@ def _returns(group: Group, texts: list[str]) -> str:
 
 
 MOST_CONSTANTS = 4  # sizes in a name
-
-
 LONGEST_NAME = 100
 
 
@@ -158,9 +152,7 @@ class GenericKernel:
         inputs = {
             name: TensorArg(shape, leaf.dtype, None, self._layout_note(leaf)) for name, shape, leaf in self._tensors()
         }
-        inputs |= {
-            named_outputs(number.path): TensorArg(None, self._number(number), None) for number in self.group.scalars
-        }
+        inputs |= {flat_name(number.path): TensorArg(None, self._number(number), None) for number in self.group.scalars}
         text, tags = reference_of_group(self.group, list(inputs))
         return KernelInstance(
             name=self._name(),
@@ -188,7 +180,7 @@ class GenericKernel:
 
     def _output(self, call: Invocation, output: Output) -> Any:
         if output.path:
-            return lambda: _at(call, output.path)
+            return lambda: _argument_at(call, output.path)
         return lambda: flatten(call.result, self.group.signature.several)[output.place]
 
     def _tensors(self) -> Iterator[tuple[str, tuple[str, ...], Tensor]]:
@@ -223,7 +215,7 @@ class GenericKernel:
         lines = [f"{own.name}, as {len(self.group.members)} distinct Calls made it."]
         if len({leaf.device for _, leaf in tensors}) > 1:
             lines.append(
-                f"Between devices: {', '.join(f'{named_outputs(leaf.path)} on {leaf.device}' for _, leaf in tensors)}."
+                f"Between devices: {', '.join(f'{flat_name(leaf.path)} on {leaf.device}' for _, leaf in tensors)}."
             )
         return " ".join(lines)
 
@@ -242,27 +234,27 @@ class GenericKernel:
         return f"{layout} in {len(strided)} of {len(self.group.members)} Calls."
 
 
-def _at(call: Invocation, path: Path) -> Any:
+def _argument_at(call: Invocation, path: Path) -> Any:
     """The argument at `path`; Unrecognized if there is none."""
     value = call[str(path[0])]
     for index in path[1:]:
         if not isinstance(value, list | tuple) or not isinstance(index, int) or index >= len(value):
-            raise Unrecognized(f"{call.operator} has no argument {named_outputs(path)}")
+            raise Unrecognized(f"{call.operator} has no argument {flat_name(path)}")
         value = value[index]
     return value
 
 
 def _tensor(call: Invocation, leaf: Tensor) -> torch.Tensor:
-    tensor = _at(call, leaf.path)
+    tensor = _argument_at(call, leaf.path)
     if not isinstance(tensor, torch.Tensor) or dtype_name(tensor.dtype) != leaf.dtype:
-        raise Unrecognized(f"{call.operator}: {named_outputs(leaf.path)} is no tensor of {leaf.dtype}")
+        raise Unrecognized(f"{call.operator}: {flat_name(leaf.path)} is no tensor of {leaf.dtype}")
     return tensor
 
 
 def _scalar(call: Invocation, number: Number) -> Any:
     """The number, or a function that raises Unrecognized where no Sample has it."""
-    value = _at(call, number.path)
-    return value if isinstance(value, int | float) else partial(_no_sample, call.operator, named_outputs(number.path))
+    value = _argument_at(call, number.path)
+    return value if isinstance(value, int | float) else partial(_no_sample, call.operator, flat_name(number.path))
 
 
 def _no_sample(operator: str, name: str) -> Any:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kcap.schemas.derive.fragment.reference import FragmentReference, Port, Unknown, reference_of
 from kcap.schemas.derive.generic.definition import GenericKernel
@@ -14,21 +13,18 @@ from kcap.schemas.derive.generic.group import Grouping
 from kcap.schemas.derive.generic.outputs import Output, Reference, Signature, why_no_kernel
 from kcap.schemas.derive.generic.pattern import Member, Operator, Parameter, Path, Pattern, Tensor, read_pattern
 from kcap.schemas.derive.invocation import Unrecognized, argument_names, base_of
+from kcap.schemas.derive.kernel import CallUse, DerivedDefinition
 from kcap.schemas.flashinfer.definition import DTYPES
 from kcap.schemas.recording.operators import SOURCES
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TensorSpec
 
-if TYPE_CHECKING:
-    from kcap.schemas.derive.kernel import Kernel
-
-
 Refused = dict[int, str]
 
 
-def derive_generic(calls: list[Call], recording: Recording | None) -> tuple[list[Kernel], Refused]:
-    """Kernels for `calls`, and why the others have none, by Call id."""
+def derive_generic(calls: list[Call], recording: Recording | None) -> tuple[list[DerivedDefinition], Refused]:
+    """Definitions for `calls`, and why the others have none, by Call id."""
     refused: Refused = {}
     launched = [call for call in calls if call.namespace in SOURCES]
     signatures = [*_operators(calls, refused), *fused_signatures(launched, recording, refused)]
@@ -54,13 +50,8 @@ def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature,
             yield signature, members
 
 
-def _kernels(signature: Signature, members: list[Member], refused: Refused) -> Iterator[Kernel]:
-    """The Kernels of one pattern's Calls."""
-    from kcap.schemas.derive.kernel import (
-        CallUse,  # it imports this module
-        Kernel,
-    )
-
+def _kernels(signature: Signature, members: list[Member], refused: Refused) -> Iterator[DerivedDefinition]:
+    """The Definitions of one pattern's Calls."""
     for group in Grouping(signature, refused).groups(members):
         generic = GenericKernel(group)
         try:
@@ -68,7 +59,9 @@ def _kernels(signature: Signature, members: list[Member], refused: Refused) -> I
         except Unrecognized as error:
             refused.update({member.call.id: str(error) for member in group.members})
         else:
-            yield Kernel(definition, "", tuple(CallUse(member.call, generic.bind) for member in group.members))
+            yield DerivedDefinition(
+                definition, "", tuple(CallUse(member.call, generic.bind) for member in group.members)
+            )
 
 
 LONGEST_TITLE = 48  # inductor names a kernel by all operators in it

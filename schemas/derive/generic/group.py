@@ -19,11 +19,7 @@ from kcap.schemas.derive.generic.pattern import Member, Number
 from kcap.schemas.derive.invocation import Unrecognized
 
 Column = tuple[int, ...]
-
-
 MOST_TIED = 12  # variable axes among which sums and products are looked for
-
-
 LARGEST_STEP = 8  # a constant difference (`n1 == n0 + 1`) beyond it is taken for chance
 
 

@@ -109,7 +109,7 @@ class Signature:
     @cached_property
     def tensors(self) -> dict[Path, str]:
         """The name of each input."""
-        return {leaf.path: named_outputs(leaf.path) for leaf in self.inputs}
+        return {leaf.path: flat_name(leaf.path) for leaf in self.inputs}
 
     def row(self, member: Member) -> tuple[int, ...]:
         """The sizes of the inputs' dimensions, one after another."""
@@ -165,9 +165,9 @@ class Signature:
             raise Unrecognized("its library does not tell its outputs' sizes (it has no meta kernel)")
         result = flatten(FakeRun(self.pattern, member, self.own, device).run(drift=drift), self.several)
         new_tensors = {index: tensor for index, tensor in result.items() if index[0] in fresh}
-        return [self._one(index, tensor, len(new_tensors)) for index, tensor in new_tensors.items()]
+        return [self._returned_output(index, tensor, len(new_tensors)) for index, tensor in new_tensors.items()]
 
-    def _one(self, index: tuple[int, ...], tensor: torch.Tensor, count: int) -> Output:
+    def _returned_output(self, index: tuple[int, ...], tensor: torch.Tensor, count: int) -> Output:
         returns = self.own.schema.returns
         declared = returns[index[0]].name if len(index) == 1 else ""
         place = index if len(returns) > 1 else index[1:]
@@ -175,17 +175,17 @@ class Signature:
         dtype = dtype_name(tensor.dtype)
         if dtype not in DTYPES:
             raise Unrecognized(f"it returns {dtype}, and a Definition has no such dtype")
-        return Output(self._free(name), dtype, tuple(tensor.shape), (), index, dtype)
+        return Output(self._unused_name(name), dtype, tuple(tensor.shape), (), index, dtype)
 
     def _written(self, parameter: Parameter, leaf: Tensor, shape: tuple[int, ...]) -> Output:
-        name = named_outputs(leaf.path) if self.dropped(parameter) else self._free(f"{named_outputs(leaf.path)}_out")
+        name = flat_name(leaf.path) if self.dropped(parameter) else self._unused_name(f"{flat_name(leaf.path)}_out")
         return Output(name, leaf.dtype, shape, leaf.path, (), leaf.dtype)
 
-    def _free(self, name: str) -> str:
+    def _unused_name(self, name: str) -> str:
         return f"{name}_out" if name in self.tensors.values() else name
 
 
-def named_outputs(path: Path) -> str:
+def flat_name(path: Path) -> str:
     """`("tensors", 0)` -> `tensors_0`."""
     return "_".join(map(str, path))
 
@@ -197,16 +197,14 @@ def _has_meta(name: str) -> bool:
 
 
 VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift"})
-
-
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
 def why_no_kernel(signature: Signature, member: Member) -> str | None:
     """Why the operator gets no Definition: it computes nothing, or nothing that a reference can repeat; else None."""
     own = signature.own
-    names = [named_outputs(leaf.path) for _, leaf in signature.pattern.leaves()]
-    names += [f"{named_outputs(leaf.path)}_out" for _, leaf in signature.written]
+    names = [flat_name(leaf.path) for _, leaf in signature.pattern.leaves()]
+    names += [f"{flat_name(leaf.path)}_out" for _, leaf in signature.written]
     if len(set(names)) < len(names):
         return "two of its arguments would have one name in a reference"
     if own.schema is None:
@@ -217,8 +215,8 @@ def why_no_kernel(signature: Signature, member: Member) -> str | None:
         return "it is a view and computes nothing"
     if torch.Tag.nondeterministic_seeded in own.tags:
         return "it draws random numbers: no reference gives the same"
-    if strange := own.strange():
-        return f"it returns {strange}, not a tensor"
+    if unsupported_return := own.unsupported_return():
+        return f"it returns {unsupported_return}, not a tensor"
     if not signature.written and not own.fresh():
         return "it neither returns nor writes a tensor"
     return None

@@ -27,7 +27,6 @@ TORCH_NAMESPACES = frozenset(
     {"aten", "prims"}
 )  # here an int is a dimension, a size or a mode: it decides what is computed
 
-
 NUMBERS = frozenset({"number", "float", "Optional[number]", "Optional[float]"})  # a schema's Scalar is a `number`
 
 
@@ -76,7 +75,7 @@ class Operator:
         """Which of its returns are new, not an argument that it wrote."""
         return [i for i, returned in enumerate(self.schema.returns) if not is_written(returned)]
 
-    def strange(self) -> str | None:
+    def unsupported_return(self) -> str | None:
         """The type of a return that is no tensor and no list of them."""
         types = [str(self.schema.returns[index].type) for index in self.fresh()]
         return next((kind for kind in types if "Tensor" not in kind), None)

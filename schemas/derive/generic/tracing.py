@@ -18,8 +18,6 @@ from kcap.schemas.derive.invocation import Unrecognized, torch_dtype
 from kcap.schemas.recording.values import TorchConstant
 
 LONGEST = 64  # lines; a longer decomposition explains nothing
-
-
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
@@ -147,7 +145,6 @@ WORDS = {
     for word in vars(torch).values()
     if isinstance(word, torch.layout | torch.memory_format)
 }
-
 
 UNKNOWN = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 

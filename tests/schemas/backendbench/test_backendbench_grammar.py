@@ -108,8 +108,8 @@ def test_every_dtype_word(word):
 
 def test_storages_are_numbered_in_order_of_appearance():
     args, kwargs = parse_arguments("((T([2], f32), [T([2], f32), T([3], f32)]), {'out': T([2], f32)})")
-    found = [args[0].storage, args[1][0].storage, args[1][1].storage, kwargs["out"].storage]
-    assert found == [0, 1, 2, 3]
+    specs = [args[0].storage, args[1][0].storage, args[1][1].storage, kwargs["out"].storage]
+    assert specs == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -29,42 +29,42 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 def compare(kcap: Callable[..., Any]) -> Compare:
     def run(a: Path, b: Path, *more: object) -> dict[str, Any]:
         done = kcap("diff", a, b, "--json", *more)
-        found: dict[str, Any] = orjson.loads(done.out)
-        assert done.code == (0 if found["equal"] else 1)
-        return found
+        document: dict[str, Any] = orjson.loads(done.out)
+        assert done.code == (0 if document["equal"] else 1)
+        return document
 
     return run
 
 
-def lines(found: dict[str, Any], phase: str = "decode") -> dict[str, dict[str, Any]]:
-    (chosen,) = [one for one in found["phases"] if one["phase"] == phase]
+def lines(document: dict[str, Any], phase: str = "decode") -> dict[str, dict[str, Any]]:
+    (chosen,) = [phase_diff for phase_diff in document["phases"] if phase_diff["phase"] == phase]
     return {line["name"]: line for line in chosen["lines"]}
 
 
 def test_a_definition_has_the_operators_of_both_and_their_counts_in_a_step(both: tuple[Path, Path], compare: Compare):
-    found = compare(*both)
-    (decode,) = found["phases"]
-    assert (found["by"], decode["phase"], decode["same_batches"]) == ("family", "decode", True)
-    known = lines(found)
+    document = compare(*both)
+    (decode,) = document["phases"]
+    assert (document["by"], decode["phase"], decode["same_batches"]) == ("family", "decode", True)
+    by_name = lines(document)
     for n, k in LINEARS:
-        line = known[f"gemm_bf16_n{n}_k{k}"]
+        line = by_name[f"gemm_bf16_n{n}_k{k}"]
         assert line["purpose"] == "gemm"
         assert (line["a"]["operators"], line["b"]["operators"]) == ({"aten::mm.out": LAYERS}, {"aten::linear": LAYERS})
     for name, per_step in {"rmsnorm_h4096": 1, "fused_add_rmsnorm_h4096": 2 * LAYERS, ROPE: LAYERS}.items():
-        assert known[name]["a"]["per_step"] == pytest.approx(per_step)
-        assert known[name]["b"]["per_step"] == pytest.approx(per_step)
+        assert by_name[name]["a"]["per_step"] == pytest.approx(per_step)
+        assert by_name[name]["b"]["per_step"] == pytest.approx(per_step)
     for side, per_step in (("a", 322), ("b", 354)):
         assert (decode[side]["per_step"], decode[side]["us_per_step"]) == (per_step, None)
         assert decode[side]["untimed_per_step"] is None, "nothing was measured"
 
 
 def test_launches_that_are_a_part_of_attention_stand_beside_it(both: tuple[Path, Path], compare: Compare):
-    attention = {name: one for name, one in lines(compare(*both)).items() if one["purpose"] == "attention"}
-    assert {name for name, one in attention.items() if one["b"]} == {
+    attention = {name: line for name, line in lines(compare(*both)).items() if line["purpose"] == "attention"}
+    assert {name for name, line in attention.items() if line["b"]} == {
         "triton::_fwd_grouped_kernel_stage1",
         "triton::_fwd_kernel_stage2",
     }
-    assert [name for name, one in attention.items() if one["a"]] == ["gqa_paged_decode_h32_kv8_d128_ps16"]
+    assert [name for name, line in attention.items() if line["a"]] == ["gqa_paged_decode_h32_kv8_d128_ps16"]
 
 
 def test_the_table_tells_the_same(both: tuple[Path, Path], kcap: Callable[..., Any]):
@@ -79,9 +79,9 @@ def test_the_table_tells_the_same(both: tuple[Path, Path], kcap: Callable[..., A
 def test_other_batches_are_said_and_the_counts_still_compare(tmp_path: Path, compare: Compare, kcap: Any):
     a = write(tmp_path / "a", list(vllm(3)), "vLLM", 3)
     b = write(tmp_path / "b", list(sglang(3, 4)), "SGLang", 3, batch=4)
-    found = compare(a, b)
-    assert found["phases"][0]["same_batches"] is False
-    assert lines(found)["silu_and_mul_h14336"]["b"]["per_step"] == LAYERS
+    document = compare(a, b)
+    assert document["phases"][0]["same_batches"] is False
+    assert lines(document)["silu_and_mul_h14336"]["b"]["per_step"] == LAYERS
     assert "batches differ" in kcap("diff", a, b).out
 
 
@@ -103,8 +103,8 @@ def test_what_one_engine_runs_alone_comes_last_with_its_arguments(tmp_path: Path
     glue = [call("aten::index.Tensor", n, 2, self=tensor(size)) for n, size in ((5, 8), (1, 9))]
     shared = [call("aten::neg", 3, 2, self=tensor(4))]
     a = write(tmp_path / "a", [*vllm(2), *shared], "vLLM", 2)
-    known = call("aten::embedding", 1, 2, weight=tensor(50, 64), indices=tensor(4, dtype="int64"))
-    b = write(tmp_path / "b", [*vllm(2), *shared, known, *glue], "SGLang", 2)
+    embedding = call("aten::embedding", 1, 2, weight=tensor(50, 64), indices=tensor(4, dtype="int64"))
+    b = write(tmp_path / "b", [*vllm(2), *shared, embedding, *glue], "SGLang", 2)
     line = lines(compare(a, b))["aten::index"]
     assert (line["purpose"], line["a"], line["b"]["per_step"]) == (None, None, 6)
     assert line["b"]["arguments"] == {"bf16[8]": 5, "bf16[9]": 1}
@@ -128,9 +128,9 @@ def test_a_region_is_one_kernel_and_what_it_holds_none(tmp_path: Path, compare: 
 
     a = write(tmp_path / "a", norm("vllm_ir::rms_norm", 2, epsilon=1e-5, variance_size=None), "vLLM", 4)
     b = write(tmp_path / "b", norm("sglang_op::RMSNorm", 3, residual=None, variance_epsilon=1e-5), "SGLang", 4)
-    found = compare(a, b)
-    assert found["equal"]
-    assert {name: one["b"]["operators"] for name, one in lines(found).items()} == {
+    document = compare(a, b)
+    assert document["equal"]
+    assert {name: line["b"]["operators"] for name, line in lines(document).items()} == {
         "rmsnorm_h64": {"sglang_op::RMSNorm": 5}
     }
 
@@ -147,21 +147,23 @@ def test_a_phase_that_one_never_ran_is_not_compared(tmp_path: Path, compare: Com
 def test_other_layers_models_and_ranks_are_said(tmp_path: Path, compare: Compare):
     a = write(tmp_path / "a", list(vllm(2)), "vLLM", 2, world_size=2)
     b = write(tmp_path / "b", list(sglang(2)), "SGLang", 2, layers_recorded=2, model="x")
-    found = compare(a, b)
+    document = compare(a, b)
     said = ("two models", "32 layers in A, 2 in B", "2 ranks in A, 1 in B")
-    assert all(words in warning for words, warning in zip(said, found["warnings"], strict=True))
-    assert lines(found)["silu_and_mul_h14336"]["a"]["per_step"] == LAYERS / 2, "of a step and rank"
+    assert all(words in warning for words, warning in zip(said, document["warnings"], strict=True))
+    assert lines(document)["silu_and_mul_h14336"]["a"]["per_step"] == LAYERS / 2, "of a step and rank"
 
 
 def measured(path: Path, us: float, but: str = "") -> Path:
     file = path.with_suffix(".jsonl")
     """What replay gives of the Recording in `path`: regions have no times."""
-    timed = [one for one in load(path).kernels() if one.operator != but]
+    timed = [kernel for kernel in load(path).kernels() if kernel.operator != but]
     write_measurements(
         file,
         [
-            Measurement(call=one.id, key=call_key(one), operator=one.operator, count=one.total, median_us=us)
-            for one in timed
+            Measurement(
+                call=kernel.id, key=call_key(kernel), operator=kernel.operator, count=kernel.total, median_us=us
+            )
+            for kernel in timed
         ],
     )
     return file
@@ -170,10 +172,10 @@ def measured(path: Path, us: float, but: str = "") -> Path:
 def test_measured_times_stand_beside_the_counts(both: tuple[Path, Path], compare: Compare, kcap: Any):
     first, second = measured(both[0], 2.0), measured(both[1], 3.0, but="sglang::store_cache")
     times = ("--measurements", first, "--measurements", second)
-    found = compare(*both, *times)
-    line = lines(found)["silu_and_mul_h14336"]
+    document = compare(*both, *times)
+    line = lines(document)["silu_and_mul_h14336"]
     assert (line["a"]["us_per_step"], line["b"]["us_per_step"]) == pytest.approx((64, 96))
-    decode = found["phases"][0]
+    decode = document["phases"][0]
     assert decode["a"]["us_per_step"] == pytest.approx(2 * 322)
     assert decode["b"]["us_per_step"] == pytest.approx(3 * (354 - LAYERS))
     assert decode["b"]["untimed_per_step"] == pytest.approx(LAYERS)
@@ -194,12 +196,12 @@ def test_times_within_regions_are_of_their_line_or_of_their_purpose(tmp_path: Pa
         call("aten::silu", 1, 2, self=tensor(4, 32)).model_copy(update={"parent": "sglang_op::SiluAndMul"}),
         call("aten::rsqrt", 2, 2, self=tensor(4, 1)).model_copy(update={"parent": "sglang_op::RMSNorm"}),
     ]
-    calls = [*(one.model_copy(update={"kind": "region"}) for one in regions), *inner]
+    calls = [*(region.model_copy(update={"kind": "region"}) for region in regions), *inner]
     a, b = (write(tmp_path / name, calls, name, 2) for name in ("one", "two"))
-    found = compare(a, b, "--measurements", measured(a, 5.0), "--measurements", measured(b, 5.0))
-    assert lines(found)["silu_and_mul_h32"]["a"]["us_per_step"] == pytest.approx(5)
-    assert lines(found)["rmsnorm_h64"]["a"]["us_per_step"] is None
-    side = found["phases"][0]["a"]
+    document = compare(a, b, "--measurements", measured(a, 5.0), "--measurements", measured(b, 5.0))
+    assert lines(document)["silu_and_mul_h32"]["a"]["us_per_step"] == pytest.approx(5)
+    assert lines(document)["rmsnorm_h64"]["a"]["us_per_step"] is None
+    side = document["phases"][0]["a"]
     assert (side["us_within"], side["us_per_step"]) == ({"rmsnorm": pytest.approx(10)}, pytest.approx(15))
     assert side["untimed_per_step"] == 0
 
@@ -208,8 +210,8 @@ def test_recordings_of_one_engine_are_compared_by_call_unless_asked(tmp_path: Pa
     a = write(tmp_path / "a", list(vllm(2)), "vLLM", 2)
     b = write(tmp_path / "b", list(vllm(4)), "vLLM", 4)
     assert compare(a, b)["by"] == "call"
-    found = compare(a, b, "--by", "family")
-    assert (found["by"], found["equal"]) == ("family", True)
+    document = compare(a, b, "--by", "family")
+    assert (document["by"], document["equal"]) == ("family", True)
 
 
 def test_what_cannot_be_compared_is_refused_by_name(both: tuple[Path, Path], tmp_path: Path, kcap: Any):

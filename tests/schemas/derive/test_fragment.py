@@ -27,23 +27,23 @@ def torchs_own(fragment: str) -> str:
 
 @pytest.mark.parametrize(("call", "fragment"), KERNELS, ids=IDS)
 def test_a_kernel_recorded_on_a_gpu_has_a_reference_that_runs_on_a_cpu(call: Call, fragment: str) -> None:
-    found = reference_from(call, fragment)
-    assert isinstance(found, FragmentReference), found
-    given = [torch.zeros(port.shape, dtype=getattr(torch, port.dtype)) for port in found.inputs]
-    results = as_list(compile_reference(found.source, "fused")(*given))
-    made = [(tuple(result.shape), str(result.dtype).removeprefix("torch.")) for result in results]
-    assert made == [(port.shape, port.dtype) for port in found.outputs]
+    reference = reference_from(call, fragment)
+    assert isinstance(reference, FragmentReference), reference
+    inputs = [torch.zeros(port.shape, dtype=getattr(torch, port.dtype)) for port in reference.inputs]
+    results = as_list(compile_reference(reference.source, "fused")(*inputs))
+    specs = [(tuple(result.shape), str(result.dtype).removeprefix("torch.")) for result in results]
+    assert specs == [(port.shape, port.dtype) for port in reference.outputs]
 
 
 @pytest.mark.parametrize(("call", "fragment"), KERNELS, ids=IDS)
 def test_without_what_kcap_adds_a_reference_is_the_same_or_there_is_none(call: Call, fragment: str) -> None:
-    found = reference_from(call, torchs_own(fragment))
-    assert isinstance(found, Unknown) or found == reference_from(call, fragment)
+    reference = reference_from(call, torchs_own(fragment))
+    assert isinstance(reference, Unknown) or reference == reference_from(call, fragment)
 
 
 def test_most_fragments_stand_without_what_kcap_adds() -> None:
-    found = [reference_from(call, torchs_own(fragment)) for call, fragment in KERNELS]
-    assert sum(isinstance(one, FragmentReference) for one in found) >= len(KERNELS) // 2 - 1
+    references = [reference_from(call, torchs_own(fragment)) for call, fragment in KERNELS]
+    assert sum(isinstance(reference, FragmentReference) for reference in references) >= len(KERNELS) // 2 - 1
 
 
 def test_one_kernel_has_one_reference_whatever_its_graph_calls_its_nodes() -> None:
@@ -69,32 +69,32 @@ INTO_A = launched(tensor("in_out_ptr0", 8, 4), tensor("in_ptr0", 8, 4))
 
 
 def test_two_buffers_that_either_could_be_written_over_are_no_guess() -> None:
-    found = reference_from(INTO_A, f"{A}{B}{SUB}return %sub\n")
-    assert found == Unknown("2 orders fit the buffers that it reads")
+    reference = reference_from(INTO_A, f"{A}{B}{SUB}return %sub\n")
+    assert reference == Unknown("2 orders fit the buffers that it reads")
 
 
 @pytest.mark.parametrize(("over", "source"), [("a", "(in_out_ptr0, in_ptr0)"), ("b", "(in_ptr0, in_out_ptr0)")])
 def test_the_wrapper_tells_which_buffer_is_written_over(over: str, source: str) -> None:
     other = {"a": "b", "b": "a"}[over]
-    given = f"buf1, reinterpret_tensor({other}, (8, 4), (4, 1), 0), 32"
-    told = f"{A}{B}{SUB}return %sub\n%sub = buf1\nreuse(buf1, {over})\ncall({given})\n"
-    found = reference_from(INTO_A, told)
-    assert isinstance(found, FragmentReference), found
-    assert f"torch.ops.aten.sub.Tensor{source}" in found.source
-    assert [port.name for port in found.outputs] == ["in_out_ptr0_out"]
+    arguments = f"buf1, reinterpret_tensor({other}, (8, 4), (4, 1), 0), 32"
+    text = f"{A}{B}{SUB}return %sub\n%sub = buf1\nreuse(buf1, {over})\ncall({arguments})\n"
+    reference = reference_from(INTO_A, text)
+    assert isinstance(reference, FragmentReference), reference
+    assert f"torch.ops.aten.sub.Tensor{source}" in reference.source
+    assert [port.name for port in reference.outputs] == ["in_out_ptr0_out"]
 
 
 def test_a_buffer_of_partial_results_that_it_reads_leaves_no_reference() -> None:
     partial = '%buf0 : Tensor "f32[s0, 1][1, s0]cuda:0" = PlaceHolder[target=buf0]\n'
     call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("in_ptr2", 8, 1), tensor("out_ptr3", 8, 4))
-    found = reference_from(call, f"{A}{B}{partial}{SUB}return %sub\n")
-    assert found == Unknown("it reads %buf0, which none of its fragment's operators takes")
+    reference = reference_from(call, f"{A}{B}{partial}{SUB}return %sub\n")
+    assert reference == Unknown("it reads %buf0, which none of its fragment's operators takes")
 
 
 def test_a_fragment_of_other_shapes_is_of_another_use() -> None:
     call = launched(tensor("in_ptr0", 32), tensor("in_ptr1", 32), tensor("out_ptr2", 32))
-    told = f"{A}{B}{SUB}return %sub\n%sub = buf0\ncall(a, b, buf0, 32)\n"
-    assert reference_from(call, told) == Unknown("its fragment's %a is not like argument 0: it is of another use")
+    text = f"{A}{B}{SUB}return %sub\n%sub = buf0\ncall(a, b, buf0, 32)\n"
+    assert reference_from(call, text) == Unknown("its fragment's %a is not like argument 0: it is of another use")
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_a_fragment_of_other_shapes_is_of_another_use() -> None:
 )
 def test_operators_that_no_reference_may_call_are_refused(operator: str, reason: str) -> None:
     call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("out_ptr2", 8, 4))
-    told = f"{A}{B}{SUB}return %sub\n".replace("torch.ops.aten.sub.Tensor", operator)
-    assert reference_from(call, told) == Unknown(reason)
+    text = f"{A}{B}{SUB}return %sub\n".replace("torch.ops.aten.sub.Tensor", operator)
+    assert reference_from(call, text) == Unknown(reason)

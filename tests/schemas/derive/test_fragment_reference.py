@@ -30,10 +30,10 @@ def record(directory: Path, name: str, device: str) -> Recording:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the Recordings lie, and inductor's cache for recording and replaying."""
-    found = tmp_path_factory.mktemp("fused")
+    folder = tmp_path_factory.mktemp("fused")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(found / "cache"))
-        yield found
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def named(recording: Recording, name: str) -> Call:
 
 
 def reference(call: Call, recording: Recording) -> FragmentReference:
-    found = reference_of(call, recording)
-    assert isinstance(found, FragmentReference), found
-    return found
+    result = reference_of(call, recording)
+    assert isinstance(result, FragmentReference), result
+    return result
 
 
 def test_every_fused_kernel_has_a_reference_that_computes_what_it_does(recording: Recording) -> None:
@@ -60,13 +60,13 @@ def test_every_fused_kernel_has_a_reference_that_computes_what_it_does(recording
     assert len(calls) == 14 and all(call.launch and call.launch.fragment for call in calls)
     for call in calls:
         for seed in SEEDS:
-            found = errors(call, recording, seed=seed)
-            assert found and max(found) <= 1.0, (call.operator, found)
+            ratios = errors(call, recording, seed=seed)
+            assert ratios and max(ratios) <= 1.0, (call.operator, ratios)
 
 
 def test_a_reference_is_plain_pytorch_that_names_sizes_by_its_inputs(recording: Recording) -> None:
-    found = reference(named(recording, "::mul_view"), recording)
-    assert found.source == (
+    result = reference(named(recording, "::mul_view"), recording)
+    assert result.source == (
         "import torch\n\n\ndef run(in_ptr0):\n    n0 = in_ptr0.shape[0]\n"
         "    reshape = torch.ops.aten.reshape.default(in_ptr0, [(2 * n0), -1])\n"
         "    mul = torch.ops.aten.mul.Tensor(reshape, n0)\n    return mul\n"
@@ -75,31 +75,31 @@ def test_a_reference_is_plain_pytorch_that_names_sizes_by_its_inputs(recording: 
 
 def test_inputs_and_outputs_name_the_kernels_own_arguments(recording: Recording) -> None:
     call = named(recording, "mean_mul_pow_rsqrt_sub")
-    found = reference(call, recording)
-    ports = [*found.inputs, *found.outputs]
+    result = reference(call, recording)
+    ports = [*result.inputs, *result.outputs]
     assert [port.name for port in ports] == ["in_ptr0", "in_ptr1", "in_ptr2", "out_ptr0", "out_ptr2"]
     assert [call.args[int(port.path)].name for port in ports] == [port.name for port in ports]
     assert [port.shape for port in ports] == [(8, 64), (8, 64), (64,), (8, 64), (8, 64)]
-    assert [call.args[int(path)].name for path in found.scratch] == ["out_ptr1"]  # sums of squares
+    assert [call.args[int(path)].name for path in result.scratch] == ["out_ptr1"]  # sums of squares
 
 
 def test_what_is_read_and_written_is_an_input_and_an_output(recording: Recording) -> None:
-    found = reference(named(recording, "copy__mul_sub"), recording)
-    assert {port.name for port in found.inputs} & {"in_ptr0", "in_out_ptr0"}
-    assert all(port.name not in {given.name for given in found.inputs} for port in found.outputs)
+    result = reference(named(recording, "copy__mul_sub"), recording)
+    assert {port.name for port in result.inputs} & {"in_ptr0", "in_out_ptr0"}
+    assert all(port.name not in {port.name for port in result.inputs} for port in result.outputs)
 
 
 def test_wrappers_from_inductors_cache_tell_the_same(directory: Path, recording: Recording) -> None:
     again = record(directory, "again", "cpu")
-    told = {call.operator: recording.fragment(call.launch) for call in fused(recording) if call.launch}
-    assert told == {call.operator: again.fragment(call.launch) for call in fused(again) if call.launch}
+    fragments = {call.operator: recording.fragment(call.launch) for call in fused(recording) if call.launch}
+    assert fragments == {call.operator: again.fragment(call.launch) for call in fused(again) if call.launch}
 
 
 def test_operands_that_are_exchanged_do_not_agree(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison sees which buffer is which."""
     call = named(recording, "::abs_add_div")
-    found = reference(call, recording)
-    swapped = FragmentReference(found.source, found.inputs[::-1], found.outputs)
+    result = reference(call, recording)
+    swapped = FragmentReference(result.source, result.inputs[::-1], result.outputs)
     monkeypatch.setattr("fused.reference_of", lambda call, recording: swapped)
     assert max(errors(call, recording)) > 1.0
 

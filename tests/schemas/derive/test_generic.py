@@ -63,39 +63,39 @@ def test_reference_is_the_operator(name: str):
 
 
 def test_dimensions_that_agree_share_an_axis_and_those_that_never_differ_are_constant():
-    found = derived("aten::mul.Tensor", *((randn(n, 64), randn(n, 1)) for n in (1, 3, 8)))
-    assert shapes(found) == {"self": ["n0", "d64"], "other": ["n0", "d1"], "output": ["n0", "d64"]}
-    assert found.var_axes == ["n0"] and found.const_axes == {"d64": 64, "d1": 1}
-    assert (found.name, found.op_type) == ("mul_tensor_f32_d64_d1", "mul")
+    definition = derived("aten::mul.Tensor", *((randn(n, 64), randn(n, 1)) for n in (1, 3, 8)))
+    assert shapes(definition) == {"self": ["n0", "d64"], "other": ["n0", "d1"], "output": ["n0", "d64"]}
+    assert definition.var_axes == ["n0"] and definition.const_axes == {"d64": 64, "d1": 1}
+    assert (definition.name, definition.op_type) == ("mul_tensor_f32_d64_d1", "mul")
 
 
 def test_all_axes_of_a_single_call_are_constant():
-    found = derived("aten::rsqrt", (randn(4, 5).abs(),))
-    assert all(isinstance(axis, AxisConst) for axis in found.axes.values())
-    assert shapes(found) == {"self": ["d4", "d5"], "output": ["d4", "d5"]}
+    definition = derived("aten::rsqrt", (randn(4, 5).abs(),))
+    assert all(isinstance(axis, AxisConst) for axis in definition.axes.values())
+    assert shapes(definition) == {"self": ["d4", "d5"], "output": ["d4", "d5"]}
 
 
 def test_an_out_is_no_input_and_keeps_its_name():
-    found = derived("aten::add.out", (randn(4), randn(4)), out=torch.empty(4))
-    assert list(found.inputs) == ["self", "other"] and list(found.outputs) == ["out"]
+    definition = derived("aten::add.out", (randn(4), randn(4)), out=torch.empty(4))
+    assert list(definition.inputs) == ["self", "other"] and list(definition.outputs) == ["out"]
 
 
 def test_what_an_operator_writes_in_place_has_a_name_of_its_own():
-    found = derived("aten::copy_", *((randn(n), randn(n, dtype=BF16)) for n in (2, 5)))
-    assert list(found.inputs) == ["self", "src"] and list(found.outputs) == ["self_out"]
-    assert found.name == "copy_inplace_f32_bf16"
+    definition = derived("aten::copy_", *((randn(n), randn(n, dtype=BF16)) for n in (2, 5)))
+    assert list(definition.inputs) == ["self", "src"] and list(definition.outputs) == ["self_out"]
+    assert definition.name == "copy_inplace_f32_bf16"
 
 
 def test_a_decomposition_is_written_out():
-    found = derived("aten::silu", *((randn(n, 8, dtype=BF16),) for n in (1, 2)))
-    assert "reference:decomposition" in found.tags
-    assert "torch.ops.aten.silu" not in found.reference and "sigmoid" in found.reference
+    definition = derived("aten::silu", *((randn(n, 8, dtype=BF16),) for n in (1, 2)))
+    assert "reference:decomposition" in definition.tags
+    assert "torch.ops.aten.silu" not in definition.reference and "sigmoid" in definition.reference
 
 
 def test_a_number_that_differs_is_a_scalar_input():
-    found = derived("aten::fill_.Scalar", (randn(3), 0), (randn(5), 1))
-    assert shapes(found) == {"self": ["n0"], "value": None, "self_out": ["n0"]}
-    assert found.inputs["value"].dtype == "int64"
+    definition = derived("aten::fill_.Scalar", (randn(3), 0), (randn(5), 1))
+    assert shapes(definition) == {"self": ["n0"], "value": None, "self_out": ["n0"]}
+    assert definition.inputs["value"].dtype == "int64"
 
 
 def test_an_integer_and_a_float_are_two_definitions():
@@ -115,11 +115,13 @@ def test_a_sum_of_axes_is_a_constraint():
     assert kernel.definition.constraints == ["n2 == n0 - n1"]
 
 
-@pytest.mark.parametrize(("sizes", "told"), [([(2, 4), (3, 6)], "n1 == 2 * n0"), ([(4, 3), (7, 6)], "n1 == n0 - 1")])
-def test_a_multiple_or_a_step_is_a_constraint(sizes: list[tuple[int, int]], told: str):
-    found = derived("aten::index_select", *((randn(a, 4), 0, ints(a, b)) for a, b in sizes))
-    assert found.constraints == [told]
-    assert shapes(found) == {"self": ["n0", "d4"], "index": ["n1"], "output": ["n1", "d4"]}
+@pytest.mark.parametrize(
+    ("sizes", "constraint"), [([(2, 4), (3, 6)], "n1 == 2 * n0"), ([(4, 3), (7, 6)], "n1 == n0 - 1")]
+)
+def test_a_multiple_or_a_step_is_a_constraint(sizes: list[tuple[int, int]], constraint: str):
+    definition = derived("aten::index_select", *((randn(a, 4), 0, ints(a, b)) for a, b in sizes))
+    assert definition.constraints == [constraint]
+    assert shapes(definition) == {"self": ["n0", "d4"], "index": ["n1"], "output": ["n1", "d4"]}
 
 
 def test_concatenations_split_by_the_size_that_only_their_output_has():
@@ -149,14 +151,14 @@ def test_what_broadcasts_in_the_middle_of_the_sizes_is_seen():
 
 
 def test_sizes_that_a_decomposition_would_bake_in_leave_the_operator():
-    one = derived("aten::roll", (randn(4, 3), [1], [0]))
+    single = derived("aten::roll", (randn(4, 3), [1], [0]))
     several = derived("aten::roll", (randn(4, 3), [1], [0]), (randn(6, 3), [1], [0]))
-    assert "reference:decomposition" in one.tags and "reference:operator" in several.tags
+    assert "reference:decomposition" in single.tags and "reference:operator" in several.tags
 
 
 def test_an_out_of_another_dtype_gets_it():
-    found = derived("aten::add.out", (randn(4, dtype=BF16), randn(4, dtype=BF16)), out=torch.empty(4))
-    assert found.outputs["out"].dtype == "float32" and ".to(torch.float32)" in found.reference
+    definition = derived("aten::add.out", (randn(4, dtype=BF16), randn(4, dtype=BF16)), out=torch.empty(4))
+    assert definition.outputs["out"].dtype == "float32" and ".to(torch.float32)" in definition.reference
 
 
 def test_no_definition_has_an_axis_that_no_input_has():
@@ -170,13 +172,13 @@ def test_no_definition_has_an_axis_that_no_input_has():
 
 
 def test_zero_sizes_and_0d_tensors_have_their_form():
-    found = derived("aten::fill_.Tensor", (torch.empty(0), torch.tensor(1.0)))
-    assert shapes(found) == {"self": ["d0"], "value": [], "self_out": ["d0"]}
+    definition = derived("aten::fill_.Tensor", (torch.empty(0), torch.tensor(1.0)))
+    assert shapes(definition) == {"self": ["d0"], "value": [], "self_out": ["d0"]}
 
 
 def test_layout_is_stated_and_changes_nothing():
-    found = derived("aten::rsqrt", (randn(4, 6).abs().t(),), (randn(6, 6).abs(),))
-    assert found.inputs["self"].description == "Not contiguous in 1 of 2 Calls."
+    definition = derived("aten::rsqrt", (randn(4, 6).abs().t(),), (randn(6, 6).abs(),))
+    assert definition.inputs["self"].description == "Not contiguous in 1 of 2 Calls."
     expanded = derived("aten::rsqrt", (randn(1, 6).abs().expand(4, 6),))
     assert expanded.inputs["self"].description == "Broadcast (stride 0) in 1 of 1 Calls."
 
@@ -199,9 +201,9 @@ def test_a_device_is_the_inputs():
 
 
 def test_arguments_without_names_take_the_schemas():
-    made = call("aten::native_layer_norm", *OPERATORS["aten::native_layer_norm"][0])
-    bare = made.model_copy(update={"args": [a.model_copy(update={"name": None}) for a in made.args]})
-    (named,), (unnamed,) = derive(made)[0], derive(bare)[0]
+    layer_norm = call("aten::native_layer_norm", *OPERATORS["aten::native_layer_norm"][0])
+    bare = layer_norm.model_copy(update={"args": [a.model_copy(update={"name": None}) for a in layer_norm.args]})
+    (named,), (unnamed,) = derive(layer_norm)[0], derive(bare)[0]
     assert named.definition == unnamed.definition
 
 
@@ -221,9 +223,9 @@ def test_a_drifting_number_is_a_scalar_input_that_a_sample_tells():
     untold = kernel.uses[0].bind(invocation_of(DRIFTING)).inputs["value"]
     with pytest.raises(Unrecognized):
         untold.get()
-    told = invocation_of(DRIFTING)
-    told.arguments["value"] = 7
-    assert kernel.uses[0].bind(told).inputs["value"].get() == 7
+    invocation = invocation_of(DRIFTING)
+    invocation.arguments["value"] = 7
+    assert kernel.uses[0].bind(invocation).inputs["value"].get() == 7
 
 
 def test_an_invocation_of_other_sizes_or_dtypes_is_declined():

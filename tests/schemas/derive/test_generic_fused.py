@@ -12,7 +12,7 @@ import kcap
 from kcap.bench.check.checker import compile_reference
 from kcap.schemas.derive.generic import derive
 from kcap.schemas.derive.invocation import invocation_of
-from kcap.schemas.derive.kernel import Kernel
+from kcap.schemas.derive.kernel import DerivedDefinition
 from kcap.schemas.flashinfer.definition import check_definition
 from kcap.schemas.recording.recording import Recording, write_recording
 from kcap.schemas.recording.records import Argument, Call, Count, Launch, Metadata
@@ -45,7 +45,7 @@ def recording(tmp_path: Path) -> Recording:
     return kcap.load(tmp_path / "r.kcap")
 
 
-def kernel_of(recording: Recording) -> Kernel:
+def kernel_of(recording: Recording) -> DerivedDefinition:
     (found,), _ = derive.derive_generic(recording.calls, recording)
     return found
 

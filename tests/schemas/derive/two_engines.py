@@ -91,7 +91,7 @@ def write(path: Path, calls: list[Call], framework: str, decodes: int, batch: in
     sizes = {"padded": batch, "sequences": batch, "tokens": batch}
     batches = [{"phase": "decode", "mode": "full", **sizes, "steps": decodes}]
     model = {"model": "meta-llama/Llama-3.1-8B", "layers_recorded": LAYERS, "layers_model": LAYERS}
-    told = {**model, "steps": {"decode": decodes}, "batches": batches, "device": "NVIDIA H200"}
-    metadata = Metadata(framework=framework, **(told | more))
-    write_recording(path, metadata, [one.model_copy(update={"id": place}) for place, one in enumerate(calls)])
+    fields = {**model, "steps": {"decode": decodes}, "batches": batches, "device": "NVIDIA H200"}
+    metadata = Metadata(framework=framework, **(fields | more))
+    write_recording(path, metadata, [each.model_copy(update={"id": number}) for number, each in enumerate(calls)])
     return path

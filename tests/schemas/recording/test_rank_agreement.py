@@ -41,29 +41,32 @@ def test_ranks_that_ran_the_same_agree() -> None:
 
 def test_a_call_that_one_rank_lacks_is_named_with_both_counts() -> None:
     programs = [program(0, [0, 1, 1], {0: 7}), program(1, [0, 1], {1: 7})]
-    (found,) = disagreements(TWO, CALLS, programs, [])
+    (disagreement,) = disagreements(TWO, CALLS, programs, [])
     lacking = Difference(operator="vllm::all_reduce", signature="bf16[4, 8]", counts=[14, 7])
-    assert found == Disagreement(ranks=[0, 1], phase="decode", steps=[7, 7], calls=[lacking])
-    assert found.text == (
+    assert disagreement == Disagreement(ranks=[0, 1], phase="decode", steps=[7, 7], calls=[lacking])
+    assert disagreement.text == (
         "ranks 0 and 1 must agree and did not in 7 and 7 decode steps: vllm::all_reduce bf16[4, 8] 14 and 7 times"
     )
 
 
 def test_only_the_steps_that_differ_are_counted() -> None:
     programs = [program(0, [0, 1], {0: 5, 1: 7}), program(1, [0, 1, 1], {0: 2})]
-    (found,) = disagreements(TWO, CALLS, programs, [])
-    assert (found.steps, [one.counts for one in found.calls]) == ([2, 2], [[4, 2]])
+    (disagreement,) = disagreements(TWO, CALLS, programs, [])
+    assert (disagreement.steps, [one.counts for one in disagreement.calls]) == ([2, 2], [[4, 2]])
 
 
 def test_another_shape_is_another_call() -> None:
     narrow = call(3, "aten::mm", TensorSpec((4, 6), "bfloat16"))
-    (found,) = disagreements(TWO, [*CALLS, narrow], [program(0, [0], {0: 1}), program(1, [3], {1: 1})], [])
-    assert [(one.signature, one.counts) for one in found.calls] == [("bf16[4, 8]", [1, 0]), ("bf16[4, 6]", [0, 1])]
+    (disagreement,) = disagreements(TWO, [*CALLS, narrow], [program(0, [0], {0: 1}), program(1, [3], {1: 1})], [])
+    assert [(one.signature, one.counts) for one in disagreement.calls] == [
+        ("bf16[4, 8]", [1, 0]),
+        ("bf16[4, 6]", [0, 1]),
+    ]
 
 
 def test_another_order_is_said_without_a_call() -> None:
-    (found,) = disagreements(TWO, CALLS, [program(0, [0, 1], {0: 1}), program(1, [1, 0], {1: 1})], [])
-    assert found.calls == [] and "the same in another order" in found.text
+    (disagreement,) = disagreements(TWO, CALLS, [program(0, [0, 1], {0: 1}), program(1, [1, 0], {1: 1})], [])
+    assert disagreement.calls == [] and "the same in another order" in disagreement.text
 
 
 def own(value: Any) -> tuple[Call, Call]:
@@ -108,7 +111,7 @@ def test_stages_of_a_pipeline_and_replicas_need_not_agree() -> None:
 def test_each_group_is_compared_with_its_own_first_rank() -> None:
     ranks = [rank(n, (n // 2 * 2, n // 2 * 2 + 1)) for n in range(4)]
     programs = [program(0, [0], {0: 3, 1: 3, 3: 3}), program(1, [1], {2: 3})]
-    assert [found.ranks for found in disagreements(ranks, CALLS, programs, [])] == [[2, 3]]
+    assert [disagreement.ranks for disagreement in disagreements(ranks, CALLS, programs, [])] == [[2, 3]]
 
 
 def step(index: int, on: int, ran: int, length: int) -> Step:
@@ -121,8 +124,8 @@ def test_a_rank_that_died_is_compared_in_the_steps_that_both_list() -> None:
     assert disagreements(TWO, CALLS, whole, steps) == []
     different = [program(0, [0], {0: 5, 1: 2}), program(1, [0, 0], {1: 1})]
     changed = [one.model_copy(update={"program": 1}) if (one.rank, one.index) == (1, 2) else one for one in steps]
-    (found,) = disagreements(TWO, CALLS, different, changed)
-    assert (found.steps, [one.counts for one in found.calls]) == ([1, 1], [[1, 2]])
+    (disagreement,) = disagreements(TWO, CALLS, different, changed)
+    assert (disagreement.steps, [one.counts for one in disagreement.calls]) == ([1, 1], [[1, 2]])
 
 
 def test_a_window_that_opened_a_step_later_makes_no_difference() -> None:
@@ -134,6 +137,6 @@ def test_a_window_that_opened_a_step_later_makes_no_difference() -> None:
 
 def test_many_differences_are_counted_and_not_all_listed() -> None:
     many = [call(n, f"x::k{n}", X) for n in range(MOST + 5)]
-    (found,) = disagreements(TWO, many, [program(0, range(MOST + 5), {0: 1}), program(1, [], {1: 1})], [])
-    assert (len(found.calls), found.more) == (MOST, 5)
-    assert f"{MOST + 2} more Calls" in found.text
+    (disagreement,) = disagreements(TWO, many, [program(0, range(MOST + 5), {0: 1}), program(1, [], {1: 1})], [])
+    assert (len(disagreement.calls), disagreement.more) == (MOST, 5)
+    assert f"{MOST + 2} more Calls" in disagreement.text

@@ -22,9 +22,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_seal_holds_for_the_same_files_in_any_order() -> None:
-    made = seal(NAMES)
-    assert holds(made, reversed(NAMES))
-    assert seal(iter(NAMES[::-1])) == made
+    sealed = seal(NAMES)
+    assert holds(sealed, reversed(NAMES))
+    assert seal(iter(NAMES[::-1])) == sealed
 
 
 @pytest.mark.parametrize("names", [[*NAMES, "c" * 64 + ".py"], NAMES[:1], [], ["".join(NAMES)]])
@@ -57,16 +57,16 @@ def test_the_key_is_for_its_user_alone(home: Path) -> None:
 
 
 def test_a_key_that_others_can_read_or_that_is_cut_seals_nothing() -> None:
-    made = seal(NAMES)
+    sealed = seal(NAMES)
     key_path().chmod(0o644)
     assert read_key() is None
-    assert not holds(made, NAMES)
+    assert not holds(sealed, NAMES)
     with pytest.raises(KcapError, match="remove it"):
         seal(NAMES)
     key_path().chmod(0o600)
-    assert holds(made, NAMES)
+    assert holds(sealed, NAMES)
     key_path().write_bytes(b"")
-    assert not holds(made, NAMES)
+    assert not holds(sealed, NAMES)
 
 
 def test_without_xdg_the_key_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized
 
 MakeTensor = Callable[[], torch.Tensor]
 
-
 ATTEND = '''CHUNK = 512  # queries at once: bounds the memory that logits take
 
 
@@ -30,19 +29,10 @@ def attend(q, k, v, sm_scale):
     return torch.cat(outputs), torch.cat(lses)
 '''
 
-
 SCALE_DESCRIPTION = "Softmax scale. Default is (1/sqrt(head_dim))."
-
-
 LSE_DESCRIPTION = "The 2-based log-sum-exp of attention logits."
-
-
 MASK = '        logits.masked_fill_(({hidden})[:, None, :], float("-inf"))\n'
-
-
 LATER = "kv_pos[None, :] > q_pos[rows, None]"
-
-
 EARLIER = "(kv_pos[None, :] < q_pos[rows, None] - {window})"
 
 

@@ -40,7 +40,6 @@ GATHER = """    for b in range(kv_indptr.shape[0] - 1):
         num_kv = {num_kv}
 """
 
-
 REFERENCE = """import math
 
 import torch
@@ -58,7 +57,6 @@ def run({arguments}):
         output[rows], lse[rows] = attend(q[rows].to(torch.float32), k, v, sm_scale)
     return {returned}
 """
-
 
 CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
 

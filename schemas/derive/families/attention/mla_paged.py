@@ -44,7 +44,6 @@ def run({arguments}):
     return {returned}
 """
 
-
 LATENT_SCALE_DESCRIPTION = "Softmax scale, based on head dimensions before matrix absorption."
 
 

@@ -17,10 +17,7 @@ from kcap.schemas.derive.index_arguments import renumber_densely, renumber_slots
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
 KEY_OFFSETS = ("kv_indptr", "paged_kv_indptr", "cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_k")
-
-
 QUERY_OFFSETS = ("qo_indptr", "q_indptr", "cu_seqlens_q", "cu_seq_lens_q", "query_start_loc")
-
 
 ROWS_DIVIDED = {
     "kv_indptr": ("kv_indices", "k"),
@@ -72,14 +69,8 @@ def split_rows(draft: WorkloadDraft, last: int, low: torch.Tensor, high: torch.T
 
 
 PAGE_TABLES = ("block_table*", "page_table*", "slot_mapping")
-
-
 PAGE_AXES = ("num_pages", "num_blocks", "num_kv_blocks")  # the axis of all pages
-
-
 PAGE_INDICES = ("kv_indices", "paged_kv_indices")  # a page each
-
-
 SLOT_INDICES = ("sparse_indices",)  # page x page size + row each, -1: none
 
 

@@ -1,4 +1,4 @@
-"""rope of queries and keys, whose keys and values are stored in the cache by the same kernel. SGLang's."""
+"""SGLang's rope kernel that also stores the rotated keys, and the values, in the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def run(q, k, v, k_cache, v_cache, cos_sin_cache, positions, slot_mapping, is_ne
     return q_out, k_out, stored(k_cache, k_out, slots), stored(v_cache, v, slots)
 """
 )
-
 
 CACHE = ("num_pages", "page_size", "num_kv_heads", "head_size")
 

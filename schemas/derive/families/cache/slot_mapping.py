@@ -25,14 +25,11 @@ def run(query_start_loc, positions, block_table):
     {output}
 """
 
-
 EXACT = "return page * {page_size} + positions % {page_size}"
-
 
 PADDED = """slot_mapping = torch.full(({size},), {padding}, dtype=torch.int64, device=positions.device)
     slot_mapping[:num_tokens] = page * {page_size} + positions % {page_size}
     return slot_mapping"""
-
 
 TABLE = ("max_num_reqs", "max_num_pages")
 

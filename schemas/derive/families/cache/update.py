@@ -32,16 +32,9 @@ def run(k, v, k_cache, v_cache, slot_mapping):
     return k_cache_out, v_cache_out
 """
 
-
 CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
-
-
 ROW_AXES = "Page · page size + row of each token's slot"
-
-
 SLOTS_DESCRIPTION = f"{ROW_AXES}; nothing is written for a negative one."
-
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

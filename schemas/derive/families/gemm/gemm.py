@@ -34,7 +34,6 @@ def run(A, B):
     return torch.matmul(A, B.T)
 """
 
-
 IN_FLOAT32 = """import torch
 
 

@@ -61,7 +61,7 @@ def fused_moe_kernel(call: Invocation) -> KernelInstance:
 def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, int, int, int, int]) -> KernelInstance:
     a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
     (rows, top_k, e, n, k), chosen = sizes, ("num_rows", "top_k")
-    weights, scale = multiplied(call), call.optional("b_scale_ptr")
+    weights, scale = routing_weights(call), call.optional("b_scale_ptr")
     inputs["topk_ids"] = lazy_arg("int32", chosen, lambda: expert_of_rows(call, rows, top_k))
     if weights is not None:
         inputs["topk_weights"] = tensor_arg(weights.reshape(rows, top_k), *chosen)
@@ -83,12 +83,14 @@ def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, 
         ),
         description="C[i, j] = A[i] @ B[topk_ids[i, j]].T" + (" * topk_weights[i, j]." if weights is not None else "."),
         tags=(f"quantization:{dtype_name(a.dtype)}",) if scale is not None else (),
-        flops=lambda: 2 * fused.routed_pairs(_ids(call, rows, top_k), e) * n * k,
-        touched=lambda: total_bytes(a, c) + total_bytes(b[:1]) * fused.experts_in_use(_ids(call, rows, top_k), e),
+        flops=lambda: 2 * fused.routed_pairs(_expert_ids(call, rows, top_k), e) * n * k,
+        touched=lambda: (
+            total_bytes(a, c) + total_bytes(b[:1]) * fused.experts_in_use(_expert_ids(call, rows, top_k), e)
+        ),
     )
 
 
-def multiplied(call: Invocation) -> torch.Tensor | None:
+def routing_weights(call: Invocation) -> torch.Tensor | None:
     """The weights; None if the kernel was compiled not to use them, even if it is passed some."""
     return None if call["MUL_ROUTED_WEIGHT"] is False else call.optional("topk_weights_ptr")
 
@@ -110,7 +112,7 @@ def expert_of_rows(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
     return expert_by_pair.reshape(rows, top_k)
 
 
-def _ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
+def _expert_ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
     """The experts of the rows, without data where they were not sampled."""
     if call.tensor("expert_ids_ptr").is_meta:
         return torch.empty((rows, top_k), dtype=torch.int32, device="meta")

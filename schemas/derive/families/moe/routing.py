@@ -7,7 +7,6 @@ experts alone (DeepSeek-V3, arXiv:2412.19437, section 2.1.2; a group's score is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -119,7 +118,7 @@ def scale_of(call: Invocation) -> float:
 
 
 def written_topk(call: Invocation, score: str) -> KernelInstance:
-    """Weights and ids are arguments; of what permutes tokens later (`token_expert_indices`) nothing is modelled."""
+    """Weights and ids are arguments; `token_expert_indices`, which permutes tokens later, is not modelled."""
     weights, ids = call.tensor("topk_weights"), call.tensor("topk_indices")
     router = Router(score, ids.shape[1], bool(call["renormalize"]))
     logits, bias = call.tensor("gating_output"), call.optional("bias", "correction_bias")
@@ -148,7 +147,7 @@ def routing_instance(
     if bias is not None:
         inputs["routing_bias"] = tensor_arg(bias, "num_experts")
     word = f"{'_bias' if bias is not None else ''}{abbreviate(logits.dtype, torch.float32)}"
-    outputs: dict[str, Any] = {
+    outputs = {
         "topk_weights": lazy_arg(torch.float32, chosen, results[0]),
         "topk_ids": lazy_arg(ids, chosen, results[1]),
     }

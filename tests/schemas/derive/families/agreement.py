@@ -14,20 +14,20 @@ from kcap.schemas.derive.kernel import KernelInstance
 from kcap.schemas.flashinfer.definition import Definition, from_bytes, to_bytes
 
 
-def form(operator: str, **arguments: Any) -> KernelInstance:
-    """The Form of a Call that its family takes."""
-    found = recognize(Invocation(operator, arguments))
-    assert found is not None, f"no family takes {operator}"
-    return found
+def kernel_of(operator: str, **arguments: Any) -> KernelInstance:
+    """The kernel instance of a Call that its family takes."""
+    kernel = recognize(Invocation(operator, arguments))
+    assert kernel is not None, f"no family takes {operator}"
+    return kernel
 
 
 def declined(operator: str, **arguments: Any) -> bool:
     return recognize(Invocation(operator, arguments)) is None
 
 
-def checked(made: KernelInstance) -> Definition:
+def checked(kernel: KernelInstance) -> Definition:
     """Its Definition, through the format's own validators and back."""
-    definition = made.definition()
+    definition = kernel.definition()
     assert from_bytes(to_bytes(definition)) == definition
     return definition
 
@@ -35,19 +35,19 @@ def checked(made: KernelInstance) -> Definition:
 def agrees(
     operator: str, run: Callable[..., Any], hidden: dict[str, torch.Tensor] | None = None, **arguments: Any
 ) -> KernelInstance:
-    """The Form, once its reference gave what `run(**arguments)` gives: what it returns, or writes to its arguments."""
+    """The kernel instance, once its reference returned what `run(**arguments)` returns or writes to its arguments."""
     invocation = Invocation(operator, arguments, hidden or {})
-    made = recognize(invocation)
-    assert made is not None, f"no family takes {operator}"
-    definition = checked(made)
-    inputs = [copy_of(slot.get()) for slot in made.inputs.values()]
-    made.sizes(dict(zip(made.inputs, inputs, strict=True)))
+    kernel = recognize(invocation)
+    assert kernel is not None, f"no family takes {operator}"
+    definition = checked(kernel)
+    inputs = [copy_of(slot.get()) for slot in kernel.inputs.values()]
+    kernel.sizes(dict(zip(kernel.inputs, inputs, strict=True)))
     expected = as_list(compile_reference(definition.reference, definition.name)(*inputs))
     invocation.result = run(**arguments)
-    actual = [slot.get() for slot in made.outputs.values()]
-    result = compare_outputs(made, actual, expected)
+    actual = [slot.get() for slot in kernel.outputs.values()]
+    result = compare_outputs(kernel, actual, expected)
     assert result["status"] == "agrees", result
-    return made
+    return kernel
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:

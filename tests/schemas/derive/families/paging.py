@@ -56,7 +56,7 @@ def attention(
     far = torch.arange(m)[None, :] - torch.arange(n)[:, None] - (m - n)
     seen = (far <= 0 if causal else torch.ones_like(far, dtype=torch.bool)) & ((far >= -window) | (window < 0))
     heads = [x.float().transpose(0, 1)[None] for x in (q, k, v)]
-    made = torch.nn.functional.scaled_dot_product_attention(*heads, seen, scale=scale, enable_gqa=True)
+    attended = torch.nn.functional.scaled_dot_product_attention(*heads, seen, scale=scale, enable_gqa=True)
     logits = heads[0][0] @ heads[1][0].repeat_interleave(group, 0).mT * scale
     lse = logits.masked_fill(~seen, -float("inf")).logsumexp(-1)
-    return made[0].transpose(0, 1).to(q.dtype), lse
+    return attended[0].transpose(0, 1).to(q.dtype), lse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 OPERATORS = {
     "silu_and_mul": torch.nn.functional.silu,
@@ -31,8 +31,8 @@ def test_leading_dimensions_are_joined(name: str):
     def run(input: torch.Tensor, out: None, enable_pdl: None) -> torch.Tensor:
         return OPERATORS[name](input[..., :32]) * input[..., 32:]
 
-    made = agrees(f"flashinfer::{name}", run, input=x, out=None, enable_pdl=None)
-    assert made.sizes()["num_tokens"] == 15
+    kernel = agrees(f"flashinfer::{name}", run, input=x, out=None, enable_pdl=None)
+    assert kernel.sizes()["num_tokens"] == 15
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -46,24 +46,24 @@ def test_sglangs_operator_says_which_activation():
     def run(op_name: str, input: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(OPERATORS["gelu_tanh_and_mul"](input[:, :32]) * input[:, 32:])
 
-    made = agrees("sglang::_run_activation_inplace", run, op_name="gelu_tanh", input=x, out=out)
-    assert made.name == "gelu_tanh_and_mul_h32" and made.family == "activation"
+    kernel = agrees("sglang::_run_activation_inplace", run, op_name="gelu_tanh", input=x, out=out)
+    assert kernel.name == "gelu_tanh_and_mul_h32" and kernel.family == "activation"
     assert declined("sglang::_run_activation_inplace", op_name="relu2", input=x, out=out)
 
 
 def test_names_of_llama():
     x = torch.empty(256, 28672, dtype=torch.bfloat16, device="meta")
-    definition = checked(form("_C::silu_and_mul", result=torch.empty(256, 14336, device="meta"), input=x))
+    definition = checked(kernel_of("_C::silu_and_mul", result=torch.empty(256, 14336, device="meta"), input=x))
     assert definition.name == "silu_and_mul_h14336"
     assert definition.const_axes == {"hidden_size": 14336, "gate_up_size": 28672}
     assert definition.var_axes == ["num_tokens"]
-    assert form("_C::silu_and_mul", input=x.half(), out=x).name == "silu_and_mul_fp16_h14336"
+    assert kernel_of("_C::silu_and_mul", input=x.half(), out=x).name == "silu_and_mul_fp16_h14336"
 
 
 def test_vllms_region_says_its_approximation():
     x = torch.empty(4, 64, device="meta")
-    assert form("vllm_custom_op::gelu_and_mul", x=x, approximate="tanh").name == "gelu_tanh_and_mul_fp32_h32"
-    assert form("vllm_custom_op::gelu_and_mul", x=x, approximate="none").name == "gelu_and_mul_fp32_h32"
+    assert kernel_of("vllm_custom_op::gelu_and_mul", x=x, approximate="tanh").name == "gelu_tanh_and_mul_fp32_h32"
+    assert kernel_of("vllm_custom_op::gelu_and_mul", x=x, approximate="none").name == "gelu_and_mul_fp32_h32"
     assert declined("vllm_custom_op::gelu_and_mul", x=x)
 
 

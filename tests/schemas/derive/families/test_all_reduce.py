@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 from kcap.bench.check.checker import compile_reference
 from kcap.schemas.recording.values import Group
@@ -15,9 +15,9 @@ TP2 = Group(size=2, rank=0)
 
 def test_reference_sums_the_ranks():
     for ranks, tokens, hidden in ((2, 1, 64), (4, 7, 32), (8, 16, 128), (3, 5, 8), (2, 64, 256)):
-        made = form("vllm::all_reduce", tensor=randn(tokens, hidden), group_name=Group(ranks, 1))
+        kernel = kernel_of("vllm::all_reduce", tensor=randn(tokens, hidden), group_name=Group(ranks, 1))
         stacked = randn(ranks, tokens, hidden, seed=ranks)
-        total = compile_reference(made.definition().reference, made.name)(stacked)
+        total = compile_reference(kernel.definition().reference, kernel.name)(stacked)
         assert total.dtype == torch.bfloat16
         torch.testing.assert_close(total, stacked.double().sum(0).bfloat16())
 
@@ -29,18 +29,18 @@ def test_ranks_that_hold_the_same_make_a_multiple():
         out.copy_(2 * inp)
 
     buffer = {"reg_buffer": 0, "reg_buffer_sz_bytes": 0}
-    made = agrees("_C_custom_ar::all_reduce", run, fa=TP2, inp=x, out=torch.empty_like(x), **buffer)
-    assert made.touched is not None and made.touched() == 2 * 5 * 64 * 2
+    kernel = agrees("_C_custom_ar::all_reduce", run, fa=TP2, inp=x, out=torch.empty_like(x), **buffer)
+    assert kernel.touched is not None and kernel.touched() == 2 * 5 * 64 * 2
 
 
 def test_names_of_llama_on_two_ranks():
     x = torch.empty(8, 4096, dtype=torch.bfloat16, device="meta")
-    definition = checked(form("vllm::all_reduce", tensor=x, group_name=TP2))
+    definition = checked(kernel_of("vllm::all_reduce", tensor=x, group_name=TP2))
     assert definition.name == "all_reduce_ws2_h4096" and definition.op_type == "comm"
     assert definition.inputs["inputs"].shape == ["world_size", "num_tokens", "hidden_size"]
     assert definition.var_axes == ["num_tokens"]
-    assert form("_C::shm_allreduce", handle=Group(2, 1, "tp"), data=x).name == definition.name
-    assert form("_c10d_functional::all_reduce", input=x, reduce_op="sum", group_name=TP2).name == definition.name
+    assert kernel_of("_C::shm_allreduce", handle=Group(2, 1, "tp"), data=x).name == definition.name
+    assert kernel_of("_c10d_functional::all_reduce", input=x, reduce_op="sum", group_name=TP2).name == definition.name
 
 
 def test_groups_of_unknown_size_and_other_operations_are_declined():

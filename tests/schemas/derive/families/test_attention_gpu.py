@@ -31,9 +31,9 @@ def library(name: str) -> None:
 def positional(operator: Any) -> Callable[..., Any]:
     """`operator` called with all arguments of its schema, by position; those not given are None or their default."""
 
-    def run(**given: Any) -> Any:
+    def run(**call_arguments: Any) -> Any:
         arguments = operator.default._schema.arguments
-        return operator(*(given.get(a.name, a.default_value) for a in arguments))
+        return operator(*(call_arguments.get(a.name, a.default_value) for a in arguments))
 
     return run
 
@@ -42,11 +42,11 @@ def paged(one: Batch, seed: int, window: int = -1, **more: Any) -> Arguments:
     shape = (one.pages, 2, ROWS, KV_HEADS, DIM)
     key_cache, value_cache = randn(*shape, seed=seed).unbind(1)
     q = randn(one.tokens, HEADS, DIM, seed=seed + 1)
-    given = {"q": q, "k": key_cache, "v": value_cache, "out": torch.empty_like(q), "cu_seqlens_q": one.starts}
+    call_arguments = {"q": q, "k": key_cache, "v": value_cache, "out": torch.empty_like(q), "cu_seqlens_q": one.starts}
     lengths = {"seqused_k": one.seq_lens, "max_seqlen_q": max(one.queries), "max_seqlen_k": max(one.lengths)}
     flags = {"softmax_scale": 0.09, "is_causal": True, "softcap": 0.0}
     sides = {"window_size_left": window, "window_size_right": -1 if window < 0 else 0}
-    return moved({**given, **lengths, **flags, **sides, **more})
+    return moved({**call_arguments, **lengths, **flags, **sides, **more})
 
 
 FA3 = {"is_rotary_interleaved": True, "num_splits": 0, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0}
@@ -63,8 +63,8 @@ def test_flash_attention(version: int, window: int):
         one = batch(queries, lengths, ROWS, seed)
         table = {"page_table": one.table} if version == 3 else {"block_table": one.table}
         extra = FA3 if version == 3 else {**FA2, "cu_seqlens_k": torch.zeros_like(one.starts)}
-        made = agrees(operator, run, **paged(one, seed, window, **table, **extra))
-        assert list(made.outputs) == ["output", "lse"]
+        kernel = agrees(operator, run, **paged(one, seed, window, **table, **extra))
+        assert list(kernel.outputs) == ["output", "lse"]
 
 
 def test_padding_of_a_graphs_decode():
@@ -85,9 +85,9 @@ def test_padding_of_a_graphs_decode():
 def test_flash_attention_without_a_page_table():
     library("vllm.vllm_flash_attn._vllm_fa3_C")
     for seed, (queries, lengths) in enumerate(BATCHES):
-        given = paged(batch(queries, lengths, ROWS, seed), seed, **FA3)
+        call_arguments = paged(batch(queries, lengths, ROWS, seed), seed, **FA3)
         keys = {n: randn(sum(lengths), KV_HEADS, DIM, seed=seed + i) for i, n in enumerate("kv", 2)}
-        one = {**given, **moved({**keys, "cu_seqlens_k": starts(lengths)}), "seqused_k": None}
+        one = {**call_arguments, **moved({**keys, "cu_seqlens_k": starts(lengths)}), "seqused_k": None}
         assert agrees("_vllm_fa3_C::fwd", positional(torch.ops._vllm_fa3_C.fwd), **one).family == "gqa_ragged"
 
 
@@ -97,11 +97,11 @@ def test_cache_update():
         key_cache, value_cache = randn(8, 2, ROWS, KV_HEADS, DIM, seed=seed).unbind(1)
         slots = torch.randperm(8 * ROWS, generator=torch.Generator().manual_seed(seed))[:tokens]
         slots[tokens // 2] = -1
-        given = {"key": randn(tokens + 2, KV_HEADS, DIM), "value": randn(tokens + 2, KV_HEADS, DIM, seed=9)}
+        call_arguments = {"key": randn(tokens + 2, KV_HEADS, DIM), "value": randn(tokens + 2, KV_HEADS, DIM, seed=9)}
         caches = {"key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slots}
         scales = {"kv_cache_dtype": "auto", "k_scale": torch.ones(()), "v_scale": torch.ones(())}
         run = positional(torch.ops._C_cache_ops.reshape_and_cache_flash)
-        agrees("_C_cache_ops::reshape_and_cache_flash", run, **moved({**given, **caches, **scales}))
+        agrees("_C_cache_ops::reshape_and_cache_flash", run, **moved({**call_arguments, **caches, **scales}))
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
@@ -113,9 +113,9 @@ def test_rope(is_neox: bool):
         angle = randn(200, DIM // 2, dtype=torch.float32, seed=seed)
         table = torch.cat((angle.cos(), angle.sin()), dim=1).bfloat16()
         positions = torch.randint(0, 200, (tokens,), generator=torch.Generator().manual_seed(seed))
-        given = {"positions": positions, "query": query, "key": key, "head_size": DIM, "cos_sin_cache": table}
+        call_arguments = {"positions": positions, "query": query, "key": key, "head_size": DIM, "cos_sin_cache": table}
         run = positional(torch.ops._C.rotary_embedding)
-        agrees("_C::rotary_embedding", run, **moved(given), is_neox=is_neox)
+        agrees("_C::rotary_embedding", run, **moved(call_arguments), is_neox=is_neox)
 
 
 def test_flash_mla():
@@ -124,9 +124,13 @@ def test_flash_mla():
     for seed, lengths in enumerate([[1], [33, 5], [128, 31, 64, 1], [200, 7, 90], [64, 64, 300]]):
         one = batch([1] * len(lengths), lengths, 64, seed)
         q, cache = randn(one.tokens, 1, 128, 576, seed=seed), randn(one.pages, 64, 1, 576, seed=seed + 1)
-        given = (q, cache, 512, one.seq_lens, one.table, 192**-0.5, False)
+        call_arguments = (q, cache, 512, one.seq_lens, one.table, 192**-0.5, False)
         names = [argument.name for argument in operator.default._schema.arguments]
-        agrees("_flashmla_C::dense_decode_fwd", positional(operator), **moved(dict(zip(names, given, strict=False))))
+        agrees(
+            "_flashmla_C::dense_decode_fwd",
+            positional(operator),
+            **moved(dict(zip(names, call_arguments, strict=False))),
+        )
 
 
 @pytest.mark.parametrize("kind", ["Decode", "Prefill"])
@@ -139,22 +143,25 @@ def test_flashinfers_wrapper(kind: str):
         pages = torch.cat([one.table[row, :count] for row, count in enumerate(counts)]).cuda()
         last = torch.tensor([(n - 1) % ROWS + 1 for n in lengths], dtype=torch.int32)
         indptr = starts(counts)
-        made = getattr(flashinfer, f"Batch{kind}WithPagedKVCacheWrapper")(
+        wrapper_object = getattr(flashinfer, f"Batch{kind}WithPagedKVCacheWrapper")(
             torch.empty(128 << 20, dtype=torch.uint8, device="cuda"), "NHD"
         )
         heads = (HEADS, KV_HEADS, DIM, ROWS)
         if decode:
             names: tuple[str, ...] = ("indptr", "indices", "last_page_len")
-            made.plan(indptr, pages, last, *heads, q_data_type=torch.bfloat16)
+            wrapper_object.plan(indptr, pages, last, *heads, q_data_type=torch.bfloat16)
         else:
             names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
             planned = (one.starts.cuda(), indptr.cuda(), pages, last.cuda())
-            made.plan(*planned, *heads, causal=True, q_data_type=torch.bfloat16)
+            wrapper_object.plan(*planned, *heads, causal=True, q_data_type=torch.bfloat16)
         plan = dict(zip((f"plan.{n}" for n in names), (indptr, pages, last), strict=True))
-        given = {"q": randn(one.tokens, HEADS, DIM), "paged_kv_cache": randn(one.pages, 2, ROWS, KV_HEADS, DIM)}
+        call_arguments = {
+            "q": randn(one.tokens, HEADS, DIM),
+            "paged_kv_cache": randn(one.pages, 2, ROWS, KV_HEADS, DIM),
+        }
         told = {"return_lse": True, "plan.qo_indptr": one.starts, "plan.causal": True, "init.kv_layout": "NHD"}
 
-        def run(wrapper: Any = made, **given: Any) -> Any:
-            return wrapper.run(given["q"], given["paged_kv_cache"], return_lse=True)
+        def run(wrapper: Any = wrapper_object, **call_arguments: Any) -> Any:
+            return wrapper.run(call_arguments["q"], call_arguments["paged_kv_cache"], return_lse=True)
 
-        agrees(f"flashinfer::Batch{kind}WithPagedKVCacheWrapper.run", run, **moved({**given, **plan, **told}))
+        agrees(f"flashinfer::Batch{kind}WithPagedKVCacheWrapper.run", run, **moved({**call_arguments, **plan, **told}))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 from paging import batch
 
 from kcap.schemas.derive.kernel import KernelInstance
@@ -36,17 +36,21 @@ def test_reference_is_vllms_cpu_operator(isa: str, dtype: torch.dtype):
     pytest.importorskip("vllm._C")
     for seed, (tokens, heads, dim) in enumerate(SIZES):
         key_cache, value_cache = randn(PAGES, heads, 2 * ROWS, dim, dtype=dtype, seed=seed + 9).chunk(2, dim=2)
-        given = {**projected(tokens, heads, dim, dtype, seed), "key_cache": key_cache, "value_cache": value_cache}
+        call_arguments = {
+            **projected(tokens, heads, dim, dtype, seed),
+            "key_cache": key_cache,
+            "value_cache": value_cache,
+        }
         run = torch.ops._C.cpu_attn_reshape_and_cache
-        made = agrees("_C::cpu_attn_reshape_and_cache", run, **given, isa=isa)
-        assert made.name.endswith(f"_kv{heads}_d{dim}_ps{ROWS}")
+        kernel = agrees("_C::cpu_attn_reshape_and_cache", run, **call_arguments, isa=isa)
+        assert kernel.name.endswith(f"_kv{heads}_d{dim}_ps{ROWS}")
 
 
 def test_latent_reference_is_vllms_cpu_operator():
     pytest.importorskip("vllm._C")
     run = torch.ops._C.concat_and_cache_mla_cpu
     for seed, (tokens, ckv, kpe) in enumerate([(1, 64, 16), (7, 512, 64), (33, 128, 32), (64, 96, 16), (100, 256, 64)]):
-        made = agrees(
+        kernel = agrees(
             "_C::concat_and_cache_mla_cpu",
             run,
             kv_c_normed=randn(tokens, ckv, seed=seed),
@@ -54,7 +58,7 @@ def test_latent_reference_is_vllms_cpu_operator():
             kv_cache=randn(PAGES, ROWS, ckv + kpe, seed=seed + 2),
             slot_mapping=slots_for(tokens, seed),
         )
-        assert made.name == f"cache_update_mla_ckv{ckv}_kpe{kpe}_ps{ROWS}"
+        assert kernel.name == f"cache_update_mla_ckv{ckv}_kpe{kpe}_ps{ROWS}"
 
 
 def written(cache: torch.Tensor, new: torch.Tensor, slots: list[int]) -> None:
@@ -64,19 +68,19 @@ def written(cache: torch.Tensor, new: torch.Tensor, slots: list[int]) -> None:
             cache[slot // cache.shape[1], slot % cache.shape[1]] = new[token]
 
 
-def vllm_flash(**given: Any) -> None:
-    slots = given["slot_mapping"].tolist()
-    written(given["key_cache"], given["key"], slots)
-    written(given["value_cache"], given["value"], slots)
+def vllm_flash(**call_arguments: Any) -> None:
+    slots = call_arguments["slot_mapping"].tolist()
+    written(call_arguments["key_cache"], call_arguments["key"], slots)
+    written(call_arguments["value_cache"], call_arguments["value"], slots)
 
 
 def flash(tokens: int, heads: int, dim: int, seed: int = 0) -> Arguments:
     """Caches interleaved in one allocation, and more keys than slots, as vLLM pads a graph's batch."""
     key_cache, value_cache = randn(PAGES, 2, ROWS, heads, dim, seed=seed + 5).unbind(1)
-    given = projected(tokens + 3, heads, dim, torch.bfloat16, seed)
+    call_arguments = projected(tokens + 3, heads, dim, torch.bfloat16, seed)
     return {
-        **given,
-        "slot_mapping": given["slot_mapping"][:tokens],
+        **call_arguments,
+        "slot_mapping": call_arguments["slot_mapping"][:tokens],
         "key_cache": key_cache,
         "value_cache": value_cache,
         "kv_cache_dtype": "auto",
@@ -87,36 +91,36 @@ def flash(tokens: int, heads: int, dim: int, seed: int = 0) -> Arguments:
 
 def test_caches_of_flash_attention():
     for seed, sizes in enumerate(SIZES):
-        made = agrees("_C_cache_ops::reshape_and_cache_flash", vllm_flash, **flash(*sizes, seed))
-    assert made.touched() == 90 * (4 * 3 * 96 * 2 + 8)
+        kernel = agrees("_C_cache_ops::reshape_and_cache_flash", vllm_flash, **flash(*sizes, seed))
+    assert kernel.touched() == 90 * (4 * 3 * 96 * 2 + 8)
 
 
 def test_caches_whose_keys_are_split():
-    given = projected(9, 2, 64, torch.bfloat16)
+    call_arguments = projected(9, 2, 64, torch.bfloat16)
 
-    def run(**given: Any) -> None:
-        for token, slot in enumerate(given["slot_mapping"].tolist()):
+    def run(**call_arguments: Any) -> None:
+        for token, slot in enumerate(call_arguments["slot_mapping"].tolist()):
             page, row = divmod(slot, ROWS)
             if slot >= 0:
-                given["key_cache"][page, :, :, row, :] = given["key"][token].unflatten(1, (8, 8))
-                given["value_cache"][page, :, :, row] = given["value"][token]
+                call_arguments["key_cache"][page, :, :, row, :] = call_arguments["key"][token].unflatten(1, (8, 8))
+                call_arguments["value_cache"][page, :, :, row] = call_arguments["value"][token]
 
     caches = {"key_cache": randn(PAGES, 2, 8, ROWS, 8), "value_cache": randn(PAGES, 2, 64, ROWS)}
-    agrees("_C_cache_ops::reshape_and_cache", run, **given, **caches)
+    agrees("_C_cache_ops::reshape_and_cache", run, **call_arguments, **caches)
 
 
 @pytest.mark.parametrize("skipped", [None, -1, 0])
 def test_sglangs_operator(skipped: int | None):
-    def run(**given: Any) -> None:
-        slots = [-1 if slot == skipped else slot for slot in given["indices"].tolist()]
-        written(given["k_cache"][:, None], given["k"], slots)
-        written(given["v_cache"][:, None], given["v"], slots)
+    def run(**call_arguments: Any) -> None:
+        slots = [-1 if slot == skipped else slot for slot in call_arguments["indices"].tolist()]
+        written(call_arguments["k_cache"][:, None], call_arguments["k"], slots)
+        written(call_arguments["v_cache"][:, None], call_arguments["v"], slots)
 
     more = {} if skipped is None else {"reserved_skip_index": skipped}
     names = {"k": (4, 128), "v": (4, 128), "k_cache": (50, 128), "v_cache": (50, 128)}
     tensors = {name: randn(*shape, seed=n) for n, (name, shape) in enumerate(names.items())}
-    made = agrees("sglang::store_cache", run, **tensors, indices=torch.tensor([7, 0, 49, 3]), **more)
-    assert made.name == f"cache_update{'_skip0' if skipped == 0 else ''}_kv1_d128_ps1"
+    kernel = agrees("sglang::store_cache", run, **tensors, indices=torch.tensor([7, 0, 49, 3]), **more)
+    assert kernel.name == f"cache_update{'_skip0' if skipped == 0 else ''}_kv1_d128_ps1"
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -130,11 +134,11 @@ def test_flashinfers_operator(layout: str):
     ]
     cache = randn(one.pages, 2, 16, 2, 64)
 
-    def run(**given: Any) -> None:
-        both = given["paged_kv_cache"] if layout == "NHD" else given["paged_kv_cache"].transpose(2, 3)
+    def run(**call_arguments: Any) -> None:
+        both = call_arguments["paged_kv_cache"] if layout == "NHD" else call_arguments["paged_kv_cache"].transpose(2, 3)
         for token, (row, position) in enumerate(where):
             cells = both[one.table[row, position // 16], :, position % 16]
-            cells.copy_(torch.stack((given["append_key"][token], given["append_value"][token])))
+            cells.copy_(torch.stack((call_arguments["append_key"][token], call_arguments["append_value"][token])))
 
     agrees(
         "flashinfer::append_paged_kv_cache",
@@ -157,7 +161,7 @@ def llama(**more: Any) -> KernelInstance:
 
     caches = {"key_cache": meta(57056, 16, 8, 128), "value_cache": meta(57056, 16, 8, 128)}
     new = {"key": meta(16, 8, 128), "value": meta(16, 8, 128), "slot_mapping": meta(16, dtype=torch.int64)}
-    return form("_C_cache_ops::reshape_and_cache_flash", **{**new, **caches, **more})
+    return kernel_of("_C_cache_ops::reshape_and_cache_flash", **{**new, **caches, **more})
 
 
 def test_names_of_llama():
@@ -170,9 +174,9 @@ def test_names_of_llama():
 
 
 def test_quantized_caches_are_declined():
-    given = flash(5, 2, 64)
-    caches = {name: given[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
-    assert declined("_C_cache_ops::reshape_and_cache_flash", **{**given, **caches})
+    call_arguments = flash(5, 2, 64)
+    caches = {name: call_arguments[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
+    assert declined("_C_cache_ops::reshape_and_cache_flash", **{**call_arguments, **caches})
 
 
 def rows_of(dtype: torch.dtype = torch.bfloat16, **more: Any) -> Arguments:
@@ -187,18 +191,20 @@ def rows_of(dtype: torch.dtype = torch.bfloat16, **more: Any) -> Arguments:
     }
 
 
-def written_rows(**given: Any) -> torch.Tensor:
-    return torch.ops.aten.index_put_.default(*(given[name] for name in ("self", "indices", "values", "accumulate")))
+def written_rows(**call_arguments: Any) -> torch.Tensor:
+    return torch.ops.aten.index_put_.default(
+        *(call_arguments[name] for name in ("self", "indices", "values", "accumulate"))
+    )
 
 
 def test_rows_of_a_cache_are_written_by_atens_operator():
     for dtype in (torch.bfloat16, torch.float32):
-        made = agrees("aten::index_put_", written_rows, **rows_of(dtype))
-        assert (made.family, checked(made).op_type) == ("cache_update", "cache_update")
-        assert made.touched is not None and made.touched() == 2 * 4 * 2 * 64 * dtype.itemsize + 4 * 8
+        kernel = agrees("aten::index_put_", written_rows, **rows_of(dtype))
+        assert (kernel.family, checked(kernel).op_type) == ("cache_update", "cache_update")
+        assert kernel.touched is not None and kernel.touched() == 2 * 4 * 2 * 64 * dtype.itemsize + 4 * 8
     strided = randn(4, 6, 64, seed=3)[:, 4:]
-    made = agrees("aten::index_put_", written_rows, **rows_of(values=strided))
-    assert made.name == "cache_update_rows_kv2_d64_ps1"
+    kernel = agrees("aten::index_put_", written_rows, **rows_of(values=strided))
+    assert kernel.name == "cache_update_rows_kv2_d64_ps1"
 
 
 def test_what_writes_no_whole_rows_is_no_cache_update():

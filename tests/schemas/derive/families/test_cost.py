@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import form, randn
+from agreement import kernel_of, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paging import Batch, batch, starts
@@ -24,21 +24,21 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def cost(operator: str, **arguments: Any) -> Cost:
-    return cost_of_instance(form(operator, **arguments))
+    return cost_of_instance(kernel_of(operator, **arguments))
 
 
-def one(bytes_: int, read: int, flops: int, dtype: str = "bfloat16") -> Cost:
+def expected_cost(bytes_: int, read: int, flops: int, dtype: str = "bfloat16") -> Cost:
     return Cost(bytes_, read, flops, dtype)
 
 
 def test_gemm_is_2mnk_and_three_matrices():
     read = 2 * (64 * 4096 + 6144 * 4096)
-    assert cost("aten::linear", input=meta(64, 4096), weight=meta(6144, 4096)) == one(
+    assert cost("aten::linear", input=meta(64, 4096), weight=meta(6144, 4096)) == expected_cost(
         read + 2 * 64 * 6144, read, 2 * 64 * 6144 * 4096
     )
     with_bias = cost("aten::linear", input=meta(64, 4096), weight=meta(6144, 4096), bias=meta(6144))
     assert with_bias.read == read + 2 * 6144
-    assert cost("aten::bmm", self=meta(16, 7, 128), mat2=meta(16, 128, 512)) == one(
+    assert cost("aten::bmm", self=meta(16, 7, 128), mat2=meta(16, 128, 512)) == expected_cost(
         2 * 16 * (7 * 128 + 128 * 512 + 7 * 512), 2 * 16 * (7 * 128 + 128 * 512), 2 * 16 * 7 * 128 * 512
     )
 
@@ -54,31 +54,31 @@ def test_quantized_gemm_computes_in_its_own_dtype():
     scales = {"a_scales": meta(64, 1, dtype=FLOAT), "b_scales": meta(6144, 1, dtype=FLOAT)}
     out = meta(64, 6144)
     read = 64 * 4096 + 4096 * 6144 + 4 * (64 + 6144)
-    assert cost("_C::cutlass_scaled_mm", out=out, a=a, b=b, **scales) == one(
+    assert cost("_C::cutlass_scaled_mm", out=out, a=a, b=b, **scales) == expected_cost(
         read + 2 * 64 * 6144, read, 2 * 64 * 6144 * 4096, "float8_e4m3fn"
     )
 
 
 def test_elementwise_families_read_and_write_each_element_once():
     x, weight = meta(32, 4096), meta(4096)
-    assert cost("_C::rms_norm", result=x, input=x, weight=weight, epsilon=1e-5) == one(
+    assert cost("_C::rms_norm", result=x, input=x, weight=weight, epsilon=1e-5) == expected_cost(
         2 * (2 * 32 * 4096 + 4096), 2 * (32 * 4096 + 4096), 4 * 32 * 4096
     )
     fused = cost("_C::fused_add_rms_norm", input=x, residual=x, weight=weight, epsilon=1e-5)
-    assert fused == one(2 * (4 * 32 * 4096 + 4096), 2 * (2 * 32 * 4096 + 4096), 5 * 32 * 4096)
+    assert fused == expected_cost(2 * (4 * 32 * 4096 + 4096), 2 * (2 * 32 * 4096 + 4096), 5 * 32 * 4096)
     gated = cost("_C::silu_and_mul", result=meta(32, 14336), input=meta(32, 28672))
-    assert gated == one(2 * 3 * 32 * 14336, 2 * 2 * 32 * 14336, 5 * 32 * 14336)
+    assert gated == expected_cost(2 * 3 * 32 * 14336, 2 * 2 * 32 * 14336, 5 * 32 * 14336)
     static = {"scale": meta(1, dtype=FLOAT), "epsilon": 1e-5, "weight": weight}
     normed = cost("_C::rms_norm_static_fp8_quant", result=meta(32, 4096, dtype=FP8), input=x, **static)
-    assert normed == one(3 * 32 * 4096 + 2 * 4096 + 4, 2 * 32 * 4096 + 2 * 4096 + 4, 6 * 32 * 4096)
+    assert normed == expected_cost(3 * 32 * 4096 + 2 * 4096 + 4, 2 * 32 * 4096 + 2 * 4096 + 4, 6 * 32 * 4096)
     q, scale = meta(32, 4096, dtype=FP8), meta(32, 1, dtype=FLOAT)
     quantized = cost("_C::dynamic_per_token_scaled_fp8_quant", result=q, input=x, scale=scale)
-    assert quantized == one(3 * 32 * 4096 + 4 * 32, 2 * 32 * 4096, 4 * 32 * 4096)
+    assert quantized == expected_cost(3 * 32 * 4096 + 4 * 32, 2 * 32 * 4096, 4 * 32 * 4096)
     summed = cost("_moe_C::moe_sum", input=meta(32, 8, 2048), output=meta(32, 2048))
-    assert summed == one(2 * 9 * 32 * 2048, 2 * 8 * 32 * 2048, 32 * 8 * 2048)
+    assert summed == expected_cost(2 * 9 * 32 * 2048, 2 * 8 * 32 * 2048, 32 * 8 * 2048)
     routed = {"topk_weights": meta(32, 8, dtype=FLOAT), "topk_indices": meta(32, 8, dtype=INT), "renormalize": True}
     chosen = cost("_moe_C::topk_softmax", gating_output=meta(32, 128, dtype=FLOAT), **routed)
-    assert chosen == one(4 * 32 * (128 + 16), 4 * 32 * 128, 5 * 32 * 128, "float32")
+    assert chosen == expected_cost(4 * 32 * (128 + 16), 4 * 32 * 128, 5 * 32 * 128, "float32")
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -93,15 +93,15 @@ def test_rope_writes_what_it_does_not_rotate_only_where_it_copies(copies: bool):
         "cos_sin_cache": torch.rand(16, 64),
         "is_neox": True,
     }
-    found = cost(operator, **arguments)
-    assert found.bytes == 2 * 3 * 6 * (128 if copies else 64) * 2 + 3 * 8 + 2 * 64 * 4
-    assert found.flops == 3 * 3 * 6 * 64
+    least = cost(operator, **arguments)
+    assert least.bytes == 2 * 3 * 6 * (128 if copies else 64) * 2 + 3 * 8 + 2 * 64 * 4
+    assert least.flops == 3 * 3 * 6 * 64
 
 
 def test_embedding_reads_distinct_rows():
     weight = torch.empty(1000, 4096, dtype=BF16)
-    found = cost("aten::embedding", weight=weight, indices=torch.tensor([[3, 3], [7, 3]]))
-    assert found == one(2 * 4096 * (4 + 2) + 4 * 8, 2 * 4096 * 2 + 4 * 8, 0)
+    least = cost("aten::embedding", weight=weight, indices=torch.tensor([[3, 3], [7, 3]]))
+    assert least == expected_cost(2 * 4096 * (4 + 2) + 4 * 8, 2 * 4096 * 2 + 4 * 8, 0)
 
 
 def flash(batch_: Batch, heads: int = 8, kv: int = 2, dim: int = 64, **more: Any) -> dict[str, Any]:
@@ -123,40 +123,40 @@ def flash(batch_: Batch, heads: int = 8, kv: int = 2, dim: int = 64, **more: Any
 
 def test_attention_of_a_causal_prefill():
     """5 new of 9 tokens: 5 + 6 + 7 + 8 + 9 pairs; 40 of 40: 40 · 41 / 2."""
-    found = cost("_vllm_fa3_C::fwd", **flash(batch([5, 40], [9, 40], 16)))
-    assert found.flops == 4 * 8 * 64 * (35 + 820)
-    assert found.bytes == 2 * 64 * (2 * 2 * 49 + 2 * 8 * 45) + 4 * 8 * 45
-    assert found.read == found.bytes - 45 * 8 * (2 * 64 + 4)
+    least = cost("_vllm_fa3_C::fwd", **flash(batch([5, 40], [9, 40], 16)))
+    assert least.flops == 4 * 8 * 64 * (35 + 820)
+    assert least.bytes == 2 * 64 * (2 * 2 * 49 + 2 * 8 * 45) + 4 * 8 * 45
+    assert least.read == least.bytes - 45 * 8 * (2 * 64 + 4)
     every = cost("_vllm_fa3_C::fwd", **flash(batch([5, 40], [9, 40], 16), is_causal=False))
-    assert every.flops == 4 * 8 * 64 * (5 * 9 + 40 * 40) and every.bytes == found.bytes
+    assert every.flops == 4 * 8 * 64 * (5 * 9 + 40 * 40) and every.bytes == least.bytes
 
 
 def test_attention_with_a_window_reads_the_window():
     """Of 100 tokens the last query sees itself and 12 before."""
-    found = cost("_vllm_fa3_C::fwd", **flash(batch([1], [100], 16), window_size_left=12))
-    assert found.flops == 4 * 8 * 64 * 13 and found.bytes == 2 * 64 * (2 * 2 * 13 + 2 * 8) + 4 * 8
+    least = cost("_vllm_fa3_C::fwd", **flash(batch([1], [100], 16), window_size_left=12))
+    assert least.flops == 4 * 8 * 64 * 13 and least.bytes == 2 * 64 * (2 * 2 * 13 + 2 * 8) + 4 * 8
 
 
 def test_pages_that_sequences_share_are_read_once():
     """Two sequences of 40 tokens with the same three pages, as after a common prompt."""
     both = batch([1, 1], [40, 36], 16)
     shared = Batch(both.queries, both.lengths, both.table[:1].repeat(2, 1), both.pages)
-    apart, found = (cost("_vllm_fa3_C::fwd", **flash(one)) for one in (both, shared))
-    assert apart.flops == found.flops == 4 * 8 * 64 * 76
-    assert found.bytes == 2 * 64 * (2 * 2 * 40 + 2 * 8 * 2) + 4 * 8 * 2
-    assert apart.bytes - found.bytes == 2 * 64 * 2 * 2 * 36
+    apart, least = (cost("_vllm_fa3_C::fwd", **flash(one)) for one in (both, shared))
+    assert apart.flops == least.flops == 4 * 8 * 64 * 76
+    assert least.bytes == 2 * 64 * (2 * 2 * 40 + 2 * 8 * 2) + 4 * 8 * 2
+    assert apart.bytes - least.bytes == 2 * 64 * 2 * 2 * 36
 
 
 def test_attention_whose_lengths_are_not_known_counts_nothing():
     unknown = flash(batch([1], [40], 16), seqused_k=meta(1, dtype=INT))
-    found = cost("_vllm_fa3_C::fwd", **unknown)
-    assert (found.bytes, found.flops) == (0, 0)
+    least = cost("_vllm_fa3_C::fwd", **unknown)
+    assert (least.bytes, least.flops) == (0, 0)
 
 
 def test_ragged_attention():
     """Keys and values of a sequence without queries are not read."""
     arguments = {"q": randn(6, 8, 64), "k": randn(14, 2, 64), "v": randn(14, 2, 64)}
-    found = cost(
+    least = cost(
         "_vllm_fa2_C::varlen_fwd",
         **arguments,
         cu_seqlens_q=starts([4, 2, 0]),
@@ -165,8 +165,8 @@ def test_ragged_attention():
         window_size_left=-1,
         window_size_right=-1,
     )
-    assert found.flops == 4 * 8 * 64 * (10 + 5)
-    assert found.bytes == 2 * 2 * 64 * (2 * 7 + 8 * 6) + 4 * 8 * 6
+    assert least.flops == 4 * 8 * 64 * (10 + 5)
+    assert least.bytes == 2 * 2 * 64 * (2 * 7 + 8 * 6) + 4 * 8 * 6
 
 
 def test_latent_attention_reads_a_row_once_for_keys_and_values():
@@ -178,16 +178,16 @@ def test_latent_attention_reads_a_row_once_for_keys_and_values():
         "block_tables": batch([1, 1], [20, 33], 16).table,
         "seq_lens": torch.tensor([20, 33], dtype=INT),
     }
-    found = cost("_C::mla_decode_kvcache", **arguments)
-    assert found.flops == 2 * 16 * (512 + 64 + 512) * 53
-    assert found.bytes == 2 * (53 * 576 + 2 * 16 * (576 + 512))
+    least = cost("_C::mla_decode_kvcache", **arguments)
+    assert least.flops == 2 * 16 * (512 + 64 + 512) * 53
+    assert least.bytes == 2 * (53 * 576 + 2 * 16 * (576 + 512))
 
 
 def test_cache_update_moves_the_tokens_that_have_slots():
     cache = torch.empty(8, 16, 2, 64, dtype=BF16)
     slots = torch.tensor([3, 17, -1, 40, -1])
     keys = randn(6, 2, 64)
-    found = cost(
+    least = cost(
         "_C_cache_ops::reshape_and_cache_flash",
         key=keys,
         value=keys,
@@ -195,7 +195,7 @@ def test_cache_update_moves_the_tokens_that_have_slots():
         value_cache=cache,
         slot_mapping=slots,
     )
-    assert found.bytes == 3 * 4 * 2 * 64 * 2 + 5 * 8 and found.flops == 0
+    assert least.bytes == 3 * 4 * 2 * 64 * 2 + 5 * 8 and least.flops == 0
     latent = {"kv_c": randn(5, 512), "k_pe": randn(5, 64), "kv_cache": torch.empty(8, 16, 576, dtype=BF16)}
     assert cost("_C_cache_ops::concat_and_cache_mla", **latent, slot_mapping=slots).bytes == 3 * 2 * 576 * 2 + 5 * 8
 
@@ -204,22 +204,22 @@ def test_fused_moe_counts_the_chosen_experts_of_this_rank():
     """Expert 9 of 4 is another rank's: 5 pairs on 2 experts."""
     ids = torch.tensor([[0, 3], [3, 0], [3, 9]])
     given_ = {"hidden_states": randn(3, 64), "topk_weights": torch.rand(3, 2), "topk_ids": ids}
-    found = cost("_C::fused_experts_cpu", **given_, w1=randn(4, 64, 64), w2=randn(4, 64, 32))
-    assert found.flops == 2 * 5 * (64 * 64 + 64 * 32)
-    assert found.bytes == 2 * 2 * (64 * 64 + 64 * 32) + 2 * 3 * 64 * 2 + 6 * 4 + 6 * 8
+    least = cost("_C::fused_experts_cpu", **given_, w1=randn(4, 64, 64), w2=randn(4, 64, 32))
+    assert least.flops == 2 * 5 * (64 * 64 + 64 * 32)
+    assert least.bytes == 2 * 2 * (64 * 64 + 64 * 32) + 2 * 3 * 64 * 2 + 6 * 4 + 6 * 8
     unknown = cost(
         "_C::fused_experts_cpu", **{**given_, "topk_ids": ids.to("meta")}, w1=randn(4, 64, 64), w2=randn(4, 64, 32)
     )
-    assert unknown.flops == 2 * 6 * (64 * 64 + 64 * 32) and unknown.bytes == found.bytes  # two experts at least
+    assert unknown.flops == 2 * 6 * (64 * 64 + 64 * 32) and unknown.bytes == least.bytes  # two experts at least
 
 
 def test_moe_gemm_counts_rows_of_this_rank():
     shapes = {"a_ptr": (4, 32), "b_ptr": (8, 16, 32), "c_ptr": (4, 1, 16)}
     arguments: dict[str, Any] = {name: randn(*shape) for name, shape in shapes.items()}
     arguments["expert_ids_ptr"] = torch.tensor([2, -1, 2, 5], dtype=INT)
-    found = cost("triton::fused_moe_kernel", **arguments)
-    assert found.flops == 2 * 3 * 16 * 32
-    assert found.bytes == 2 * (4 * 32 + 4 * 16 + 2 * 16 * 32)
+    least = cost("triton::fused_moe_kernel", **arguments)
+    assert least.flops == 2 * 3 * 16 * 32
+    assert least.bytes == 2 * (4 * 32 + 4 * 16 + 2 * 16 * 32)
 
 
 @pytest.mark.parametrize(
@@ -238,16 +238,16 @@ def test_grouped_gemm_counts_rows_of_groups_and_groups_with_rows(operator: str, 
     """Seven rows of two of the three groups; the others are padding."""
     a, b = randn(*rows, 32), randn(3, 16, 32)
     names = {"self": a, "mat2": b.transpose(1, 2)} if "aten" in operator else {"a": a, "b": b, "d": randn(*rows, 16)}
-    found = cost(operator, **names, **layout)
-    assert found.flops == 2 * 7 * 16 * 32 and found.bytes == 2 * (7 * (32 + 16) + 2 * 16 * 32)
+    least = cost(operator, **names, **layout)
+    assert least.flops == 2 * 7 * 16 * 32 and least.bytes == 2 * (7 * (32 + 16) + 2 * 16 * 32)
     unknown = {name: value.to("meta") for name, value in layout.items()}
     assert cost(operator, **names, **unknown).bytes == cost(operator, **names, **unknown).flops == 0
 
 
 def test_sampling():
     logits = meta(4, 128256, dtype=FLOAT)
-    found = cost("aten::argmax", self=logits, dim=-1)
-    assert found == one(4 * 4 * 128256 + 4 * 8, 4 * 4 * 128256, 4 * 128256, "float32")
+    least = cost("aten::argmax", self=logits, dim=-1)
+    assert least == expected_cost(4 * 4 * 128256 + 4 * 8, 4 * 4 * 128256, 4 * 128256, "float32")
     drawn = cost("flashinfer::top_p_sampling_from_probs", probs=logits, top_p=0.9)
     assert drawn.bytes == 2 * 4 * 128256  # a draw without a filter reads half of them
     masks = {name: meta(4, 128256, dtype=torch.bool) for name in ("prompt_mask", "output_mask")}
@@ -257,7 +257,7 @@ def test_sampling():
 
 def test_small_kernels_of_indices():
     align = {"sorted_token_ids": meta(8000, dtype=INT), "experts_ids": meta(500, dtype=INT)}
-    found = cost(
+    least = cost(
         "_moe_C::moe_align_block_size",
         topk_ids=meta(8, 8, dtype=INT),
         num_experts=128,
@@ -265,21 +265,21 @@ def test_small_kernels_of_indices():
         num_tokens_post_pad=meta(1, dtype=INT),
         **align,
     )
-    assert found.bytes == 4 * (64 + 64 + 1)
+    assert least.bytes == 4 * (64 + 64 + 1)
     tables = {
         "query_start_loc": meta(3, dtype=INT),
         "positions": meta(50, dtype=LONG),
         "block_table": meta(2, 9, dtype=INT),
     }
     slots = meta(50, dtype=LONG)
-    found = cost("_C::compute_slot_mapping_kernel_impl", **tables, block_size=16, slot_mapping=slots)
-    assert found.bytes == 50 * 16 + 3 * 4
+    least = cost("_C::compute_slot_mapping_kernel_impl", **tables, block_size=16, slot_mapping=slots)
+    assert least.bytes == 50 * 16 + 3 * 4
 
 
 def test_all_reduce_is_one_ranks_tensor_in_and_out():
     x = meta(32, 4096)
-    found = cost("vllm::all_reduce", tensor=x, group=Group(8, 0))
-    assert found.bytes == 2 * 2 * 32 * 4096
+    least = cost("vllm::all_reduce", tensor=x, group=Group(8, 0))
+    assert least.bytes == 2 * 2 * 32 * 4096
 
 
 def test_two_arguments_that_are_one_tensor_are_read_once():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from agreement import agrees, checked, form, randn
+from agreement import agrees, checked, kernel_of, randn
 
 
 def run(weight: torch.Tensor, indices: torch.Tensor, padding_idx: int) -> torch.Tensor:
@@ -19,12 +19,12 @@ def test_reference_is_atens_operator():
 
 def test_names_of_llama_and_the_bytes_of_the_rows_read():
     weight = torch.empty(128256, 4096, dtype=torch.bfloat16, device="meta")
-    made = form("aten::embedding", weight=weight, indices=torch.empty(64, dtype=torch.int64, device="meta"))
-    definition = checked(made)
+    kernel = kernel_of("aten::embedding", weight=weight, indices=torch.empty(64, dtype=torch.int64, device="meta"))
+    definition = checked(kernel)
     assert definition.name == "embedding_v128256_h4096"
     assert definition.var_axes == ["num_tokens"]
     assert list(definition.inputs) == ["input_ids", "weight"]
-    assert made.touched is not None and made.touched() == (64 + 1) * 4096 * 2 + 64 * 8  # ids may all be one
-    assert form("aten::embedding", weight=weight, indices=torch.empty(64, dtype=torch.int32)).name == (
+    assert kernel.touched is not None and kernel.touched() == (64 + 1) * 4096 * 2 + 64 * 8  # ids may all be one
+    assert kernel_of("aten::embedding", weight=weight, indices=torch.empty(64, dtype=torch.int32)).name == (
         "embedding_int32_v128256_h4096"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 SIZES = [(1, 16, 32), (5, 64, 48), (17, 33, 128), (64, 256, 64), (3, 8, 512)]
 HALVES = (torch.bfloat16, torch.float16)
@@ -52,12 +52,12 @@ def _onednn(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ha
 
 def test_names_of_llama():
     a, b = meta(64, 4096), meta(6144, 4096)
-    definition = checked(form("aten::linear", input=a, weight=b, bias=None))
+    definition = checked(kernel_of("aten::linear", input=a, weight=b, bias=None))
     assert definition.name == "gemm_bf16_n6144_k4096"
     assert definition.var_axes == ["M"] and definition.const_axes == {"N": 6144, "K": 4096}
-    assert form("aten::linear", input=a.half(), weight=b.half()).name == "gemm_n6144_k4096"
-    assert form("aten::linear", input=a, weight=b, bias=meta(6144)).name == "gemm_bias_bf16_n6144_k4096"
-    assert form("aten::bmm", self=meta(16, 7, 128), mat2=meta(16, 128, 512)).name == "bmm_n512_k128"
+    assert kernel_of("aten::linear", input=a.half(), weight=b.half()).name == "gemm_n6144_k4096"
+    assert kernel_of("aten::linear", input=a, weight=b, bias=meta(6144)).name == "gemm_bias_bf16_n6144_k4096"
+    assert kernel_of("aten::bmm", self=meta(16, 7, 128), mat2=meta(16, 128, 512)).name == "bmm_n512_k128"
 
 
 def test_a_router_gemm_may_write_another_dtype():
@@ -66,9 +66,9 @@ def test_a_router_gemm_may_write_another_dtype():
     def run(output: torch.Tensor, mat_a: torch.Tensor, mat_b: torch.Tensor) -> None:
         output.copy_(mat_a.float() @ mat_b.float().T)
 
-    made = agrees("sgl_kernel::dsv3_router_gemm", run, output=out, mat_a=x, mat_b=weight)
-    assert made.name == "gemm_bf16_to_fp32_n16_k64"
-    assert made.outputs["C"].dtype == "float32"
+    kernel = agrees("sgl_kernel::dsv3_router_gemm", run, output=out, mat_a=x, mat_b=weight)
+    assert kernel.name == "gemm_bf16_to_fp32_n16_k64"
+    assert kernel.outputs["C"].dtype == "float32"
 
 
 def test_operators_of_other_libraries_name_their_matrices_otherwise():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 from paging import Batch, attention, batch, starts, tokens_of
 
 from kcap.schemas.derive.invocation import Unrecognized
@@ -61,29 +61,29 @@ def vllm() -> Callable[..., Any]:
 def test_decode_is_vllms_cpu_operator(vllm: Callable[..., Any], dtype: torch.dtype, isa: str):
     for seed, lengths in enumerate(DECODES):
         one = batch([1] * len(lengths), lengths, 32, seed)
-        made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, isa, seed=seed))
-        assert made.name.startswith("gqa_paged_decode_nolse")
+        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, isa, seed=seed))
+        assert kernel.name.startswith("gqa_paged_decode_nolse")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_prefill_is_vllms_cpu_operator(vllm: Callable[..., Any], dtype: torch.dtype):
     for seed, (queries, lengths) in enumerate(PREFILLS):
         one = batch(queries, lengths, 32, seed)
-        made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, seed=seed))
-        assert made.name.startswith("gqa_paged_prefill_causal_nolse")
+        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, seed=seed))
+        assert kernel.name.startswith("gqa_paged_prefill_causal_nolse")
 
 
 @pytest.mark.parametrize("queries", [[1, 1], [70, 1], [5, 64]])
 def test_window_is_vllms_cpu_operator(vllm: Callable[..., Any], queries: list[int]):
     one = batch(queries, [90, 64], 32)
-    made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, window=16))
-    assert "_window15_" in made.name
+    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, window=16))
+    assert "_window15_" in kernel.name
 
 
 def test_attention_that_is_not_causal_is_vllms_cpu_operator(vllm: Callable[..., Any]):
     one = batch([30, 7], [90, 64], 32)
-    made = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, causal=False))
-    assert made.name.startswith("gqa_paged_prefill_nolse")
+    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, causal=False))
+    assert kernel.name.startswith("gqa_paged_prefill_nolse")
 
 
 def flash(one: Batch, dtype: torch.dtype, page_size: int, seed: int = 0, **more: Any) -> Arguments:
@@ -129,17 +129,17 @@ def test_flash_attention_gives_outputs_and_their_log_sums_in_base_2(page_size: i
     cases = [([1] * len(n), n) for n in DECODES] + PREFILLS
     for seed, (queries, lengths) in enumerate(cases):
         one = batch(queries, lengths, page_size, seed)
-        made = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.bfloat16, page_size, seed))
-        assert list(made.outputs) == ["output", "lse"]
-        assert ("kv_last_page_len" in made.inputs) == (page_size > 1)
+        kernel = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.bfloat16, page_size, seed))
+        assert list(kernel.outputs) == ["output", "lse"]
+        assert ("kv_last_page_len" in kernel.inputs) == (page_size > 1)
 
 
 def test_window_of_flash_attention():
     one = batch([9, 40], [50, 70], 16)
     more = {"window_size_left": 12, "window_size_right": 0, "is_causal": True}
-    made = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.float32, 16, **more))
-    assert made.name == "gqa_paged_prefill_causal_window12_fp32_h8_kv2_d64_ps16"
-    assert made.flops() == 4 * HEADS * DIM * (9 * 13 + 40 * 13)
+    kernel = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.float32, 16, **more))
+    assert kernel.name == "gqa_paged_prefill_causal_window12_fp32_h8_kv2_d64_ps16"
+    assert kernel.flops() == 4 * HEADS * DIM * (9 * 13 + 40 * 13)
 
 
 def test_padding_of_a_graphs_decode_is_zero():
@@ -154,34 +154,34 @@ def test_padding_of_a_graphs_decode_is_zero():
         "seqused_k": torch.tensor([20, 5, 0, 0], dtype=torch.int32),
         "page_table": torch.cat([one.table, one.table]),
     }
-    made = agrees("_vllm_fa3_C::fwd", flash_attention(one), **{**arguments, **padded})
-    assert made.outputs["output"].get()[2:].abs().max() == 0
-    assert made.touched() == (2 * KV_HEADS * 25 + 2 * HEADS * 2) * DIM * 2 + 4 * HEADS * 2
+    kernel = agrees("_vllm_fa3_C::fwd", flash_attention(one), **{**arguments, **padded})
+    assert kernel.outputs["output"].get()[2:].abs().max() == 0
+    assert kernel.touched() == (2 * KV_HEADS * 25 + 2 * HEADS * 2) * DIM * 2 + 4 * HEADS * 2
 
 
 @pytest.mark.parametrize("window", [-1, 12])
 def test_unified_attention_in_triton(window: int):
-    def run(**given: Any) -> None:
-        q, caches = given["query_ptr"], (given["key_cache_ptr"], given["value_cache_ptr"])
-        more = {"window_size_left": window, "softmax_scale": given["scale"], "is_causal": True}
-        flash_attention(one)(q, *caches, given["output_ptr"], **more)
+    def run(**call_arguments: Any) -> None:
+        q, caches = call_arguments["query_ptr"], (call_arguments["key_cache_ptr"], call_arguments["value_cache_ptr"])
+        more = {"window_size_left": window, "softmax_scale": call_arguments["scale"], "is_causal": True}
+        flash_attention(one)(q, *caches, call_arguments["output_ptr"], **more)
 
     operator = "triton::kernel_unified_attention.s01234567"
     for queries, lengths in [([9, 40], [50, 70]), ([1, 1, 1], [33, 7, 16])]:
         one = batch(queries, lengths, 16)
-        given = flash(one, torch.bfloat16, 16)
+        call_arguments = flash(one, torch.bfloat16, 16)
         tensors = {
-            "query_ptr": given["q"],
-            "output_ptr": given["out"],
-            "key_cache_ptr": given["k"],
-            "value_cache_ptr": given["v"],
+            "query_ptr": call_arguments["q"],
+            "output_ptr": call_arguments["out"],
+            "key_cache_ptr": call_arguments["k"],
+            "value_cache_ptr": call_arguments["v"],
             "block_tables_ptr": one.table,
             "seq_lens_ptr": one.seq_lens,
             "query_start_len_ptr": one.starts,
         }
         constants = {"scale": 0.1, "SLIDING_WINDOW": window + 1, "IS_3D": False, "USE_SOFTCAP": False}
-        made = agrees(operator, run, **tensors, **constants)
-        assert made.name.startswith("gqa_paged_decode" if queries[0] == 1 else "gqa_paged_prefill_causal")
+        kernel = agrees(operator, run, **tensors, **constants)
+        assert kernel.name.startswith("gqa_paged_decode" if queries[0] == 1 else "gqa_paged_prefill_causal")
     for name in ("IS_3D", "USE_SOFTCAP", "USE_SINKS", "USE_ALIBI_SLOPES"):
         assert declined(operator, **tensors, **{**constants, name: True}), name
     assert declined(operator, **tensors, **{**constants, "CHUNK_LOOKBACK": 2})
@@ -206,12 +206,12 @@ def test_names_and_axes_of_llama_are_flashinfers():
         "window_size_left": -1,
         "window_size_right": -1,
     }
-    decode = checked(form("_vllm_fa3_C::fwd", **arguments))
+    decode = checked(kernel_of("_vllm_fa3_C::fwd", **arguments))
     assert decode.name == "gqa_paged_decode_h32_kv8_d128_ps16"
     assert " ".join(decode.inputs) == "q k_cache v_cache kv_indptr kv_indices kv_last_page_len sm_scale"
     assert decode.const_axes == {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16}
     assert set(decode.var_axes) == {"batch_size", "num_pages", "len_indptr", "num_kv_indices"}
-    prefill = checked(form("_vllm_fa3_C::fwd", **{**arguments, "max_seqlen_q": 9}))
+    prefill = checked(kernel_of("_vllm_fa3_C::fwd", **{**arguments, "max_seqlen_q": 9}))
     assert prefill.name == "gqa_paged_prefill_causal_h32_kv8_d128_ps16"
     assert list(prefill.inputs)[3] == "qo_indptr" and "total_q" in prefill.var_axes
     for name in ("softcap", "s_aux", "q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
@@ -250,13 +250,13 @@ def test_flashinfers_wrappers(layout: str):
         cache = arguments["paged_kv_cache"]
         k, v = (cache if layout == "NHD" else cache.transpose(2, 3)).unbind(1)
         q = arguments["q"]
-        given = {"window_size_left": -1, "softmax_scale": DIM**-0.5, "is_causal": True}
-        out, lse = flash_attention(one)(q, k, v, torch.empty_like(q), **given)
+        call_arguments = {"window_size_left": -1, "softmax_scale": DIM**-0.5, "is_causal": True}
+        out, lse = flash_attention(one)(q, k, v, torch.empty_like(q), **call_arguments)
         return out, (lse / 0.6931471805599453).T
 
     one = batch([1, 1, 1], [20, 16, 3], 16)
-    made = agrees("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", run, **planned(one, layout, DECODE))
-    assert made.name == "gqa_paged_decode_h8_kv2_d64_ps16"
+    kernel = agrees("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", run, **planned(one, layout, DECODE))
+    assert kernel.name == "gqa_paged_decode_h8_kv2_d64_ps16"
     one, prefill = batch([4, 1, 3], [20, 16, 3], 16), "flashinfer::BatchPrefillWithPagedKVCacheWrapper.run"
     arguments = planned(one, layout, PREFILL, **{"plan.qo_indptr": one.starts, "plan.causal": True})
     assert agrees(prefill, run, **arguments).name == "gqa_paged_prefill_causal_h8_kv2_d64_ps16"
@@ -268,13 +268,13 @@ def test_values_that_were_not_sampled_are_refused_only_where_they_are_needed():
     one = batch([1, 1], [20, 5], 16)
     arguments = flash(one, torch.bfloat16, 16)
     unknown = {name: arguments[name].to("meta") for name in ("seqused_k", "page_table")}
-    made = form("_vllm_fa3_C::fwd", **{**arguments, **unknown})
+    kernel = kernel_of("_vllm_fa3_C::fwd", **{**arguments, **unknown})
     with pytest.raises(Unrecognized, match="not sampled"):
-        made.inputs["kv_indices"].get()
+        kernel.inputs["kv_indices"].get()
 
 
 def test_a_decode_whose_sequences_have_not_one_query_each_is_refused():
     one = batch([2, 0], [20, 5], 16)
-    made = form("_vllm_fa3_C::fwd", **{**flash(one, torch.bfloat16, 16), "max_seqlen_q": 1})
+    kernel = kernel_of("_vllm_fa3_C::fwd", **{**flash(one, torch.bfloat16, 16), "max_seqlen_q": 1})
     with pytest.raises(Unrecognized, match="not one query"):
-        made.inputs["kv_indptr"].get()
+        kernel.inputs["kv_indptr"].get()

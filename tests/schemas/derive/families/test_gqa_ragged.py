@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 from paging import attention, starts
 
 WRAPPER = "flashinfer::BatchPrefillWithRaggedKVCacheWrapper.run"
@@ -31,44 +31,46 @@ def arguments(queries: list[int], keys: list[int], heads: int, dim: int, v_dim: 
     }
 
 
-def flashinfer(**given: Any) -> Any:
+def flashinfer(**call_arguments: Any) -> Any:
     """An independent FlashInfer: PyTorch's own attention, sequence by sequence."""
-    q, k, v = given["q"], given["k"], given["v"]
-    begins = zip(given["plan.qo_indptr"].tolist(), given["plan.kv_indptr"].tolist(), strict=True)
-    scale = given.get("plan.sm_scale") or q.shape[-1] ** -0.5
+    q, k, v = call_arguments["q"], call_arguments["k"], call_arguments["v"]
+    begins = zip(call_arguments["plan.qo_indptr"].tolist(), call_arguments["plan.kv_indptr"].tolist(), strict=True)
+    scale = call_arguments.get("plan.sm_scale") or q.shape[-1] ** -0.5
     parts = [
-        attention(q[a:c], k[b:d], v[b:d], scale, given["plan.causal"], given.get("plan.window_left", -1))
+        attention(
+            q[a:c], k[b:d], v[b:d], scale, call_arguments["plan.causal"], call_arguments.get("plan.window_left", -1)
+        )
         for (a, b), (c, d) in pairwise(begins)
     ]
     output = torch.cat([out for out, _ in parts])
     lse = torch.cat([lse.T / math.log(2) for _, lse in parts])
-    return (output, lse) if given["return_lse"] else output
+    return (output, lse) if call_arguments["return_lse"] else output
 
 
 @pytest.mark.parametrize(("queries", "keys"), BATCHES)
 def test_flashinfers_wrapper(queries: list[int], keys: list[int]):
-    made = agrees(WRAPPER, flashinfer, **arguments(queries, keys, 8, 64, 64))
-    assert made.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and made.family == "gqa_ragged"
+    kernel = agrees(WRAPPER, flashinfer, **arguments(queries, keys, 8, 64, 64))
+    assert kernel.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and kernel.family == "gqa_ragged"
     more = {"plan.causal": False, "plan.sm_scale": 0.3, "return_lse": False}
-    made = agrees(WRAPPER, flashinfer, **arguments(queries, keys, 8, 64, 64, **more))
-    assert made.name == "gqa_ragged_prefill_nolse_h8_kv2_d64" and list(made.outputs) == ["output"]
+    kernel = agrees(WRAPPER, flashinfer, **arguments(queries, keys, 8, 64, 64, **more))
+    assert kernel.name == "gqa_ragged_prefill_nolse_h8_kv2_d64" and list(kernel.outputs) == ["output"]
 
 
 def test_window_of_flashinfers_wrapper():
-    made = agrees(WRAPPER, flashinfer, **arguments([9, 40], [50, 70], 8, 64, 64, **{"plan.window_left": 12}))
-    assert made.name == "gqa_ragged_prefill_causal_window12_h8_kv2_d64"
-    assert made.flops() == 4 * 8 * 64 * (9 + 40) * 13
+    kernel = agrees(WRAPPER, flashinfer, **arguments([9, 40], [50, 70], 8, 64, 64, **{"plan.window_left": 12}))
+    assert kernel.name == "gqa_ragged_prefill_causal_window12_h8_kv2_d64"
+    assert kernel.flops() == 4 * 8 * 64 * (9 + 40) * 13
 
 
 def test_values_of_another_size_are_latent_attentions():
-    made = agrees(WRAPPER, flashinfer, **arguments([5, 2], [9, 2], 8, 192, 128))
-    definition = checked(made)
+    kernel = agrees(WRAPPER, flashinfer, **arguments([5, 2], [9, 2], 8, 192, 128))
+    definition = checked(kernel)
     assert definition.name == "mla_ragged_prefill_causal_h8_qk192_vo128" and definition.op_type == "mla_ragged"
     assert definition.const_axes == {"num_qo_heads": 8, "num_kv_heads": 8, "qk_dim": 192, "vo_dim": 128}
 
 
 def test_names_of_flashinfers_dataset():
-    definition = checked(form(WRAPPER, **arguments([5], [5], 32, 128, 128)))
+    definition = checked(kernel_of(WRAPPER, **arguments([5], [5], 32, 128, 128)))
     assert definition.name == "gqa_ragged_prefill_causal_h32_kv8_d128"
     assert list(definition.inputs) == ["q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"]
     assert set(definition.var_axes) == {"total_q", "total_kv", "len_indptr"}
@@ -77,21 +79,21 @@ def test_names_of_flashinfers_dataset():
 
 
 def test_flash_attention_without_a_page_table():
-    given = arguments([5, 2], [9, 2], 8, 64, 64, **{"plan.sm_scale": 0.2})
+    call_arguments = arguments([5, 2], [9, 2], 8, 64, 64, **{"plan.sm_scale": 0.2})
 
     def run(**_: Any) -> list[torch.Tensor]:
-        out, lse = flashinfer(**given)
+        out, lse = flashinfer(**call_arguments)
         return [out, (lse * math.log(2)).T]
 
-    made = agrees(
+    kernel = agrees(
         "_vllm_fa2_C::varlen_fwd",
         run,
-        q=given["q"],
-        k=given["k"],
-        v=given["v"],
+        q=call_arguments["q"],
+        k=call_arguments["k"],
+        v=call_arguments["v"],
         out=None,
-        cu_seqlens_q=given["plan.qo_indptr"],
-        cu_seqlens_k=given["plan.kv_indptr"],
+        cu_seqlens_q=call_arguments["plan.qo_indptr"],
+        cu_seqlens_k=call_arguments["plan.kv_indptr"],
         seqused_k=None,
         block_table=None,
         softmax_scale=0.2,
@@ -100,7 +102,7 @@ def test_flash_attention_without_a_page_table():
         window_size_right=-1,
         p_dropout=0.0,
     )
-    assert made.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and made.family == "gqa_ragged"
+    assert kernel.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and kernel.family == "gqa_ragged"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -110,8 +112,8 @@ def test_reference_is_atens_operator(dtype: torch.dtype):
         k, v = (randn(n, kv, s, d, dtype=dtype, seed=seed + i) for i in (1, 2))
         for causal in (False, True):
             more = {"attn_mask": None, "dropout_p": 0.0, "is_causal": causal, "scale": None, "enable_gqa": True}
-            made = agrees(SDPA, torch.ops.aten.scaled_dot_product_attention, query=q, key=k, value=v, **more)
-            assert made.sizes({name: slot.get() for name, slot in made.inputs.items()})["len_indptr"] == n + 1
+            kernel = agrees(SDPA, torch.ops.aten.scaled_dot_product_attention, query=q, key=k, value=v, **more)
+            assert kernel.sizes({name: slot.get() for name, slot in kernel.inputs.items()})["len_indptr"] == n + 1
 
 
 def test_masks_that_the_reference_does_not_model_are_declined():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 SIZES = [(1, 2, 32, 64), (17, 3, 64, 32), (64, 4, 16, 128), (40, 8, 96, 48), (5, 5, 16, 16)]
 
@@ -54,8 +54,8 @@ def test_contiguous_groups_of_deep_gemm(quantized: bool):
 
         name = f"deep_gemm::m_grouped_{'fp8' if quantized else 'bf16'}_gemm_nt_contiguous"
         pairs = {"a": [a, sa], "b": [b, sb]} if quantized else {"a": a, "b": b}
-        made = agrees(name, run, **pairs, d=torch.full((m, n), 7.0, dtype=torch.bfloat16), m_indices=ids)
-        assert made.name == f"{'quantized_' if quantized else ''}grouped_gemm_by_group_ids_g{g}_n{n}_k{k}"
+        kernel = agrees(name, run, **pairs, d=torch.full((m, n), 7.0, dtype=torch.bfloat16), m_indices=ids)
+        assert kernel.name == f"{'quantized_' if quantized else ''}grouped_gemm_by_group_ids_g{g}_n{n}_k{k}"
 
 
 def test_masked_groups_of_deep_gemm():
@@ -78,7 +78,7 @@ def test_names_and_what_is_declined():
     a, b, offs = (
         torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((256, 2048), (128, 2048, 1536), (128,))
     )
-    definition = checked(form("aten::_grouped_mm", self=a, mat2=b, offs=offs.int()))
+    definition = checked(kernel_of("aten::_grouped_mm", self=a, mat2=b, offs=offs.int()))
     assert definition.name == "grouped_gemm_by_group_ends_g128_n1536_k2048"
     assert definition.var_axes == ["M"]
     assert declined("aten::_grouped_mm", self=a, mat2=b, offs=None)

@@ -20,10 +20,10 @@ def operator(name: str) -> Any:
     """vLLM's operator of this name; the test is skipped where it has none."""
     pytest.importorskip("vllm._custom_ops")
     namespace, _, base = name.partition("::")
-    found = getattr(getattr(torch.ops, namespace), base, None)
-    if found is None:
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    if packet is None:
         pytest.skip(f"this vLLM has no {name}")
-    return found.default
+    return packet.default
 
 
 def cuda(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 from paging import Batch, attention, batch, starts, tokens_of
 
 HEADS, CKV, KPE = 16, 512, 64
@@ -22,7 +22,7 @@ def test_reference_is_vllms_cpu_operator(dtype: torch.dtype):
     pytest.importorskip("vllm._C")
     for seed, lengths in enumerate(DECODES):
         one = batch([1] * len(lengths), lengths, 16, seed)
-        made = agrees(
+        kernel = agrees(
             "_C::mla_decode_kvcache",
             torch.ops._C.mla_decode_kvcache,
             out=torch.empty(one.tokens, HEADS, CKV, dtype=dtype),
@@ -32,7 +32,7 @@ def test_reference_is_vllms_cpu_operator(dtype: torch.dtype):
             block_tables=one.table,
             seq_lens=one.seq_lens,
         )
-        assert made.name.startswith("mla_paged_decode_nolse")
+        assert kernel.name.startswith("mla_paged_decode_nolse")
 
 
 def latent_attention(one: Batch, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -72,17 +72,19 @@ def planned(one: Batch, page_size: int, **more: Any) -> Arguments:
 def test_flashinfers_wrapper(queries: list[int], page_size: int):
     one = batch(queries, [20, 64, 90], page_size)
 
-    def run(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        q = torch.cat((given["q_nope"], given["q_pe"]), dim=-1)
-        out, lse = latent_attention(one, 0.07)(q, torch.cat((given["ckv_cache"], given["kpe_cache"]), dim=-1))
-        return out, lse if given.get("return_lse_base_on_e") else lse / math.log(2)
+    def run(**call_arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        q = torch.cat((call_arguments["q_nope"], call_arguments["q_pe"]), dim=-1)
+        out, lse = latent_attention(one, 0.07)(
+            q, torch.cat((call_arguments["ckv_cache"], call_arguments["kpe_cache"]), dim=-1)
+        )
+        return out, lse if call_arguments.get("return_lse_base_on_e") else lse / math.log(2)
 
     kind = "decode" if max(queries) == 1 else "prefill_causal"
-    made = agrees(FLASHINFER, run, **planned(one, page_size))
-    assert made.name == f"mla_paged_{kind}_h16_ckv512_kpe64_ps{page_size}"
+    kernel = agrees(FLASHINFER, run, **planned(one, page_size))
+    assert kernel.name == f"mla_paged_{kind}_h16_ckv512_kpe64_ps{page_size}"
     agrees(FLASHINFER, run, **planned(one, page_size, return_lse_base_on_e=True))
     pairs = sum(n * (m - n) + n * (n + 1) // 2 for n, m in zip(queries, [20, 64, 90], strict=True))
-    assert made.flops() == 2 * HEADS * (2 * CKV + KPE) * pairs
+    assert kernel.flops() == 2 * HEADS * (2 * CKV + KPE) * pairs
 
 
 @pytest.mark.parametrize("operator", ["_flashmla_C::dense_decode_fwd", "sgl_kernel::fwd_kvcache_mla"])
@@ -94,7 +96,7 @@ def test_flash_mla(operator: str):
         out, lse = latent_attention(one, more["softmax_scale"])(q[:, 0], more[cache][:, :, 0])
         return [out[:, None], lse[:, :, None]]
 
-    given = {
+    call_arguments = {
         "q": randn(3, 1, HEADS, CKV + KPE, seed=1),
         cache: randn(one.pages, 64, 1, CKV + KPE, seed=2),
         "head_size_v": CKV,
@@ -103,16 +105,16 @@ def test_flash_mla(operator: str):
         "softmax_scale": 0.05,
         "is_causal": True,
     }
-    assert agrees(operator, run, **given).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
-    unnamed = {f"_{place}": value for place, value in enumerate(given.values())}
-    assert form(operator, **unnamed).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
-    assert declined(operator, **given, is_fp8=True)
-    assert declined(operator, **given, indices=one.table)
-    assert declined(operator, **{**given, "q": randn(3, 2, HEADS, CKV + KPE)})
+    assert agrees(operator, run, **call_arguments).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
+    unnamed = {f"_{place}": value for place, value in enumerate(call_arguments.values())}
+    assert kernel_of(operator, **unnamed).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
+    assert declined(operator, **call_arguments, is_fp8=True)
+    assert declined(operator, **call_arguments, indices=one.table)
+    assert declined(operator, **{**call_arguments, "q": randn(3, 2, HEADS, CKV + KPE)})
 
 
 def test_names_of_flashinfers_dataset():
-    definition = checked(form(FLASHINFER, **planned(batch([1, 1], [9, 20], 64), 64)))
+    definition = checked(kernel_of(FLASHINFER, **planned(batch([1, 1], [9, 20], 64), 64)))
     assert definition.name == "mla_paged_decode_h16_ckv512_kpe64_ps64" and definition.op_type == "mla_paged"
     caches = "ckv_cache kpe_cache kv_indptr kv_indices kv_last_page_len sm_scale"
     assert " ".join(definition.inputs) == f"q_nope q_pe {caches}"

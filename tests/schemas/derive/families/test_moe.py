@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 SIZES = [(1, 4, 32, 64, 2), (5, 8, 64, 32, 3), (17, 16, 96, 128, 8), (64, 4, 128, 256, 1), (3, 32, 32, 32, 4)]
 
@@ -34,7 +34,7 @@ def test_reference_is_vllms_cpu_operator():
     for seed, (tokens, e, intermediate, hidden, k) in enumerate(SIZES):
         w1, w2 = matrices(e, intermediate, hidden, seed)
         x, (weights, ids) = randn(tokens, hidden, seed=seed), routed(tokens, e, k, seed)
-        made = agrees(
+        kernel = agrees(
             "_C::cpu_fused_moe",
             torch.ops._C.cpu_fused_moe,
             output=torch.empty_like(x),
@@ -49,8 +49,8 @@ def test_reference_is_vllms_cpu_operator():
             act="silu",
             isa="vec",
         )
-        assert torch.equal(made.inputs["gemm1_weights"].get(), w1)
-        assert torch.equal(made.inputs["gemm2_weights"].get(), w2)
+        assert torch.equal(kernel.inputs["gemm1_weights"].get(), w1)
+        assert torch.equal(kernel.inputs["gemm2_weights"].get(), w2)
 
 
 @pytest.mark.parametrize("isa", ["vec", "amx"])
@@ -59,8 +59,10 @@ def test_weights_are_matrices_whatever_their_layout(isa: str):
     w1, w2 = matrices(3, 64, 96)
     x, (weights, ids) = randn(2, 96), routed(2, 3, 2)
     packs = {"w13": packed(w1, isa), "w2": packed(w2, isa)}
-    made = form("_C::cpu_fused_moe", input=x, topk_weights=weights, topk_id=ids, act="silu", isa=isa, **packs)
-    assert torch.equal(made.inputs["gemm1_weights"].get(), w1) and torch.equal(made.inputs["gemm2_weights"].get(), w2)
+    kernel = kernel_of("_C::cpu_fused_moe", input=x, topk_weights=weights, topk_id=ids, act="silu", isa=isa, **packs)
+    assert torch.equal(kernel.inputs["gemm1_weights"].get(), w1) and torch.equal(
+        kernel.inputs["gemm2_weights"].get(), w2
+    )
 
 
 def by_tokens(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> Any:
@@ -76,7 +78,7 @@ def by_tokens(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torc
 def test_flashinfers_gate_is_the_second_half():
     for seed, (tokens, e, intermediate, hidden, k) in enumerate(SIZES):
         (w1, w2), (weights, ids) = matrices(e, intermediate, hidden, seed), routed(tokens, e, k, seed)
-        made = agrees(
+        kernel = agrees(
             "flashinfer::cutlass_fused_moe",
             lambda input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, **_: [
                 by_tokens(input, fc1_expert_weights, fc2_expert_weights, token_final_scales, token_selected_experts)
@@ -90,33 +92,39 @@ def test_flashinfers_gate_is_the_second_half():
             quant_scales=[],
             activation_type=3,
         )
-        assert made.name == f"fused_moe_upgate_topk{k}_e{e}_h{hidden}_i{intermediate}"
+        assert kernel.name == f"fused_moe_upgate_topk{k}_e{e}_h{hidden}_i{intermediate}"
 
 
 def qwen3(**other: Any) -> dict[str, Any]:
     """The arguments of Qwen3-30B-A3B's experts."""
     shapes = {"output": (32, 2048), "input": (32, 2048), "w13": (128, 1536, 2048), "w2": (128, 2048, 768)}
-    given = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
+    call_arguments = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
     weights = torch.empty(32, 8, device="meta")
-    return {**given, "topk_weights": weights, "topk_id": weights.int(), "act": "silu", "isa": "vec", **other}
+    return {**call_arguments, "topk_weights": weights, "topk_id": weights.int(), "act": "silu", "isa": "vec", **other}
 
 
 def test_names_of_qwen3():
-    made = form("_C::cpu_fused_moe", **qwen3())
-    definition = checked(made)
+    kernel = kernel_of("_C::cpu_fused_moe", **qwen3())
+    definition = checked(kernel)
     assert definition.name == "fused_moe_topk8_e128_h2048_i768"
     assert definition.var_axes == ["seq_len"]
     assert list(definition.inputs) == ["hidden_states", "gemm1_weights", "gemm2_weights", "topk_weights", "topk_ids"]
-    assert made.flops() == 2 * 32 * 8 * 3 * 2048 * 768
+    assert kernel.flops() == 2 * 32 * 8 * 3 * 2048 * 768
 
 
 def test_only_experts_with_tokens_are_touched():
     ids = torch.tensor([[0, 5], [5, 0], [5, 9]])
-    given = {"input": randn(3, 64), "topk_weights": torch.rand(3, 2), "topk_id": ids, "act": "silu", "isa": "vec"}
+    call_arguments = {
+        "input": randn(3, 64),
+        "topk_weights": torch.rand(3, 2),
+        "topk_id": ids,
+        "act": "silu",
+        "isa": "vec",
+    }
     w1, w2 = matrices(16, 32, 64)
-    made = form("_C::cpu_fused_moe", w13=w1, w2=w2, **given)
-    assert made.touched is not None
-    assert made.touched() == 3 * (3 * 32 * 64 * 2) + 2 * 3 * 64 * 2 + 6 * 12
+    kernel = kernel_of("_C::cpu_fused_moe", w13=w1, w2=w2, **call_arguments)
+    assert kernel.touched is not None
+    assert kernel.touched() == 3 * (3 * 32 * 64 * 2) + 2 * 3 * 64 * 2 + 6 * 12
 
 
 def test_what_is_not_modelled_is_declined():
@@ -126,5 +134,5 @@ def test_what_is_not_modelled_is_declined():
     assert declined("_C::cpu_fused_moe", **qwen3(w13_bias=torch.empty(128, 1536)))
     names = {"hidden_states": "input", "w1": "w13", "w2": "w2", "topk_weights": "topk_weights", "topk_ids": "topk_id"}
     packs = {name: qwen3()[other] for name, other in names.items()}
-    assert form("_C::fused_experts_cpu", **packs, is_vnni=False).name == "fused_moe_topk8_e128_h2048_i768"
+    assert kernel_of("_C::fused_experts_cpu", **packs, is_vnni=False).name == "fused_moe_topk8_e128_h2048_i768"
     assert declined("_C::fused_experts_cpu", **packs, is_vnni=True)

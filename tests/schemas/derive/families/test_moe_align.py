@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form
+from agreement import agrees, checked, declined, kernel_of
 
 OPERATOR = "_moe_C::moe_align_block_size"
 
 
-def kernel(**given: Any) -> None:
+def kernel(**call_arguments: Any) -> None:
     """Expert by expert, tokens in descending order; garbage behind."""
-    ids, block, place = given["topk_ids"].flatten(), given["block_size"], 0
-    tokens, experts = given["sorted_token_ids"].fill_(-7), given["experts_ids"].fill_(-7)
-    for expert in range(given["num_experts"]):
+    ids, block, place = call_arguments["topk_ids"].flatten(), call_arguments["block_size"], 0
+    tokens, experts = call_arguments["sorted_token_ids"].fill_(-7), call_arguments["experts_ids"].fill_(-7)
+    for expert in range(call_arguments["num_experts"]):
         own = torch.nonzero(ids == expert).flatten().flip(0)
         padded = -(-len(own) // block) * block
         tokens[place : place + padded] = ids.numel()
         tokens[place : place + len(own)] = own.int()
         experts[place // block : (place + padded) // block] = expert
         place += padded
-    given["num_tokens_post_pad"].fill_(place)
+    call_arguments["num_tokens_post_pad"].fill_(place)
 
 
 def buffers(tokens: int, experts: int, top_k: int, block: int) -> dict[str, Any]:
@@ -44,21 +44,23 @@ def buffers(tokens: int, experts: int, top_k: int, block: int) -> dict[str, Any]
 )
 def test_tokens_by_expert(tokens: int, experts: int, top_k: int, block: int):
     ids = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens)).argsort(-1)[:, :top_k].int()
-    made = agrees(OPERATOR, kernel, topk_ids=ids, **buffers(tokens, experts, top_k, block))
-    assert made.name == f"moe_align_topk{top_k}_e{experts}_bs{block}"
+    instance = agrees(OPERATOR, kernel, topk_ids=ids, **buffers(tokens, experts, top_k, block))
+    assert instance.name == f"moe_align_topk{top_k}_e{experts}_bs{block}"
 
 
 def test_names_of_qwen3():
     ids = torch.empty(256, 8, dtype=torch.int32, device="meta")
-    given = buffers(256, 128, 8, 32)
-    definition = checked(form(OPERATOR, topk_ids=ids, **given))
+    call_arguments = buffers(256, 128, 8, 32)
+    definition = checked(kernel_of(OPERATOR, topk_ids=ids, **call_arguments))
     assert definition.name == "moe_align_topk8_e128_bs32"
     assert definition.var_axes == ["seq_len", "num_sorted", "num_blocks"]
     assert definition.const_axes["num_experts"] == 128  # bounds the ids that a reader draws
-    assert len(given["sorted_token_ids"]) == 6016 and len(given["experts_ids"]) == 188  # as recorded on a GPU
+    assert (
+        len(call_arguments["sorted_token_ids"]) == 6016 and len(call_arguments["experts_ids"]) == 188
+    )  # as recorded on a GPU
 
 
 def test_expert_parallel_is_declined():
     ids = torch.empty(256, 8, dtype=torch.int32, device="meta")
-    given = {**buffers(256, 128, 8, 32), "maybe_expert_map": torch.zeros(128, dtype=torch.int32)}
-    assert declined(OPERATOR, topk_ids=ids, **given)
+    call_arguments = {**buffers(256, 128, 8, 32), "maybe_expert_map": torch.zeros(128, dtype=torch.int32)}
+    assert declined(OPERATOR, topk_ids=ids, **call_arguments)

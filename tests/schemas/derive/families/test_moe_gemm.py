@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 from kcap.schemas.derive.families.moe.gemm import block_size
 
@@ -52,7 +52,7 @@ def test_sorted_tokens(weighted: bool, tokens: int, experts: int, top_k: int, bl
     ids = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens)).argsort(-1)[:, :top_k]
     buffer, owners, total = aligned(ids, experts, block)
     rows, each = (tokens * top_k, 1) if weighted else (tokens, top_k)
-    made = agrees(
+    instance = agrees(
         KERNEL,
         kernel(block, each),
         a_ptr=randn(rows, 48),
@@ -63,8 +63,8 @@ def test_sorted_tokens(weighted: bool, tokens: int, experts: int, top_k: int, bl
         expert_ids_ptr=owners,
         num_tokens_post_padded_ptr=total,
     )
-    assert torch.equal(made.inputs["topk_ids"].get(), ids.reshape(rows, each).int())
-    assert made.name == f"moe_gemm{'_weighted' if weighted else ''}_topk{each}_e{experts}_n32_k48"
+    assert torch.equal(instance.inputs["topk_ids"].get(), ids.reshape(rows, each).int())
+    assert instance.name == f"moe_gemm{'_weighted' if weighted else ''}_topk{each}_e{experts}_n32_k48"
 
 
 @pytest.mark.parametrize(("groups", "size"), [((2, 3), (128, 128)), ((192, 1), (1, 384))])
@@ -81,7 +81,7 @@ def test_scales_of_blocks_and_of_channels(groups: tuple[int, int], size: tuple[i
         }
         kernel(1, 2)(**scaled, **pointers)
 
-    made = agrees(
+    instance = agrees(
         KERNEL,
         run,
         a_ptr=a,
@@ -94,8 +94,8 @@ def test_scales_of_blocks_and_of_channels(groups: tuple[int, int], size: tuple[i
         expert_ids_ptr=ids.flatten(),
         num_tokens_post_padded_ptr=torch.tensor([6]),
     )
-    assert made.name == "moe_gemm_float8_e4m3fn_topk2_e4_n192_k384"
-    assert made.tags == ("quantization:float8_e4m3fn",)
+    assert instance.name == "moe_gemm_float8_e4m3fn_topk2_e4_n192_k384"
+    assert instance.tags == ("quantization:float8_e4m3fn",)
 
 
 def test_few_tokens_have_an_expert_each():
@@ -122,27 +122,27 @@ def test_block_sizes_as_recorded():
 def qwen3(**other: Any) -> dict[str, Any]:
     """The second launch for Qwen3-30B-A3B, of 8 tokens."""
     shapes = {"a_ptr": (64, 768), "b_ptr": (128, 2048, 768), "c_ptr": (8, 8, 2048)}
-    given = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
+    call_arguments = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
     numbers = {"sorted_token_ids_ptr": 1024, "expert_ids_ptr": 64, "num_tokens_post_padded_ptr": 1}
     ints = {name: torch.empty(count, dtype=torch.int32, device="meta") for name, count in numbers.items()}
-    return {**given, **ints, "topk_weights_ptr": torch.empty(8, 8, device="meta"), **other}
+    return {**call_arguments, **ints, "topk_weights_ptr": torch.empty(8, 8, device="meta"), **other}
 
 
 def test_names_of_qwen3():
-    made = form(KERNEL, **qwen3())
-    definition = checked(made)
+    kernel = kernel_of(KERNEL, **qwen3())
+    definition = checked(kernel)
     assert definition.name == "moe_gemm_weighted_topk1_e128_n2048_k768"
     assert definition.var_axes == ["num_rows"]
     assert definition.inputs["topk_ids"].shape == definition.inputs["topk_weights"].shape == ["num_rows", "top_k"]
-    assert made.touched is not None
-    assert made.touched() == 2 * (64 * 768 + 8 * 8 * 2048 + 2048 * 768)  # one expert at least: no Sample tells
+    assert kernel.touched is not None
+    assert kernel.touched() == 2 * (64 * 768 + 8 * 8 * 2048 + 2048 * 768)  # one expert at least: no Sample tells
 
 
 def test_a_kernel_compiled_without_weights_ignores_them():
-    without = form(KERNEL, **qwen3(MUL_ROUTED_WEIGHT=False))
+    without = kernel_of(KERNEL, **qwen3(MUL_ROUTED_WEIGHT=False))
     assert without.name == "moe_gemm_topk1_e128_n2048_k768"
-    assert without.key == form(KERNEL, **qwen3(topk_weights_ptr=None)).key
-    assert form(KERNEL, **qwen3(MUL_ROUTED_WEIGHT=True)).key == form(KERNEL, **qwen3()).key
+    assert without.key == kernel_of(KERNEL, **qwen3(topk_weights_ptr=None)).key
+    assert kernel_of(KERNEL, **qwen3(MUL_ROUTED_WEIGHT=True)).key == kernel_of(KERNEL, **qwen3()).key
 
 
 def test_what_is_not_modelled_is_declined():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 SIZES = [(1, 8, 2), (5, 16, 4), (17, 64, 8), (33, 128, 8), (7, 256, 6)]
 
@@ -15,7 +15,7 @@ def test_reference_is_vllms_cpu_operator():
     pytest.importorskip("vllm._C")
     for seed, (tokens, experts, k) in enumerate([(1, 256, 6), (5, 256, 6), (17, 256, 6), (33, 256, 6), (64, 256, 6)]):
         logits, bias = randn(tokens, experts, dtype=torch.float32, seed=seed), randn(experts, dtype=torch.float32)
-        made = agrees(
+        kernel = agrees(
             "_C::biased_topk_cpu",
             torch.ops._C.biased_topk_cpu,
             hidden_states=logits,
@@ -28,7 +28,7 @@ def test_reference_is_vllms_cpu_operator():
             routed_scaling_factor=1.5,
             apply_routed_scaling_factor_on_output=True,
         )
-        assert made.name == "moe_routing_bias_sqrtsoftplus_renorm_scale1.5_topk6_e256"
+        assert kernel.name == "moe_routing_bias_sqrtsoftplus_renorm_scale1.5_topk6_e256"
 
 
 @pytest.mark.parametrize("renormalize", [True, False])
@@ -74,7 +74,7 @@ def test_groups_as_in_deepseek():
             weights = sigmoid.gather(1, ids)
             return 2.5 * weights / weights.sum(1, keepdim=True), ids.int()
 
-        made = agrees(
+        kernel = agrees(
             "_moe_C::grouped_topk",
             run,
             scores=logits,
@@ -86,25 +86,25 @@ def test_groups_as_in_deepseek():
             bias=bias,
             scoring_func=1,
         )
-        assert made.name == f"moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng{groups}_kg{kept}_e{experts}"
+        assert kernel.name == f"moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng{groups}_kg{kept}_e{experts}"
 
 
 def test_names_of_qwen3():
     weights, ids = torch.empty(256, 8, device="meta"), torch.empty(256, 8, dtype=torch.int32, device="meta")
     logits = torch.empty(256, 128, dtype=torch.bfloat16, device="meta")
     shared = {"topk_weights": weights, "topk_indices": ids, "gating_output": logits, "renormalize": True}
-    definition = checked(form("_moe_C::topk_softmax", token_expert_indices=ids, bias=None, **shared))
+    definition = checked(kernel_of("_moe_C::topk_softmax", token_expert_indices=ids, bias=None, **shared))
     assert definition.name == "moe_routing_bf16_softmax_renorm_topk8_e128"
     assert definition.var_axes == ["seq_len"]
     assert {name: t.dtype for name, t in definition.outputs.items()} == {"topk_weights": "float32", "topk_ids": "int32"}
-    assert form("sgl_kernel::topk_softmax", moe_softcapping=0.0, **shared).name == definition.name
+    assert kernel_of("sgl_kernel::topk_softmax", moe_softcapping=0.0, **shared).name == definition.name
     assert declined("sgl_kernel::topk_softmax", moe_softcapping=30.0, **shared)
 
 
 def test_fused_shared_experts_and_groups_without_a_bias_are_declined():
     logits, bias = torch.empty(4, 64, device="meta"), torch.empty(64, device="meta")
     gate = {"input": logits, "bias": bias, "topk": 4, "num_expert_group": 4, "topk_group": 2}
-    assert form("sgl_kernel::moe_fused_gate", **gate, num_fused_shared_experts=0).op_type == "moe_routing"
+    assert kernel_of("sgl_kernel::moe_fused_gate", **gate, num_fused_shared_experts=0).op_type == "moe_routing"
     assert declined("sgl_kernel::moe_fused_gate", **gate, num_fused_shared_experts=1)
     assert declined("_moe_C::grouped_topk", scores=logits, bias=bias, topk=4, scoring_func=7, num_expert_group=1)
 
@@ -112,8 +112,10 @@ def test_fused_shared_experts_and_groups_without_a_bias_are_declined():
 def test_moe_sum_adds_up_a_tokens_experts():
     for seed, (tokens, hidden, k) in enumerate(SIZES):
         x, output = randn(tokens, k, hidden, seed=seed), torch.empty(tokens, hidden, dtype=torch.bfloat16)
-        made = agrees("_moe_C::moe_sum", lambda input, output: torch.sum(input, 1, out=output), input=x, output=output)
-        assert made.name == f"moe_sum_topk{k}_h{hidden}"
+        kernel = agrees(
+            "_moe_C::moe_sum", lambda input, output: torch.sum(input, 1, out=output), input=x, output=output
+        )
+        assert kernel.name == f"moe_sum_topk{k}_h{hidden}"
         agrees(
             "sgl_kernel::moe_sum_reduce",
             lambda input, output, routed_scaling_factor: output.copy_(input.double().sum(1) * routed_scaling_factor),

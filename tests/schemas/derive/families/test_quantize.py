@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 FP8 = torch.float8_e4m3fn
 SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
@@ -24,8 +24,8 @@ def test_int8_references_are_vllms_cpu_operators():
         run = torch.ops._C.dynamic_scaled_int8_quant
         dynamic = agrees("_C::dynamic_scaled_int8_quant", run, out=out, input=x, scale=scale, azp=None)
         assert dynamic.name == f"quantize_per_token_int8_h{hidden}"
-        run, given = torch.ops._C.static_scaled_int8_quant, torch.tensor([0.02])
-        static = agrees("_C::static_scaled_int8_quant", run, out=out, input=x, scale=given, azp=None)
+        run, call_arguments = torch.ops._C.static_scaled_int8_quant, torch.tensor([0.02])
+        static = agrees("_C::static_scaled_int8_quant", run, out=out, input=x, scale=call_arguments, azp=None)
         assert static.name == f"quantize_per_tensor_static_int8_h{hidden}"
 
 
@@ -44,8 +44,8 @@ def test_a_float8_scale_takes_the_largest_magnitude_to_448():
 
         agrees("_C::dynamic_scaled_fp8_quant", run, result=q, input=x, scale=torch.empty(1))
         rowwise = {"result": q, "input": x, "scale": torch.empty(rows, 1), "scale_ub": None}
-        made = agrees("_C::dynamic_per_token_scaled_fp8_quant", run, **rowwise)
-        assert made.name == f"quantize_per_token_h{hidden}"
+        kernel = agrees("_C::dynamic_per_token_scaled_fp8_quant", run, **rowwise)
+        assert kernel.name == f"quantize_per_token_h{hidden}"
 
 
 def test_rows_of_zeros_stay_zeros():
@@ -73,20 +73,21 @@ def test_groups_of_columns():
             output_q.copy_(to_fp8(groups, output_s[..., None]).view_as(input))
 
         shared = {"group_size": 128, "eps": 1e-10, "fp8_min": -448.0, "fp8_max": 448.0, "scale_ue8m0": False}
-        made = agrees("_C::per_token_group_fp8_quant", run, input=x, output_q=q, output_s=scales, **shared)
-        assert made.name == f"quantize_per_group_h{hidden}_g128"
+        kernel = agrees("_C::per_token_group_fp8_quant", run, input=x, output_q=q, output_s=scales, **shared)
+        assert kernel.name == f"quantize_per_group_h{hidden}_g128"
 
 
 def test_static_scales_are_inputs():
     x, q = torch.empty(8, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(8, 4096, dtype=FP8, device="meta")
-    definition = checked(form("_C::static_scaled_fp8_quant", result=q, input=x, scale=torch.ones(1)))
+    definition = checked(kernel_of("_C::static_scaled_fp8_quant", result=q, input=x, scale=torch.ones(1)))
     assert definition.name == "quantize_per_tensor_static_h4096"
     assert list(definition.inputs) == ["input", "scale"] and list(definition.outputs) == ["output"]
     assert definition.inputs["scale"].shape == [] and definition.tags == ["quantization:float8_e4m3fn"]
     of_sglang = {"input": x, "output_q": q, "output_s": torch.ones(1)}
-    assert form("sgl_kernel::sgl_per_tensor_quant_fp8", is_static=True, **of_sglang).name == definition.name
+    assert kernel_of("sgl_kernel::sgl_per_tensor_quant_fp8", is_static=True, **of_sglang).name == definition.name
     assert (
-        form("sgl_kernel::sgl_per_tensor_quant_fp8", is_static=False, **of_sglang).name == "quantize_per_tensor_h4096"
+        kernel_of("sgl_kernel::sgl_per_tensor_quant_fp8", is_static=False, **of_sglang).name
+        == "quantize_per_tensor_h4096"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 FP8 = torch.float8_e4m3fn
 SIZES = [(1, 16, 32), (16, 64, 48), (5, 32, 128), (64, 256, 64), (3, 16, 512)]
@@ -42,8 +42,8 @@ def test_one_scale_for_b_and_one_for_each_token_of_a():
             out.copy_((a.double() @ b.double()) * a_scales * b_scales + bias)
 
         shared = {"a_scales": a_scales, "b_scales": b_scales, "bias": bias}
-        made = agrees("_C::cutlass_scaled_mm", run, out=out, a=a, b=b.T, **shared)
-        assert made.name == f"quantized_gemm_per_token_per_tensor_bias_n{n}_k{k}"
+        kernel = agrees("_C::cutlass_scaled_mm", run, out=out, a=a, b=b.T, **shared)
+        assert kernel.name == f"quantized_gemm_per_token_per_tensor_bias_n{n}_k{k}"
 
 
 def by_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
@@ -95,10 +95,10 @@ def test_as_many_blocks_as_channels_are_blocks():
         for s, t in (((7, 16384), FP8), ((256, 16384), FP8), ((7, 256), torch.bfloat16))
     )
     a_scale, b_scale = scales(7, 128), scales(2, 128)
-    made = form("deep_gemm::fp8_gemm_nt", a=[a, a_scale], b=[b, b_scale], d=d, c=None)
-    assert made.name == "quantized_gemm_n256_k16384_ng2_kg128"
+    kernel = kernel_of("deep_gemm::fp8_gemm_nt", a=[a, a_scale], b=[b, b_scale], d=d, c=None)
+    assert kernel.name == "quantized_gemm_n256_k16384_ng2_kg128"
     mats = {"mat_a": a, "mat_b": b.T, "scales_a": a_scale, "scales_b": b_scale.T, "out_dtype": torch.bfloat16}
-    assert form("sgl_kernel::fp8_blockwise_scaled_mm", **mats).key == made.key
+    assert kernel_of("sgl_kernel::fp8_blockwise_scaled_mm", **mats).key == kernel.key
 
 
 def test_int8_of_sglang():
@@ -108,9 +108,9 @@ def test_int8_of_sglang():
     def run(mat_a: Any, mat_b: Any, scales_a: Any, scales_b: Any, out_dtype: Any, bias: Any) -> torch.Tensor:
         return ((mat_a.long() @ mat_b.long()).double() * scales_a * scales_b.T).to(out_dtype)
 
-    made = agrees("sgl_kernel::int8_scaled_mm", run, **mats, bias=None)
-    assert made.name == "quantized_gemm_per_token_per_channel_int8_fp16_n32_k64"
-    assert made.tags == ("quantization:int8",)
+    kernel = agrees("sgl_kernel::int8_scaled_mm", run, **mats, bias=None)
+    assert kernel.name == "quantized_gemm_per_token_per_channel_int8_fp16_n32_k64"
+    assert kernel.tags == ("quantization:int8",)
 
 
 def test_names_of_llama():
@@ -118,13 +118,13 @@ def test_names_of_llama():
         torch.empty(s, dtype=d, device="meta")
         for s, d in (((128, 4096), FP8), ((6144, 4096), FP8), ((128, 6144), torch.bfloat16))
     )
-    given = {"out": out, "a": a, "b": b.T, "a_scales": scales(128, 1), "b_scales": scales(1), "bias": None}
-    definition = checked(form("_C::cutlass_scaled_mm", **given))
+    call_arguments = {"out": out, "a": a, "b": b.T, "a_scales": scales(128, 1), "b_scales": scales(1), "bias": None}
+    definition = checked(kernel_of("_C::cutlass_scaled_mm", **call_arguments))
     assert definition.name == "quantized_gemm_per_token_per_tensor_n6144_k4096"
     assert definition.inputs["A_scale"].shape == ["M"] and definition.inputs["B_scale"].shape == []
     assert definition.tags == ["quantization:float8_e4m3fn"]
-    decode = {**given, "out": out[:1], "a": a[:1], "a_scales": scales(1, 1)}
-    assert form("_C::cutlass_scaled_mm", **decode).key == form("_C::cutlass_scaled_mm", **given).key
+    decode = {**call_arguments, "out": out[:1], "a": a[:1], "a_scales": scales(1, 1)}
+    assert kernel_of("_C::cutlass_scaled_mm", **decode).key == kernel_of("_C::cutlass_scaled_mm", **call_arguments).key
 
 
 def test_what_is_not_modelled_is_declined():

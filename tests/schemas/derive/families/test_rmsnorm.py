@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
 
@@ -53,11 +53,11 @@ def test_heads_are_rows():
     def run(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool) -> None:
         out.copy_(torch.nn.functional.rms_norm(input.float(), [128], weight.float(), eps))
 
-    made = agrees(
+    kernel = agrees(
         "sgl_kernel::rmsnorm", run, out=torch.empty_like(q), input=q, weight=weight, eps=1e-6, enable_pdl=False
     )
-    assert made.sizes() == {"batch_size": 160, "hidden_size": 128}
-    assert made.name == "rmsnorm_eps1e-06_h128"
+    assert kernel.sizes() == {"batch_size": 160, "hidden_size": 128}
+    assert kernel.name == "rmsnorm_eps1e-06_h128"
 
 
 def test_sglangs_operators_on_a_cpu_are_the_same():
@@ -85,23 +85,25 @@ def test_gemma_adds_one_to_the_weight():
         residual.add_(input)
         input.copy_(gemma(residual, weight))
 
-    made = agrees(
+    kernel = agrees(
         "flashinfer::gemma_rmsnorm", lambda input, weight, eps: gemma(input, weight), input=x, weight=weight, eps=1e-6
     )
-    assert made.name == "gemma_rmsnorm_eps1e-06_h64"
+    assert kernel.name == "gemma_rmsnorm_eps1e-06_h64"
     both = {"residual": residual, "weight": weight}
-    made = agrees("sgl_kernel::gemma_fused_add_rmsnorm", fused, input=x.clone(), eps=1e-6, **both)
-    assert made.name == "gemma_fused_add_rmsnorm_eps1e-06_h64"
-    region = form("vllm_custom_op::gemma_rms_norm", x=x, variance_epsilon=1e-6, **both)
-    assert (region.name, list(region.outputs)) == (made.name, ["output", "residual_out"])
-    assert list(form("vllm_custom_op::gemma_rms_norm", x=x, weight=weight, variance_epsilon=1e-6).outputs) == ["output"]
+    kernel = agrees("sgl_kernel::gemma_fused_add_rmsnorm", fused, input=x.clone(), eps=1e-6, **both)
+    assert kernel.name == "gemma_fused_add_rmsnorm_eps1e-06_h64"
+    region = kernel_of("vllm_custom_op::gemma_rms_norm", x=x, variance_epsilon=1e-6, **both)
+    assert (region.name, list(region.outputs)) == (kernel.name, ["output", "residual_out"])
+    assert list(kernel_of("vllm_custom_op::gemma_rms_norm", x=x, weight=weight, variance_epsilon=1e-6).outputs) == [
+        "output"
+    ]
 
 
 def test_names_of_llama():
     x, weight = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((256, 4096), (4096,)))
-    definition = checked(form("_C::rms_norm", result=x, input=x, weight=weight, epsilon=1e-5))
+    definition = checked(kernel_of("_C::rms_norm", result=x, input=x, weight=weight, epsilon=1e-5))
     assert definition.name == "rmsnorm_h4096" and definition.op_type == "rmsnorm"
-    fused = checked(form("_C::fused_add_rms_norm", input=x, residual=x, weight=weight, epsilon=1e-5))
+    fused = checked(kernel_of("_C::fused_add_rms_norm", input=x, residual=x, weight=weight, epsilon=1e-5))
     assert fused.name == "fused_add_rmsnorm_h4096"
     assert list(fused.inputs) == ["hidden_states", "residual", "weight"]
     assert list(fused.outputs) == ["output", "residual_out"]
@@ -133,11 +135,11 @@ def test_functions_of_tvm_ffis_modules_are_told_by_where_the_weight_is():
         arg0.copy_(normed(arg1))
 
     out = torch.empty_like(x)
-    made = agrees("tvm::rmsnorm", flashinfer, arg0=out, arg1=x, arg2=weight, arg3=1e-5, arg4=False)
-    assert made.name == "rmsnorm_h128"
+    kernel = agrees("tvm::rmsnorm", flashinfer, arg0=out, arg1=x, arg2=weight, arg3=1e-5, arg4=False)
+    assert kernel.name == "rmsnorm_h128"
     agrees("tvm::rmsnorm", sglang, arg0=x, arg1=weight, arg2=torch.empty_like(x), arg3=1e-5)
-    made = agrees("tvm::fused_add_rmsnorm", fused, arg0=x.clone(), arg1=residual, arg2=weight, arg3=1e-5)
-    assert (made.name, made.family) == ("fused_add_rmsnorm_h128", "fused_add_rmsnorm")
-    assert form("tvm::gemma_rmsnorm", arg0=out, arg1=x, arg2=weight, arg3=1e-5).name == "gemma_rmsnorm_h128"
+    kernel = agrees("tvm::fused_add_rmsnorm", fused, arg0=x.clone(), arg1=residual, arg2=weight, arg3=1e-5)
+    assert (kernel.name, kernel.family) == ("fused_add_rmsnorm_h128", "fused_add_rmsnorm")
+    assert kernel_of("tvm::gemma_rmsnorm", arg0=out, arg1=x, arg2=weight, arg3=1e-5).name == "gemma_rmsnorm_h128"
     assert declined("tvm::rmsnorm", arg0=x, arg1=x, arg2=x, arg3=1e-5)
     assert declined("tvm::rmsnorm", arg0=out, arg1=x, arg2=weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 FP8 = torch.float8_e4m3fn
 SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
@@ -28,20 +28,20 @@ def fused(result: Any, input: Any, residual: Any, weight: Any, scale: Any, epsil
 
 def test_the_norm_is_divided_by_the_scale():
     for seed, (rows, hidden) in enumerate(SIZES):
-        given = {"result": torch.empty(rows, hidden, dtype=FP8), "input": randn(rows, hidden, seed=seed)}
+        call_arguments = {"result": torch.empty(rows, hidden, dtype=FP8), "input": randn(rows, hidden, seed=seed)}
         rest = {"weight": randn(hidden, seed=seed), "scale": torch.tensor([0.02]), "epsilon": 1e-5}
-        made = agrees("_C::rms_norm_static_fp8_quant", plain, **given, **rest)
-        assert made.name == f"rmsnorm_quant_h{hidden}"
+        kernel = agrees("_C::rms_norm_static_fp8_quant", plain, **call_arguments, **rest)
+        assert kernel.name == f"rmsnorm_quant_h{hidden}"
         residual = randn(rows, hidden, seed=seed + 7)
-        made = agrees("_C::fused_add_rms_norm_static_fp8_quant", fused, **given, residual=residual, **rest)
-        assert made.name == f"fused_add_rmsnorm_quant_h{hidden}"
+        kernel = agrees("_C::fused_add_rms_norm_static_fp8_quant", fused, **call_arguments, residual=residual, **rest)
+        assert kernel.name == f"fused_add_rmsnorm_quant_h{hidden}"
 
 
 def test_names_and_what_is_declined():
     x, q = torch.empty(8, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(8, 4096, dtype=FP8, device="meta")
-    given = {"out": q, "input": x, "weight": x[0], "scale": torch.ones(1), "eps": 1e-6}
-    definition = checked(form("flashinfer::rmsnorm_quant", **given))
+    call_arguments = {"out": q, "input": x, "weight": x[0], "scale": torch.ones(1), "eps": 1e-6}
+    definition = checked(kernel_of("flashinfer::rmsnorm_quant", **call_arguments))
     assert definition.name == "rmsnorm_quant_eps1e-06_h4096"
     assert definition.inputs["scale"].shape == [] and definition.tags == ["quantization:float8_e4m3fn"]
-    assert declined("flashinfer::rmsnorm_quant", **{**given, "scale": torch.ones(8)})
-    assert declined("flashinfer::rmsnorm_quant", **{**given, "out": q.to(torch.int8)})
+    assert declined("flashinfer::rmsnorm_quant", **{**call_arguments, "scale": torch.ones(8)})
+    assert declined("flashinfer::rmsnorm_quant", **{**call_arguments, "out": q.to(torch.int8)})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 from kcap.bench.check.checker import compile_reference
 
@@ -28,7 +28,7 @@ def test_reference_is_vllms_cpu_operator():
 
 def test_an_argmax_of_something_else_is_declined():
     logits = torch.empty(2, 128256, device="meta")
-    assert form("aten::argmax", self=logits, dim=-1).name == "greedy_sampling_v128256"
+    assert kernel_of("aten::argmax", self=logits, dim=-1).name == "greedy_sampling_v128256"
     assert declined("aten::argmax", self=logits[:, :149], dim=-1)
     assert declined("aten::argmax", self=logits, dim=0)
     assert declined("aten::argmax", self=logits, dim=None)
@@ -40,17 +40,19 @@ def probabilities(rows: int, v: int, seed: int = 0) -> torch.Tensor:
     return torch.softmax(3 * randn(rows, v, dtype=torch.float32, seed=seed), dim=-1)
 
 
-def drawn(made: Any, times: int) -> torch.Tensor:
+def drawn(kernel: Any, times: int) -> torch.Tensor:
     """What the reference draws, [times, batch_size]."""
-    run = compile_reference(made.definition().reference, made.name)
-    return torch.stack([run(*(slot.get() for slot in made.inputs.values())) for _ in range(times)])
+    run = compile_reference(kernel.definition().reference, kernel.name)
+    return torch.stack([run(*(slot.get() for slot in kernel.inputs.values())) for _ in range(times)])
 
 
 def test_top_k_draws_each_of_the_k_most_likely_and_no_other():
     torch.manual_seed(0)
     probs = probabilities(3, 50)
-    made = form("flashinfer::top_k_sampling_from_probs", probs=probs, top_k=torch.tensor([1, 3, 0], dtype=torch.int32))
-    samples = drawn(made, 400)
+    kernel = kernel_of(
+        "flashinfer::top_k_sampling_from_probs", probs=probs, top_k=torch.tensor([1, 3, 0], dtype=torch.int32)
+    )
+    samples = drawn(kernel, 400)
     for row, k in ((0, 1), (1, 3)):
         assert set(samples[:, row].tolist()) == set(probs[row].topk(k).indices.tolist())
     assert len(set(samples[:, 2].tolist())) > 10  # no limit
@@ -63,16 +65,16 @@ def test_top_p_keeps_the_token_that_reaches_p():
     torch.manual_seed(0)
     probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).repeat(4, 1)
     p = torch.tensor([0.4, 0.6, 0.0, 1.0])
-    samples = drawn(form("flashinfer::top_p_sampling_from_probs", probs=probs, top_p=p), 200)
+    samples = drawn(kernel_of("flashinfer::top_p_sampling_from_probs", probs=probs, top_p=p), 200)
     assert [set(samples[:, row].tolist()) for row in range(4)] == [{0}, {0, 1}, {0}, {0, 1, 2, 3}]
 
 
 def test_top_k_comes_before_top_p():
     torch.manual_seed(0)
     probs = torch.tensor([[0.3, 0.3, 0.2, 0.2]])  # of the first two, each has half
-    made = form("flashinfer::top_k_top_p_sampling_from_probs", probs=probs, top_k=2, top_p=0.45)
-    assert set(drawn(made, 100)[:, 0].tolist()) <= {0, 1}
-    assert len(set(drawn(made, 100)[:, 0].tolist())) == 1
+    kernel = kernel_of("flashinfer::top_k_top_p_sampling_from_probs", probs=probs, top_k=2, top_p=0.45)
+    assert set(drawn(kernel, 100)[:, 0].tolist()) <= {0, 1}
+    assert len(set(drawn(kernel, 100)[:, 0].tolist())) == 1
 
 
 def test_joint_filters_are_over_all_probabilities():
@@ -80,16 +82,16 @@ def test_joint_filters_are_over_all_probabilities():
     probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]])
     limits = {"top_k": 2, "top_p": 0.5}  # of the first two alone, the first has more than half
     operator = "flashinfer::top_k_top_p_sampling_from_probs"
-    first = form(operator, probs=probs, filter_apply_order="top_k_first", **limits)
-    joint = form(operator, probs=probs, filter_apply_order="joint", **limits)
-    of_sglang = form("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, **limits)
-    assert [set(drawn(made, 100)[:, 0].tolist()) for made in (first, joint)] == [{0}, {0, 1}]
+    first = kernel_of(operator, probs=probs, filter_apply_order="top_k_first", **limits)
+    joint = kernel_of(operator, probs=probs, filter_apply_order="joint", **limits)
+    of_sglang = kernel_of("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, **limits)
+    assert [set(drawn(kernel, 100)[:, 0].tolist()) for kernel in (first, joint)] == [{0}, {0, 1}]
     assert of_sglang.key == joint.key
 
 
 def test_names_and_dtypes_are_flashinfer_benchs():
     probs = torch.empty(4, 128256, device="meta")
-    definition = checked(form("flashinfer::top_k_sampling_from_probs", probs=probs, top_k=50, indices=None))
+    definition = checked(kernel_of("flashinfer::top_k_sampling_from_probs", probs=probs, top_k=50, indices=None))
     assert definition.name == "top_k_sampling_from_probs_v128256"
     assert {name: (t.shape, t.dtype) for name, t in definition.inputs.items()} == {
         "probs": (["batch_size", "vocab_size"], "float32"),
@@ -102,9 +104,9 @@ def test_names_and_dtypes_are_flashinfer_benchs():
         "maybe_top_p_arr": None,
         "top_p_val": 0.9,
     }
-    made = form("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, output=torch.empty(4), **both)
-    assert made.name == "top_k_top_p_sampling_from_probs_joint_v128256"
-    assert made.inputs["top_k"].dtype == "int32"
+    kernel = kernel_of("sgl_kernel::top_k_top_p_sampling_from_probs", probs=probs, output=torch.empty(4), **both)
+    assert kernel.name == "top_k_top_p_sampling_from_probs_joint_v128256"
+    assert kernel.inputs["top_k"].dtype == "int32"
 
 
 def test_selected_rows_and_another_order_are_declined():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, form, randn
+from agreement import agrees, checked, declined, kernel_of, randn
 
 ROOT = Path(__file__).parents[4]
 PYTHON = Path(os.environ.get("KCAP_SGLANG_PYTHON", ROOT / ".venv-sglang/bin/python"))
@@ -50,9 +50,9 @@ needs_sglang = pytest.mark.skipif(
 def test_references_are_sglangs_classes(ran: list[tuple[str, Held, Any, Any]]):
     found: dict[str, set[str]] = defaultdict(set)
     for name, held, result, _ in ran:
-        made = agrees(name, lambda _result=result, **_: _result, **held)
-        known = (kind for kind in NAMES[name] if made.name.startswith((f"{kind}_h", f"{kind}_eps", f"{kind}_fp32")))
-        found[name].add("rope" if made.op_type == "rope" else next(known))
+        kernel = agrees(name, lambda _result=result, **_: _result, **held)
+        known = (kind for kind in NAMES[name] if kernel.name.startswith((f"{kind}_h", f"{kind}_eps", f"{kind}_fp32")))
+        found[name].add("rope" if kernel.op_type == "rope" else next(known))
     assert found == NAMES
 
 
@@ -70,7 +70,7 @@ def norm(**more: Any) -> Held:
 
 def test_what_is_another_kernel_is_declined():
     """A residual that is kept in float32, a part of the row that decides, a sum of three, another type returned."""
-    assert form("sglang_op::RMSNorm", **norm()).name == "rmsnorm_h64"
+    assert kernel_of("sglang_op::RMSNorm", **norm()).name == "rmsnorm_h64"
     residual = randn(4, 64)
     for more in (
         {"residual": residual, "fp32_residual": True},
@@ -92,13 +92,13 @@ def rope(**more: Any) -> Held:
 
 
 def test_names_and_cost_of_llama():
-    made = form("sglang_op::Llama3RotaryEmbedding", **rope())
-    definition = checked(made)
+    kernel = kernel_of("sglang_op::Llama3RotaryEmbedding", **rope())
+    definition = checked(kernel)
     assert definition.name == "rope_with_cos_sin_cache_neox_style_bf16cache_d64_rd64"
     assert list(definition.outputs) == ["q_out", "k_out"]
-    assert made.touched is not None
-    assert made.touched() == 5 * (2 * 6 * 64 * 2 + 8) + 5 * 64 * 2, "it copies what it does not rotate, too"
-    gate = form("sglang_op::SiluAndMul", x=torch.empty(4, 28672, dtype=torch.bfloat16, device="meta"))
+    assert kernel.touched is not None
+    assert kernel.touched() == 5 * (2 * 6 * 64 * 2 + 8) + 5 * 64 * 2, "it copies what it does not rotate, too"
+    gate = kernel_of("sglang_op::SiluAndMul", x=torch.empty(4, 28672, dtype=torch.bfloat16, device="meta"))
     assert gate.name == "silu_and_mul_h14336"
 
 

@@ -18,8 +18,13 @@ def arguments(one: Batch, suffix: str = "") -> Arguments:
     ends = zip(one.queries, one.lengths, strict=True)
     positions = torch.cat([torch.arange(length - n, length) for n, length in ends])
     room = torch.full((one.tokens + 9,), -7)
-    given = {"query_start_loc": one.starts, "positions": positions, "block_table": one.table, "slot_mapping": room}
-    return {name + suffix: value for name, value in given.items()}
+    call_arguments = {
+        "query_start_loc": one.starts,
+        "positions": positions,
+        "block_table": one.table,
+        "slot_mapping": room,
+    }
+    return {name + suffix: value for name, value in call_arguments.items()}
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 128])
@@ -28,25 +33,30 @@ def test_reference_is_vllms_cpu_operator(page_size: int):
     run = torch.ops._C.compute_slot_mapping_kernel_impl
     for seed, (queries, lengths) in enumerate(BATCHES):
         one = batch(queries, lengths, page_size, seed)
-        made = agrees("_C::compute_slot_mapping_kernel_impl", run, **arguments(one), block_size=page_size)
-    definition = checked(made)
+        kernel = agrees("_C::compute_slot_mapping_kernel_impl", run, **arguments(one), block_size=page_size)
+    definition = checked(kernel)
     assert definition.name == f"slot_mapping_ps{page_size}"
     assert definition.var_axes == ["num_tokens", "len_indptr", "max_num_reqs", "max_num_pages"]
 
 
 def test_tritons_kernel_pads_the_rest():
-    def run(**given: Any) -> None:
-        slots, table = given["slot_mapping_ptr"], given["block_table_ptr"]
+    def run(**call_arguments: Any) -> None:
+        slots, table = call_arguments["slot_mapping_ptr"], call_arguments["block_table_ptr"]
         slots.fill_(-1)
         for row, (start, end) in enumerate(zip(one.starts.tolist(), one.starts.tolist()[1:], strict=False)):
             for token in range(start, end):
-                page, place = divmod(int(given["positions_ptr"][token]), 16)
+                page, place = divmod(int(call_arguments["positions_ptr"][token]), 16)
                 slots[token] = int(table[row, page]) * 16 + place
 
     one = batch([3, 1, 20], [3, 40, 33], 16)
-    given = {"num_tokens": 24, "max_num_tokens": 33, "block_size": 16, "block_table_stride": one.table.shape[1]}
+    call_arguments = {
+        "num_tokens": 24,
+        "max_num_tokens": 33,
+        "block_size": 16,
+        "block_table_stride": one.table.shape[1],
+    }
     constants = {"TOTAL_CP_WORLD_SIZE": 1, "PAD_ID": -1}
-    made = agrees(TRITON, run, **arguments(one, "_ptr"), **given, **constants)
-    assert made.name == "slot_mapping_n33_ps16" and made.axes["max_num_tokens"] == 33
-    assert declined(TRITON, **arguments(one, "_ptr"), **given)
-    assert declined(TRITON, **arguments(one, "_ptr"), **given, **{**constants, "TOTAL_CP_WORLD_SIZE": 2})
+    kernel = agrees(TRITON, run, **arguments(one, "_ptr"), **call_arguments, **constants)
+    assert kernel.name == "slot_mapping_n33_ps16" and kernel.axes["max_num_tokens"] == 33
+    assert declined(TRITON, **arguments(one, "_ptr"), **call_arguments)
+    assert declined(TRITON, **arguments(one, "_ptr"), **call_arguments, **{**constants, "TOTAL_CP_WORLD_SIZE": 2})
