@@ -148,11 +148,11 @@ import os, signal, sys, time
 from pathlib import Path
 import orjson, torch
 from kcap.capture.session import read_session
-from kcap.capture.window.process import place
+from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
 session, rank = read_session(sys.argv[1]), int(os.environ["RANK"])
 window = Window(session)
-window.start(**place())
+window.start(**rank_facts())
 window.recorder.line(orjson.dumps({"t": "group", "name": "tp", "rank": rank, "ranks": [0, 1]}))
 x = torch.ones(2, 2)
 with torch.no_grad():
