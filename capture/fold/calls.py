@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from kcap.capture.shards.offsets import offsets_of, without_offsets
+from kcap.capture.shards.lines import CallLine, DriftLine, RegionLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.operators import does_work
 from kcap.schemas.recording.recording import PHASES as PHASE_NAMES
-from kcap.schemas.recording.recording import Call, Count, Mode
+from kcap.schemas.recording.recording import Argument, Call, Count, Mode
+from kcap.schemas.recording.values import Drift, TensorSpec, Value, encode, tensors
 
-SCALARS = (bool, int, float)
+NUMBERS = (bool, int, float)
 
 
 class Fold:
@@ -24,52 +26,51 @@ class Fold:
         self.shards = list(shards)
         self._drift = _drift_by_operator(self.shards)
         self.of: dict[tuple[int, int], bytes] = {}
-        self.raw: dict[tuple[int, int], dict[str, Any]] = {}
-        self.signatures: dict[bytes, dict[str, Any]] = {}
+        self.lines: dict[tuple[int, int], CallLine] = {}
+        self.signatures: dict[bytes, CallLine] = {}
         self.counts: dict[bytes, Counter[tuple[int, int, Mode]]] = defaultdict(Counter)
         self.invocations: Counter[tuple[int, int, int]] = Counter()  # of a shard's own call, in a phase
         for index, shard in enumerate(self.shards):
             self._add_calls(index, shard)
 
     def _add_calls(self, index: int, shard: Shard) -> None:
-        lines = {line["id"]: line for line in shard.lines.get("call", [])}
-        for region in shard.lines.get("region", []):
-            if region["of"] in lines:
-                lines[region["id"]] = {**lines[region["of"]], "kind": "region", "id": region["id"]}
+        lines = {line.id: line for line in shard.lines(CallLine)}
+        for region in shard.lines(RegionLine):
+            if region.of in lines:
+                lines[region.id] = lines[region.of].model_copy(update={"kind": "region", "id": region.id})
         for number, line in lines.items():
-            self.raw[index, number] = line
-            body = {name: value for name, value in line.items() if name not in ("id", "graph")}
-            folded = {**body, "args": self._fold(line)}
-            key = orjson.dumps(_without_fragment(folded), option=orjson.OPT_SORT_KEYS)
+            self.lines[index, number] = line
+            folded = self._fold(line)
+            key = _signature(folded)
             self.of[index, number] = key
-            self.signatures[key] = min(self.signatures.get(key, folded), folded, key=_fragment)
+            self.signatures[key] = min(self.signatures.get(key, folded), folded, key=_fragment_order)
 
-    def _fold(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+    def _fold(self, line: CallLine) -> CallLine:
         scalars, offsets = self._drift.get(_called_as(line), (0, 0))
-        args: list[dict[str, Any]] = line["args"]
         if not scalars and not offsets:
-            return args
-        return [_fold_argument(arg, scalars >> i & 1, offsets >> i & 1) for i, arg in enumerate(args)]
+            return line
+        args = [_fold_argument(arg, scalars >> i & 1, offsets >> i & 1) for i, arg in enumerate(line.args)]
+        return line.model_copy(update={"args": args})
 
-    def drifted(self, index: int, number: int) -> tuple[dict[str, Any], dict[str, int]]:
+    def drifted(self, index: int, number: int) -> tuple[dict[str, Value], dict[str, int]]:
         """What a shard's own call still holds of the scalars and offsets that its fold leaves out."""
-        body = self.raw[index, number]
-        scalars, offsets = self._drift.get(_called_as(body), (0, 0))
-        values: dict[str, Any] = {}
-        places: dict[str, int] = {}
-        for i, arg in enumerate(body["args"]):
-            value = arg.get("value")
-            if scalars >> i & 1 and _is_scalar(value):
-                values[str(i)] = value
+        line = self.lines[index, number]
+        scalars, offsets = self._drift.get(_called_as(line), (0, 0))
+        values: dict[str, Value] = {}
+        offset_by_path: dict[str, int] = {}
+        for i, arg in enumerate(line.args):
+            if scalars >> i & 1 and _is_scalar(arg.value):
+                values[str(i)] = arg.value
             if offsets >> i & 1:
-                places |= {path: place for path, place in offsets_of(value, str(i)) if place is not None}
-        return values, places
+                specs = tensors(arg.value, str(i))
+                offset_by_path |= {path: spec.offset for path, spec in specs if spec.offset is not None}
+        return values, offset_by_path
 
     def count(self, index: int, number: int, phase: int, times: int, mode: Mode = "eager") -> None:
         key = self.of.get((index, number))
         if key is not None and times:
             self.invocations[index, number, phase] += times
-            self.counts[key][phase, int(self.shards[index].process.get("rank", 0)), mode] += times
+            self.counts[key][phase, self.shards[index].rank, mode] += times
 
     def count_loose(self) -> None:
         for index, number in self.of:
@@ -88,49 +89,61 @@ class Fold:
             Count(phase=PHASE_NAMES[phase], rank=rank, mode=mode, count=times)
             for (phase, rank, mode), times in sorted(self.counts.get(key, {}).items())
         ]
-        call = Call.model_validate({**self.signatures[key], "id": number, "counts": counts})
+        line = self.signatures[key]
+        call = Call(
+            id=number, operator=line.operator, kind=line.kind, parent=line.parent, work=line.work, args=line.args,
+            launch=line.launch, counts=counts,
+        )  # fmt: skip
         return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
 
 
-def _fragment(line: dict[str, Any]) -> tuple[bool, str]:
+def _signature(line: CallLine) -> bytes:
+    """Equal for the lines of one Call: all of them but their numbers, fragments, and whether a graph was captured."""
+    members = {name: getattr(line, name) for name in line.model_fields_set - {"t", "id", "graph", "launch"}}
+    if "launch" in line.model_fields_set:
+        members["launch"] = line.launch and line.launch.model_dump(exclude_unset=True, exclude={"fragment"})
+    members["args"] = [
+        {**{name: getattr(arg, name) for name in arg.model_fields_set}, "value": encode(arg.value)} for arg in line.args
+    ]
+    return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
+
+
+def _fragment_order(line: CallLine) -> tuple[bool, str]:
     """Orders lines of one Call: it keeps one fragment of those that inductor wrote for its kernel in several places."""
-    name = (line.get("launch") or {}).get("fragment")
+    name = line.launch.fragment if line.launch else None
     return name is None, str(name)
-
-
-def _without_fragment(line: dict[str, Any]) -> dict[str, Any]:
-    launch = line.get("launch")
-    if not launch or "fragment" not in launch:
-        return line
-    return {**line, "launch": {name: value for name, value in launch.items() if name != "fragment"}}
 
 
 CalledAs = tuple[str, bool]  # an operator, called eagerly or while a graph is captured
 
 
-def _called_as(line: dict[str, Any]) -> CalledAs:
-    return line["operator"], bool(line.get("graph"))
+def _called_as(line: CallLine | DriftLine) -> CalledAs:
+    return line.operator, line.graph
 
 
 def _drift_by_operator(shards: list[Shard]) -> dict[CalledAs, tuple[int, int]]:
-    found: dict[CalledAs, tuple[int, int]] = {}
+    drift: dict[CalledAs, tuple[int, int]] = {}
     for shard in shards:
-        for line in shard.lines.get("drift", []):
-            scalars, offsets = found.get(_called_as(line), (0, 0))
-            found[_called_as(line)] = (scalars | line["scalars"], offsets | line["offsets"])
-    return found
+        for line in shard.lines(DriftLine):
+            scalars, offsets = drift.get(_called_as(line), (0, 0))
+            drift[_called_as(line)] = (scalars | line.scalars, offsets | line.offsets)
+    return drift
 
 
-def _is_scalar(value: Any) -> bool:
-    if isinstance(value, SCALARS):
-        return True
+def _is_scalar(value: Value) -> bool:
     if isinstance(value, list):
-        return all(isinstance(item, SCALARS) for item in value)
-    return isinstance(value, dict) and ("float" in value or "complex" in value)
+        return all(isinstance(item, NUMBERS) for item in value)
+    return isinstance(value, (*NUMBERS, complex))
 
 
-def _fold_argument(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, Any]:
-    value = arg.get("value")
-    if scalar and (_is_scalar(value) or (isinstance(value, dict) and "drift" in value)):
-        return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
-    return {**arg, "value": without_offsets(value)} if offset else arg
+def _fold_argument(arg: Argument, scalar: int, offset: int) -> Argument:
+    if scalar and (_is_scalar(arg.value) or isinstance(arg.value, Drift)):
+        members: dict[str, Any] = {name: getattr(arg, name) for name in arg.model_fields_set - {"default"}}
+        return Argument(**{**members, "value": Drift("number")})
+    return arg.model_copy(update={"value": _without_offsets(arg.value)}) if offset else arg
+
+
+def _without_offsets(value: Value) -> Value:
+    if isinstance(value, list):
+        return [_without_offsets(item) for item in value]
+    return replace(value, offset=None) if isinstance(value, TensorSpec) else value

@@ -9,27 +9,29 @@ from typing import Any
 from kcap.capture.fold.programs import Batch, Programs
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OVERFLOW, SAMPLES_SKIPPED, STEPS, TRACED
+from kcap.capture.shards.lines import GroupLine, NoteLine, ProcessLine, TapLine, WindowLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Call, Metadata, Tap
 from kcap.schemas.recording.records import REPLICA, Rank, totals
 from kcap.system.redact import redact_arguments, redact_command
 from kcap.version import __version__
 
+NO_PROCESS = ProcessLine(t="process", pid=0, recorder="")
 RECORDERS = ("dispatcher", "dispatch_mode", "window")  # who fails when the recorder does
 
 
 def _taps(shards: list[Shard]) -> list[Tap]:
     taps = []
     for shard in shards:
-        process = shard.process
-        known: dict[str, Any] = {"rank": int(process.get("rank", 0)), "pid": int(process.get("pid", 0))}
-        lines = shard.lines.get("tap", [])
-        failures = [line for line in lines if line["name"] in RECORDERS and line["status"] == "failed"]
-        taps += [Tap(**{**known, **{k: line[k] for k in ("name", "status", "detail")}}) for line in lines]
+        rank, pid = shard.rank, shard.pid or 0
+        lines = shard.lines(TapLine)
+        failures = [line for line in lines if line.name in RECORDERS and line.status == "failed"]
+        taps += [Tap(name=line.name, rank=rank, pid=pid, status=line.status, detail=line.detail) for line in lines]
         if shard.header(FAILED) and not failures:
-            taps.append(Tap(name="dispatcher", status="failed", detail="it could write no more (disk full?)", **known))
-        if process and not failures and not shard.header(FAILED):
-            taps.append(Tap(name=process.get("recorder", "dispatcher"), **known))
+            detail = "it could write no more (disk full?)"
+            taps.append(Tap(name="dispatcher", rank=rank, pid=pid, status="failed", detail=detail))
+        if shard.process and not failures and not shard.header(FAILED):
+            taps.append(Tap(name=shard.process.recorder, rank=rank, pid=pid))
     return taps
 
 
@@ -37,7 +39,8 @@ def make_metadata(
     session: Session, shards: list[Shard], programs: Programs, calls: list[Call], notes: list[str]
 ) -> Metadata:
     recording = [shard for shard in shards if shard.process]
-    first = recording[0].process if recording else {}
+    processes = [shard.process for shard in recording if shard.process]
+    first = processes[0] if processes else NO_PROCESS
     ranks = ranks_of(recording, programs)
     counted = first_ranks(ranks)
     steps: Counter[str] = Counter()
@@ -56,21 +59,21 @@ def make_metadata(
     return Metadata(
         kernel_ids="definition",
         kcap=__version__,
-        model=session.model or first.get("model"),
-        framework=first.get("framework") or session.framework,  # a command need not name its engine
-        framework_version=first.get("framework_version"),
+        model=session.model or first.model,
+        framework=first.framework or session.framework,  # a command need not name its engine
+        framework_version=first.framework_version,
         engine_arguments=redact_arguments(session.engine_arguments),
         command=redact_command(session.command),
         client=redact_command(session.client),
-        layers_recorded=first.get("layers"),
-        layers_model=session.layers_model or first.get("layers"),
-        device=first.get("device"),
-        driver=first.get("driver"),
-        torch=first.get("torch"),
-        python=first.get("python"),
-        world_size=max((_world_size(shard) for shard in recording), default=1),
+        layers_recorded=first.layers,
+        layers_model=session.layers_model or first.layers,
+        device=first.device,
+        driver=first.driver,
+        torch=first.torch,
+        python=first.python,
+        world_size=max((max(process.world_size, process.rank + 1) for process in processes), default=1),
         ranks=ranks,
-        recorder=sorted({shard.process["recorder"] for shard in recording if "recorder" in shard.process}),
+        recorder=sorted({process.recorder for process in processes}),
         complete=bool(recording) and all(map(_is_whole, shards)),
         taps=_taps(shards),
         steps={name: times for name, times in sorted(steps.items()) if times},
@@ -80,10 +83,6 @@ def make_metadata(
         windows=counted_windows(recording),
         notes=sorted({*_shard_notes(recording), *session_notes(session, shards), *notes}),
     )
-
-
-def _world_size(shard: Shard) -> int:
-    return max(int(shard.process.get("world_size", 1)), rank_of(shard) + 1)
 
 
 def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
@@ -98,7 +97,7 @@ def _batches(programs: Programs, batches: list[Batch]) -> list[dict[str, Any]]:
 
 def _is_whole(shard: Shard) -> bool:
     """Whether the process closed its shard with nothing failed, and nothing run that no tap records."""
-    if any(line["status"] in ("off", "failed") for line in shard.lines.get("tap", [])):
+    if any(line.status in ("off", "failed") for line in shard.lines(TapLine)):
         return False
     return not shard.process or (bool(shard.header(CLOSED)) and not shard.header(FAILED))
 
@@ -106,45 +105,36 @@ def _is_whole(shard: Shard) -> bool:
 def _shard_notes(shards: list[Shard]) -> list[str]:
     notes = []
     for shard in shards:
-        notes += [f"{line['name']}: {line['detail']}" for line in shard.lines.get("tap", []) if line["status"] == "off"]
-        reason = shard.process.get("recorder_reason")
-        if reason:
-            notes.append(f"not the native recorder: {reason}")
+        process = f"rank {shard.rank} (process {shard.pid})"
+        notes += [f"{line.name}: {line.detail}" for line in shard.lines(TapLine) if line.status == "off"]
+        if shard.process and shard.process.recorder_reason:
+            notes.append(f"not the native recorder: {shard.process.recorder_reason}")
         if not shard.header(CLOSED):
-            notes.append(f"{_process_text(shard)} ended without closing: every step that had ended is here")
-        if shard.torn:
-            notes.append(f"{_process_text(shard)}: {shard.torn} torn lines left out")
+            notes.append(f"{process} ended without closing: every step that had ended is here")
+        if shard.damaged:
+            notes.append(f"{process}: {len(shard.damaged)} torn lines left out")
     return notes
-
-
-def _process_text(shard: Shard) -> str:
-    return f"rank {rank_of(shard)} (process {shard.process.get('pid')})"
 
 
 def ranks_of(shards: Sequence[Shard], programs: Programs) -> list[Rank]:
     """One for each rank that recorded, in order; the processes of one rank are one."""
     steps = _steps_by_rank(shards, programs)
-    found: dict[int, Rank] = {}
+    ranks: dict[int, Rank] = {}
     for shard in shards:
         if shard.process:
-            made = _rank(shard, steps[rank_of(shard)])
-            known = found.get(made.rank)
-            ended = made.ended and (known is None or known.ended)
-            found[made.rank] = made.model_copy(update={"ended": ended, **({"pid": known.pid} if known else {})})
-    return _without_single_replica([found[number] for number in sorted(found)])
+            rank, earlier = _rank(shard, shard.process, steps[shard.rank]), ranks.get(shard.rank)
+            if earlier:
+                rank = rank.model_copy(update={"pid": earlier.pid, "ended": rank.ended and earlier.ended})
+            ranks[rank.rank] = rank
+    return _without_single_replica([ranks[number] for number in sorted(ranks)])
 
 
-def rank_of(shard: Shard) -> int:
-    return int(shard.process.get("rank", 0))
-
-
-def _rank(shard: Shard, steps: Counter[str]) -> Rank:
-    rank = rank_of(shard)
-    groups = {line["name"]: _engine_ranks(line["ranks"], line["rank"], rank) for line in shard.lines.get("group", [])}
+def _rank(shard: Shard, process: ProcessLine, steps: Counter[str]) -> Rank:
+    groups = {line.name: _engine_ranks(line.ranks, line.rank, process.rank) for line in shard.lines(GroupLine)}
     return Rank(
-        rank=rank,
-        pid=int(shard.process.get("pid", 0)),
-        places={**shard.process.get("places", {}), **{name: group.index(rank) for name, group in groups.items()}},
+        rank=process.rank,
+        pid=process.pid,
+        places={**process.places, **{name: group.index(process.rank) for name, group in groups.items()}},
         groups=groups,
         steps={phase: times for phase, times in sorted(steps.items()) if times},
         ended=bool(shard.header(CLOSED)),
@@ -153,7 +143,7 @@ def _rank(shard: Shard, steps: Counter[str]) -> Rank:
 
 def _engine_ranks(ranks: list[int], place: int, rank: int) -> list[int]:
     """A group's ranks as they count in the whole engine, in which this one, at `place` in the group, is `rank`."""
-    return [one - ranks[place] + rank for one in ranks]
+    return [member - ranks[place] + rank for member in ranks]
 
 
 def _without_single_replica(ranks: list[Rank]) -> list[Rank]:
@@ -174,7 +164,7 @@ def _steps_by_rank(shards: Sequence[Shard], programs: Programs) -> dict[int, Cou
         steps[batch.rank][PHASES[batch.phase]] += batch.times
     for shard in shards:
         for phase, name in enumerate(PHASES):
-            steps[rank_of(shard)][name] += shard.header(LOOSE_STEPS + phase)
+            steps[shard.rank][name] += shard.header(LOOSE_STEPS + phase)
     return steps
 
 
@@ -191,20 +181,19 @@ NEVER_OPENED = "the window was never opened: kcap window start DIR opens it, and
 
 def counted_windows(recording: list[Shard]) -> list[dict[str, int]]:
     """Of the first process: each window's `first` step, of all that the engine began, and how many `steps` count."""
-    shard = next((shard for shard in recording if shard.lines.get("window")), None)
-    if shard is None:
-        return []
-    lines = shard.lines["window"]
-    ends = [line["recorded"] for line in lines[1:]] + [shard.header(STEPS)]
-    return [
-        {"first": line["first"], "steps": max(0, end - line["recorded"])} for line, end in zip(lines, ends, strict=True)
-    ]
+    for shard in recording:
+        if lines := shard.lines(WindowLine):
+            ends = [line.recorded for line in lines[1:]] + [shard.header(STEPS)]
+            return [
+                {"first": line.first, "steps": max(0, end - line.recorded)}
+                for line, end in zip(lines, ends, strict=True)
+            ]
+    return []
 
 
 def session_notes(session: Session, shards: list[Shard]) -> list[str]:
     """What was noted while the engine ran, and a window that never opened."""
-    told = [line["detail"] for shard in shards for line in shard.lines.get("note", [])]
-    recording = [shard for shard in shards if shard.process]
-    if recording and not session.opens and not session.window_file.exists():
-        told.append(NEVER_OPENED)
-    return told
+    notes = [line.detail for shard in shards for line in shard.lines(NoteLine)]
+    if any(shard.process for shard in shards) and not session.opens and not session.window_file.exists():
+        notes.append(NEVER_OPENED)
+    return notes

@@ -6,9 +6,9 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from kcap.capture.fold.calls import Fold
+from kcap.capture.shards.lines import AnnotationLine, BatchLine, GraphLine, ProfiledLine, ProgramLine, StepLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Count, GraphUse, Program, Step
 
@@ -47,51 +47,57 @@ class Programs:
         self._all: dict[bytes, FoldedProgram] = {}
         self._keys: dict[tuple[int, int], bytes] = {}  # a shard's own program -> its key
         self._graphs: dict[tuple[int, int], FoldedProgram] = {}  # a shard's own graph -> it
-        self.graph_lines: dict[tuple[int, int], dict[str, Any]] = {}
+        self.graph_lines: dict[tuple[int, int], GraphLine] = {}
         self._own: dict[tuple[int, int], list[int]] = {}  # a shard's own program -> its own calls and graphs
         self._ended: dict[int, int] = {}
         self.batches: list[Batch] = []
         for index, shard in enumerate(fold.shards):
             self._add_graphs(index, shard)
-            self._add(index, shard)
-            self._add_loose_graphs(index, shard)
+            self._add_programs(index, shard)
+            self._count_batches(index, shard)
+            self._count_loose_graphs(index, shard)
 
     def _add_graphs(self, index: int, shard: Shard) -> None:
-        told = {line["graph"]: line for line in shard.lines.get("annotation", [])}
-        for line in shard.lines.get("graph", []):
-            if not all((index, call) in self._fold.of for call in line["calls"]):
+        annotations = {line.graph: line for line in shard.lines(AnnotationLine)}
+        for line in shard.lines(GraphLine):
+            if not all((index, call) in self._fold.of for call in line.calls):
                 continue
-            known = {**line, **told.get(line["number"], {})}
-            items = [self._fold.of[index, call] for call in line["calls"]]
-            mark = f"graph {known.get('size')} {known.get('scope')}".encode()
-            graph = self._intern([mark, *items], items)
-            graph.graph, graph.size, graph.scope = True, known.get("size"), known.get("scope")
+            items = [self._fold.of[index, call] for call in line.calls]
+            annotation = annotations.get(line.number)
+            annotated = annotation.model_fields_set if annotation else set()
+            size = annotation.size if annotation and "size" in annotated else line.size
+            scope = annotation.scope if annotation and "scope" in annotated else line.scope
+            graph = self._intern([f"graph {size} {scope}".encode(), *items], items)
+            graph.graph, graph.size, graph.scope = True, size, scope
             graph.captured += 1
-            self._graphs[index, line["id"]] = graph
-            self.graph_lines[index, line["id"]] = line
+            self._graphs[index, line.id] = graph
+            self.graph_lines[index, line.id] = line
 
-    def _add(self, index: int, shard: Shard) -> None:
-        rank = int(shard.process.get("rank", 0))
-        for line in shard.lines.get("program", []):
-            items = [self._item(index, call) for call in line["calls"]]
-            if None not in items:
-                found = [item for item in items if item is not None]
-                self._keys[index, line["id"]] = self._intern(found, found).key
-                self._own[index, line["id"]] = line["calls"]
+    def _add_programs(self, index: int, shard: Shard) -> None:
+        for line in shard.lines(ProgramLine):
+            items = [item for call in line.calls if (item := self._item(index, call)) is not None]
+            if len(items) == len(line.calls):
+                self._keys[index, line.id] = self._intern(items, items).key
+                self._own[index, line.id] = line.calls
+        for profiled in shard.lines(ProfiledLine):
+            if (key := self._keys.get((index, profiled.program))) is not None:
+                self._all[key].profiled = True
+
+    def _count_batches(self, index: int, shard: Shard) -> None:
         self._ended[index] = 0
-        for line in shard.lines.get("batch", []):
-            times = shard.batch_count(line["id"])
+        runs: Counter[tuple[int, int]] = Counter()  # of a program, in a phase
+        for line in shard.lines(BatchLine):
+            times = shard.batch_count(line.id)
             self._ended[index] += times
-            key = self._keys.get((index, line["program"]))
+            key = self._keys.get((index, line.program))
             if not times or key is None:
                 continue
-            self._all[key].counts[line["phase"], rank] += times
-            self.batches.append(Batch(rank, key, line["phase"], line["tokens"], line["sequences"], times))
-            for call in self._own[index, line["program"]]:
-                self._count(index, call, line["phase"], times)
-        for line in shard.lines.get("profiled", []):
-            if (key := self._keys.get((index, line["program"]))) is not None:
-                self._all[key].profiled = True
+            runs[line.program, line.phase] += times
+            self._all[key].counts[line.phase, shard.rank] += times
+            self.batches.append(Batch(shard.rank, key, line.phase, line.tokens, line.sequences, times))
+        for (program, phase), times in runs.items():
+            for call in self._own[index, program]:
+                self._count(index, call, phase, times)
 
     def _item(self, index: int, call: int) -> bytes | None:
         graph = self._graphs.get((index, call))
@@ -101,13 +107,13 @@ class Programs:
         graph = self._graphs.get((index, call))
         if graph is None:
             return self._fold.count(index, call, phase, times)
-        graph.counts[phase, int(self._fold.shards[index].process.get("rank", 0))] += times
-        for inner in self.graph_lines[index, call]["calls"]:
+        graph.counts[phase, self._fold.shards[index].rank] += times
+        for inner in self.graph_lines[index, call].calls:
             self._fold.count(index, inner, phase, times, "graph")
 
-    def _add_loose_graphs(self, index: int, shard: Shard) -> None:
-        for of, number in self._graphs:
-            if of == index:
+    def _count_loose_graphs(self, index: int, shard: Shard) -> None:
+        for shard_index, number in self._graphs:
+            if shard_index == index:
                 for phase, times in enumerate(shard.loose_counts(number)):
                     if times:
                         self._count(index, number, phase, times)
@@ -131,18 +137,9 @@ class Programs:
         """The id of each Program in the Recording."""
         return {program.key: number for number, program in enumerate(self._kept)}
 
-    def number(self, index: int, own: int) -> int | None:
-        """The id of a shard's own program."""
-        return self.numbers.get(self._keys.get((index, own), b""))
-
     def own_calls(self, index: int, own: int) -> list[int]:
         """A shard's own program: its calls and graphs by the shard's own numbers."""
         return self._own.get((index, own), [])
-
-    def use_of(self, index: int, own: int) -> tuple[GraphUse, int | None]:
-        """How a shard's own program used graphs."""
-        key = self._keys.get((index, own))
-        return ("eager", None) if key is None else self.graph_use(key)
 
     def order(self) -> list[bytes]:
         """Every Call's signature in the order in which the Programs ran them."""
@@ -192,15 +189,21 @@ class Programs:
         return "full" if "full" in scopes or alone else "piecewise", padded
 
     def steps(self) -> list[Step]:
-        numbers = self.numbers
-        out = []
-        for index, shard in enumerate(self._fold.shards):
-            for line in shard.lines.get("step", []):
-                key = self._keys.get((index, line["program"]))
-                if line["index"] >= self._ended[index] or key is None:
-                    continue
-                mode, padded = self.graph_use(key)
-                fields = {**line, "phase": PHASES[line["phase"]], "program": numbers.get(key)}
-                fields |= {"rank": int(shard.process.get("rank", 0)), "mode": mode, "padded": padded}
-                out.append(Step.model_validate(fields))
-        return sorted(out, key=lambda step: (step.rank, step.index))
+        """The steps that the shards list, of those that ended."""
+        steps = [
+            self.step(index, line)
+            for index, shard in enumerate(self._fold.shards)
+            for line in shard.lines(StepLine)
+            if line.index < self._ended[index] and (index, line.program) in self._keys
+        ]
+        return sorted(steps, key=lambda step: (step.rank, step.index))
+
+    def step(self, index: int, line: StepLine | ProfiledLine) -> Step:
+        """A shard's step, by the Recording's own ids."""
+        key = self._keys.get((index, line.program))
+        mode, padded = ("eager", None) if key is None else self.graph_use(key)
+        return Step(
+            index=line.index, rank=self._fold.shards[index].rank, phase=PHASES[line.phase], tokens=line.tokens,
+            sequences=line.sequences, lengths=line.lengths, queries=line.queries, cached=line.cached,
+            program=self.numbers.get(key or b""), mode=mode, padded=padded,
+        )  # fmt: skip

@@ -15,7 +15,7 @@ from kcap.capture.fold.programs import Programs
 from kcap.capture.fold.samples import merge_samples
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import KERNELS
-from kcap.capture.shards.reader import read_shard, stems, without_damaged_lines
+from kcap.capture.shards.reader import read_shards
 from kcap.errors import KcapError
 from kcap.schemas.recording.rank_agreement import disagreements
 from kcap.schemas.recording.recording import Call, Recording, load, write_recording
@@ -30,7 +30,7 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
 
     `sealed`: this user's own session left the kernel sources just now, so that replay may run them.
     """
-    shards = [without_damaged_lines(read_shard(stem)) for stem in stems(Path(session.directory))]
+    shards = read_shards(Path(session.directory))
     fold = Fold(shards)
     programs = Programs(fold)
     fold.count_loose()
@@ -38,15 +38,15 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
     samples, values = merge_samples(fold, ids)
     kernels = _kernel_sources(Path(session.directory), calls)
     coverage, notes = session_coverage(fold, programs, ids)
-    known: dict[str, Any] = {"seal": _seal_of(kernels, notes, sealed)}
+    facts: dict[str, Any] = {"seal": _seal_of(kernels, notes, sealed)}
     if coverage:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
         coverage_format.write(output / coverage_format.FILE, coverage)
-        known["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
+        facts["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
     metadata = make_metadata(session, shards, programs, calls, notes)
     ran, steps = programs.records(ids), programs.steps()
-    known["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
-    write_recording(output, metadata.model_copy(update=known), calls, ran, steps, samples, values, kernels)
+    facts["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
+    write_recording(output, metadata.model_copy(update=facts), calls, ran, steps, samples, values, kernels)
     recording = load(output)
     derive_files(recording)
     return recording
@@ -54,13 +54,13 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
 
 def _kernel_sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
     """The sources and fragments that the calls name; one that cannot be read is missing, which the reader tells."""
-    found = {}
+    sources = {}
     launches = [call.launch for call in calls if call.launch]
     for name in {name for launch in launches for name in (launch.kernel, launch.fragment) if name}:
         file = directory / KERNELS / Path(name).name
         if file.name == name and file.is_file():
-            found[name] = file.read_bytes()
-    return found
+            sources[name] = file.read_bytes()
+    return sources
 
 
 def _seal_of(kernels: Iterable[str], notes: list[str], sealed: bool) -> str | None:

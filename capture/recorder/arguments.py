@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,8 +11,6 @@ from typing import Any
 import orjson
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-
-from kcap.capture.shards.offsets import offsets_of, without_offsets
 
 ALL = -1  # every argument's bit
 PATH_NUMBER = re.compile(r"\.\d+")
@@ -55,10 +53,10 @@ class Described:
         return (
             {name: value for i, name, value in numbered if scalars >> i & 1},
             {
-                path: place or 0
+                path: offset
                 for i, name, value in numbered
                 if offsets >> i & 1
-                for path, place in offsets_of(value, name)
+                for path, offset in _offsets_of(value, name)
             },
         )
 
@@ -72,7 +70,26 @@ def holds_scalar(arg: dict[str, Any]) -> bool:
 def _masked(arg: dict[str, Any], scalar: int, offset: int) -> dict[str, Any]:
     if scalar and holds_scalar(arg):
         return {**{key: item for key, item in arg.items() if key != "default"}, "value": {"drift": "number"}}
-    return {**arg, "value": without_offsets(arg["value"])} if offset else arg
+    return {**arg, "value": _without_offsets(arg["value"])} if offset else arg
+
+
+def _offsets_of(value: Any, path: str) -> Iterator[tuple[str, int]]:
+    """Where each tensor of an argument begins in its storage."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _offsets_of(item, f"{path}.{index}")
+    elif isinstance(value, dict) and "tensor" in value:
+        yield path, value["tensor"].get("offset", 0)
+
+
+def _without_offsets(value: Any) -> Any:
+    """The value with its offsets left out; equal values give equal bytes."""
+    if isinstance(value, list):
+        return [_without_offsets(item) for item in value]
+    if isinstance(value, dict) and "tensor" in value:
+        rest = {name: member for name, member in value["tensor"].items() if name != "offset"}
+        return {"tensor": {**rest, "offset": None}}
+    return value
 
 
 def is_traced(args: Any, kwargs: Any) -> bool:

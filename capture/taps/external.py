@@ -60,7 +60,7 @@ class Externals:
         return number
 
     def launch(self, fields: dict[str, Any]) -> int | None:
-        """The number of what a kernel is launched with: the fields of kcap.schemas.recording.recording.Launch. None: too many."""
+        """The number of what a kernel is launched with: the fields of a schemas Launch. None: there are too many."""
         body = orjson.dumps(fields)
         number = self._launches.get(body)
         if number is None and len(self._launches) < MOST_LAUNCHES:

@@ -1,4 +1,4 @@
-"""Which steps of an engine process count: numbers in a file that `kcap window` shares (see `kcap.capture.controller.window_control`).
+"""Which steps of an engine process count: numbers in a file that `kcap window` shares.
 
 The process numbers its steps from 1 as they begin. A step counts if its number is FROM or more when it begins, and
 below UNTIL when it has ended: what began before the window was opened, or ended after it was closed, does not count.

@@ -101,7 +101,8 @@ PULLED = """
 import sys
 import {known}
 before = set(sys.modules)
-import kcap.capture.activate, kcap.capture.window.window, kcap.capture.engines.vllm.adapter, kcap.capture.recorder.recorder
+import kcap.capture.activate, kcap.capture.window.window, kcap.capture.recorder.recorder
+import kcap.capture.engines.vllm.adapter
 import kcap.capture.engines.sglang.adapter, kcap.capture.engines.pytorch.adapter
 kcap.capture.activate.follow_imports()
 kcap.capture.activate.activate_vllm()

@@ -11,6 +11,7 @@ import pytest
 
 import kcap
 from kcap.capture.shards.counts import CLOSED, FAILED, MAX_CALLS, OVERFLOW
+from kcap.capture.shards.lines import CallLine
 from kcap.capture.shards.reader import read_shard, stems
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -168,7 +169,7 @@ def test_more_calls_than_the_table_holds_are_counted_as_overflow(python: Python,
     assert ran.returncode == 0, ran.stderr
     (stem,) = stems(tmp_path)
     shard = read_shard(stem)
-    operators = {line["id"]: line["operator"] for line in shard.lines["call"]}
+    operators = {line.id: line.operator for line in shard.lines(CallLine)}
     counts = [sum(shard.loose_counts(number)) for number, name in operators.items() if name == "aten::exp"]
     assert shard.header(OVERFLOW) > 0
     assert sum(counts) + shard.header(OVERFLOW) == made

@@ -70,7 +70,7 @@ def test_a_whole_shard_is_complete(whole: Path, tmp_path: Path) -> None:
     recording = opened(session, tmp_path / "out")
     assert recording.metadata.complete
     assert recording.metadata.steps == {"decode": 30}
-    assert read_shard(stem).torn == 0
+    assert read_shard(stem).damaged == []
     assert (steps_so_far(tmp_path / "shards"), all_closed(tmp_path / "shards")) == ((1, 30), True)
 
 
@@ -117,6 +117,20 @@ def test_a_torn_last_line_is_left_out_and_said(whole: Path, tmp_path: Path) -> N
     recording = opened(session, tmp_path / "out")
     assert recording.metadata.steps == {"decode": 30}
     assert any("1 torn line" in note for note in recording.metadata.notes)
+
+
+def test_damaged_lines_are_named_by_file_and_line(whole: Path, tmp_path: Path) -> None:
+    # given a line that lacks a member, one of no known kind, and one that is torn
+    _, stem = copied(whole, tmp_path / "shards")
+    file = stem.with_suffix(".jsonl")
+    count = file.read_bytes().count(b"\n")
+    with file.open("ab") as shard:
+        shard.write(b'{"t":"batch","id":9}\n{"t":"colour"}\n{"t":"call","id":99,"opera')
+    # when the shard is read
+    damaged = read_shard(stem).damaged
+    # then each is named with what is wrong with it
+    assert damaged[0] == f"{file.name}:{count + 1}: batch.program: Field required"
+    assert [line.split(": ")[0] for line in damaged] == [f"{file.name}:{count + n}" for n in (1, 2, 3)]
 
 
 SMALL = st.integers(-1, 40)

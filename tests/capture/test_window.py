@@ -222,7 +222,7 @@ def test_the_shards_are_gone_once_the_recording_stands(record: Record) -> None:
     recording = record(lambda _: torch.mm(A, A))
     assert not (recording.path / "shards").exists()
     assert stems(recording.path / "shards") == []
-    assert read_shard(recording.path / "shards" / "none").lines == {}
+    assert read_shard(recording.path / "shards" / "none").by_kind == {}
 
 
 def test_many_recordings_of_one_process_leave_no_files_open(tmp_path: Path) -> None:

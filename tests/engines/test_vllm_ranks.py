@@ -146,7 +146,7 @@ def test_what_two_hosts_recorded_of_one_run_joins_to_what_one_would_have(
         session = Session(str(tmp_path / f"host{rank}"), framework="vLLM", model="tiny")
         session.write()
         for stem in stems(recorded[1].with_name("shards")):
-            if read_shard(stem).process.get("rank") == rank:
+            if read_shard(stem).rank == rank:
                 for file in stem.parent.glob(f"{stem.name}.*"):
                     shutil.copy(file, session.directory)
         halves.append(fold_session(session, tmp_path / f"half{rank}"))
