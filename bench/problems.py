@@ -208,7 +208,7 @@ def bound_call(call: Call, sample: Sample | None, recording: Recording | None) -
     """
     bound = bind_call(call, sample, None, recording.value if recording else lambda _: None)
     apply_rule(bound, launch_rule(call, recording) if is_launch(call) else families.replay_rule_for(call.operator))
-    rebuild.decide_indices(bound)
+    rebuild.resolve_indices(bound)
     return bound
 
 

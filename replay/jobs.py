@@ -1,28 +1,57 @@
-"""What to replay, whatever it is read from: jobs, what a worker is asked for each, and how long each is sampled."""
+"""What to replay, whatever it is read from: jobs, the messages to the worker that they make, and the time each gets."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.phases import Phase
 from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.results.measurement import Cache
+from kcap.system.worker_process import Session
 
-LEAST_SECONDS = 0.01  # of sampling, for each of a Call's Samples
+REPLAY_WORKER = "kcap.replay.worker"
+SEED = 20250301  # of every random number
+MIN_SECONDS = 0.01  # of sampling, for each of a Call's Samples
+RARE_SHARE, RARE_SECONDS = 0.001, 0.2  # jobs below this share of the expected time get this part of the sampling time
+LAUNCH_US, BYTES_PER_US = 3.0, 3e6  # for the expected time: of one launch, and over memory
 
 
-SEED = 20250301  # of the numbers that are drawn
+class ReplaySession(Session, total=False):
+    """What a worker is told first.
+
+    `home`: the type of device that was recorded on. `root`: the Recording (None: a trace file) or dataset.
+    `namespaces`: of the operators to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources
+    may run, whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the
+    bytes that inputs and outputs may take.
+    """
+
+    home: str | None
+    root: str | None
+    namespaces: list[str]
+    trust: bool
+    cache: Cache
+    kernels: bool
+    limit: int | None
+
+
+class CallRequest(TypedDict):
+    """A Call and a Sample, as in the Recording's files, to replay; `seconds`: of sampling."""
+
+    call: dict[str, Any]
+    sample: dict[str, Any] | None
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which jobs: names that match a glob, one phase, the `top` most frequent, views too or not."""
+    """Which jobs: names that match a glob, one phase, the `top` most frequent, with or without views."""
 
     globs: tuple[str, ...] = ()
     phase: Phase | None = None
@@ -36,15 +65,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Request:
-    """One measurement to make: what the worker is sent, and what the Measurement says beside the answer."""
+    """One measurement to make: the message to the worker, and the fields that label the Measurement of its answer."""
 
-    body: dict[str, Any]
-    told: dict[str, Any]
+    body: Mapping[str, object]
+    labels: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """A row of the results. `counts`, by phase: how often it ran in the phases asked for."""
+    """A row of the results. `counts`: how often it ran in each of the chosen phases."""
 
     counts: dict[str, int]
 
@@ -54,7 +83,7 @@ class Job(ABC):
 
     @property
     def expected_us(self) -> float:
-        """A guess at the time of all its invocations, by which sampling is shared out."""
+        """An estimate of the time of all its invocations, which decides how long it is sampled."""
         return float(self.count)
 
     @property
@@ -65,37 +94,34 @@ class Job(ABC):
     @property
     @abstractmethod
     def arguments(self) -> str:
-        """Of which shapes or sizes, for people."""
+        """Its shapes or sizes, for people."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """What names it in JSON."""
+        """The fields that identify it in JSON."""
 
     @abstractmethod
     def requests(self, seconds: float) -> Iterator[Request]:
-        """One for each measurement; sampling may take `seconds` for all of them."""
+        """A request for each measurement; sampling may take `seconds` for all of them together."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """`session`: what the worker, which runs `module`, is told first, device and threads apart."""
+    """What a path holds to replay, by a worker that runs `module`. `session`: what the options leave open of it."""
 
     path: Path
     jobs: Sequence[Job]
-    session: dict[str, Any] = field(default_factory=dict)
-    module: str = "kcap.replay.worker"
+    session: ReplaySession
+    module: str = REPLAY_WORKER
     bad_lines: int = 0
-
-
-LAUNCH_US = 3.0
-
-
-BYTES_PER_US = 3e6
 
 
 @dataclass
 class SampleGroup:
-    """Samples of one Call that hold the same: replayed once for all of them. `sample` None: it needs none."""
+    """Samples of one Call with the same values, which are replayed once. `sample` None: the Call needs none.
+
+    `index`: the line of the first one in samples.jsonl, from 0.
+    """
 
     sample: Sample | None
     index: int | None
@@ -127,13 +153,13 @@ class CallJob(Job):
         return {"call": self.call.id, "operator": self.name, "signature": self.arguments}
 
     def requests(self, seconds: float) -> Iterator[Request]:
-        share = max(seconds / len(self.groups), LEAST_SECONDS)
+        share = max(seconds / len(self.groups), MIN_SECONDS)
         call = self.call.model_dump(mode="json", exclude_defaults=True)
         for group in self.groups:
             sample = group.sample.model_dump(mode="json", exclude_defaults=True) if group.sample else None
-            yield Request({"call": call, "sample": sample, "seconds": share}, self._told(group))
+            yield Request(CallRequest(call=call, sample=sample, seconds=share), self._labels(group))
 
-    def _told(self, group: SampleGroup) -> dict[str, Any]:
+    def _labels(self, group: SampleGroup) -> dict[str, Any]:
         call = self.call
         return {
             "call": call.id,
@@ -148,19 +174,13 @@ class CallJob(Job):
 
 
 def main_dtype(call: Call) -> str | None:
-    """The dtype of the first tensor of floats, or of the first tensor at all."""
+    """The dtype of the first tensor of floats; without one, of the first tensor."""
     dtypes = [spec.dtype for _, spec in call.tensors()]
     return next((name for name in dtypes if BY_NAME[name].kind == "float"), dtypes[0] if dtypes else None)
 
 
-LITTLE_SHARE = 0.001  # of the time that all jobs are expected to take
-
-
-LITTLE_SECONDS = 0.2
-
-
 def sampling_seconds(jobs: Sequence[Job], seconds: float) -> list[float]:
-    """Seconds of sampling for each of `jobs`: `seconds`, or a fifth where its share of the whole will be tiny."""
+    """Seconds of sampling for each of `jobs`: `seconds`, or a fifth where its share of the total time will be tiny."""
     expected = [job.expected_us for job in jobs]
-    whole = sum(expected)
-    return [seconds if us >= LITTLE_SHARE * whole else LITTLE_SECONDS * seconds for us in expected]
+    total = sum(expected)
+    return [seconds if us >= RARE_SHARE * total else RARE_SECONDS * seconds for us in expected]

@@ -1,4 +1,4 @@
-"""What `kcap replay` was asked: for each call, for whole Programs, for the comparison with the engine."""
+"""The options of `kcap replay`: for each Call by itself, for whole Programs, for the comparison with the engine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from pathlib import Path
 
 from kcap.replay.jobs import Choice
 from kcap.schemas.recording.recording import Phase
+from kcap.schemas.results.measurement import Cache
 
 
 @dataclass(frozen=True)
-class EachOptions:
-    """`seconds`, `timeout`: of sampling a call, and for it at most. `device` None: what it was recorded on."""
+class CallOptions:
+    """`seconds`: of sampling a Call; `timeout`: its limit. `device` None: the one that it was recorded on."""
 
     choice: Choice
     keep_going: bool
     seconds: float
     timeout: float
     device: str | None
-    cache: str
-    kernels: bool
+    cache: Cache
+    kernel_durations: bool
     threads: int | None
     trust: bool
     rows: int
@@ -28,7 +29,7 @@ class EachOptions:
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """`step`: whose Program to replay; None: the most frequent ones. `seconds`: of sampling each."""
+    """`step`: the recorded step whose Program to replay (None: the most frequent Programs)."""
 
     step: int | None
     phase: Phase | None
@@ -44,7 +45,7 @@ class ProgramOptions:
 
 @dataclass(frozen=True)
 class FidelityOptions:
-    """`seconds`, `timeout`: of sampling a Call, and for it at most; `output`: a folder."""
+    """`output`: a folder."""
 
     device: str | None
     seconds: float

@@ -1,6 +1,6 @@
-"""The Calls of a Recording, a trace file or a parquet to replay, chosen, and each with the Samples that it needs.
+"""The chosen Calls of a Recording, a trace file or a parquet, each with the Samples that it needs.
 
-In a trace file a signature on several lines is one Call with their summed count.
+Lines of a trace file with the same signature are one Call with their summed count.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import TypeAlias
 import orjson
 
 from kcap.errors import CallError
-from kcap.replay.jobs import CallJob, Choice, SampleGroup, Source
+from kcap.replay.jobs import CallJob, Choice, ReplaySession, SampleGroup, Source
 from kcap.schemas.backendbench import Problems, TraceLine
 from kcap.schemas.input_kind import detect_input, trace_lines
 from kcap.schemas.recording.dtypes import BY_NAME
-from kcap.schemas.recording.recording import Argument, Call, Count, Sample, load
+from kcap.schemas.recording.recording import Argument, Call, Count, Recording, Sample, load
 from kcap.schemas.recording.values import Drift, Value, encode
 
 
 def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = False) -> Source:
-    """Read `path`, a Recording, a trace file, a parquet or, with `trust`, a dataset; CallError or FormatError say what
-    is wrong with it."""
+    """What to replay of `path`: a Recording, a trace file, a parquet or, with `trust`, a dataset.
+
+    CallError or FormatError say why it cannot be replayed.
+    """
     kind = detect_input(path)
     if kind == "dataset":
         from kcap.replay.datasets.workloads import open_dataset  # needs torch
@@ -39,17 +41,24 @@ def open_source(path: Path, choice: Choice, keep_going: bool, trust: bool = Fals
         raise CallError(f"{path}: none of its {len(calls)} calls matches --op or --phase (kcap show {path} lists them)")
     jobs.sort(key=lambda job: (-job.count, job.call.id))
     jobs = jobs[: choice.top]
-    session = {
-        "home": home_device(calls),
-        "root": str(path.resolve()) if recording else None,
-        "namespaces": sorted({job.call.namespace for job in jobs}),
-        "trust": trust,
-    }
+    session = replay_session(recording, calls, (job.call for job in jobs), trust)
     return Source(path, jobs, session, bad_lines=problems.lines if problems else 0)
 
 
+def replay_session(
+    recording: Recording | None, calls: Iterable[Call], replayed: Iterable[Call], trust: bool
+) -> ReplaySession:
+    """The session of a worker that replays some of `calls`, which are those of `recording` or of a trace file."""
+    return ReplaySession(
+        home=home_device(calls),
+        root=str(recording.path.resolve()) if recording else None,
+        namespaces=sorted({call.namespace for call in replayed}),
+        trust=trust,
+    )
+
+
 def is_chosen(call: Call, choice: Choice) -> bool:
-    """Regions are never replayed: what runs in them counts on its own."""
+    """Regions are never replayed: the kernels inside count on their own."""
     if call.kind == "region" or not (call.work or choice.views):
         return False
     return choice.takes(call.operator)
@@ -60,14 +69,14 @@ def home_device(calls: Iterable[Call]) -> str | None:
     return "cuda" if "cuda" in devices else "cpu" if "cpu" in devices else None
 
 
-Samples: TypeAlias = "Mapping[int, list[tuple[int, Sample]]]"  # by Call, each with its place in the Recording
+Samples: TypeAlias = "Mapping[int, list[tuple[int, Sample]]]"  # by Call, each with its line in samples.jsonl
 
 
 def samples_by_call(samples: Iterable[Sample]) -> Samples:
-    found: dict[int, list[tuple[int, Sample]]] = {}
+    by_call: dict[int, list[tuple[int, Sample]]] = {}
     for index, sample in enumerate(samples):
-        found.setdefault(sample.call, []).append((index, sample))
-    return found
+        by_call.setdefault(sample.call, []).append((index, sample))
+    return by_call
 
 
 def _call_job(call: Call, samples: Samples, choice: Choice) -> CallJob:
@@ -80,18 +89,18 @@ def _call_job(call: Call, samples: Samples, choice: Choice) -> CallJob:
 
 
 def group_samples(samples: Iterable[tuple[int, Sample]]) -> list[SampleGroup]:
-    """Samples that hold the same join; at least one group."""
+    """Group the Samples with the same values; at least one group."""
     groups: dict[bytes, SampleGroup] = {}
     for index, sample in samples:
-        held = sample.model_dump(mode="json", include={"scalars", "offsets", "tensors"})
-        one = groups.setdefault(orjson.dumps(held, option=orjson.OPT_SORT_KEYS), SampleGroup(sample, index))
-        if sample.phase not in one.phases:
-            one.phases.append(sample.phase)
+        values = sample.model_dump(mode="json", include={"scalars", "offsets", "tensors"})
+        group = groups.setdefault(orjson.dumps(values, option=orjson.OPT_SORT_KEYS), SampleGroup(sample, index))
+        if sample.phase not in group.phases:
+            group.phases.append(sample.phase)
     return list(groups.values()) or [SampleGroup(None, None)]
 
 
 def needs_sample(call: Call) -> bool:
-    """Whether a scalar or an offset drifts, or integer values matter."""
+    """Whether a scalar or an offset drifts, or integer values matter to it."""
     ints = any(BY_NAME[spec.dtype].kind == "int" or spec.offset is None for _, spec in call.tensors())
     return ints or any(_drifts(argument.value) for argument in call.args)
 
@@ -110,14 +119,14 @@ def merge_lines(lines: Iterable[TraceLine]) -> list[Call]:
     for line in lines:
         call = call_of_line(line, len(merged))
         key = orjson.dumps([call.operator, [[a.name, encode(a.value)] for a in call.args]])
-        known = merged.get(key)
-        total = line.count + (known.total if known else 0)
-        merged[key] = (known or call).model_copy(update={"counts": [Count(phase="other", count=total)]})
+        previous = merged.get(key)
+        total = line.count + (previous.total if previous else 0)
+        merged[key] = (previous or call).model_copy(update={"counts": [Count(phase="other", count=total)]})
     return list(merged.values())
 
 
 def call_of_line(line: TraceLine, number: int) -> Call:
-    """One line; positional arguments have no names here, the operator's schema gives them at replay."""
+    """The Call of one line; positional arguments have no names here, the operator's schema names them at replay."""
     args = [Argument(value=value) for value in line.args]
     args += [Argument(name=name, value=value, keyword=True) for name, value in line.kwargs.items()]
     return Call(id=number, operator=line.name, args=args, counts=[Count(phase="other", count=line.count)])

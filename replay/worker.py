@@ -1,20 +1,17 @@
-"""The process that replays: `python -m kcap.replay.worker`, one JSON line in for each Sample or Program, one out.
+"""The process that replays: `python -m kcap.replay.worker`.
 
-It runs in a process of its own, so that a crash or an illegal address costs one Call. The first line in is the
-session (Recording, device); the first line out says what the device is, or why there is none.
+It answers a request for each Sample of a Call, or for a Program, and runs in a process of its own, so that a crash or
+an illegal address costs one Call.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import orjson
-
 from kcap.replay.calls.runner import Runner, TimingOptions
+from kcap.replay.jobs import ReplaySession
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import operators
 from kcap.replay.rebuild.memory import limit_host_memory
@@ -22,19 +19,19 @@ from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.timing import device
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.recording.recording import Call, Sample
-from kcap.system.worker_process import send, serve
+from kcap.system.worker_process import Environment, receive_session, send, serve
 
 
 @dataclass(frozen=True)
-class Session:
-    """What a worker was told first: the Recording that its requests are of (None: a trace file), and the device."""
+class OpenSession:
+    """The session of a worker that has a device. `root`: the Recording that its requests are of, if it is one."""
 
     answers: BinaryIO
     device: str
     home: str
     root: Path | None
     trust: bool
-    how: TimingOptions
+    options: TimingOptions
 
 
 def main() -> None:
@@ -43,7 +40,7 @@ def main() -> None:
     if session is None:
         return
     rebuilder = Rebuilder(session.device, session.home, session.root, session.trust)
-    runner, programs = Runner(rebuilder, session.how), ProgramRunner(rebuilder)
+    runner, programs = Runner(rebuilder, session.options), ProgramRunner(rebuilder)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
         if "program" in request:
@@ -53,38 +50,32 @@ def main() -> None:
     serve(session.answers, replay)
 
 
-def open_session() -> Session | None:
-    """Read the session and say what the device is, or why there is none (None); prints go to standard error."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    given = orjson.loads(sys.stdin.buffer.readline())
-    there = device_answer(given)
-    send(answers, there)
-    if "error" in there:
+def open_session() -> OpenSession | None:
+    """Read the session and answer with its environment; None where it has no device."""
+    session: ReplaySession
+    answers, session = receive_session()
+    environment = open_environment(session)
+    send(answers, environment)
+    if "error" in environment:
         return None
-    device = str(there["device"])
-    preload_libraries(given["namespaces"])
-    if device == "cpu":
-        limit_host_memory()
-    root = Path(given["root"]) if given["root"] else None
-    return Session(answers, device, given["home"] or "cuda", root, given.get("trust", False), TimingOptions.of(given))
-
-
-def device_answer(given: dict[str, Any]) -> dict[str, str | int | None]:
-    """What a measurement says of the session's device; under `error`, why there is none."""
-    try:
-        return device.machine_fields(device.choose_device(given["device"], given["home"]), given["threads"])
-    except (ValueError, RuntimeError) as error:
-        return {"error": str(error).splitlines()[0]}
-
-
-def preload_libraries(namespaces: list[str]) -> None:
-    """Import libraries before the first Call's clock runs; one that is absent is told when a Call needs it."""
-    for namespace in namespaces:
+    for namespace in session["namespaces"]:  # before the first Call's time limit runs
         try:
             operators.load_library(namespace)
         except Skip:
-            continue
+            continue  # the Call that needs the library says so
+    if environment["device"] == "cpu":
+        limit_host_memory()
+    root = Path(session["root"]) if session["root"] else None
+    home, trust = session["home"] or "cuda", session.get("trust", False)
+    return OpenSession(answers, environment["device"], home, root, trust, TimingOptions.of(session))
+
+
+def open_environment(session: ReplaySession) -> Environment:
+    """What Measurements say of the session's device; under `error`, why there is none."""
+    try:
+        return device.machine_fields(device.choose_device(session["device"], session["home"]), session["threads"])
+    except (ValueError, RuntimeError) as error:
+        return {"error": str(error).splitlines()[0]}
 
 
 def sample_of_request(request: dict[str, Any]) -> Sample | None:

@@ -1,4 +1,4 @@
-"""What `scripts/gpu/fidelity.py` makes of what `kcap replay --fidelity` found, and `check.py` of that."""
+"""What `scripts/gpu/fidelity.py` makes of what `kcap replay --compare-engine` found, and `check.py` of that."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Checker:
 
     def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)
-        decided = self.rebuilder.decide(use.call, sample)
+        decided = self.rebuilder.resolve(use.call, sample)
         inputs = self.rebuilder.build(decided)
         form = use.bind(invocation_with_inputs(decided, inputs, use.call))
         if form.random:

@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 def check_references(contents: Contents, derived: Derived, on: CheckTarget) -> Iterator[ReferenceCheck]:
     """The checks of all Definitions of a Recording, in a process that is restarted after a crash."""
     samples = samples_by_call(contents.samples)
-    with Worker(_session(contents, on), "kcap.bench.check.worker", option=None) as worker:
+    with Worker(_session(contents, on), "kcap.bench.check.worker", timeout_option=None) as worker:
         for kernel in derived.kernels:
             for call in calls_to_check([use.call for use in kernel.uses]):
                 sample = distinct_samples(call, samples)[0]

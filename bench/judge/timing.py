@@ -21,6 +21,7 @@ from kcap.bench.judge.driver.protocol import Answer
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import MachineCpuTime, cpu_time_of
 from kcap.bench.judge.verdict import Rejected, Undecided, check_answer
+from kcap.replay.timing.rotation import COLD_FACTOR
 from kcap.replay.timing.sampling import LIMIT_FACTOR, Budget, Sampled, quartiles, sample_until
 from kcap.schemas.results.measurement import Cache, Method, StopRule
 from kcap.schemas.results.outcome import Clocked, Status
@@ -226,9 +227,6 @@ LEAST_GROWTH = 4  # times the invocations, where those of a batch turn out to la
 
 
 MOST_WALL = 50  # a batch takes no longer than this many times the least, with all that the driver does
-
-
-COLD_FACTOR = 5  # how many times the L2 the inputs of a batch fill before they count as cold
 
 
 MOST_ON_GPU = 1024  # invocations in one graph

@@ -10,9 +10,9 @@ import click
 
 from kcap.errors import CallError
 from kcap.replay.jobs import Choice
-from kcap.replay.options import EachOptions, FidelityOptions, ProgramOptions
+from kcap.replay.options import CallOptions, FidelityOptions, ProgramOptions
 from kcap.schemas.recording.recording import PHASES, Phase
-from kcap.schemas.results.measurement import CACHES
+from kcap.schemas.results.measurement import CACHES, Cache
 from kcap.show.progress import progress
 
 
@@ -23,7 +23,7 @@ from kcap.show.progress import progress
 @click.option("--phase", type=click.Choice(PHASES), help="Only what ran in this phase.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the N most frequent calls.")
 @click.option("--rows", type=click.IntRange(min=1), default=40, show_default=True, help="Rows of the table.")
-@click.option("--all", "views", is_flag=True, help="Views and allocations too.")
+@click.option("--include-views", "--all", "views", is_flag=True, help="Views and allocations too.")
 @click.option("--keep-going", is_flag=True, help="Skip and count the bad lines of a trace file.")
 @click.option(
     "--seconds",
@@ -42,15 +42,32 @@ from kcap.show.progress import progress
     show_default=True,
     help="On a GPU: none of the inputs in the caches, all that fits, or small activations but no weights or caches.",
 )
-@click.option("--kernels", is_flag=True, help="On a GPU: kernel durations by the profiler, too, in a pass of its own.")
-@click.option("--program", is_flag=True, help="Whole steps and captured graphs, their kernels in their order.")
-@click.option("--step", type=click.IntRange(min=0), metavar="ID", help="With --program: the one of this recorded step.")
+@click.option(
+    "--kernel-durations",
+    "--kernels",
+    "kernel_durations",
+    is_flag=True,
+    help="On a GPU: the durations of the kernels too, by the profiler, in a separate pass.",
+)
+@click.option("--program", is_flag=True, help="Whole steps and captured graphs, with their kernels in order.")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="ID", help="With --program: the Program of this recorded step."
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
-@click.option("--fidelity", is_flag=True, help="Hold the replay against the GPU time of --check-coverage's steps.")
+@click.option(
+    "--compare-engine",
+    "--fidelity",
+    "fidelity",
+    is_flag=True,
+    help="Compare the replay with the engine's GPU time in the steps of --check-coverage.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "-o", "output", type=click.Path(path_type=Path), help="Write a measurement a line (--fidelity: a folder)."
+    "-o",
+    "output",
+    type=click.Path(path_type=Path),
+    help="Write each measurement as a line of JSON (--compare-engine: a folder).",
 )
 @click.option("--force", is_flag=True, help="Overwrite the output.")
 def command(
@@ -65,7 +82,7 @@ def command(
     seconds: float,
     timeout: float,
     cache: str,
-    kernels: bool,
+    kernel_durations: bool,
     program: bool,
     step: int | None,
     threads: int | None,
@@ -75,41 +92,66 @@ def command(
     output: Path | None,
     force: bool,
 ) -> int:
-    """Rebuild the recorded kernels' arguments and time each, on all its Samples.
+    """Rebuild the arguments of the recorded kernels and time each kernel on all its Samples.
 
-    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset, of which each Definition's
-    reference is timed on each of its Workloads: that is code from elsewhere, which runs only with --trust. Each kernel
-    runs in a child process with a time limit. Exit code: 0 all replayed, 1 a kernel failed, 3 some were skipped.
+    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset. Of a dataset, each
+    Definition's reference is timed on each of its Workloads: that is code from elsewhere, which runs only with --trust.
+    Each kernel runs in a child process with a time limit. Exit code: 0 all replayed, 1 a kernel failed, 3 some were
+    skipped.
 
-    With --program: of each phase, use of graphs and padded size the most frequent step, or the one of --step, as a
-    whole, in one CUDA graph where that can be. With --fidelity: each kernel and the whole of the steps that kcap record
-    --check-coverage profiled, held against the engine's own GPU time; 3: outside the bounds.
+    With --program: the most frequent step of each phase, use of graphs and padded size, or the one of --step, as a
+    whole, in one CUDA graph if possible. With --compare-engine: the steps that kcap record --check-coverage profiled,
+    each kernel and the whole, compared with the engine's own GPU time; exit code 3: outside the bounds.
 
     \b
     Example:
       kcap replay llama.kcap --phase decode -o llama.measurements.jsonl
-      kcap replay llama.kcap --cache cold --kernels --op '*rms_norm*'
+      kcap replay llama.kcap --cache cold --kernel-durations --op '*rms_norm*'
       kcap replay llama.kcap --program --phase decode -o llama.programs.jsonl
       kcap replay flashinfer-trace --trust --op 'rmsnorm*'
-      kcap replay llama.kcap --fidelity -o llama.fidelity
+      kcap replay llama.kcap --compare-engine -o llama.fidelity
     """
     check_options(device, output, force)
-    states = {"--cache": cache != "serving"}  # --kernels they do anyway
-    of_phase = cast("Phase | None", phase)
+    chosen_phase = cast("Phase | None", phase)
+    calls_only = {  # --kernel-durations is what the others do anyway
+        "--cache": cache != "serving",
+        "--op": globs,
+        "--include-views": views,
+        "--keep-going": keep_going,
+    }
     if fidelity:
-        more = {"--op": globs, "--all": views, "--keep-going": keep_going, "--program": program, "--step": step}
-        refuse({"--phase": phase, "--top": top, "--threads": threads, **states, **more}, "--fidelity")
-        return held_against_engine(path, FidelityOptions(device, seconds, timeout, trust, rows, as_json, output))
-    if program or step is not None:
-        refuse({"--op": globs, "--all": views, "--keep-going": keep_going, **states}, "--program")
-        refuse({"--phase": phase, "--top": top} if step is not None else {}, "--step")
-        whole = ProgramOptions(step, of_phase, top, seconds, timeout, device, threads, trust, rows, as_json)
-        return whole_programs(path, whole, output)
-    from kcap.replay.calls.run import replay_each
+        from kcap.replay.fidelity.run import replay_fidelity
 
-    choice = Choice(globs, of_phase, top, views)
-    each = EachOptions(choice, keep_going, seconds, timeout, device, cache, kernels, threads, trust, rows, as_json)
-    return replay_each(path, each, output)
+        more = {"--phase": phase, "--top": top, "--threads": threads, "--program": program, "--step": step}
+        refuse(calls_only | more, "--compare-engine")
+        fidelity_options = FidelityOptions(device, seconds, timeout, trust, rows, as_json, output)
+        return replay_fidelity(path, fidelity_options, progress())
+    if program or step is not None:
+        from kcap.replay.program.run import replay_programs
+
+        refuse(calls_only, "--program")
+        refuse({"--phase": phase, "--top": top} if step is not None else {}, "--step")
+        program_options = ProgramOptions(
+            step, chosen_phase, top, seconds, timeout, device, threads, trust, rows, as_json
+        )
+        return replay_programs(path, program_options, output, progress())
+    from kcap.replay.calls.run import replay_calls
+
+    choice = Choice(globs, chosen_phase, top, views)
+    call_options = CallOptions(
+        choice,
+        keep_going,
+        seconds,
+        timeout,
+        device,
+        cast("Cache", cache),
+        kernel_durations,
+        threads,
+        trust,
+        rows,
+        as_json,
+    )
+    return replay_calls(path, call_options, output)
 
 
 def check_options(device: str | None, output: Path | None, force: bool) -> None:
@@ -119,19 +161,7 @@ def check_options(device: str | None, output: Path | None, force: bool) -> None:
         raise CallError(f"{output}: already exists: pass --force")
 
 
-def refuse(given: Mapping[str, object], beside: str) -> None:
-    """CallError for the options in `given` that were passed, which mean nothing beside another one."""
-    if passed := [name for name, value in given.items() if value is not None and value is not False and value != ()]:
-        raise CallError(f"{beside} replays what it has to: leave out {', '.join(passed)}")
-
-
-def held_against_engine(path: Path, options: FidelityOptions) -> int:
-    from kcap.replay.fidelity.run import replay_fidelity as fidelity
-
-    return fidelity(path, options, progress())
-
-
-def whole_programs(path: Path, options: ProgramOptions, output: Path | None) -> int:
-    from kcap.replay.program.run import replay_programs
-
-    return replay_programs(path, options, output, progress())
+def refuse(values: Mapping[str, object], option: str) -> None:
+    """CallError where one of the options in `values` was passed, which mean nothing beside `option`."""
+    if passed := [name for name, value in values.items() if value is not None and value is not False and value != ()]:
+        raise CallError(f"{option} chooses what to replay: leave out {', '.join(passed)}")

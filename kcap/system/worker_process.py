@@ -1,6 +1,8 @@
-"""A worker process and its parent, which speak in JSON lines.
+"""Both ends of the JSON-lines protocol between kcap and its worker processes.
 
-The worker is started, fed, given a time limit for each request, and restarted after a crash.
+The parent sends a session; the worker answers with its environment and, when it is set up, that it is ready. Then each
+request gets one answer. The parent limits the time of a request and restarts a worker that crashed. Only the worker's
+end (`serve`) imports torch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict, cast
 
 import orjson
 
@@ -24,23 +26,47 @@ from kcap.errors import CallError, KcapError
 START_LIMIT_S = 600.0  # importing torch and an engine's library from a cold disk
 
 
+class Session(TypedDict, total=False):
+    """The parent's first line; each module extends it. `device` None: the one that the work was recorded on."""
+
+    device: str | None
+    threads: int | None
+
+
+class Environment(TypedDict, total=False):
+    """The worker's first line: the device that it runs on. `error`: why there is none."""
+
+    device: str
+    device_name: str
+    driver: str | None
+    threads: int | None
+    torch: str
+    error: str
+
+
+class Answer(TypedDict, total=False):
+    """What every answer has; each module adds fields of its own. `poisoned`: the process can run nothing more."""
+
+    status: str
+    reason: str | None
+    poisoned: bool
+
+
 class Died(Exception):
-    """The worker ended or was too slow; the message says how."""
+    """The worker ended; the message says how."""
 
 
 class Worker:
-    """One child process at a time, running `module`; `environment` is what it says of its device.
+    """One child process at a time, running `module`.
 
-    `option`: what sets the time limits of its requests, if the user does.
+    `timeout_option`: the option that sets the time limit of a request, named where one takes too long.
     """
 
-    def __init__(
-        self, session: Mapping[str, Any], module: str = "kcap.replay.worker", option: str | None = "--timeout"
-    ) -> None:
+    def __init__(self, session: Mapping[str, object], module: str, timeout_option: str | None = "--timeout") -> None:
         self.session = session
         self.module = module
-        self.option = option
-        self.environment: dict[str, Any] = {}
+        self.timeout_option = timeout_option
+        self.environment = Environment()
         self.restarts = -1
         self.process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -54,8 +80,8 @@ class Worker:
         self._end()
         self._log.close()
 
-    def run(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """The worker's answer to one request; a crash or a timeout is an answer too."""
+    def run(self, request: Mapping[str, object], timeout: float) -> dict[str, Any]:
+        """The worker's `Answer` to one request; a crash or a timeout is an answer too."""
         if self.process is None or self.process.poll() is not None:
             self._end()
             self._start()
@@ -67,8 +93,8 @@ class Worker:
             return answer
         except TimeoutError:
             self._end()
-            told = f" ({self.option})" if self.option else ""
-            return {"status": "skipped", "reason": f"took longer than {timeout:g} s{told}"}
+            option = f" ({self.timeout_option})" if self.timeout_option else ""
+            return {"status": "skipped", "reason": f"took longer than {timeout:g} s{option}"}
         except Died as death:
             self._end()
             return {"status": "failed", "reason": f"crashed: {death}"}
@@ -83,20 +109,20 @@ class Worker:
         self.restarts += 1
         try:
             self._send(self.session)
-            self.environment = self._receive(START_LIMIT_S)
+            self.environment = cast("Environment", self._receive(START_LIMIT_S))
             if "error" in self.environment:
                 raise CallError(self.environment["error"])
-            self._receive(START_LIMIT_S)
+            self._receive(START_LIMIT_S)  # that it is ready
         except (Died, TimeoutError) as death:
             raise KcapError(f"{self.module} does not start: {death or 'no answer'}") from None
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         assert self.process is not None and self.process.stdin is not None
         try:
             self.process.stdin.write(orjson.dumps(message) + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Died(self._epitaph()) from None
+            raise Died(self._cause_of_death()) from None
 
     def _receive(self, timeout: float) -> dict[str, Any]:
         assert self.process is not None and self.process.stdout is not None
@@ -105,15 +131,15 @@ class Worker:
             ready, _, _ = select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))
             if not ready:
                 raise TimeoutError
-            if not (part := os.read(self.process.stdout.fileno(), 1 << 20)):
-                raise Died(self._epitaph())
-            self._buffer += part
+            if not (chunk := os.read(self.process.stdout.fileno(), 1 << 20)):
+                raise Died(self._cause_of_death())
+            self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
-        answer: dict[str, Any] = orjson.loads(line)
-        return answer
+        message: dict[str, Any] = orjson.loads(line)
+        return message
 
-    def _epitaph(self) -> str:
-        """How the worker died: its signal, or the last line that it wrote."""
+    def _cause_of_death(self) -> str:
+        """The signal that ended the worker, or its exit code and the last line that it wrote."""
         assert self.process is not None
         code = self.process.wait()
         if code < 0:
@@ -123,7 +149,7 @@ class Worker:
         return f"exit code {code}: {lines[-1][:200] if lines else 'no message'}"
 
     def _end(self) -> None:
-        """Close the pipes; a worker that does not end by itself is killed, and so is what it leaves behind."""
+        """Close the pipes; kill a worker that does not end by itself, and every process that it leaves behind."""
         if self.process is None:
             return
         for pipe in (self.process.stdin, self.process.stdout):
@@ -144,18 +170,26 @@ def signal_name(number: int) -> str:
     return f"{name} (killed, perhaps out of memory)" if name == "SIGKILL" else name
 
 
-def serve(answers: BinaryIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer each line on standard input until it ends, or the CUDA context is lost: then a new process is needed."""
+def receive_session() -> tuple[BinaryIO, Any]:
+    """In the worker: the pipe for its messages, and the session. From now on prints go to standard error."""
+    messages = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return messages, orjson.loads(sys.stdin.buffer.readline())
+
+
+def serve(messages: BinaryIO, handle: Callable[[dict[str, Any]], Mapping[str, object]]) -> None:
+    """In the worker: answer each request until there are no more, or the process is poisoned and has to be replaced."""
     import torch
 
-    send(answers, {"ready": True})
+    send(messages, {"ready": True})
     for line in sys.stdin.buffer:
         with torch.inference_mode():
             answer = handle(orjson.loads(line))
-        send(answers, answer)
+        send(messages, answer)
         if answer.get("poisoned"):
             return
 
 
-def send(answers: BinaryIO, message: dict[str, Any]) -> None:
-    answers.write(orjson.dumps(message) + b"\n")
+def send(messages: BinaryIO, message: Mapping[str, object]) -> None:
+    """In the worker: write one line."""
+    messages.write(orjson.dumps(message) + b"\n")

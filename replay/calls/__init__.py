@@ -1,4 +1,4 @@
-"""Each Call replayed by itself: `run` is `kcap replay PATH`, `runner` its other end in the worker's process.
+"""Each Call replayed by itself: `run` is `kcap replay PATH`, `runner` its counterpart in the worker's process.
 
-`results` puts the measurements together, `report` prints them.
+`results` collects the measurements, `report` prints them.
 """

@@ -1,4 +1,4 @@
-"""How `kcap replay` looks: tables of GPU and host times, then what was skipped and what failed."""
+"""The output of `kcap replay`: tables of GPU and host times, then what was skipped and what failed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from rich.text import Text
 from kcap.replay.calls.results import Results, Row, total_count, total_us
 from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
 from kcap.schemas.validation.report import printable
+from kcap.system.worker_process import Environment
 
 PIPED_WIDTH = 120
 HOST_ROWS = 10
 REASONS = 12
-MOST_TIMES = 999  # its floor; beyond that the number says nothing
+MAX_FLOOR_FACTOR = 999  # beyond it the number means nothing
 SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
 
 
@@ -25,8 +26,8 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
 
 
-def print_tables(out: Console, results: Results, environment: dict[str, object], rows: int) -> None:
-    """Print the whole report: both tables, each by total time, then what to know of them."""
+def print_tables(out: Console, results: Results, environment: Environment, rows: int) -> None:
+    """Print the whole report: both tables, each by total time, then the caveats."""
     out.print(Text(device_title(environment), style="bold"))
     mixed = bool(results.timed(host=False))
     for host in (False, True):
@@ -38,15 +39,15 @@ def print_tables(out: Console, results: Results, environment: dict[str, object],
 
 def print_section(out: Console, timed: list[Row], rows: int, name: str) -> None:
     """One table of rows that share a clock."""
-    whole = total_us(timed)
+    total = total_us(timed)
     if name:
-        out.print(Text(f"\n{name}: {duration(whole)}", "bold"))
-    out.print(results_table(timed[:rows], whole))
+        out.print(Text(f"\n{name}: {duration(total)}", "bold"))
+    out.print(results_table(timed[:rows], total))
     if rest := timed[rows:]:
-        out.print(Text(f"{len(rest)} more rows, {percent(total_us(rest), whole)}: --json has all", "dim"))
+        out.print(Text(f"{len(rest)} more rows, {percent(total_us(rest), total)}: --json has all", "dim"))
 
 
-def device_title(environment: dict[str, object]) -> str:
+def device_title(environment: Environment) -> str:
     parts = [str(environment.get("device_name") or environment.get("device"))]
     parts += [f"torch {environment['torch']}"] if environment.get("torch") else []
     parts += [f"driver {environment['driver']}"] if environment.get("driver") else []
@@ -54,24 +55,24 @@ def device_title(environment: dict[str, object]) -> str:
     return " · ".join(parts)
 
 
-def results_table(rows: list[Row], whole: float) -> Table:
+def results_table(rows: list[Row], total: float) -> Table:
     """Numbers on the left; kernel and arguments last, cut where the line ends."""
-    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     floors = any(row.times_floor for row in rows)
     for name in ("count × time", "share", "time", *(["× floor"] if floors else []), "count"):
-        out.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
     for name in ("phases", "clock"):
-        out.add_column(name, no_wrap=True)
-    out.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(name, no_wrap=True)
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
     phases = {phase for row in rows for phase in row.job.counts}
     for row in rows:
-        out.add_row(*row_cells(row, whole, phases, floors))
-    return out
+        table.add_row(*row_cells(row, total, phases, floors))
+    return table
 
 
-def row_cells(row: Row, whole: float, phases: set[str], floors: bool) -> Iterator[Text]:
+def row_cells(row: Row, total: float, phases: set[str], floors: bool) -> Iterator[Text]:
     yield Text(duration(row.total_us or 0), "bold")
-    yield Text(percent(row.total_us or 0, whole))
+    yield Text(percent(row.total_us or 0, total))
     yield Text(duration(row.time_us or 0))
     if floors:
         yield Text(floor_factor(row.times_floor))
@@ -90,11 +91,11 @@ def clock_marks(row: Row) -> str:
 
 
 def floor_factor(factor: float | None) -> str:
-    """Two or three digits: `1.4`, `27`, `310`, `>999` of what does next to no work; nothing where there is no floor."""
+    """Two or three digits: `1.4`, `27`, `310`; `>999` for nearly no work; nothing if there is no floor."""
     if factor is None:
         return ""
-    if factor > MOST_TIMES:
-        return f">{MOST_TIMES}"
+    if factor > MAX_FLOOR_FACTOR:
+        return f">{MAX_FLOOR_FACTOR}"
     return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
@@ -107,25 +108,27 @@ def duration(microseconds: float) -> str:
 
 
 def summary_lines(results: Results) -> Iterator[Text]:
-    whole, done = results.count, total_count(results.of("ok"))
+    total, replayed = results.count, total_count(results.of("ok"))
     times = [f"{duration(us)} {name}" for name, us in (("GPU", results.gpu_us), ("host", results.host_us)) if us]
-    yield Text(f"\nreplayed {done:,} of {whole:,} kernel counts ({percent(done, whole)}): {', '.join(times)}", "bold")
-    yield from remark_lines(results)
+    yield Text(
+        f"\nreplayed {replayed:,} of {total:,} kernel counts ({percent(replayed, total)}): {', '.join(times)}", "bold"
+    )
+    yield from note_lines(results)
     for status, style in (("skipped", "yellow"), ("failed", "bold red")):
         reasons = results.reasons(status)
         for reason, calls, count in reasons[:REASONS]:
             yield Text(
-                f"{status}: {printable(reason)}: {calls} calls, {count:,} counts ({percent(count, whole)})", style
+                f"{status}: {printable(reason)}: {calls} calls, {count:,} counts ({percent(count, total)})", style
             )
         if len(reasons) > REASONS:
             rest = sum(count for _, _, count in reasons[REASONS:])
             yield Text(
-                f"{status}: {len(reasons) - REASONS} more reasons, {rest:,} counts ({percent(rest, whole)})", style
+                f"{status}: {len(reasons) - REASONS} more reasons, {rest:,} counts ({percent(rest, total)})", style
             )
 
 
-def remark_lines(results: Results) -> Iterator[Text]:
-    """What to know before believing the times."""
+def note_lines(results: Results) -> Iterator[Text]:
+    """Caveats of the times."""
     if rows := results.noted(MADE_UP):
         yield Text(f"{MADE_UP} blobs: index inputs of {len(rows)} Workloads, valid but not those recorded", "yellow")
     if rows := results.noted(NOTHING):
@@ -139,5 +142,5 @@ def remark_lines(results: Results) -> Iterator[Text]:
         yield Text(f"this machine was busy: {DISTURBED} of {len(rows)} calls, whose times are too long", "yellow")
 
 
-def percent(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "0 %"
+def percent(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if total else "0 %"

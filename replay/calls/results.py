@@ -1,4 +1,4 @@
-"""Measurements put together: one row a Call, the time of the whole, and what was left out."""
+"""Measurements in rows: one for each Call, the total time, and what was left out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Row:
 
     def noted(self, note: str) -> bool:
         """Whether a measurement has this note, or one that begins with it."""
-        return any(one.startswith(note) for measurement in self.measurements for one in measurement.notes)
+        return any(entry.startswith(note) for measurement in self.measurements for entry in measurement.notes)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -73,22 +73,22 @@ class Row:
 
     @property
     def times_floor(self) -> float | None:
-        """How many times its floor the Call takes, over those of its Samples that have one."""
-        held = [(m.median_us, m.roofline.us) for m in self.measurements if m.median_us is not None and m.roofline]
-        return sum(us for us, _ in held) / sum(floor for _, floor in held) if held else None
+        """The Call's time over its floor, over those of its Samples that have one."""
+        pairs = [(m.median_us, m.roofline.us) for m in self.measurements if m.median_us is not None and m.roofline]
+        return sum(us for us, _ in pairs) / sum(floor for _, floor in pairs) if pairs else None
 
     def _roofline(self) -> dict[str, Any]:
         """Means over the Samples that have a floor."""
-        held = [(m.work, m.roofline) for m in self.measurements if m.work and m.roofline]
-        if not held:
+        pairs = [(m.work, m.roofline) for m in self.measurements if m.work and m.roofline]
+        if not pairs:
             return {}
         return {
-            "bytes": round(fmean(work.moved for work, _ in held)),
-            "flops": round(fmean(work.flops for work, _ in held)),
-            "roofline_us": fmean(roof.us for _, roof in held),
+            "bytes": round(fmean(work.moved for work, _ in pairs)),
+            "flops": round(fmean(work.flops for work, _ in pairs)),
+            "roofline_us": fmean(roof.us for _, roof in pairs),
             "times_floor": self.times_floor,
-            "gb_s": fmean(roof.gb_s for _, roof in held),
-            "tflop_s": fmean(roof.tflop_s for _, roof in held),
+            "gb_s": fmean(roof.gb_s for _, roof in pairs),
+            "tflop_s": fmean(roof.tflop_s for _, roof in pairs),
         }
 
 
@@ -108,7 +108,7 @@ class Results:
         return [row for row in self.rows if row.status == status]
 
     def timed(self, host: bool) -> list[Row]:
-        """What the host's clock timed, or what the GPU's did: two times that are never added."""
+        """The rows that the host's clock timed, or the GPU's: two times that are never added."""
         rows = [row for row in self.rows if row.total_us is not None and row.on_host is host]
         return sorted(rows, key=lambda row: -(row.total_us or 0))
 

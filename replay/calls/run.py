@@ -1,10 +1,10 @@
-"""`kcap replay PATH`: every call, or every Workload of a dataset, by itself."""
+"""`kcap replay PATH`: every Call, or every Workload of a dataset, by itself."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 import orjson
@@ -12,30 +12,36 @@ import orjson
 from kcap.errors import DONE, FAILED, PARTIAL
 from kcap.replay.calls import report
 from kcap.replay.calls.results import Results, Row
-from kcap.replay.jobs import Request, Source, sampling_seconds
-from kcap.replay.options import EachOptions
+from kcap.replay.jobs import ReplaySession, Request, Source, sampling_seconds
+from kcap.replay.options import CallOptions
 from kcap.replay.roofline.floor import Rooflines
 from kcap.replay.source import open_source
 from kcap.schemas.results.measurement import Measurement
 from kcap.show.progress import opened, progress
-from kcap.system.worker_process import Worker
+from kcap.system.worker_process import Environment, Worker
 
 
-def replay_each(path: Path, options: EachOptions, output: Path | None) -> int:
-    """Replay and print what is chosen of `path`; the exit code."""
+def replay_calls(path: Path, options: CallOptions, output: Path | None) -> int:
+    """Replay and print the chosen Calls or Workloads of `path`; the exit code."""
     source = open_source(path, options.choice, options.keep_going, options.trust)
-    asked = {"device": options.device, "threads": options.threads, "cache": options.cache, "kernels": options.kernels}
+    session: ReplaySession = {
+        **source.session,
+        "device": options.device,
+        "threads": options.threads,
+        "cache": options.cache,
+        "kernels": options.kernel_durations,
+    }
     began = time.monotonic()
     rooflines = Rooflines()
-    with Worker({**source.session, **asked}, source.module) as worker, opened(output) as file:
+    with Worker(session, source.module) as worker, opened(output) as file:
         started = time.monotonic()
         results = measure_jobs(source, worker, options, file, rooflines)
         environment = worker.environment
     if options.as_json:
         seconds = {"start": started - began, "replay": time.monotonic() - started}
-        there = {"environment": environment, "ceilings": rooflines.as_json(), "seconds": seconds}
-        summary = {"path": str(path), **there, "bad_lines": source.bad_lines, **results.as_json()}
-        click.echo(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+        machine = {"environment": environment, "ceilings": rooflines.as_json(), "seconds": seconds}
+        document = {"path": str(path), **machine, "bad_lines": source.bad_lines, **results.as_json()}
+        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     else:
         print_results(source, results, environment, rooflines, options.rows)
         print_next_step(source, output)
@@ -43,16 +49,16 @@ def replay_each(path: Path, options: EachOptions, output: Path | None) -> int:
 
 
 def measure_jobs(
-    source: Source, worker: Worker, options: EachOptions, file: BinaryIO | None, rooflines: Rooflines
+    source: Source, worker: Worker, options: CallOptions, file: BinaryIO | None, rooflines: Rooflines
 ) -> Results:
-    """Replay every job; a measurement goes to `file` as soon as it is there."""
+    """Replay every job; write each measurement to `file` at once, so that an interrupted replay keeps it."""
     results = Results()
     with progress() as bar:
         task = bar.add_task("replay", total=len(source.jobs))
-        for job, share in zip(source.jobs, sampling_seconds(source.jobs, options.seconds), strict=True):
+        for job, seconds in zip(source.jobs, sampling_seconds(source.jobs, options.seconds), strict=True):
             bar.update(task, description=job.name[:40])
-            asked = job.requests(share)
-            row = Row(job, [rooflines.judge(measure_request(one, worker, options.timeout)) for one in asked])
+            measurements = (measure(request, worker, options.timeout) for request in job.requests(seconds))
+            row = Row(job, [rooflines.judge(measurement) for measurement in measurements])
             results.rows.append(row)
             if file:
                 file.writelines(measurement.line() for measurement in row.measurements)
@@ -60,15 +66,12 @@ def measure_jobs(
     return results
 
 
-def measure_request(request: Request, worker: Worker, timeout: float) -> Measurement:
-    """Have the worker make one measurement."""
+def measure(request: Request, worker: Worker, timeout: float) -> Measurement:
     answer = worker.run(request.body, timeout)
-    return Measurement.model_validate({**worker.environment, **answer, **request.told})
+    return Measurement.model_validate({**worker.environment, **answer, **request.labels})
 
 
-def print_results(
-    source: Source, results: Results, environment: dict[str, Any], rooflines: Rooflines, rows: int
-) -> None:
+def print_results(source: Source, results: Results, environment: Environment, rooflines: Rooflines, rows: int) -> None:
     report.print_tables(report.console(), results, environment, rows)
     for line in rooflines.lines():
         click.echo(line)

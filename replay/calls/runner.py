@@ -1,21 +1,7 @@
-"""Replay one Call on one Sample, inside the worker: rebuilt, timed, its time told.
+"""Replay one Call on one Sample, in the worker: rebuild it, time it, and describe the time.
 
-Which of its storages hold what the model keeps, parameters and key-value caches, decides what rotates. A step of many
-layers reads each of them once, from memory: whatever the L2 held of them, the other layers' have driven out. What one
-kernel hands to the next, the activations, it leaves in the L2, as far as that has room. In the cache state `serving`
-the first rotate and the others stay where they are. A record has no addresses, so the rule goes by what a Call tells,
-in this order:
-
-1. A name that says it, as all libraries name theirs: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an
-   `a`, each with its scales and zeros (`b_scales`); not `topk_weights`, which a router made. A `matmul` calls it
-   `other`: a matrix is one, a stack of them is not.
-2. `k`, `v` and `kv` are caches where a table of pages is an argument too; otherwise they are activations.
-3. A kernel of inductor's names nothing: floats that it does not write to, of other rows than what it writes to
-   (`[4096]` beside `[64, 4096]`, but not `[2, 32, 4096]`), are parameters.
-4. But rotary tables stay (`cos_sin_cache`, or a table narrower than the rows that inductor's kernel writes): all layers
-   read the same rows of one, the keys' kernel right behind the queries'.
-
-Everything else is an activation, and so is every table of indices.
+In the order of reading: the run; the storages that rotate, and those that are restored; which storages hold parameters
+and caches, by their arguments' names; the fields of the answer.
 """
 
 from __future__ import annotations
@@ -29,18 +15,18 @@ from typing import Any
 
 import torch
 
-from kcap.replay.jobs import SEED
+from kcap.replay.jobs import SEED, ReplaySession
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import Target, storage_key
 from kcap.replay.rebuild.operators import Operator
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.roofline.cost import cost_of_call, least_work
 from kcap.replay.timing import graphs
-from kcap.replay.timing.clock import time_on
+from kcap.replay.timing.clock import time_call
 from kcap.replay.timing.device import host_fields, is_slow_clock, read_clocks
 from kcap.replay.timing.rotation import Rotation, SetSize
 from kcap.replay.timing.sampling import Timing, quartiles
-from kcap.schemas.derive import bound_call, families
+from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey
 from kcap.schemas.derive.cost import Cost
 from kcap.schemas.recording.dtypes import BY_NAME
@@ -48,29 +34,33 @@ from kcap.schemas.recording.recording import Call, Sample
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import DROPPED, SLOWED, Cache, Clocks
 
+# The process can run nothing more on the GPU after an error with one of these phrases
+POISONING_PHRASES = ("CUDA error", "device-side assert", "outside graph capture")
+NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")
+NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How to time: in which cache state, and whether to ask the profiler for the kernels' durations, too."""
+    """The cache state to time in, and whether the profiler measures the durations of kernels, too."""
 
     cache: Cache = "serving"
-    kernels: bool = False
+    kernel_durations: bool = False
 
     @classmethod
-    def of(cls, session: dict[str, Any]) -> TimingOptions:
-        """What a worker's session says."""
+    def of(cls, session: ReplaySession) -> TimingOptions:
         return cls(session.get("cache") or cls.cache, bool(session.get("kernels")))
 
 
 class Runner:
-    """Replays Calls with what `rebuilder` makes of them."""
+    """Replays Calls as `rebuilder` rebuilds them."""
 
-    def __init__(self, rebuilder: Rebuilder, how: TimingOptions = TimingOptions()) -> None:
-        self.rebuilder, self.how = rebuilder, how
+    def __init__(self, rebuilder: Rebuilder, options: TimingOptions = TimingOptions()) -> None:
+        self.rebuilder, self.options = rebuilder, options
         self.target = rebuilder.target
 
     def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
-        """The fields of a Measurement that this replay decides."""
+        """The fields of a Measurement that the replay gives; `seconds`: of sampling."""
         try:
             return self._time(call, sample, seconds)
         except Exception as error:
@@ -78,53 +68,52 @@ class Runner:
 
     def _time(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
         torch.manual_seed(SEED)
-        before = read_clocks(self.target.device)
-        decided = self.rebuilder.decide(call, sample, cut=True)
-        first = self.rebuilder.build(decided)
-        cost = cost_of_call(call, decided)
-        touched = touched_bytes(decided, cost)
-        rotation = rotation_of_call(self.how.cache, self.rebuilder, decided, touched, first)
-        timing = self._clock(decided, first, rotation, seconds)
-        timing = replace(timing, notes=[*timing.notes, *decided.operator.notes])
-        told = timing_fields(timing, decided.total, touched, self.target.device, before)
-        return {**told, "work": least_work(cost, decided.total - rotation.rotating)}
-
-    def _clock(self, decided: ResolvedCall, first: Inputs, rotation: Rotation, seconds: float) -> Timing:
-        operator = decided.operator
-        restored = restored_storages(operator, decided.bound, decided.rule, self.target)
-        return time_on(self.target.device, operator.call, first, rotation, restored, seconds, self.how.kernels)
+        device, options = self.target.device, self.options
+        clocks = read_clocks(device)
+        resolved = self.rebuilder.resolve(call, sample, trim_tables=True)
+        inputs = self.rebuilder.build(resolved)
+        cost = cost_of_call(call, resolved)
+        touched = touched_bytes(resolved, cost)
+        rotation = rotation_of_call(options.cache, self.rebuilder, resolved, touched, inputs)
+        operator = resolved.operator
+        restored = restored_storages(operator, resolved.bound, resolved.rule, self.target)
+        timing = time_call(device, operator.call, inputs, rotation, restored, seconds, options.kernel_durations)
+        timing = replace(timing, notes=[*timing.notes, *operator.notes])
+        fields = timing_fields(timing, resolved.input_bytes, touched, device, clocks)
+        return {**fields, "work": least_work(cost, resolved.input_bytes - rotation.rotating)}
 
 
-def touched_bytes(decided: ResolvedCall, cost: Cost | None) -> int:
-    """The bytes of one set that an invocation reaches: what the Rule says, or else what it must move by its family (of
-    a stack of experts those that have tokens)."""
-    told = decided.touched
-    return min(told, cost.bytes) if told == decided.total and cost and cost.bytes else told
+def touched_bytes(resolved: ResolvedCall, cost: Cost | None) -> int:
+    """The bytes of one set of inputs that an invocation touches.
+
+    By the Rule if it knows, else by the cost of its family (of a stack of experts only those that have tokens).
+    """
+    touched = resolved.touched
+    return min(touched, cost.bytes) if touched == resolved.input_bytes and cost and cost.bytes else touched
 
 
 def rotation_of_call(
-    cache: Cache, rebuilder: Rebuilder, decided: ResolvedCall, reached: int, first: Inputs
+    cache: Cache, rebuilder: Rebuilder, resolved: ResolvedCall, touched: int, inputs: Inputs
 ) -> Rotation:
-    """What of a Call's storages goes round in the state `cache`, `reached` bytes of which an invocation touches."""
-    moved = persistent_storages(decided.bound, rebuilder.target)
-    whole, clone = SetSize(decided.total, reached), partial(rebuilder.clone, decided, first)
-    return Rotation.of(
-        cache, whole, size_of_storages(moved, first, reached), clone, partial(clone, moved), rebuilder.target.device
-    )
+    """Which storages of a Call rotate in the state `cache`; `touched`: the bytes that an invocation touches."""
+    persistent = persistent_storages(resolved.bound, rebuilder.target)
+    size, persistent_size = SetSize(resolved.input_bytes, touched), size_of_storages(persistent, inputs, touched)
+    clone = partial(rebuilder.clone, resolved, inputs)
+    return Rotation.of(cache, size, persistent_size, clone, partial(clone, persistent), rebuilder.target.device)
 
 
-def size_of_storages(moved: Collection[bound_call.StorageKey], inputs: Inputs, reached: int) -> SetSize:
-    """That of the storages `moved`; of all of `inputs` an invocation reaches so many bytes, the others' first."""
-    size = sum(len(inputs.buffers[key]) for key in moved)
-    return SetSize(size, min(size, max(reached - (inputs.total - size), 1)))
+def size_of_storages(storages: Collection[StorageKey], inputs: Inputs, touched: int) -> SetSize:
+    """The size of some storages of `inputs`. Of the `touched` bytes they count as those that the others cannot hold."""
+    size = sum(len(inputs.buffers[key]) for key in storages)
+    return SetSize(size, min(size, max(touched - (inputs.total - size), 1)))
 
 
 def restored_storages(
     operator: Operator, bound: BoundCall, rule: families.ReplayRule, target: Target
-) -> list[bound_call.StorageKey]:
-    """The storages that the operator writes to and that must be restored before it runs again."""
+) -> list[StorageKey]:
+    """The storages that the operator writes to and that must be restored before each sample."""
     writes = {a.name for a in operator.schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    keys: set[bound_call.StorageKey] = set()
+    keys: set[StorageKey] = set()
     for path, spec in bound.tensors():
         argument = bound.holder(path)
         if (argument.written or argument.name in writes) and argument.name not in rule.idempotent_writes:
@@ -132,10 +121,99 @@ def restored_storages(
     return sorted(keys)
 
 
+# Which storages hold what the model keeps from step to step, parameters and key-value caches, decides what rotates in
+# the cache state `serving`. A step of many layers reads each of them once, from memory: the other layers have evicted
+# them from the L2. Activations rotate only if the L2 cannot hold them: one kernel leaves them there for the next. A
+# Recording has no addresses, so these rules go by names and shapes, in this order:
+#
+# 1. A name that says so in all libraries: `weight`, `bias`, `w13`, `mat2`, `key_cache`, and `b` beside an `a`, with its
+#    scales and zeros (`b_scales`); but not `topk_weights`, which a router computed. `matmul` calls it `other`: a matrix
+#    is a parameter, a stack of matrices is not.
+# 2. `k`, `v` and `kv` are caches beside a table of pages; otherwise they are activations.
+# 3. A kernel of inductor's has no names: floats that it does not write, with other rows than what it writes (`[4096]`
+#    beside `[64, 4096]`, but not `[2, 32, 4096]`), are parameters.
+# 4. Rotary tables do not rotate (`cos_sin_cache`, or a table narrower than the rows that inductor's kernel writes): all
+#    layers read the same rows of one, the keys' kernel right after the queries'.
+#
+# Everything else is an activation, and so is every table of indices.
+
+STORED_WORDS = r"q?weights?|bias|gamma|w\d*|mat2|(k|v|kv)?_?caches?|(k|v|kv)_buffer|kv_pool"
+STORED_SUFFIX = r"(_(scales?|scale_inv|zeros?|zero_points?|zp|bias|sf|global_scale))?"
+STORED_NAME = re.compile(rf"(.*_)?({STORED_WORDS}){STORED_SUFFIX}")
+SECOND_FACTOR = re.compile(rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)")  # of a product a @ b
+ROUTER_NAME = re.compile(r"top_?k|rout|expert_weights")
+PAGED_NAMES = frozenset({"k", "v", "kv", "key", "value"})
+PAGE_TABLE_NAME = re.compile(r"(block|page)_?tables?|(paged_)?kv_(indices|page_indices)")
+ROTARY_NAME = re.compile(r"((.*_)?(cos|sin)|freqs?_cis|rotary_cache)(_.*)?")
+INDUCTOR_POINTER = re.compile(r"(in|out|in_out)_ptr\d+")
+
+
+def persistent_storages(bound: BoundCall, target: Target) -> frozenset[StorageKey]:
+    """The storages of `bound` that hold parameters or caches."""
+    names = {plain_name(argument.name) for argument in bound.args}
+    paged = any(PAGE_TABLE_NAME.fullmatch(name) for name in names)
+    product = "a" in names or "arg_a" in names
+    written = rows_written(bound)
+    persistent: set[StorageKey] = set()
+    for path, spec in bound.tensors():
+        argument = bound.holder(path)
+        name = plain_name(argument.name)
+        matmul_weight = bound.base == "matmul" and name == "other" and len(spec.shape) == 2
+        unnamed = INDUCTOR_POINTER.fullmatch(name) and not argument.written and is_inductor_parameter(spec, written)
+        if is_persistent_name(name, paged, product) or matmul_weight or unnamed:
+            persistent.add(storage_key(spec, target))
+    return frozenset(persistent)
+
+
+def is_persistent_name(name: str, paged: bool = False, product: bool = False) -> bool:
+    """Whether an argument of this name is a parameter or a cache.
+
+    `paged`, `product`: there is a table of pages, or a first factor `a`, beside it.
+    """
+    name = plain_name(name)
+    if ROUTER_NAME.search(name) or ROTARY_NAME.fullmatch(name):
+        return False
+    return (
+        bool(STORED_NAME.fullmatch(name))
+        or (paged and name in PAGED_NAMES)
+        or (product and bool(SECOND_FACTOR.fullmatch(name)))
+    )
+
+
+def plain_name(name: str | None) -> str:
+    """Lower case, without the `_ptr` that kernels append."""
+    lower = (name or "").lower()
+    return lower if INDUCTOR_POINTER.fullmatch(lower) else lower.removesuffix("_ptr")
+
+
+def rows_written(bound: BoundCall) -> dict[int, int]:
+    """The row counts that the kernel's outputs may have, each with its shortest row; none if no output is known."""
+    shortest: dict[int, int] = {}
+    for path, spec in bound.tensors():
+        argument = bound.holder(path)
+        writes = argument.written or plain_name(argument.name).startswith(("out_ptr", "in_out_ptr"))
+        if writes and len(spec.shape) > 1 and spec.numel:
+            for count in row_counts(spec):
+                shortest[count] = min(shortest.get(count, spec.numel), spec.numel // spec.shape[0])
+    return shortest
+
+
+def is_inductor_parameter(spec: TensorSpec, written: dict[int, int]) -> bool:
+    """Whether the rows of a tensor that a kernel reads are not those that it writes, and it is no rotary table."""
+    if not written or BY_NAME[spec.dtype].kind != "float":
+        return False
+    return len(spec.shape) == 1 or (not row_counts(spec) & written.keys() and spec.shape[-1] >= min(written.values()))
+
+
+def row_counts(spec: TensorSpec) -> set[int]:
+    """The row counts of a tensor: leading dimensions may be a batch of sequences, later ones heads."""
+    return {math.prod(spec.shape[:end]) for end in range(1, len(spec.shape))}
+
+
 def timing_fields(
     timing: Timing, set_bytes: int, touched: int, device: str, before: Clocks | None = None
 ) -> dict[str, Any]:
-    """What a Measurement says of `timing`; `before`: the GPU's state before it."""
+    """The fields of a Measurement for `timing`; `before`: the GPU's clocks before it."""
     q1, median, q3 = quartiles(timing.counted_us)
     host = timing.method == "host"
     state = None if host else read_clocks(device)
@@ -158,130 +236,30 @@ def timing_fields(
         "touched": touched,
         "floor_us": timing.floor_us,
         "notes": timing.notes + slow_notes(timing, state),
-        "poisoned": timing.spoiled,
+        "poisoned": timing.poisoned,
         "clocks_before": before.model_dump() if before and not host else None,
         "clocks": state.model_dump() if state else None,
     }
 
 
 def slow_notes(timing: Timing, state: Clocks | None) -> list[str]:
-    """Notes on samples that a slow clock spoiled: some, which are dropped, or all, and after them."""
+    """Notes on samples taken at a slow clock: some, which were dropped, or all; or on a slow clock afterwards."""
     if timing.slow and len(timing.slow) < len(timing.samples_us):
         return [f"{len(timing.slow)} {DROPPED}"]
     return [SLOWED] if timing.slow or (state and is_slow_clock(state.sm_mhz, state.sm_max_mhz)) else []
 
 
-NO_KERNEL = ("not implemented for", "is not implemented", "Could not run", "not supported on CPU", "not compiled with")
-
-
-NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
-
-
-POISONED = ("CUDA error", "device-side assert", "outside graph capture")  # the process can run nothing more on the GPU
-
-
 def error_fields(error: Exception, target: Target) -> dict[str, Any]:
-    """Skipped, where this device or torch cannot run the Call at all; failed, where it should have run."""
+    """Skipped where this device or torch cannot run the Call at all; failed where it should have run."""
     text = str(error).strip()
     line = text.splitlines()[0][:200] if text else type(error).__name__
     if isinstance(error, Skip):
         return {"status": "skipped", "reason": line}
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(phrase in text for phrase in NO_MEMORY):
         return {"status": "skipped", "reason": f"its results do not fit into the memory of {target.device}"}
-    if isinstance(error, NotImplementedError) or any(words in line for words in NO_KERNEL):
+    if isinstance(error, NotImplementedError) or any(phrase in line for phrase in NO_KERNEL):
         return {"status": "skipped", "reason": f"torch has no kernel for it on {target.device} ({line[:120]})"}
     if isinstance(error, RuntimeError) and not target.device.startswith(target.home):
         return {"status": "skipped", "reason": f"recorded on {target.home}, refused on {target.device}: {line}"}
-    poisoned = any(words in text for words in POISONED)
+    poisoned = any(phrase in text for phrase in POISONING_PHRASES)
     return {"status": "failed", "reason": f"{type(error).__name__}: {line}", "poisoned": poisoned}
-
-
-STORED_WORDS = r"q?weights?|bias|gamma|w\d*|mat2|(k|v|kv)?_?caches?|(k|v|kv)_buffer|kv_pool"
-
-
-STORED_SUFFIX = r"(_(scales?|scale_inv|zeros?|zero_points?|zp|bias|sf|global_scale))?"
-
-
-STORED_NAME = re.compile(rf"(.*_)?({STORED_WORDS}){STORED_SUFFIX}")
-
-
-SECOND_FACTOR = re.compile(rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)")  # of a product a @ b
-
-
-ROUTER_NAME = re.compile(r"top_?k|rout|expert_weights")
-
-
-PAGED_NAMES = frozenset({"k", "v", "kv", "key", "value"})
-
-
-PAGE_TABLE_NAME = re.compile(r"(block|page)_?tables?|(paged_)?kv_(indices|page_indices)")
-
-
-ROTARY_NAME = re.compile(r"((.*_)?(cos|sin)|freqs?_cis|rotary_cache)(_.*)?")
-
-
-INDUCTOR_POINTER = re.compile(r"(in|out|in_out)_ptr\d+")
-
-
-def persistent_storages(bound: BoundCall, target: Target) -> frozenset[StorageKey]:
-    """The storages of `bound` that hold parameters or caches."""
-    names = {plain_name(argument.name) for argument in bound.args}
-    paged = any(PAGE_TABLE_NAME.fullmatch(name) for name in names)
-    written = written_rows(bound)
-    found: set[StorageKey] = set()
-    for path, spec in bound.tensors():
-        argument = bound.holder(path)
-        name = plain_name(argument.name)
-        product = "a" in names or "arg_a" in names
-        unnamed = INDUCTOR_POINTER.fullmatch(name) and not argument.written and is_inductor_parameter(spec, written)
-        if is_persistent_name(name, paged, product) or is_matmul_weight(bound, name, spec) or unnamed:
-            found.add(storage_key(spec, target))
-    return frozenset(found)
-
-
-def is_persistent_name(name: str, paged: bool = False, product: bool = False) -> bool:
-    """Whether an argument of this name is a parameter or a cache; `paged`, `product`: what is beside it."""
-    name = plain_name(name)
-    if ROUTER_NAME.search(name) or ROTARY_NAME.fullmatch(name):
-        return False
-    return (
-        bool(STORED_NAME.fullmatch(name))
-        or (paged and name in PAGED_NAMES)
-        or (product and bool(SECOND_FACTOR.fullmatch(name)))
-    )
-
-
-def is_matmul_weight(bound: BoundCall, name: str, spec: TensorSpec) -> bool:
-    """Whether a `matmul` multiplies its rows by this matrix."""
-    return bound.base == "matmul" and name == "other" and len(spec.shape) == 2
-
-
-def plain_name(name: str | None) -> str:
-    """Lower case, without the `_ptr` that kernels add."""
-    lower = (name or "").lower()
-    return lower if INDUCTOR_POINTER.fullmatch(lower) else lower.removesuffix("_ptr")
-
-
-def written_rows(bound: BoundCall) -> dict[int, int]:
-    """The rows that what the kernel writes may have, and the fewest elements of one; none where nothing says that it is
-    written."""
-    found: dict[int, int] = {}
-    for path, spec in bound.tensors():
-        argument = bound.holder(path)
-        writes = argument.written or plain_name(argument.name).startswith(("out_ptr", "in_out_ptr"))
-        if writes and len(spec.shape) > 1 and spec.numel:
-            for count in row_counts(spec):
-                found[count] = min(found.get(count, spec.numel), spec.numel // spec.shape[0])
-    return found
-
-
-def is_inductor_parameter(spec: TensorSpec, written: dict[int, int]) -> bool:
-    """Whether a tensor that a kernel reads has no row for each row of what it writes, and is no rotary table."""
-    if not written or BY_NAME[spec.dtype].kind != "float":
-        return False
-    return len(spec.shape) == 1 or (not row_counts(spec) & written.keys() and spec.shape[-1] >= min(written.values()))
-
-
-def row_counts(spec: TensorSpec) -> set[int]:
-    """How many rows a tensor may be said to have: leading dimensions may be a batch of sequences, later ones heads."""
-    return {math.prod(spec.shape[:end]) for end in range(1, len(spec.shape))}

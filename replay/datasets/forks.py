@@ -1,7 +1,7 @@
-"""Answer each request in a fork of this process, which has torch imported and runs nothing from a file itself.
+"""Answer each request in a fork of this process, which has torch imported and runs no code from a dataset itself.
 
-So whatever code from elsewhere does (end its process, crash, fill the memory, change torch) costs its own answer alone.
-This process never asks for a GPU: a fork could not use one after that.
+Whatever such code does (end its process, crash, fill the memory, change torch) costs only its own answer. This process
+never opens a GPU: after that a fork could not use one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
@@ -18,70 +18,57 @@ from typing import Any, BinaryIO
 import orjson
 from pydantic import ValidationError
 
-from kcap.replay.rebuild.memory import limit_host_memory
 from kcap.schemas.recording.records import Record
 from kcap.system.worker_process import send, signal_name
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-MOST_ANSWER = 1 << 26  # bytes: every sample of the clock is in it
+MAX_ANSWER_BYTES = 1 << 26  # an answer holds every sample of the clock
 
 
 @dataclass(frozen=True)
 class Forks:
-    """Runs one function after another, each in a fork; none of them can write to `answers`."""
+    """Runs functions one after another, each in a fork; none of them can write to `answers`."""
 
     answers: BinaryIO
 
-    def serve(self, kind: type[Record], make: Callable[[dict[str, Any]], Record]) -> None:
-        """Answer every line on standard input with the `kind` that `make` gives for it, or with how it ended."""
+    def serve(self, kind: type[Record], handle: Callable[[Any], Record]) -> None:
+        """Answer each request with the `kind` that `handle` returns, or with how its fork ended."""
         send(self.answers, {"ready": True})
         for line in sys.stdin.buffer:
-            send(self.answers, checked_answer(kind, *self.run(partial(_answer, make, orjson.loads(line)))))
+            content, cause = self.run(partial(_handle_line, handle, line))
+            send(self.answers, checked_answer(kind, content, cause))
 
-    def run(self, make: Callable[[], dict[str, Any]]) -> tuple[bytes, str]:
-        """The JSON of what `make` gives in a fork, and how that ended."""
+    def run(self, function: Callable[[], Mapping[str, object]]) -> tuple[bytes, str]:
+        """The JSON of what `function` returns in a fork, and how the fork ended."""
         readable, writable = os.pipe()
         if (child := os.fork()) == 0:
             self.answers.close()
             os.close(readable)
-            _end_with(make, writable)
+            _run_and_exit(function, writable)
         os.close(writable)
         with os.fdopen(readable, "rb") as pipe:
-            content = pipe.read(MOST_ANSWER)
+            content = pipe.read(MAX_ANSWER_BYTES)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         return content, f"crashed: {signal_name(-code)}" if code < 0 else f"ended its process with exit code {code}"
 
 
-def open_forks() -> tuple[Forks, dict[str, Any]]:
-    """Read the session, the first line on standard input; from here on prints go to standard error."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return Forks(answers), orjson.loads(sys.stdin.buffer.readline())
+def _handle_line(handle: Callable[[Any], Record], line: bytes) -> dict[str, Any]:
+    return handle(orjson.loads(line)).model_dump(mode="json")
 
 
-def _answer(make: Callable[[dict[str, Any]], Record], request: dict[str, Any]) -> dict[str, Any]:
-    return make(request).model_dump(mode="json")
-
-
-def _end_with(make: Callable[[], dict[str, Any]], pipe: int) -> None:
-    """In the fork: answer and end, whatever `make` runs."""
+def _run_and_exit(function: Callable[[], Mapping[str, object]], pipe: int) -> None:
+    """In the fork: answer and exit, whatever `function` runs."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever session or group the code moves to
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.write(pipe, orjson.dumps(make()))
+        os.write(pipe, orjson.dumps(function()))
     finally:
         os._exit(0)
 
 
-def checked_answer(kind: type[Record], content: bytes, end: str) -> dict[str, Any]:
-    """`content` where it is a `kind`: a reference may have written to the pipe, or nothing came."""
+def checked_answer(kind: type[Record], content: bytes, cause: str) -> dict[str, Any]:
+    """`content` if it is a `kind`: a reference may have written to the pipe itself, or nothing at all came."""
     try:
         return kind.model_validate_json(content).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:
-        return {"status": "failed", "reason": f"the reference {end}"}
-
-
-def limit_fork_memory(device: str, memory: int | None) -> None:
-    """In a fork on the CPU: `memory` bytes (None: what is free) are all that it gets."""
-    if device == "cpu":
-        limit_host_memory(memory)
+        return {"status": "failed", "reason": f"the reference {cause}"}

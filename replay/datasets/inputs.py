@@ -1,11 +1,10 @@
-"""The inputs of a Workload: scalars as they are, tensors from the dataset's blobs, the rest drawn or made by rules.
+"""The inputs of a Workload: its scalars, tensors from the dataset's blobs, and the rest random or by rules.
 
-What a random number cannot be (an offset, a page, an expert, a probability) is made by its family's rule
-(kcap.schemas.derive.families), and so is what the Workload names a file for that is not there; both are said in the
-notes.
-The Definition's constraints hold of what is made. Tensors of which nothing is known are drawn as FlashInfer-Bench draws
-them (0.1.2, `bench/utils.py`, `_rand_tensor`): standard normal numbers; for 8 bits cut at -2 and 2 and cast. Where it
-cannot draw float4_e2m1 (torch has no cast), any byte is two of its numbers.
+An input that cannot be random (an offset, a page, an expert, a probability) is made by the rule of its family
+(kcap.schemas.derive.families), and so is one whose file is missing; the notes say so. The Definition's constraints hold
+for the result. Other tensors are drawn as FlashInfer-Bench draws them (0.1.2, `bench/utils.py`, `_rand_tensor`):
+standard normal numbers, for 8 bits clamped to -2 and 2 and cast. It cannot draw float4_e2m1, for which torch has no
+cast: here any byte is two such numbers.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ SHARE_OF_FREE = 0.5  # of the free memory, which the kernel needs too
 
 @dataclass(frozen=True)
 class WorkloadInputs:
-    """`inputs` in the Definition's order, None where the Workload leaves an optional one out.
+    """`inputs` in the Definition's order; None where the Workload leaves out an optional one.
 
-    `axes`: the sizes of the variable axes, a cache's cut to the pages in use. `notes`: what is not as the Workload has
-    it. `origins`: of each input, whether the Workload gives it, a rule made it, or nothing is known of it.
+    `axes`: the sizes of the variable axes, a cache's trimmed to the pages in use. `notes`: how they differ from the
+    Workload. `origins`: whether the Workload gives an input, a rule made it, or it is random.
     """
 
     inputs: list[Any]
@@ -61,21 +60,21 @@ def make_inputs(
 ) -> WorkloadInputs:
     """The inputs of `workload` on `device`, the same for the same `seed`.
 
-    Skip if inputs and outputs take more than `limit` bytes (None: half of what is free), FormatError for a blob that is
-    damaged or of another shape or dtype, KcapError for a Workload that is none of the Definition's, or whose missing
-    blob has integers that no rule knows, `Broken` for a constraint that does not hold.
+    Skip if inputs and outputs take more than `limit` bytes (None: half of the free memory); FormatError for a blob that
+    is damaged or of another shape or dtype; KcapError for a Workload that does not fit the Definition, or whose missing
+    blob has integers that no rule makes; `BrokenConstraint` for a constraint that does not hold.
     """
-    where = f"{definition.name} {workload.uuid}"
+    label = f"{definition.name} {workload.uuid}"
     if reasons := check_workload(definition, workload):
-        raise KcapError(f"{where}: {reasons[0]}")
+        raise KcapError(f"{label}: {reasons[0]}")
     draft = _new_draft(definition, workload, dataset, seed)
-    _check_constraints(draft, where)
-    _make_integers(draft, where)
+    _check_constraints(draft, label)
+    _make_integers(draft, label)
     families.trim_inputs(draft)
     _check_size(draft, memory.free_bytes(device) * SHARE_OF_FREE if limit is None else limit)
     generator = torch.Generator(device).manual_seed(seed)
     inputs = {name: _placed_input(draft, name, generator) for name in definition.inputs}
-    _check_constraints(draft, where, inputs)
+    _check_constraints(draft, label, inputs)
     return WorkloadInputs(
         list(inputs.values()), draft.notes(), draft.axes, {name: _origin_of(draft, name) for name in inputs}
     )
@@ -89,30 +88,29 @@ def _origin_of(draft: WorkloadDraft, name: str) -> Literal["given", "ruled", "dr
 
 def _new_draft(definition: Definition, workload: Workload, dataset: Dataset | None, seed: int) -> WorkloadDraft:
     axes = {name: size for name, size in workload.axes.items() if name not in definition.const_axes}
-    found = read_given(definition, workload, dataset)
+    stored = read_given(definition, workload, dataset)
     return WorkloadDraft(
-        definition, axes, found.values, torch.Generator().manual_seed(seed), _make_by_rule, found.missing
+        definition, axes, stored.values, torch.Generator().manual_seed(seed), _make_by_rule, stored.missing
     )
 
 
-def _check_constraints(draft: WorkloadDraft, where: str, inputs: dict[str, Any] | None = None) -> None:
-    """Check the constraints; those that speak of axes alone while there are no inputs yet."""
+def _check_constraints(draft: WorkloadDraft, label: str, inputs: dict[str, Any] | None = None) -> None:
+    """Check the constraints; while there are no `inputs`, only those on axes alone."""
     sizes = {**draft.axes, **draft.definition.const_axes}
-    stated = draft.definition.constraints
     left_out = {name for name, value in draft.given.items() if value is None}
-    stated = [text for text in stated if not constraints.names(text) & left_out]
+    texts = [text for text in draft.definition.constraints if not constraints.names(text) & left_out]
     if inputs is None:
-        stated = [text for text in stated if constraints.names(text) <= sizes.keys()]
-    constraints.check(stated, {**sizes, **(inputs or {})}, where)
+        texts = [text for text in texts if constraints.names(text) <= sizes.keys()]
+    constraints.check(texts, {**sizes, **(inputs or {})}, label)
 
 
-def _make_integers(draft: WorkloadDraft, where: str) -> None:
-    """Make every integer input. One that no rule knows is drawn small, as replay draws it, unless it had a file."""
+def _make_integers(draft: WorkloadDraft, label: str) -> None:
+    """Make every integer input. Without a rule it is drawn small, as replay draws it, unless its file is missing."""
     for name, tensor in draft.definition.inputs.items():
         if tensor.shape is None or not _is_index(tensor) or draft[name] is not None or name in draft.given:
             continue
         if name in draft.missing:
-            raise KcapError(f"{where}: inputs.{name}: {draft.missing[name]} is not there, and no rule knows its values")
+            raise KcapError(f"{label}: inputs.{name}: {draft.missing[name]} is not there, and no rule knows its values")
         low, high = SMALL_INTEGERS
         draft.made[name] = draft.integers(low, high + 1, draft.shape(name)).to(definition_dtype(tensor.dtype))
         draft.changes.append(f"drawn from {low} to {high}, for no rule knows it: {name}")
@@ -125,9 +123,9 @@ def _is_index(tensor: DefinitionTensor) -> bool:
 def _make_by_rule(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """The input `name` by the first rule that makes it; None if none does."""
     for rule in families.input_rules_for(draft.definition.op_type, name):
-        if (made := rule(draft, name)) is not None:
+        if (value := rule(draft, name)) is not None:
             draft.ruled.append(name)
-            return made.reshape(draft.shape(name)).to(definition_dtype(draft.definition.inputs[name].dtype))
+            return value.reshape(draft.shape(name)).to(definition_dtype(draft.definition.inputs[name].dtype))
     return None
 
 
@@ -137,44 +135,44 @@ def _check_size(draft: WorkloadDraft, limit: float) -> None:
 
 
 def _placed_input(draft: WorkloadDraft, name: str, generator: torch.Generator) -> Any:
-    """The input `name` as the kernel takes it; drawn if nothing is known of it."""
+    """The input `name` as the kernel takes it; random if nothing else makes it."""
     if draft.definition.inputs[name].shape is None or draft.given.get(name, draft) is None:
         return draft.given[name]
-    made = draft[name]
-    if made is None:
+    value = draft[name]
+    if value is None:
         return draw_tensor(draft.shape(name), draft.definition.inputs[name].dtype, generator)
-    return made.to(generator.device)
+    return value.to(generator.device)
 
 
 @dataclass
 class GivenInputs:
-    """`values` by input, None for an optional one that is left out; `missing`: files that are not there, by input."""
+    """`values` by input, None for an optional one that is left out; `missing`: files that do not exist, by input."""
 
     values: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 def read_given(definition: Definition, workload: Workload, dataset: Dataset | None) -> GivenInputs:
-    """The inputs that `workload` does not leave to chance; FormatError for a blob that is not what the input is."""
-    found = GivenInputs()
+    """The inputs that `workload` gives; FormatError for a blob that does not match the input."""
+    given = GivenInputs()
     for name, tensor in definition.inputs.items():
         match workload.inputs.get(name):
             case ScalarInput(value=value):
-                found.values[name] = value
+                given.values[name] = value
             case SafetensorsInput() as stored if dataset is not None and dataset.blob_file(stored).is_file():
                 shape = definition.sizes(tensor.shape or (), workload.axes)
-                found.values[name] = read_blob(dataset, stored, name, shape, definition_dtype(tensor.dtype))
+                given.values[name] = read_blob(dataset, stored, name, shape, definition_dtype(tensor.dtype))
             case SafetensorsInput(path=path):
-                found.missing[name] = path
+                given.missing[name] = path
             case None if tensor.optional:
-                found.values[name] = None
-    return found
+                given.values[name] = None
+    return given
 
 
 def read_blob(
     dataset: Dataset, stored: SafetensorsInput, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The tensor of `stored`, which is the input `name`; FormatError if its file is damaged or holds another."""
+    """The tensor of `stored`, for the input `name`; FormatError if its file is damaged or its tensor does not match."""
     tensor: torch.Tensor = dataset.blob(stored)
     if tensor.shape != shape or tensor.dtype != dtype:
         reason = f"{_dtype_and_shape(tensor.dtype, tensor.shape)}, but {name} is {_dtype_and_shape(dtype, shape)}"
@@ -198,7 +196,7 @@ def definition_dtype(name: str) -> torch.dtype:
 
 
 def draw_tensor(shape: Sequence[int], name: str, generator: torch.Generator) -> torch.Tensor:
-    """A tensor of dtype `name` on the generator's device, of content that does not matter."""
+    """A random tensor of dtype `name` on the generator's device."""
     dtype, device = definition_dtype(name), generator.device
     match name:
         case "float32" | "float16" | "bfloat16":
@@ -214,7 +212,7 @@ def draw_tensor(shape: Sequence[int], name: str, generator: torch.Generator) -> 
     return _cast_from_normal(torch.empty(tuple(shape), dtype=dtype, device=device), generator)
 
 
-def _cast_from_normal(made: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    for part in made.view(-1).split(CAST_BLOCK):
-        part.copy_(torch.randn(part.shape, device=made.device, generator=generator).clamp_(-CAST_LIMIT, CAST_LIMIT))
-    return made
+def _cast_from_normal(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    for part in tensor.view(-1).split(CAST_BLOCK):
+        part.copy_(torch.randn(part.shape, device=tensor.device, generator=generator).clamp_(-CAST_LIMIT, CAST_LIMIT))
+    return tensor

@@ -1,7 +1,7 @@
-"""A Definition's reference: made ready for a Workload, its outputs held against the Definition, run in a worker.
+"""A Definition's reference: prepared for a Workload, its outputs checked against the Definition, run in a worker.
 
-It is code from elsewhere. A worker (kcap.replay.datasets.reference_worker) forks for each reference, so that one that
-crashes, hangs, fills the memory or leaves something behind costs its own result alone.
+It is code from elsewhere. The worker (kcap.replay.datasets.reference_worker) forks for each reference, so that one that
+crashes, hangs, fills the memory or leaves something behind costs only its own result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -21,7 +21,7 @@ from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.schemas.recording.dtypes import TORCH_NAMES
 from kcap.schemas.recording.records import Record
-from kcap.system.worker_process import Worker
+from kcap.system.worker_process import Session, Worker
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class PreparedReference:
 
     @cached_property
     def reference(self) -> Callable[..., Any]:
-        """The reference's `run`. Its source is code from elsewhere: ask in a process that is there for it alone."""
+        """The reference's `run`. Its source is code from elsewhere: for a process that does nothing else."""
         return compile_reference(self.definition.reference, self.definition.name)
 
     @property
     def arguments(self) -> list[Any]:
-        given = dict(zip(self.definition.inputs, self.made.inputs, strict=True))
-        return [given[name] for name in argument_order(self.definition)]
+        by_name = dict(zip(self.definition.inputs, self.made.inputs, strict=True))
+        return [by_name[name] for name in argument_order(self.definition)]
 
     @property
     def notes(self) -> list[str]:
-        """What is not as the Workload or the Definition has it."""
+        """How inputs and call differ from the Workload and the Definition."""
         return self.made.notes + order_notes(self.definition)
 
 
@@ -55,12 +55,12 @@ def prepare_reference(
     seed: int = 0,
     limit: int | None = None,
 ) -> PreparedReference:
-    """`workload` on `device`, the same for the same `seed`; raises what `make_inputs` does, and runs nothing."""
+    """`workload` on `device`, the same for the same `seed`; raises what `make_inputs` raises, and runs nothing."""
     return PreparedReference(definition, make_inputs(definition, workload, dataset, device, seed, limit))
 
 
 def compile_reference(text: str, name: str) -> Callable[..., Any]:
-    """The `run` of a reference; this process is there for it."""
+    """The `run` of a reference: this executes its source."""
     scope: dict[str, Any] = {"__name__": f"reference_{name}"}
     exec(compile(text, source_name(name), "exec"), scope)
     run: Callable[..., Any] = scope["run"]
@@ -79,10 +79,10 @@ def argument_order(definition: Definition) -> list[str]:
 
 
 def order_notes(definition: Definition) -> list[str]:
-    taken = argument_order(definition)
-    if taken == list(definition.inputs):
+    order = argument_order(definition)
+    if order == list(definition.inputs):
         return []
-    return [f"called by name, by position it would fail: its reference takes {', '.join(taken)}"]
+    return [f"called by name, by position it would fail: its reference takes {', '.join(order)}"]
 
 
 class OutputFacts(Record):
@@ -102,26 +102,26 @@ def named_outputs(definition: Definition, returned: Any) -> dict[str, torch.Tens
     """
     names = list(definition.outputs)
     if isinstance(returned, dict):
-        given = {name: returned[name] for name in names if name in returned}
+        by_name = {name: returned[name] for name in names if name in returned}
     else:
         listed = list(returned) if isinstance(returned, tuple | list) else [returned]
         if len(listed) != len(names):
             raise ValueError(f"returns {len(listed)} outputs, the Definition has {len(names)}")
-        given = dict(zip(names, listed, strict=True))
-    if missing := [name for name in names if name not in given]:
+        by_name = dict(zip(names, listed, strict=True))
+    if missing := [name for name in names if name not in by_name]:
         raise ValueError(f"returns no {missing[0]}")
-    return {name: _output_tensor(definition, name, value) for name, value in given.items()}
+    return {name: _output_tensor(definition, name, value) for name, value in by_name.items()}
 
 
-def check_output(definition: Definition, axes: Mapping[str, int], name: str, made: torch.Tensor) -> OutputFacts:
-    """What `made` is; ValueError if its shape or dtype is not the output's where variable axes are as in `axes`."""
+def check_output(definition: Definition, axes: Mapping[str, int], name: str, output: torch.Tensor) -> OutputFacts:
+    """The facts of `output`; ValueError if shape (for the sizes in `axes`) or dtype are not the Definition's."""
     tensor = definition.outputs[name]
     shape, dtype = definition.sizes(tensor.shape or (), axes), definition_dtype(tensor.dtype)
-    if made.shape != shape:
-        raise ValueError(f"{name}: has shape {list(made.shape)}, the Definition's is {list(shape)}")
-    if made.dtype != dtype:
-        raise ValueError(f"{name}: is {_dtype_word(made.dtype)}, the Definition's is {_dtype_word(dtype)}")
-    return OutputFacts(name=name, shape=list(shape), dtype=_dtype_word(dtype), **_not_finite(made))
+    if output.shape != shape:
+        raise ValueError(f"{name}: has shape {list(output.shape)}, the Definition's is {list(shape)}")
+    if output.dtype != dtype:
+        raise ValueError(f"{name}: is {_dtype_word(output.dtype)}, the Definition's is {_dtype_word(dtype)}")
+    return OutputFacts(name=name, shape=list(shape), dtype=_dtype_word(dtype), **_not_finite(output))
 
 
 def _output_tensor(definition: Definition, name: str, value: Any) -> torch.Tensor:
@@ -132,11 +132,11 @@ def _output_tensor(definition: Definition, name: str, value: Any) -> torch.Tenso
     return value
 
 
-def _not_finite(made: torch.Tensor) -> dict[str, int]:
-    if not made.is_floating_point() or _dtype_word(made.dtype) == TORCH_NAMES["float4_e2m1"]:
+def _not_finite(output: torch.Tensor) -> dict[str, int]:
+    if not output.is_floating_point() or _dtype_word(output.dtype) == TORCH_NAMES["float4_e2m1"]:
         return {}
-    real = made.float() if made.dtype.itemsize == 1 else made
-    return {"nan": int(real.isnan().sum()), "inf": int(real.isinf().sum())}
+    values = output.float() if output.dtype.itemsize == 1 else output
+    return {"nan": int(values.isnan().sum()), "inf": int(values.isinf().sum())}
 
 
 def _dtype_word(dtype: torch.dtype) -> str:
@@ -146,11 +146,27 @@ def _dtype_word(dtype: torch.dtype) -> str:
 REFERENCE_WORKER = "kcap.replay.datasets.reference_worker"
 
 
-class ReferenceResult(Record):
-    """What came of one reference. `skipped`: it cannot run here; `failed`: the Definition or its dataset is at fault.
+class ReferenceSession(Session):
+    """`root`: the dataset that blobs are read from. `limit`, `memory`: as in References."""
 
-    `axes`: the sizes that it ran on; `seconds`: its own time, the making of its inputs apart; `notes`: what is not as
-    the Workload or the Definition has it.
+    root: str | None
+    limit: int | None
+    memory: int | None
+
+
+class ReferenceRequest(TypedDict):
+    """A Definition, as its file has it, to run on a Workload."""
+
+    definition: str
+    workload: dict[str, Any]
+    seed: int
+
+
+class ReferenceResult(Record):
+    """The result of one reference. `skipped`: it cannot run here; `failed`: the Definition or its dataset is at fault.
+
+    `axes`: the sizes that it ran on; `seconds`: its time without making the inputs; `notes`: how inputs and call differ
+    from the Workload and the Definition.
     """
 
     status: Literal["ok", "skipped", "failed"]
@@ -176,7 +192,7 @@ class References:
         threads: int | None = None,
     ) -> None:
         path = str(root) if root is not None else None
-        session = {"root": path, "device": device, "limit": limit, "memory": memory, "threads": threads}
+        session = ReferenceSession(root=path, device=device, limit=limit, memory=memory, threads=threads)
         self.worker = Worker(session, REFERENCE_WORKER)
 
     def __enter__(self) -> References:
@@ -187,10 +203,7 @@ class References:
         self.worker.__exit__()
 
     def run(self, definition: Definition, workload: Workload, timeout: float, seed: int = 0) -> ReferenceResult:
-        """What came of the reference on `workload`; `timeout`: seconds for it and the making of its inputs."""
-        request = {
-            "definition": definitions_file.to_bytes(definition).decode(),
-            "workload": workload.model_dump(mode="json"),
-            "seed": seed,
-        }
+        """The result of the reference on `workload`; `timeout`: seconds for it and for making its inputs."""
+        text = definitions_file.to_bytes(definition).decode()
+        request = ReferenceRequest(definition=text, workload=workload.model_dump(mode="json"), seed=seed)
         return ReferenceResult.model_validate(self.worker.run(request, timeout))

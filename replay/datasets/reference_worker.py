@@ -1,32 +1,30 @@
-"""The process that runs references: one JSON line in for each, one out.
-
-`python -m kcap.replay.datasets.reference_worker`; the first line in is the session, the first out its device.
-"""
+"""The process that runs references, each in a fork: `python -m kcap.replay.datasets.reference_worker`."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from kcap.replay.datasets.forks import limit_fork_memory, open_forks
-from kcap.replay.datasets.reference import ReferenceResult
+from kcap.replay.datasets.forks import Forks
+from kcap.replay.datasets.reference import ReferenceRequest, ReferenceResult, ReferenceSession
 from kcap.replay.datasets.run_reference import run_reference
-from kcap.system.worker_process import send
+from kcap.replay.rebuild.memory import limit_host_memory
+from kcap.system.worker_process import receive_session, send
 
 
 def main() -> None:
     """Answer requests until there are no more."""
-    forks, session = open_forks()
-    send(forks.answers, {"device": session["device"]})
+    session: ReferenceSession
+    answers, session = receive_session()
+    send(answers, {"device": session["device"]})
 
-    def result(request: dict[str, Any]) -> ReferenceResult:
-        limit_fork_memory(session["device"], session["memory"])
+    def in_fork(request: ReferenceRequest) -> ReferenceResult:
+        if session["device"] == "cpu":
+            limit_host_memory(session["memory"])
         if session["threads"]:
             torch.set_num_threads(session["threads"])
         return run_reference(session, request)
 
-    forks.serve(ReferenceResult, result)
+    Forks(answers).serve(ReferenceResult, in_fork)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Run or time one reference in this process: make its inputs, call it, look at its outputs, run the clock.
+"""Run or time one reference in this process: make its inputs, call it, check its outputs, time it.
 
-Only a process that is there for nothing else does so (kcap.replay.datasets.forks): a reference is code from
-elsewhere.
+A reference is code from elsewhere: only a fork does this, which ends afterwards (kcap.replay.datasets.forks).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,15 +18,19 @@ from kcap.errors import KcapError
 from kcap.replay.calls.runner import NO_MEMORY, TimingOptions, is_persistent_name, timing_fields
 from kcap.replay.datasets.reference import (
     PreparedReference,
+    ReferenceRequest,
     ReferenceResult,
+    ReferenceSession,
     argument_order,
     check_output,
     named_outputs,
     prepare_reference,
     source_name,
 )
+from kcap.replay.datasets.workloads import TimingRequest
+from kcap.replay.jobs import ReplaySession
 from kcap.replay.roofline.cost import cost_of_workload, least_work
-from kcap.replay.timing.clock import time_on
+from kcap.replay.timing.clock import time_call
 from kcap.replay.timing.device import read_clocks
 from kcap.replay.timing.rotation import Rotation, SetSize
 from kcap.schemas.derive.bound_call import Inputs, Skip, StorageKey
@@ -36,49 +39,53 @@ from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.schemas.results.measurement import Cache
 
+R = TypeVar("R", ReferenceRequest, TimingRequest)
 
-def run_reference(session: dict[str, Any], request: dict[str, Any]) -> ReferenceResult:
-    """What comes of the request's reference; no error of the inputs' or its own leaves here."""
+
+def run_reference(session: ReferenceSession, request: ReferenceRequest) -> ReferenceResult:
+    """The result of the request's reference; an error of its inputs or its own is a result too."""
     return ReferenceResult(**attempt_workload(session, request, call_reference))
 
 
 def attempt_workload(
-    session: dict[str, Any], request: dict[str, Any], use: Callable[[PreparedReference, dict[str, Any]], dict[str, Any]]
+    session: ReferenceSession | ReplaySession, request: R, run: Callable[[PreparedReference, R], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `use` makes of the request's Workload, or status and reason where it comes to nothing; and its notes."""
+    """What `run` returns for the request's Workload, or status and reason where it fails; with axes and notes."""
     definition = definitions_file.from_bytes(request["definition"].encode())
     dataset = Dataset(Path(session["root"])) if session["root"] else None
     workload = Workload.model_validate(request["workload"])
     try:
-        ready = prepare_reference(definition, workload, dataset, session["device"], request["seed"], session["limit"])
+        prepared = prepare_reference(
+            definition, workload, dataset, session["device"] or "cpu", request["seed"], session["limit"]
+        )
     except Skip as error:
         return {"status": "skipped", "reason": str(error)}
     except KcapError as error:
         return {"status": "failed", "reason": str(error)}
     except (MemoryError, RuntimeError) as error:
         return reference_error(definition, error)
-    told = {"axes": ready.made.axes, "notes": ready.notes}
+    fields = {"axes": prepared.made.axes, "notes": prepared.notes}
     try:
-        return {**told, **use(ready, request)}
+        return {**fields, **run(prepared, request)}
     except BaseException as error:  # a reference may raise what it likes: SystemExit, too
-        return {**told, **reference_error(definition, error)}
+        return {**fields, **reference_error(definition, error)}
 
 
-def call_reference(ready: PreparedReference, request: dict[str, Any]) -> dict[str, Any]:
-    """The outputs and the time of a reference that runs; ValueError for outputs that are not the Definition's."""
-    arguments = ready.arguments
+def call_reference(prepared: PreparedReference, request: ReferenceRequest) -> dict[str, Any]:
+    """The outputs and the time of a reference; ValueError for outputs that do not match the Definition."""
+    arguments = prepared.arguments
     torch.manual_seed(request["seed"])
-    began = time.perf_counter()
-    outputs = named_outputs(ready.definition, ready.reference(*arguments))
+    start = time.perf_counter()
+    outputs = named_outputs(prepared.definition, prepared.reference(*arguments))
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments):
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    checked = [check_output(ready.definition, ready.made.axes, name, output) for name, output in outputs.items()]
+    seconds = time.perf_counter() - start
+    checked = [check_output(prepared.definition, prepared.made.axes, name, output) for name, output in outputs.items()]
     return {"status": "ok", "outputs": checked, "seconds": seconds}
 
 
 def reference_error(definition: Definition, error: BaseException) -> dict[str, Any]:
-    """Skipped, where this machine cannot run the reference; failed, where the Definition is at fault."""
+    """Skipped where this machine cannot run the reference; failed where the Definition is at fault."""
     text = str(error).strip()
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
         return {"status": "skipped", "reason": "its reference takes more memory than there is"}
@@ -86,8 +93,8 @@ def reference_error(definition: Definition, error: BaseException) -> dict[str, A
         return {"status": "skipped", "reason": f"its reference imports {error.name}, which is not installed"}
     line = f": {text.splitlines()[0][:200]}" if text else ""
     number = reference_line(definition, error)
-    where = f" (line {number} of the reference)" if number else ""
-    return {"status": "failed", "reason": f"{type(error).__name__}{line}{where}"}
+    location = f" (line {number} of the reference)" if number else ""
+    return {"status": "failed", "reason": f"{type(error).__name__}{line}{location}"}
 
 
 def reference_line(definition: Definition, error: BaseException) -> int | None:
@@ -100,61 +107,68 @@ def reference_line(definition: Definition, error: BaseException) -> int | None:
     return number
 
 
-def time_reference(session: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a Measurement that this decides; no error of the inputs or of the reference leaves here."""
-    return attempt_workload(session, request, partial(measure_reference, session["device"], TimingOptions.of(session)))
+def time_reference(session: ReplaySession, device: str, request: TimingRequest) -> dict[str, Any]:
+    """The fields of a Measurement that the clock gives; an error of the inputs or the reference is in them too."""
+    measure = partial(measure_reference, device, TimingOptions.of(session))
+    return attempt_workload({**session, "device": device}, request, measure)
 
 
 def measure_reference(
-    device: str, how: TimingOptions, ready: PreparedReference, request: dict[str, Any]
+    device: str, options: TimingOptions, prepared: PreparedReference, request: TimingRequest
 ) -> dict[str, Any]:
-    """Times of a reference that runs; ValueError for outputs that are not the Definition's."""
+    """The times of a reference; ValueError for outputs that do not match the Definition."""
     torch.manual_seed(request["seed"])
     with torch.inference_mode():
-        first = inputs_of_arguments(ready.arguments)
-        written = try_reference(ready, first)
-        rotation = rotation_of_reference(how.cache, ready, first, device)
+        inputs = inputs_of_arguments(prepared.arguments)
+        written = try_reference(prepared, inputs)
+        rotation = rotation_of_reference(options.cache, prepared, inputs, device)
         before = read_clocks(device)
-        timing = time_on(device, ready.reference, first, rotation, written, request["seconds"], how.kernels)
-    told = timing_fields(replace(timing, notes=[*ready.notes, *timing.notes]), first.total, first.total, device, before)
-    inputs = dict(zip(ready.definition.inputs, ready.made.inputs, strict=True))
-    return {**told, "work": least_work(cost_of_workload(ready.definition, inputs), first.total - rotation.rotating)}
+        timing = time_call(
+            device, prepared.reference, inputs, rotation, written, request["seconds"], options.kernel_durations
+        )
+    fields = timing_fields(
+        replace(timing, notes=[*prepared.notes, *timing.notes]), inputs.total, inputs.total, device, before
+    )
+    by_name = dict(zip(prepared.definition.inputs, prepared.made.inputs, strict=True))
+    return {
+        **fields,
+        "work": least_work(cost_of_workload(prepared.definition, by_name), inputs.total - rotation.rotating),
+    }
 
 
-def rotation_of_reference(cache: Cache, ready: PreparedReference, first: Inputs, device: str) -> Rotation:
-    """What goes round in the state `cache`; weights and caches are what the Definition names so."""
-    names = [name.lower() for name in argument_order(ready.definition)]
-    moved = {place for _, place in first.buffers if is_persistent_name(names[place], product="a" in names)}
-    size = sum(len(buffer) for (_, place), buffer in first.buffers.items() if place in moved)
-    whole, copied = SetSize(first.total, first.total), partial(clone_arguments, first)
-    return Rotation.of(cache, whole, SetSize(size, size), copied, partial(copied, moved), device)
+def rotation_of_reference(cache: Cache, prepared: PreparedReference, inputs: Inputs, device: str) -> Rotation:
+    """What rotates in the state `cache`; an input is a weight or a cache if its name says so."""
+    names = [name.lower() for name in argument_order(prepared.definition)]
+    persistent = {
+        position for _, position in inputs.buffers if is_persistent_name(names[position], product="a" in names)
+    }
+    size = sum(len(buffer) for (_, position), buffer in inputs.buffers.items() if position in persistent)
+    all_inputs, clone = SetSize(inputs.total, inputs.total), partial(clone_arguments, inputs)
+    return Rotation.of(cache, all_inputs, SetSize(size, size), clone, partial(clone, persistent), device)
 
 
 def inputs_of_arguments(arguments: list[Any]) -> Inputs:
-    """`arguments`, and each tensor's bytes under its device and place."""
+    """`arguments`, and each tensor's bytes under its device and position."""
     args = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in arguments]
     tensors = {number: value for number, value in enumerate(args) if isinstance(value, torch.Tensor)}
     return Inputs(args, {}, {(str(t.device), number): t.view(-1).view(torch.uint8) for number, t in tensors.items()})
 
 
-def clone_arguments(inputs: Inputs, moved: Collection[int] | None = None) -> Inputs:
-    """The same arguments with the same content at other addresses: all, or those at the places `moved`."""
-    copied = range(len(inputs.args)) if moved is None else moved
-    args = [a.clone() if isinstance(a, torch.Tensor) and n in copied else a for n, a in enumerate(inputs.args)]
+def clone_arguments(inputs: Inputs, positions: Collection[int] | None = None) -> Inputs:
+    """The same arguments with the same content at other addresses: all of them, or those at `positions`."""
+    cloned = range(len(inputs.args)) if positions is None else positions
+    args = [a.clone() if isinstance(a, torch.Tensor) and n in cloned else a for n, a in enumerate(inputs.args)]
     return inputs_of_arguments(args)
 
 
-def try_reference(ready: PreparedReference, inputs: Inputs) -> list[StorageKey]:
-    """Run the reference and hold its outputs against the Definition; the buffers of the inputs that it wrote to.
-
-    What it wrote is put back.
-    """
-    saved = clone_arguments(inputs)
+def try_reference(prepared: PreparedReference, inputs: Inputs) -> list[StorageKey]:
+    """Run the reference and check its outputs; the buffers of the inputs that it wrote to, which are restored."""
+    originals = clone_arguments(inputs)
     before = {key: inputs.args[key[1]]._version for key in inputs.buffers}
-    outputs = named_outputs(ready.definition, ready.reference(*inputs.args))
+    outputs = named_outputs(prepared.definition, prepared.reference(*inputs.args))
     for name, output in outputs.items():
-        check_output(ready.definition, ready.made.axes, name, output)
+        check_output(prepared.definition, prepared.made.axes, name, output)
     written = [key for key, version in before.items() if inputs.args[key[1]]._version != version]
     for key in written:
-        inputs.buffers[key].copy_(saved.buffers[key])
+        inputs.buffers[key].copy_(originals.buffers[key])
     return written

@@ -1,38 +1,43 @@
-"""The process that times references of a dataset: one JSON line in for each Workload, one out.
+"""The process that times references of a dataset, each in a fork: `python -m kcap.replay.datasets.timing_worker`.
 
-`python -m kcap.replay.datasets.timing_worker`; the first line in is the session, as for kcap.replay.worker, and the
-first out says what the device is, or why there is none: a fork looks, so that the next ones can use a GPU.
+A fork looks for the device, too: this process never opens a GPU, so that the next forks can use it.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import orjson
 
-from kcap.replay.datasets.forks import limit_fork_memory, open_forks
+from kcap.replay.datasets.forks import Forks
 from kcap.replay.datasets.run_reference import time_reference
+from kcap.replay.datasets.workloads import TimingRequest
+from kcap.replay.jobs import ReplaySession
+from kcap.replay.rebuild.memory import limit_host_memory
 from kcap.replay.timing import device
-from kcap.replay.worker import device_answer
+from kcap.replay.worker import open_environment
 from kcap.schemas.results.measurement import Measurement
-from kcap.system.worker_process import send
+from kcap.system.worker_process import Environment, receive_session, send
 
 
 def main() -> None:
     """Answer requests until there are no more."""
-    forks, session = open_forks()
-    there = orjson.loads(forks.run(partial(device_answer, session))[0])
-    send(forks.answers, there)
-    if "error" not in there:
-        forks.serve(Measurement, partial(measured, {**session, "device": there["device"]}))
+    session: ReplaySession
+    answers, session = receive_session()
+    forks = Forks(answers)
+    environment: Environment = orjson.loads(forks.run(partial(open_environment, session))[0])
+    send(answers, environment)
+    if "error" not in environment:
+        forks.serve(Measurement, partial(measure_workload, session, environment["device"]))
 
 
-def measured(session: dict[str, Any], request: dict[str, Any]) -> Measurement:
-    """In a fork: the Measurement of the request's Workload."""
-    limit_fork_memory(session["device"], None)
-    there = device.machine_fields(session["device"], session["threads"])
-    return Measurement.model_validate({**there, **time_reference(session, request), **request["told"]})
+def measure_workload(session: ReplaySession, on: str, request: TimingRequest) -> Measurement:
+    """In a fork: the Measurement of the request's Workload on the device `on`."""
+    if on == "cpu":
+        limit_host_memory()
+    environment = device.machine_fields(on, session["threads"])
+    fields = time_reference(session, on, request)
+    return Measurement.model_validate({**environment, **fields, **request["labels"]})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The Workloads of a FlashInfer-Bench dataset to replay: on each, its Definition's reference is timed.
+"""The Workloads of a FlashInfer-Bench dataset to replay: the reference of the Definition is timed on each.
 
-For a Definition that comes without any, one is made up: small sizes of its variable axes that meet its constraints.
+A Definition that has none gets a default one: small sizes of its variable axes that meet its constraints.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from kcap.errors import CallError, KcapError
-from kcap.replay.jobs import SEED, Choice, Job, Request, Source
+from kcap.replay.jobs import SEED, Choice, Job, ReplaySession, Request, Source
 from kcap.schemas.derive import constraints
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount
@@ -25,10 +25,20 @@ TIMING_WORKER = "kcap.replay.datasets.timing_worker"
 UNTRUSTED_REFERENCES = "its references are code from elsewhere: look at them in definitions/, then pass --trust"
 
 
-UNCOUNTED_PHASES = {"other": 1}  # invocations of a Workload that counts.jsonl does not tell of
+UNCOUNTED_PHASES = {"other": 1}  # invocations of a Workload that counts.jsonl does not list
 
 
 WorkloadWeights: TypeAlias = "Mapping[tuple[str, str], Counter[str]]"  # by Definition and uuid: invocations by phase
+
+
+class TimingRequest(TypedDict):
+    """A Definition, as its file has it, to time on a Workload; `labels`: the fields that label its Measurement."""
+
+    definition: str
+    workload: dict[str, Any]
+    seed: int
+    seconds: float
+    labels: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,12 +62,12 @@ class WorkloadJob(Job):
 
     def requests(self, seconds: float) -> Iterator[Request]:
         text, workload = definitions_file.to_bytes(self.definition).decode(), self.workload.model_dump(mode="json")
-        told = self._told()
-        body = {"definition": text, "workload": workload, "seed": SEED, "seconds": seconds, "told": told}
-        yield Request(body, told)
+        labels = self._labels()
+        body = TimingRequest(definition=text, workload=workload, seed=SEED, seconds=seconds, labels=labels)
+        yield Request(body, labels)
 
-    def _told(self) -> dict[str, Any]:
-        dtypes = [one.dtype for one in self.definition.inputs.values() if one.shape is not None]
+    def _labels(self) -> dict[str, Any]:
+        dtypes = [tensor.dtype for tensor in self.definition.inputs.values() if tensor.shape is not None]
         return {
             "call": None,
             "definition": self.name,
@@ -73,44 +83,51 @@ def open_dataset(path: Path, choice: Choice, trust: bool) -> Source:
     if not trust:
         raise CallError(f"{path}: {UNTRUSTED_REFERENCES}")
     dataset = Dataset.load(path)
-    every = [(of, workload) for of in dataset.definitions.values() for workload in dataset.workloads.get(of.name, [])]
-    if not every:
+    workloads = [
+        (definition, workload)
+        for definition in dataset.definitions.values()
+        for workload in dataset.workloads.get(definition.name, [])
+    ]
+    if not workloads:
         raise CallError(f"{path}: holds no Workloads (kcap export --to flashinfer-bench writes some)")
     weights = workload_weights(dataset.counts)
-    chosen = [_workload_job(of, workload, weights, choice) for of, workload in every if choice.takes(of.name)]
+    chosen = [
+        _workload_job(definition, workload, weights, choice)
+        for definition, workload in workloads
+        if choice.takes(definition.name)
+    ]
     jobs = sorted((job for job in chosen if job.count), key=lambda job: -job.count)
     if not jobs:
-        reason = f"none of its {len(every)} Workloads matches --op or --phase"
+        reason = f"none of its {len(workloads)} Workloads matches --op or --phase"
         raise CallError(f"{path}: {reason} (kcap show {path} lists its Definitions; counts.jsonl has their phases)")
-    return Source(path, jobs[: choice.top], {"home": None, "root": str(path.resolve()), "limit": None}, TIMING_WORKER)
+    session = ReplaySession(home=None, root=str(path.resolve()), limit=None)
+    return Source(path, jobs[: choice.top], session, TIMING_WORKER)
 
 
 def _workload_job(definition: Definition, workload: Workload, weights: WorkloadWeights, choice: Choice) -> WorkloadJob:
-    known = weights.get((definition.name, workload.uuid), UNCOUNTED_PHASES)
-    counts = {phase: count for phase, count in known.items() if choice.phase in (None, phase)}
+    invocations = weights.get((definition.name, workload.uuid), UNCOUNTED_PHASES)
+    counts = {phase: count for phase, count in invocations.items() if choice.phase in (None, phase)}
     return WorkloadJob(counts, definition, workload)
 
 
 def workload_weights(counts: Iterable[WorkloadCount]) -> WorkloadWeights:
-    """What each Workload stands for. A Call's invocations go to its Samples in turn, so that each has its share."""
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    turns: Counter[tuple[str, str, int]] = Counter()
-    for one in counts:
-        call = (one.definition, one.operator, one.call)
-        turn, begun = turns[call] % one.samples, 0
-        turns[call] += 1
-        for count in one.counts:
-            share = _invocations_taken(begun + count.count, turn, one.samples) - _invocations_taken(
-                begun, turn, one.samples
-            )
-            found[one.definition, one.workload][count.phase] += share
-            begun += count.count
-    return found
+    """The invocations that each Workload stands for: a Call's are dealt to its Samples in turn, in equal shares."""
+    weights: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    samples_seen: Counter[tuple[str, str, int]] = Counter()
+    for line in counts:
+        call = (line.definition, line.operator, line.call)
+        sample, dealt = samples_seen[call] % line.samples, 0
+        samples_seen[call] += 1
+        for count in line.counts:
+            before, after = (_share_of_sample(n, sample, line.samples) for n in (dealt, dealt + count.count))
+            weights[line.definition, line.workload][count.phase] += after - before
+            dealt += count.count
+    return weights
 
 
-def _invocations_taken(invocations: int, turn: int, samples: int) -> int:
-    """How many of the first `invocations` are the Sample's whose turn it is at `turn`, and at each `samples` more."""
-    return (invocations - turn + samples - 1) // samples
+def _share_of_sample(invocations: int, sample: int, samples: int) -> int:
+    """How many of the first `invocations` go to the `sample`-th of so many `samples`."""
+    return (invocations - sample + samples - 1) // samples
 
 
 AXIS_GROWTH = {

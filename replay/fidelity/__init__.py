@@ -1,9 +1,6 @@
-"""Whether a replay tells what the engine's GPU did: `kcap replay --fidelity`.
+"""Whether a replay reproduces the time of the engine's GPU: `kcap replay --compare-engine`.
 
-engine     the profiled steps of a Recording by kind: the GPU time of each Call in them; span: from first to last kernel
-nearest    which Sample of a Call comes closest to those steps
-run        those Calls and each kind's Program replayed; replaying: by a worker on a GPU
-compare    engine against replay: rows, what is missing, totals; verdict: of all kinds of steps
-how        what a replay tells beside its time
-report     the table; remarks: what to know of it; document: the JSON; picture, bars: the figure
+`engine` reads the profiled steps of a Recording by kind: the GPU time of each Call, and the span of the step.
+`replaying` replays those Calls, each on the Sample nearest to the steps, and each kind's Program. `compare` compares
+the two for one kind and cache state, `verdict` for all. `run` is the command, `report` prints, `figure` draws.
 """

@@ -1,4 +1,4 @@
-"""Engine against replay, for one kind of step and one state of the caches: rows, what is missing, totals, verdict."""
+"""The engine compared with the replay, for one kind of step in one cache state: rows, missing time, totals, bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kcap.schemas.results.measurement import DROPPED, Cache, Measurement, Method
 
 @dataclass(frozen=True)
 class Provenance:
-    """As in a Measurement. `slow_samples`: how many of the clock's `samples` are not in the median."""
+    """How a time was measured, as in a Measurement. `slow_samples`: of `samples`, those not in the median."""
 
     method: Method | None = None
     cache: Cache | None = None
@@ -22,44 +22,41 @@ class Provenance:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, one: Measurement | ProgramMeasurement) -> Provenance:
-        return cls(one.method, one.cache, one.stop, len(one.samples_us), len(one.slow_samples), tuple(one.notes))
+    def of(cls, measurement: Measurement | ProgramMeasurement) -> Provenance:
+        return cls(
+            measurement.method,
+            measurement.cache,
+            measurement.stop,
+            len(measurement.samples_us),
+            len(measurement.slow_samples),
+            tuple(measurement.notes),
+        )
 
     @property
     def warm(self) -> bool:
-        """Whether the GPU found its inputs in the caches, though the state asked for was `serving`."""
+        """Whether the inputs were in the caches, though the state asked for was `serving`."""
         return self.cache == "warm" and self.method not in ("none", "host")
 
     @property
-    def remarks(self) -> list[str]:
-        """The notes, each once and without the number of samples, which differs from Call to Call."""
+    def distinct_notes(self) -> list[str]:
+        """The notes, each once, without the number of samples, which differs from Call to Call."""
         return list(dict.fromkeys(DROPPED if note.endswith(DROPPED) else note for note in self.notes))
 
 
 UNKNOWN_PROVENANCE = Provenance()
 
 
-TOTAL_BOUND = 0.05  # how far the replayed kernels' sum may be from the engine's
-
-
-KERNEL_BOUND = 0.10  # and one kernel's time, where it has more than the
-
-
+TOTAL_BOUND = 0.05  # how far the sum of the replayed kernels may be from the engine's,
+KERNEL_BOUND = 0.10  # and the time of one kernel, if it has more than
 KERNEL_SHARE = 0.02  # of the step's GPU time
-
-
-ROUNDING = 1e-9  # of rounding
-
-
+ROUNDING = 1e-9
 NOT_COUNTED = "how often it ran is not known: its step's Program does not have it"
-
-
 NOT_REPLAYED = "not replayed"
 
 
 @dataclass(frozen=True)
 class ReplayedCall:
-    """One invocation of a Call, replayed: the microseconds of its kernels, or why there are none.
+    """One invocation of a Call, replayed: the microseconds of its kernels, or the reason why there are none.
 
     `names`: of its kernels. `sample`, `context`: as in kcap.replay.fidelity.replaying.NearestSample.
     """
@@ -69,14 +66,14 @@ class ReplayedCall:
     names: frozenset[str] = frozenset()
     sample: int | None = None
     context: float | None = None
-    how: Provenance = UNKNOWN_PROVENANCE
+    provenance: Provenance = UNKNOWN_PROVENANCE
 
 
 @dataclass(frozen=True)
 class ComparedCall:
-    """A Call in a step of this kind: how often it runs, and its time in the engine and replayed, for all of these.
+    """A Call in a step of this kind: its invocations, and their time in the engine and replayed.
 
-    `share`: of the step's GPU time. `other`: the kernels replayed have none of the names that the engine's had.
+    `share`: of the step's GPU time. `other`: none of the replayed kernels has the name of one of the engine's.
     """
 
     call: Call
@@ -106,9 +103,9 @@ class ComparedCall:
 
 @dataclass(frozen=True)
 class MissingCall:
-    """Time of the engine's GPU that nothing was replayed for; per step, as in Row. `call` None: it is of no Call.
+    """GPU time of the engine for which nothing was replayed, per step. `call` None: it belongs to no Call.
 
-    `replayed`: what came of trying.
+    `replayed`: the result of the attempt.
     """
 
     name: str
@@ -125,7 +122,7 @@ class MissingCall:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """The Calls of one kind of step in one state, replayed. Times are microseconds of one step."""
+    """The Calls of one kind of step, replayed in one state. Times are microseconds of one step."""
 
     state: str
     rows: list[ComparedCall]
@@ -133,12 +130,12 @@ class ComparedStep:
 
     @property
     def engine_us(self) -> float:
-        """All that the GPU ran, what is missing too."""
+        """All of the GPU's work, with what is missing."""
         return sum(row.engine_us for row in self.rows) + self.missing_us
 
     @property
     def missing_us(self) -> float:
-        return sum(one.engine_us for one in self.missing)
+        return sum(missing.engine_us for missing in self.missing)
 
     @property
     def replayed_us(self) -> float:
@@ -146,67 +143,72 @@ class ComparedStep:
 
     @property
     def difference_us(self) -> float:
-        """What the replay adds up to, less the engine's time of the same Calls."""
+        """The sum of the replay minus the engine's time for the same Calls."""
         return self.replayed_us - sum(row.engine_us for row in self.rows)
 
     @property
     def error(self) -> float:
-        """How far the sum is off, over the engine's time: what is missing counts as wrong, whatever the difference."""
+        """The error of the sum over the engine's time; what is missing counts in full as error."""
         return share_of(abs(self.difference_us) + self.missing_us, self.engine_us)
 
-    def outside(self) -> Iterator[str]:
-        """What is not within the bounds, in words; nothing where this state holds."""
+    def violations(self) -> Iterator[str]:
+        """Descriptions of what is outside the bounds; none if this state is within them."""
         if self.error > TOTAL_BOUND + ROUNDING:
             yield f"{self.state}: in total {self.error:.1%} off, {TOTAL_BOUND:.0%} allowed"
         for row in self.rows:
             if row.judged and not row.within:
                 name = f"{row.call.operator} ({row.share:.1%} of the time)"
                 yield f"{self.state}: {name} takes {row.ratio or 0:.1%} of its time in the engine"
-        for one in self.missing:
-            if one.share > KERNEL_SHARE:
-                yield f"{self.state}: {one.name} ({one.share:.1%} of the time) is missing: {one.reason}"
+        for missing in self.missing:
+            if missing.share > KERNEL_SHARE:
+                yield f"{self.state}: {missing.name} ({missing.share:.1%} of the time) is missing: {missing.reason}"
 
 
-def share_of(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def share_of(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 def compare(
     engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall], state: str
 ) -> ComparedStep:
-    """Hold a kind of step against the replay of its Calls (both by id).
+    """Compare a kind of step with the replay of its Calls (both by id).
 
-    A Call that the engine's GPU spent nothing on is a row only where its replay has kernels.
+    A Call without GPU time in the engine is a row only if its replay has kernels.
     """
     rows = sorted(_rows(engine, calls, replayed), key=lambda row: (-row.engine_us, -row.replayed_us, row.call.id))
-    missing = sorted(_missing(engine, calls, replayed), key=lambda one: (-one.engine_us, one.name, one.reason))
+    missing = sorted(
+        _missing(engine, calls, replayed),
+        key=lambda missing_call: (-missing_call.engine_us, missing_call.name, missing_call.reason),
+    )
     return ComparedStep(state, rows, missing)
 
 
 def _rows(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall]) -> Iterator[ComparedCall]:
     for number, count in engine.invocations.items():
-        one, in_engine = replayed.get(number, ReplayedCall()), engine.by_call.get(number, GpuTime())
-        if one.us is None or not (one.us or in_engine.us):
+        replay, in_engine = replayed.get(number, ReplayedCall()), engine.by_call.get(number, GpuTime())
+        if replay.us is None or not (replay.us or in_engine.us):
             continue
-        other = calls[number].launch is None and bool(in_engine.names) and not in_engine.names & one.names
+        other = calls[number].launch is None and bool(in_engine.names) and not in_engine.names & replay.names
         us = in_engine.us / len(engine.steps)
         yield ComparedCall(
-            calls[number], count / len(engine.steps), us, one, share_of(in_engine.us, engine.gpu_us), other
+            calls[number], count / len(engine.steps), us, replay, share_of(in_engine.us, engine.gpu_us), other
         )
 
 
 def _missing(
     engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall]
 ) -> Iterator[MissingCall]:
-    def of(name: str, one: ReplayedCall, count: float, time: GpuTime, call: Call | None = None) -> MissingCall:
+    def missing_call(
+        name: str, replay: ReplayedCall, count: float, time: GpuTime, call: Call | None = None
+    ) -> MissingCall:
         steps = len(engine.steps)
         share = share_of(time.us, engine.gpu_us)
-        return MissingCall(name, count / steps, time.us / steps, share, call, one)
+        return MissingCall(name, count / steps, time.us / steps, share, call, replay)
 
     for (name, reason), time in engine.of_no_call.items():
-        yield of(name, ReplayedCall(reason=reason), time.kernels, time)
+        yield missing_call(name, ReplayedCall(reason=reason), time.kernels, time)
     for number, time in engine.by_call.items():
         count = engine.invocations[number]
-        one = replayed.get(number, ReplayedCall()) if count else ReplayedCall(reason=NOT_COUNTED)
-        if one.us is None:
-            yield of(calls[number].operator, one, count or time.kernels, time, calls[number])
+        replay = replayed.get(number, ReplayedCall()) if count else ReplayedCall(reason=NOT_COUNTED)
+        if replay.us is None:
+            yield missing_call(calls[number].operator, replay, count or time.kernels, time, calls[number])

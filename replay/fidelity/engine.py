@@ -1,6 +1,6 @@
 """The engine's side: the profiled steps of a Recording by kind, with the GPU time of every Call in them.
 
-A step's span is from its first kernel to the end of its last, and some of that the GPU lay idle for want of work.
+A step's span is from the start of its first kernel to the end of its last; for some of it the GPU waits for work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kcap.schemas.results.coverage import KernelTime, StepCoverage
 
 @dataclass(frozen=True)
 class StepKind:
-    """What makes two steps run alike."""
+    """Steps of the same kind run the same work."""
 
     phase: Phase
     tokens: int
@@ -34,13 +34,13 @@ class StepKind:
         return f"{self.phase}, {size}, {graphs}" + (f" padded to {self.padded:,}" if self.padded else "")
 
 
-def _counted_word(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted_word(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass
 class GpuTime:
-    """Kernels put together: microseconds, how many they are, and their names."""
+    """The sum of some kernels: microseconds, their number and their names."""
 
     us: float = 0.0
     kernels: int = 0
@@ -54,7 +54,7 @@ class GpuTime:
 
 @dataclass(frozen=True)
 class KindSteps:
-    """The profiled steps of one kind. `invocations`: how often each Call (by id) ran in all of them."""
+    """The profiled steps of one kind. `invocations`: of each Call (by id) in all of them."""
 
     kind: StepKind
     steps: Sequence[StepCoverage]
@@ -62,47 +62,47 @@ class KindSteps:
 
     @cached_property
     def gpu_us(self) -> float:
-        """Of all steps."""
+        """The GPU time of all steps."""
         return sum(kernel.us for step in self.steps for kernel in step.kernels)
 
     @cached_property
     def by_call(self) -> dict[int, GpuTime]:
         """The GPU time of each Call, over all steps."""
-        found: dict[int, GpuTime] = {}
+        by_call: dict[int, GpuTime] = {}
         for kernel in self._kernels():
             if kernel.call is not None:
-                found.setdefault(kernel.call, GpuTime()).add(kernel)
-        return found
+                by_call.setdefault(kernel.call, GpuTime()).add(kernel)
+        return by_call
 
     @cached_property
     def of_no_call(self) -> dict[tuple[str, str], GpuTime]:
         """The GPU time of kernels that have no Call, by name and reason."""
-        found: dict[tuple[str, str], GpuTime] = {}
+        by_name: dict[tuple[str, str], GpuTime] = {}
         for kernel in self._kernels():
             if kernel.call is None:
-                found.setdefault((kernel.name, kernel.reason or ""), GpuTime()).add(kernel)
-        return found
+                by_name.setdefault((kernel.name, kernel.reason or ""), GpuTime()).add(kernel)
+        return by_name
 
     @cached_property
     def span(self) -> Span | None:
-        """The mean over the steps; None where one of them has none."""
+        """The mean over the steps; None if one of them has no span."""
         gap = median_gap(self.steps)
-        spans = [found for step in self.steps if (found := span_of_step(step, gap)) is not None]
+        spans = [span for step in self.steps if (span := span_of_step(step, gap)) is not None]
         if len(spans) < len(self.steps):
             return None
-        return Span(fmean(one.us for one in spans), fmean(one.waits_us for one in spans), gap)
+        return Span(fmean(span.us for span in spans), fmean(span.waits_us for span in spans), gap)
 
     @property
     def sm_mhz(self) -> float | None:
-        """The mean of the steps' SM clocks; None where none is known."""
-        known = [step.sm_mhz for step in self.steps if step.sm_mhz]
-        return fmean(known) if known else None
+        """The mean of the steps' SM clocks; None if none is known."""
+        clocks = [step.sm_mhz for step in self.steps if step.sm_mhz]
+        return fmean(clocks) if clocks else None
 
     @property
     def program(self) -> int | None:
         """The Program that most of the steps ran."""
-        ran = Counter(step.program for step in self.steps if step.program is not None)
-        return max(ran, key=lambda number: ran[number], default=None)
+        steps_by_program = Counter(step.program for step in self.steps if step.program is not None)
+        return max(steps_by_program, key=lambda number: steps_by_program[number], default=None)
 
     def _kernels(self) -> Iterable[KernelTime]:
         return (kernel for step in self.steps for kernel in step.kernels)
@@ -116,11 +116,11 @@ def profiled_kinds(recording: Recording) -> list[KindSteps]:
     groups: dict[StepKind, list[StepCoverage]] = {}
     for step in coverage.read(recording.path / coverage.FILE):
         groups.setdefault(step_kind(step), []).append(step)
-    kinds = [KindSteps(kind, steps, invocations_in(recording, steps)) for kind, steps in groups.items()]
-    busy = [each for each in kinds if each.gpu_us > 0]
+    all_kinds = [KindSteps(kind, steps, invocations_in(recording, steps)) for kind, steps in groups.items()]
+    busy = [kind for kind in all_kinds if kind.gpu_us > 0]
     if not busy:
         raise CallError(f"{recording.path}: its profiled steps used no GPU: record with --check-coverage on a GPU")
-    return sorted(busy, key=lambda each: -each.gpu_us)
+    return sorted(busy, key=lambda kind: -kind.gpu_us)
 
 
 def step_kind(step: StepCoverage) -> StepKind:
@@ -128,38 +128,38 @@ def step_kind(step: StepCoverage) -> StepKind:
 
 
 def invocations_in(recording: Recording, steps: Sequence[StepCoverage]) -> Counter[int]:
-    """How often each kernel ran in `steps`, by their Programs; views and allocations only if the GPU worked for one."""
-    worked = {kernel.call for step in steps for kernel in step.kernels}
-    ran = Counter(step.program for step in steps)
-    found: Counter[int] = Counter()
-    for number, times in ran.items():
+    """The invocations of each kernel in `steps`, by their Programs; views and allocations only with GPU time."""
+    calls_on_gpu = {kernel.call for step in steps for kernel in step.kernels}
+    steps_by_program = Counter(step.program for step in steps)
+    invocations: Counter[int] = Counter()
+    for number, times in steps_by_program.items():
         if number is not None:
             for call in recording.ran(recording.program(number)):
-                found[call.id] += times * (call.kind == "kernel" and (call.work or call.id in worked))
-    return +found
+                invocations[call.id] += times * (call.kind == "kernel" and (call.work or call.id in calls_on_gpu))
+    return +invocations
 
 
-# What is launched later than this before the GPU runs dry starts late: on an idle H200 a kernel started 8 to 20 µs
-# after the host's call, under the profiler.
+# A kernel launched later than this before the GPU runs out of work starts late: on an idle H200 a kernel started 8 to
+# 20 µs after the host's call, under the profiler.
 LAUNCH_US = 10.0
 
 
-# What a GPU takes between two kernels whatever the host does, where too few of a kind's own gaps tell: "about a
-# microsecond" between the nodes of a graph (README); on an H200 1.0 to 1.8 between kernels of a stream, profiled.
+# The GPU's own gap between two kernels, used where a kind has too few gaps of its own: about a microsecond between the
+# nodes of a graph; on an H200 1.0 to 1.8 between kernels of a stream, under the profiler.
 GAP_US = 1.0
 
 
-FEWEST_GAPS = 10  # gaps of which the median says anything
+FEWEST_GAPS = 10  # for a median
 
 
-_EndedKernel = tuple[KernelTime, float, float]  # a kernel, its start, and when all up to it have ended
+_EndedKernel = tuple[KernelTime, float, float]  # a kernel, its start, and the end of the last that ended up to it
 
 
 @dataclass(frozen=True)
 class Span:
-    """`us`: first start to last end. `waits_us`: of it, what the GPU waited for the host to launch.
+    """`us`: from first start to last end. `waits_us`: of it, the GPU's waits for the host to launch.
 
-    A wait is what a gap has beyond `gap_us`, which the GPU takes in any case.
+    A wait is the part of a gap beyond `gap_us`, the GPU's own.
     """
 
     us: float
@@ -168,13 +168,13 @@ class Span:
 
     @property
     def own_us(self) -> float:
-        """What the GPU took by itself."""
+        """Without the waits for the host."""
         return self.us - self.waits_us
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """Before `kernel`: `us` from when the GPU ran `dry` to its start; negative where it started before that."""
+    """The `us` before `kernel`, from the time `dry` when all others had ended; negative if it started earlier."""
 
     kernel: KernelTime
     dry: float
@@ -182,20 +182,20 @@ class _Gap:
 
     @property
     def late(self) -> bool:
-        """Whether the host asked for the kernel when the GPU was dry already, or about to be."""
+        """Whether the host launched the kernel when the GPU was out of work, or about to be."""
         launched = self.kernel.launched_us
         return launched is not None and launched > self.dry - LAUNCH_US
 
     @property
     def plain(self) -> bool:
-        """Whether the GPU alone made it, between two kernels of a stream."""
+        """Whether it is the GPU's own, between two kernels of a stream."""
         return self.us > 0 and not self.late and not self.kernel.graph and self.kernel.launched_us is not None
 
 
 def span_of_step(step: StepCoverage, gap_us: float = GAP_US) -> Span | None:
-    """A step's span; None where it ran nothing, or its Recording has no starts (made before format 1.3).
+    """A step's span; None if it ran nothing, or its Recording has no start times (made before format 1.3).
 
-    `gap_us`: what the GPU takes between two kernels, as `own_gap` finds it.
+    `gap_us`: the GPU's own gap between two kernels, from `median_gap`.
     """
     ended = _kernels_with_ends(step)
     if not ended:
@@ -205,17 +205,17 @@ def span_of_step(step: StepCoverage, gap_us: float = GAP_US) -> Span | None:
 
 
 def median_gap(steps: Sequence[StepCoverage]) -> float:
-    """Microseconds that the GPU takes between two kernels of a stream: the median where the host was not late.
+    """The GPU's own gap between two kernels of a stream, in microseconds: the median where the host was not late.
 
-    Not of graphs, whose nodes follow closer than what the host launches; nor of kernels that start before the one
-    before them has ended. GAP_US where fewer than ten are left.
+    Without graphs, whose nodes are closer together, and without kernels that start before the previous one has ended.
+    GAP_US if fewer than ten gaps are left.
     """
-    known = [gap.us for step in steps for gap in _gaps(_kernels_with_ends(step)) if gap.plain]
-    return median(known) if len(known) >= FEWEST_GAPS else GAP_US
+    gaps = [gap.us for step in steps for gap in _gaps(_kernels_with_ends(step)) if gap.plain]
+    return median(gaps) if len(gaps) >= FEWEST_GAPS else GAP_US
 
 
 def _kernels_with_ends(step: StepCoverage) -> list[_EndedKernel]:
-    """Each kernel; nothing where a start is not known."""
+    """Each kernel with its start and end; empty if a start is unknown."""
     ended: list[_EndedKernel] = []
     for kernel in step.kernels:
         if kernel.start_us is None:

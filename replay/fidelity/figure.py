@@ -1,6 +1,6 @@
-"""The figure of `kcap replay --fidelity`: every kernel replayed over the engine's, and the totals of each kind of step.
+"""The figure of `kcap replay --compare-engine`: every kernel replayed over the engine's, and totals by kind of step.
 
-Needs matplotlib, which no other part of kcap does; no display.
+It needs matplotlib, as no other part of kcap does, and no display.
 """
 
 from __future__ import annotations
@@ -16,18 +16,9 @@ from kcap.replay.calls.report import duration
 from kcap.replay.fidelity.compare import KERNEL_BOUND, TOTAL_BOUND, ComparedCall, share_of
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity
 
-FIGURE_SIZE = (11.0, 4.8)  # inches
-
-
-FIGURE_DPI = 200
-
-
-LARGEST, SMALLEST = 420.0, 9.0  # areas of the dots in points², of a share of 1 and of next to nothing
-
-
-MOST_NAMED = 6  # of the kernels that are outside the band
-
-
+FIGURE_SIZE, FIGURE_DPI = (11.0, 4.8), 200  # inches
+LARGEST, SMALLEST = 420.0, 9.0  # areas of the dots in points², for a share of 1 and of nearly nothing
+MAX_NAMED = 6  # of the kernels outside the band
 FIGURE_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 
 
@@ -40,35 +31,35 @@ def require_matplotlib() -> ModuleType:
     return matplotlib
 
 
-def draw_figure(found: Fidelity, path: Path, heading: str = "") -> None:
+def draw_figure(fidelity: Fidelity, path: Path, heading: str = "") -> None:
     """Write the figure of `found` to `path`, a PNG; CallError where matplotlib is missing."""
     require_matplotlib().use("Agg")
     from matplotlib import pyplot
 
     with pyplot.rc_context(FIGURE_STYLE):
         figure, axes = pyplot.subplots(1, 2, figsize=FIGURE_SIZE, width_ratios=(1.0, 1.15), layout="constrained")
-        fill_figure(figure, axes, found, heading)
+        fill_figure(figure, axes, fidelity, heading)
         figure.savefig(path, dpi=FIGURE_DPI, format="png", metadata={"Software": None})
         pyplot.close(figure)
 
 
-def fill_figure(figure: Any, axes: Any, found: Fidelity, heading: str) -> None:
-    """Kernels on the left of the two `axes`, totals on the right; below, what there was no colour for."""
-    shown, rest = found.kinds[: len(KIND_COLORS)], found.kinds[len(KIND_COLORS) :]
+def fill_figure(figure: Any, axes: Any, fidelity: Fidelity, heading: str) -> None:
+    """Kernels on the left of the two `axes`, totals on the right; below them, the kinds that lack a colour."""
+    shown, rest = fidelity.kinds[: len(KIND_COLORS)], fidelity.kinds[len(KIND_COLORS) :]
     draw_kernels(axes[0], shown)
     draw_totals(axes[1], shown)
     if heading:
         figure.suptitle(heading, fontsize=10)
     if rest:
-        share = share_of(sum(kind.steps * kind.serving.engine_us for kind in rest), found.engine_us())
+        share = share_of(sum(kind.steps * kind.serving.engine_us for kind in rest), fidelity.engine_us())
         kinds = f"{len(rest)} more kind{'' if len(rest) == 1 else 's'} of steps"
         figure.supxlabel(f"not shown: {kinds}, {share:.1%} of the GPU time", fontsize=8, color=GREY)
 
 
 def draw_kernels(axes: Any, kinds: list[KindFidelity]) -> None:
-    """One invocation of each Call: engine across, replay up, both logarithmic, and the band that a kernel may be in.
+    """One invocation of each Call: engine across, replay up, both logarithmic, and the allowed band.
 
-    Of each kind the state that its totals take, which the legend names.
+    Each kind in the state that counts in the totals, which the legend names.
     """
     points = [(kind, row) for kind in kinds for row in kind.best.rows if row.engine_us and row.replayed_us]
     low, high = _limits([time for _, row in points for time in _times(row)])
@@ -78,7 +69,7 @@ def draw_kernels(axes: Any, kinds: list[KindFidelity]) -> None:
     )
     axes.plot(edges, edges, color=GREY, linewidth=0.8)
     for kind, color in zip(kinds, KIND_COLORS, strict=False):
-        rows = [row for one, row in points if one is kind]
+        rows = [row for kind_of_row, row in points if kind_of_row is kind]
         xs, ys = [_times(row)[0] for row in rows], [_times(row)[1] for row in rows]
         axes.scatter(xs, ys, s=[_area(row.share) for row in rows], color=color, alpha=0.8, linewidth=0.4, edgecolor="w")
         axes.scatter([], [], color=color, label=_state(kind))
@@ -107,14 +98,14 @@ def _area(share: float) -> float:
     return SMALLEST + (LARGEST - SMALLEST) * share
 
 
-def _name(axes: Any, outside: list[ComparedCall]) -> None:
-    for row in sorted(outside, key=lambda row: -row.share)[:MOST_NAMED]:
+def _name(axes: Any, rows: list[ComparedCall]) -> None:
+    for row in sorted(rows, key=lambda row: -row.share)[:MAX_NAMED]:
         above = (row.ratio or 0) > 1
-        place, side = ((-6, 4), "right") if above else ((6, -4), "left")
+        offset, side = ((-6, 4), "right") if above else ((6, -4), "left")
         axes.annotate(
             row.call.operator,
             _times(row),
-            place,
+            offset,
             textcoords="offset points",
             ha=side,
             va="center",
@@ -140,7 +131,9 @@ def draw_totals(axes: Any, kinds: list[KindFidelity]) -> None:
     """Of each kind of step: kernels' durations, each state, and the Program back to back, over the engine's own."""
     axes.axvspan(100 * (1 - TOTAL_BOUND), 100 * (1 + TOTAL_BOUND), color=BAND, linewidth=0, zorder=0)
     axes.axvline(100, color=GREY, linewidth=0.8, zorder=3)
-    bars = [(4 * place + number, bar) for place, kind in enumerate(kinds) for number, bar in enumerate(_bars(kind))]
+    bars = [
+        (4 * position + number, bar) for position, kind in enumerate(kinds) for number, bar in enumerate(_bars(kind))
+    ]
     longest = max((bar.percent + bar.missing for _, bar in bars), default=100.0)
     end = max(longest, 100 * (1 + TOTAL_BOUND)) + 2
     for y, bar in bars:
@@ -150,7 +143,7 @@ def draw_totals(axes: Any, kinds: list[KindFidelity]) -> None:
         axes.barh(y, bar.missing, left=bar.percent, height=0.82, zorder=2, **empty)
         axes.text(2, y, bar.text, va="center", fontsize=7, color="black" if y % 4 else "white")
         axes.text(end, y, f"{bar.percent:.1f}%", va="center", fontsize=7)
-    axes.set_yticks([4 * place + 1 for place in range(len(kinds))], [kind_label(kind) for kind in kinds])
+    axes.set_yticks([4 * position + 1 for position in range(len(kinds))], [kind_label(kind) for kind in kinds])
     axes.set(xlim=(0, end + 9), xlabel="replayed over the engine's, %")
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
@@ -180,12 +173,12 @@ def _bars(kind: KindFidelity) -> Iterator[Bar]:
 
 def _lighter(color: str, part: float) -> tuple[float, ...]:
     """`color` (#RRGGBB) with `part` of white."""
-    channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    return tuple(one + (1 - one) * part for one in channels)
+    channels = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    return tuple(channel + (1 - channel) * part for channel in channels)
 
 
 def kind_label(kind: KindFidelity) -> str:
-    """What tells kinds of steps apart, in three lines."""
-    one = kind.kind
-    size = f"batch {one.sequences:,}" if one.phase == "decode" else f"{one.tokens:,} tokens"
-    return f"{one.phase}\n{size}\n{one.mode if one.mode == 'eager' else f'{one.mode} graphs'}"
+    """The label of a kind of step, in three lines."""
+    step_kind = kind.kind
+    size = f"batch {step_kind.sequences:,}" if step_kind.phase == "decode" else f"{step_kind.tokens:,} tokens"
+    return f"{step_kind.phase}\n{size}\n{step_kind.mode if step_kind.mode == 'eager' else f'{step_kind.mode} graphs'}"

@@ -1,6 +1,6 @@
-"""The replay's side: what the profiled steps of a Recording ran, replayed on a GPU and held against them.
+"""The replay's side: the Calls and Programs of a Recording's profiled steps, replayed on a GPU and compared.
 
-Their own values were not recorded: each Call runs on the Sample that comes closest to them.
+The values that a profiled step had were not recorded: each Call runs on the Sample that comes closest to it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from kcap.errors import CallError
 from kcap.replay.fidelity.compare import Provenance, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps, StepKind
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
-from kcap.replay.jobs import CallJob, SampleGroup
+from kcap.replay.jobs import REPLAY_WORKER, CallJob, ReplaySession, SampleGroup
 from kcap.replay.program.choose import ChosenProgram, ProgramKind
-from kcap.replay.program.job import LEAST_TIMEOUT_S, AloneResult, ProgramJob
-from kcap.replay.source import Samples, home_device, needs_sample, samples_by_call
+from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult
+from kcap.replay.source import Samples, needs_sample, replay_session, samples_by_call
 from kcap.schemas.recording.recording import Call, Recording, Sample, Step
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.measurement import Measurement, ProgramCall, ProgramMeasurement
-from kcap.system.worker_process import Worker
+from kcap.system.worker_process import Environment, Worker
 
-StepsByPlace = Mapping[tuple[int, int], Step]  # by rank and index
+StepsByRank = Mapping[tuple[int, int], Step]  # by rank and index
 
 
 @dataclass(frozen=True)
 class NearestSample:
-    """A Sample, its line of samples.jsonl from 0, and its step's context over that of the profiled steps.
+    """A Sample, its line in samples.jsonl (from 0), and its step's context over that of the profiled steps.
 
-    `sample` None: the Call has none. `context` 1.02: the sequences were 2 % longer; None: it is not known.
+    `sample` None: the Call has none. `context` 1.02: the sequences were 2 % longer; None: unknown.
     """
 
     sample: Sample | None = None
@@ -39,12 +39,12 @@ class NearestSample:
     context: float | None = None
 
 
-def steps_by_place(steps: Iterable[Step]) -> StepsByPlace:
+def steps_by_rank(steps: Iterable[Step]) -> StepsByRank:
     return {(step.rank, step.index): step for step in steps}
 
 
 def context_of_step(step: Step | StepCoverage) -> float | None:
-    """What attention works through: over the sequences, new tokens times context; None where the step lists none."""
+    """The work of attention: new tokens times context, over all sequences; None where the step does not list them."""
     if not step.lengths:
         return None
     queries = step.queries if len(step.queries) == len(step.lengths) else [1] * len(step.lengths)
@@ -52,16 +52,16 @@ def context_of_step(step: Step | StepCoverage) -> float | None:
 
 
 def nearest_sample(
-    samples: Sequence[tuple[int, Sample]], kind: StepKind, profiled: Sequence[StepCoverage], steps: StepsByPlace
+    samples: Sequence[tuple[int, Sample]], kind: StepKind, profiled: Sequence[StepCoverage], steps: StepsByRank
 ) -> NearestSample:
-    """Of `samples` (with their lines): first of this phase, then of as many sequences and tokens, then by context.
+    """The nearest of `samples` (with their lines): by phase, then sequences, then tokens, then context.
 
-    Sequences that a step does not list leave the context unknown: such a Sample comes last.
+    A Sample whose context is unknown, because its step does not list its sequences, comes last.
     """
-    known = [found for step in profiled if (found := context_of_step(step)) is not None]
-    wanted = fmean(known) if known else None
-    candidates = [_Candidate.of(index, sample, kind, wanted, steps) for index, sample in samples]
-    best = min(candidates, key=lambda one: one.distance, default=None)
+    contexts = [context for step in profiled if (context := context_of_step(step)) is not None]
+    profiled_context = fmean(contexts) if contexts else None
+    candidates = [_Candidate.of(index, sample, kind, profiled_context, steps) for index, sample in samples]
+    best = min(candidates, key=lambda candidate: candidate.distance, default=None)
     return NearestSample() if best is None else NearestSample(best.sample, best.index, best.context)
 
 
@@ -73,13 +73,15 @@ class _Candidate:
     distance: tuple[bool, int, int, float, int]
 
     @classmethod
-    def of(cls, index: int, sample: Sample, kind: StepKind, wanted: float | None, steps: StepsByPlace) -> _Candidate:
+    def of(
+        cls, index: int, sample: Sample, kind: StepKind, profiled_context: float | None, steps: StepsByRank
+    ) -> _Candidate:
         step = None if sample.step is None else steps.get((sample.rank, sample.step))
-        there = context_of_step(step) if step is not None else None
-        ratio = there / wanted if there is not None and wanted else None
+        context = context_of_step(step) if step is not None else None
+        ratio = context / profiled_context if context is not None and profiled_context else None
         size = (abs(step.sequences - kind.sequences), abs(step.tokens - kind.tokens)) if step else (1 << 62, 1 << 62)
-        off = float("inf") if ratio is None else max(ratio, 1 / ratio) if ratio else float("inf")
-        return cls(sample, index, ratio, (sample.phase != kind.phase, *size, off, index))
+        factor = max(ratio, 1 / ratio) if ratio else float("inf")
+        return cls(sample, index, ratio, (sample.phase != kind.phase, *size, factor, index))
 
 
 NO_DURATIONS = "the profiler saw no kernel of its replay"
@@ -95,18 +97,18 @@ ChosenSamples = Mapping[int, NearestSample]  # the Sample for each Call, by id
 
 
 class Replayer(Protocol):
-    """What replays; kcap.replay.fidelity.replaying has the one that does it on a GPU."""
+    """Replays Calls and Programs: GpuReplayer, or a substitute in a test."""
 
     def call(self, call: Call, chosen: NearestSample, kind: KindSteps) -> Measurement:
-        """One Call alone, in the `serving` state, with its kernels' durations."""
+        """One Call by itself, in the `serving` state, with the durations of its kernels."""
 
     def program(self, number: int, chosen: ChosenSamples, kind: KindSteps) -> ProgramMeasurement:
-        """A Program as a whole, with its kernels' durations."""
+        """A Program as a whole, with the durations of its kernels."""
 
 
 @dataclass
 class FidelityRun:
-    """What was held against each other, and the measurements that it rests on."""
+    """The comparison, and the measurements that it rests on."""
 
     fidelity: Fidelity
     measurements: list[Measurement] = field(default_factory=list)
@@ -114,50 +116,52 @@ class FidelityRun:
 
 
 def replay_kinds(
-    recording: Recording, kinds: list[KindSteps], replayer: Replayer, tell: Callable[[str], None] = lambda name: None
+    recording: Recording,
+    kinds: list[KindSteps],
+    replayer: Replayer,
+    show_progress: Callable[[str], None] = lambda name: None,
 ) -> FidelityRun:
-    """Replay every Call and Program of `kinds`; `tell` hears of each before it is replayed."""
-    samples, steps = samples_by_call(recording.samples), steps_by_place(recording.steps)
-    ran = FidelityRun(Fidelity([]))
+    """Replay every Call and Program of `kinds`; call `show_progress` before each."""
+    samples, steps = samples_by_call(recording.samples), steps_by_rank(recording.steps)
+    run = FidelityRun(Fidelity([]))
     for kind in kinds:
         chosen = {number: choose_sample(recording.calls[number], kind, samples, steps) for number in kind.invocations}
-        alone = {}
+        standalone = {}
         for number, sample in chosen.items():
-            tell(recording.calls[number].operator)
-            ran.measurements.append(measurement := replayer.call(recording.calls[number], sample, kind))
-            alone[number] = replayed_call(measurement, sample)
-        tell(f"Program of {kind.kind.phase}")
-        whole = None if kind.program is None else replayer.program(kind.program, chosen, kind)
-        ran.programs += [whole] if whole else []
-        ran.fidelity.kinds.append(compare_kind(recording, kind, alone, whole))
-    return ran
+            show_progress(recording.calls[number].operator)
+            run.measurements.append(measurement := replayer.call(recording.calls[number], sample, kind))
+            standalone[number] = replayed_call(measurement, sample)
+        show_progress(f"Program of {kind.kind.phase}")
+        program = None if kind.program is None else replayer.program(kind.program, chosen, kind)
+        run.programs += [program] if program else []
+        run.fidelity.kinds.append(compare_kind(recording, kind, standalone, program))
+    return run
 
 
 def compare_kind(
-    recording: Recording, kind: KindSteps, alone: Mapping[int, ReplayedCall], whole: ProgramMeasurement | None
+    recording: Recording, kind: KindSteps, standalone: Mapping[int, ReplayedCall], program: ProgramMeasurement | None
 ) -> KindFidelity:
     calls = {call.id: call for call in recording.calls}
-    inside = {call.call: replayed_in_program(call) for call in whole.calls} if whole else {}
-    serving, in_program = compare(kind, calls, alone, SERVING), compare(kind, calls, inside, PROGRAM)
-    return KindFidelity.of(kind, serving, in_program, program_time(whole))
+    inside = {call.call: replayed_in_program(call) for call in program.calls} if program else {}
+    serving, in_program = compare(kind, calls, standalone, SERVING), compare(kind, calls, inside, PROGRAM)
+    return KindFidelity.of(kind, serving, in_program, program_time(program))
 
 
-def choose_sample(call: Call, kind: KindSteps, samples: Samples, steps: StepsByPlace) -> NearestSample:
-    return (
-        nearest_sample(samples.get(call.id, []), kind.kind, kind.steps, steps)
-        if needs_sample(call)
-        else NearestSample()
-    )
+def choose_sample(call: Call, kind: KindSteps, samples: Samples, steps: StepsByRank) -> NearestSample:
+    if not needs_sample(call):
+        return NearestSample()
+    return nearest_sample(samples.get(call.id, []), kind.kind, kind.steps, steps)
 
 
 def replayed_call(measurement: Measurement, chosen: NearestSample) -> ReplayedCall:
-    """Kernel durations and nothing else: another clock's time is no answer."""
-    names, how = frozenset(kernel.name for kernel in measurement.kernels), Provenance.of(measurement)
+    """Its time by kernel durations alone: the time of another clock cannot be compared with the engine's."""
+    names, provenance = frozenset(kernel.name for kernel in measurement.kernels), Provenance.of(measurement)
     if measurement.status != "ok":
-        return ReplayedCall(reason=f"{measurement.status}: {measurement.reason}", sample=chosen.index, how=how)
+        reason = f"{measurement.status}: {measurement.reason}"
+        return ReplayedCall(reason=reason, sample=chosen.index, provenance=provenance)
     us = 0.0 if measurement.method == "none" else measurement.kernel_us
     reason = "" if us is not None else ON_HOST if measurement.method == "host" else NO_DURATIONS
-    return ReplayedCall(us, reason, names, chosen.index, chosen.context, how)
+    return ReplayedCall(us, reason, names, chosen.index, chosen.context, provenance)
 
 
 def replayed_in_program(call: ProgramCall) -> ReplayedCall:
@@ -169,28 +173,34 @@ def replayed_in_program(call: ProgramCall) -> ReplayedCall:
     return ReplayedCall(call.us, "" if call.us is not None else NO_DURATIONS, names, call.sample)
 
 
-def program_time(whole: ProgramMeasurement | None) -> ProgramTime:
-    if whole is None:
+def program_time(program: ProgramMeasurement | None) -> ProgramTime:
+    if program is None:
         return ProgramTime(reason=NO_PROGRAM)
-    if whole.status != "ok" or whole.median_us is None:
-        return ProgramTime(None, whole.reason or whole.status, whole.program, how=Provenance.of(whole))
-    known = whole.program, whole.invocations, whole.left_out, whole.unmatched_us or 0.0, whole.stretches
-    return ProgramTime(whole.median_us, "", *known, Provenance.of(whole), whole.clocks.sm_mhz if whole.clocks else None)
+    provenance = Provenance.of(program)
+    if program.status != "ok" or program.median_us is None:
+        return ProgramTime(None, program.reason or program.status, program.program, provenance=provenance)
+    return ProgramTime(
+        us=program.median_us,
+        program=program.program,
+        invocations=program.invocations,
+        left_out=program.left_out,
+        unmatched_us=program.unmatched_us or 0.0,
+        stretches=program.stretches,
+        provenance=provenance,
+        sm_mhz=program.clocks.sm_mhz if program.clocks else None,
+    )
 
 
 CPU_HINT = ": pass --device cpu"
 
 
 @contextmanager
-def replayer(
+def open_replayer(
     recording: Recording, device: str | None, seconds: float, timeout: float, trust: bool
 ) -> Iterator[GpuReplayer]:
-    """What replays `recording`'s Calls; CallError where there is no GPU."""
-    session = {
-        "home": home_device(recording.calls),
-        "root": str(recording.path.resolve()),
-        "namespaces": sorted({call.namespace for call in recording.calls}),
-        "trust": trust,
+    """The Replayer of a Recording; CallError where there is no GPU."""
+    session: ReplaySession = {
+        **replay_session(recording, recording.calls, recording.calls, trust),
         "device": device,
         "threads": None,
         "cache": "serving",
@@ -198,16 +208,16 @@ def replayer(
     }
     with ExitStack() as stack:
         try:
-            worker = stack.enter_context(Worker(session))
+            worker = stack.enter_context(Worker(session, REPLAY_WORKER))
         except CallError as error:
-            raise CallError(f"--fidelity replays on a GPU: {str(error).removesuffix(CPU_HINT)}") from None
-        if not str(worker.environment["device"]).startswith("cuda"):
-            raise CallError("--fidelity compares GPU time, and this Recording is of a CPU")
+            raise CallError(f"--compare-engine replays on a GPU: {str(error).removesuffix(CPU_HINT)}") from None
+        if not worker.environment["device"].startswith("cuda"):
+            raise CallError("--compare-engine compares GPU time, and this Recording is of a CPU")
         yield GpuReplayer(recording, worker, seconds, timeout)
 
 
 class GpuReplayer:
-    """A Replayer; a Call that several kinds of steps ran on one Sample is replayed once."""
+    """Replays each Call once on each Sample, also where several kinds of steps ran it."""
 
     def __init__(self, recording: Recording, worker: Worker, seconds: float, timeout: float) -> None:
         self.recording, self._worker = recording, worker
@@ -215,25 +225,24 @@ class GpuReplayer:
         self._answers: dict[tuple[int, int | None], dict[str, Any]] = {}
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Environment:
         return self._worker.environment
 
     def call(self, call: Call, chosen: NearestSample, kind: KindSteps) -> Measurement:
-        """As kcap.replay.fidelity.replaying.Replayer has it."""
+        """See Replayer."""
         phase = kind.kind.phase
         job = CallJob({phase: kind.invocations[call.id]}, call, [SampleGroup(chosen.sample, chosen.index, [phase])])
         (request,) = job.requests(self._seconds)
-        place = (call.id, chosen.index)
-        if place not in self._answers:
-            self._answers[place] = self._worker.run(request.body, self._timeout)
-        return Measurement.model_validate({**self.environment, **self._answers[place], **request.told})
+        key = (call.id, chosen.index)
+        if key not in self._answers:
+            self._answers[key] = self._worker.run(request.body, self._timeout)
+        return Measurement.model_validate({**self.environment, **self._answers[key], **request.labels})
 
     def program(self, number: int, chosen: Mapping[int, NearestSample], kind: KindSteps) -> ProgramMeasurement:
-        """As kcap.replay.fidelity.replaying.Replayer has it, of the Calls that `call` replayed."""
-        of = kind.kind
-        one = ChosenProgram(self.recording.program(number), ProgramKind(of.phase, of.mode, of.padded), len(kind.steps))
-        job = ProgramJob(self.recording, one, {call: sample.index for call, sample in chosen.items()})
-        alone = {call: AloneResult.of(self._answers[call, chosen[call].index]) for call in job.counts}
-        request = job.request(alone, self._seconds)
-        answer = self._worker.run(request.body, max(self._timeout, LEAST_TIMEOUT_S))
-        return job.measured(alone, answer, self.environment)
+        """See Replayer; `call` has replayed each of its Calls."""
+        program_kind = ProgramKind(kind.kind.phase, kind.kind.mode, kind.kind.padded)
+        program = ChosenProgram(self.recording.program(number), program_kind, len(kind.steps))
+        job = ProgramJob(self.recording, program, {call: sample.index for call, sample in chosen.items()})
+        standalone = {call: StandaloneResult.of(self._answers[call, chosen[call].index]) for call in job.counts}
+        answer = self._worker.run(job.request(standalone, self._seconds), max(self._timeout, MIN_TIMEOUT_S))
+        return job.measurement(standalone, answer, self.environment)

@@ -1,11 +1,11 @@
-"""How `kcap replay --fidelity` looks: for each kind of step its kernels by share, what is missing, totals, verdict.
+"""The output of `kcap replay --compare-engine`: for each kind of step its kernels, missing time, totals, verdict.
 
-Under the table, one line for each remark, is what to know before believing it.
+Under each table, a line for each caveat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -17,41 +17,42 @@ from kcap.replay.fidelity.verdict import PROGRAM, Fidelity, KindFidelity, Progra
 from kcap.schemas.recording.signature import signature
 from kcap.schemas.validation.report import printable
 from kcap.show.kernel_name import shorten
+from kcap.system.worker_process import Environment
 
 NUMBER_COLUMNS = ("count", "share", "engine", "serving", "ratio", "Program", "ratio")
 
 
 def print_kinds(
-    out: Console, found: Fidelity, environment: Mapping[str, object], rows: int, recorded_on: str | None = None
+    out: Console, fidelity: Fidelity, environment: Environment, rows: int, recorded_on: str | None = None
 ) -> None:
     """Print one table for each kind of step, then the verdict. `recorded_on`: the engine's GPU."""
-    out.print(Text(device_title(dict(environment)), "bold"))
+    out.print(Text(device_title(environment), "bold"))
     if recorded_on is not None and recorded_on != environment.get("device_name"):
         out.print(Text(f"recorded on {printable(recorded_on)}: the times of two GPUs are no match", "yellow"))
-    for kind in found.kinds:
+    for kind in fidelity.kinds:
         out.print(Text(f"\n{kind.kind}: {kind.steps} step{'' if kind.steps == 1 else 's'} profiled", "bold"))
         out.print(kind_table(kind, rows))
-        for line in kind_remarks(kind, rows):
+        for line in kind_notes(kind, rows):
             out.print(line)
-    for line in verdict_lines(found):
+    for line in verdict_lines(fidelity):
         out.print(line)
 
 
 def kind_table(kind: KindFidelity, rows: int) -> Table:
-    """A row for each Call, for what is missing, and for the totals; times are of one step."""
-    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    """A row for each Call, for missing time, and for the totals; times are of one step."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     for name in NUMBER_COLUMNS:
-        out.add_column(name, justify="right", no_wrap=True)
-    out.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
     inside = {row.call.id: row for row in kind.in_program.rows}
     for row in kind.serving.rows[:rows]:
-        out.add_row(*_cells(row, inside.get(row.call.id)))
-    for one in kind.serving.missing[:rows]:
-        out.add_row(*_missing(one, inside.get(one.call.id) if one.call else None))
-    out.add_section()
-    out.add_row(*_totals(kind))
-    out.add_row(*_span(kind))
-    return out
+        table.add_row(*_cells(row, inside.get(row.call.id)))
+    for missing in kind.serving.missing[:rows]:
+        table.add_row(*_missing(missing, inside.get(missing.call.id) if missing.call else None))
+    table.add_section()
+    table.add_row(*_totals(kind))
+    table.add_row(*_span(kind))
+    return table
 
 
 def _cells(row: ComparedCall, inside: ComparedCall | None) -> Iterator[Text]:
@@ -65,7 +66,7 @@ def _cells(row: ComparedCall, inside: ComparedCall | None) -> Iterator[Text]:
 
 
 def _marks(row: ComparedCall) -> str:
-    return (OTHER if row.other else "") + (WARM if row.replayed.how.warm else "")
+    return (OTHER if row.other else "") + (WARM if row.replayed.provenance.warm else "")
 
 
 def _inside(row: ComparedCall | None) -> Iterator[Text]:
@@ -73,14 +74,14 @@ def _inside(row: ComparedCall | None) -> Iterator[Text]:
     yield Text("·", "dim") if row is None else _ratio(row.ratio, row.judged and not row.within)
 
 
-def _missing(one: MissingCall, inside: ComparedCall | None) -> Iterator[Text]:
-    yield Text(f"{one.count:,.4g}", "yellow")
-    yield Text(f"{one.share:.1%}", "yellow")
-    yield Text(duration(one.engine_us), "yellow")
+def _missing(missing: MissingCall, inside: ComparedCall | None) -> Iterator[Text]:
+    yield Text(f"{missing.count:,.4g}", "yellow")
+    yield Text(f"{missing.share:.1%}", "yellow")
+    yield Text(duration(missing.engine_us), "yellow")
     yield Text("missing", "yellow")
     yield Text("")
     yield from _inside(inside)
-    yield Text(f"{printable(shorten(one.name))}: {printable(one.reason)}", "yellow")
+    yield Text(f"{printable(shorten(missing.name))}: {printable(missing.reason)}", "yellow")
 
 
 def _totals(kind: KindFidelity) -> Iterator[Text]:
@@ -107,22 +108,22 @@ def _ratio(ratio: float | None, bad: bool, mark: str = "") -> Text:
     return Text("·" if ratio is None else f"{ratio:.1%}{mark}", "bold red" if bad else "")
 
 
-def verdict_lines(found: Fidelity) -> Iterator[Text]:
-    """Whether the replay holds, and by which state; if not, all that is outside the bounds."""
-    total = f"{duration(found.replayed_us())} replayed for {duration(found.engine_us())} of the engine's GPU time"
-    states = " and ".join(f"{count} by {_named(state)}" for state, count in found.by_state().items())
+def verdict_lines(fidelity: Fidelity) -> Iterator[Text]:
+    """Whether the replay is within the bounds, and by which state; if not, all that is outside."""
+    total = f"{duration(fidelity.replayed_us())} replayed for {duration(fidelity.engine_us())} of the engine's GPU time"
+    states = " and ".join(f"{count} by {_named(state)}" for state, count in fidelity.by_state().items())
     taken = f" (kinds of steps: {states})" if states else ""
-    yield Text(f"\nin all profiled steps: {total}, {found.error:.1%} off{taken}", "bold")
-    for kind in found.kinds:
+    yield Text(f"\nin all profiled steps: {total}, {fidelity.error:.1%} off{taken}", "bold")
+    for kind in fidelity.kinds:
         yield from _kind_verdict(kind)
 
 
 def _kind_verdict(kind: KindFidelity) -> Iterator[Text]:
-    if lines := list(kind.outside()):
+    if lines := list(kind.violations()):
         yield Text(f"outside the bounds: {kind.kind}", "yellow")
         yield from (Text(f"  {printable(line)}", "yellow") for line in lines)
         return
-    by = " and ".join(_named(state.state) for state in kind.holding)
+    by = " and ".join(_named(state.state) for state in kind.states_within_bounds)
     yield Text(f"within the bounds, by {by}: {kind.kind}", "green")
 
 
@@ -131,16 +132,12 @@ def _named(state: str) -> str:
 
 
 OTHER, WARM = "†", "‡"
+CONTEXT_BOUND = 0.005  # how far a Sample's context may be from the profiled steps' without a note
+CLOCK_BOUND = 0.03  # how far the GPU's clock in the engine may be from that in the replay without a note
 
 
-CONTEXT_BOUND = 0.005  # how far a Sample's context may be from the profiled steps' without a word
-
-
-CLOCK_BOUND = 0.03  # how far the GPU's clock in the engine may be from that in the replay without a word
-
-
-def kind_remarks(kind: KindFidelity, rows: int) -> Iterator[Text]:
-    """All of `kind`, of whose kernels the table has the first `rows`."""
+def kind_notes(kind: KindFidelity, rows: int) -> Iterator[Text]:
+    """The caveats of `kind`; the table has the first `rows` of its kernels."""
     if more := kind.serving.rows[rows:]:
         yield Text(f"{kernels_named(more, 'more ')}: --rows {len(kind.serving.rows)} shows them", "dim")
     for line in (*_of_rows(kind.serving.rows), *_noted(kind), *_of_program(kind.program), *_of_clocks(kind)):
@@ -150,27 +147,28 @@ def kind_remarks(kind: KindFidelity, rows: int) -> Iterator[Text]:
         yield Text(f"Samples' contexts are {min(contexts):.1%} to {max(contexts):.1%} of the profiled steps'", "dim")
 
 
-def kernels_named(of: Sequence[ComparedCall | MissingCall], which: str = "") -> str:
+def kernels_named(calls: Sequence[ComparedCall | MissingCall], qualifier: str = "") -> str:
     """`2 more kernels, 28.6% of the time`."""
-    return f"{len(of)} {which}kernel{'' if len(of) == 1 else 's'}, {sum(one.share for one in of):.1%} of the time"
+    share = sum(call.share for call in calls)
+    return f"{len(calls)} {qualifier}kernel{'' if len(calls) == 1 else 's'}, {share:.1%} of the time"
 
 
 def _of_rows(rows: Sequence[ComparedCall]) -> Iterator[str]:
     if others := [row for row in rows if row.other]:
         yield f"{OTHER} {kernels_named(others)}: replayed by kernels of other names than the engine's"
-    if warm := [row for row in rows if row.replayed.how.warm]:
+    if warm := [row for row in rows if row.replayed.provenance.warm]:
         yield f"{WARM} {kernels_named(warm)}: replayed with warm caches and not as in serving"
 
 
 def _noted(kind: KindFidelity) -> Iterator[str]:
-    """Each note on Calls replayed alone, once, with the Calls that have it; those of most time first."""
-    told: dict[str, list[ComparedCall | MissingCall]] = {}
-    calls: list[ComparedCall | MissingCall] = [*kind.serving.rows, *kind.serving.missing]
-    for one in calls:
-        for note in one.replayed.how.remarks:
-            told.setdefault(note, []).append(one)
-    for note, of in sorted(told.items(), key=lambda item: -sum(one.share for one in item[1])):
-        yield f"{kernels_named(of)}: {note}"
+    """Each note on Calls replayed alone, once, with the share of the Calls that have it; most time first."""
+    by_note: dict[str, list[ComparedCall | MissingCall]] = {}
+    all_calls: list[ComparedCall | MissingCall] = [*kind.serving.rows, *kind.serving.missing]
+    for compared in all_calls:
+        for note in compared.replayed.provenance.distinct_notes:
+            by_note.setdefault(note, []).append(compared)
+    for note, calls in sorted(by_note.items(), key=lambda item: -sum(compared.share for compared in item[1])):
+        yield f"{kernels_named(calls)}: {note}"
 
 
 def _of_program(program: ProgramTime) -> Iterator[str]:
@@ -180,9 +178,9 @@ def _of_program(program: ProgramTime) -> Iterator[str]:
         yield f"{duration(program.unmatched_us)} of the Program's kernels are of no known call"
     if program.stretches > 1:
         yield f"the Program took {program.stretches:,} CUDA graphs"
-    if program.how.stop == "limit":
+    if program.provenance.stop == "limit":
         yield "the time was up before the Program's samples agreed"
-    yield from (f"the Program: {note}" for note in program.how.remarks)
+    yield from (f"the Program: {note}" for note in program.provenance.distinct_notes)
 
 
 def _of_clocks(kind: KindFidelity) -> Iterator[str]:

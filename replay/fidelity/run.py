@@ -1,6 +1,6 @@
-"""`kcap replay PATH --fidelity`: what replaying gives, and where it goes: a table, a figure, JSON.
+"""`kcap replay PATH --compare-engine`: replay the profiled steps, and write a table, a figure and JSON.
 
-In JSON is all that the table has, in microseconds of one step.
+The JSON has everything in the table, in microseconds of one step.
 """
 
 from __future__ import annotations
@@ -25,93 +25,92 @@ from kcap.replay.fidelity.compare import (
     MissingCall,
 )
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
-from kcap.replay.fidelity.replaying import FidelityRun, replay_kinds, replayer
-from kcap.replay.fidelity.verdict import SPAN_BOUND, Fidelity, KindFidelity
+from kcap.replay.fidelity.replaying import FidelityRun, open_replayer, replay_kinds
+from kcap.replay.fidelity.verdict import SPAN_BOUND, Fidelity, KindFidelity, ProgramTime
 from kcap.replay.options import FidelityOptions
 from kcap.schemas.files.jsonfile import write_json
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.signature import call_key, signature
+from kcap.system.worker_process import Environment
 
 
 def replay_fidelity(path: Path, options: FidelityOptions, bar: Progress) -> int:
-    """Hold a Recording's profiled steps against their replay; the exit code: 0 within the bounds, 3 outside."""
+    """Compare a Recording's profiled steps with their replay; the exit code: 0 within the bounds, 3 outside."""
     if options.device == "cpu":
-        raise CallError("--fidelity compares GPU time: pass no --device cpu")
+        raise CallError("--compare-engine compares GPU time: pass no --device cpu")
     if detect_input(path) != "recording":
-        raise CallError(f"{path}: --fidelity takes a Recording, made with --check-coverage")
+        raise CallError(f"{path}: --compare-engine takes a Recording, made with --check-coverage")
     if options.output is not None:
         figure.require_matplotlib()
     recording = load(path)
     kinds = profiled_kinds(recording)
-    ran, environment = replay_steps(recording, kinds, options, bar)
+    run, environment = replay_steps(recording, kinds, options, bar)
     if options.output is not None:
-        write_files(options.output, recording, ran, environment)
-    print_fidelity(recording, ran, environment, options)
-    return DONE if ran.fidelity.holds else PARTIAL
+        write_files(options.output, recording, run, environment)
+    print_fidelity(recording, run, environment, options)
+    return DONE if run.fidelity.holds else PARTIAL
 
 
 def replay_steps(
     recording: Recording, kinds: list[KindSteps], options: FidelityOptions, bar: Progress
-) -> tuple[FidelityRun, dict[str, Any]]:
-    with replayer(recording, options.device, options.seconds, options.timeout, options.trust) as replays, bar:
+) -> tuple[FidelityRun, Environment]:
+    with open_replayer(recording, options.device, options.seconds, options.timeout, options.trust) as replays, bar:
         task: TaskID = bar.add_task("replay", total=sum(len(kind.invocations) + 1 for kind in kinds))
 
-        def tell(name: str) -> None:
+        def show_progress(name: str) -> None:
             bar.update(task, advance=1, description=name[:40])
 
-        return replay_kinds(recording, kinds, replays, tell), replays.environment
+        return replay_kinds(recording, kinds, replays, show_progress), replays.environment
 
 
-def print_fidelity(
-    recording: Recording, ran: FidelityRun, environment: dict[str, Any], options: FidelityOptions
-) -> None:
-    """Print the table, or JSON; then what was written, or how to have it."""
+def print_fidelity(recording: Recording, run: FidelityRun, environment: Environment, options: FidelityOptions) -> None:
+    """Print the table, or JSON; then the file that was written, or the command that writes it."""
     if options.as_json:
-        click.echo(orjson.dumps(json_document(recording, ran, environment), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(json_document(recording, run, environment), option=orjson.OPT_INDENT_2))
         return
-    report.print_kinds(console(), ran.fidelity, environment, options.rows, recording.metadata.device)
+    report.print_kinds(console(), run.fidelity, environment, options.rows, recording.metadata.device)
     if options.output is not None:
         click.echo(f"\nfigure: {options.output / 'fidelity.png'}")
     else:
-        click.echo(f"\nas a figure: kcap replay {recording.path} --fidelity -o {recording.path.stem}.fidelity")
+        click.echo(f"\nas a figure: kcap replay {recording.path} --compare-engine -o {recording.path.stem}.fidelity")
 
 
-def json_document(recording: Recording, ran: FidelityRun, environment: dict[str, Any]) -> dict[str, Any]:
-    known = {"path": str(recording.path), "recorded_on": recording.metadata.device, "environment": environment}
-    return {**known, **fidelity_document(ran.fidelity)}
+def json_document(recording: Recording, run: FidelityRun, environment: Environment) -> dict[str, Any]:
+    header = {"path": str(recording.path), "recorded_on": recording.metadata.device, "environment": environment}
+    return {**header, **fidelity_document(run.fidelity)}
 
 
-def write_files(folder: Path, recording: Recording, ran: FidelityRun, environment: dict[str, Any]) -> None:
-    """The figure, all of it in JSON, and the measurements that it rests on."""
+def write_files(folder: Path, recording: Recording, run: FidelityRun, environment: Environment) -> None:
+    """The figure, the numbers in JSON, and the measurements behind them."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "fidelity.json", json_document(recording, ran, environment))
-    (folder / "measurements.jsonl").write_bytes(b"".join(one.line() for one in ran.measurements))
-    (folder / "programs.jsonl").write_bytes(b"".join(one.line() for one in ran.programs))
-    figure.draw_figure(ran.fidelity, folder / "fidelity.png", recording_heading(recording, environment))
+    write_json(folder / "fidelity.json", json_document(recording, run, environment))
+    (folder / "measurements.jsonl").write_bytes(b"".join(one.line() for one in run.measurements))
+    (folder / "programs.jsonl").write_bytes(b"".join(one.line() for one in run.programs))
+    figure.draw_figure(run.fidelity, folder / "fidelity.png", recording_heading(recording, environment))
 
 
-def recording_heading(recording: Recording, environment: dict[str, Any]) -> str:
+def recording_heading(recording: Recording, environment: Environment) -> str:
     """Model, engine and GPU: `meta-llama/Llama-3.1-8B · vLLM 0.22.1 · NVIDIA H200`."""
-    known = recording.metadata
-    engine = f"{known.framework} {known.framework_version or ''}".strip() if known.framework else None
-    return " · ".join(str(part) for part in (known.model, engine, environment.get("device_name")) if part)
+    metadata = recording.metadata
+    engine = f"{metadata.framework} {metadata.framework_version or ''}".strip() if metadata.framework else None
+    return " · ".join(str(part) for part in (metadata.model, engine, environment.get("device_name")) if part)
 
 
 BOUNDS = {"total": TOTAL_BOUND, "kernel": KERNEL_BOUND, "kernel_share": KERNEL_SHARE, "span": SPAN_BOUND}
 
 
-def fidelity_document(found: Fidelity) -> dict[str, Any]:
-    """Times at the top are of all profiled steps."""
+def fidelity_document(fidelity: Fidelity) -> dict[str, Any]:
+    """The JSON; times at the top are of all profiled steps."""
     return {
-        "holds": found.holds,
+        "holds": fidelity.holds,
         "bounds": BOUNDS,
-        "engine_us": found.engine_us(),
-        "replayed_us": found.replayed_us(),
-        "missing_us": found.missing_us(),
-        "error": found.error,
-        "total_by": dict(found.by_state()),
-        "kinds": [_kind_fields(kind) for kind in found.kinds],
+        "engine_us": fidelity.engine_us(),
+        "replayed_us": fidelity.replayed_us(),
+        "missing_us": fidelity.missing_us(),
+        "error": fidelity.error,
+        "total_by": dict(fidelity.by_state()),
+        "kinds": [_kind_fields(kind) for kind in fidelity.kinds],
     }
 
 
@@ -120,13 +119,17 @@ def _kind_fields(kind: KindFidelity) -> dict[str, Any]:
         **asdict(kind.kind),
         "steps": kind.steps,
         "sm_mhz": kind.sm_mhz,
-        "outside": list(kind.outside()),
-        "holds_by": [state.state for state in kind.holding],
+        "outside": list(kind.violations()),
+        "holds_by": [state.state for state in kind.states_within_bounds],
         "total_by": kind.best.state,
         "states": {state.state: _state_fields(state) for state in (kind.serving, kind.in_program)},
         "span": {**asdict(kind.span), "own_us": kind.span.own_us} if kind.span else None,
-        "program": {**asdict(kind.program), "over_span": kind.span_ratio},
+        "program": {**_program_fields(kind.program), "over_span": kind.span_ratio},
     }
+
+
+def _program_fields(program: ProgramTime) -> dict[str, Any]:
+    return {("how" if name == "provenance" else name): value for name, value in asdict(program).items()}
 
 
 def _state_fields(state: ComparedStep) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def _state_fields(state: ComparedStep) -> dict[str, Any]:
         "missing_us": state.missing_us,
         "error": state.error,
         "kernels": [_row_fields(row) for row in state.rows],
-        "missing": [_missing_fields(one) for one in state.missing],
+        "missing": [_missing_fields(missing) for missing in state.missing],
     }
 
 
@@ -155,18 +158,18 @@ def _row_fields(row: ComparedCall) -> dict[str, Any]:
         "other_kernels": row.other,
         "sample": row.replayed.sample,
         "context": row.replayed.context,
-        "how": asdict(row.replayed.how),
-        "warm": row.replayed.how.warm,
+        "how": asdict(row.replayed.provenance),
+        "warm": row.replayed.provenance.warm,
     }
 
 
-def _missing_fields(one: MissingCall) -> dict[str, Any]:
+def _missing_fields(missing: MissingCall) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "call": one.call.id if one.call else None,
-        "reason": one.reason,
-        "count": one.count,
-        "share": one.share,
-        "engine_us": one.engine_us,
-        "how": asdict(one.replayed.how),
+        "name": missing.name,
+        "call": missing.call.id if missing.call else None,
+        "reason": missing.reason,
+        "count": missing.count,
+        "share": missing.share,
+        "engine_us": missing.engine_us,
+        "how": asdict(missing.replayed.provenance),
     }

@@ -1,4 +1,4 @@
-"""All kinds of profiled steps: does the replay add up to what the engine's GPU did?"""
+"""All kinds of profiled steps: does the replay add up to the time of the engine's GPU?"""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import cached_property
 from kcap.replay.fidelity.compare import ROUNDING, TOTAL_BOUND, UNKNOWN_PROVENANCE, ComparedStep, Provenance, share_of
 from kcap.replay.fidelity.engine import KindSteps, Span, StepKind
 
-SPAN_BOUND = 0.10  # how far a Program's back-to-back time may be from the span that the GPU took by itself
-SERVING, PROGRAM = "serving", "Program"  # each Call alone, its caches as in serving; the Calls in their order
+SPAN_BOUND = 0.10  # how far a Program's back-to-back time may be from the span of the GPU's own work
+SERVING, PROGRAM = "serving", "Program"  # each Call alone in this cache state; the Calls in order
 
 
 @dataclass(frozen=True)
 class ProgramTime:
     """A Program replayed as a whole, in microseconds; `us` None: it was not, for `reason`.
 
-    `left_out`: of its kernels' `invocations`. `unmatched_us`: of its kernels' durations, what no Call could be given.
-    `stretches`: the CUDA graphs that it took. `sm_mhz`: the GPU's clock after it.
+    `left_out`: of its kernels' `invocations`. `unmatched_us`: of its kernels' durations, those attributed to no Call.
+    `stretches`: the number of CUDA graphs. `sm_mhz`: the GPU's clock after it.
     """
 
     us: float | None = None
@@ -29,7 +29,7 @@ class ProgramTime:
     left_out: int = 0
     unmatched_us: float = 0.0
     stretches: int = 0
-    how: Provenance = UNKNOWN_PROVENANCE
+    provenance: Provenance = UNKNOWN_PROVENANCE
     sm_mhz: int | None = None
 
 
@@ -37,7 +37,7 @@ class ProgramTime:
 class KindFidelity:
     """One kind of step, `steps` of which were profiled, in both states; times are microseconds of one step.
 
-    `sm_mhz`: the clock that the engine's GPU had in them.
+    `sm_mhz`: the clock of the engine's GPU in them.
     """
 
     kind: StepKind
@@ -56,29 +56,29 @@ class KindFidelity:
 
     @property
     def span_ratio(self) -> float | None:
-        """The Program's back-to-back time over what the GPU took by itself."""
+        """The Program's back-to-back time over the span of the GPU's own work."""
         if self.span is None or self.program.us is None or self.span.own_us <= 0:
             return None
         return self.program.us / self.span.own_us
 
     @cached_property
-    def holding(self) -> list[ComparedStep]:
-        """The states that hold; what serves first. One is enough."""
-        return [state for state in (self.serving, self.in_program) if not any(state.outside())]
+    def states_within_bounds(self) -> list[ComparedStep]:
+        """The states within the bounds, `serving` first. One is enough."""
+        return [state for state in (self.serving, self.in_program) if not any(state.violations())]
 
     @cached_property
     def best(self) -> ComparedStep:
-        """The first state that holds, or else the one that is closer in total: what the total of all kinds takes."""
-        return next(iter(self.holding), min(self.serving, self.in_program, key=lambda state: state.error))
+        """The state that counts in the total of all kinds: the first within the bounds, else the closer in total."""
+        return next(iter(self.states_within_bounds), min(self.serving, self.in_program, key=lambda state: state.error))
 
-    def outside(self) -> Iterator[str]:
-        """What is not within the bounds, in words; nothing where one of the states holds, and the span."""
-        if not self.holding:
-            yield from self.serving.outside()
-            yield from self.in_program.outside()
-        yield from self._span_outside()
+    def violations(self) -> Iterator[str]:
+        """Descriptions of what is outside the bounds; none if one of the states and the span are within them."""
+        if not self.states_within_bounds:
+            yield from self.serving.violations()
+            yield from self.in_program.violations()
+        yield from self._span_violations()
 
-    def _span_outside(self) -> Iterator[str]:
+    def _span_violations(self) -> Iterator[str]:
         if self.program.us is None:
             yield f"the Program was not replayed as a whole: {self.program.reason}"
         elif self.span_ratio is None:
@@ -103,15 +103,15 @@ class Fidelity:
         return sum(each.steps * each.best.missing_us for each in self.kinds)
 
     def by_state(self) -> Counter[str]:
-        """By which state how many kinds are in these totals."""
+        """How many kinds are in these totals by each state."""
         return Counter(each.best.state for each in self.kinds)
 
     @property
     def error(self) -> float:
-        """As Compared.error, each kind of step weighing as often as it was profiled."""
+        """As ComparedStep.error, each kind of step weighted by its profiled steps."""
         difference = sum(each.steps * each.best.difference_us for each in self.kinds)
         return share_of(abs(difference) + self.missing_us(), self.engine_us())
 
     @property
     def holds(self) -> bool:
-        return self.error <= TOTAL_BOUND + ROUNDING and not any(any(each.outside()) for each in self.kinds)
+        return self.error <= TOTAL_BOUND + ROUNDING and not any(any(each.violations()) for each in self.kinds)

@@ -1,7 +1,7 @@
 """Which Programs to replay, and on which Sample each of their Calls runs.
 
-The most frequent Program of each phase, mode and padded size, or that of one recorded step. The Samples of one step
-belong together, so that their lengths agree.
+The most frequent Program of each phase, mode and padded size, or that of one recorded step. Samples of the same step
+are preferred, since their lengths agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kcap.schemas.recording.recording import Call, GraphUse, Phase, Program, Rec
 
 @dataclass(frozen=True)
 class ProgramKind:
-    """What tells Programs apart that are no variants of each other. `padded`: the tokens its graphs are for."""
+    """Programs of one kind are variants of each other. `padded`: the tokens that the graphs were captured for."""
 
     phase: Phase
     mode: GraphUse
@@ -26,7 +26,7 @@ class ProgramKind:
 
 @dataclass(frozen=True)
 class ChosenProgram:
-    """A Program, as which kind, and how often it ran as that; `step`: the recorded step that was asked for."""
+    """A Program, its kind, and how often it ran as that kind. `step`: the recorded step that was asked for."""
 
     program: Program
     kind: ProgramKind
@@ -35,15 +35,15 @@ class ChosenProgram:
 
 
 def most_frequent_programs(recording: Recording, phase: Phase | None = None) -> list[ChosenProgram]:
-    """One Program of each kind, the most frequent first; CallError where there is none."""
+    """The most frequent Program of each kind, in the order of their counts; CallError where there is none."""
     best: dict[ProgramKind, ChosenProgram] = {}
-    for one in _programs_by_phase(recording):
-        known = best.get(one.kind)
-        if phase in (None, one.kind.phase) and (known is None or one.count > known.count):
-            best[one.kind] = one
+    for candidate in _programs_by_phase(recording):
+        current = best.get(candidate.kind)
+        if phase in (None, candidate.kind.phase) and (current is None or candidate.count > current.count):
+            best[candidate.kind] = candidate
     if not best:
         raise CallError(f"{recording.path}: {_why_none(recording, phase)}")
-    return sorted(best.values(), key=lambda one: (-one.count, one.program.id))
+    return sorted(best.values(), key=lambda candidate: (-candidate.count, candidate.program.id))
 
 
 def _why_none(recording: Recording, phase: Phase | None) -> str:
@@ -54,7 +54,7 @@ def _why_none(recording: Recording, phase: Phase | None) -> str:
 
 
 def _programs_by_phase(recording: Recording) -> Iterator[ChosenProgram]:
-    """Every Program as each phase that it ran in; a graph that a step replays runs as part of that step."""
+    """Every Program in each phase that it ran in, without graphs that a step replays: they run as part of the step."""
     inner = {number for program in recording.programs for _, number in program.graphs}
     for program in recording.programs:
         if program.kind == "graph" and program.id in inner:
@@ -68,7 +68,7 @@ def _programs_by_phase(recording: Recording) -> Iterator[ChosenProgram]:
 
 
 def graph_use(recording: Recording, program: Program) -> tuple[GraphUse, int | None]:
-    """How a Program used graphs, and the largest size that these were captured for."""
+    """How a Program uses graphs, and the largest size that these were captured for."""
     graphs = [program] if program.kind == "graph" else [recording.program(number) for _, number in program.graphs]
     if not graphs:
         return "eager", None
@@ -78,26 +78,26 @@ def graph_use(recording: Recording, program: Program) -> tuple[GraphUse, int | N
 
 
 def program_of_step(recording: Recording, index: int) -> ChosenProgram:
-    """The Program of the step `index` (of the lowest rank that has it); CallError says which steps there are."""
-    found = [step for step in recording.steps if step.index == index]
-    where = f"{recording.path}: --step {index}"
-    if not found:
-        kept = sorted({step.index for step in recording.steps})
-        which = f"{len(kept)}, from {kept[0]} to {kept[-1]}" if kept else "none"
-        raise CallError(f"{where}: not among the steps that steps.jsonl keeps ({which})")
-    step = min(found, key=lambda one: one.rank)
+    """The Program of the step `index`, of the lowest rank that has it; CallError lists the steps that there are."""
+    steps = [step for step in recording.steps if step.index == index]
+    option = f"{recording.path}: --step {index}"
+    if not steps:
+        indices = sorted({step.index for step in recording.steps})
+        which = f"{len(indices)}, from {indices[0]} to {indices[-1]}" if indices else "none"
+        raise CallError(f"{option}: not among the steps that steps.jsonl keeps ({which})")
+    step = min(steps, key=lambda step: step.rank)
     if step.program is None:
-        raise CallError(f"{where}: the Recording does not have its Program")
+        raise CallError(f"{option}: the Recording does not have its Program")
     program = recording.program(step.program)
     times = sum(count.count for count in program.counts if count.phase == step.phase)
     return ChosenProgram(program, ProgramKind(step.phase, step.mode, step.padded), times, step)
 
 
 def choose_samples(recording: Recording, chosen: ChosenProgram, calls: Iterable[Call]) -> dict[int, int | None]:
-    """By Call that needs one: a line of samples.jsonl, from 0; None where there is none.
+    """By each Call that needs a Sample: its line in samples.jsonl, from 0; None where there is none.
 
-    Of the Program's phase, and of the step asked for, or of that step of the Program's which has most Samples; where a
-    Call was not sampled in it, of the nearest step.
+    Of the Program's phase, and of the step asked for, or else of the Program's step with the most Samples; where the
+    Call was not sampled in that step, of the nearest one.
     """
     samples = samples_by_call(recording.samples)
     needing = [call for call in calls if needs_sample(call)]
@@ -106,28 +106,28 @@ def choose_samples(recording: Recording, chosen: ChosenProgram, calls: Iterable[
 
 
 def common_step(recording: Recording, chosen: ChosenProgram, samples: Samples, calls: Iterable[Call]) -> int | None:
-    """The step that was asked for, else the one of the Program in which most of `calls` were sampled."""
+    """The step that was asked for, else the Program's step in which most of `calls` were sampled."""
     if chosen.step is not None:
         return chosen.step.index
     phase = chosen.kind.phase
-    own = {step.index for step in recording.steps if (step.program, step.phase) == (chosen.program.id, phase)}
-    seen = {
+    own_steps = {step.index for step in recording.steps if (step.program, step.phase) == (chosen.program.id, phase)}
+    sampled = {
         (call.id, sample.step)
         for call in calls
         for _, sample in samples.get(call.id, [])
         if sample.phase == phase and sample.step is not None
     }
-    counted = Counter(step for _, step in seen)
-    return max(counted, key=lambda step: (step in own, counted[step], -(step or 0)), default=None)
+    samples_by_step = Counter(step for _, step in sampled)
+    return max(samples_by_step, key=lambda step: (step in own_steps, samples_by_step[step], -(step or 0)), default=None)
 
 
 def nearest_line(samples: Iterable[tuple[int, Sample]], phase: str, step: int | None) -> int | None:
-    """The line of the Sample of this phase, if there is one, that is nearest to `step`."""
+    """The line of the Sample nearest to `step`, of this phase if there is one."""
 
     def distance(item: tuple[int, Sample]) -> tuple[bool, bool, int, int]:
         line, sample = item
-        off = 0 if step is None or sample.step is None else abs(sample.step - step)
-        return sample.phase != phase, sample.step is None and step is not None, off, line
+        steps_away = 0 if step is None or sample.step is None else abs(sample.step - step)
+        return sample.phase != phase, sample.step is None and step is not None, steps_away, line
 
-    found = min(samples, key=distance, default=None)
-    return None if found is None else found[0]
+    nearest = min(samples, key=distance, default=None)
+    return None if nearest is None else nearest[0]

@@ -1,8 +1,8 @@
-"""Which invocation of a Program each kernel of its profile belongs to, by their order, and so each Call's durations.
+"""Attribute each kernel in the profile of a Program to an invocation, by their order, and so to a Call.
 
-Alone, every Call told which kernels an invocation of it runs. Where the profile is just these one after another, each
-kernel's owner is certain; where something differs (a library chose another kernel among other neighbours), the longest
-common sequences of names are given to their owners, and the rest to none, which the measurement tells.
+Run alone, every Call showed which kernels one invocation launches. Where the profile is exactly these in order, each
+kernel's owner is certain. Where something differs (a library chose another kernel beside other neighbours), the longest
+common sequences of names go to their owners and the rest to none, which the measurement states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kcap.schemas.results.measurement import KernelDuration
 
 @dataclass(frozen=True)
 class CallDurations:
-    """The durations of one run, by Call: `us` of an invocation, and its kernels. `unmatched_us`: of no Call."""
+    """The durations in one run, by Call: `us` of an invocation, and its kernels. `unmatched_us`: of no Call."""
 
     us: dict[int, float] = field(default_factory=dict)
     kernels: dict[int, list[KernelDuration]] = field(default_factory=dict)
@@ -27,26 +27,26 @@ class CallDurations:
     unmatched_us: float | None = None
 
 
-def share_out(
+def attribute_kernels(
     runs: Sequence[Sequence[KernelRun]], order: Sequence[int], kernels: dict[int, dict[str, int]]
 ) -> CallDurations:
-    """Give each profiled run's kernels to the Calls in `order`; means over the runs."""
+    """Attribute the kernels of each profiled run to the Calls in `order`; means over the runs."""
     if not any(runs):
         return CallDurations()
-    each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    lost = 0.0
+    by_call: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    unmatched = 0.0
     for run in runs:
-        for ran, place in zip(run, kernel_owners([one.name for one in run], order, kernels), strict=True):
-            if place is None:
-                lost += ran.us
+        for kernel, position in zip(run, kernel_owners([kernel.name for kernel in run], order, kernels), strict=True):
+            if position is None:
+                unmatched += kernel.us
             else:
-                each[order[place]][ran.name].append(ran.us)
-    counts = {call: order.count(call) * len(runs) for call in each}
+                by_call[order[position]][kernel.name].append(kernel.us)
+    counts = {call: order.count(call) * len(runs) for call in by_call}
     return CallDurations(
-        {call: sum(map(sum, names.values())) / counts[call] for call, names in each.items()},
-        {call: median_durations(names, counts[call]) for call, names in each.items()},
-        fmean(sum(ran.us for ran in run) for run in runs),
-        lost / len(runs),
+        {call: sum(map(sum, names.values())) / counts[call] for call, names in by_call.items()},
+        {call: median_durations(names, counts[call]) for call, names in by_call.items()},
+        fmean(sum(kernel.us for kernel in run) for run in runs),
+        unmatched / len(runs),
     )
 
 
@@ -58,43 +58,46 @@ def median_durations(names: dict[str, list[float]], invocations: int) -> list[Ke
 def kernel_owners(
     names: Sequence[str], order: Sequence[int], kernels: Mapping[int, Mapping[str, int]]
 ) -> list[int | None]:
-    """By kernel in `names`: the place in `order` (Calls) of its invocation; `kernels`: of one invocation of each."""
+    """For each kernel in `names` the position in `order` (Calls) of its invocation.
+
+    `kernels`: by Call, the launches of one invocation by name.
+    """
     return _owners_in_turn(names, order, kernels) or _owners_aligned(names, order, kernels)
 
 
 def _owners_in_turn(
     names: Sequence[str], order: Sequence[int], kernels: Mapping[int, Mapping[str, int]]
 ) -> list[int | None] | None:
-    """Every kernel's owner, if the names are those of the invocations one after another."""
-    found: list[int | None] = []
-    for place, call in enumerate(order):
+    """Every kernel's owner, if the names are exactly those of the invocations in order."""
+    owners: list[int | None] = []
+    for position, call in enumerate(order):
         size = sum(kernels[call].values())
-        if Counter(names[len(found) : len(found) + size]) != Counter(kernels[call]):
+        if Counter(names[len(owners) : len(owners) + size]) != Counter(kernels[call]):
             return None
-        found += [place] * size
-    return found if len(found) == len(names) else None
+        owners += [position] * size
+    return owners if len(owners) == len(names) else None
 
 
 def _owners_aligned(
     names: Sequence[str], order: Sequence[int], kernels: Mapping[int, Mapping[str, int]]
 ) -> list[int | None]:
-    expected = [(name, place) for place, call in enumerate(order) for name in Counter(kernels[call]).elements()]
-    found: list[int | None] = [None] * len(names)
+    expected = [(name, position) for position, call in enumerate(order) for name in Counter(kernels[call]).elements()]
+    owners: list[int | None] = [None] * len(names)
     matcher = SequenceMatcher(None, [name for name, _ in expected], list(names), autojunk=False)
     for first, start, size in matcher.get_matching_blocks():
         for step in range(size):
-            found[start + step] = expected[first + step][1]
-    return _owners_between(found)
+            owners[start + step] = expected[first + step][1]
+    return _owners_between(owners)
 
 
-def _owners_between(found: list[int | None]) -> list[int | None]:
-    """A kernel without owner between two of one invocation is of that invocation, too."""
-    out = list(found)
-    last: tuple[int, int] | None = None  # place in the profile, and owner
-    for here, owner in enumerate(found):
+def _owners_between(owners: list[int | None]) -> list[int | None]:
+    """The owners, where a kernel without one between two of the same invocation belongs to it, too."""
+    filled = list(owners)
+    last: tuple[int, int] | None = None  # position in the profile, and owner
+    for position, owner in enumerate(owners):
         if owner is None:
             continue
         if last is not None and last[1] == owner:
-            out[last[0] + 1 : here] = [owner] * (here - last[0] - 1)
-        last = here, owner
-    return out
+            filled[last[0] + 1 : position] = [owner] * (position - last[0] - 1)
+        last = position, owner
+    return filled

@@ -1,9 +1,8 @@
-"""What one Call of a Program writes, the next one reads: it lies in the same memory, as in the engine, and so in the
-caches when it is read.
+"""What one Call of a Program writes, the next one reads from the same memory, and so from the caches, as in the engine.
 
-A record has no addresses. But Calls come in their order, and what was written last is mostly read first. So of each
-kind of storage (kcap.replay.program.parts) the first argument that is read lies where was written last, the
-second where before that; what is only written goes where nothing is read. What an operator returns is written, too.
+A Recording has no addresses. But Calls are in order, and what was written last is usually read first. So, of each kind
+of buffer (kcap.replay.program.prepared), the first argument that is read gets the one written last, the second the one
+written before it; what is only written gets a buffer that is not read. What an operator returns is written, too.
 """
 
 from __future__ import annotations
@@ -17,82 +16,86 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from kcap.replay.calls.runner import plain_name
-from kcap.replay.program.parts import Activations, BufferKind, Part, Parts, buffer_kind
+from kcap.replay.program.prepared import Activations, BufferKind, PreparedCall, PreparedCalls, buffer_kind
 from kcap.replay.rebuild.memory import reached_bytes, storage_key
 from kcap.replay.rebuild.rebuild import with_buffers
 from kcap.replay.roofline import cost
 from kcap.schemas.derive.bound_call import StorageKey
 
-RECENT_BUFFERS = 4  # buffers of one kind of which is known when they were written
+RECENT_BUFFERS = 4  # of each kind, so many are remembered in the order of their writes
 ONLY_WRITTEN = re.compile(r"out(put)?s?\d*|out_ptr\d+|result|dst|c|o")
 CHECKED_DTYPES = ("bfloat16", "float16", "float32", "float64")
-SMALLEST, LARGEST = 1e-20, 1e6  # absolute values of numbers as engines have them
-MOST_LOST_SHARE, CHECKED_BYTES = 0.01, 1 << 20  # a share, and bytes
-CHECKED_RUNS = 2  # that are looked at: a run begins with what the one before has left
+SMALLEST, LARGEST = 1e-20, 1e6  # absolute values as engines have them
+MAX_LOST_SHARE, CHECKED_BYTES = 0.01, 1 << 20
+CHECKED_RUNS = 2  # a run begins with what the one before has left
 NOT_SHARED = "each kernel has activations of its own: handed on, numbers overflow or vanish"
 
 
 class Flow:
-    """One run of a Program, each of whose invocations goes through it.
+    """One run of a Program, whose invocations pass on their activations through it.
 
-    `checked`: `lost` tells whether numbers that were handed on overflow or vanish; each is looked at, which takes time.
+    `checked`: look at all numbers that are passed on, and set `lost` where they overflow or vanish; this takes time.
     """
 
     def __init__(self, activations: Activations, checked: bool = False) -> None:
         self.activations, self.checked = activations, checked
         self.recent: dict[BufferKind, list[torch.Tensor]] = defaultdict(list)  # the last written first
-        self.filled: set[int] = set()  # addresses of what was written by a Call that reads nothing: as in the engine
+        self.filled: set[int] = set()  # addresses written by a Call that reads nothing: as in the engine
         self.lost = False
 
-    def run(self, part: Part) -> None:
+    def run(self, part: PreparedCall) -> None:
         """One invocation of `part`."""
-        given = self._assigned(part)
-        assert part.decided is not None
-        returned = part.call_on(with_buffers(part.decided, part.target, part.next(), given))
+        buffers = self._assigned(part)
+        assert part.resolved is not None
+        returned = part.call_on(with_buffers(part.resolved, part.target, part.next(), buffers))
         read, only_written = read_and_written(part)
-        fills = not read and not part.moved
+        fills = not read and not part.persistent
         for key in [*reversed([key for key in read if key in part.restored]), *only_written]:
-            self._written(part.places[key][:3], given[key], fills)
+            self._written(part.slots[key][:3], buffers[key], fills)
         for output in reversed([*float_outputs(returned)]):
             storage = output.untyped_storage()
             dtype = str(output.dtype).removeprefix("torch.")
             self._written(buffer_kind(str(output.device), dtype, storage.nbytes()), storage_bytes(output), fills)
 
-    def _assigned(self, part: Part) -> dict[StorageKey, torch.Tensor]:
+    def _assigned(self, part: PreparedCall) -> dict[StorageKey, torch.Tensor]:
         """The buffer of each activation of `part`."""
-        assert part.decided is not None
-        sizes = reached_bytes(part.decided.bound, part.target.device, part.target.home)
+        assert part.resolved is not None
+        sizes = reached_bytes(part.resolved.bound, part.target.device, part.target.home)
         read, only_written = read_and_written(part)
-        given: dict[StorageKey, torch.Tensor] = {}
+        assigned: dict[StorageKey, torch.Tensor] = {}
         for key in [*read, *only_written]:
-            kind = part.places[key][:3]
-            taken = {buffer.data_ptr() for buffer in given.values()}
-            last = [one for one in self.recent[kind] if len(one) >= sizes[key] and one.data_ptr() not in taken]
-            if last and key in read:
-                given[key] = last[0]
-                self._look(last[0][: sizes[key]], kind)
+            kind = part.slots[key][:3]
+            addresses = {buffer.data_ptr() for buffer in assigned.values()}
+            candidates = [
+                buffer
+                for buffer in self.recent[kind]
+                if len(buffer) >= sizes[key] and buffer.data_ptr() not in addresses
+            ]
+            if candidates and key in read:
+                assigned[key] = candidates[0]
+                self._check(candidates[0][: sizes[key]], kind)
             else:
-                given[key] = self._other(kind, taken)
-        return given
+                assigned[key] = self._oldest_unused(kind, addresses)
+        return assigned
 
-    def _other(self, kind: BufferKind, taken: set[int]) -> torch.Tensor:
-        """A buffer that this invocation does not have, the one that was not written for longest."""
-        order = {one.data_ptr(): age for age, one in enumerate(self.recent[kind])}
-        free = (one for one in self.activations.all_of(kind) if one.data_ptr() not in taken)
-        return max(free, key=lambda one: order.get(one.data_ptr(), RECENT_BUFFERS))
+    def _oldest_unused(self, kind: BufferKind, addresses: set[int]) -> torch.Tensor:
+        """Of the buffers that this invocation does not use, the one whose last write is longest ago."""
+        order = {buffer.data_ptr(): age for age, buffer in enumerate(self.recent[kind])}
+        unused = (buffer for buffer in self.activations.all_of(kind) if buffer.data_ptr() not in addresses)
+        return max(unused, key=lambda buffer: order.get(buffer.data_ptr(), RECENT_BUFFERS))
 
-    def _look(self, read: torch.Tensor, kind: BufferKind) -> None:
+    def _check(self, read: torch.Tensor, kind: BufferKind) -> None:
         if self.checked and not self.lost and read.data_ptr() not in self.filled:
             self.lost = has_lost_numbers(read, kind)
 
     def _written(self, kind: BufferKind, buffer: torch.Tensor, fills: bool) -> None:
         (self.filled.add if fills else self.filled.discard)(buffer.data_ptr())
-        others = [one for one in self.recent[kind] if one.data_ptr() != buffer.data_ptr()]
-        self.recent[kind] = [buffer, *others][:RECENT_BUFFERS]
+        older = [other for other in self.recent[kind] if other.data_ptr() != buffer.data_ptr()]
+        self.recent[kind] = [buffer, *older][:RECENT_BUFFERS]
 
 
-def loses_numbers(order: Iterable[int], parts: Parts) -> bool:
-    """Whether numbers overflow or vanish in runs of `order` (Calls), of those that can run."""
+def loses_values(order: Iterable[int], parts: PreparedCalls) -> bool:
+    """Whether numbers overflow or vanish in runs of `order` (Calls, of which those that can run do)."""
     steps = [parts.good[call] for call in order if call in parts.good]
     for _ in range(CHECKED_RUNS):
         flow = Flow(parts.activations, checked=True)
@@ -103,23 +106,25 @@ def loses_numbers(order: Iterable[int], parts: Parts) -> bool:
     return False
 
 
-def read_and_written(part: Part) -> tuple[list[StorageKey], list[StorageKey]]:
+def read_and_written(part: PreparedCall) -> tuple[list[StorageKey], list[StorageKey]]:
     """The activations that `part` reads, and those that it only writes, in the order of its arguments."""
-    assert part.decided is not None
+    assert part.resolved is not None
     names: dict[StorageKey, list[str]] = {}
-    for path, spec in part.decided.bound.tensors():
-        names.setdefault(storage_key(spec, part.target), []).append(plain_name(part.decided.bound.holder(path).name))
+    for path, spec in part.resolved.bound.tensors():
+        names.setdefault(storage_key(spec, part.target), []).append(plain_name(part.resolved.bound.holder(path).name))
     unread = cost.unread_inputs(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
-    only = {key for key, all_of in names.items() if all(n in unread or ONLY_WRITTEN.fullmatch(n) for n in all_of)}
-    keys = [key for key in names if key in part.places]
-    return [key for key in keys if key not in only], [key for key in keys if key in only]
+    only_written = {
+        key for key, all_names in names.items() if all(n in unread or ONLY_WRITTEN.fullmatch(n) for n in all_names)
+    }
+    keys = [key for key in names if key in part.slots]
+    return [key for key in keys if key not in only_written], [key for key in keys if key in only_written]
 
 
 def float_outputs(returned: Any) -> Iterator[torch.Tensor]:
-    """The tensors of floats in what an operator returned."""
-    for one in tree_leaves(returned):
-        if isinstance(one, torch.Tensor) and one.is_floating_point() and one.untyped_storage().nbytes():
-            yield one
+    """The tensors of floats among an operator's results."""
+    for leaf in tree_leaves(returned):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.untyped_storage().nbytes():
+            yield leaf
 
 
 def storage_bytes(output: torch.Tensor) -> torch.Tensor:
@@ -128,11 +133,11 @@ def storage_bytes(output: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=output.device).set_(output.untyped_storage(), 0, (size,), (1,))
 
 
-def has_lost_numbers(read: torch.Tensor, kind: BufferKind) -> bool:
-    """Whether numbers (bytes of the dtype in `kind`) are nan, huge or all nothing; the first of them are looked at."""
+def has_lost_numbers(buffer: torch.Tensor, kind: BufferKind) -> bool:
+    """Whether numbers (as bytes; `kind` has their dtype) are nan, huge or all zero, by the first of them."""
     if kind[1] not in CHECKED_DTYPES:
         return False
     dtype = getattr(torch, kind[1])
-    cells = read[: min(len(read), CHECKED_BYTES) // dtype.itemsize * dtype.itemsize].view(dtype).float().abs()
-    usual = cells <= LARGEST
-    return cells.numel() > 0 and bool((~usual).float().mean() > MOST_LOST_SHARE or cells[usual].amax() < SMALLEST)
+    cells = buffer[: min(len(buffer), CHECKED_BYTES) // dtype.itemsize * dtype.itemsize].view(dtype).float().abs()
+    normal = cells <= LARGEST
+    return cells.numel() > 0 and bool((~normal).float().mean() > MAX_LOST_SHARE or cells[normal].amax() < SMALLEST)

@@ -1,7 +1,7 @@
-"""A Program to replay: what the worker is sent, and the measurement that its answer makes.
+"""A Program to replay: the request to the worker, and the measurement that its answer makes.
 
-Each of its Calls is tried alone first, so that one that fails, crashes or cannot be captured costs no Program its
-process; that tells how it runs and which kernels it has.
+Each of its Calls first runs alone, so that one that fails, crashes or cannot be captured does not end the process of a
+Program. That also tells how the Call can be timed, and which kernels it launches.
 """
 
 from __future__ import annotations
@@ -10,20 +10,46 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
-from kcap.replay.jobs import Request
 from kcap.replay.program.choose import ChosenProgram, choose_samples
-from kcap.replay.timing.sampling import HOLD_GAVE_UP, WAITS_FOR_GPU
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU
 from kcap.schemas.recording.recording import Call, Recording
 from kcap.schemas.results.measurement import Measurement, Method, ProgramCall, ProgramMeasurement, Status
+from kcap.system.worker_process import Environment
 
-LEAST_TIMEOUT_S = 600.0  # a Program builds the inputs of a whole model
+MIN_TIMEOUT_S = 600.0  # a Program builds the inputs of a whole model
+
+
+class ProgramPart(TypedDict):
+    """A Call of a Program, as it ran alone. `sample`: the line of its Sample; `kernels`: launches of each, by name."""
+
+    sample: int | None
+    method: Method | None
+    kernels: dict[str, int]
+    waits: bool
+
+
+class ProgramBody(TypedDict):
+    """The Program of a request: its invocations as Calls, in `order`, and each Call under its number (a string)."""
+
+    order: list[int]
+    parts: dict[str, ProgramPart]
+
+
+class ProgramRequest(TypedDict):
+    """A Program to replay; `seconds`: of sampling."""
+
+    program: ProgramBody
+    seconds: float
 
 
 @dataclass(frozen=True)
-class AloneResult:
-    """`kernels`: how often an invocation runs each, by name. `waits`: the host waits for the GPU in it."""
+class StandaloneResult:
+    """What one Call's run by itself told. `kernels`: launches of each by one invocation, by name.
+
+    `waits`: the host waits for the GPU in it.
+    """
 
     status: Status
     reason: str | None = None
@@ -32,25 +58,22 @@ class AloneResult:
     waits: bool = False
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any] | Measurement) -> AloneResult:
-        """From a worker's answer, or a Measurement of it."""
-        known = answer.model_dump() if isinstance(answer, Measurement) else answer
-        counted: Counter[str] = Counter()
-        for kernel in known.get("kernels") or []:
-            counted[kernel["name"]] += round(kernel["count"])
-        waits = bool({WAITS_FOR_GPU, HOLD_GAVE_UP} & set(known.get("notes") or []))
-        return cls(known["status"], known.get("reason"), known.get("method"), counted, waits)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"method": self.method, "kernels": dict(self.kernels), "waits": self.waits}
+    def of(cls, answer: Mapping[str, Any] | Measurement) -> StandaloneResult:
+        """From a worker's answer, or the Measurement that it made."""
+        fields = answer.model_dump() if isinstance(answer, Measurement) else answer
+        kernels: Counter[str] = Counter()
+        for kernel in fields.get("kernels") or []:
+            kernels[kernel["name"]] += round(kernel["count"])
+        waits = bool({WAITS_FOR_GPU, BLOCKER_TIMED_OUT} & set(fields.get("notes") or []))
+        return cls(fields["status"], fields.get("reason"), fields.get("method"), kernels, waits)
 
 
-UNTRIED = AloneResult("skipped", "it was not tried alone")
+UNTRIED = StandaloneResult("skipped", "it was not tried alone")
 
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """A Program and, by Call, on which Sample (its line of samples.jsonl) each runs."""
+    """A Program, and for each of its Calls the line in samples.jsonl of the Sample that it runs on."""
 
     recording: Recording
     chosen: ChosenProgram
@@ -58,27 +81,36 @@ class ProgramJob:
 
     @cached_property
     def order(self) -> list[int]:
-        """Every invocation of a kernel that does work, the replayed graphs' among them."""
-        ran = self.recording.ran(self.chosen.program)
-        return [call.id for call in ran if call.kind == "kernel" and call.work]
+        """The Call of every invocation of a kernel that does work, in replayed graphs too."""
+        invocations = self.recording.ran(self.chosen.program)
+        return [call.id for call in invocations if call.kind == "kernel" and call.work]
 
     @cached_property
     def counts(self) -> Counter[int]:
-        """How often the Program has each Call."""
+        """The invocations of each Call."""
         return Counter(self.order)
 
     @property
     def calls(self) -> list[Call]:
         return [self.recording.calls[number] for number in self.counts]
 
-    def request(self, alone: Mapping[int, AloneResult], seconds: float) -> Request:
-        """What the worker is sent; `alone`: what is known of each Call. It runs those that ran alone."""
-        good = {number: one for number, one in alone.items() if one.status == "ok"}
-        parts = {str(n): {"sample": self.samples.get(n), **good[n].as_json()} for n in self.counts if n in good}
-        body = {"program": {"order": [n for n in self.order if n in good], "parts": parts}, "seconds": seconds}
-        return Request(body, self._told())
+    def request(self, standalone: Mapping[int, StandaloneResult], seconds: float) -> ProgramRequest:
+        """To replay those Calls of the Program that ran alone."""
+        good = {call: result for call, result in standalone.items() if result.status == "ok"}
+        parts = {str(call): self._part(call, good[call]) for call in self.counts if call in good}
+        program = ProgramBody(order=[call for call in self.order if call in good], parts=parts)
+        return ProgramRequest(program=program, seconds=seconds)
 
-    def _told(self) -> dict[str, Any]:
+    def _part(self, call: int, result: StandaloneResult) -> ProgramPart:
+        kernels = dict(result.kernels)
+        return {
+            "sample": self.samples.get(call),
+            "method": result.method,
+            "kernels": kernels,
+            "waits": result.waits,
+        }
+
+    def _labels(self) -> dict[str, Any]:
         program, kind, step = self.chosen.program, self.chosen.kind, self.chosen.step
         return {
             "program": program.id,
@@ -91,21 +123,21 @@ class ProgramJob:
             "invocations": len(self.order),
         }
 
-    def measured(
-        self, alone: Mapping[int, AloneResult], answer: Mapping[str, Any], environment: Mapping[str, Any]
+    def measurement(
+        self, standalone: Mapping[int, StandaloneResult], answer: Mapping[str, Any], environment: Environment
     ) -> ProgramMeasurement:
-        """The measurement that the worker's `answer` makes, with what was left out."""
-        answered = {call["call"]: call for call in answer.get("calls", [])}
-        calls = [self._call(number, alone.get(number, UNTRIED), answered.get(number, {})) for number in self.counts]
-        return ProgramMeasurement.model_validate({**environment, **answer, **self._told(), "calls": calls})
+        """The measurement that the worker's `answer` makes; Calls that it left out say why."""
+        answers = {call["call"]: call for call in answer.get("calls", [])}
+        calls = [self._call(call, standalone.get(call, UNTRIED), answers.get(call, {})) for call in self.counts]
+        return ProgramMeasurement.model_validate({**environment, **answer, **self._labels(), "calls": calls})
 
-    def _call(self, number: int, alone: AloneResult, answered: Mapping[str, Any]) -> ProgramCall:
-        known = {"status": alone.status, "reason": alone.reason, "sample": self.samples.get(number), **answered}
-        known |= {"call": number, "operator": self.recording.calls[number].operator, "count": self.counts[number]}
-        return ProgramCall.model_validate(known)
+    def _call(self, call: int, standalone: StandaloneResult, answer: Mapping[str, Any]) -> ProgramCall:
+        fields = {"status": standalone.status, "reason": standalone.reason, "sample": self.samples.get(call), **answer}
+        fields |= {"call": call, "operator": self.recording.calls[call].operator, "count": self.counts[call]}
+        return ProgramCall.model_validate(fields)
 
 
 def program_job(recording: Recording, chosen: ChosenProgram) -> ProgramJob:
-    """The Program `chosen` on the Samples that belong to it."""
+    """The Program `chosen`, on Samples that belong together."""
     calls = {call.id: call for call in recording.ran(chosen.program)}
     return ProgramJob(recording, chosen, choose_samples(recording, chosen, calls.values()))

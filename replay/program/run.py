@@ -1,10 +1,9 @@
-"""`kcap replay PATH --program`: whole steps and captured graphs, each one's kernels in their order."""
+"""`kcap replay PATH --program`: whole steps and captured graphs, with their kernels in order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import orjson
@@ -12,37 +11,44 @@ from rich.progress import Progress
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.replay.calls.report import console
-from kcap.replay.jobs import CallJob, SampleGroup
+from kcap.replay.jobs import REPLAY_WORKER, CallJob, ReplaySession, SampleGroup
 from kcap.replay.options import ProgramOptions
 from kcap.replay.program import report
 from kcap.replay.program.choose import most_frequent_programs, program_of_step
-from kcap.replay.program.job import LEAST_TIMEOUT_S, AloneResult, ProgramJob, program_job
-from kcap.replay.source import home_device
+from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult, program_job
+from kcap.replay.source import replay_session
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Call, Recording, load
 from kcap.schemas.results.measurement import ProgramMeasurement
 from kcap.show.progress import opened
-from kcap.system.worker_process import Worker
+from kcap.system.worker_process import Environment, Worker
 
 
 def replay_programs(path: Path, options: ProgramOptions, output: Path | None, bar: Progress) -> int:
-    """Replay and print Programs of the Recording `path`; a measurement goes to `output` as soon as it is there.
+    """Replay and print Programs of the Recording `path`; write each measurement to `output` at once.
 
-    The exit code: 0 all of them whole, 1 one failed, 3 one lacks kernels.
+    The exit code: 0 all of them are complete, 1 one failed, 3 one lacks kernels.
     """
     jobs = chosen_jobs(path, options)
-    session = program_session(jobs[0].recording, options)
-    measured = []
-    with Worker(session) as worker, opened(output) as file, bar:
-        for one in replay_jobs(jobs, worker, options, bar):
-            measured.append(one)
+    recording = jobs[0].recording
+    session: ReplaySession = {
+        **replay_session(recording, recording.calls, recording.kernels(), options.trust),
+        "device": options.device,
+        "threads": options.threads,
+        "cache": "warm",
+        "kernels": True,
+    }
+    measurements = []
+    with Worker(session, REPLAY_WORKER) as worker, opened(output) as file, bar:
+        for measurement in replay_jobs(jobs, worker, options, bar):
+            measurements.append(measurement)
             if file:
-                file.write(one.line())
+                file.write(measurement.line())
         environment = worker.environment
-    print_measured(path, measured, environment, options)
-    if any(one.status == "failed" for one in measured):
+    print_measurements(path, measurements, environment, options)
+    if any(measurement.status == "failed" for measurement in measurements):
         return FAILED
-    return PARTIAL if any(one.partial or one.status != "ok" for one in measured) else DONE
+    return PARTIAL if any(one.partial or one.status != "ok" for one in measurements) else DONE
 
 
 def chosen_jobs(path: Path, options: ProgramOptions) -> list[ProgramJob]:
@@ -54,53 +60,40 @@ def chosen_jobs(path: Path, options: ProgramOptions) -> list[ProgramJob]:
     return [program_job(recording, one) for one in most_frequent_programs(recording, options.phase)[: options.top]]
 
 
-def program_session(recording: Recording, options: ProgramOptions) -> dict[str, Any]:
-    return {
-        "home": home_device(recording.calls),
-        "root": str(recording.path.resolve()),
-        "namespaces": sorted({call.namespace for call in recording.kernels()}),
-        "trust": options.trust,
-        "device": options.device,
-        "threads": options.threads,
-        "cache": "warm",
-        "kernels": True,
-    }
-
-
 def replay_jobs(
     jobs: list[ProgramJob], worker: Worker, options: ProgramOptions, bar: Progress
 ) -> Iterator[ProgramMeasurement]:
-    """Each Program's measurement; its Calls are tried alone first, each once on one Sample."""
-    known: dict[tuple[int, int | None], AloneResult] = {}
+    """Each Program's measurement. Each of its Calls first runs alone, once for each Sample."""
+    results: dict[tuple[int, int | None], StandaloneResult] = {}  # by Call and the line of its Sample
     task = bar.add_task("program", total=sum(len(job.counts) + 1 for job in jobs))
     for job in jobs:
         for call in job.calls:
             bar.update(task, advance=1, description=call.operator[:40])
-            place = call.id, job.samples.get(call.id)
-            if place not in known:
-                known[place] = replay_alone(call, place[1], job.recording, worker, options.timeout)
+            line = job.samples.get(call.id)
+            if (call.id, line) not in results:
+                results[call.id, line] = replay_alone(call, line, job.recording, worker, options.timeout)
         bar.update(task, advance=1, description=f"program {job.chosen.program.id}")
-        alone = {number: known[number, job.samples.get(number)] for number in job.counts}
-        request = job.request(alone, options.seconds)
-        answer = worker.run(request.body, max(options.timeout, LEAST_TIMEOUT_S))
-        yield job.measured(alone, answer, worker.environment)
+        standalone = {call: results[call, job.samples.get(call)] for call in job.counts}
+        request = job.request(standalone, options.seconds)
+        answer = worker.run(request, max(options.timeout, MIN_TIMEOUT_S))
+        yield job.measurement(standalone, answer, worker.environment)
 
 
-def replay_alone(call: Call, line: int | None, recording: Recording, worker: Worker, timeout: float) -> AloneResult:
-    """What is known of `call` once it ran alone on the Sample of this line."""
+def replay_alone(
+    call: Call, line: int | None, recording: Recording, worker: Worker, timeout: float
+) -> StandaloneResult:
     sample = None if line is None else recording.samples[line]
     (request,) = CallJob({}, call, [SampleGroup(sample, line)]).requests(0.0)
-    return AloneResult.of(worker.run({**request.body, "seconds": 0.0}, timeout))
+    return StandaloneResult.of(worker.run({**request.body, "seconds": 0.0}, timeout))
 
 
-def print_measured(
-    path: Path, measured: list[ProgramMeasurement], environment: dict[str, Any], options: ProgramOptions
+def print_measurements(
+    path: Path, measurements: list[ProgramMeasurement], environment: Environment, options: ProgramOptions
 ) -> None:
     if options.as_json:
-        programs = [one.model_dump(mode="json") for one in measured]
-        known = {"path": str(path), "environment": environment, "programs": programs}
-        click.echo(orjson.dumps(known, option=orjson.OPT_INDENT_2))
+        programs = [measurement.model_dump(mode="json") for measurement in measurements]
+        document = {"path": str(path), "environment": environment, "programs": programs}
+        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         return
-    out = console()
-    report.print_programs(out, measured, environment, options.rows)
+    report.print_programs(console(), measurements, environment, options.rows)
     click.echo(f"\nwhat ran: kcap show {path}")

@@ -1,7 +1,8 @@
-"""Kernels launched from a source of their own (Triton, inductor): the callable, and valid arguments for it.
+"""Kernels with a source in the Recording (Triton, inductor): the callable, and valid arguments for it.
 
-A source runs only where the Recording's seal holds or its user trusts it, and never if its content is not what its name
-says. Triton's is imported from a private file and launched as it was, inductor's C++ compiled as inductor compiles it.
+A source runs only if the Recording's seal holds or the user trusts it, and never if its content does not match the hash
+in its name. Triton's is imported from a private file and launched as recorded; inductor's C++ is compiled as inductor
+compiles it.
 """
 
 from __future__ import annotations
@@ -31,24 +32,18 @@ from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
 
 UNTRUSTED = "its kernel sources come from elsewhere: look at them in kernels/, then pass --trust"
-
-
 NO_SOURCE = "its source is not there (a trace file holds none): replay the Recording that it comes from"
-
-
 ZEROED_PREFIXES = ("ws_ptr", "sem_ptr")  # inductor's workspaces and semaphores: zero when a kernel starts
-
-
 WRITTEN_PREFIXES = ("in_out_ptr", "out_ptr", *ZEROED_PREFIXES)
 
 
 def is_launch(call: Call) -> bool:
-    """Whether `call` is a kernel with a source of its own, by what it holds or by its name."""
+    """Whether `call` is a kernel with a source of its own, by its launch or by its namespace."""
     return call.launch is not None or call.namespace in SOURCES
 
 
 class Launches:
-    """The kernels of one Recording; each source is compiled once. `trusted`: its user looked at the sources."""
+    """The kernels of one Recording; each source is compiled once. `trusted`: the user passed --trust."""
 
     def __init__(self, recording: Recording | None, trusted: bool) -> None:
         self.recording = recording
@@ -63,18 +58,18 @@ class Launches:
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         return holds(self.recording.metadata.seal, names)
 
-    def resolve(self, call: Call, device: str) -> tuple[Operator, ReplayRule]:
-        """What runs `call` on `device`, and its Rule; Skip says why nothing does."""
+    def resolve_launch(self, call: Call, device: str) -> tuple[Operator, ReplayRule]:
+        """The operator that runs `call` on `device`, and its rule; Skip says why there is none."""
         launch = call.launch
         if launch is None or self.recording is None:
             raise Skip(NO_SOURCE)
         if launch.language != call.namespace:
             raise Skip(f"its name is not that of a kernel in {launch.language}")
         text = self.source(self.recording, launch)
-        made = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)
-        inductor = launch.language == "cpp" or is_inductor_made(text, made.parameters)
-        schema = Parameters.of(made.parameters, WRITTEN_PREFIXES if inductor else ())
-        return Operator(call.operator, made.run, schema, made.notes), LaunchRule(text, inductor)
+        kernel = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)
+        inductor = launch.language == "cpp" or is_inductor_made(text, kernel.parameters)
+        schema = Parameters.of(kernel.parameters, WRITTEN_PREFIXES if inductor else ())
+        return Operator(call.operator, kernel.run, schema, kernel.notes), LaunchRule(text, inductor)
 
     def source(self, recording: Recording, launch: Launch) -> str:
         if launch.kernel is None:
@@ -100,23 +95,23 @@ class Launches:
             raise Skip(f"its source takes {len(parameters)} arguments, {len(call.args)} were recorded")
         return RunnableKernel(self.load(launch, lambda: load_cpp(text, types)), parameters)
 
-    def load(self, launch: Launch, make: Callable[[], Any]) -> Any:
-        """What `make` makes of a source, made once."""
+    def load(self, launch: Launch, compile_source: Callable[[], Any]) -> Any:
+        """The compiled source of `launch`; each is compiled once."""
         key = launch.kernel, launch.function
         if key not in self.loaded:
-            self.loaded[key] = make()
+            self.loaded[key] = compile_source()
         return self.loaded[key]
 
 
 def argument_names(call: Call, parameters: list[str]) -> list[str]:
-    """The parameter that each argument is for: the recorded name, else the one at its place."""
+    """The parameter of each argument: by its recorded name, else by its position."""
     if len(call.args) > len(parameters):
         raise Skip(f"its source takes {len(parameters)} arguments, {len(call.args)} were recorded")
-    return [given.name or name for given, name in zip(call.args, parameters, strict=False)]
+    return [argument.name or name for argument, name in zip(call.args, parameters, strict=False)]
 
 
 class LaunchRule(ReplayRule):
-    """Integer tensors that were not recorded: inductor's kernels say how far they index, or take zeros."""
+    """Integer tensors that were not recorded: inductor's kernels assert how far they index; others get zeros."""
 
     def __init__(self, text: str, inductor: bool) -> None:
         self.text = text
@@ -124,7 +119,7 @@ class LaunchRule(ReplayRule):
 
     def prepare(self, bound: BoundCall) -> None:
         if not self.inductor:
-            return  # what an index may be is not known: kcap.replay.rebuild.rebuild skips the Call
+            return  # the valid indices are unknown: `resolve_integers` skips the Call
         limit = least_index_bound(self.text, bound)
         for path, spec in bound.integers():
             name = bound.holder(path).name or ""
@@ -135,7 +130,7 @@ class LaunchRule(ReplayRule):
 
 
 def launch_rule(call: Call, recording: Recording | None) -> ReplayRule:
-    """The Rule of a kernel with a source of its own, which is read and not run; Skip if it is not there."""
+    """The rule of a kernel with a source of its own, which is read and not run; Skip if there is no source."""
     if call.launch is None or recording is None:
         raise Skip(NO_SOURCE)
     text = recording.source(call.launch) if call.launch.kernel else ""
@@ -143,27 +138,23 @@ def launch_rule(call: Call, recording: Recording | None) -> ReplayRule:
     return LaunchRule(text, inductor)
 
 
-def draw_below(spec: TensorSpec, limit: int, seen: tuple[int, int] | None) -> torch.Tensor:
-    """Numbers from 0 to below `limit`, and within the range `seen` where one was recorded."""
-    most = min(limit, 1 << (spec.bits - 1)) - 1
-    low, high = seen or (0, most)
-    low, high = min(max(low, 0), most), min(max(high, 0), most)
+def draw_below(spec: TensorSpec, limit: int, recorded: tuple[int, int] | None) -> torch.Tensor:
+    """Numbers from 0 to below `limit`, and within the recorded range if there is one."""
+    highest = min(limit, 1 << (spec.bits - 1)) - 1
+    low, high = recorded or (0, highest)
+    low, high = min(max(low, 0), highest), min(max(high, 0), highest)
     return torch.randint(low, max(low, high) + 1, compact_shape(spec))
 
 
-# inductor asserts `(0 <= tmp) & (tmp < N)`, in Triton and in C++ with the same words; N may be a size such as ks0.
+# inductor asserts `(0 <= tmp) & (tmp < N)`, in Triton and in C++ with the same text; N may be a size such as ks0.
 INDEX_ASSERTION = re.compile(r"index out of bounds: (?:0 <= )?[^<\"']+ < ([^<\"']+)[\"']")
-
-
 POINTER_PARAMETER = re.compile(r"(in|out|in_out)_ptr\d+")
-
-
 NUMEL_PARAMETER = re.compile(r"[xyzr]\d*_?numel")
 
 
 @dataclass(frozen=True)
 class RunnableKernel:
-    """What runs a kernel, the names of its run-time parameters in order, and notes for its measurements."""
+    """A callable kernel, the names of its run-time parameters in order, and notes for its measurements."""
 
     run: Callable[..., Any]
     parameters: list[str]
@@ -171,13 +162,13 @@ class RunnableKernel:
 
 
 def is_inductor_made(text: str, parameters: list[str]) -> bool:
-    """Whether inductor wrote this Triton kernel: it says how far it indexes, or knows that its indices are good."""
+    """Whether inductor wrote this Triton kernel, which asserts its indices or knows that they are valid."""
     named = any(map(POINTER_PARAMETER.fullmatch, parameters)) and any(map(NUMEL_PARAMETER.fullmatch, parameters))
     return "triton_helpers" in text or named
 
 
 def least_index_bound(text: str, bound: BoundCall) -> int:
-    """The first number that some index in `text` may not have; 1 where none is given: zero is always valid."""
+    """The smallest bound that `text` asserts of an index; 1 if it asserts none: zero is always valid."""
     limits = [_bound_number(limit.strip(), bound) for limit in INDEX_ASSERTION.findall(text)]
     return max(min(limits, default=1), 1)
 
@@ -189,7 +180,7 @@ def _bound_number(limit: str, bound: BoundCall) -> int:
 
 
 def constant_value(value: Value, name: str) -> Any:
-    """What a constexpr or an option was, from its Value; Skip where that cannot be told."""
+    """The Python value of a constexpr or an option; Skip where the Value does not hold it."""
     match value:
         case list():
             return tuple(constant_value(item, name) for item in value)
@@ -215,26 +206,22 @@ def triton_dtype(name: str) -> Any:
 
 
 INTERPRETED_NOTE = "interpreted, not compiled (TRITON_INTERPRET)"
-
-
 NEEDS_GPU = "a Triton kernel needs a GPU (TRITON_INTERPRET=1 interprets it on the CPU, slowly)"
-
-
 INSTALL_TRITON = "Triton is not installed: pip install triton"
 
 
 class CompileError(Exception):
-    """The compiler refused a recorded source; the message is its own, in one line."""
+    """The compiler refused a recorded source; the message is the compiler's, in one line."""
 
 
 @cache
 def source_folder() -> TemporaryDirectory[str]:
-    """Where the texts lie while this process runs: Triton reads a kernel's source from its file."""
+    """The folder of the sources while this process runs: Triton reads a kernel's source from its file."""
     return TemporaryDirectory(prefix="kcap-kernels-")
 
 
 def load_triton(text: str, function: str) -> Any:
-    """The kernel called `function` in `text`; Skip where a library that it imports is absent."""
+    """The kernel called `function` in `text`; Skip where a library that it imports is missing."""
     name = f"kcap_kernel_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     file = Path(source_folder().name) / f"{name}.py"
     file.write_text(text)
@@ -257,7 +244,7 @@ def is_interpreted(kernel: Any) -> bool:
 
 
 def check_triton_device(kernel: Any, device: str) -> None:
-    """Skip where Triton compiles nothing for `device`."""
+    """Skip where Triton cannot compile for `device`."""
     from triton.backends import backends
 
     if device == "cpu" and "cpu" not in backends and not is_interpreted(kernel):
@@ -265,10 +252,10 @@ def check_triton_device(kernel: Any, device: str) -> None:
 
 
 def triton_launcher(kernel: Any, launch: Launch, names: list[str]) -> Callable[..., None]:
-    """What launches `kernel` as `launch` says, given its run-time arguments in the order of `names`."""
+    """A function that launches `kernel` as recorded; it takes the run-time arguments in the order of `names`."""
     if not 1 <= len(launch.grid) <= 3:
         raise Skip("its grid was not recorded")
-    fixed = {name: constant_value(value, name) for name, value in launch.constexprs.items()}
+    constexprs = {name: constant_value(value, name) for name, value in launch.constexprs.items()}
     tuning = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     options = {
         name: compiler_option(value, name) for name, value in {**launch.options, **tuning}.items() if value is not None
@@ -276,9 +263,9 @@ def triton_launcher(kernel: Any, launch: Launch, names: list[str]) -> Callable[.
     run = kernel[tuple(launch.grid)]
 
     def call(*args: Any, **named: Any) -> None:
-        given = {name: tuple(v) if type(v) is list else v for name, v in zip(names, args, strict=False)}
+        arguments = {name: tuple(v) if type(v) is list else v for name, v in zip(names, args, strict=False)}
         try:
-            run(**given, **named, **fixed, **options)
+            run(**arguments, **named, **constexprs, **options)
         except Exception as error:
             if type(error).__module__.startswith("triton.compiler"):
                 raise CompileError(compiler_message(error)) from error
@@ -288,31 +275,29 @@ def triton_launcher(kernel: Any, launch: Launch, names: list[str]) -> Callable[.
 
 
 def compiler_option(value: Value, name: str) -> Any:
-    """An option of the compiler; those that name files (`extern_libs`) are lists, and refused."""
+    """An option of the compiler; lists are refused, for they name files (`extern_libs`)."""
     if not isinstance(value, bool | int | float | str):
         raise Skip(f"its option '{name}' is none that is passed to the compiler")
     return value
 
 
 def compiler_message(error: Exception) -> str:
-    """The compiler's own words in one line: Triton puts the place and the source before them."""
+    """The compiler's message in one line: Triton puts the location and the source before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"{lines[0]} {lines[-1]}" if lines[0].startswith("at ") and len(lines) > 1 else lines[0]
 
 
 CPP_KERNEL = re.compile(r"\bkernel\s*\(([^()]*)\)\s*\{")
-
-
 CPP_PARAMETER = re.compile(r"(.+?)\s*\b(\w+)", re.DOTALL)
 
 
 def cpp_signature(text: str) -> tuple[list[str], list[str]]:
-    """Types and names of the parameters of `kernel`, the types as inductor's bindings take them."""
-    found = CPP_KERNEL.search(text)
-    if found is None:
+    """Types and names of the parameters of the function `kernel`, the types as inductor's bindings take them."""
+    kernel = CPP_KERNEL.search(text)
+    if kernel is None:
         raise Skip("its source has no function kernel(…)")
     types, names = [], []
-    for parameter in found[1].split(","):
+    for parameter in kernel[1].split(","):
         match = CPP_PARAMETER.fullmatch(" ".join(parameter.replace("__restrict__", "").split()))
         if match is None:
             raise Skip(f"its source has a parameter without a name: {parameter.strip()[:40]!r}")
@@ -332,6 +317,6 @@ def load_cpp(text: str, types: list[str]) -> Callable[..., Any]:
         raise Skip("no C++ compiler was found here: install g++, or name one in the variable CXX") from None
     except CppCompileError as error:
         lines = str(error).splitlines()
-        said = next((line for line in lines if " error: " in line), lines[0])
-        raise CompileError(said.split(" error: ")[-1]) from None
+        message = next((line for line in lines if " error: " in line), lines[0])
+        raise CompileError(message.split(" error: ")[-1]) from None
     return run

@@ -1,7 +1,7 @@
-"""A Call's arguments in memory: one buffer a storage, each tensor a view with its shape, strides and offset.
+"""A Call's arguments in memory: one buffer for each storage, each tensor a view with its shape, strides and offset.
 
-How much memory they need is asked before any is allocated, in bytes throughout. They hold standard normal numbers in
-the recorded dtype, recorded values or drawn indices; large buffers repeat one block of numbers.
+Sizes are in bytes, and computed before anything is allocated. Tensors hold standard normal numbers in the recorded
+dtype, recorded values or drawn indices; large buffers repeat one block of numbers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.values import Folded, Group, Opaque, TensorSpec, TorchConstant, Value
 
 GIB = 1 << 30
-
-
-BUFFER_ALIGN = 64  # every buffer is a multiple of this, so that any dtype can view it
-
-
+BUFFER_ALIGN = 64  # every buffer's size is a multiple of this, so that any dtype can view it
 SHARE_OF_FREE = 0.8  # of the free memory, which the outputs need too
 
 
@@ -43,25 +39,25 @@ def buffer_sizes(bound: BoundCall, device: str, home: str) -> dict[StorageKey, i
 
 def reached_bytes(bound: BoundCall, device: str, home: str) -> dict[StorageKey, int]:
     """How far into each storage the tensors on it reach."""
-    found: dict[StorageKey, int] = {}
+    reached: dict[StorageKey, int] = {}
     for _, spec in bound.tensors():
         key = (target_device(spec.device, device, home), spec.storage)
-        found[key] = max(found.get(key, 0), end_byte(spec))
-    return found
+        reached[key] = max(reached.get(key, 0), end_byte(spec))
+    return reached
 
 
-def target_device(recorded: str, device: str, home: str) -> str:
-    """Where a tensor recorded on `recorded` goes: from the recording's `home` to `device`; the rest is on the CPU."""
-    return device if recorded.split(":")[0] == home else "cpu"
+def target_device(recorded_on: str, device: str, home: str) -> str:
+    """The device of a rebuilt tensor: `device` for one recorded on the type `home`, the CPU for any other."""
+    return device if recorded_on.split(":")[0] == home else "cpu"
 
 
 def check_free(sizes: dict[StorageKey, int], extra: int, device: str) -> int:
     """The bytes of one set of inputs; Skip if a device has no room for them."""
     for target in {*(key[0] for key in sizes), device}:
         needed = sum(n for key, n in sizes.items() if key[0] == target) + (extra if target == device else 0)
-        room = free_bytes(target)
-        if needed > room * SHARE_OF_FREE:
-            raise Skip(f"needs {_gib(needed)} GiB, {_gib(room)} free on {target}")
+        available = free_bytes(target)
+        if needed > available * SHARE_OF_FREE:
+            raise Skip(f"needs {_gib(needed)} GiB, {_gib(available)} free on {target}")
         if target.startswith("cuda") and needed > torch.cuda.mem_get_info(target)[0]:
             torch.cuda.empty_cache()
     return sum(sizes.values()) + extra
@@ -81,7 +77,7 @@ def free_bytes(device: str) -> int:
 
 
 def return_unused_memory(device: str) -> None:
-    """Return what earlier work left in torch's pools, where that is most of what is free on the GPU `device`.
+    """Return the unused memory of torch's pools to the GPU, if that is most of its free memory.
 
     A capture that runs out of memory cannot take it from another graph's pool.
     """
@@ -89,22 +85,22 @@ def return_unused_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def limit_host_memory(most: int | None = None) -> None:
-    """Make an allocation of more than `most` bytes from now on (None: this machine's free memory) an error here.
+def limit_host_memory(limit_bytes: int | None = None) -> None:
+    """Limit what this process may still allocate to `limit_bytes` (None: most of the machine's free memory).
 
-    So that it is not the kernel's OOM killer that ends this process, or another.
+    Beyond it allocations raise, instead of the kernel's OOM killer ending this process or another.
     """
     match = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
     used = int(match[1]) * 1024 if match else 0
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = used + (int(free_bytes("cpu") * 0.9) if most is None else most)
+    limit = used + (int(free_bytes("cpu") * 0.9) if limit_bytes is None else limit_bytes)
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to rebuild: tensors recorded on `home` (`cuda` or `cpu`) go to `device`."""
+    """Where to rebuild: tensors recorded on the type `home` (`cuda` or `cpu`) go to `device`."""
 
     device: str
     home: str
@@ -120,49 +116,54 @@ def tensor_view(spec: TensorSpec, buffer: torch.Tensor) -> torch.Tensor:
 
 
 def compact_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """The shape without the copies that a stride of zero makes of one element."""
+    """The shape, with 1 for each dimension that repeats its elements by a stride of zero."""
     return tuple(1 if step == 0 else n for n, step in zip(spec.shape, spec.effective_strides, strict=True))
 
 
 NO_BUFFERS: Mapping[StorageKey, torch.Tensor] = MappingProxyType({})
 
 
-def build_inputs(bound: BoundCall, target: Target, given: Mapping[StorageKey, torch.Tensor] = NO_BUFFERS) -> Inputs:
+def build_inputs(
+    bound: BoundCall, target: Target, preallocated: Mapping[StorageKey, torch.Tensor] = NO_BUFFERS
+) -> Inputs:
     """Allocate and fill the arguments of `bound`; torch's default generators draw the numbers.
 
-    `given`: buffers to take for some storages, at least as large as they are; they are filled anew.
+    `preallocated`: buffers for some storages, at least of their size; they are filled anew.
     """
     sizes = buffer_sizes(bound, target.device, target.home)
-    pins = needs_pinned(bound, target)
-    buffers = {key: given[key] if key in given else empty_buffer(n, key[0], pins).zero_() for key, n in sizes.items()}
+    pinned = needs_pinned(bound, target)
+    buffers = {
+        key: preallocated[key] if key in preallocated else empty_buffer(n, key[0], pinned).zero_()
+        for key, n in sizes.items()
+    }
     fill_floats(bound, target, buffers)
-    inputs = inputs_over(bound, target, buffers)
+    inputs = inputs_on_buffers(bound, target, buffers)
     fill_integers(bound, target, buffers)
     return inputs
 
 
 def clone_inputs(
-    bound: BoundCall, target: Target, source: Inputs, moved: Collection[StorageKey] | None = None
+    bound: BoundCall, target: Target, source: Inputs, storages: Collection[StorageKey] | None = None
 ) -> Inputs:
-    """The same arguments with the same content at other addresses: all, or the storages `moved`."""
-    pins = needs_pinned(bound, target)
+    """The same arguments with the same content at other addresses: all storages, or those named."""
+    pinned = needs_pinned(bound, target)
     buffers = dict(source.buffers)
-    for key in buffers if moved is None else moved:
-        buffers[key] = empty_buffer(len(buffers[key]), key[0], pins).copy_(buffers[key])
-    return inputs_over(bound, target, buffers)
+    for key in buffers if storages is None else storages:
+        buffers[key] = empty_buffer(len(buffers[key]), key[0], pinned).copy_(buffers[key])
+    return inputs_on_buffers(bound, target, buffers)
 
 
 def needs_pinned(bound: BoundCall, target: Target) -> bool:
-    """Whether host memory is pinned: only then is a copy to or from the GPU asynchronous, as the Call asked for."""
+    """Whether host memory must be pinned, so that a copy is asynchronous, as the Call asked for."""
     return target.device.startswith("cuda") and bound["non_blocking"] is True
 
 
-def empty_buffer(size: int, device: str, pins: bool) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pins and device == "cpu")
+def empty_buffer(size: int, device: str, pinned: bool) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned and device == "cpu")
 
 
-def inputs_over(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> Inputs:
-    """The arguments over `buffers`, as the schema takes them: positional, then keyword-only ones."""
+def inputs_on_buffers(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> Inputs:
+    """The arguments as views of `buffers`, as the schema takes them: positional, then keyword-only ones."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument in bound.args:
@@ -195,36 +196,34 @@ def rebuild_value(value: Value, name: str | None, target: Target, buffers: dict[
 
 
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-
-
 TENSOR_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
 
 
 def torch_constant(value: TorchConstant, target: Target) -> Any:
-    """The torch object that a word names; a device is moved as the tensors on it are."""
+    """The torch object of this name; a device is replaced as those of tensors are."""
     if value.kind == "dtype":
         return torch_dtype(value.name, Skip)
     if value.kind == "device":
         return torch.device(target_device(value.name, target.device, target.home) if value.name != "meta" else "meta")
-    known = MEMORY_FORMATS if value.kind == "memory_format" else TENSOR_LAYOUTS
-    if value.name not in known:
+    names = MEMORY_FORMATS if value.kind == "memory_format" else TENSOR_LAYOUTS
+    if value.name not in names:
         raise Skip(f"torch has no {value.kind} {value.name[:40]!r}")
     return getattr(torch, value.name)
 
 
-UNIT_INTERVAL_OPERATORS = frozenset(
+UNIT_INTERVAL_OPERATORS = frozenset(  # they take numbers from 0 to 1
     {"multinomial", "bernoulli", "binary_cross_entropy", "binary_cross_entropy_backward"}
-)  # take 0..1
+)
 
 
 def fill_floats(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> None:
     """Fill every storage that holds floats, once; then booleans, tensor by tensor."""
     unit = bound.namespace == "aten" and bound.base in UNIT_INTERVAL_OPERATORS
-    done: set[StorageKey] = set()
+    filled: set[StorageKey] = set()
     specs = [(spec, storage_key(spec, target), BY_NAME[spec.dtype].kind) for _, spec in bound.tensors()]
     for spec, key, kind in specs:
-        if kind in ("float", "complex") and key not in done:
-            done.add(key)
+        if kind in ("float", "complex") and key not in filled:
+            filled.add(key)
             fill_random(buffers[key], spec.dtype, unit)
     for spec, key, kind in specs:
         if kind == "bool" and spec.numel:
@@ -232,28 +231,28 @@ def fill_floats(bound: BoundCall, target: Target, buffers: dict[StorageKey, torc
 
 
 def fill_integers(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> None:
-    """Write the decided values; a tensor larger than its values (unused rows were not kept) is zero elsewhere."""
+    """Write the resolved values; a tensor larger than its values (unused rows were not kept) is zero elsewhere."""
     for path, spec in bound.integers():
         if (values := bound.contents.get(path)) is None:
             continue
         write_leading(tensor_view(spec, buffers[storage_key(spec, target)]), values)
 
 
-def write_leading(made: torch.Tensor, values: torch.Tensor) -> None:
+def write_leading(target: torch.Tensor, values: torch.Tensor) -> None:
     """Copy `values` into the leading part of `made`, element by element where strides repeat (stride 0)."""
-    if values.numel() == 1 and made.numel() >= 1:
-        values = values.reshape([1] * made.dim())
-    if values.dim() != made.dim():
-        raise Skip(f"the recorded values have shape {list(values.shape)}, the tensor {list(made.shape)}")
-    single = [1 if step == 0 else n for n, step in zip(made.shape, made.stride(), strict=True)]
-    cut = [min(a, b) for a, b in zip(single, values.shape, strict=True)]
-    region = made
-    for dim, n in enumerate(cut):
+    if values.numel() == 1 and target.numel() >= 1:
+        values = values.reshape([1] * target.dim())
+    if values.dim() != target.dim():
+        raise Skip(f"the recorded values have shape {list(values.shape)}, the tensor {list(target.shape)}")
+    sizes = [1 if step == 0 else n for n, step in zip(target.shape, target.stride(), strict=True)]
+    extents = [min(a, b) for a, b in zip(sizes, values.shape, strict=True)]
+    region = target
+    for dim, n in enumerate(extents):
         region = region.narrow(dim, 0, n)
         values = values.narrow(dim, 0, n)
     region.copy_(values)
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of its elements in their order, whatever its strides: uint8, [nbytes]."""
+    """The bytes of its elements in logical order, whatever its strides: uint8, [nbytes]."""
     return tensor.contiguous().view(-1).view(torch.uint8)

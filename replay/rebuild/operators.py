@@ -1,13 +1,12 @@
 """The callable behind a Call's name: a registered operator, or one of an engine's own operator classes.
 
-An operator is found through torch's table and nothing else. Its name is looked up as a whole; it is never split and
-walked as attributes, so no other Python object can be reached. The library that registers a namespace is imported in
-the worker, when the first Call needs it, and never in the command's own process.
+An operator is looked up in torch's table only, by its whole name: nothing is resolved attribute by attribute, so no
+other Python object can be reached. The library that registers a namespace is imported in the worker, when the first
+Call needs it, and never in the command's own process.
 
-An engine's class is run alone: a new object of it gets what the recorded one held. `sglang_op::RMSNorm` is a region,
-never replayed for its time; the reference of its Definition is held against it. A name is looked up among the classes
-that derive from the engine's base of operators, and nowhere else. What an object holds under a private name is in no
-Recording: PRIVATE has what the classes cannot do without.
+An engine's class (`sglang_op::RMSNorm`) is a region and not timed, but the reference of its Definition is compared with
+it: a new object gets the attributes of the recorded one. A name is looked up only among the classes that derive from
+the engine's base class of operators. A Recording has no private attributes: PRIVATE lists those that the classes need.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TORCH_NAMESPACES = frozenset({"aten", "prims", "quantized", "_quantized", "onedn
 class Operator:
     """A registered operator: the callable below Python's wrappers, and its schema; `notes` for its measurements.
 
-    A kernel with a source of its own has its parameters in place of the schema.
+    For a kernel with a source of its own, `schema` is its Parameters.
     """
 
     name: str
@@ -61,20 +60,20 @@ def resolve_operator(name: str) -> Operator:
 
 
 def is_registered(base: str, overload: str) -> bool:
-    """Whether torch's dispatcher holds this very operator now (a library may add it when imported)."""
+    """Whether torch's dispatcher has this operator and overload now (a library may add it when imported)."""
     return (f"{base}.{overload}" if overload else base) in torch._C._dispatch_get_all_op_names()
 
 
 @dataclass(frozen=True)
 class Alias:
-    """As torch's schemas have it: whether the argument is written to."""
+    """As in torch's schemas: whether the argument is written to."""
 
     is_write: bool
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel, as a torch schema has its arguments."""
+    """One parameter of a kernel, with the attributes of an argument in a torch schema."""
 
     name: str
     alias_info: Alias | None = None
@@ -151,7 +150,7 @@ LIBRARIES: dict[str, Library] = {
 
 
 def load_library(namespace: str) -> list[str]:
-    """Import the library of `namespace` once and return what went wrong in its later modules; Skip if it is absent."""
+    """Import the library of `namespace`, and return the errors of modules that do not load; Skip if none does."""
     library = LIBRARIES.get(namespace)
     if library is None:
         raise Skip(f"no library is known to register the operators of '{namespace}'")
@@ -164,7 +163,7 @@ def load_library(namespace: str) -> list[str]:
 def _import_error(module: str) -> str | None:
     try:
         importlib.import_module(module)
-    except Exception as error:  # a library that is there but does not load on this machine raises anything
+    except Exception as error:  # a library that does not load on this machine may raise anything
         return f"import {module}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     return None
 
@@ -183,7 +182,7 @@ PRIVATE = {
 }
 
 
-FORWARD_METHOD = "forward_native"  # as PyTorch's operators: what was recorded
+FORWARD_METHOD = "forward_native"  # by PyTorch's operators: the one that was recorded
 
 
 def is_engine_class(call: Call) -> bool:
@@ -192,33 +191,33 @@ def is_engine_class(call: Call) -> bool:
 
 
 def resolve_class(call: Call) -> Operator:
-    """What runs `call`; Skip says why nothing does."""
+    """The operator that runs `call`; Skip says why there is none."""
     load_library(call.namespace)
     kind = _find_class(call)
-    given = _forward_parameters(kind)
+    taken = _forward_parameters(kind)
     names = [argument.name or "" for argument in call.args]
-    held = {name: found for name, place in PRIVATE.get(call.namespace, {}).items() if (found := _attribute(*place))}
+    private = {name: value for name, place in PRIVATE.get(call.namespace, {}).items() if (value := _attribute(*place))}
 
     def run(*values: Any) -> Any:
         arguments = dict(zip(names, values, strict=True))
-        state = {name: value for name, value in arguments.items() if name not in given}
-        forward = getattr(_uninitialized_object(kind, {**held, **state}), FORWARD_METHOD)
-        return forward(**{name: value for name, value in arguments.items() if name in given})
+        state = {name: value for name, value in arguments.items() if name not in taken}
+        forward = getattr(_uninitialized_object(kind, {**private, **state}), FORWARD_METHOD)
+        return forward(**{name: value for name, value in arguments.items() if name in taken})
 
     return Operator(call.operator, run, Parameters.of(names, ()))
 
 
 def _find_class(call: Call) -> type[torch.nn.Module]:
-    wanted = call.operator.split("::")[-1]
+    name = call.operator.split("::")[-1]
     for place in BASES[call.namespace]:
         for kind in _derived(_attribute(*place)):
-            if getattr(kind, "name", kind.__name__) == wanted or kind.__name__ == wanted:
+            if getattr(kind, "name", kind.__name__) == name or kind.__name__ == name:
                 return kind
-    raise Skip(f"the library here has no operator class {wanted}")
+    raise Skip(f"the library here has no operator class {name}")
 
 
 def _attribute(module: str, name: str) -> Any:
-    """None where the library has no such module, or it was not imported."""
+    """The attribute; None where the library has no such module, or it was not imported."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -229,17 +228,17 @@ def _derived(base: Any) -> Iterator[type[torch.nn.Module]]:
 
 
 def _forward_parameters(kind: type[torch.nn.Module]) -> list[str]:
-    """The names of what its forward takes; Skip where it names none."""
-    known = inspect.signature(getattr(object.__new__(kind), FORWARD_METHOD)).parameters
-    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in known.values()):
+    """The names of the parameters of its forward method; Skip where it does not name them."""
+    declared = inspect.signature(getattr(object.__new__(kind), FORWARD_METHOD)).parameters
+    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in declared.values()):
         raise Skip(f"{kind.__name__} does not say what it takes")
-    return list(known)
+    return list(declared)
 
 
 def _uninitialized_object(kind: type[torch.nn.Module], state: Mapping[str, Any]) -> torch.nn.Module:
-    """An object that was never initialized: its class may ask for an engine that runs."""
-    made = object.__new__(kind)
-    torch.nn.Module.__init__(made)
+    """An object whose __init__ did not run: it may need a running engine."""
+    instance = object.__new__(kind)
+    torch.nn.Module.__init__(instance)
     for name, value in state.items():
-        setattr(made, name, value)
-    return made
+        setattr(instance, name, value)
+    return instance

@@ -1,7 +1,8 @@
-"""From a Call and one Sample to the operator that ran and the arguments that it had: decided first, then built.
+"""From a Call and one Sample to the operator that ran and its arguments: values are resolved, then memory is filled.
 
-Integer tensors that were not recorded hold valid indices where an aten operator indexes by them. Outside aten nothing
-is guessed: an operator may read memory at an index that nobody checked.
+In the order of reading: `Rebuilder`; the arguments that a replay rule rebuilds; integer tensors that were not recorded
+(`resolve_integers`). Those hold valid indices where an aten operator indexes by them. Outside aten nothing is guessed:
+an operator may read memory at an index that nobody checked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from kcap.replay.rebuild import memory, operators
 from kcap.replay.rebuild.launches import Launches, is_launch
-from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_over
+from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_on_buffers
 from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive import bound_call, families
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, bind_call
@@ -26,27 +27,27 @@ from kcap.schemas.recording.values import TensorSpec
 
 @dataclass(frozen=True)
 class ResolvedCall:
-    """An invocation whose every value is decided and of which nothing is allocated.
+    """An invocation whose every value is known; nothing is allocated yet.
 
-    `remade`: arguments that the Rule makes from the others. `total`: bytes of one set of inputs.
+    `rebuilt_args`: arguments that the rule makes from the others. `input_bytes`: of one set of inputs.
     """
 
     operator: Operator
     rule: families.ReplayRule
     bound: BoundCall
-    remade: list[str]
-    total: int
+    rebuilt_args: list[str]
+    input_bytes: int
 
     @property
     def touched(self) -> int:
-        """Of `total`, the bytes that one invocation can reach."""
-        return self.rule.touched(self.bound, self.total)
+        """Of `input_bytes`, those that one invocation can touch."""
+        return self.rule.touched(self.bound, self.input_bytes)
 
 
 class Rebuilder:
-    """Rebuilds Calls on one device. `home` is the device type that they were recorded on.
+    """Rebuilds Calls on one device. `home`: the type of device that they were recorded on.
 
-    `trust`: kernel sources of the Recording in `root` run, whoever made it.
+    `root`: the Recording, if they are of one. `trust`: its kernel sources may run, whoever made it.
     """
 
     def __init__(self, device: str, home: str, root: Path | None, trust: bool = False) -> None:
@@ -54,31 +55,36 @@ class Rebuilder:
         self.recording = load(root) if root else None
         self.launches = Launches(self.recording, trust)
 
-    def decide(self, call: Call, sample: Sample | None, cut: bool = False) -> ResolvedCall:
-        """Skip says why `call` cannot be rebuilt here. `cut`: of tables only the rows that it reads."""
-        operator, rule = self._resolve(call)
-        bound = bind_call(call, sample, operator.schema, self._load)
-        remade = apply_rule(bound, rule)
-        if cut:
-            rule.trim_tables(bound)
-        decide_integers(bound)
-        sizes = memory.buffer_sizes(bound, self.target.device, self.target.home)
-        total = memory.check_free(sizes, rule.extra_bytes(bound), self.target.device)
-        return ResolvedCall(operator, rule, bound, remade, total)
+    def resolve(self, call: Call, sample: Sample | None, trim_tables: bool = False) -> ResolvedCall:
+        """Every value of `call` on `sample`; Skip says why it cannot be rebuilt here.
 
-    def build(self, decided: ResolvedCall, given: Mapping[bound_call.StorageKey, torch.Tensor] = NO_BUFFERS) -> Inputs:
-        """One set of arguments, some in the buffers `given`; torch's default generators draw the numbers."""
-        return set_remade(decided, build_inputs(decided.bound, self.target, given))
+        `trim_tables`: of a table keep only the rows that it reads.
+        """
+        operator, rule = self._resolve_operator(call)
+        bound = bind_call(call, sample, operator.schema, self._load)
+        rebuilt_args = apply_rule(bound, rule)
+        if trim_tables:
+            rule.trim_tables(bound)
+        resolve_integers(bound)
+        sizes = memory.buffer_sizes(bound, self.target.device, self.target.home)
+        input_bytes = memory.check_free(sizes, rule.extra_bytes(bound), self.target.device)
+        return ResolvedCall(operator, rule, bound, rebuilt_args, input_bytes)
+
+    def build(
+        self, resolved: ResolvedCall, buffers: Mapping[bound_call.StorageKey, torch.Tensor] = NO_BUFFERS
+    ) -> Inputs:
+        """One set of arguments, some of its storages in `buffers`; torch's default generators draw the numbers."""
+        return set_rebuilt_arguments(resolved, build_inputs(resolved.bound, self.target, buffers))
 
     def clone(
-        self, decided: ResolvedCall, inputs: Inputs, moved: Collection[bound_call.StorageKey] | None = None
+        self, resolved: ResolvedCall, inputs: Inputs, storages: Collection[bound_call.StorageKey] | None = None
     ) -> Inputs:
-        """The same arguments with the same content at other addresses: all, or the storages `moved`."""
-        return set_remade(decided, clone_inputs(decided.bound, self.target, inputs, moved))
+        """The same arguments with the same content at other addresses: all storages, or those named."""
+        return set_rebuilt_arguments(resolved, clone_inputs(resolved.bound, self.target, inputs, storages))
 
-    def _resolve(self, call: Call) -> tuple[Operator, families.ReplayRule]:
+    def _resolve_operator(self, call: Call) -> tuple[Operator, families.ReplayRule]:
         if is_launch(call):
-            return self.launches.resolve(call, self.target.device)
+            return self.launches.resolve_launch(call, self.target.device)
         if operators.is_engine_class(call):
             return operators.resolve_class(call), families.replay_rule_for(call.operator)
         return resolve_operator(call.operator), families.replay_rule_for(call.operator)
@@ -88,31 +94,31 @@ class Rebuilder:
 
 
 def apply_rule(bound: BoundCall, rule: families.ReplayRule) -> list[str]:
-    """Let `rule` decide what it knows of `bound`; the names of the arguments that it will make."""
-    remade = [name for name in rule.rebuilt_args if isinstance(bound[name], TensorSpec)]
-    for name in remade:
+    """Let `rule` set the values of `bound` that it knows; the names of the arguments that it will make later."""
+    rebuilt_args = [name for name in rule.rebuilt_args if isinstance(bound[name], TensorSpec)]
+    for name in rebuilt_args:
         bound.set_value(name, None)
     rule.prepare(bound)
-    return remade
+    return rebuilt_args
 
 
-def set_remade(decided: ResolvedCall, inputs: Inputs) -> Inputs:
-    """`inputs` with the arguments that the rule makes in their places."""
-    if not decided.remade:
+def set_rebuilt_arguments(resolved: ResolvedCall, inputs: Inputs) -> Inputs:
+    """`inputs`, now with the arguments that the rule makes."""
+    if not resolved.rebuilt_args:
         return inputs
-    for name, value in decided.rule.rebuild_args(decided.bound, inputs).items():
-        set_argument(decided.bound, inputs, name, value)
+    for name, value in resolved.rule.rebuild_args(resolved.bound, inputs).items():
+        set_argument(resolved.bound, inputs, name, value)
     return inputs
 
 
 def with_buffers(
-    decided: ResolvedCall, target: Target, inputs: Inputs, buffers: Mapping[bound_call.StorageKey, torch.Tensor]
+    resolved: ResolvedCall, target: Target, inputs: Inputs, buffers: Mapping[bound_call.StorageKey, torch.Tensor]
 ) -> Inputs:
-    """The arguments of `inputs`, with `buffers` in place of some of their own; nothing is filled."""
-    new = inputs_over(decided.bound, target, {**inputs.buffers, **buffers})
-    for name in decided.remade:
-        set_argument(decided.bound, new, name, families.rebuilt_argument(decided.bound, inputs, name))
-    return new
+    """The arguments of `inputs`, some of whose storages are now `buffers`; nothing is filled."""
+    replaced = inputs_on_buffers(resolved.bound, target, {**inputs.buffers, **buffers})
+    for name in resolved.rebuilt_args:
+        set_argument(resolved.bound, replaced, name, families.rebuilt_argument(resolved.bound, inputs, name))
+    return replaced
 
 
 def set_argument(bound: BoundCall, inputs: Inputs, name: str, value: Any) -> None:
@@ -128,9 +134,7 @@ def set_argument(bound: BoundCall, inputs: Inputs, name: str, value: Any) -> Non
 IndexLimit = Callable[[BoundCall], int]  # the first value that is no longer valid
 
 
-SMALL_INTEGERS = (1, 7)  # what an integer tensor holds when nothing is known of it: no zero, so that it can divide
-
-
+SMALL_INTEGERS = (1, 7)  # the range of an integer tensor of which nothing is known: without zero, so that it can divide
 DATA_DTYPES = frozenset({"int8", "uint8"})  # quantized numbers, never wide enough to index with
 
 
@@ -204,29 +208,27 @@ INDEX_LIMITS: dict[str, dict[str, IndexLimit]] = {
 }
 
 
-OFFSET_ARGUMENTS = frozenset({"offsets"})  # arguments that hold the start of each bag: rising, the first is zero
-
-
+OFFSET_ARGUMENTS = frozenset({"offsets"})  # the start of each bag: ascending from zero
 INDEX_LIST_OPERATORS = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
 
 
-def decide_integers(bound: BoundCall) -> None:
-    """Decide every integer tensor of `bound` that has no values yet; Skip where that would be a guess."""
-    for path, spec, argument in undecided_integers(bound):
+def resolve_integers(bound: BoundCall) -> None:
+    """Give values to every integer tensor of `bound` that has none yet; Skip where that would be a guess."""
+    for path, spec, argument in unresolved_integers(bound):
         if bound.namespace != "aten" and spec.dtype not in DATA_DTYPES:
             raise Skip(f"the values of its integer argument '{argument.name or path}' were not recorded")
         draw_indices(bound, path, spec, argument)
 
 
-def decide_indices(bound: BoundCall) -> None:
-    """Decide those integer tensors of an aten operator by which it indexes; numbers that are only data stay open."""
-    for path, spec, argument in undecided_integers(bound):
+def resolve_indices(bound: BoundCall) -> None:
+    """Give values to the integer tensors by which an aten operator indexes; those that are only data stay open."""
+    for path, spec, argument in unresolved_integers(bound):
         if bound.namespace == "aten" and (argument.name in OFFSET_ARGUMENTS or limit_of(bound, path, argument.name)):
             draw_indices(bound, path, spec, argument)
 
 
-def undecided_integers(bound: BoundCall) -> Iterator[tuple[str, TensorSpec, Argument]]:
-    """The integer tensors that have no values yet, with their paths and the arguments that they are in."""
+def unresolved_integers(bound: BoundCall) -> Iterator[tuple[str, TensorSpec, Argument]]:
+    """The integer tensors that have no values yet, with their paths and their arguments."""
     for path, spec in bound.integers():
         if path not in bound.contents and spec.numel:
             yield path, spec, bound.holder(path)
@@ -241,18 +243,16 @@ def draw_indices(bound: BoundCall, path: str, spec: TensorSpec, argument: Argume
 
 
 def limit_of(bound: BoundCall, path: str, name: str | None) -> IndexLimit | None:
-    """What bounds the values of an aten operator's integer tensor; None where they are data."""
+    """The limit of an aten operator's integer tensor; None where its values are data."""
     if bound.namespace != "aten":
         return None
-    return (
-        index_limit(bound, path)
-        if bound.base in INDEX_LIST_OPERATORS
-        else INDEX_LIMITS.get(bound.base, {}).get(name or "")
-    )
+    if bound.base in INDEX_LIST_OPERATORS:
+        return index_limit(bound, path)
+    return INDEX_LIMITS.get(bound.base, {}).get(name or "")
 
 
 def index_range(bound: BoundCall, path: str, name: str | None) -> tuple[int, int]:
-    """The smallest and largest value to draw: the recorded range, cut to what the operator accepts."""
+    """The smallest and largest value to draw: the recorded range, clamped to what the operator accepts."""
     low, high = bound.ranges.get(path, SMALL_INTEGERS)
     limit = limit_of(bound, path, name)
     if limit is not None:
@@ -267,7 +267,7 @@ def index_range(bound: BoundCall, path: str, name: str | None) -> tuple[int, int
 def index_limit(bound: BoundCall, path: str) -> IndexLimit | None:
     """The limit of one tensor in the list of `index` and `index_put`: item i indexes dimension i of `self`.
 
-    A mask (bool, uint8) before it takes as many dimensions as it has itself.
+    A mask (bool, uint8) before it stands for as many dimensions as it has.
     """
     indices = bound["indices"]
     if not isinstance(indices, list) or "." not in path:
@@ -285,5 +285,5 @@ def _dims_taken(item: object) -> int:
 
 
 def bag_offsets(spec: TensorSpec, total: int) -> torch.Tensor:
-    """Bags of equal length: `spec.numel` rising starts within `total` indices."""
+    """Bags of equal length: `spec.numel` ascending starts within `total` indices."""
     return (torch.arange(spec.numel) * total // max(spec.numel, 1)).reshape(spec.shape)

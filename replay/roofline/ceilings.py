@@ -80,15 +80,15 @@ class Ceilings(Record):
         """
         if not self.tflop_s:
             return None
-        wanted = dtype_width(dtype)
-        if wanted < min(map(dtype_width, self.tflop_s)):
+        width = dtype_width(dtype)
+        if width < min(map(dtype_width, self.tflop_s)):
             return NARROWER_FACTOR * max(self.tflop_s.values())
-        return max((rate for name, rate in self.tflop_s.items() if dtype_width(name) >= wanted), default=None)
+        return max((rate for name, rate in self.tflop_s.items() if dtype_width(name) >= width), default=None)
 
     def raised(self, other: Ceilings) -> Ceilings:
         """The higher of both, where `other` was measured on the same device at another time."""
-        both = {level.size for one in (self, other) for level in one.levels}
-        levels = [(size, max(one.at(size) for one in (self, other))) for size in sorted(both)]
+        sizes = {level.size for ceilings in (self, other) for level in ceilings.levels}
+        levels = [(size, max(ceilings.at(size) for ceilings in (self, other))) for size in sorted(sizes)]
         rates = {
             name: max(self.tflop_s.get(name, 0.0), other.tflop_s.get(name, 0.0))
             for name in (*self.tflop_s, *other.tflop_s)
@@ -103,8 +103,8 @@ class Ceilings(Record):
 
 def dtype_width(dtype: str) -> int:
     """The bits of a number of `dtype`; those of the narrowest where nobody knows it."""
-    known = BY_NAME.get(dtype)
-    return DTYPE_WIDTHS.get(dtype, known.bits if known else min(DTYPE_WIDTHS.values()))
+    dtype_info = BY_NAME.get(dtype)
+    return DTYPE_WIDTHS.get(dtype, dtype_info.bits if dtype_info else min(DTYPE_WIDTHS.values()))
 
 
 def descending_levels(measured: list[tuple[int, float]]) -> list[BandwidthLevel]:
@@ -153,8 +153,8 @@ def kept_ceilings(environment: Mapping[str, Any], measure: MeasureCeilings = mea
 
 def raised_ceilings(environment: Mapping[str, Any], measure: MeasureCeilings = measure_in_process) -> Ceilings:
     """The ceilings, measured again and raised where they turn out higher: the machine may have been busy before."""
-    again, before = measure(environment), read_ceilings(environment)
-    return write_ceilings(environment, before.raised(again) if before else again)
+    measured, kept = measure(environment), read_ceilings(environment)
+    return write_ceilings(environment, kept.raised(measured) if kept else measured)
 
 
 def ceilings_path(environment: Mapping[str, Any]) -> Path:
@@ -183,15 +183,15 @@ def ceilings_of_device(device_name: str | None) -> Ceilings | None:
     return None
 
 
-def write_ceilings(environment: Mapping[str, Any], found: Ceilings) -> Ceilings:
+def write_ceilings(environment: Mapping[str, Any], ceilings: Ceilings) -> Ceilings:
     """Keep `found`, whole or not at all; a cache that cannot be written to only costs the next measuring."""
     path = ceilings_path(environment)
     partial = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(found.line())
+        partial.write_bytes(ceilings.line())
         partial.replace(path)
     except OSError:
         with suppress(OSError):
             partial.unlink()
-    return found
+    return ceilings

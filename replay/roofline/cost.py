@@ -27,28 +27,28 @@ from kcap.schemas.recording.values import TensorSpec, tensors
 from kcap.schemas.results.measurement import LeastWork
 
 
-def cost_of_call(call: Call, decided: ResolvedCall) -> Cost | None:
+def cost_of_call(call: Call, resolved: ResolvedCall) -> Cost | None:
     """What one invocation must move and compute; None where nobody knows.
 
-    `decided`: its every value. A Recording from elsewhere may hold any arguments: none of them is an error here.
+    A Recording from elsewhere may hold any arguments: none of them is an error here.
     """
     if not does_work(call):
         return None
     try:
-        form = recognize(invocation_of_bound(decided.bound, call.launch))
-        found = (
-            cost_of_instance(form).within(decided.total)
-            if form
-            else sweep_cost(decided.bound, written_arguments(decided))
+        instance = recognize(invocation_of_bound(resolved.bound, call.launch))
+        cost = (
+            cost_of_instance(instance).within(resolved.input_bytes)
+            if instance
+            else sweep_cost(resolved.bound, written_arguments(resolved))
         )
     except (*NEVER_TAKEN, Skip):
         return None
-    return found if found and (found.bytes or found.flops) else None
+    return cost if cost and (cost.bytes or cost.flops) else None
 
 
-def written_arguments(decided: ResolvedCall) -> frozenset[str]:
+def written_arguments(resolved: ResolvedCall) -> frozenset[str]:
     """The arguments that it writes, by the operator's schema: a trace file does not tell."""
-    declared = decided.operator.schema.arguments
+    declared = resolved.operator.schema.arguments
     return frozenset(a.name for a in declared if a.alias_info is not None and a.alias_info.is_write)
 
 
@@ -91,21 +91,21 @@ COPYING_OP_TYPES = frozenset("copy clone contiguous to to_copy fill zero".split(
 
 def cost_of_workload(definition: Definition, inputs: Mapping[str, Any]) -> Cost | None:
     """What one invocation on `inputs` (by the Definition's names) must move and compute; None where nobody knows."""
-    given = CostInputs(definition, inputs)
+    cost_inputs = CostInputs(definition, inputs)
     try:
-        found = _cost_by_op_type(given)
+        cost = _cost_by_op_type(cost_inputs)
     except NEVER_TAKEN:  # another dataset's inputs of the same names
-        found = given.unread()
-    return found if found and (found.bytes or found.flops) else None
+        cost = cost_inputs.unread()
+    return cost if cost and (cost.bytes or cost.flops) else None
 
 
-def _cost_by_op_type(given: CostInputs) -> Cost | None:
-    op_type = given.definition.op_type
-    if (known := families.cost_function_for(op_type)) is not None:
-        return known(given)
+def _cost_by_op_type(cost_inputs: CostInputs) -> Cost | None:
+    op_type = cost_inputs.definition.op_type
+    if (cost_function := families.cost_function_for(op_type)) is not None:
+        return cost_function(cost_inputs)
     if op_type in COPYING_OP_TYPES:
         return None
-    return given.whole() if sweeps_all(f"aten::{op_type}") else given.unread()
+    return cost_inputs.whole() if sweeps_all(f"aten::{op_type}") else cost_inputs.unread()
 
 
 def least_work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
@@ -145,5 +145,5 @@ def unread_inputs(operator: str) -> frozenset[str]:
 @cache
 def _pointwise(base: str, overload: str) -> bool:
     packet = getattr(torch.ops.aten, base, None)
-    found = getattr(packet, overload, None)
-    return found is not None and torch.Tag.pointwise in found.tags
+    operator = getattr(packet, overload, None)
+    return operator is not None and torch.Tag.pointwise in operator.tags

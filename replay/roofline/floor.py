@@ -14,15 +14,13 @@ from typing import Any
 from kcap.errors import KcapError
 from kcap.replay.roofline import ceilings
 from kcap.replay.roofline.ceilings import Ceilings, dtype_width
+from kcap.replay.timing.rotation import COLD_FACTOR
 from kcap.schemas.derive.cost import Cost
 from kcap.schemas.results.measurement import Cache, Measurement, Roofline
 
 # By the kind of device: of bandwidth and of arithmetic. Sustained products of random matrices lower a GPU's clock by a
 # tenth or two, short ones do not; on a CPU torch's own loops are further from what a core can do.
 MARGINS = {"cuda": (1.15, 1.25), "cpu": (1.5, 1.5)}
-
-
-COLD_FACTOR = 5  # times the last-level cache: what `cold` inputs rotate over at least
 
 
 def floor_us(
@@ -79,22 +77,22 @@ class Rooflines:
         self.sure: set[tuple[Any, ...]] = set()
         self.unknown = ""
 
-    def judge(self, one: Measurement) -> Measurement:
+    def judge(self, measurement: Measurement) -> Measurement:
         """`one` with its Roofline; failed, without times, if it is below it; as it is where nothing is known."""
-        if self.unknown or not has_floor(one):
-            return one
-        machine = {name: getattr(one, name) for name in MACHINE_FIELDS}
+        if self.unknown or not has_floor(measurement):
+            return measurement
+        machine = {name: getattr(measurement, name) for name in MACHINE_FIELDS}
         key = tuple(machine.values())
         try:
             if key not in self.found:
                 self.found[key] = self.find(machine)
-            if is_below_floor(one, self.found[key]) and key not in self.sure:
+            if is_below_floor(measurement, self.found[key]) and key not in self.sure:
                 self.found[key] = self.again(machine)
                 self.sure.add(key)
         except KcapError as error:
             self.unknown = str(error)
-            return one
-        return held_against_floor(one, self.found[key])
+            return measurement
+        return held_against_floor(measurement, self.found[key])
 
     def as_json(self) -> list[dict[str, Any]]:
         """The ceilings that were used."""
@@ -102,8 +100,8 @@ class Rooflines:
 
     def lines(self) -> Iterator[str]:
         """The ceilings in words, or why there are none."""
-        for found in self.found.values():
-            yield f"× floor is of {found.device}'s measured ceilings: {ceilings_summary(found)}"
+        for used in self.found.values():
+            yield f"× floor is of {used.device}'s measured ceilings: {ceilings_summary(used)}"
         if self.unknown:
             yield f"no floors: {self.unknown}"
 
@@ -115,38 +113,45 @@ def ceilings_summary(ceilings: Ceilings) -> str:
     return ", ".join([f"{ceilings.memory_gb_s:,.0f} GB/s of memory", *fastest])
 
 
-def has_floor(one: Measurement) -> bool:
-    return one.status == "ok" and one.work is not None and one.median_us is not None and one.method != "none"
+def has_floor(measurement: Measurement) -> bool:
+    return (
+        measurement.status == "ok"
+        and measurement.work is not None
+        and measurement.median_us is not None
+        and measurement.method != "none"
+    )
 
 
-def is_below_floor(one: Measurement, ceilings: Ceilings) -> bool:
-    return one.median_us is not None and one.median_us < floor_of_measurement(one, ceilings)
+def is_below_floor(measurement: Measurement, ceilings: Ceilings) -> bool:
+    return measurement.median_us is not None and measurement.median_us < floor_of_measurement(measurement, ceilings)
 
 
-def floor_of_measurement(one: Measurement, ceilings: Ceilings) -> float:
+def floor_of_measurement(measurement: Measurement, ceilings: Ceilings) -> float:
     """Microseconds. What the host's clock timed was in the CPU's caches."""
-    if one.work is None:
+    if measurement.work is None:
         return 0.0
-    least = one.work
-    cost = Cost(least.moved, least.read, least.flops, least.dtype)
-    state = "warm" if one.method == "host" or one.cache is None else one.cache
-    once = one.input_sets is None or one.input_sets >= one.n  # each set once in a sample, and before it a sweep
-    return floor_us(cost, ceilings, state, None if once else one.input_sets, least.fresh)
+    work = measurement.work
+    cost = Cost(work.moved, work.read, work.flops, work.dtype)
+    state = "warm" if measurement.method == "host" or measurement.cache is None else measurement.cache
+    swept = (
+        measurement.input_sets is None or measurement.input_sets >= measurement.n
+    )  # each set once in a sample, and before it a sweep
+    return floor_us(cost, ceilings, state, None if swept else measurement.input_sets, work.fresh)
 
 
-def held_against_floor(one: Measurement, ceilings: Ceilings) -> Measurement:
+def held_against_floor(measurement: Measurement, ceilings: Ceilings) -> Measurement:
     """`one`, of which judgeable holds, held against `ceilings`."""
-    floor, median, least = floor_of_measurement(one, ceilings), one.median_us or 0.0, one.work
-    if not floor or least is None:
-        return one
+    floor, median, work = floor_of_measurement(measurement, ceilings), measurement.median_us or 0.0, measurement.work
+    if not floor or work is None:
+        return measurement
     if median < floor:
         reason = (
-            f"{IMPOSSIBLE} ({median:.3g} µs; {floor:.3g} µs for {least.moved:,} bytes and {least.flops:,} FLOPs):"
+            f"{IMPOSSIBLE} ({median:.3g} µs; {floor:.3g} µs for {work.moved:,} bytes and {work.flops:,} FLOPs):"
             " the clock or the inputs are wrong"
         )
         nothing = dict.fromkeys(("median_us", "q1_us", "q3_us"))
-        return one.model_copy(update={"status": "failed", "reason": reason, **nothing})
-    achieved = Roofline(
-        us=floor, times=median / floor, gb_s=least.moved / median / 1e3, tflop_s=least.flops / median / 1e6
+        return measurement.model_copy(update={"status": "failed", "reason": reason, **nothing})
+    roofline = Roofline(
+        us=floor, times=median / floor, gb_s=work.moved / median / 1e3, tflop_s=work.flops / median / 1e6
     )
-    return one.model_copy(update={"roofline": achieved})
+    return measurement.model_copy(update={"roofline": roofline})

@@ -23,10 +23,10 @@ def main() -> None:
 
 def measure(device: str, threads: int | None = None) -> Ceilings:
     """The ceilings of `device` (cpu, cuda:N), with so many of torch's threads (None: as they are); a few seconds."""
-    there = machine_fields(device, threads)
+    environment = machine_fields(device, threads)
     with torch.inference_mode():
-        found = measure_cuda.measure(device) if device.startswith("cuda") else measure_cpu.measure()
-    return Ceilings.model_validate({**there, **found})
+        ceilings = measure_cuda.measure(device) if device.startswith("cuda") else measure_cpu.measure()
+    return Ceilings.model_validate({**environment, **ceilings})
 
 
 if __name__ == "__main__":

@@ -63,11 +63,14 @@ def sizes() -> Iterator[int]:
 
 def bandwidth(size: int) -> float:
     """GB/s over a working set of `size` bytes, copying or reading it piece by piece; the best piece."""
-    whole = torch.ones(size // 4)
-    source, target = whole.chunk(2)
+    buffer = torch.ones(size // 4)
+    source, target = buffer.chunk(2)
     count = max(size // PIECE, 1)
-    copies = [partial(to.copy_, of) for of, to in zip(source.chunk(count), target.chunk(count), strict=True)]
-    reads = [part.sum for part in whole.chunk(count)]
+    copies = [
+        partial(target_chunk.copy_, source_chunk)
+        for source_chunk, target_chunk in zip(source.chunk(count), target.chunk(count), strict=True)
+    ]
+    reads = [part.sum for part in buffer.chunk(count)]
     return size / count / min(best(copies), best(reads)) / 1e9
 
 

@@ -51,14 +51,14 @@ def beyond(l2: int, device: str) -> list[int]:
 
 def works(size: int, device: str) -> list[Work]:
     """What moves `size` bytes over a working set of that size: copies (by two kinds of kernel), reading, writing."""
-    whole = torch.randn(size // 8 * 2, device=device)
-    source, target = whole.chunk(2)
+    buffer = torch.randn(size // 8 * 2, device=device)
+    source, target = buffer.chunk(2)
     total = torch.empty((), device=device)
     return [
         lambda: target.copy_(source),
         lambda: torch.neg(source, out=target),
-        lambda: torch.sum(whole, dim=0, out=total),
-        lambda: whole.fill_(1.0),
+        lambda: torch.sum(buffer, dim=0, out=total),
+        lambda: buffer.fill_(1.0),
     ]
 
 
@@ -70,7 +70,9 @@ def bandwidth(size: int, device: str) -> float:
 def in_cache(small: int, large: int, device: str) -> float:
     """GB/s of the L2, at best; working sets of both sizes fit into it."""
     pairs = zip(works(small, device), works(large, device), strict=True)
-    return max(slope(large - small, graph_us(less), graph_us(more), large) for less, more in pairs)
+    return max(
+        slope(large - small, graph_us(small_work), graph_us(large_work), large) for small_work, large_work in pairs
+    )
 
 
 def slope(bytes_more: int, less_us: float, more_us: float, large: int) -> float:
@@ -86,13 +88,13 @@ def arithmetic(device: str) -> Iterator[tuple[str, float]]:
             yield name, fastest(make, device)
 
 
-def fastest(make: Callable[[int, str], Work], device: str) -> float:
+def fastest(make_product: Callable[[int, str], Work], device: str) -> float:
     """The best over matrices of several sizes; larger ones only while a product stays short."""
     rates: list[float] = []
     for n in MATRICES:
         if rates and 2 * n**3 / rates[-1] / 1e6 > LONGEST_US:
             break
-        rates.append(2 * n**3 / event_us(make(n, device)) / 1e6)
+        rates.append(2 * n**3 / event_us(make_product(n, device)) / 1e6)
     return max(rates)
 
 
@@ -108,9 +110,9 @@ def product(dtype: torch.dtype) -> Callable[[int, str], Work]:
 def float8(n: int, device: str) -> Work:
     """The second matrix lies column by column, as the operator takes it."""
     a, b = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones((), device=device)
-    more = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
-    return lambda: torch._scaled_mm(a, b.t(), **more)
+    unit = torch.ones((), device=device)
+    options = {"scale_a": unit, "scale_b": unit, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+    return lambda: torch._scaled_mm(a, b.t(), **options)
 
 
 def int8(n: int, device: str) -> Work:

@@ -1,6 +1,6 @@
 """Clocks: the host's for CPU operators, CUDA graphs and CUDA events for GPU ones.
 
-`clock` times a callable; `sampling` says when it has seen enough, `rotation` what the caches hold meanwhile, `graphs`
-captures and profiles GPU work, which `blocking` holds back until it is queued. `device` tells of the machine: its
-names, its GPU's clocks, and the rests that keep these up.
+`clock` times a callable; `sampling` decides when there are enough samples, `rotation` what the caches hold; `graphs`
+captures and profiles GPU work, which `blocking` blocks until all of it is queued. `device` describes the machine: its
+names, its GPU's clocks, and the cool-downs that keep these high.
 """

@@ -1,8 +1,8 @@
-"""A kernel that holds the GPU back until the host has queued the timed work, as nvbench's blocking kernel does.
+"""A kernel that blocks the GPU until the host has queued the timed work, as nvbench's blocking kernel does.
 
-Without it an event pair around a short kernel holds the host's launches. The kernel spins on a word in pinned host
-memory and gives up after a second, so that work which waits for the GPU itself ends, and is told. Where torch cannot
-compile one, the GPU sleeps for a fixed time instead.
+Without it, an event pair around a short kernel measures the host's launches. The kernel spins on a word in pinned host
+memory and times out after a second, so that work which itself waits for the GPU ends, with a note. Where torch cannot
+compile such a kernel, the GPU sleeps for a fixed time instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 SPIN_TIMEOUT_MS = 1000
 DELAY_CYCLES = 200_000  # about 0.1 ms of sleep, in which the host queues the work behind it
-RELEASED_WORD, GAVE_UP_WORD = 0, 1  # words of the state
+RELEASED_WORD, TIMED_OUT_WORD = 0, 1  # words of the state
 SPIN_SOURCE = r"""
 extern "C" __global__ void kcap_hold(volatile int* state, int timeout_ms) {
     unsigned long long start, now;
@@ -31,64 +31,64 @@ extern "C" __global__ void kcap_hold(volatile int* state, int timeout_ms) {
 """
 
 
-class SleepHold:
-    """The substitute: the GPU is busy for a while."""
+class SleepBlocker:
+    """The substitute: the GPU sleeps for a fixed time."""
 
-    gave_up = False
+    timed_out = False
 
     def reset(self) -> None:
-        """Before another Call."""
+        """Forget a time-out, before the next Call."""
 
-    def hold(self) -> None:
-        """Keep the current stream from what is queued next."""
+    def block(self) -> None:
+        """Block what is queued next on the current stream."""
         if hasattr(torch.cuda, "_sleep"):
             torch.cuda._sleep(DELAY_CYCLES)
 
-    def release(self) -> None:
-        """Let it go on."""
+    def unblock(self) -> None:
+        """Let the stream go on."""
 
 
-class SpinHold(SleepHold):
-    """`kernel(grid, block, arguments)` is the compiled one, `state` two words of pinned memory.
+class SpinBlocker(SleepBlocker):
+    """Blocks by the compiled `kernel(grid, block, arguments)`; `state`: two words of pinned memory.
 
-    Once the kernel gave up it is not used again before the next `reset`.
+    After a time-out the kernel is not used until the next `reset`.
     """
 
     def __init__(self, kernel: Any, state: torch.Tensor) -> None:
         self.kernel = kernel
         self.state = state
         self.words = state.numpy()
-        self.gave_up = False
+        self.timed_out = False
 
     def reset(self) -> None:
-        self.gave_up = False
+        self.timed_out = False
 
-    def hold(self) -> None:
-        self._look()
-        if self.gave_up:
-            return super().hold()
+    def block(self) -> None:
+        self._poll()
+        if self.timed_out:
+            return super().block()
         self.words[:] = 0
         self.kernel((1, 1, 1), (1, 1, 1), [self.state, SPIN_TIMEOUT_MS])
 
-    def release(self) -> None:
-        self._look()
+    def unblock(self) -> None:
+        self._poll()
         self.words[RELEASED_WORD] = 1
 
-    def _look(self) -> None:
-        self.gave_up = self.gave_up or bool(self.words[GAVE_UP_WORD])
+    def _poll(self) -> None:
+        self.timed_out = self.timed_out or bool(self.words[TIMED_OUT_WORD])
 
 
 @cache
-def blocker(device: str) -> SleepHold:
-    """What holds back the work of `device`; tried once before it is used."""
+def gpu_blocker(device: str) -> SleepBlocker:
+    """The blocker of `device`, after one trial."""
     compiler = getattr(torch.cuda, "_compile_kernel", None)
     if compiler is None:
-        return SleepHold()
+        return SleepBlocker()
     try:
-        made = SpinHold(compiler(SPIN_SOURCE, "kcap_hold"), torch.zeros(2, dtype=torch.int32, pin_memory=True))
-        made.hold()
-        made.release()
+        blocker = SpinBlocker(compiler(SPIN_SOURCE, "kcap_hold"), torch.zeros(2, dtype=torch.int32, pin_memory=True))
+        blocker.block()
+        blocker.unblock()
         torch.cuda.synchronize(device)
     except (RuntimeError, OSError, ValueError, AttributeError, ImportError, TypeError):
-        return SleepHold()
-    return SleepHold() if made.words[GAVE_UP_WORD] else made
+        return SleepBlocker()
+    return SleepBlocker() if blocker.words[TIMED_OUT_WORD] else blocker

@@ -1,9 +1,9 @@
-"""What a measurement says of the machine, asked in the worker: its names, and its GPU's clocks, read and never set.
+"""The machine, as measurements describe it: its names, and its GPU's clocks, which are read and never set.
 
-Rests keep the GPU's power limit out of what is timed. An engine's kernels run in bursts, at the full clock. Matrix
-products repeated without a rest draw more than the limit allows, and after some fifty milliseconds the same kernel
-takes 15 % longer (seen on an H200). With a rest as long as the sample before it the mean power stays well below the
-limit; where the clock falls all the same, the rests grow.
+Cool-downs between samples keep the GPU's power limit out of the times. An engine's kernels run in bursts at the full
+clock. Matrix products repeated without a pause draw more power than the limit, and after some fifty milliseconds the
+same kernel takes 15 % longer (seen on an H200). With a cool-down as long as the sample before it, the mean power stays
+well below the limit; if the clock drops nevertheless, cool-downs grow.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ import torch
 
 from kcap.schemas.results.measurement import Clocks
 from kcap.system.nvml import MEMORY, SM, ask, highest_sm, opened, sm_clock
+from kcap.system.worker_process import Environment
 
 
-def machine_fields(device: str, threads: int | None) -> dict[str, str | int | None]:
-    """The fields of a Measurement that name device, driver, torch and threads; fixes device and threads."""
+def machine_fields(device: str, threads: int | None) -> Environment:
+    """Device, driver, torch and threads, as Measurements name them; sets torch's device and threads."""
     if threads:
         torch.set_num_threads(threads)
     gpu = device.startswith("cuda")
     if gpu:
         torch.cuda.set_device(device)
-    there = gpu_fields(device) if gpu else host_fields()
-    return {**there, "torch": torch.__version__}
+    fields = gpu_fields(device) if gpu else host_fields()
+    return {**fields, "torch": torch.__version__}
 
 
-def gpu_fields(device: str) -> dict[str, str | int | None]:
+def gpu_fields(device: str) -> Environment:
     name = torch.cuda.get_device_name(device)
     return {"device": device, "device_name": name, "driver": driver_version(device), "threads": None}
 
 
-def host_fields() -> dict[str, str | int | None]:
-    """The fields of a Call that the host's clock timed, which a machine with a GPU has too."""
+def host_fields() -> Environment:
+    """The fields of what the host's clock timed, on a machine with a GPU too."""
     return {"device": "cpu", "device_name": cpu_name(), "driver": None, "threads": torch.get_num_threads()}
 
 
@@ -54,28 +55,24 @@ def cpu_name() -> str:
 
 
 def choose_device(device: str | None, home: str | None) -> str:
-    """The device to replay on: the one asked for, or the recording's (`home`); ValueError says why there is none."""
+    """The device to replay on: the one asked for, else the Recording's (`home`); ValueError says why there is none."""
     available = torch.cuda.is_available()
-    wanted = device or home or ("cuda" if available else "cpu")
-    if wanted.startswith("cuda") and not available:
-        where = "recorded on cuda, and " if device is None else ""
-        raise ValueError(f"{where}torch {torch.__version__} finds no CUDA GPU here: pass --device cpu")
-    if wanted.startswith("cuda:") and int(wanted.removeprefix("cuda:")) >= torch.cuda.device_count():
-        raise ValueError(f"{wanted}: this machine has {torch.cuda.device_count()} GPUs: pass --device cuda:0")
-    return "cuda:0" if wanted == "cuda" else wanted
+    chosen = device or home or ("cuda" if available else "cpu")
+    if chosen.startswith("cuda") and not available:
+        reason = "recorded on cuda, and " if device is None else ""
+        raise ValueError(f"{reason}torch {torch.__version__} finds no CUDA GPU here: pass --device cpu")
+    if chosen.startswith("cuda:") and int(chosen.removeprefix("cuda:")) >= torch.cuda.device_count():
+        raise ValueError(f"{chosen}: this machine has {torch.cuda.device_count()} GPUs: pass --device cuda:0")
+    return "cuda:0" if chosen == "cuda" else chosen
 
 
 TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t
-
-
 SLOW_CLOCK = 0.75  # of the highest SM clock
-
-
 WATCH_PERIOD_S = 0.005
 
 
 def read_clocks(device: str) -> Clocks | None:
-    """The state of the GPU `device` now; None where NVML cannot be asked."""
+    """The clocks, power and temperature of the GPU `device` now; None without NVML."""
     library, handle = opened(device) if device.startswith("cuda") else (None, None)
     if library is None or handle is None:
         return None
@@ -91,9 +88,9 @@ def read_clocks(device: str) -> Clocks | None:
 
 
 class ClockWatch:
-    """Whether the SM clock is below three quarters of its highest; asked at most every `PERIOD_S` seconds.
+    """Whether the SM clock is below three quarters of its highest; read at most every `WATCH_PERIOD_S` seconds.
 
-    `read` gives the clock and its highest in MHz, or None.
+    `read` returns the clock and its highest in MHz, or None.
     """
 
     def __init__(
@@ -108,8 +105,8 @@ class ClockWatch:
     def slow(self) -> bool:
         if (now := self._now()) - self._asked >= WATCH_PERIOD_S:
             self._asked = now
-            found = self._read(self._device)
-            self._slow = found is not None and is_slow_clock(*found)
+            clock_mhz = self._read(self._device)
+            self._slow = clock_mhz is not None and is_slow_clock(*clock_mhz)
         return self._slow
 
 
@@ -127,22 +124,16 @@ def driver_version(device: str) -> str | None:
     return text.value.decode()
 
 
-HELD_CLOCK = 0.97  # of the highest clock that was seen: below it power or heat holds the GPU back
-
-
-LEAST_REST, MOST_REST = 1.0, 16.0  # rests in times of the work before them
-
-
-LONGEST_REST_S = 0.5
-
-
+FULL_CLOCK = 0.97  # of the highest clock that was seen: below it, power or heat limits the GPU
+MIN_FACTOR, MAX_FACTOR = 1.0, 16.0  # of a cool-down over the sample before it
+MAX_COOL_DOWN_S = 0.5
 _highest_clock: dict[str, int] = {}  # by device, the highest SM clock in this process
 
 
-class Pace:
-    """The rests between the samples of one Call on `device`; they grow while the clock is held down.
+class CoolDown:
+    """The pauses between the samples of one Call on `device`; they grow while the clock is below its highest.
 
-    `read` gives the SM clock and its highest in MHz, or None.
+    `read` returns the SM clock and its highest in MHz, or None.
     """
 
     def __init__(
@@ -154,20 +145,20 @@ class Pace:
     ) -> None:
         self._device, self._read, self._now, self._sleep = device, read, now, sleep
         self._since: float | None = None
-        self.factor = LEAST_REST
+        self.factor = MIN_FACTOR
 
-    def rest(self) -> None:
-        """Before a sample, when the GPU's work has ended: wait, unless it is the first."""
+    def wait(self) -> None:
+        """Pause before a sample, when the GPU's work has ended; not before the first."""
         if self._since is not None:
             worked = self._now() - self._since
-            if self._held():
-                self.factor = min(2 * self.factor, MOST_REST)
-            self._sleep(min(self.factor * worked, LONGEST_REST_S))
+            if self._is_throttled():
+                self.factor = min(2 * self.factor, MAX_FACTOR)
+            self._sleep(min(self.factor * worked, MAX_COOL_DOWN_S))
         self._since = self._now()
 
-    def _held(self) -> bool:
-        found = self._read(self._device)
-        if found is None:
+    def _is_throttled(self) -> bool:
+        clock_mhz = self._read(self._device)
+        if clock_mhz is None:
             return False
-        _highest_clock[self._device] = max(found[0], _highest_clock.get(self._device, 0))
-        return found[0] < HELD_CLOCK * _highest_clock[self._device]
+        _highest_clock[self._device] = max(clock_mhz[0], _highest_clock.get(self._device, 0))
+        return clock_mhz[0] < FULL_CLOCK * _highest_clock[self._device]

@@ -1,7 +1,7 @@
-"""A clock's samples: when to stop taking them, and what came of it.
+"""A clock's samples: when to stop taking them, and their result.
 
-Sampling ends when the median is known well enough, or no better than the noise allows, or the time is up. Every sample
-is kept; those that a slow clock spoiled are marked, and count for no rule.
+Sampling ends when the mean is precise enough (`converged`), when the noise itself no longer changes (`stable`), or at
+the time limit. Every sample is kept; those taken at a slow clock are marked and ignored by the stop rules.
 """
 
 from __future__ import annotations
@@ -16,43 +16,23 @@ from dataclasses import dataclass, field
 
 from kcap.schemas.results.measurement import Cache, KernelDuration, Method, StopRule
 
-FEWEST_SAMPLES = 10  # samples before the error may stop the clock
+FEWEST_SAMPLES = 10  # before `converged` may end sampling
+PRECISION, GPU_PRECISION = 0.005, 0.0015  # the standard error of the mean over the median; a GPU has less noise
+LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if it does not converge,
+GPU_LIMIT_FACTOR, GPU_LIMIT_S = 8, 20.0  # on a GPU even so many times, up to so many seconds
 
-
-PRECISION = 0.005  # standard error of the mean over the median
-
-
-GPU_PRECISION = 0.0015  # which is quiet enough for it
-
-
-LIMIT_FACTOR = 3  # sampling may take this many times the seconds asked for, if the median stays uncertain
-
-
-GPU_LIMIT_FACTOR = 8  # as far as that is no more than these seconds
-
-
-GPU_LIMIT_S = 20.0
-
-
-# The rule by which nvbench stops what is noisy by nature (its stdrel_criterion.cxx): of the last relative standard
-# deviations, one a sample, the spread around the newest is below a twentieth of it.
-NOISE_WINDOW = 512
-
-
-FEWEST_NOISES = 64
-
-
-NOISE_EVERY = 16  # samples between two looks
-
-
+# `stable` is the rule by which nvbench stops a measurement that is noisy by nature (its stdrel_criterion.cxx): after
+# each sample it notes the relative standard deviation; these deviate from the newest by less than 5 % of it.
+NOISE_WINDOW, MIN_NOISE_WINDOW = 512, 64
+NOISE_EVERY = 16  # samples between two checks
 NOISE_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds of sampling: at least `least` (unless the limit comes first), never begun anew after the limit `most`.
+    """Seconds of sampling: at least `least`, and no new sample after `most`.
 
-    `precision`: the standard error of the mean over the median below which it ends.
+    `precision`: sampling ends when the standard error of the mean over the median is below it.
     """
 
     least: float
@@ -61,7 +41,7 @@ class Budget:
 
     @classmethod
     def on(cls, device: str, seconds: float) -> Budget:
-        """That of `seconds` of sampling on `device`."""
+        """The Budget for `seconds` of sampling on `device`."""
         if device.startswith("cuda"):
             longer = min(GPU_LIMIT_FACTOR * seconds, GPU_LIMIT_S)
             return cls(seconds, max(LIMIT_FACTOR * seconds, longer), GPU_PRECISION)
@@ -70,7 +50,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Every sample in its order, the rule that stopped them, and the places of those taken while the clock was slow."""
+    """Every sample in order, the rule that ended sampling, and the indices of samples taken at a slow clock."""
 
     samples: list[float]
     rule: StopRule
@@ -78,7 +58,7 @@ class Sampled:
 
 
 class Noise:
-    """Mean, spread and median of the samples so far, and how the spread changed. `precision`: as in a Budget."""
+    """Mean, deviation and median of the samples so far, and the history of the relative deviation."""
 
     def __init__(self, precision: float = PRECISION) -> None:
         self.n, self.mean, self._squares = 0, 0.0, 0.0
@@ -107,13 +87,13 @@ class Noise:
 
     @property
     def converged(self) -> bool:
-        """Whether the standard error of the mean is below the precision asked for, over at least ten samples."""
+        """Whether the standard error of the mean is below the precision, after at least ten samples."""
         return self.n >= FEWEST_SAMPLES and self.deviation / math.sqrt(self.n) < self.precision * self.median
 
     @property
-    def stable(self) -> bool:
-        """Whether more samples would not change what is known of the spread."""
-        if len(self._spreads) <= FEWEST_NOISES or self.n % NOISE_EVERY:
+    def noise_limited(self) -> bool:
+        """Whether more samples would not change the relative deviation."""
+        if len(self._spreads) <= MIN_NOISE_WINDOW or self.n % NOISE_EVERY:
             return False
         now = self._spreads[-1]
         off = sum((spread - now) ** 2 for spread in self._spreads) / (len(self._spreads) - 1)
@@ -121,7 +101,7 @@ class Noise:
 
     @property
     def rule(self) -> StopRule | None:
-        return "converged" if self.converged else "stable" if self.stable else None
+        return "converged" if self.converged else "stable" if self.noise_limited else None
 
 
 def never_slow() -> bool:
@@ -129,36 +109,36 @@ def never_slow() -> bool:
 
 
 def sample_until(
-    take: Callable[[], float],
+    take_sample: Callable[[], float],
     budget: Budget,
     clock: Callable[[], float] = time.perf_counter,
-    slow: Callable[[], bool] = never_slow,
-    fewest: int = 1,
+    is_slow: Callable[[], bool] = never_slow,
+    min_samples: int = 1,
 ) -> Sampled:
-    """Call `take` until a stop rule fires; `slow` says of the sample just taken that it is spoiled.
+    """Call `take_sample` until a stop rule holds; `is_slow` tells whether the sample just taken must not count.
 
-    `fewest`: samples before the limit may stop it.
+    `min_samples`: before the time limit may end it.
     """
     start = clock()
-    noise, samples, spoiled = Noise(budget.precision), [], []
+    noise, samples, slow = Noise(budget.precision), [], []
     while True:
-        samples.append(take())
-        if slow():
-            spoiled.append(len(samples) - 1)
+        samples.append(take_sample())
+        if is_slow():
+            slow.append(len(samples) - 1)
         else:
             noise.add(samples[-1])
         elapsed = clock() - start
-        if elapsed >= budget.most and len(samples) >= fewest:
-            return Sampled(samples, "limit", spoiled)
+        if elapsed >= budget.most and len(samples) >= min_samples:
+            return Sampled(samples, "limit", slow)
         if elapsed >= budget.least and (rule := noise.rule):
-            return Sampled(samples, rule, spoiled)
+            return Sampled(samples, rule, slow)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one invocation, once for each sample of the clock; a sample is `n` invocations.
+    """Microseconds of one invocation, by samples of `n` invocations each.
 
-    `slow`: the places of samples taken while the clock was slow. `spoiled`: the process should time nothing after this.
+    `slow`: the indices of samples taken at a slow clock. `poisoned`: the process must time nothing after this.
     """
 
     samples_us: list[float]
@@ -168,21 +148,21 @@ class Timing:
     cache: Cache
     input_sets: int
     notes: list[str] = field(default_factory=list)
-    spoiled: bool = False
+    poisoned: bool = False
     floor_us: float | None = None
     slow: list[int] = field(default_factory=list)
     kernels: list[KernelDuration] = field(default_factory=list)
 
     @property
     def counted_us(self) -> list[float]:
-        """The samples of which median and quartiles are: all but the slow ones, unless there are no others."""
+        """The samples that count for median and quartiles: all but the slow ones, unless there are no others."""
         return counted_samples(self.samples_us, self.slow)
 
 
 def counted_samples(samples: list[float], slow: list[int]) -> list[float]:
-    """All `samples` but those at the places `slow`, unless there are no others."""
-    places = set(slow)
-    return [us for place, us in enumerate(samples) if place not in places] or samples
+    """All `samples` but those at the indices `slow`, unless there are no others."""
+    indices = set(slow)
+    return [us for index, us in enumerate(samples) if index not in indices] or samples
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -194,6 +174,4 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 WAITS_FOR_GPU = "the host's time is in it: it waits for the GPU"
-
-
-HOLD_GAVE_UP = "the host's time is in it: the kernel that holds the GPU back gave up"
+BLOCKER_TIMED_OUT = "the host's time is in it: the kernel that holds the GPU back gave up"

@@ -4,8 +4,8 @@
 
 For each mode one engine records the model's configuration with dummy weights and --check-coverage, the batches (1, 16
 and 128 sequences; the one of batch 1 has a prompt of 4,096 tokens) one after another, to DIR/fidelity-MODE.kcap, and
-`kcap replay --fidelity` is run on that, which writes DIR/MODE.fidelity (fidelity.png where matplotlib is installed,
-else fidelity.json alone). A whole Recording of this depth that is there already, and profiled these steps, is used
+`kcap replay --compare-engine` is run on that, which writes DIR/MODE.fidelity (fidelity.png where matplotlib is
+installed, else fidelity.json alone). A whole Recording of this depth that is there already, and profiled these steps, is used
 again. Prints a short table last: the prefill of 4,096 tokens and the decode steps of each batch. When the limit is
 over, what is left is told and not tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one is outside the bounds.
 """
@@ -82,9 +82,9 @@ def record(mode: str, batches: Sequence[int], output: Path, layers: int | None, 
 
 
 def replay(recording: Path, folder: Path, until: float) -> dict[str, Any] | None:
-    """What `kcap replay --fidelity` found, also where it is outside the bounds; None where it failed."""
+    """What `kcap replay --compare-engine` found, also where it is outside the bounds; None where it failed."""
     drawn = ("-o", str(folder), "--force") if importlib.util.find_spec("matplotlib") else ()
-    done = run("replay", str(recording), "--fidelity", "--json", *drawn, until=until)
+    done = run("replay", str(recording), "--compare-engine", "--json", *drawn, until=until)
     if done.returncode not in (DONE, PARTIAL):
         print(done.stdout, flush=True)
         return None

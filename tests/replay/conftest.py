@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from handmade import Values
 
+from kcap.replay.jobs import REPLAY_WORKER
 from kcap.schemas.recording.recording import Call, Metadata, Program, Sample, Step, write_recording
 from kcap.system.worker_process import Worker
 
@@ -40,5 +41,5 @@ def recorded(tmp_path: Path, values: Values) -> Write:
 def worker() -> Iterable[Worker]:
     """A worker on the CPU without a Recording. It outlives any Call, so a module's tests share it."""
     session = {"device": "cpu", "home": "cpu", "root": None, "namespaces": [], "threads": 1}
-    with Worker(session) as started:
+    with Worker(session, REPLAY_WORKER) as started:
         yield started

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from kcap.replay.timing import blocking, rotation
-from kcap.replay.timing.blocking import GAVE_UP_WORD, RELEASED_WORD, SPIN_SOURCE, SPIN_TIMEOUT_MS, SleepHold, SpinHold
+from kcap.replay.timing.blocking import (
+    RELEASED_WORD,
+    SPIN_SOURCE,
+    SPIN_TIMEOUT_MS,
+    TIMED_OUT_WORD,
+    SleepBlocker,
+    SpinBlocker,
+)
 
 
 class Kernel:
@@ -24,7 +31,7 @@ class Kernel:
         assert isinstance(state, torch.Tensor)
         self.launches.append(state.tolist())
         if self.gives_up:
-            state[GAVE_UP_WORD] = 1
+            state[TIMED_OUT_WORD] = 1
 
 
 @pytest.fixture
@@ -36,29 +43,29 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_kernel_starts_locked_and_is_released() -> None:
     kernel, state = Kernel(), torch.zeros(2, dtype=torch.int32)
-    hold = SpinHold(kernel, state)
+    blocker = SpinBlocker(kernel, state)
     for _ in range(3):
-        hold.hold()
+        blocker.block()
         assert state[RELEASED_WORD] == 0
-        hold.release()
+        blocker.unblock()
         assert state[RELEASED_WORD] == 1
     assert kernel.launches == [[0, 0]] * 3
-    assert not hold.gave_up
+    assert not blocker.timed_out
 
 
 def test_after_it_gave_up_the_gpu_sleeps_instead_until_the_next_call(sleeps: list[int]) -> None:
     kernel = Kernel(gives_up=True)
-    hold = SpinHold(kernel, torch.zeros(2, dtype=torch.int32))
-    hold.hold()
-    hold.release()
-    assert hold.gave_up
-    hold.hold()
+    blocker = SpinBlocker(kernel, torch.zeros(2, dtype=torch.int32))
+    blocker.block()
+    blocker.unblock()
+    assert blocker.timed_out
+    blocker.block()
     assert (len(kernel.launches), len(sleeps)) == (1, 1)
-    hold.reset()
+    blocker.reset()
     kernel.gives_up = False
-    hold.state[GAVE_UP_WORD] = 0
-    hold.hold()
-    assert (len(kernel.launches), hold.gave_up) == (2, False)
+    blocker.state[TIMED_OUT_WORD] = 0
+    blocker.block()
+    assert (len(kernel.launches), blocker.timed_out) == (2, False)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("NVRTC error"), OSError("no libnvrtc"), None])
@@ -67,15 +74,15 @@ def test_without_a_compiler_the_gpu_sleeps(monkeypatch: pytest.MonkeyPatch, slee
         raise error
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", fail if error else None, raising=False)
-    hold = blocking.blocker.__wrapped__("cuda:0")
-    assert type(hold) is SleepHold
-    hold.hold()
+    blocker = blocking.gpu_blocker.__wrapped__("cuda:0")
+    assert type(blocker) is SleepBlocker
+    blocker.block()
     assert sleeps == [blocking.DELAY_CYCLES]
 
 
 def test_the_source_reads_the_released_word_and_says_when_it_gives_up() -> None:
     assert re.search(rf"state\[{RELEASED_WORD}\] == 0", SPIN_SOURCE)
-    assert re.search(rf"state\[{GAVE_UP_WORD}\] = 1", SPIN_SOURCE)
+    assert re.search(rf"state\[{TIMED_OUT_WORD}\] = 1", SPIN_SOURCE)
     assert "volatile int* state" in SPIN_SOURCE
 
 
@@ -88,4 +95,4 @@ def test_the_runtime_is_the_one_that_the_process_has_loaded(tmp_path) -> None:
 def test_where_there_is_no_cuda_nothing_is_reset() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert rotation.reset_persisting_lines() is False
+    assert rotation.reset_l2_persistence() is False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from handmade import call, tensor
 
-from kcap.replay.jobs import LITTLE_SECONDS, CallJob, Job, SampleGroup, sampling_seconds
+from kcap.replay.jobs import RARE_SECONDS, CallJob, Job, SampleGroup, sampling_seconds
 
 
 def job(count: int, *shape: int) -> Job:
@@ -12,7 +12,7 @@ def job(count: int, *shape: int) -> Job:
 
 
 def test_what_will_hardly_count_is_sampled_for_a_fifth() -> None:
-    assert sampling_seconds([job(9999, 8), job(100, 8), job(1, 8)], 0.1) == [0.1, 0.1, LITTLE_SECONDS * 0.1]
+    assert sampling_seconds([job(9999, 8), job(100, 8), job(1, 8)], 0.1) == [0.1, 0.1, RARE_SECONDS * 0.1]
 
 
 def test_large_tensors_count_though_they_are_rare() -> None:

@@ -71,10 +71,10 @@ def test_its_arguments_are_rebuilt_as_any_others() -> None:
     spec = TensorSpec((4, 8), "bfloat16")
     scale = call("Scale", x=spec, by=2.0, weight=TensorSpec((8,), "bfloat16", storage=1), shift=0.0)
     rebuilder = Rebuilder("cpu", "cpu", None)
-    decided = rebuilder.decide(scale, None)
-    inputs = rebuilder.build(decided)
+    resolved = rebuilder.resolve(scale, None)
+    inputs = rebuilder.build(resolved)
     x, _, weight, _ = inputs.args
-    assert torch.equal(decided.operator.call(*inputs.args), x * weight * 2)
+    assert torch.equal(resolved.operator.call(*inputs.args), x * weight * 2)
 
 
 @pytest.mark.parametrize("name", ["Linear", "CustomOp", "nothing", "scale.forward", "Module"])

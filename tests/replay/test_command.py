@@ -52,7 +52,7 @@ def test_kernels_are_timed_and_regions_and_views_left_out(recorded: Write, tmp_p
 
 
 def test_all_adds_views_and_never_regions(recorded: Write) -> None:
-    code, result = outcome(recorded([MM, VIEW, REGION]), "--all")
+    code, result = outcome(recorded([MM, VIEW, REGION]), "--include-views")
     assert code == 0
     assert [c["operator"] for c in calls_of(result)] in (["aten::mm", "aten::view"], ["aten::view", "aten::mm"])
 
@@ -182,3 +182,19 @@ def test_cuda_without_a_gpu_says_what_to_pass(recorded: Write) -> None:
     done = kcap(recorded([MM]), "--device", "cuda")
     assert done.returncode == 2
     assert "pass --device cpu" in done.stderr
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it is an error
+import kcap.commands.replay, kcap.system.worker_process
+from kcap.cli import main
+main(["replay", "--help"])
+"""
+
+
+def test_the_help_and_the_parents_side_of_a_worker_need_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    for spellings in ("--include-views, --all", "--kernel-durations, --kernels", "--compare-engine, --fidelity"):
+        assert spellings in done.stdout

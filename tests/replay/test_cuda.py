@@ -13,8 +13,9 @@ import pytest
 import torch
 from handmade import Values, call, request_for, tensor
 
+from kcap.replay.jobs import REPLAY_WORKER
 from kcap.replay.timing import rotation
-from kcap.replay.timing.blocking import SpinHold, blocker
+from kcap.replay.timing.blocking import SpinBlocker, gpu_blocker
 from kcap.replay.timing.graphs import do_nothing, timed_us
 from kcap.replay.timing.rotation import COLD_FACTOR, l2_bytes
 from kcap.replay.timing.sampling import WAITS_FOR_GPU
@@ -34,19 +35,19 @@ SESSION = {"device": "cuda", "home": "cuda", "root": None, "namespaces": [], "th
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Worker]:
-    with Worker({**SESSION, "kernels": True}) as worker:
+    with Worker({**SESSION, "kernels": True}, REPLAY_WORKER) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def cold() -> Iterator[Worker]:
-    with Worker({**SESSION, "cache": "cold"}) as worker:
+    with Worker({**SESSION, "cache": "cold"}, REPLAY_WORKER) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Worker]:
-    with Worker({**SESSION, "cache": "warm"}) as worker:
+    with Worker({**SESSION, "cache": "warm"}, REPLAY_WORKER) as worker:
         yield worker
 
 
@@ -86,7 +87,7 @@ def test_a_device_assert_costs_its_own_call_alone(gpu: Worker, tmp_path: Path) -
     sample = Sample(call=0, phase="decode", tensors={"1": values([7] * 64)})
     write_recording(tmp_path / "rec", Metadata(), [], values=values.files)
     lookup = request_for(call("aten::embedding", big(7, 4), big(64, storage=1, dtype="int32")))
-    with Worker({**gpu.session, "root": str(tmp_path / "rec")}) as worker:
+    with Worker({**gpu.session, "root": str(tmp_path / "rec")}, REPLAY_WORKER) as worker:
         died = worker.run({**lookup, "sample": orjson.loads(sample.line())}, 120)
         assert died["status"] == "failed"
         assert worker.run(lookup, 120)["status"] == "ok"
@@ -170,8 +171,8 @@ def test_the_sweep_is_not_among_the_kernels(gpu: Worker) -> None:
 
 
 def test_the_gpu_is_held_back_until_the_host_has_queued_its_work() -> None:
-    hold = blocker("cuda:0")
-    assert isinstance(hold, SpinHold), "torch compiles no kernel here: the substitute sleeps"
+    hold = gpu_blocker("cuda:0")
+    assert isinstance(hold, SpinBlocker), "torch compiles no kernel here: the substitute sleeps"
     cell, stream = torch.zeros(1, device="cuda"), torch.cuda.current_stream()
 
     def slow_host() -> None:
@@ -182,16 +183,16 @@ def test_the_gpu_is_held_back_until_the_host_has_queued_its_work() -> None:
     hold.reset()
     assert timed_us(slow_host, 20, do_nothing, stream, hold) < 100  # µs each; the host took 1,000
     assert timed_us(slow_host, 20, do_nothing, stream, None) > 500
-    assert not hold.gave_up
+    assert not hold.timed_out
 
 
 def test_a_host_that_waits_for_the_held_gpu_is_let_go_after_the_timeout() -> None:
-    hold = blocker("cuda:0")
+    hold = gpu_blocker("cuda:0")
     hold.reset()
     began = time.monotonic()
     timed_us(torch.cuda.synchronize, 1, do_nothing, torch.cuda.current_stream(), hold)
     hold.hold()
-    assert hold.gave_up
+    assert hold.timed_out
     assert time.monotonic() - began < 10
     hold.release()
     hold.reset()
@@ -199,7 +200,7 @@ def test_a_host_that_waits_for_the_held_gpu_is_let_go_after_the_timeout() -> Non
 
 def test_the_persisting_l2_can_be_reset() -> None:
     torch.zeros(1, device="cuda")
-    assert rotation.reset_persisting_lines()
+    assert rotation.reset_l2_persistence()
 
 
 def test_a_program_is_one_graph_and_its_kernels_add_up(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from kcap.replay.rebuild.memory import Target, build_inputs, clone_inputs
 from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.timing import clock, graphs, rotation
-from kcap.replay.timing.blocking import SleepHold
+from kcap.replay.timing.blocking import SleepBlocker
 from kcap.replay.timing.clock import uses_gpu
 from kcap.replay.timing.rotation import Rotation, RoundRobin, SetSize
-from kcap.replay.timing.sampling import HOLD_GAVE_UP, WAITS_FOR_GPU, Budget
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU, Budget
 from kcap.schemas.derive.bound_call import Inputs, bind_call
 from kcap.schemas.recording.recording import Argument, Call
 from kcap.schemas.results.measurement import AT_FLOOR, NOTHING, Cache
@@ -33,21 +33,21 @@ MIB = 1 << 20
 ONE = Budget(0, 0)  # sample
 
 
-class FakeHold(SleepHold):
+class FakeHold(SleepBlocker):
     """Notes when the GPU is held back; gives up, if it is told to."""
 
     def __init__(self, log: list[str], gives_up: bool) -> None:
         self.log, self.gives_up = log, gives_up
 
     def reset(self) -> None:
-        self.gave_up = False
+        self.timed_out = False
 
-    def hold(self) -> None:
+    def block(self) -> None:
         self.log.append("hold")
 
-    def release(self) -> None:
+    def unblock(self) -> None:
         self.log.append("release")
-        self.gave_up = self.gives_up
+        self.timed_out = self.gives_up
 
 
 class FakeCuda:
@@ -66,7 +66,7 @@ class FakeCuda:
         self.log: list[str] = []
         self.debug = "default"
         self.unused = 100 << 30
-        self.hold = FakeHold(self.log, gives_up)
+        self.blocker = FakeHold(self.log, gives_up)
 
     def operator(self, number: int) -> None:
         self.log.append(f"call {number}")
@@ -133,12 +133,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             monkeypatch.setattr(module, "timing_stream", lambda device: stream)
         for module in (clock, rotation):
             monkeypatch.setattr(module, "l2_bytes", lambda device: 50 * MIB)
-        monkeypatch.setattr(clock, "blocker", lambda device: fake.hold)
-        pace = SimpleNamespace(rest=lambda: fake.log.append("rest"))
-        monkeypatch.setattr(clock, "Pace", lambda device: pace)
+        monkeypatch.setattr(clock, "gpu_blocker", lambda device: fake.blocker)
+        cool_down = SimpleNamespace(wait=lambda: fake.log.append("rest"))
+        monkeypatch.setattr(clock, "CoolDown", lambda device: cool_down)
         monkeypatch.setattr(clock, "sweeper", lambda device: lambda: fake.log.append("sweep"))
         monkeypatch.setattr(clock, "clock_floor_us", lambda device: {"graph": 1.0, "events": 3.0})
-        monkeypatch.setattr(rotation, "reset_persisting_lines", lambda: fake.log.append("reset"))
+        monkeypatch.setattr(clock, "reset_l2_persistence", lambda: fake.log.append("reset"))
         monkeypatch.setattr(memory, "free_bytes", lambda device: 100 << 30)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (fake.unused, 140 << 30))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.log.append("empty"))
@@ -294,7 +294,7 @@ def test_an_operator_that_waits_is_never_captured_and_the_gpu_is_not_held_back_f
     timing = run(fake, MIB)
     assert "begin" not in fake.log
     assert "hold" not in fake.log
-    assert (timing.method, timing.n, timing.spoiled) == ("events", 1, False)
+    assert (timing.method, timing.n, timing.poisoned) == ("events", 1, False)
     assert timing.notes == ["no CUDA graph: called a synchronizing CUDA operation", WAITS_FOR_GPU]
     assert fake.debug == "default"
 
@@ -314,9 +314,9 @@ def test_memory_that_only_other_graphs_could_use_is_given_back_before_a_capture(
 def test_a_failed_capture_is_timed_behind_a_held_gpu_and_asks_for_a_new_process(install: Install) -> None:
     fake = install(FakeCuda(captures=False, elapsed_ms=0.1))
     timing = run(fake, 60 * MIB)
-    assert (timing.method, timing.n, timing.spoiled) == ("events", 64, True)
+    assert (timing.method, timing.n, timing.poisoned) == ("events", 64, True)
     assert "previous error during capture" in timing.notes[0]
-    assert not {HOLD_GAVE_UP, WAITS_FOR_GPU} & set(timing.notes)
+    assert not {BLOCKER_TIMED_OUT, WAITS_FOR_GPU} & set(timing.notes)
     last = len(fake.log) - fake.log[::-1].index("hold") - 1
     assert fake.log[last - 1] == "sweep"
     assert all(entry.startswith("call") for entry in fake.log[last + 1 : last + 65])
@@ -331,7 +331,7 @@ def test_what_cannot_be_captured_is_queued_for_a_millisecond(install: Install, c
 
 def test_a_holding_kernel_that_gave_up_is_told(install: Install) -> None:
     timing = run(install(FakeCuda(captures=False, gives_up=True)), MIB)
-    assert timing.notes[1] == HOLD_GAVE_UP
+    assert timing.notes[1] == BLOCKER_TIMED_OUT
 
 
 def test_the_gpu_is_let_go_even_if_the_timed_call_fails(install: Install) -> None:
@@ -341,7 +341,7 @@ def test_the_gpu_is_let_go_even_if_the_timed_call_fails(install: Install) -> Non
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        graphs.timed_us(fail, 1, graphs.do_nothing, SimpleNamespace(), fake.hold)  # type: ignore[arg-type]
+        graphs.timed_us(fail, 1, graphs.do_nothing, SimpleNamespace(), fake.blocker)  # type: ignore[arg-type]
     assert fake.log == ["hold", "release"]
 
 
@@ -362,7 +362,7 @@ def test_an_empty_graph_is_no_time_and_a_tiny_kernel_is_at_the_floor(
     notes: list[str],
 ) -> None:
     for module in (clock, rotation):
-        monkeypatch.setattr(module, "nodes", lambda estimate, sets: 250)
+        monkeypatch.setattr(module, "graph_length", lambda estimate, sets: 250)
     timing = run(install(FakeCuda(elapsed_ms=elapsed_ms)), MIB, "warm")
     assert (timing.method, timing.notes, timing.floor_us) == (method, notes, 1.0)
     assert timing.samples_us == [pytest.approx(median_us)]
@@ -374,7 +374,7 @@ def test_the_floor_is_that_of_a_real_kernel_by_both_methods(install: Install, mo
     cell = torch.zeros(1)
     monkeypatch.setattr(torch, "zeros", lambda size, device: cell)
     floors = measure("cuda:0")
-    assert floors == {"graph": 2000 / rotation.nodes(2000, 1), "events": 2000 / clock.MOST_QUEUED}
+    assert floors == {"graph": 2000 / rotation.graph_length(2000, 1), "events": 2000 / clock.MAX_QUEUED}
     assert fake.log.count("replay") == 1 + clock.FLOOR_SAMPLES
     assert int(cell) > clock.FLOOR_SAMPLES
 
@@ -403,7 +403,7 @@ def test_there_are_as_many_sets_as_make_them_cold_and_fit(
 ) -> None:
     install(FakeCuda())
     made = Rotation("cold", SetSize(total, touched), True, lambda: Inputs([], {}, {}))
-    assert made.sets(estimate, 0, free, "cuda:0") == sets
+    assert made.set_count(estimate, 0, free, "cuda:0") == sets
 
 
 @pytest.mark.parametrize(
@@ -424,8 +424,8 @@ def test_what_stays_in_the_l2_lies_at_as_many_places_as_it_holds(
 ) -> None:
     install(FakeCuda())
     made = Rotation(state, SetSize(total, touched), False, lambda: Inputs([], {}, {}))
-    assert made.sets(estimate, 0, free, "cuda:0") == sets
-    assert (made.reached(sets, 500, "cuda:0"), made.rotating) == (state, 0)
+    assert made.set_count(estimate, 0, free, "cuda:0") == sets
+    assert (made.cache_state(sets, 500, "cuda:0"), made.rotating) == (state, 0)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_results_lie_at_as_many_places_as_the_state_allows(
 ) -> None:
     install(FakeCuda())
     made = Rotation(state, SetSize(64, 64), state == "cold", lambda: Inputs([], {}, {}))
-    assert made.result_places(size, sets, free, "cuda:0") == places
+    assert made.results_kept(size, sets, free, "cuda:0") == places
 
 
 def test_what_small_calls_return_lies_at_as_many_places_as_their_inputs(
@@ -497,7 +497,7 @@ def test_a_result_is_let_go_before_the_next_at_its_place_is_made(places: int) ->
     for _ in range(12):
         run()
     assert alive == [min(number, places - 1) for number in range(12)]
-    run.let_go()
+    run.drop_results()
     assert all(one() is None for one in made)
 
 
@@ -516,7 +516,7 @@ def test_what_a_call_returns_of_its_own_is_counted_once() -> None:
 def test_inputs_that_results_would_drive_out_lie_at_one_place(install: Install) -> None:
     install(FakeCuda())
     made = Rotation("serving", SetSize(MIB, MIB), False, lambda: Inputs([], {}, {}))
-    assert [made.sets(2.0, size * MIB, 100 << 30, "cuda:0") for size in (0, 1, 5, 64)] == [12, 6, 2, 1]
+    assert [made.set_count(2.0, size * MIB, 100 << 30, "cuda:0") for size in (0, 1, 5, 64)] == [12, 6, 2, 1]
 
 
 def test_a_call_that_waits_for_the_gpu_has_one_set_of_what_stays(install: Install) -> None:
@@ -527,7 +527,7 @@ def test_a_call_that_waits_for_the_gpu_has_one_set_of_what_stays(install: Instal
 def test_a_set_used_twice_a_replay_is_not_called_cold(install: Install) -> None:
     install(FakeCuda())
     small = Rotation("serving", SetSize(MIB, MIB), True, lambda: Inputs([], {}, {}))
-    assert [small.reached(sets, 20, "cuda:0") for sets in (1, 19, 20)] == ["warm", "warm", "serving"]
+    assert [small.cache_state(sets, 20, "cuda:0") for sets in (1, 19, 20)] == ["warm", "warm", "serving"]
 
 
 @pytest.mark.parametrize(
@@ -604,7 +604,7 @@ def test_the_host_end_of_an_asynchronous_copy_is_pinned(
     ],
 )
 def test_a_graph_lasts_a_millisecond_or_has_24_invocations_in_six(estimate: float, sets: int, count: int) -> None:
-    assert rotation.nodes(estimate, sets) == count
+    assert rotation.graph_length(estimate, sets) == count
 
 
 @given(st.integers(1, 4000))
@@ -631,4 +631,4 @@ def test_what_a_sweep_alone_makes_cold_is_used_once(
     install(FakeCuda())
     made = Rotation("serving", SetSize(size, size), cold, lambda: Inputs([], {}, {}))
     assert made.invocations(12.5, sets, "cuda:0") == count
-    assert made.reached(sets, count, "cuda:0") == ("warm" if cold and sets == 1 else "serving")
+    assert made.cache_state(sets, count, "cuda:0") == ("warm" if cold and sets == 1 else "serving")

@@ -20,8 +20,8 @@ ENGINE = steps_of(
 SAME = times({0: 50, 1: 30, 2: 10})
 
 
-def outside(kind: KindFidelity) -> str:
-    return "\n".join(kind.outside())
+def violations(kind: KindFidelity) -> str:
+    return "\n".join(kind.violations())
 
 
 def test_a_row_is_of_one_step_and_of_all_invocations_in_it() -> None:
@@ -93,40 +93,40 @@ def test_a_replay_that_is_too_long_does_not_make_up_for_what_is_missing() -> Non
 def test_a_kernel_may_be_ten_percent_off(us: float, inside: bool) -> None:
     engine = steps_of(step(*in_a_row((0, 90), (1, 10))), gemm=1, flash=1)
     kind = judged(engine, times({0: 90, 1: 10 * us}))
-    assert (outside(kind) == "") is inside
-    assert inside or "lib::flash (10.0% of the time)" in outside(kind)
+    assert (violations(kind) == "") is inside
+    assert inside or "lib::flash (10.0% of the time)" in violations(kind)
 
 
 @pytest.mark.parametrize(("flash", "inside"), [(2.0, True), (2.01, False)])
 def test_a_kernel_of_two_percent_of_the_time_is_not_judged_alone(flash: float, inside: bool) -> None:
     engine = steps_of(step(*in_a_row((0, 100 - flash), (1, flash))), gemm=1, flash=1)
-    assert (outside(judged(engine, times({0: 100 - flash, 1: flash * 2}))) == "") is inside
+    assert (violations(judged(engine, times({0: 100 - flash, 1: flash * 2}))) == "") is inside
 
 
 @pytest.mark.parametrize(("us", "inside"), [(95, True), (105, True), (94.99, False), (105.01, False)])
 def test_the_total_may_be_five_percent_off(us: float, inside: bool) -> None:
     kind = judged(steps_of(step(*in_a_row((0, 100))), gemm=1), times({0: us}))
-    assert (outside(kind) == "") is inside
+    assert (violations(kind) == "") is inside
     assert Fidelity([kind]).holds is inside
 
 
 @pytest.mark.parametrize(("us", "inside"), [(2, True), (2.1, False)])
 def test_what_is_missing_is_judged_as_a_kernel_is(us: float, inside: bool) -> None:
     kind = judged(steps_of(step(*in_a_row((0, 100 - us), (None, us))), gemm=1), times({0: 100 - us}))
-    assert (outside(kind) == "") is inside
-    assert inside or "lost (2.1% of the time) is missing: no recorded call" in outside(kind)
+    assert (violations(kind) == "") is inside
+    assert inside or "lost (2.1% of the time) is missing: no recorded call" in violations(kind)
 
 
 @pytest.mark.parametrize(("us", "inside"), [(126, True), (154, True), (125.9, False), (154.1, False)])
 def test_the_program_may_be_ten_percent_off_the_span(us: float, inside: bool) -> None:
-    assert (outside(judged(ENGINE, SAME, program=ProgramTime(us))) == "") is inside
+    assert (violations(judged(ENGINE, SAME, program=ProgramTime(us))) == "") is inside
 
 
 def test_one_state_that_holds_is_enough_and_none_names_both() -> None:
     off = times({0: 50, 1: 30, 2: 20})
-    assert outside(judged(ENGINE, off, SAME)) == ""
-    assert outside(judged(ENGINE, SAME, off)) == ""
-    both = outside(judged(ENGINE, off, off))
+    assert violations(judged(ENGINE, off, SAME)) == ""
+    assert violations(judged(ENGINE, SAME, off)) == ""
+    both = violations(judged(ENGINE, off, off))
     assert "serving: lib::norm" in both
     assert "Program: lib::norm" in both
 
@@ -154,15 +154,15 @@ def test_the_document_names_the_states_behind_the_verdict_and_the_total(
 def test_two_states_do_not_hold_by_halves() -> None:
     """Each has a kernel that is right where the other's is wrong."""
     first, second = times({0: 50, 1: 30, 2: 20}), times({0: 50, 1: 60, 2: 10})
-    assert outside(judged(ENGINE, first, second)) != ""
+    assert violations(judged(ENGINE, first, second)) != ""
 
 
 def test_a_program_that_was_not_replayed_and_a_span_that_is_not_known_do_not_hold() -> None:
-    assert "was not replayed as a whole: out of memory" in outside(
+    assert "was not replayed as a whole: out of memory" in violations(
         judged(ENGINE, SAME, program=ProgramTime(None, "out of memory"))
     )
     old = steps_of(step(kernel(0, 100)), gemm=1)
-    assert "span is not known" in outside(judged(old, times({0: 100})))
+    assert "span is not known" in violations(judged(old, times({0: 100})))
 
 
 def test_kinds_weigh_as_often_as_they_were_profiled() -> None:

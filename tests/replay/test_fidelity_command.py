@@ -1,4 +1,4 @@
-"""`kcap replay --fidelity` as its user sees it; what replays is stood for, since that needs a GPU."""
+"""`kcap replay --compare-engine` as its user sees it; what replays is stood for, since that needs a GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> OnGpu:
     def replayer(*options: object) -> Iterator[OnGpu]:
         yield stands
 
-    monkeypatch.setattr(run, "replayer", replayer)
+    monkeypatch.setattr(run, "open_replayer", replayer)
     return stands
 
 
@@ -62,7 +62,7 @@ def test_a_replay_within_the_bounds_is_done(kcap: Kcap, recorded: Path, on_gpu: 
     done = kcap("replay", recorded, "--fidelity")
     assert done.code == 0, done.err
     assert "within the bounds, by serving: decode, 4 tokens of 4 sequences, eager" in done.out
-    assert done.out.splitlines()[-1].endswith(f"kcap replay {recorded} --fidelity -o llama.fidelity")
+    assert done.out.splitlines()[-1].endswith(f"kcap replay {recorded} --compare-engine -o llama.fidelity")
 
 
 def test_a_replay_outside_the_bounds_is_partial_and_says_where(kcap: Kcap, recorded: Path, on_gpu: OnGpu) -> None:
@@ -97,11 +97,12 @@ def test_a_folder_gets_the_figure_and_what_it_rests_on(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--device", "cpu"], "--fidelity compares GPU time"),
+        (["--device", "cpu"], "--compare-engine compares GPU time"),
         (["--op", "aten::*"], "--op"),
         (["--phase", "decode"], "--phase"),
         (["--top", "3"], "--top"),
-        (["--all"], "--all"),
+        (["--include-views"], "--include-views"),
+        (["--all"], "--include-views"),
         (["--keep-going"], "--keep-going"),
         (["--program"], "--program"),
         (["--step", "0"], "--step"),
@@ -139,6 +140,6 @@ def test_a_machine_without_a_gpu_is_told_and_no_cpu_offered(kcap: Kcap, recorded
     coverage.write(recorded / coverage.FILE, [step(*in_a_row((0, 50)))])
     done = kcap("replay", recorded, "--fidelity")
     assert done.code == 2
-    assert done.err.startswith("kcap: --fidelity replays on a GPU: recorded on cuda, and torch ")
+    assert done.err.startswith("kcap: --compare-engine replays on a GPU: recorded on cuda, and torch ")
     assert "--device cpu" not in done.err
     assert len(done.err.strip().splitlines()) == 1

@@ -21,7 +21,7 @@ from kcap.replay.fidelity.engine import (
     profiled_kinds,
     span_of_step,
 )
-from kcap.replay.fidelity.replaying import NearestSample, nearest_sample, steps_by_place
+from kcap.replay.fidelity.replaying import NearestSample, nearest_sample, steps_by_rank
 from kcap.schemas.recording.recording import Call, Metadata, Program, Recording, Sample, Step, load, write_recording
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import StepCoverage
@@ -180,7 +180,7 @@ def test_waits_are_a_part_of_the_span_and_never_of_what_ran(found: list[tuple[fl
 
 
 DECODE = StepKind("decode", 2, 2, "eager")
-STEPS = steps_by_place(
+STEPS = steps_by_rank(
     [
         Step(index=0, phase="prefill", tokens=8, sequences=1, lengths=[8], queries=[8]),
         Step(index=1, phase="decode", tokens=2, sequences=2, lengths=[100, 120], queries=[1, 1]),

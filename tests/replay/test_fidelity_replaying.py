@@ -12,8 +12,9 @@ from profiled import kernel, step
 
 from kcap.errors import CallError
 from kcap.replay.fidelity.engine import KindSteps, profiled_kinds
-from kcap.replay.fidelity.replaying import ON_HOST, GpuReplayer, NearestSample, replay_kinds, replayer
-from kcap.replay.program.run import LEAST_TIMEOUT_S
+from kcap.replay.fidelity.replaying import ON_HOST, GpuReplayer, NearestSample, open_replayer, replay_kinds
+from kcap.replay.jobs import REPLAY_WORKER
+from kcap.replay.program.run import MIN_TIMEOUT_S
 from kcap.schemas.recording.recording import Metadata, Program, Recording, Sample, load, write_recording
 from kcap.schemas.recording.values import Drift
 from kcap.schemas.results import coverage
@@ -42,7 +43,7 @@ def kind(recording: Recording) -> KindSteps:
 @pytest.fixture
 def worker(recording: Recording) -> Iterator[Worker]:
     session = {"device": "cpu", "home": "cpu", "root": str(recording.path), "namespaces": [], "threads": 1}
-    with Worker({**session, "cache": "serving", "kernels": True}) as started:
+    with Worker({**session, "cache": "serving", "kernels": True}, REPLAY_WORKER) as started:
         yield started
 
 
@@ -83,7 +84,7 @@ class Patient:
         return {"status": "skipped", "reason": "none"}
 
 
-@pytest.mark.parametrize(("timeout", "given"), [(1.0, LEAST_TIMEOUT_S), (7000.0, 7000.0)])
+@pytest.mark.parametrize(("timeout", "given"), [(1.0, MIN_TIMEOUT_S), (7000.0, 7000.0)])
 def test_a_program_has_as_long_as_replay_by_itself_gives_it(
     timeout: float, given: float, recording: Recording, kind: KindSteps
 ) -> None:
@@ -93,5 +94,5 @@ def test_a_program_has_as_long_as_replay_by_itself_gives_it(
 
 
 def test_a_recording_of_a_cpu_is_refused(recording: Recording) -> None:
-    with pytest.raises(CallError, match="of a CPU"), replayer(recording, None, 0.001, 60, trust=False):
+    with pytest.raises(CallError, match="of a CPU"), open_replayer(recording, None, 0.001, 60, trust=False):
         pass

@@ -128,7 +128,7 @@ def test_what_was_skipped_is_missing_with_its_reason_in_both_states(ran: Make) -
 
 def test_a_program_that_failed_says_why(ran: Make) -> None:
     (kind,) = ran(Replays({0: 50, 1: 30, 2: 10}, None)).fidelity.kinds
-    assert list(kind.outside()) == ["the Program was not replayed as a whole: crashed"]
+    assert list(kind.violations()) == ["the Program was not replayed as a whole: crashed"]
 
 
 def test_steps_of_no_program_are_missing_and_not_forgotten(ran: Make) -> None:

@@ -39,7 +39,7 @@ def specs(draw: st.DrawFn) -> TensorSpec:
 def rebuilt(args: list[Value], operator: str = "aten::stack", sample: Sample | None = None) -> Inputs:
     call = Call(id=0, operator=operator, args=[Argument(value=value) for value in args])
     bound = bind_call(call, sample, resolve_operator(operator).schema, lambda _: None)
-    rebuild.decide_integers(bound)
+    rebuild.resolve_integers(bound)
     return build_inputs(bound, HERE)
 
 
@@ -64,7 +64,7 @@ def test_shape_strides_offset_and_sharing_are_rebuilt_exactly(given: list[Tensor
 def test_a_clone_has_the_same_bytes_elsewhere(spec: TensorSpec) -> None:
     call = Call(id=0, operator="aten::clone", args=[Argument(value=spec)])
     bound = bind_call(call, None, resolve_operator("aten::clone").schema, lambda _: None)
-    rebuild.decide_integers(bound)
+    rebuild.resolve_integers(bound)
     first = build_inputs(bound, HERE)
     second = clone_inputs(bound, HERE, first)
     for key, buffer in first.buffers.items():

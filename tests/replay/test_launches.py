@@ -292,7 +292,7 @@ def test_inductors_workspaces_start_as_zeros(name: str) -> None:
 def test_what_inductor_writes_is_restored(recorded: Write) -> None:
     """A kernel that adds to its output in place would run on other numbers each time."""
     made = cpp()
-    operator, _ = Launches(load(recorded([made], CPP)), trusted=False).resolve(made, "cpu")
+    operator, _ = Launches(load(recorded([made], CPP)), trusted=False).resolve_launch(made, "cpu")
     names = {a.name: a.alias_info is not None and a.alias_info.is_write for a in operator.schema.arguments}
     assert names == {"in_ptr0": False, "in_ptr1": False, "out_ptr0": True, "ks0": False}
 

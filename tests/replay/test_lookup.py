@@ -49,7 +49,7 @@ def test_an_id_beyond_the_table_is_left_to_the_operator(bad: int) -> None:
 
 def test_a_table_that_is_not_timed_stays_whole() -> None:
     recorded = call("aten::embedding", tensor(7, WIDTH), tensor(3, dtype="int64", storage=1))
-    assert Rebuilder("cpu", "cpu", None).decide(recorded, None).bound.spec("weight").shape == (7, WIDTH)
+    assert Rebuilder("cpu", "cpu", None).resolve(recorded, None).bound.spec("weight").shape == (7, WIDTH)
 
 
 def named(operator: str, **values: Value) -> BoundCall:

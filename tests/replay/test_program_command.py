@@ -129,7 +129,7 @@ def test_a_replay_that_does_not_start_leaves_the_output_as_it_was(
         (["REC", "--fidelity", "--threads", "1"], "leave out --threads"),
         (
             ["REC", "--step", "1", "--phase", "decode", "--top", "2"],
-            "--step replays what it has to: leave out --phase, --top",
+            "--step chooses what to replay: leave out --phase, --top",
         ),
         (["TRACE", "--program"], "takes a Recording"),
     ],

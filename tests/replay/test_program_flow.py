@@ -12,7 +12,7 @@ from handmade import call, tensor
 from programs import M, N, linear, relu
 
 from kcap.replay.program.flow import Flow, has_lost_numbers
-from kcap.replay.program.parts import Activations, Part, Parts
+from kcap.replay.program.prepared import Activations, PreparedCall, PreparedCalls
 from kcap.replay.rebuild.memory import Target
 from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
@@ -32,17 +32,17 @@ class Ran:
 def ran(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Call], list[int]], Ran]:
     """Runs `order` in one Flow."""
 
-    def run(calls: list[Call], order: list[int], before: Callable[[Parts], None] = lambda _: None) -> Ran:
-        parts = Parts(Rebuilder("cpu", "cpu", recorded(calls)), {n: order.count(n) for n in order}, {})
+    def run(calls: list[Call], order: list[int], before: Callable[[PreparedCalls], None] = lambda _: None) -> Ran:
+        parts = PreparedCalls(Rebuilder("cpu", "cpu", recorded(calls)), {n: order.count(n) for n in order}, {})
         before(parts)
         log: Log = []
-        original = Part.call_on
+        original = PreparedCall.call_on
 
-        def noted(part: Part, inputs: Any) -> Any:
+        def noted(part: PreparedCall, inputs: Any) -> Any:
             log.append((inputs, original(part, inputs)))
             return log[-1][1]
 
-        monkeypatch.setattr(Part, "call_on", noted)
+        monkeypatch.setattr(PreparedCall, "call_on", noted)
         flow = Flow(parts.activations, checked=True)
         for number in order:
             flow.run(parts.good[number])
@@ -151,13 +151,13 @@ def test_memory_of_the_host_is_each_calls_own() -> None:
     """As it may have to be pinned."""
     copied = call("aten::copy_", tensor(M, N, device="cuda:0"), tensor(M, N, storage=1, device="cpu"))
     bound = bind_call(copied, None, resolve_operator(copied.operator).schema, lambda _: None)
-    places = Activations().places(bound, Target("cuda:0", "cuda"), frozenset())
+    places = Activations().slots(bound, Target("cuda:0", "cuda"), frozenset())
     assert [key[0] for key in places] == ["cuda:0"]
 
 
 @pytest.mark.parametrize("factor", [1e5, 1e-5])
 def test_numbers_that_are_lost_are_seen(factor: float, ran: Callable[..., Ran]) -> None:
-    def spoil(parts: Parts) -> None:
+    def spoil(parts: PreparedCalls) -> None:
         for inputs in parts.all[0].sets:
             inputs.args[1].mul_(factor)
 
@@ -171,7 +171,7 @@ def test_numbers_that_nobody_reads_may_be_anything(ran: Callable[..., Ran]) -> N
 
 
 def test_activations_that_are_not_shared_flow_nowhere(recorded: Write) -> None:
-    parts = Parts(Rebuilder("cpu", "cpu", recorded([linear(0), relu(1)])), {0: 1, 1: 1}, {}, shared=False)
+    parts = PreparedCalls(Rebuilder("cpu", "cpu", recorded([linear(0), relu(1)])), {0: 1, 1: 1}, {}, shared=False)
     flow = Flow(parts.activations)
     before = parts.all[1].sets[0].args[0].clone()
     for part in parts.good.values():

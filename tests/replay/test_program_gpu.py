@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from kcap.replay.program import timing
-from kcap.replay.program.durations import share_out
-from kcap.replay.program.parts import Activations
-from kcap.replay.program.runner import ProgramRunner
+from kcap.replay.program.durations import attribute_kernels
+from kcap.replay.program.job import ProgramPart
+from kcap.replay.program.prepared import Activations
+from kcap.replay.program.runner import untimed_fields
 from kcap.replay.program.timing import ProgramTiming, time_on_gpu
 from kcap.replay.timing import graphs, rotation
-from kcap.replay.timing.blocking import SleepHold
+from kcap.replay.timing.blocking import SleepBlocker
 from kcap.replay.timing.graphs import KernelRun
-from kcap.replay.timing.sampling import FEWEST_SAMPLES, HOLD_GAVE_UP, WAITS_FOR_GPU, Budget
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, FEWEST_SAMPLES, WAITS_FOR_GPU, Budget
 
 KERNELS = {0: {"mm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 1}}
 
@@ -34,7 +35,7 @@ class Fake:
         self.log: list[str] = []
         self.ran: list[int] = []
         self.capturing: list[int] | None = None
-        self.gave_up = False
+        self.timed_out = False
 
     def part(self, number: int) -> SimpleNamespace:
         def run(how: str) -> None:
@@ -86,15 +87,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
         flow = SimpleNamespace(run=lambda part: part.handed())
         monkeypatch.setattr(timing, "Flow", lambda activations: flow)
-        pace = SimpleNamespace(rest=lambda: fake.log.append("rest"))
-        monkeypatch.setattr(timing, "Pace", lambda device: pace)
+        cool_down = SimpleNamespace(wait=lambda: fake.log.append("rest"))
+        monkeypatch.setattr(timing, "CoolDown", lambda device: cool_down)
         monkeypatch.setattr(graphs, "timing_stream", lambda device: stream)
         monkeypatch.setattr(timing, "timing_stream", lambda device: stream)
-        hold = SleepHold()
-        hold.hold = lambda: fake.log.append("hold")  # type: ignore[method-assign]
-        hold.release = lambda: setattr(hold, "gave_up", fake.gave_up)  # type: ignore[method-assign]
-        monkeypatch.setattr(timing, "blocker", lambda device: hold)
-        monkeypatch.setattr(rotation, "reset_persisting_lines", lambda: True)
+        blocker = SleepBlocker()
+        blocker.block = lambda: fake.log.append("hold")  # type: ignore[method-assign]
+        blocker.unblock = lambda: setattr(blocker, "timed_out", fake.timed_out)  # type: ignore[method-assign]
+        monkeypatch.setattr(timing, "gpu_blocker", lambda device: blocker)
+        monkeypatch.setattr(rotation, "reset_l2_persistence", lambda: True)
         monkeypatch.setattr(graphs, "kernel_runs", fake.events)
         return fake
 
@@ -114,7 +115,7 @@ def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], F
     fake = install(Fake())
     found = timed(fake, [0, 1, 0, 2])
     assert fake.log[fake.log.index("begin") + 1 : fake.log.index("end")] == ["hand 0", "hand 1", "hand 0", "hand 2"]
-    assert (found.method, found.stretches, found.n, found.notes, found.spoiled) == ("graph", 1, 1, [], False)
+    assert (found.method, found.stretches, found.n, found.notes, found.poisoned) == ("graph", 1, 1, [], False)
     assert found.sampled.samples == [2000.0] * FEWEST_SAMPLES
 
 
@@ -150,18 +151,18 @@ def test_a_call_that_waits_is_not_held_back_and_the_time_says_what_is_in_it(inst
 
 def test_a_program_of_more_launches_than_the_gpu_queues_is_told(install: Callable[[Fake], Fake]) -> None:
     fake = install(Fake())
-    fake.gave_up = True
-    assert HOLD_GAVE_UP in timed(fake, [0, 2], direct=(2,)).notes
+    fake.timed_out = True
+    assert BLOCKER_TIMED_OUT in timed(fake, [0, 2], direct=(2,)).notes
 
 
 def test_a_failed_capture_runs_it_without_graphs_and_asks_for_a_new_process(install: Callable[[Fake], Fake]) -> None:
     found = timed(install(Fake(captures=False)), [0, 1])
-    assert (found.method, found.stretches, found.spoiled) == ("events", 0, True)
+    assert (found.method, found.stretches, found.poisoned) == ("events", 0, True)
     assert "when stream is capturing" in found.notes[0]
 
 
 def test_every_kernel_of_a_run_is_given_to_its_call(install: Callable[[Fake], Fake]) -> None:
-    shared = timed(install(Fake()), [0, 1, 0]).shared
+    shared = timed(install(Fake()), [0, 1, 0]).durations
     assert shared.us == {0: 2.0, 1: 6.0}
     assert (shared.total_us, shared.unmatched_us) == (10.0, 0.0)
     assert [(k.name, k.us, k.count) for k in shared.kernels[1]] == [("split", 3.0, 1), ("reduce", 3.0, 1)]
@@ -173,7 +174,7 @@ def test_kernels_that_are_no_calls_are_told_and_counted_in_the_whole(
     fake = install(Fake())
     monkeypatch.setattr(graphs, "kernel_runs", lambda work: [*fake.events(work), KernelRun("memset", 99, 2.5, 1)])
     found = timed(fake, [0, 1])
-    assert (found.shared.total_us, found.shared.unmatched_us) == (10.5, 2.5)
+    assert (found.durations.total_us, found.durations.unmatched_us) == (10.5, 2.5)
     assert found.notes == ["23.8% of the kernels' time could be given to no call"]
 
 
@@ -190,7 +191,7 @@ def test_without_a_profiler_the_time_stands_and_the_durations_are_missing(
     monkeypatch.setattr(graphs, "kernel_runs", fail)
     found = timed(fake, [0, 1])
     assert found.sampled.samples == [2000.0] * FEWEST_SAMPLES
-    assert (found.shared.us, found.shared.total_us) == ({}, None)
+    assert (found.durations.us, found.durations.total_us) == ({}, None)
     assert found.notes[0].startswith("no kernel durations: ")
 
 
@@ -199,12 +200,12 @@ def test_a_calls_time_is_the_mean_over_its_invocations_and_runs() -> None:
         [KernelRun("mm", 0, 4.0, 1), KernelRun("mm", 1, 6.0, 1)],
         [KernelRun("mm", 0, 5.0, 1), KernelRun("mm", 1, 9.0, 1)],
     ]
-    shared = share_out(runs, [0, 0], {0: {"mm": 1}})
+    shared = attribute_kernels(runs, [0, 0], {0: {"mm": 1}})
     assert (shared.us, shared.total_us) == ({0: 6.0}, 12.0)
     assert [(k.name, k.us, k.count) for k in shared.kernels[0]] == [("mm", 5.5, 1.0)]
 
 
 def test_a_call_that_launches_nothing_takes_no_time_and_is_replayed() -> None:
-    runner = ProgramRunner.__new__(ProgramRunner)
-    assert runner._other(3, {"method": "none"}) == {"call": 3, "status": "ok", "us": 0.0}
-    assert runner._other(4, {"method": "host"})["status"] == "host"
+    part = ProgramPart(sample=None, method="none", kernels={}, waits=False)
+    assert untimed_fields(3, part) == {"call": 3, "status": "ok", "us": 0.0}
+    assert untimed_fields(4, {**part, "method": "host"})["status"] == "host"

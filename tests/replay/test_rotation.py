@@ -26,9 +26,11 @@ RELU = call("aten::relu", tensor(1, 64))
 
 def made(of: Call, cache: Cache):
     rebuilder = Rebuilder("cpu", "cpu", None)
-    decided = rebuilder.decide(of, None, cut=True)
-    first = rebuilder.build(decided)
-    return first, rotation_of_call(cache, rebuilder, decided, touched_bytes(decided, cost_of_call(of, decided)), first)
+    resolved = rebuilder.resolve(of, None, trim_tables=True)
+    first = rebuilder.build(resolved)
+    return first, rotation_of_call(
+        cache, rebuilder, resolved, touched_bytes(resolved, cost_of_call(of, resolved)), first
+    )
 
 
 def test_in_serving_the_weight_moves_and_the_activation_stays() -> None:
@@ -69,7 +71,7 @@ def test_a_call_without_weights_lies_at_other_places_in_serving_and_none_of_it_i
 def test_what_is_read_afresh_is_what_goes_round(
     monkeypatch: pytest.MonkeyPatch, of: Call, cache: Cache, stays: int, fresh: int
 ) -> None:
-    monkeypatch.setattr(rotation, "staying_bytes", lambda device: stays)
+    monkeypatch.setattr(rotation, "l2_resident_bytes", lambda device: stays)
     answer = Runner(Rebuilder("cpu", "cpu", None), TimingOptions(cache)).run(of, None, 0.001)
     assert (answer["status"], answer["work"]["fresh"]) == ("ok", fresh)
 
@@ -81,7 +83,7 @@ def test_each_clock_is_given_its_own_budget(monkeypatch: pytest.MonkeyPatch, dev
     for name in ("time_cuda", "time_host"):
         monkeypatch.setattr(clock, name, lambda *args: given.extend(one for one in args if isinstance(one, Budget)))
     anything: Any = None
-    clock.time_on(device, anything, Inputs([], {}, {}), anything, [], 0.5)
+    clock.time_call(device, anything, Inputs([], {}, {}), anything, [], 0.5)
     assert given == [Budget.on("cuda" if gpu else "cpu", 0.5)]
 
 
@@ -102,8 +104,8 @@ def test_of_a_table_only_the_rows_looked_up_are_reached() -> None:
     ],
 )
 def test_where_no_rule_tells_what_is_reached_its_family_does(by_rule: int, cost: Cost | None, reached: int) -> None:
-    decided: Any = SimpleNamespace(total=1000, touched=by_rule)
-    assert touched_bytes(decided, cost) == reached
+    resolved: Any = SimpleNamespace(input_bytes=1000, touched=by_rule)
+    assert touched_bytes(resolved, cost) == reached
 
 
 @pytest.mark.parametrize(

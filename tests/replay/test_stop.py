@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.replay.timing.sampling import (
-    FEWEST_NOISES,
     FEWEST_SAMPLES,
+    MIN_NOISE_WINDOW,
     NOISE_EVERY,
     Budget,
     Noise,
@@ -108,12 +108,12 @@ def test_noise_that_no_longer_changes_stops_long_before_the_limit() -> None:
     values = random.Random(7)
     found = run(iter(lambda: values.gauss(100, 40), None), Budget(0.1, 1e9), 0.01)
     assert found.rule == "stable"
-    assert FEWEST_NOISES < len(found.samples) < 6400
+    assert MIN_NOISE_WINDOW < len(found.samples) < 6400
     assert len(found.samples) % NOISE_EVERY == 0
 
 
 def test_noise_that_still_grows_is_not_stable() -> None:
-    assert not noise_of([100.0 + 1.2**i for i in range(112)]).stable
+    assert not noise_of([100.0 + 1.2**i for i in range(112)]).noise_limited
 
 
 def test_samples_under_a_slow_clock_are_kept_and_decide_nothing() -> None:

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from handmade import Values
 
+from kcap.replay.jobs import REPLAY_WORKER
 from kcap.schemas.recording.recording import Argument, Call, Metadata, Sample, write_recording
 from kcap.schemas.recording.values import TensorSpec, TorchConstant, Value
 from kcap.system.worker_process import Worker
@@ -35,7 +36,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     root = tmp_path_factory.mktemp("vllm") / "rec"
     session = {"device": "cpu", "home": "cpu", "root": str(root), "namespaces": ["_C"], "threads": 1}
     write_recording(root, Metadata(), [])
-    with Worker(session) as worker:
+    with Worker(session, REPLAY_WORKER) as worker:
 
         def begin(values: Values) -> Worker:
             write_recording(root, Metadata(), [], values=values.files)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from handmade import call, request_for, tensor
 
-from kcap.replay.timing.clock import LONGEST_IN_PLACE, time_host
-from kcap.replay.timing.rotation import SavedStorages
+from kcap.replay.timing.clock import MAX_LOOP_IN_PLACE, time_host
+from kcap.replay.timing.rotation import InputSnapshot
 from kcap.replay.timing.sampling import Budget
 from kcap.schemas.derive.bound_call import Inputs
 from kcap.system.worker_process import Worker
@@ -70,11 +70,11 @@ def test_what_an_operator_writes_is_restored_before_it_decays() -> None:
         tensor.mul_(factor)
         lowest.append(float(tensor[0]))
 
-    saved = SavedStorages.of(inputs, [("cpu", 0)])
-    timing = time_host(halve, inputs, lambda: saved.restore([inputs]), Budget(0.01, 0.05), LONGEST_IN_PLACE)
-    assert 1 < timing.n <= LONGEST_IN_PLACE
+    saved = InputSnapshot.of(inputs, [("cpu", 0)])
+    timing = time_host(halve, inputs, lambda: saved.restore([inputs]), Budget(0.01, 0.05), MAX_LOOP_IN_PLACE)
+    assert 1 < timing.n <= MAX_LOOP_IN_PLACE
     assert len(timing.samples_us) > 3
-    assert min(lowest) >= 0.5**LONGEST_IN_PLACE
+    assert min(lowest) >= 0.5**MAX_LOOP_IN_PLACE
 
 
 def test_a_wrong_argument_is_a_failure_with_torchs_words(worker: Worker) -> None:

@@ -56,7 +56,7 @@ class LocalSlot:
         folder = self._stack.enter_context(scratch_folder())
         self._worker = Worker({**self._session, "scratch": str(folder)}, self._module, LIMITS)
         self._stack.enter_context(self._worker)
-        return self._worker.environment
+        return dict(self._worker.environment)
 
     def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         if self._stopped or self._worker is None:

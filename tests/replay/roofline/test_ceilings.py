@@ -210,7 +210,8 @@ def test_a_device_that_is_not_there_is_told(cache: Path):
         ceilings.measure_in_process({**MACHINE, "device": "cuda:99"})
 
 
-def test_cold_is_what_replay_calls_cold():
+def test_cold_means_the_same_in_replay_and_judge():
+    from kcap.bench.judge import timing
     from kcap.replay.timing import rotation
 
-    assert COLD_FACTOR == rotation.COLD_FACTOR
+    assert COLD_FACTOR == rotation.COLD_FACTOR == timing.COLD_FACTOR

@@ -8,6 +8,7 @@ import pytest
 import torch
 from handmade import call, request_for, tensor
 
+from kcap.replay.jobs import REPLAY_WORKER
 from kcap.replay.roofline import ceilings, measure, measure_cpu, measure_cuda
 from kcap.replay.roofline.ceilings import TF32, Ceilings
 from kcap.replay.roofline.floor import Rooflines, floor_us
@@ -154,7 +155,7 @@ class TestOnAGpu:
         weight = tensor(6144, 4096, dtype="bfloat16", storage=1, device="cuda:0")
         linear = call("aten::linear", tensor(16, 4096, dtype="bfloat16", device="cuda:0"), weight)
         session = {"device": "cuda", "home": "cuda", "root": None, "namespaces": [], "threads": None, "cache": cache}
-        with Worker(session) as worker:
+        with Worker(session, REPLAY_WORKER) as worker:
             answer = worker.run(request_for(linear, 0.1), 120)
             told = {**worker.environment, **answer, "call": 0, "operator": "aten::linear"}
         one = Rooflines().judge(Measurement.model_validate(told))

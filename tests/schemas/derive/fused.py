@@ -20,7 +20,7 @@ def errors(call: Call, recording: Recording, device: str = "cpu", seed: int = SE
     found = reference_of(call, recording)
     assert isinstance(found, FragmentReference), found
     rebuilder = Rebuilder(device, device, recording.path)
-    decided = rebuilder.decide(call, sample_of(call, recording))
+    decided = rebuilder.resolve(call, sample_of(call, recording))
     torch.manual_seed(seed)
     args = rebuilder.build(decided).args
     given = [args[int(port.path)].clone() for port in found.inputs]

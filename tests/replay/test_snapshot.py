@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from kcap.replay.timing import rotation
-from kcap.replay.timing.rotation import SavedStorages
+from kcap.replay.timing.rotation import InputSnapshot
 from kcap.schemas.derive.bound_call import Inputs
 
 KEY = ("cpu", 0)
@@ -19,7 +19,7 @@ def made(value: int, buffer: torch.Tensor | None = None) -> Inputs:
 
 def test_every_set_gets_what_the_first_one_held() -> None:
     sets = [made(7), made(0), made(1)]
-    kept = SavedStorages.of(sets[0], [KEY])
+    kept = InputSnapshot.of(sets[0], [KEY])
     for inputs in sets:
         inputs.buffers[KEY].fill_(9)
     kept.restore(sets)
@@ -31,14 +31,14 @@ def test_a_storage_that_sets_share_is_written_once() -> None:
     shared = SimpleNamespace(copy_=writes.append)
     content = torch.zeros(4, dtype=torch.uint8)
     sets = [SimpleNamespace(buffers={KEY: shared}) for _ in range(5)]
-    SavedStorages({KEY: content}).restore(sets)  # type: ignore[arg-type]
+    InputSnapshot({KEY: content}).restore(sets)  # type: ignore[arg-type]
     assert len(writes) == 1
 
 
 def test_what_is_too_large_is_left_as_it_is(monkeypatch) -> None:
-    monkeypatch.setattr(rotation, "MOST_SAVED_BYTES", 3)
+    monkeypatch.setattr(rotation, "MAX_SAVED_BYTES", 3)
     inputs = made(7)
-    kept = SavedStorages.of(inputs, [KEY])
+    kept = InputSnapshot.of(inputs, [KEY])
     inputs.buffers[KEY].fill_(9)
     kept.restore([inputs])
     assert int(inputs.buffers[KEY][0]) == 9

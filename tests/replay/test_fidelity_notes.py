@@ -11,11 +11,11 @@ from rich.console import Console
 from kcap.replay.fidelity import report
 from kcap.replay.fidelity.compare import ReplayedCall
 from kcap.replay.fidelity.replaying import NearestSample, program_time, replayed_call
-from kcap.replay.fidelity.report import kind_remarks
+from kcap.replay.fidelity.report import kind_notes
 from kcap.replay.fidelity.run import fidelity_document
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
 from kcap.replay.program.flow import NOT_SHARED
-from kcap.replay.timing.sampling import HOLD_GAVE_UP, WAITS_FOR_GPU
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU
 from kcap.schemas.results.measurement import (
     AT_FLOOR,
     DROPPED,
@@ -90,7 +90,7 @@ def test_what_was_replayed_warm_is_marked(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("note", [WAITS_FOR_GPU, HOLD_GAVE_UP, NOT_SHARED])
+@pytest.mark.parametrize("note", [WAITS_FOR_GPU, BLOCKER_TIMED_OUT, NOT_SHARED])
 def test_a_note_on_the_program_is_told(note: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = judged(ENGINE, RIGHT, program=program(notes=[note]))
     assert f"the Program: {note}\n" in printed(capsys, kind)
@@ -130,7 +130,7 @@ def test_the_document_has_how_each_time_came_about() -> None:
 
 
 def test_what_has_no_notes_has_no_remarks() -> None:
-    assert list(kind_remarks(judged(ENGINE, {n: measured(n) for n in NAMES}, RIGHT, program()), 40)) == []
+    assert list(kind_notes(judged(ENGINE, {n: measured(n) for n in NAMES}, RIGHT, program()), 40)) == []
 
 
 def test_the_verdict_names_the_state_by_which_a_kind_holds_and_what_the_total_takes(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kcap.replay.timing import device
-from kcap.replay.timing.device import LONGEST_REST_S, MOST_REST, Pace
+from kcap.replay.timing.device import MAX_COOL_DOWN_S, MAX_FACTOR, CoolDown
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +19,12 @@ def rests(clocks: Sequence[tuple[int, int] | None], work: float = 0.001) -> list
     """The rest after each sample of `work` seconds, where the clock then reads `clocks`."""
     slept: list[float] = []
     readings, time = iter(clocks), [0.0]
-    one = Pace("cuda:0", lambda _: next(readings), lambda: time[0], slept.append)
+    one = CoolDown("cuda:0", lambda _: next(readings), lambda: time[0], slept.append)
     taken = []
-    one.rest()
+    one.wait()
     for _ in clocks:
         time[0] += work
-        one.rest()
+        one.wait()
         taken.append(slept.pop() if slept else 0.0)
     return taken
 
@@ -35,7 +35,7 @@ def test_a_gpu_at_its_full_clock_rests_as_long_as_it_works() -> None:
 
 def test_rests_grow_while_the_clock_is_held_down_and_stay() -> None:
     found = rests([(1980, 1980), (1605, 1980), (1605, 1980), (1980, 1980), *[(1605, 1980)] * 4])
-    assert found == pytest.approx([0.001 * factor for factor in (1, 2, 4, 4, 8, MOST_REST, MOST_REST, MOST_REST)])
+    assert found == pytest.approx([0.001 * factor for factor in (1, 2, 4, 4, 8, MAX_FACTOR, MAX_FACTOR, MAX_FACTOR)])
 
 
 def test_a_gpu_that_never_reaches_its_highest_clock_is_held_to_what_was_seen() -> None:
@@ -43,4 +43,4 @@ def test_a_gpu_that_never_reaches_its_highest_clock_is_held_to_what_was_seen() -
 
 
 def test_no_rest_is_longer_than_half_a_second() -> None:
-    assert rests([(1980, 1980), (1980, 1980)], work=10.0) == [LONGEST_REST_S] * 2
+    assert rests([(1980, 1980), (1980, 1980)], work=10.0) == [MAX_COOL_DOWN_S] * 2

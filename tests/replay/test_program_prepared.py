@@ -10,9 +10,9 @@ import torch
 from handmade import call, tensor
 from programs import CALLS, M, N, linear, relu
 
-from kcap.replay.program import parts as program_parts
+from kcap.replay.program import prepared
 from kcap.replay.program.flow import NOT_SHARED
-from kcap.replay.program.parts import Parts, RestoredStorages
+from kcap.replay.program.prepared import PreparedCalls, ProgramSnapshot
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.rebuild import Rebuilder
@@ -21,21 +21,21 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def parts(recorded: Write) -> Callable[..., Parts]:
-    def made(counts: Mapping[int, int], calls: list = CALLS) -> Parts:
-        return Parts(Rebuilder("cpu", "cpu", recorded(calls)), counts, {})
+def parts(recorded: Write) -> Callable[..., PreparedCalls]:
+    def made(counts: Mapping[int, int], calls: list = CALLS) -> PreparedCalls:
+        return PreparedCalls(Rebuilder("cpu", "cpu", recorded(calls)), counts, {})
 
     return made
 
 
-def test_each_layer_has_weights_of_its_own_and_all_the_same_activations(parts: Callable[..., Parts]) -> None:
+def test_each_layer_has_weights_of_its_own_and_all_the_same_activations(parts: Callable[..., PreparedCalls]) -> None:
     linears = parts({0: 3}).all[0].sets
     assert len({inputs.args[1].data_ptr() for inputs in linears}) == 3
     assert len({inputs.args[0].data_ptr() for inputs in linears}) == 1
     assert all(torch.equal(inputs.args[1], linears[0].args[1]) for inputs in linears)
 
 
-def test_what_one_call_writes_lies_where_the_next_one_reads(parts: Callable[..., Parts]) -> None:
+def test_what_one_call_writes_lies_where_the_next_one_reads(parts: Callable[..., PreparedCalls]) -> None:
     made = parts({0: 1, 1: 1})
     (linear_inputs,), (relu_inputs,) = made.all[0].sets, made.all[1].sets
     assert linear_inputs.args[0].data_ptr() == relu_inputs.args[0].data_ptr()
@@ -43,7 +43,7 @@ def test_what_one_call_writes_lies_where_the_next_one_reads(parts: Callable[...,
 
 
 def test_weights_of_two_calls_never_share(recorded: Write) -> None:
-    made = Parts(Rebuilder("cpu", "cpu", recorded([linear(0), linear(1)])), {0: 1, 1: 1}, {})
+    made = PreparedCalls(Rebuilder("cpu", "cpu", recorded([linear(0), linear(1)])), {0: 1, 1: 1}, {})
     first, second = (made.all[number].sets[0].args for number in (0, 1))
     assert first[1].data_ptr() != second[1].data_ptr()
     assert first[0].data_ptr() == second[0].data_ptr()
@@ -51,7 +51,7 @@ def test_weights_of_two_calls_never_share(recorded: Write) -> None:
 
 def test_two_activations_of_one_call_never_share(recorded: Write) -> None:
     add = call("aten::add.Tensor", tensor(M, N), tensor(M, N, storage=1), id=0)
-    (inputs,) = Parts(Rebuilder("cpu", "cpu", recorded([add])), {0: 1}, {}).all[0].sets
+    (inputs,) = PreparedCalls(Rebuilder("cpu", "cpu", recorded([add])), {0: 1}, {}).all[0].sets
     assert inputs.args[0].data_ptr() != inputs.args[1].data_ptr()
 
 
@@ -62,26 +62,26 @@ def test_other_sizes_and_dtypes_have_other_buffers(recorded: Write) -> None:
         call("aten::relu_", tensor(M, 2 * N, dtype="bfloat16"), id=2),
         relu(3, (3, N)),
     ]
-    made = Parts(Rebuilder("cpu", "cpu", recorded(calls)), dict.fromkeys(range(4), 1), {})
+    made = PreparedCalls(Rebuilder("cpu", "cpu", recorded(calls)), dict.fromkeys(range(4), 1), {})
     places = [made.all[n].sets[0].args[0].data_ptr() for n in range(4)]
     assert len(set(places[:3])) == 3
     assert places[3] == places[0]  # three rows instead of four: as large, up to a power of two
 
 
-def test_turns_go_round_the_sets(parts: Callable[..., Parts]) -> None:
+def test_turns_go_round_the_sets(parts: Callable[..., PreparedCalls]) -> None:
     part = parts({0: 2}).all[0]
     for _ in range(3):
         part.run()
     assert part.turn == 3
 
 
-def test_without_room_for_a_set_each_there_are_fewer(parts: Callable[..., Parts], monkeypatch) -> None:
+def test_without_room_for_a_set_each_there_are_fewer(parts: Callable[..., PreparedCalls], monkeypatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 6 * N * N * 4)  # half of it is for three sets
     assert len(parts({0: 4}).all[0].sets) == 4
     assert len(parts({0: 5}).all[0].sets) == 1
 
 
-def test_a_call_that_cannot_be_rebuilt_says_why_and_the_others_stand(parts: Callable[..., Parts]) -> None:
+def test_a_call_that_cannot_be_rebuilt_says_why_and_the_others_stand(parts: Callable[..., PreparedCalls]) -> None:
     made = parts({0: 1, 3: 2})
     assert list(made.good) == [0]
     assert made.all[3].failed and made.all[3].failed["status"] == "skipped"
@@ -90,8 +90,8 @@ def test_a_call_that_cannot_be_rebuilt_says_why_and_the_others_stand(parts: Call
 
 def test_what_is_written_is_put_back_once_however_many_calls_share_it(recorded: Write) -> None:
     calls = [relu(0), relu(1), linear(2)]
-    made = Parts(Rebuilder("cpu", "cpu", recorded(calls)), {0: 1, 1: 1, 2: 1}, {})
-    restore = RestoredStorages(made.good.values())
+    made = PreparedCalls(Rebuilder("cpu", "cpu", recorded(calls)), {0: 1, 1: 1, 2: 1}, {})
+    restore = ProgramSnapshot(made.good.values())
     assert len(restore.saved) == 1
     tensor_of = made.all[0].sets[0].args[0]
     before = tensor_of.clone()
@@ -101,24 +101,24 @@ def test_what_is_written_is_put_back_once_however_many_calls_share_it(recorded: 
     assert torch.equal(tensor_of, before)
 
 
-def test_bytes_count_shared_memory_once(parts: Callable[..., Parts]) -> None:
+def test_bytes_count_shared_memory_once(parts: Callable[..., PreparedCalls]) -> None:
     assert parts({0: 3, 1: 5}).bytes == 3 * N * N * 4 + M * N * 4
 
 
 def test_numbers_that_are_lost_on_their_way_leave_each_call_activations_of_its_own(recorded: Write) -> None:
     grows = call("aten::exp_", tensor(M, N), id=0)
     runner = ProgramRunner(Rebuilder("cpu", "cpu", recorded([grows, relu(1)])))
-    parts, _, notes = runner._parts([0] * 6, {}, gpu=True)
-    assert (notes, parts.shared, parts.all[0].places) == ([NOT_SHARED], False, {})
-    parts, _, notes = runner._parts([1, 1], {}, gpu=True)
+    parts, _, notes = runner._prepare([0] * 6, {}, gpu=True)
+    assert (notes, parts.shared, parts.all[0].slots) == ([NOT_SHARED], False, {})
+    parts, _, notes = runner._prepare([1, 1], {}, gpu=True)
     assert (notes, parts.shared) == ([], True)
 
 
 def test_what_is_put_back_is_what_was_there_before_anything_ran(recorded: Write) -> None:
     adds = call("aten::add_.Tensor", tensor(M, N), tensor(M, N, storage=1), id=0)
     runner = ProgramRunner(Rebuilder("cpu", "cpu", recorded([adds])))
-    built = Parts(runner.rebuilder, {0: 2}, {}).all[0].sets[0].args[0]
-    parts, restore, notes = runner._parts([0, 0], {}, gpu=True)
+    built = PreparedCalls(runner.rebuilder, {0: 2}, {}).all[0].sets[0].args[0]
+    parts, restore, notes = runner._prepare([0, 0], {}, gpu=True)
     (inputs,) = {id(one): one for one in parts.all[0].sets}.values()
     assert notes == [] and not torch.equal(inputs.args[0], built), "it was run once to look at the numbers"
     restore()
@@ -126,8 +126,6 @@ def test_what_is_put_back_is_what_was_there_before_anything_ran(recorded: Write)
 
 
 def test_what_is_too_large_to_be_put_back_is_told(recorded: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_parts, "MOST_RESTORED_BYTES", 0)
-    parts = Parts(Rebuilder("cpu", "cpu", recorded([relu(0)])), {0: 1}, {})
-    assert RestoredStorages(parts.good.values()).notes == [
-        "written to, and too large to be put back between samples: 1"
-    ]
+    monkeypatch.setattr(prepared, "MAX_RESTORED_BYTES", 0)
+    parts = PreparedCalls(Rebuilder("cpu", "cpu", recorded([relu(0)])), {0: 1}, {})
+    assert ProgramSnapshot(parts.good.values()).notes == ["written to, and too large to be put back between samples: 1"]

@@ -76,7 +76,7 @@ ROWS, WEIGHT = 32, 16  # bytes
 def test_of_a_reference_goes_round_what_the_state_says(
     monkeypatch: pytest.MonkeyPatch, cache: Cache, stays: int, moved: list[str], fresh: int
 ) -> None:
-    monkeypatch.setattr(rotation, "staying_bytes", lambda device: stays)
+    monkeypatch.setattr(rotation, "l2_resident_bytes", lambda device: stays)
     inputs = {"x": tensor("float32", "M", "K"), "weight": tensor("float32", "K")}
     run = "def run(x, weight):\n    return x + weight\n"
     of = definition(inputs, {"M": 2, "K": 4}, op_type="group_norm", reference=run)
