@@ -66,13 +66,13 @@ class Problem:
         """Invocations that its Workloads stand for."""
         return invocations(self.counts)[self.definition.name]
 
-    def add(self, made: Sequence[RecordedWorkload]) -> None:
+    def add(self, workloads: Sequence[RecordedWorkload]) -> None:
         """The Workloads of one Call's Samples."""
-        for one in made:
-            self.workloads[one.workload.uuid] = one.workload
-            if one.blob:
-                self.blobs[one.workload.uuid] = one.blob
-            self.counts.append(one.count.model_copy(update={"samples": len(made)}))
+        for recorded in workloads:
+            self.workloads[recorded.workload.uuid] = recorded.workload
+            if recorded.blob:
+                self.blobs[recorded.workload.uuid] = recorded.blob
+            self.counts.append(recorded.count.model_copy(update={"samples": len(workloads)}))
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,19 @@ def problems_of_dataset(dataset: Dataset) -> list[Problem]:
     ]
 
 
-def _read_blobs(dataset: Dataset, definition: Definition, given: Sequence[Workload]) -> dict[str, Mapping[str, Any]]:
+def _read_blobs(
+    dataset: Dataset, definition: Definition, workloads: Sequence[Workload]
+) -> dict[str, Mapping[str, Any]]:
     """By Workload and input; FormatError for a tensor that is not its input's, before it is read."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for workload in given:
-        stored = {name: one for name, one in workload.inputs.items() if isinstance(one, SafetensorsInput)}
-        whole = stored and all(dataset.blob_file(one).is_file() for one in stored.values())
+    blobs: dict[str, Mapping[str, Any]] = {}
+    for workload in workloads:
+        stored = {name: value for name, value in workload.inputs.items() if isinstance(value, SafetensorsInput)}
+        whole = stored and all(dataset.blob_file(value).is_file() for value in stored.values())
         if whole and not check_workload(definition, workload):
             for reason in check_blobs(dataset, definition, workload):
                 raise FormatError(str(dataset.root), f"{definition.name} {workload.uuid}: {reason}")
-            found[workload.uuid] = {name: dataset.blob(one) for name, one in stored.items()}
-    return found
+            blobs[workload.uuid] = {name: dataset.blob(value) for name, value in stored.items()}
+    return blobs
 
 
 def distinct_samples(call: Call, samples: Samples) -> list[Sample | None]:
@@ -133,8 +135,9 @@ def distinct_samples(call: Call, samples: Samples) -> list[Sample | None]:
     """
     if not needs_sample(call):
         return [None]
-    found = samples.get(call.id, [])
-    return [one.sample for one in group_samples([(i, one) for i, one in found if one.tensors] or found)]
+    of_call = samples.get(call.id, [])
+    with_values = [(index, sample) for index, sample in of_call if sample.tensors]
+    return [group.sample for group in group_samples(with_values or of_call)]
 
 
 def _problem(kernel: DerivedDefinition, samples: Samples, contents: Contents, ledger: LossLedger) -> Problem | None:
@@ -149,16 +152,16 @@ def _add_workloads(
     problem: Problem, use: CallUse, samples: list[Sample | None], contents: Contents, ledger: LossLedger
 ) -> None:
     """A Workload for each Sample; those that cannot be made are told once for the Call."""
-    made, reason = [], ""
+    workloads, reason = [], ""
     for sample in samples:
         try:
-            made.append(make_workload(problem.definition, use, sample, contents.recording))
+            workloads.append(make_workload(problem.definition, use, sample, contents.recording))
         except (Skip, Unrecognized) as error:
             reason = str(error)
-    problem.add(made)
+    problem.add(workloads)
     if reason and use.call.kind == "kernel":
-        tell = ledger.reduce if made else ledger.lose
-        tell(use.call.operator, UNSAMPLED.format(reason) if made else reason, use.call.total)
+        record = ledger.reduce if workloads else ledger.lose
+        record(use.call.operator, UNSAMPLED.format(reason) if workloads else reason, use.call.total)
 
 
 def _lose_the_rest(
@@ -170,8 +173,8 @@ def _lose_the_rest(
     for number, family in derived.covered.items():
         call = calls[number]
         whole = base_of(call.parent or "") in exported
-        tell, reason = (ledger.reduce, IN_REGION) if whole else (ledger.lose, IN_LOST_REGION)
-        tell(call.operator, reason.format(family), call.total)
+        record, reason = (ledger.reduce, IN_REGION) if whole else (ledger.lose, IN_LOST_REGION)
+        record(call.operator, reason.format(family), call.total)
 
 
 WORKLOAD_NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
@@ -223,8 +226,8 @@ def check_indices_known(form: KernelInstance, values: dict[str, Any]) -> None:
 def _recorded_workload(
     definition: Definition, form: KernelInstance, values: dict[str, Any], call: Call
 ) -> RecordedWorkload:
-    known = {n: value for n, value in values.items() if isinstance(value, torch.Tensor) and not value.is_meta}
-    blob = {name: value.to(torch_dtype(form.inputs[name].dtype)) for name, value in known.items()}
+    tensors = {n: value for n, value in values.items() if isinstance(value, torch.Tensor) and not value.is_meta}
+    blob = {name: value.to(torch_dtype(form.inputs[name].dtype)) for name, value in tensors.items()}
     sizes = form.sizes(values)
     axes = {name: sizes[name] for name in definition.var_axes}
     plain = {name: _plain_input(name, values[name]) for name in form.inputs if name not in blob}
@@ -255,6 +258,6 @@ def _workload_id(
 ) -> str:
     """An id that equal Workloads share."""
     content = {name: sha256(tensor.contiguous().numpy().tobytes()).hexdigest() for name, tensor in blob.items()}
-    given = {name: one.model_dump() for name, one in plain.items()}
-    text = orjson.dumps([definition.name, axes, given, content], option=orjson.OPT_SORT_KEYS)
+    inputs = {name: value.model_dump() for name, value in plain.items()}
+    text = orjson.dumps([definition.name, axes, inputs, content], option=orjson.OPT_SORT_KEYS)
     return str(uuid.uuid5(WORKLOAD_NAMESPACE, text.decode()))

@@ -39,13 +39,13 @@ class Checker:
 
     def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)
-        decided = self.rebuilder.resolve(use.call, sample)
-        inputs = self.rebuilder.build(decided)
-        form = use.bind(invocation_with_inputs(decided, inputs, use.call))
+        resolved = self.rebuilder.resolve(use.call, sample)
+        inputs = self.rebuilder.build(resolved)
+        form = use.bind(invocation_with_inputs(resolved, inputs, use.call))
         if form.random:
             raise Skip("it draws numbers: two runs agree in distribution alone")
         expected = self._reference(kernel, form)
-        actual = run_operator(use, decided, inputs, form)
+        actual = run_operator(use, resolved, inputs, form)
         result = compare_outputs(form, actual, expected)
         if result["status"] == "agrees" and not any(is_informative(ref) for ref in expected):
             raise Skip("its outputs have no number that could differ")
@@ -59,20 +59,20 @@ class Checker:
         return as_list(self.references[name](*(copy_of(slot.get()) for slot in form.inputs.values())))
 
 
-def invocation_with_inputs(decided: ResolvedCall, inputs: Inputs, call: Call) -> Invocation:
+def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call) -> Invocation:
     """The invocation with the arguments that the operator will get; a Rule's hidden tensors by name."""
-    given = iter(inputs.args)
-    names = argument_names(call.model_copy(update={"args": decided.bound.args}))
-    values = [inputs.kwargs[a.name] if a.keyword and a.name else next(given) for a in decided.bound.args]
-    hidden = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
-    tensors = {name: value for name, value in hidden.items() if isinstance(value, torch.Tensor)}
+    positional = iter(inputs.args)
+    names = argument_names(call.model_copy(update={"args": resolved.bound.args}))
+    values = [inputs.kwargs[a.name] if a.keyword and a.name else next(positional) for a in resolved.bound.args]
+    by_name = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
+    tensors = {name: value for name, value in by_name.items() if isinstance(value, torch.Tensor)}
     return Invocation(call.operator, {**constants(call), **dict(zip(names, values, strict=True))}, tensors)
 
 
-def run_operator(use: CallUse, decided: ResolvedCall, inputs: Inputs, form: KernelInstance) -> list[Any]:
+def run_operator(use: CallUse, resolved: ResolvedCall, inputs: Inputs, form: KernelInstance) -> list[Any]:
     """The Definition's outputs as the operator makes them."""
-    invocation = invocation_with_inputs(decided, inputs, use.call)
-    invocation.result = decided.operator.call(*inputs.args, **inputs.kwargs)
+    invocation = invocation_with_inputs(resolved, inputs, use.call)
+    invocation.result = resolved.operator.call(*inputs.args, **inputs.kwargs)
     return [slot.get() for slot in use.bind(invocation).outputs.values()]
 
 

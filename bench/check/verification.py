@@ -47,8 +47,8 @@ def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:
 
 
 def _request(kernel: DerivedDefinition, call: Call, sample: Sample | None) -> dict[str, Any]:
-    held = sample.model_dump(mode="json") if sample else None
-    return {"definition": kernel.definition.name, "call": call.id, "sample": held, "seed": SEED}
+    fields = sample.model_dump(mode="json") if sample else None
+    return {"definition": kernel.definition.name, "call": call.id, "sample": fields, "seed": SEED}
 
 
 def calls_to_check(calls: list[Call]) -> list[Call]:
@@ -59,11 +59,11 @@ def calls_to_check(calls: list[Call]) -> list[Call]:
 
 def tag_definitions(problems: Iterable[Problem], checks: Iterable[ReferenceCheck]) -> None:
     """Give each Problem's Definition the status that its checks earned."""
-    found: dict[str, set[str]] = {}
+    statuses: dict[str, set[str]] = {}
     for check in checks:
-        found.setdefault(check.definition, set()).add(check.status)
+        statuses.setdefault(check.definition, set()).add(check.status)
     for problem in problems:
-        problem.definition = with_status(problem.definition, found.get(problem.definition.name, set()))
+        problem.definition = with_status(problem.definition, statuses.get(problem.definition.name, set()))
 
 
 def with_status(definition: Definition, statuses: set[str]) -> Definition:

@@ -65,11 +65,11 @@ class BackendBench(Exporter):
 
     def write(self, request: ExportRequest) -> ExportLoss:
         ledger = LossLedger()
-        found = entries(request.contents, ledger)
+        lines = entries(request.contents, ledger)
         times = read_times(request.measurements, request.contents) if request.measurements else {}
         with (request.output / "trace.txt").open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(_texts(found))
-        write_table(request.output / "trace.parquet", (_row(entry, times, ledger) for entry in found))
+            file.writelines(_texts(lines))
+        write_table(request.output / "trace.parquet", (_row(entry, times, ledger) for entry in lines))
         return ledger.loss("backendbench", request.contents.total)
 
     def following(self, output: Path) -> str:
@@ -77,9 +77,9 @@ class BackendBench(Exporter):
         return f"{suite} --alternative-torchbench-data-path {output / 'trace.parquet'} --log-dir out"
 
 
-def _texts(found: list[Entry]) -> Iterator[str]:
+def _texts(lines: list[Entry]) -> Iterator[str]:
     operator = None
-    for entry in found:
+    for entry in lines:
         if entry.line.operator != operator:
             operator = entry.line.operator
             yield f"Operator: {operator}\n"
@@ -88,15 +88,19 @@ def _texts(found: list[Entry]) -> Iterator[str]:
 
 def _row(entry: Entry, times: Mapping[str, CallTimes], ledger: LossLedger) -> TableRow:
     """The row of `entry`; the ledger is told whether BackendBench runs it."""
-    measured = [(made.call.total, one) for made in entry.made if times and (one := times.get(call_key(made.call)))]
-    failed = [f"Failed to run: {one.failed}" for _, one in measured if one.failed][:1]
+    measured = [
+        (converted.call.total, times_of_call)
+        for converted in entry.converted
+        if times and (times_of_call := times.get(call_key(converted.call)))
+    ]
+    failed = [f"Failed to run: {times_of_call.failed}" for _, times_of_call in measured if times_of_call.failed][:1]
     unrunnable = failed or list(_unrunnable(entry))
     excluded = unrunnable + list(_untestable(entry))
     if excluded:
         entry.lose(ledger, excluded[0])
     else:
         entry.keep(ledger)
-    runtime = _mean([(count, one.runtime_us) for count, one in measured])
+    runtime = _mean([(count, times_of_call.runtime_us) for count, times_of_call in measured])
     return TableRow(
         entry.line.operator,
         entry.args,
@@ -104,13 +108,13 @@ def _row(entry: Entry, times: Mapping[str, CallTimes], ledger: LossLedger) -> Ta
         excluded,
         not unrunnable,
         None if runtime is None else runtime / 1000,
-        _mean([(count, one.relative) for count, one in measured]),
+        _mean([(count, times_of_call.relative) for count, times_of_call in measured]),
     )
 
 
 def _mean(weighted: list[tuple[int, float | None]]) -> float | None:
-    known = [(count, value) for count, value in weighted if value is not None]
-    return fmean([value for _, value in known], [count or 1 for count, _ in known]) if known else None
+    present = [(count, value) for count, value in weighted if value is not None]
+    return fmean([value for _, value in present], [count or 1 for count, _ in present]) if present else None
 
 
 def _unrunnable(entry: Entry) -> Iterator[str]:
@@ -150,19 +154,19 @@ class CallTimes:
 
 def read_times(path: Path, contents: Contents) -> dict[str, CallTimes]:
     """Times by `call_key`; CallError if none in `path` is of a Call in `contents`."""
-    found: dict[str, list[Measurement]] = {}
-    for one in measurement.read_measurements(path):
-        found.setdefault(one.key, []).append(one)
-    if not any(call_key(call) in found for call in contents.kernels):
+    by_key: dict[str, list[Measurement]] = {}
+    for line in measurement.read_measurements(path):
+        by_key.setdefault(line.key, []).append(line)
+    if not any(call_key(call) in by_key for call in contents.kernels):
         raise CallError(f"{path}: measures no call of {contents.path} (kcap replay {contents.path} -o {path})")
-    return {key: _call_times(several) for key, several in found.items()}
+    return {key: _call_times(lines) for key, lines in by_key.items()}
 
 
-def _call_times(several: Iterable[Measurement]) -> CallTimes:
-    timed = [one for one in several if one.status == "ok" and one.median_us is not None]
-    failed = next((one.reason or "failed" for one in several if one.status == "failed"), None)
+def _call_times(lines: Iterable[Measurement]) -> CallTimes:
+    timed = [line for line in lines if line.status == "ok" and line.median_us is not None]
+    failed = next((line.reason or "failed" for line in lines if line.status == "failed"), None)
     if not timed:
         return CallTimes(None, None, failed)
-    runtime = fmean(one.median_us or 0.0 for one in timed)
-    floors = [one.floor_us for one in timed if one.floor_us and one.device.startswith("cuda")]
+    runtime = fmean(line.median_us or 0.0 for line in timed)
+    floors = [line.floor_us for line in timed if line.floor_us and line.device.startswith("cuda")]
     return CallTimes(runtime, runtime / fmean(floors) if floors else None, None)

@@ -31,15 +31,15 @@ class FlashInferBench(Exporter):
     takes = "definitions"
 
     def write(self, request: ExportRequest) -> ExportLoss:
-        found = problems_of(request.contents)
-        if request.check and found.derived is not None and request.contents.recording is not None:
-            checks = list(check_references(request.contents, found.derived, request.checked_on))
-            tag_definitions(found.problems, checks)
+        problems = problems_of(request.contents)
+        if request.check and problems.derived is not None and request.contents.recording is not None:
+            checks = list(check_references(request.contents, problems.derived, request.checked_on))
+            tag_definitions(problems.problems, checks)
             outcome.write_reference_checks(request.output / outcome.REFERENCE_CHECKS_FILE, checks)
-        write_problems(request.output, found.problems)
-        write_calling_record(request.output, found, request.contents.metadata)
-        click.echo(summary_line(found))
-        return found.ledger.loss("flashinfer-bench", request.contents.total)
+        write_problems(request.output, problems.problems)
+        write_calling_record(request.output, problems, request.contents.metadata)
+        click.echo(summary_line(problems))
+        return problems.ledger.loss("flashinfer-bench", request.contents.total)
 
     def following(self, output: Path) -> str:
         return f"kcap validate {output}"
@@ -53,24 +53,24 @@ def write_problems(root: Path, problems: Iterable[Problem]) -> None:
     write_dataset(root, [problem.definition for problem in problems], workloads, blobs, counts)
 
 
-def write_calling_record(root: Path, found: Problems, metadata: Metadata) -> None:
+def write_calling_record(root: Path, problems: Problems, metadata: Metadata) -> None:
     """The kernel calling record of what was exported, if the framework is one that the record can name."""
     framework = framework_of(metadata)
     if framework is None or metadata.model is None:
         return
-    kernels = [KernelCount(id=problem.definition.name, count=problem.total) for problem in found.problems]
+    kernels = [KernelCount(id=problem.definition.name, count=problem.total) for problem in problems.problems]
     calling_record.write(
         root / "calling_record.json", CallingRecord(model=metadata.model, framework=framework, kernels=kernels)
     )
 
 
-def summary_line(found: Problems) -> str:
+def summary_line(problems: Problems) -> str:
     """How much there is; of a Recording, how much lies in named families, and how much is verified, by invocations."""
-    text = f"{len(found.problems)} Definitions, {sum(len(p.workloads) for p in found.problems)} Workloads"
-    if found.derived is None:
+    text = f"{len(problems.problems)} Definitions, {sum(len(p.workloads) for p in problems.problems)} Workloads"
+    if problems.derived is None:
         return text
-    total = max(sum(problem.total for problem in found.problems), 1)
-    named = sum(problem.total for problem in found.problems if problem.family) / total
-    verified = [problem for problem in found.problems if VERIFIED in problem.definition.tags]
+    total = max(sum(problem.total for problem in problems.problems), 1)
+    named = sum(problem.total for problem in problems.problems if problem.family) / total
+    verified = [problem for problem in problems.problems if VERIFIED in problem.definition.tags]
     share = sum(problem.total for problem in verified) / total
     return f"{text}; weighed by invocations, {named:.1%} in named families, {len(verified)} verified ({share:.1%})"

@@ -49,8 +49,8 @@ class KernelBench(Exporter):
 
     def following(self, output: Path) -> str:
         files = sorted(output.glob("level*/1_*.py"))
-        one = files[0] if files else output / "level1" / "1_NAME.py"
-        origin = f"ref_origin=local ref_arch_src_path={one}"
+        first = files[0] if files else output / "level1" / "1_NAME.py"
+        origin = f"ref_origin=local ref_arch_src_path={first}"
         return f"python scripts/run_and_check.py {origin} kernel_src_path=MODEL_NEW.py (in KernelBench)"
 
 
@@ -60,10 +60,10 @@ def _refuse(case: Case) -> str | None:
         return f"KernelBench compares one output tensor: this has {len(outputs)} outputs"
     if case.lacks_blob():
         return NO_BLOB
-    for name, tensor, given in case.tensors():
+    for name, tensor, workload_input in case.tensors():
         if tensor.dtype.startswith(("float8", "float4")):
             return f"KernelBench has no {tensor.dtype}"
-        if isinstance(given, RandomInput) and _is_special(case, name):
+        if isinstance(workload_input, RandomInput) and _is_special(case, name):
             return f"KernelBench draws its inputs, and not any number is a valid {name}"
         if name in case.blob and stored_bytes(case.blob[name]) > MAX_STORED:
             return f"more than {MAX_STORED >> 20} MiB of recorded values: too many for a source file"
@@ -114,15 +114,15 @@ def stored(text, dtype, shape):
 
 @dataclass(frozen=True)
 class Argument:
-    """An input of the reference: `made`, the expression of its value, and where the module gets it from."""
+    """An input of the reference: `expression`, the expression of its value, and where the module gets it from."""
 
     name: str
-    made: str
-    place: str  # forward, init, buffer or none
+    expression: str
+    source: str  # forward, init, buffer or none
 
     @property
     def passed(self) -> str:
-        return {"forward": self.name, "none": "None"}.get(self.place, f"self.{self.attribute}")
+        return {"forward": self.name, "none": "None"}.get(self.source, f"self.{self.attribute}")
 
     @property
     def attribute(self) -> str:
@@ -136,10 +136,10 @@ def model_source(case: Case, model: str | None) -> str:
         _comment(case, model),
         case.definition.reference.strip("\n"),
         "\n",
-        STORED if any(argument.made.startswith("stored(") for argument in arguments) else IMPORTS,
+        STORED if any(argument.expression.startswith("stored(") for argument in arguments) else IMPORTS,
         _module(arguments),
-        _returns("get_inputs", [argument.made for argument in arguments if argument.place == "forward"]),
-        _returns("get_init_inputs", [argument.made for argument in arguments if argument.place == "init"]),
+        _returns("get_inputs", [argument.expression for argument in arguments if argument.source == "forward"]),
+        _returns("get_init_inputs", [argument.expression for argument in arguments if argument.source == "init"]),
     ]
     return "\n".join(parts)
 
@@ -153,22 +153,24 @@ def _comment(case: Case, model: str | None) -> str:
 
 def _arguments(case: Case) -> Iterator[Argument]:
     used: set[str] = set()
-    for number, (name, tensor, given) in enumerate(case.tensors()):
+    for number, (name, tensor, workload_input) in enumerate(case.tensors()):
         free = name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and name not in TAKEN | used
         name, key = (name if free else f"input_{number}"), name
         used.add(name)
-        yield _argument(case, name, key, tensor, given)
+        yield _argument(case, name, key, tensor, workload_input)
 
 
-def _argument(case: Case, name: str, key: str, tensor: DefinitionTensor, given: WorkloadInput | None) -> Argument:
-    if given is None:
+def _argument(
+    case: Case, name: str, key: str, tensor: DefinitionTensor, workload_input: WorkloadInput | None
+) -> Argument:
+    if workload_input is None:
         return Argument(name, "None", "none")
-    if isinstance(given, ScalarInput):
-        return Argument(name, repr(given.value), "init")
-    place = "forward" if tensor.dtype in FLOATS else "buffer"
+    if isinstance(workload_input, ScalarInput):
+        return Argument(name, repr(workload_input.value), "init")
+    source = "forward" if tensor.dtype in FLOATS else "buffer"
     if key in case.blob:
-        return Argument(name, _stored(case.blob[key]), place)
-    return Argument(name, _drawn(tensor.dtype, case.sizes(tensor), len(name)), place)
+        return Argument(name, _stored(case.blob[key]), source)
+    return Argument(name, _drawn(tensor.dtype, case.sizes(tensor), len(name)), source)
 
 
 def _drawn(dtype: str, sizes: tuple[int, ...], seed: int) -> str:
@@ -198,21 +200,21 @@ def _stored(tensor: Any) -> str:
 
 
 def _module(arguments: list[Argument]) -> str:
-    given = [argument.name for argument in arguments if argument.place == "init"]
-    made = [argument for argument in arguments if argument.place in ("init", "buffer")]
-    lines = ["", "class Model(nn.Module):", f"    def __init__({', '.join(['self', *given])}):"]
-    lines += ["        super().__init__()", *(f"        {_kept(argument)}" for argument in made), ""]
+    parameters = [argument.name for argument in arguments if argument.source == "init"]
+    attributes = [argument for argument in arguments if argument.source in ("init", "buffer")]
+    lines = ["", "class Model(nn.Module):", f"    def __init__({', '.join(['self', *parameters])}):"]
+    lines += ["        super().__init__()", *(f"        {_kept(argument)}" for argument in attributes), ""]
     passed = ", ".join(argument.passed for argument in arguments)
-    forward = ", ".join(["self", *(argument.name for argument in arguments if argument.place == "forward")])
+    forward = ", ".join(["self", *(argument.name for argument in arguments if argument.source == "forward")])
     lines += [f"    def forward({forward}):", f"        outputs = run({passed})"]
     lines += ["        return outputs[0] if isinstance(outputs, (tuple, list)) else outputs", ""]
     return "\n".join(lines)
 
 
 def _kept(argument: Argument) -> str:
-    if argument.place == "init":
+    if argument.source == "init":
         return f"self.{argument.attribute} = {argument.name}"
-    return f'self.register_buffer("{argument.attribute}", {argument.made})'
+    return f'self.register_buffer("{argument.attribute}", {argument.expression})'
 
 
 def _returns(name: str, values: list[str]) -> str:

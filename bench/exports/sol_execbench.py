@@ -35,15 +35,15 @@ class SolExecBench(Exporter):
 
     def write(self, request: ExportRequest) -> ExportLoss:
         account = Account(request.contents)
-        taken = account.taken_cases(_refuse, samples=True)
-        for name, group in groupby(taken, key=lambda case: case.definition.name):
+        cases = account.taken_cases(_refuse, samples=True)
+        for name, group in groupby(cases, key=lambda case: case.definition.name):
             _write(request.output, name, list(group))
         return account.loss("sol-execbench")
 
     def following(self, output: Path) -> str:
         problems = sorted(path.name for path in output.iterdir() if path.is_dir())
-        one = output / (problems[0] if problems else "PROBLEM")
-        return f"FLASHINFER_TRACE_DIR={output} sol-execbench {one} --solution solution.json"
+        problem = output / (problems[0] if problems else "PROBLEM")
+        return f"FLASHINFER_TRACE_DIR={output} sol-execbench {problem} --solution solution.json"
 
 
 def _refuse(case: Case) -> str | None:
@@ -59,15 +59,15 @@ def _refuse(case: Case) -> str | None:
     return NO_BLOB if case.lacks_blob() else None
 
 
-def _write(root: Path, name: str, given: list[Case]) -> None:
+def _write(root: Path, name: str, cases: list[Case]) -> None:
     from safetensors.torch import save_file
 
     folder = root / name
     folder.mkdir()
-    write_json(folder / "definition.json", described(given[0].definition))
+    write_json(folder / "definition.json", described(cases[0].definition))
     with (folder / "workload.jsonl").open("wb") as file:
-        file.writelines(orjson.dumps(_workload(case, name)) + b"\n" for case in given)
-    for case in given:
+        file.writelines(orjson.dumps(_workload(case, name)) + b"\n" for case in cases)
+    for case in cases:
         if case.blob:
             tensors = {key: tensor.clone().contiguous() for key, tensor in case.blob.items()}
             save_file(tensors, folder / f"{case.workload.uuid}.safetensors")
@@ -83,9 +83,13 @@ def described(definition: Definition) -> dict[str, Any]:
 
 def _workload(case: Case, name: str) -> dict[str, Any]:
     inputs = {}
-    for key, _, given in case.tensors():
+    for key, _, workload_input in case.tensors():
         path = f"{name}/{case.workload.uuid}.safetensors"
-        stored = SafetensorsInput(path=path, tensor_key=key) if isinstance(given, SafetensorsInput) else given
+        stored = (
+            SafetensorsInput(path=path, tensor_key=key)
+            if isinstance(workload_input, SafetensorsInput)
+            else workload_input
+        )
         inputs[key] = (stored or RandomInput()).model_dump(mode="json")
     uuid, axes = case.workload.uuid, case.workload.axes
     return {"uuid": uuid, "axes": axes, "inputs": inputs, "tolerance": tolerance(case.definition)}

@@ -39,8 +39,8 @@ class TritonBench(Exporter):
 
     def following(self, output: Path) -> str:
         files = sorted(path for path in output.glob("*.json") if path.stem.startswith(("aten.", "gemm")))
-        one = files[-1] if files else output / "gemm.json"
-        return f"python run.py --op {one.stem} --input-loader {one}"
+        first = files[-1] if files else output / "gemm.json"
+        return f"python run.py --op {first.stem} --input-loader {first}"
 
 
 def _write(folder: Path, key: str, loader: str, inputs: list[dict[str, Any]]) -> None:

@@ -46,9 +46,9 @@ def write_traces(
 ) -> None:
     """Write the Traces of `outcomes`; what an earlier run wrote goes."""
     files: dict[PurePosixPath, list[Trace]] = defaultdict(list)
-    known = {(name, one.uuid): one for name, given in workloads.items() for one in given}
+    by_key = {(name, workload.uuid): workload for name, listed in workloads.items() for workload in listed}
     for outcome in outcomes:
-        definition, workload = definitions.get(outcome.definition), known.get((outcome.definition, outcome.workload))
+        definition, workload = definitions.get(outcome.definition), by_key.get((outcome.definition, outcome.workload))
         if definition is not None and workload is not None and outcome.status != "NOT_JUDGED":
             author = outcome.author or UNKNOWN_AUTHOR
             path = PurePosixPath(TRACES_FOLDER, author, definition.op_type, f"{definition.name}.jsonl")
@@ -74,7 +74,8 @@ def evaluation_of(outcome: Outcome) -> Evaluation:
     return Evaluation(
         status=status,
         environment=Environment(
-            hardware=outcome.device_name or outcome.device, libs={name: one for name, one in libs.items() if one}
+            hardware=outcome.device_name or outcome.device,
+            libs={name: version for name, version in libs.items() if version},
         ),
         timestamp=outcome.timestamp or "unknown",
         log=_log(outcome, status),
@@ -93,11 +94,11 @@ def _correctness(outcome: Outcome) -> Correctness:
     if accuracy is None:
         return Correctness(max_relative_error=math.nan, max_absolute_error=math.nan)
     extra = {"error": accuracy.error if math.isfinite(accuracy.error) else str(accuracy.error)}
-    told = {"allowed": accuracy.allowed, "truth": accuracy.truth, "compared": accuracy.compared}
+    comparison = {"allowed": accuracy.allowed, "truth": accuracy.truth, "compared": accuracy.compared}
     return Correctness(
         max_relative_error=accuracy.max_relative_error,
         max_absolute_error=accuracy.max_absolute_error,
-        extra={**extra, **told},
+        extra={**extra, **comparison},
     )
 
 

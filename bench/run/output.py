@@ -60,7 +60,7 @@ def _lock(lock: int, output: Path) -> None:
 
 def _empty(output: Path) -> None:
     """bench.json, which says whose the folder is, goes last."""
-    for path in sorted(output.iterdir(), key=lambda one: one.name == RUN_FILE):
+    for path in sorted(output.iterdir(), key=lambda path: path.name == RUN_FILE):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -215,9 +215,9 @@ def keep_outcomes(output: Path, valid: Callable[[Outcome], bool]) -> KeptOutcome
     if whole != content:
         write_atomically(path, whole)
     read = list(outcomes_file.read_outcomes(path)) if whole else []
-    latest = {(*solution_key(one), one.workload): one for one in read if valid(one)}
+    latest = {(*solution_key(outcome), outcome.workload): outcome for outcome in read if valid(outcome)}
     if len(latest) != len(read):
-        write_atomically(path, b"".join(one.line() for one in latest.values()))
+        write_atomically(path, b"".join(outcome.line() for outcome in latest.values()))
     return KeptOutcomes(list(latest.values()), whole != content)
 
 

@@ -79,7 +79,7 @@ class RecordingSubject(Subject):
     """A Recording's, or a trace file's: a dataset is made of the Definitions that there are Solutions for."""
 
     contents: Contents
-    found: Problems
+    problems: Problems
 
     def prepare(self, names: Collection[str], output: Path, on: CheckTarget) -> PreparedDataset:
         """Checks are made once; what an earlier run made stays."""
@@ -90,18 +90,18 @@ class RecordingSubject(Subject):
             checks += self._check(set(names) - there, on)
             self._write(root, {*names, *there}, checks)
         return PreparedDataset(
-            root.resolve(), {one.definition: _fault(one) for one in checks if one.status == "differs"}
+            root.resolve(), {check.definition: _fault(check) for check in checks if check.status == "differs"}
         )
 
     def _check(self, names: Collection[str], on: CheckTarget) -> list[ReferenceCheck]:
-        derived = self.found.derived
+        derived = self.problems.derived
         if derived is None or self.contents.recording is None:
             return []
         kernels = [kernel for kernel in derived.kernels if kernel.definition.name in names]
         return list(check_references(self.contents, replace(derived, kernels=kernels), on))
 
     def _write(self, root: Path, names: Collection[str], checks: list[ReferenceCheck]) -> None:
-        problems = [problem for problem in self.found.problems if problem.definition.name in names]
+        problems = [problem for problem in self.problems.problems if problem.definition.name in names]
         tag_definitions(problems, checks)
         with atomic_directory(root) as folder:
             write_problems(folder, problems)
@@ -115,18 +115,18 @@ def open_subject(path: Path, trust: bool) -> Subject:
     contents = open_contents(path, allow_truncated=True)
     if not contents.calls:
         raise CallError(f"{path}: holds no calls")
-    found = problems_of(contents)
+    problems = problems_of(contents)
     return RecordingSubject(
         path,
-        {problem.definition.name: problem.definition for problem in found.problems},
-        {problem.definition.name: list(problem.workloads.values()) for problem in found.problems},
-        [count for problem in found.problems for count in problem.counts],
+        {problem.definition.name: problem.definition for problem in problems.problems},
+        {problem.definition.name: list(problem.workloads.values()) for problem in problems.problems},
+        [count for problem in problems.problems for count in problem.counts],
         _digest(_files(path)),
         home_device(contents.calls),
         contents.calls,
         contents.metadata,
         contents=contents,
-        found=found,
+        problems=problems,
     )
 
 
@@ -137,8 +137,10 @@ def _of_dataset(path: Path, trust: bool) -> Subject:
     if not any(dataset.workloads.values()):
         raise CallError(f"{path}: holds no Workloads (kcap export --to flashinfer-bench writes some)")
     definitions = dict(sorted(dataset.definitions.items()))
-    parts = [definitions_file.to_bytes(one) for one in definitions.values()]
-    parts += [one.model_dump_json().encode() for name in definitions for one in dataset.workloads.get(name, ())]
+    parts = [definitions_file.to_bytes(definition) for definition in definitions.values()]
+    parts += [
+        workload.model_dump_json().encode() for name in definitions for workload in dataset.workloads.get(name, ())
+    ]
     return DatasetSubject(path, definitions, dataset.workloads, dataset.counts, _digest(parts))
 
 
@@ -165,15 +167,15 @@ def _fault(check: ReferenceCheck) -> str:
 
 def blobs_digest(dataset: Dataset, workloads: Iterable[Workload]) -> str:
     """The SHA-256 of all blobs that `workloads` name, each read once and a part at a time."""
-    inputs = [one for workload in workloads for one in workload.inputs.values()]
-    blobs = {one.path: one for one in inputs if isinstance(one, SafetensorsInput)}
-    return hashlib.sha256(b"".join(_blob_digest(dataset, one) for one in blobs.values())).hexdigest()
+    inputs = [blob for workload in workloads for blob in workload.inputs.values()]
+    blobs = {blob.path: blob for blob in inputs if isinstance(blob, SafetensorsInput)}
+    return hashlib.sha256(b"".join(_blob_digest(dataset, blob) for blob in blobs.values())).hexdigest()
 
 
-def _blob_digest(dataset: Dataset, given: SafetensorsInput) -> bytes:
+def _blob_digest(dataset: Dataset, blob: SafetensorsInput) -> bytes:
     """Zeros for one that cannot be read."""
     with suppress(FormatError, OSError):
-        if (path := dataset.blob_file(given)).is_file():
+        if (path := dataset.blob_file(blob)).is_file():
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").digest()
     return bytes(hashlib.sha256().digest_size)

@@ -57,16 +57,16 @@ def read_solutions(
     `default`: the Definition of a plain Python file that names none. Of a dataset, its `solutions/` is read. Hidden
     folders and caches are left out. CallError if there is no such folder, or no file that could be a Solution.
     """
-    found: list[FoundSolution] = []
+    solutions: list[FoundSolution] = []
     refused: list[RefusedSolution] = []
     taken: dict[tuple[str, str], Path] = {}
     for file in _files(folder):
-        one = _first_of_its_name(_read_solution(file, folder, definitions, default), taken)
-        if isinstance(one, FoundSolution):
-            found.append(one)
+        result = _first_of_its_name(_read_solution(file, folder, definitions, default), taken)
+        if isinstance(result, FoundSolution):
+            solutions.append(result)
         else:
-            refused.append(one)
-    return found, refused
+            refused.append(result)
+    return solutions, refused
 
 
 def _files(folder: Path) -> list[Path]:
@@ -94,11 +94,11 @@ def _read_solution(
 ) -> FoundSolution | RefusedSolution:
     name, definition = file.stem, None
     try:
-        given = SolutionText(file.name, read_text(file, folder), definitions, default)
-        form = form_of(given)
-        name, definition = form.name(given), form.definition(given)
-        solution = form.read(given)
-        find_definition(given, solution.definition)
+        solution_text = SolutionText(file.name, read_text(file, folder), definitions, default)
+        form = form_of(solution_text)
+        name, definition = form.name(solution_text), form.definition(solution_text)
+        solution = form.read(solution_text)
+        find_definition(solution_text, solution.definition)
         check_entry(solution, file.name)
     except FormatError as error:
         return RefusedSolution(file, str(error), name, definition)
@@ -106,17 +106,17 @@ def _read_solution(
 
 
 def _first_of_its_name(
-    one: FoundSolution | RefusedSolution, taken: dict[tuple[str, str], Path]
+    result: FoundSolution | RefusedSolution, taken: dict[tuple[str, str], Path]
 ) -> FoundSolution | RefusedSolution:
-    """`one`, refused if its Definition has a Solution of its name already: `taken` says in which file."""
-    if isinstance(one, RefusedSolution):
-        return one
-    name, definition = one.solution.name, one.solution.definition
-    first = taken.setdefault((name, definition), one.file)
-    if first == one.file:
-        return one
-    reason = f"{one.file.name}: {definition} has a Solution {name} already, in {first}: rename one"
-    return RefusedSolution(one.file, reason, name, definition)
+    """`result`, refused if its Definition has a Solution of its name already: `taken` says in which file."""
+    if isinstance(result, RefusedSolution):
+        return result
+    name, definition = result.solution.name, result.solution.definition
+    first = taken.setdefault((name, definition), result.file)
+    if first == result.file:
+        return result
+    reason = f"{result.file.name}: {definition} has a Solution {name} already, in {first}: rename one"
+    return RefusedSolution(result.file, reason, name, definition)
 
 
 FORMS: list[tuple[str, Form]] = []
@@ -146,23 +146,23 @@ class SolutionText:
 
     def word(self, key: str) -> str | None:
         """The string that the JSON object has under `key`, if it has one."""
-        return found if isinstance(found := self.document.get(key), str) else None
+        return value if isinstance(value := self.document.get(key), str) else None
 
 
 class Form:
     """Reads files of one form. `name` and `definition` are what is told when `read` refuses: they never raise."""
 
-    def claims(self, given: SolutionText) -> bool:
+    def claims(self, solution_text: SolutionText) -> bool:
         """Whether a file of this form's suffix is of this form: of one suffix, exactly one form is."""
         return True
 
-    def name(self, given: SolutionText) -> str:
-        return given.stem
+    def name(self, solution_text: SolutionText) -> str:
+        return solution_text.stem
 
-    def definition(self, given: SolutionText) -> str | None:
+    def definition(self, solution_text: SolutionText) -> str | None:
         raise NotImplementedError
 
-    def read(self, given: SolutionText) -> Solution:
+    def read(self, solution_text: SolutionText) -> Solution:
         """The Solution; FormatError with the reason if there is none."""
         raise NotImplementedError
 
@@ -183,27 +183,27 @@ def suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, _ in FORMS)
 
 
-def form_of(given: SolutionText) -> Form:
+def form_of(solution_text: SolutionText) -> Form:
     """The Form of a file whose suffix is among `suffixes`."""
     import_plugins(__name__)
-    return next(one for suffix, one in FORMS if given.file.endswith(suffix) and one.claims(given))
+    return next(form for suffix, form in FORMS if solution_text.file.endswith(suffix) and form.claims(solution_text))
 
 
-def find_definition(given: SolutionText, name: str) -> Definition:
+def find_definition(solution_text: SolutionText, name: str) -> Definition:
     """The Definition `name`; FormatError with names that are near if there is none."""
-    if found := given.definitions.get(name):
-        return found
-    near = difflib.get_close_matches(name, given.definitions, 3)
+    if definition := solution_text.definitions.get(name):
+        return definition
+    near = difflib.get_close_matches(name, solution_text.definitions, 3)
     hint = f"did you mean {' or '.join(near)}?" if near else "kcap show lists those that there are"
-    raise FormatError(given.file, f"there is no Definition {name!r}: {hint}")
+    raise FormatError(solution_text.file, f"there is no Definition {name!r}: {hint}")
 
 
-def validated_solution(given: SolutionText, document: Mapping[str, Any]) -> Solution:
+def validated_solution(solution_text: SolutionText, document: Mapping[str, Any]) -> Solution:
     """The Solution that `document` is; FormatError with the first thing that is wrong."""
     try:
         return Solution.model_validate(document)
     except ValidationError as error:
-        raise FormatError(given.file, reasons(error, document)[0]) from None
+        raise FormatError(solution_text.file, reasons(error, document)[0]) from None
 
 
 MAX_BYTES = 16 << 20
@@ -222,7 +222,7 @@ def read_text(file: Path, folder: Path) -> str:
 def _read_bytes(file: Path, folder: Path) -> bytes:
     if not file.resolve(strict=True).is_relative_to(folder.resolve()):
         raise FormatError(file.name, "a link that leads out of the folder: copy what it leads to")
-    mode, size = (found := file.stat()).st_mode, found.st_size
+    mode, size = (status := file.stat()).st_mode, status.st_size
     if stat.S_ISDIR(mode):
         raise FormatError(file.name, "a link to a folder, which is not followed")
     if not stat.S_ISREG(mode):
@@ -235,22 +235,22 @@ def _read_bytes(file: Path, folder: Path) -> bytes:
 IN_PYTHON = frozenset({"python", "triton", "tilelang"})
 
 
-def check_entry(solution: Solution, place: str) -> None:
+def check_entry(solution: Solution, file_name: str) -> None:
     """FormatError if a Python source cannot have the entry point; what a compiler makes is for the build to say."""
     if solution.spec.language not in IN_PYTHON:
         return
     file, name = solution.spec.entry_file, solution.spec.entry_function
     if not file.endswith(".py"):
         raise FormatError(
-            place, f"spec.entry_point: {file} is no .py file, but the language is {solution.spec.language}"
+            file_name, f"spec.entry_point: {file} is no .py file, but the language is {solution.spec.language}"
         )
     source = next(source.content for source in solution.sources if source.path == file)
     try:
-        there = may_bind(source, name)
+        bound = may_bind(source, name)
     except ValueError as error:
-        raise FormatError(place, f"{file}: {error}") from None
-    if not there:
-        raise FormatError(place, f"spec.entry_point: {file} defines no {name}")
+        raise FormatError(file_name, f"{file}: {error}") from None
+    if not bound:
+        raise FormatError(file_name, f"spec.entry_point: {file} defines no {name}")
 
 
 def may_bind(source: str, name: str) -> bool:

@@ -13,17 +13,17 @@ OTHERS = {"reference": "a Definition", "axes": "a Workload or a Definition", "wo
 
 @form(".json")
 class FlashInferBench(Form):
-    def claims(self, given: SolutionText) -> bool:
-        return not given.document.keys() & CODE
+    def claims(self, solution_text: SolutionText) -> bool:
+        return not solution_text.document.keys() & CODE
 
-    def name(self, given: SolutionText) -> str:
-        return given.word("name") or given.stem
+    def name(self, solution_text: SolutionText) -> str:
+        return solution_text.word("name") or solution_text.stem
 
-    def definition(self, given: SolutionText) -> str | None:
-        return given.word("definition")
+    def definition(self, solution_text: SolutionText) -> str | None:
+        return solution_text.word("definition")
 
-    def read(self, given: SolutionText) -> Solution:
-        other = next((said for key, said in OTHERS.items() if key in given.document), None)
-        if other and "spec" not in given.document:
-            raise FormatError(given.file, f"{other}, not a Solution")
-        return solutions_file.from_bytes(given.text.encode(), given.file)
+    def read(self, solution_text: SolutionText) -> Solution:
+        other = next((kind for key, kind in OTHERS.items() if key in solution_text.document), None)
+        if other and "spec" not in solution_text.document:
+            raise FormatError(solution_text.file, f"{other}, not a Solution")
+        return solutions_file.from_bytes(solution_text.text.encode(), solution_text.file)

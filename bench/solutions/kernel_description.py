@@ -14,22 +14,24 @@ CODE = frozenset({"reference_code", "code"})  # keys that only this form has
 
 @form(".json")
 class KernelDescription(Form):
-    def claims(self, given: SolutionText) -> bool:
-        return bool(given.document.keys() & CODE)
+    def claims(self, solution_text: SolutionText) -> bool:
+        return bool(solution_text.document.keys() & CODE)
 
-    def definition(self, given: SolutionText) -> str | None:
-        return given.word("id") or given.word("name")
+    def definition(self, solution_text: SolutionText) -> str | None:
+        return solution_text.word("id") or solution_text.word("name")
 
-    def read(self, given: SolutionText) -> Solution:
+    def read(self, solution_text: SolutionText) -> Solution:
         """`id` names the Definition, whose inputs and outputs it must have in their order."""
-        description = older.from_bytes(given.text.encode(), given.file)
+        description = older.from_bytes(solution_text.text.encode(), solution_text.file)
         for reason in check_kernel_description(description):
-            raise FormatError(given.file, reason)
-        definition = find_definition(given, description.id)
+            raise FormatError(solution_text.file, reason)
+        definition = find_definition(solution_text, description.id)
         for kind in ("inputs", "outputs"):
             own, wanted = list(getattr(description, kind)), list(getattr(definition, kind))
             if own != wanted:
-                there = ", ".join(own), ", ".join(wanted)
-                raise FormatError(given.file, f"{kind}: {there[0]}; the Definition has {there[1]}, in this order")
+                names = ", ".join(own), ", ".join(wanted)
+                raise FormatError(
+                    solution_text.file, f"{kind}: {names[0]}; the Definition has {names[1]}, in this order"
+                )
         code = description.reference_code
-        return from_source(given, description.id, f"{given.stem}.py", code, destination_passing=True)
+        return from_source(solution_text, description.id, f"{solution_text.stem}.py", code, destination_passing=True)

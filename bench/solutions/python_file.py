@@ -23,21 +23,24 @@ AUTHOR = "local"
 
 @form(".py")
 class PythonFile(Form):
-    def definition(self, given: SolutionText) -> str | None:
+    def definition(self, solution_text: SolutionText) -> str | None:
         """By the comment, else the default, else by the file's own name."""
-        named = NAMED.search(_head(given.text))
-        return named[1] if named else given.default or (given.stem if given.stem in given.definitions else None)
+        named = NAMED.search(_head(solution_text.text))
+        if named:
+            return named[1]
+        own = solution_text.stem if solution_text.stem in solution_text.definitions else None
+        return solution_text.default or own
 
-    def read(self, given: SolutionText) -> Solution:
+    def read(self, solution_text: SolutionText) -> Solution:
         try:
-            run = function(given.text, "run")
-            name = self.definition(given)
+            run = function(solution_text.text, "run")
+            name = self.definition(solution_text)
             if name is None:
-                raise FormatError(given.file, UNNAMED)
-            writes = writes_outputs(run, find_definition(given, name))
+                raise FormatError(solution_text.file, UNNAMED)
+            writes = writes_outputs(run, find_definition(solution_text, name))
         except ValueError as error:
-            raise FormatError(given.file, str(error)) from None
-        return from_source(given, name, given.file, given.text, destination_passing=writes)
+            raise FormatError(solution_text.file, str(error)) from None
+        return from_source(solution_text, name, solution_text.file, solution_text.text, destination_passing=writes)
 
 
 def _head(source: str) -> str:
@@ -47,7 +50,10 @@ def _head(source: str) -> str:
     except ValueError:
         return ""
     first = body[1:2] if body and _is_text(body[0]) else body[:1]
-    line = min((node.lineno for one in first for node in (one, *getattr(one, "decorator_list", ()))), default=None)
+    line = min(
+        (node.lineno for statement in first for node in (statement, *getattr(statement, "decorator_list", ()))),
+        default=None,
+    )
     return "\n".join(source.splitlines()[: line - 1 if line else None])
 
 
@@ -70,7 +76,9 @@ def writes_outputs(run: ast.FunctionDef, definition: Definition) -> bool:
     return False
 
 
-def from_source(given: SolutionText, definition: str, path: str, code: str, destination_passing: bool) -> Solution:
+def from_source(
+    solution_text: SolutionText, definition: str, path: str, code: str, destination_passing: bool
+) -> Solution:
     """The Solution whose one source is `code`, named as the file is."""
     spec = {
         "language": "triton" if _imports_triton(code) else "python",
@@ -80,7 +88,8 @@ def from_source(given: SolutionText, definition: str, path: str, code: str, dest
     }
     sources = [{"path": path, "content": code}]
     return validated_solution(
-        given, {"name": given.stem, "definition": definition, "author": AUTHOR, "spec": spec, "sources": sources}
+        solution_text,
+        {"name": solution_text.stem, "definition": definition, "author": AUTHOR, "spec": spec, "sources": sources},
     )
 
 

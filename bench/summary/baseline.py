@@ -86,11 +86,11 @@ def measured_baseline(
     lines = on_the_device(measurements)
     by_call: dict[int, Timed] = defaultdict(Timed)
     by_workload: dict[WorkloadKey, Timed] = defaultdict(Timed)
-    number = _numbers(calls)
+    call_id = _numbers(calls)
     for line in lines:
         if line.definition is not None and line.workload is not None:
             by_workload[line.definition, line.workload].lines.append(line)
-        elif (call := number(line)) is not None:
+        elif (call := call_id(line)) is not None:
             by_call[call].lines.append(line)
     return _of_calls(by_call, counts, calls) if by_call else _of_workloads(by_workload, workload_weights(counts))
 
@@ -101,7 +101,7 @@ def _numbers(calls: Sequence[Call]) -> Callable[[Measurement], int | None]:
     for call in calls:
         ids[call_key(call)].append(call.id)
 
-    def number(line: Measurement) -> int | None:
+    def call_id(line: Measurement) -> int | None:
         if not calls or line.call in ids[line.key]:
             return line.call
         if not ids[line.key]:
@@ -110,7 +110,7 @@ def _numbers(calls: Sequence[Call]) -> Callable[[Measurement], int | None]:
             )
         return ids[line.key][0]
 
-    return number
+    return call_id
 
 
 def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -127,9 +127,9 @@ def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount], calls
     incomplete = set()
     for (_, _, call), held in by_call.items():
         for of, phases in workload_weights(held).items():
-            known = _times(timed[call], phases) if call in timed else {}
-            times[of].update(known)
-            if any(n and phase not in known for phase, n in phases.items()):
+            times_by_phase = _times(timed[call], phases) if call in timed else {}
+            times[of].update(times_by_phase)
+            if any(n and phase not in times_by_phase for phase, n in phases.items()):
                 incomplete.add(of)
     totals, untimed = _totals(timed, calls)
     whole = {of: dict(phases) for of, phases in times.items() if of not in incomplete}
@@ -137,16 +137,21 @@ def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount], calls
 
 
 def _of_workloads(timed: Mapping[WorkloadKey, Timed], weights: WorkloadWeights) -> Measured:
-    times = {of: _times(one, weights.get(of, UNCOUNTED_PHASES)) for of, one in timed.items()}
+    times = {of: _times(timed_workload, weights.get(of, UNCOUNTED_PHASES)) for of, timed_workload in timed.items()}
     totals: Counter[str] = Counter()
     for phases in times.values():
         totals.update(phases)
-    return Measured("the references as measured", times, totals, _notes(sum(not one for one in times.values()), 0))
+    return Measured(
+        "the references as measured",
+        times,
+        totals,
+        _notes(sum(not timed_workload for timed_workload in times.values()), 0),
+    )
 
 
 def _times(timed: Timed, counts: Mapping[str, int]) -> dict[str, float]:
-    found = {phase: timed.us(phase) for phase in counts}
-    return {phase: counts[phase] * us for phase, us in found.items() if us is not None}
+    us_by_phase = {phase: timed.us(phase) for phase in counts}
+    return {phase: counts[phase] * us for phase, us in us_by_phase.items() if us is not None}
 
 
 def _totals(timed: Mapping[int, Timed], calls: Sequence[Call]) -> tuple[Times, int]:
@@ -156,26 +161,26 @@ def _totals(timed: Mapping[int, Timed], calls: Sequence[Call]) -> tuple[Times, i
     """
     totals: Counter[str] = Counter()
     by_id = {call.id: call for call in calls}
-    for number, one in timed.items():
-        measured = one.lines[0].count
-        totals.update(_times(one, _counts(by_id[number], measured) if number in by_id else {"all": measured}))
-    return totals, sum(all(line.median_us is None for line in one.lines) for one in timed.values())
+    for number, of_call in timed.items():
+        measured = of_call.lines[0].count
+        totals.update(_times(of_call, _counts(by_id[number], measured) if number in by_id else {"all": measured}))
+    return totals, sum(all(line.median_us is None for line in of_call.lines) for of_call in timed.values())
 
 
 def _counts(call: Call, measured: int) -> dict[str, int]:
     """The counts of `call` by phase, of which all were measured, or one phase (`kcap replay --phase`)."""
-    found: Counter[str] = Counter()
+    by_phase: Counter[str] = Counter()
     for count in call.counts:
-        found[count.phase] += count.count
+        by_phase[count.phase] += count.count
     if measured == call.total:
-        return dict(found)
-    return {phase: n for phase, n in found.items() if n == measured}
+        return dict(by_phase)
+    return {phase: n for phase, n in by_phase.items() if n == measured}
 
 
 def _notes(untimed: int, incomplete: int) -> list[str]:
     notes = [f"{untimed} measured calls have no time: the total is that of the others"] if untimed else []
-    told = f"{incomplete} Workloads stand for calls that were not measured: nothing is saved on them"
-    return notes + ([told] if incomplete else [])
+    incomplete_note = f"{incomplete} Workloads stand for calls that were not measured: nothing is saved on them"
+    return notes + ([incomplete_note] if incomplete else [])
 
 
 SUSPECT = 2  # times that an engine's kernel may take its reference's time
@@ -196,12 +201,12 @@ def _machine(line: Measurement | Outcome) -> str:
 
 def count_doubtful(outcomes: Iterable[Outcome], base: Measured, weights: WorkloadWeights) -> int:
     """Workloads whose plain reference takes less than half of what the engine's kernels were measured at."""
-    found = 0
+    doubtful = 0
     for outcome in outcomes:
         before = base.times.get((outcome.definition, outcome.workload), {})
         counts = weights.get((outcome.definition, outcome.workload), UNCOUNTED_PHASES)
         reference = sum(counts.get(phase, 0) for phase in before) * (
             outcome.reference.median_us if outcome.reference else 0
         )
-        found += 0 < SUSPECT * reference < sum(before.values())
-    return found
+        doubtful += 0 < SUSPECT * reference < sum(before.values())
+    return doubtful

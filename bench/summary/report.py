@@ -63,11 +63,11 @@ def table(summary: Summary) -> Table:
 
 def lines(summary: Summary) -> Iterator[Text]:
     """What is saved, then what was not judged."""
-    found = summary.best
-    who = f"{score_key(found[0])} saves" if len(found) == 1 else f"the best of {len(found)} Definitions save"
+    best = summary.best
+    who = f"{score_key(best[0])} saves" if len(best) == 1 else f"the best of {len(best)} Definitions save"
     for phase, saving in _told_phases(summary.whole):
         yield Text(f"{printable(who)} {_of_phase(phase, saving, summary.baseline.title)}", "bold")
-    if found and not summary.baseline.totals:
+    if best and not summary.baseline.totals:
         yield Text("which share of the whole that is, is not known without --measurements FILE", "dim")
     for note in summary.notes:
         yield Text(note, "yellow")
@@ -96,7 +96,7 @@ def _of_phase(phase: str, saving: Saving, of: str) -> str:
 
 def _not_judged(scores: Sequence[Score]) -> Iterator[str]:
     for score in scores:
-        yield from (one.reason or "" for one in score.outcomes.values() if one.status == "NOT_JUDGED")
+        yield from (outcome.reason or "" for outcome in score.outcomes.values() if outcome.status == "NOT_JUDGED")
         yield from ["not reached"] * (len(score.workloads) - len(score.outcomes))
 
 
@@ -104,9 +104,9 @@ def _against(score: Score) -> str:
     """`TIMEOUT 2, RUNTIME_ERROR 1: took longer than 60 s`, the reason being the gravest."""
     missing = len(score.workloads) - len(score.outcomes)
     counts = {**score.statuses, **({"missing": missing} if missing else {})}
-    told = ", ".join(f"{status} {n}" for status, n in counts.items() if status != "PASSED")
+    statuses = ", ".join(f"{status} {n}" for status, n in counts.items() if status != "PASSED")
     reason = score.worst.reason if score.worst else None
-    return printable(f"{told}: {reason}" if reason else told)
+    return printable(f"{statuses}: {reason}" if reason else statuses)
 
 
 def _times(speedup: float | None) -> str:

@@ -71,9 +71,9 @@ class Score:
         """The reference's time over the Solution's, both summed over what the engine ran; None unless ranked."""
         if not self.ranked:
             return None
-        times = [(self.count[uuid], one) for uuid, one in self.outcomes.items()]
-        before = math.fsum(n * one.reference.median_us for n, one in times if one.reference)
-        after = math.fsum(n * one.time.median_us for n, one in times if one.time)
+        times = [(self.count[uuid], outcome) for uuid, outcome in self.outcomes.items()]
+        before = math.fsum(n * outcome.reference.median_us for n, outcome in times if outcome.reference)
+        after = math.fsum(n * outcome.time.median_us for n, outcome in times if outcome.time)
         return before / after if after else None
 
     @property
@@ -95,14 +95,19 @@ def score_solutions(
     `workloads`: uuids by Definition, all that it must pass. An Outcome on others, or on a Definition that is not
     there, counts for nothing.
     """
-    found: dict[tuple[str, str, str], dict[str, Outcome]] = {}
+    by_solution: dict[tuple[str, str, str], dict[str, Outcome]] = {}
     for outcome in outcomes:
         if outcome.definition in workloads:
-            held = found.setdefault((outcome.definition, outcome.author, outcome.solution), {})
+            judged = by_solution.setdefault((outcome.definition, outcome.author, outcome.solution), {})
             if outcome.workload in workloads[outcome.definition]:
-                held[outcome.workload] = outcome
-    scores = [Score(*key, workloads[key[0]], held, _counts(key[0], workloads, weights)) for key, held in found.items()]
-    return sorted(scores, key=lambda one: (one.definition, not one.ranked, -(one.weighted or 0), -len(one.passed)))
+                judged[outcome.workload] = outcome
+    scores = [
+        Score(*key, workloads[key[0]], judged, _counts(key[0], workloads, weights))
+        for key, judged in by_solution.items()
+    ]
+    return sorted(
+        scores, key=lambda score: (score.definition, not score.ranked, -(score.weighted or 0), -len(score.passed))
+    )
 
 
 def _counts(definition: str, workloads: Mapping[str, Sequence[str]], weights: WorkloadWeights) -> dict[str, int]:
@@ -146,11 +151,11 @@ def savings(score: Score, weights: WorkloadWeights, baseline: Baseline) -> dict[
     return _with_totals(sums, baseline.totals)
 
 
-def sum_savings(each: Iterable[Mapping[str, Saving]], totals: Mapping[str, float]) -> dict[str, Saving]:
+def sum_savings(savings_of: Iterable[Mapping[str, Saving]], totals: Mapping[str, float]) -> dict[str, Saving]:
     """The sum of what several save."""
     sums: dict[str, tuple[float, float]] = {}
-    for one in each:
-        for phase, saving in one.items():
+    for savings in savings_of:
+        for phase, saving in savings.items():
             before, after = sums.get(phase, (0.0, 0.0))
             sums[phase] = before + saving.before_us, after + saving.after_us
     sums.pop(ALL_PHASES, None)
@@ -160,13 +165,13 @@ def sum_savings(each: Iterable[Mapping[str, Saving]], totals: Mapping[str, float
 def best_scores(scores: Sequence[Score], saved: Mapping[str, Mapping[str, Saving]]) -> list[Score]:
     """Of each Definition the ranked Solution that saves most; none where all of them cost time.
 
-    `saved`: by `key_of` of a Score.
+    `saved`: by `score_key` of a Score.
     """
-    found: dict[str, Score] = {}
+    best: dict[str, Score] = {}
     for score in scores:
-        if score.ranked and _saved(saved[score_key(score)]) > max(_of(found.get(score.definition), saved), 0.0):
-            found[score.definition] = score
-    return list(found.values())
+        if score.ranked and _saved(saved[score_key(score)]) > max(_of(best.get(score.definition), saved), 0.0):
+            best[score.definition] = score
+    return list(best.values())
 
 
 def score_key(score: Score) -> str:
@@ -186,5 +191,5 @@ def _with_totals(sums: Mapping[str, tuple[float, float]], totals: Mapping[str, f
     if not sums:
         return {}
     whole = (math.fsum(before for before, _ in sums.values()), math.fsum(after for _, after in sums.values()))
-    found = {phase: Saving(*pair, totals.get(phase)) for phase, pair in sorted(sums.items())}
-    return {**found, ALL_PHASES: Saving(*whole, math.fsum(totals.values()) if totals else None)}
+    by_phase = {phase: Saving(*pair, totals.get(phase)) for phase, pair in sorted(sums.items())}
+    return {**by_phase, ALL_PHASES: Saving(*whole, math.fsum(totals.values()) if totals else None)}

@@ -48,7 +48,10 @@ class Case:
         return next(iter(check_workload(self.definition, self.workload)), None)
 
     def lacks_blob(self) -> bool:
-        return any(isinstance(given, SafetensorsInput) and name not in self.blob for name, _, given in self.tensors())
+        return any(
+            isinstance(workload_input, SafetensorsInput) and name not in self.blob
+            for name, _, workload_input in self.tensors()
+        )
 
 
 def cases(problem: Problem, samples: bool) -> list[Case]:
@@ -56,26 +59,26 @@ def cases(problem: Problem, samples: bool) -> list[Case]:
 
     A Workload without counts counts as one, or as none where its Definition has others with counts.
     """
-    found = _counted(problem, samples)
+    by_workload = _counted(problem, samples)
     named = {count.workload for count in problem.counts}
     for number, uuid in enumerate(uuid for uuid in problem.workloads if uuid not in named):
-        found[uuid] = _case(problem, uuid)
+        by_workload[uuid] = _case(problem, uuid)
         if not problem.counts:
-            found[uuid].calls[number, problem.definition.name] = 1
-    return sorted(found.values(), key=lambda case: (-case.count, case.workload.uuid))
+            by_workload[uuid].calls[number, problem.definition.name] = 1
+    return sorted(by_workload.values(), key=lambda case: (-case.count, case.workload.uuid))
 
 
 def _counted(problem: Problem, samples: bool) -> dict[str, Case]:
     """By Workload. A Call counts with the first of its Workloads, once where several of its Samples are that one."""
-    found: dict[str, Case] = {}
+    by_workload: dict[str, Case] = {}
     seen: set[tuple[int, str]] = set()
     for count in problem.counts:
         call = (count.call, count.operator)
         if call not in seen or samples:
-            case = found.setdefault(count.workload, _case(problem, count.workload))
-            case.calls.setdefault(call, 0 if call in seen else sum(one.count for one in count.counts))
+            case = by_workload.setdefault(count.workload, _case(problem, count.workload))
+            case.calls.setdefault(call, 0 if call in seen else sum(phase.count for phase in count.counts))
         seen.add(call)
-    return found
+    return by_workload
 
 
 def _case(problem: Problem, uuid: str) -> Case:

@@ -25,7 +25,7 @@ class Entry:
 
     line: TraceLine
     args: str
-    made: list[Converted] = field(default_factory=list)
+    converted: list[Converted] = field(default_factory=list)
 
     @property
     def namespace(self) -> str:
@@ -42,14 +42,14 @@ class Entry:
 
     def lose(self, ledger: LossLedger, reason: str) -> None:
         """Its Calls are not exported."""
-        for made in self.made:
-            ledger.lose(made.call.operator, reason, made.call.total)
+        for converted in self.converted:
+            ledger.lose(converted.call.operator, reason, converted.call.total)
 
     def keep(self, ledger: LossLedger) -> None:
         """Its Calls are exported, but for what the line leaves out."""
-        for made in self.made:
-            for reason in made.reduced:
-                ledger.reduce(made.call.operator, reason, made.call.total)
+        for converted in self.converted:
+            for reason in converted.reduced:
+                ledger.reduce(converted.call.operator, reason, converted.call.total)
 
     def tensors(self) -> Iterator[TensorSpec]:
         for value in (*self.line.args, *self.line.kwargs.values()):
@@ -68,15 +68,15 @@ class Entry:
 def entries(contents: Contents, ledger: LossLedger) -> list[Entry]:
     """By operator, then the most frequent first; views and allocations, and what has no line, go to the ledger."""
     working = ledger.working(contents.kernels)
-    found: dict[tuple[str, str], Entry] = {}
-    for made in convert_calls(working, contents.samples):
-        if made.line is None:
-            ledger.lose(made.call.operator, made.missing, made.call.total)
+    by_line: dict[tuple[str, str], Entry] = {}
+    for converted in convert_calls(working, contents.samples):
+        if converted.line is None:
+            ledger.lose(converted.call.operator, converted.missing, converted.call.total)
             continue
-        entry = found.setdefault((made.line.operator, made.text), Entry(made.line, made.text))
-        entry.line = entry.line.joined(made.line) if entry.made else made.line
-        entry.made.append(made)
-    ordered = sorted(found.values(), key=lambda entry: (entry.line.operator, -entry.line.count, entry.args))
+        entry = by_line.setdefault((converted.line.operator, converted.text), Entry(converted.line, converted.text))
+        entry.line = entry.line.joined(converted.line) if entry.converted else converted.line
+        entry.converted.append(converted)
+    ordered = sorted(by_line.values(), key=lambda entry: (entry.line.operator, -entry.line.count, entry.args))
     return [entry for entry in ordered if _fits(entry, ledger)]
 
 
