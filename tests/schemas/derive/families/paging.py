@@ -43,9 +43,9 @@ def batch(queries: list[int], lengths: list[int], page_size: int, seed: int = 0)
     return Batch(queries, lengths, table, len(order))
 
 
-def tokens_of(cache: torch.Tensor, one: Batch, row: int) -> torch.Tensor:
+def tokens_of(cache: torch.Tensor, requests: Batch, row: int) -> torch.Tensor:
     """The tokens of a sequence in a cache [pages, rows of a page, …]."""
-    return cache[one.table[row].long()].flatten(0, 1)[: one.lengths[row]]
+    return cache[requests.table[row].long()].flatten(0, 1)[: requests.lengths[row]]
 
 
 def attention(

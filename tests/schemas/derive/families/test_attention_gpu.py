@@ -38,12 +38,22 @@ def positional(operator: Any) -> Callable[..., Any]:
     return run
 
 
-def paged(one: Batch, seed: int, window: int = -1, **more: Any) -> Arguments:
-    shape = (one.pages, 2, ROWS, KV_HEADS, DIM)
+def paged(requests: Batch, seed: int, window: int = -1, **more: Any) -> Arguments:
+    shape = (requests.pages, 2, ROWS, KV_HEADS, DIM)
     key_cache, value_cache = randn(*shape, seed=seed).unbind(1)
-    q = randn(one.tokens, HEADS, DIM, seed=seed + 1)
-    call_arguments = {"q": q, "k": key_cache, "v": value_cache, "out": torch.empty_like(q), "cu_seqlens_q": one.starts}
-    lengths = {"seqused_k": one.seq_lens, "max_seqlen_q": max(one.queries), "max_seqlen_k": max(one.lengths)}
+    q = randn(requests.tokens, HEADS, DIM, seed=seed + 1)
+    call_arguments = {
+        "q": q,
+        "k": key_cache,
+        "v": value_cache,
+        "out": torch.empty_like(q),
+        "cu_seqlens_q": requests.starts,
+    }
+    lengths = {
+        "seqused_k": requests.seq_lens,
+        "max_seqlen_q": max(requests.queries),
+        "max_seqlen_k": max(requests.lengths),
+    }
     flags = {"softmax_scale": 0.09, "is_causal": True, "softcap": 0.0}
     sides = {"window_size_left": window, "window_size_right": -1 if window < 0 else 0}
     return moved({**call_arguments, **lengths, **flags, **sides, **more})
@@ -60,26 +70,26 @@ def test_flash_attention(version: int, window: int):
     name, operator = ("varlen_fwd", "_vllm_fa2_C::varlen_fwd") if version == 2 else ("fwd", "_vllm_fa3_C::fwd")
     run = positional(getattr(getattr(torch.ops, f"_vllm_fa{version}_C"), name))
     for seed, (queries, lengths) in enumerate(BATCHES):
-        one = batch(queries, lengths, ROWS, seed)
-        table = {"page_table": one.table} if version == 3 else {"block_table": one.table}
-        extra = FA3 if version == 3 else {**FA2, "cu_seqlens_k": torch.zeros_like(one.starts)}
-        kernel = agrees(operator, run, **paged(one, seed, window, **table, **extra))
+        requests = batch(queries, lengths, ROWS, seed)
+        table = {"page_table": requests.table} if version == 3 else {"block_table": requests.table}
+        extra = FA3 if version == 3 else {**FA2, "cu_seqlens_k": torch.zeros_like(requests.starts)}
+        kernel = agrees(operator, run, **paged(requests, seed, window, **table, **extra))
         assert list(kernel.outputs) == ["output", "lse"]
 
 
 def test_padding_of_a_graphs_decode():
     library("vllm.vllm_flash_attn._vllm_fa3_C")
-    one = batch([1, 1], [20, 5], ROWS)
+    requests = batch([1, 1], [20, 5], ROWS)
     q = randn(4, HEADS, DIM, seed=4)
     padded = {
         "q": q,
         "out": torch.full_like(q, 7.0),
         "cu_seqlens_q": torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32),
         "seqused_k": torch.tensor([20, 5, 0, 0], dtype=torch.int32),
-        "page_table": torch.cat([one.table, one.table]),
+        "page_table": torch.cat([requests.table, requests.table]),
     }
     run = positional(torch.ops._vllm_fa3_C.fwd)
-    agrees("_vllm_fa3_C::fwd", run, **{**paged(one, 0, **FA3), **moved(padded)})
+    agrees("_vllm_fa3_C::fwd", run, **{**paged(requests, 0, **FA3), **moved(padded)})
 
 
 def test_flash_attention_without_a_page_table():
@@ -87,8 +97,10 @@ def test_flash_attention_without_a_page_table():
     for seed, (queries, lengths) in enumerate(BATCHES):
         call_arguments = paged(batch(queries, lengths, ROWS, seed), seed, **FA3)
         keys = {n: randn(sum(lengths), KV_HEADS, DIM, seed=seed + i) for i, n in enumerate("kv", 2)}
-        one = {**call_arguments, **moved({**keys, "cu_seqlens_k": starts(lengths)}), "seqused_k": None}
-        assert agrees("_vllm_fa3_C::fwd", positional(torch.ops._vllm_fa3_C.fwd), **one).family == "gqa_ragged"
+        ragged_arguments = {**call_arguments, **moved({**keys, "cu_seqlens_k": starts(lengths)}), "seqused_k": None}
+        assert (
+            agrees("_vllm_fa3_C::fwd", positional(torch.ops._vllm_fa3_C.fwd), **ragged_arguments).family == "gqa_ragged"
+        )
 
 
 def test_cache_update():
@@ -122,9 +134,9 @@ def test_flash_mla():
     library("vllm._flashmla_C")
     operator = torch.ops._flashmla_C.dense_decode_fwd
     for seed, lengths in enumerate([[1], [33, 5], [128, 31, 64, 1], [200, 7, 90], [64, 64, 300]]):
-        one = batch([1] * len(lengths), lengths, 64, seed)
-        q, cache = randn(one.tokens, 1, 128, 576, seed=seed), randn(one.pages, 64, 1, 576, seed=seed + 1)
-        call_arguments = (q, cache, 512, one.seq_lens, one.table, 192**-0.5, False)
+        requests = batch([1] * len(lengths), lengths, 64, seed)
+        q, cache = randn(requests.tokens, 1, 128, 576, seed=seed), randn(requests.pages, 64, 1, 576, seed=seed + 1)
+        call_arguments = (q, cache, 512, requests.seq_lens, requests.table, 192**-0.5, False)
         names = [argument.name for argument in operator.default._schema.arguments]
         agrees(
             "_flashmla_C::dense_decode_fwd",
@@ -138,9 +150,9 @@ def test_flashinfers_wrapper(kind: str):
     flashinfer = pytest.importorskip("flashinfer")
     decode = kind == "Decode"
     for seed, (queries, lengths) in enumerate(BATCHES):
-        one = batch([1] * len(lengths) if decode else queries, lengths, ROWS, seed)
+        requests = batch([1] * len(lengths) if decode else queries, lengths, ROWS, seed)
         counts = [-(-n // ROWS) for n in lengths]
-        pages = torch.cat([one.table[row, :count] for row, count in enumerate(counts)]).cuda()
+        pages = torch.cat([requests.table[row, :count] for row, count in enumerate(counts)]).cuda()
         last = torch.tensor([(n - 1) % ROWS + 1 for n in lengths], dtype=torch.int32)
         indptr = starts(counts)
         wrapper_object = getattr(flashinfer, f"Batch{kind}WithPagedKVCacheWrapper")(
@@ -152,16 +164,18 @@ def test_flashinfers_wrapper(kind: str):
             wrapper_object.plan(indptr, pages, last, *heads, q_data_type=torch.bfloat16)
         else:
             names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
-            planned = (one.starts.cuda(), indptr.cuda(), pages, last.cuda())
+            planned = (requests.starts.cuda(), indptr.cuda(), pages, last.cuda())
             wrapper_object.plan(*planned, *heads, causal=True, q_data_type=torch.bfloat16)
         plan = dict(zip((f"plan.{n}" for n in names), (indptr, pages, last), strict=True))
         call_arguments = {
-            "q": randn(one.tokens, HEADS, DIM),
-            "paged_kv_cache": randn(one.pages, 2, ROWS, KV_HEADS, DIM),
+            "q": randn(requests.tokens, HEADS, DIM),
+            "paged_kv_cache": randn(requests.pages, 2, ROWS, KV_HEADS, DIM),
         }
-        told = {"return_lse": True, "plan.qo_indptr": one.starts, "plan.causal": True, "init.kv_layout": "NHD"}
+        options = {"return_lse": True, "plan.qo_indptr": requests.starts, "plan.causal": True, "init.kv_layout": "NHD"}
 
         def run(wrapper: Any = wrapper_object, **call_arguments: Any) -> Any:
             return wrapper.run(call_arguments["q"], call_arguments["paged_kv_cache"], return_lse=True)
 
-        agrees(f"flashinfer::Batch{kind}WithPagedKVCacheWrapper.run", run, **moved({**call_arguments, **plan, **told}))
+        agrees(
+            f"flashinfer::Batch{kind}WithPagedKVCacheWrapper.run", run, **moved({**call_arguments, **plan, **options})
+        )

@@ -125,19 +125,19 @@ def test_sglangs_operator(skipped: int | None):
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_flashinfers_operator(layout: str):
-    one = batch([3, 1, 9], [20, 33, 9], 16)
-    counts = [-(-n // 16) for n in one.lengths]
+    requests = batch([3, 1, 9], [20, 33, 9], 16)
+    counts = [-(-n // 16) for n in requests.lengths]
     where = [
         (row, length - n + i)
-        for row, (n, length) in enumerate(zip(one.queries, one.lengths, strict=True))
+        for row, (n, length) in enumerate(zip(requests.queries, requests.lengths, strict=True))
         for i in range(n)
     ]
-    cache = randn(one.pages, 2, 16, 2, 64)
+    cache = randn(requests.pages, 2, 16, 2, 64)
 
     def run(**call_arguments: Any) -> None:
         both = call_arguments["paged_kv_cache"] if layout == "NHD" else call_arguments["paged_kv_cache"].transpose(2, 3)
         for token, (row, position) in enumerate(where):
-            cells = both[one.table[row, position // 16], :, position % 16]
+            cells = both[requests.table[row, position // 16], :, position % 16]
             cells.copy_(torch.stack((call_arguments["append_key"][token], call_arguments["append_value"][token])))
 
     agrees(
@@ -148,7 +148,7 @@ def test_flashinfers_operator(layout: str):
         batch_indices=torch.tensor([row for row, _ in where], dtype=torch.int32),
         positions=torch.tensor([position for _, position in where], dtype=torch.int32),
         paged_kv_cache=cache if layout == "NHD" else cache.transpose(2, 3).contiguous(),
-        kv_indices=torch.cat([one.table[row, :count] for row, count in enumerate(counts)]),
+        kv_indices=torch.cat([requests.table[row, :count] for row, count in enumerate(counts)]),
         kv_indptr=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
         kv_last_page_len=torch.tensor([4, 1, 9], dtype=torch.int32),
         kv_layout=layout,

@@ -18,30 +18,32 @@ DECODES = [[1], [33, 5], [128, 31, 64, 1], [200, 7, 90], [32, 32, 300]]
 PREFILLS = [([64], [64]), ([3, 1], [40, 5]), ([1, 70, 2], [33, 70, 64]), ([100, 1], [100, 257]), ([600], [640])]
 
 
-def on_cpu(one: Batch, dtype: torch.dtype, isa: str = "vec", window: int = -1, seed: int = 0, **more: Any) -> Arguments:
+def on_cpu(
+    requests: Batch, dtype: torch.dtype, isa: str = "vec", window: int = -1, seed: int = 0, **more: Any
+) -> Arguments:
     """Arguments of vLLM's CPU attention over caches that its own operator filled."""
-    kv = torch.zeros(one.pages, KV_HEADS, 2 * 32, DIM, dtype=dtype)
+    kv = torch.zeros(requests.pages, KV_HEADS, 2 * 32, DIM, dtype=dtype)
     key_cache, value_cache = kv.chunk(2, dim=2)
-    slots = torch.arange(one.pages * 32)
+    slots = torch.arange(requests.pages * 32)
     keys, values = (randn(len(slots), KV_HEADS, DIM, dtype=dtype, seed=seed + n) for n in (1, 2))
     torch.ops._C.cpu_attn_reshape_and_cache(keys, values, key_cache, value_cache, slots, isa)
     metadata = torch.ops._C.get_scheduler_metadata(
-        *(len(one.lengths), HEADS, KV_HEADS, DIM, one.seq_lens, dtype, one.starts),
+        *(len(requests.lengths), HEADS, KV_HEADS, DIM, requests.seq_lens, dtype, requests.starts),
         *(more.get("causal", True), window, isa, True, None, "auto"),
     )
-    q = randn(one.tokens, 3 * HEADS, DIM, dtype=dtype, seed=seed)[:, :HEADS]
+    q = randn(requests.tokens, 3 * HEADS, DIM, dtype=dtype, seed=seed)[:, :HEADS]
     return {
         "query": q,
         "key_cache": key_cache,
         "value_cache": value_cache,
-        "output": torch.empty(one.tokens, HEADS, DIM, dtype=dtype),
-        "query_start_loc": one.starts,
-        "seq_lens": one.seq_lens,
+        "output": torch.empty(requests.tokens, HEADS, DIM, dtype=dtype),
+        "query_start_loc": requests.starts,
+        "seq_lens": requests.seq_lens,
         "scale": DIM**-0.5,
         "causal": True,
         "alibi_slopes": None,
         "sliding_window_size": window,
-        "block_table": one.table,
+        "block_table": requests.table,
         "softcap": 0.0,
         "scheduler_metadata": metadata,
         "s_aux": None,
@@ -60,46 +62,46 @@ def vllm() -> Callable[..., Any]:
 @pytest.mark.parametrize("isa", ["vec", "vec16"])
 def test_decode_is_vllms_cpu_operator(vllm: Callable[..., Any], dtype: torch.dtype, isa: str):
     for seed, lengths in enumerate(DECODES):
-        one = batch([1] * len(lengths), lengths, 32, seed)
-        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, isa, seed=seed))
+        requests = batch([1] * len(lengths), lengths, 32, seed)
+        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, dtype, isa, seed=seed))
         assert kernel.name.startswith("gqa_paged_decode_nolse")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_prefill_is_vllms_cpu_operator(vllm: Callable[..., Any], dtype: torch.dtype):
     for seed, (queries, lengths) in enumerate(PREFILLS):
-        one = batch(queries, lengths, 32, seed)
-        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, dtype, seed=seed))
+        requests = batch(queries, lengths, 32, seed)
+        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, dtype, seed=seed))
         assert kernel.name.startswith("gqa_paged_prefill_causal_nolse")
 
 
 @pytest.mark.parametrize("queries", [[1, 1], [70, 1], [5, 64]])
 def test_window_is_vllms_cpu_operator(vllm: Callable[..., Any], queries: list[int]):
-    one = batch(queries, [90, 64], 32)
-    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, window=16))
+    requests = batch(queries, [90, 64], 32)
+    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, torch.float32, window=16))
     assert "_window15_" in kernel.name
 
 
 def test_attention_that_is_not_causal_is_vllms_cpu_operator(vllm: Callable[..., Any]):
-    one = batch([30, 7], [90, 64], 32)
-    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(one, torch.float32, causal=False))
+    requests = batch([30, 7], [90, 64], 32)
+    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, torch.float32, causal=False))
     assert kernel.name.startswith("gqa_paged_prefill_nolse")
 
 
-def flash(one: Batch, dtype: torch.dtype, page_size: int, seed: int = 0, **more: Any) -> Arguments:
+def flash(requests: Batch, dtype: torch.dtype, page_size: int, seed: int = 0, **more: Any) -> Arguments:
     """Arguments of FlashAttention 3 as vLLM passes them."""
-    shape = (one.pages, page_size, KV_HEADS, DIM)
-    q = randn(one.tokens, HEADS, DIM, dtype=dtype, seed=seed)
+    shape = (requests.pages, page_size, KV_HEADS, DIM)
+    q = randn(requests.tokens, HEADS, DIM, dtype=dtype, seed=seed)
     return {
         "q": q,
         "k": randn(*shape, dtype=dtype, seed=seed + 1),
         "v": randn(*shape, dtype=dtype, seed=seed + 2),
         "out": torch.empty_like(q),
-        "cu_seqlens_q": one.starts,
-        "seqused_k": one.seq_lens,
-        "max_seqlen_q": max(one.queries),
-        "page_table": one.table,
-        "q_descale": torch.ones(1, 1).expand(len(one.lengths), KV_HEADS),
+        "cu_seqlens_q": requests.starts,
+        "seqused_k": requests.seq_lens,
+        "max_seqlen_q": max(requests.queries),
+        "page_table": requests.table,
+        "q_descale": torch.ones(1, 1).expand(len(requests.lengths), KV_HEADS),
         "softmax_scale": 0.1,
         "is_causal": True,
         "window_size_left": -1,
@@ -110,13 +112,13 @@ def flash(one: Batch, dtype: torch.dtype, page_size: int, seed: int = 0, **more:
     }
 
 
-def flash_attention(one: Batch) -> Callable[..., Any]:
+def flash_attention(requests: Batch) -> Callable[..., Any]:
     """An independent FlashAttention: PyTorch's own, sequence by sequence."""
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, **more: Any) -> list[torch.Tensor]:
         lse = torch.zeros(q.shape[1], len(q))
-        for row, (start, n) in enumerate(zip(one.starts.tolist(), one.queries, strict=False)):
-            keys, values, rows = tokens_of(k, one, row), tokens_of(v, one, row), slice(start, start + n)
+        for row, (start, n) in enumerate(zip(requests.starts.tolist(), requests.queries, strict=False)):
+            keys, values, rows = tokens_of(k, requests, row), tokens_of(v, requests, row), slice(start, start + n)
             window, scale = more["window_size_left"], more["softmax_scale"]
             out[rows], lse[:, rows] = attention(q[rows], keys, values, scale, more["is_causal"], window)
         return [out, lse]
@@ -128,33 +130,35 @@ def flash_attention(one: Batch) -> Callable[..., Any]:
 def test_flash_attention_gives_outputs_and_their_log_sums_in_base_2(page_size: int):
     cases = [([1] * len(n), n) for n in DECODES] + PREFILLS
     for seed, (queries, lengths) in enumerate(cases):
-        one = batch(queries, lengths, page_size, seed)
-        kernel = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.bfloat16, page_size, seed))
+        requests = batch(queries, lengths, page_size, seed)
+        kernel = agrees(
+            "_vllm_fa3_C::fwd", flash_attention(requests), **flash(requests, torch.bfloat16, page_size, seed)
+        )
         assert list(kernel.outputs) == ["output", "lse"]
         assert ("kv_last_page_len" in kernel.inputs) == (page_size > 1)
 
 
 def test_window_of_flash_attention():
-    one = batch([9, 40], [50, 70], 16)
+    requests = batch([9, 40], [50, 70], 16)
     more = {"window_size_left": 12, "window_size_right": 0, "is_causal": True}
-    kernel = agrees("_vllm_fa3_C::fwd", flash_attention(one), **flash(one, torch.float32, 16, **more))
+    kernel = agrees("_vllm_fa3_C::fwd", flash_attention(requests), **flash(requests, torch.float32, 16, **more))
     assert kernel.name == "gqa_paged_prefill_causal_window12_fp32_h8_kv2_d64_ps16"
     assert kernel.flops() == 4 * HEADS * DIM * (9 * 13 + 40 * 13)
 
 
 def test_padding_of_a_graphs_decode_is_zero():
     """A graph of four with two sequences: the rows after them keep what was there, which no reference knows."""
-    one = batch([1, 1], [20, 5], 16)
-    arguments = flash(one, torch.bfloat16, 16)
+    requests = batch([1, 1], [20, 5], 16)
+    arguments = flash(requests, torch.bfloat16, 16)
     q = randn(4, HEADS, DIM, seed=4)
     padded = {
         "q": q,
         "out": torch.full_like(q, 7.0),
         "cu_seqlens_q": torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32),
         "seqused_k": torch.tensor([20, 5, 0, 0], dtype=torch.int32),
-        "page_table": torch.cat([one.table, one.table]),
+        "page_table": torch.cat([requests.table, requests.table]),
     }
-    kernel = agrees("_vllm_fa3_C::fwd", flash_attention(one), **{**arguments, **padded})
+    kernel = agrees("_vllm_fa3_C::fwd", flash_attention(requests), **{**arguments, **padded})
     assert kernel.outputs["output"].get()[2:].abs().max() == 0
     assert kernel.touched() == (2 * KV_HEADS * 25 + 2 * HEADS * 2) * DIM * 2 + 4 * HEADS * 2
 
@@ -164,20 +168,20 @@ def test_unified_attention_in_triton(window: int):
     def run(**call_arguments: Any) -> None:
         q, caches = call_arguments["query_ptr"], (call_arguments["key_cache_ptr"], call_arguments["value_cache_ptr"])
         more = {"window_size_left": window, "softmax_scale": call_arguments["scale"], "is_causal": True}
-        flash_attention(one)(q, *caches, call_arguments["output_ptr"], **more)
+        flash_attention(requests)(q, *caches, call_arguments["output_ptr"], **more)
 
     operator = "triton::kernel_unified_attention.s01234567"
     for queries, lengths in [([9, 40], [50, 70]), ([1, 1, 1], [33, 7, 16])]:
-        one = batch(queries, lengths, 16)
-        call_arguments = flash(one, torch.bfloat16, 16)
+        requests = batch(queries, lengths, 16)
+        call_arguments = flash(requests, torch.bfloat16, 16)
         tensors = {
             "query_ptr": call_arguments["q"],
             "output_ptr": call_arguments["out"],
             "key_cache_ptr": call_arguments["k"],
             "value_cache_ptr": call_arguments["v"],
-            "block_tables_ptr": one.table,
-            "seq_lens_ptr": one.seq_lens,
-            "query_start_len_ptr": one.starts,
+            "block_tables_ptr": requests.table,
+            "seq_lens_ptr": requests.seq_lens,
+            "query_start_len_ptr": requests.starts,
         }
         constants = {"scale": 0.1, "SLIDING_WINDOW": window + 1, "IS_3D": False, "USE_SOFTCAP": False}
         kernel = agrees(operator, run, **tensors, **constants)
@@ -222,15 +226,15 @@ def test_names_and_axes_of_llama_are_flashinfers():
     assert declined("_vllm_fa3_C::fwd", **{**arguments, "cp_world_size": 2})
 
 
-def planned(one: Batch, layout: str, names: tuple[str, ...], page_size: int = 16, **more: Any) -> Arguments:
+def planned(requests: Batch, layout: str, names: tuple[str, ...], page_size: int = 16, **more: Any) -> Arguments:
     """Arguments of FlashInfer's wrappers as the tap records them, its indices in a buffer with room to spare."""
-    counts = [-(-n // page_size) for n in one.lengths]
-    cache = randn(one.pages, 2, page_size, KV_HEADS, DIM)
-    pages = torch.cat([one.table[row, :count] for row, count in enumerate(counts)])
-    last = torch.tensor([(n - 1) % page_size + 1 for n in one.lengths], dtype=torch.int32)
+    counts = [-(-n // page_size) for n in requests.lengths]
+    cache = randn(requests.pages, 2, page_size, KV_HEADS, DIM)
+    pages = torch.cat([requests.table[row, :count] for row, count in enumerate(counts)])
+    last = torch.tensor([(n - 1) % page_size + 1 for n in requests.lengths], dtype=torch.int32)
     indices = torch.cat([pages, torch.full((3,), -1, dtype=torch.int32)])
     return {
-        "q": randn(one.tokens, HEADS, DIM, seed=3),
+        "q": randn(requests.tokens, HEADS, DIM, seed=3),
         "paged_kv_cache": cache if layout == "NHD" else cache.transpose(2, 3),
         "return_lse": True,
         "plan.sm_scale": None,
@@ -251,22 +255,22 @@ def test_flashinfers_wrappers(layout: str):
         k, v = (cache if layout == "NHD" else cache.transpose(2, 3)).unbind(1)
         q = arguments["q"]
         call_arguments = {"window_size_left": -1, "softmax_scale": DIM**-0.5, "is_causal": True}
-        out, lse = flash_attention(one)(q, k, v, torch.empty_like(q), **call_arguments)
+        out, lse = flash_attention(requests)(q, k, v, torch.empty_like(q), **call_arguments)
         return out, (lse / 0.6931471805599453).T
 
-    one = batch([1, 1, 1], [20, 16, 3], 16)
-    kernel = agrees("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", run, **planned(one, layout, DECODE))
+    requests = batch([1, 1, 1], [20, 16, 3], 16)
+    kernel = agrees("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", run, **planned(requests, layout, DECODE))
     assert kernel.name == "gqa_paged_decode_h8_kv2_d64_ps16"
-    one, prefill = batch([4, 1, 3], [20, 16, 3], 16), "flashinfer::BatchPrefillWithPagedKVCacheWrapper.run"
-    arguments = planned(one, layout, PREFILL, **{"plan.qo_indptr": one.starts, "plan.causal": True})
+    requests, prefill = batch([4, 1, 3], [20, 16, 3], 16), "flashinfer::BatchPrefillWithPagedKVCacheWrapper.run"
+    arguments = planned(requests, layout, PREFILL, **{"plan.qo_indptr": requests.starts, "plan.causal": True})
     assert agrees(prefill, run, **arguments).name == "gqa_paged_prefill_causal_h8_kv2_d64_ps16"
     assert declined(prefill, **arguments, **{"plan.logits_soft_cap": 30.0})
     assert declined(prefill.replace("run", "end_forward"), **arguments)
 
 
 def test_values_that_were_not_sampled_are_refused_only_where_they_are_needed():
-    one = batch([1, 1], [20, 5], 16)
-    arguments = flash(one, torch.bfloat16, 16)
+    requests = batch([1, 1], [20, 5], 16)
+    arguments = flash(requests, torch.bfloat16, 16)
     unknown = {name: arguments[name].to("meta") for name in ("seqused_k", "page_table")}
     kernel = kernel_of("_vllm_fa3_C::fwd", **{**arguments, **unknown})
     with pytest.raises(Unrecognized, match="not sampled"):
@@ -274,7 +278,7 @@ def test_values_that_were_not_sampled_are_refused_only_where_they_are_needed():
 
 
 def test_a_decode_whose_sequences_have_not_one_query_each_is_refused():
-    one = batch([2, 0], [20, 5], 16)
-    kernel = kernel_of("_vllm_fa3_C::fwd", **{**flash(one, torch.bfloat16, 16), "max_seqlen_q": 1})
+    requests = batch([2, 0], [20, 5], 16)
+    kernel = kernel_of("_vllm_fa3_C::fwd", **{**flash(requests, torch.bfloat16, 16), "max_seqlen_q": 1})
     with pytest.raises(Unrecognized, match="not one query"):
         kernel.inputs["kv_indptr"].get()

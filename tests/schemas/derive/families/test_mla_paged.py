@@ -21,46 +21,46 @@ Arguments = dict[str, Any]
 def test_reference_is_vllms_cpu_operator(dtype: torch.dtype):
     pytest.importorskip("vllm._C")
     for seed, lengths in enumerate(DECODES):
-        one = batch([1] * len(lengths), lengths, 16, seed)
+        requests = batch([1] * len(lengths), lengths, 16, seed)
         kernel = agrees(
             "_C::mla_decode_kvcache",
             torch.ops._C.mla_decode_kvcache,
-            out=torch.empty(one.tokens, HEADS, CKV, dtype=dtype),
-            query=randn(one.tokens, HEADS, CKV + KPE, dtype=dtype, seed=seed),
-            kv_cache=randn(one.pages, 16, CKV + KPE, dtype=dtype, seed=seed + 1),
+            out=torch.empty(requests.tokens, HEADS, CKV, dtype=dtype),
+            query=randn(requests.tokens, HEADS, CKV + KPE, dtype=dtype, seed=seed),
+            kv_cache=randn(requests.pages, 16, CKV + KPE, dtype=dtype, seed=seed + 1),
             scale=192**-0.5,
-            block_tables=one.table,
-            seq_lens=one.seq_lens,
+            block_tables=requests.table,
+            seq_lens=requests.seq_lens,
         )
         assert kernel.name.startswith("mla_paged_decode_nolse")
 
 
-def latent_attention(one: Batch, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def latent_attention(requests: Batch, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """An independent latent attention: [tokens, heads, 576] over [pages, rows, 576], and a natural log-sum-exp."""
 
     def run(q: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = []
-        for row, n in enumerate(one.queries):
-            keys = tokens_of(cache, one, row)[:, None]
-            rows = q[int(one.starts[row]) :][:n]
+        for row, n in enumerate(requests.queries):
+            keys = tokens_of(cache, requests, row)[:, None]
+            rows = q[int(requests.starts[row]) :][:n]
             parts.append(attention(rows, keys, keys[..., :CKV], scale, causal=True))
         return torch.cat([out for out, _ in parts]), torch.cat([lse.T for _, lse in parts])
 
     return run
 
 
-def planned(one: Batch, page_size: int, **more: Any) -> Arguments:
-    counts = [-(-n // page_size) for n in one.lengths]
+def planned(requests: Batch, page_size: int, **more: Any) -> Arguments:
+    counts = [-(-n // page_size) for n in requests.lengths]
     return {
-        "q_nope": randn(one.tokens, HEADS, CKV, seed=1),
-        "q_pe": randn(one.tokens, HEADS, KPE, seed=2),
-        "ckv_cache": randn(one.pages, page_size, CKV, seed=3),
-        "kpe_cache": randn(one.pages, page_size, KPE, seed=4),
+        "q_nope": randn(requests.tokens, HEADS, CKV, seed=1),
+        "q_pe": randn(requests.tokens, HEADS, KPE, seed=2),
+        "ckv_cache": randn(requests.pages, page_size, CKV, seed=3),
+        "kpe_cache": randn(requests.pages, page_size, KPE, seed=4),
         "return_lse": True,
-        "plan.qo_indptr": one.starts,
+        "plan.qo_indptr": requests.starts,
         "plan.kv_indptr": starts(counts),
-        "plan.kv_indices": torch.cat([one.table[row, :count] for row, count in enumerate(counts)]),
-        "plan.kv_len_arr": one.seq_lens,
+        "plan.kv_indices": torch.cat([requests.table[row, :count] for row, count in enumerate(counts)]),
+        "plan.kv_len_arr": requests.seq_lens,
         "plan.causal": True,
         "plan.sm_scale": 0.07,
         **more,
@@ -70,38 +70,38 @@ def planned(one: Batch, page_size: int, **more: Any) -> Arguments:
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("queries", [[1, 1, 1], [4, 1, 70]])
 def test_flashinfers_wrapper(queries: list[int], page_size: int):
-    one = batch(queries, [20, 64, 90], page_size)
+    requests = batch(queries, [20, 64, 90], page_size)
 
     def run(**call_arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         q = torch.cat((call_arguments["q_nope"], call_arguments["q_pe"]), dim=-1)
-        out, lse = latent_attention(one, 0.07)(
+        out, lse = latent_attention(requests, 0.07)(
             q, torch.cat((call_arguments["ckv_cache"], call_arguments["kpe_cache"]), dim=-1)
         )
         return out, lse if call_arguments.get("return_lse_base_on_e") else lse / math.log(2)
 
     kind = "decode" if max(queries) == 1 else "prefill_causal"
-    kernel = agrees(FLASHINFER, run, **planned(one, page_size))
+    kernel = agrees(FLASHINFER, run, **planned(requests, page_size))
     assert kernel.name == f"mla_paged_{kind}_h16_ckv512_kpe64_ps{page_size}"
-    agrees(FLASHINFER, run, **planned(one, page_size, return_lse_base_on_e=True))
+    agrees(FLASHINFER, run, **planned(requests, page_size, return_lse_base_on_e=True))
     pairs = sum(n * (m - n) + n * (n + 1) // 2 for n, m in zip(queries, [20, 64, 90], strict=True))
     assert kernel.flops() == 2 * HEADS * (2 * CKV + KPE) * pairs
 
 
 @pytest.mark.parametrize("operator", ["_flashmla_C::dense_decode_fwd", "sgl_kernel::fwd_kvcache_mla"])
 def test_flash_mla(operator: str):
-    one = batch([1, 1, 1], [20, 64, 90], 64)
+    requests = batch([1, 1, 1], [20, 64, 90], 64)
     cache = "kcache" if "dense" in operator else "kv_cache"
 
     def run(q: torch.Tensor, **more: Any) -> list[torch.Tensor]:
-        out, lse = latent_attention(one, more["softmax_scale"])(q[:, 0], more[cache][:, :, 0])
+        out, lse = latent_attention(requests, more["softmax_scale"])(q[:, 0], more[cache][:, :, 0])
         return [out[:, None], lse[:, :, None]]
 
     call_arguments = {
         "q": randn(3, 1, HEADS, CKV + KPE, seed=1),
-        cache: randn(one.pages, 64, 1, CKV + KPE, seed=2),
+        cache: randn(requests.pages, 64, 1, CKV + KPE, seed=2),
         "head_size_v": CKV,
-        "seqlens_k": one.seq_lens,
-        "block_table": one.table,
+        "seqlens_k": requests.seq_lens,
+        "block_table": requests.table,
         "softmax_scale": 0.05,
         "is_causal": True,
     }
@@ -109,7 +109,7 @@ def test_flash_mla(operator: str):
     unnamed = {f"_{place}": value for place, value in enumerate(call_arguments.values())}
     assert kernel_of(operator, **unnamed).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
     assert declined(operator, **call_arguments, is_fp8=True)
-    assert declined(operator, **call_arguments, indices=one.table)
+    assert declined(operator, **call_arguments, indices=requests.table)
     assert declined(operator, **{**call_arguments, "q": randn(3, 2, HEADS, CKV + KPE)})
 
 
@@ -122,5 +122,5 @@ def test_names_of_flashinfers_dataset():
     assert definition.const_axes == {"num_qo_heads": 16, "head_dim_ckv": 512, "head_dim_kpe": 64, "page_size": 64}
     assert set(definition.var_axes) == {"batch_size", "num_pages", "len_indptr", "num_kv_indices"}
     assert declined(FLASHINFER, **planned(batch([1], [9], 64), 64, **{"plan.logits_soft_cap": 30.0}))
-    one = planned(batch([1], [9], 64), 64)
-    assert declined(FLASHINFER, **{**one, "ckv_cache": one["ckv_cache"].to(torch.float8_e4m3fn)})
+    call_arguments = planned(batch([1], [9], 64), 64)
+    assert declined(FLASHINFER, **{**call_arguments, "ckv_cache": call_arguments["ckv_cache"].to(torch.float8_e4m3fn)})
