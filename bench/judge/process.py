@@ -21,8 +21,8 @@ from typing import Any, cast
 
 import orjson
 
-from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.driver.protocol import Answer
 from kcap.bench.judge.messages import Ended, EndRequest, Refusal, Started, StartRequest
 from kcap.bench.sandbox.process_tree import descendants

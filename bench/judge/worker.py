@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import orjson
 from pydantic import ValidationError
 
-from kcap.bench.judge.device import describe_device
+from kcap.bench.judge.driver.device import describe_device
 from kcap.bench.judge.judge import Judge
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
 from kcap.bench.judge.process import ForkServer, ForkServerGone, Limits

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kcap.bench.judge.candidate import Candidate
-from kcap.bench.judge.device import Gpu
+from kcap.bench.judge.driver.device import Gpu
 
 HERE = Path(__file__).parent
 

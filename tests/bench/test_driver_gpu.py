@@ -14,8 +14,8 @@ from forked_candidates import Forked
 
 from kcap.bench.judge import candidate
 from kcap.bench.judge.candidate import NoGraph
-from kcap.bench.judge.device import Gpu
 from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.input_pool import open_input_pool
 from kcap.bench.judge.process import ProcessEnded
 from kcap.bench.judge.trial import DRAWS

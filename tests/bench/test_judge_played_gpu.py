@@ -12,7 +12,7 @@ from judging import undisturbed
 from solution_files import solution
 
 from kcap.bench.judge import worker
-from kcap.bench.judge.device import Gpu
+from kcap.bench.judge.driver.device import Gpu
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
 from kcap.system import native_build
 

@@ -1,4 +1,4 @@
-"""What Outcomes say of the device, and what batches on it need to know: `python -m kcap.bench.judge.device cuda:0`.
+"""What Outcomes and batches need to know of a device: `python -m kcap.bench.judge.driver.device cuda:0` prints it.
 
 The judge never touches CUDA, so that what it starts can; it asks a process of its own.
 """
