@@ -100,11 +100,7 @@ class Library:
 
 
 _VLLM = Library("vllm", ("vllm._custom_ops",))
-
-
 _VLLM_FLASH = Library("vllm", ("vllm.vllm_flash_attn.flash_attn_interface",))
-
-
 _VLLM_PYTHON = Library(
     "vllm",
     (

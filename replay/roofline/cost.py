@@ -117,8 +117,6 @@ def least_work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
 
 
 PARTIAL_READERS = frozenset({"where", "masked_fill", "masked_fill_"})  # pointwise, and yet not all is read
-
-
 SWEEPING_OPERATORS = frozenset(
     "copy_ fill_ zero_ _to_copy to contiguous clone cat stack sum mean var std var_mean std_mean softmax _softmax"
     " log_softmax _log_softmax argmax argmin amax amin max min logsumexp cumsum cumprod sort topk layer_norm"
