@@ -118,13 +118,3 @@ def _parse_prompt(data: Any) -> Prompt:
     if isinstance(data, list) and data and all(type(token) is int and token >= 0 for token in data):
         return data
     raise ValueError('neither a text nor a list of token ids: write {"prompt": "…"} or {"prompt_token_ids": [1, 2]}')
-
-
-class NumbersRange(click.IntRange):
-    """What `click.IntRange` takes, and several such numbers: a tuple."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        words: list[Any] = str(value).split(",")
-        if len(words) == 1:
-            return super().convert(value, param, ctx)
-        return tuple(super(NumbersRange, self).convert(word, param, ctx) for word in words)

@@ -24,10 +24,11 @@ from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import of_framework
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards.counts import POLL, close_shards, steps_so_far
+from kcap.capture.shards.counts import close_shards, steps_so_far
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
 
+POLL = 0.2  # seconds between two looks at what runs
 STARTUP = Path(__file__).resolve().parents[1] / "startup"  # what Python runs first there
 
 

@@ -20,7 +20,6 @@ from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards import counts
 from kcap.errors import CallError, KcapError
 from kcap.schemas.recording.recording import Recording
 
@@ -114,7 +113,7 @@ class _ServerRun:
         while child.status is None and self.server.status is None and not self.at.ending:
             self._look(run.progress_text(self.session))
             child.show()
-            time.sleep(counts.POLL)
+            time.sleep(run.POLL)
         died = self.server.status is not None
         ended_by_itself = child.status is not None
         if not died:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcap.capture.session import Session, read_session
-from kcap.capture.shards.counts import all_closed, is_alive, shard_process, steps_so_far
+from kcap.capture.shards.counts import is_alive, shard_process, window_over
 from kcap.capture.window.gate import (
     ANSWERED,
     ASKED,
@@ -118,8 +118,7 @@ def _set_window(session: Session, opened: bool) -> Answer:
 
 
 def _is_over(session: Session) -> bool:
-    directory = Path(session.directory)
-    return session.stop_file.exists() or (steps_so_far(directory)[0] > 0 and all_closed(directory))
+    return session.stop_file.exists() or window_over(Path(session.directory))
 
 
 def _gates(session: Session) -> dict[int, memoryview]:

@@ -253,14 +253,13 @@ UNKNOWN = """
 import ctypes, sys
 from pathlib import Path
 import torch, kcap
-from kcap.capture import native_build
-from kcap.capture.taps import dispatcher
-dispatcher.SOURCE = Path(sys.argv[1])
+from kcap.capture.recorder import native_recorder
+native_recorder.SOURCE = Path(sys.argv[1])
 x = torch.randn(4, 4)
 with torch.no_grad(), kcap.record(sys.argv[2], recorder="native"):
     for _ in range(10):
         torch.nn.functional.linear(x, x)
-    print(ctypes.PyDLL(str(dispatcher.build())).kcap_mute(1))
+    print(ctypes.PyDLL(str(native_recorder.build())).kcap_mute(1))
 """
 
 

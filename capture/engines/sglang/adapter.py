@@ -165,7 +165,7 @@ class Steps:
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         self._forwards += 1
         if not self._window.following:
-            self._window.settle()
+            self._window.finish_profiling()
             return original(*args, **kwargs)
         batch = args[0] if args else kwargs.get("forward_batch")
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)

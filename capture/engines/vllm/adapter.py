@@ -174,7 +174,7 @@ class Steps:
 
     def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run") or self._staged or not self._window.following:
-            self._window.settle()
+            self._window.finish_profiling()
             return original(scheduled, *args, **kwargs)
         began = self._begin(scheduled)
         try:

@@ -1,4 +1,4 @@
-// Values as JSON, in the form that kcap.schemas.values reads. Runs only when a call is seen for the first time.
+// Values as JSON, in the form that kcap.schemas.recording.values reads. Runs only when a call is seen for the first time.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
