@@ -53,13 +53,13 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     return Client(command, url, patience, opens)
 
 
-def serve(command: list[str], client: Client, session: Session, place: WorkingDirectory) -> tuple[Recording, str]:
+def serve(command: list[str], client: Client, session: Session, working: WorkingDirectory) -> tuple[Recording, str]:
     """Record the server `command` under `client` into `place`; the Recording, and what failed ("" if nothing did).
 
     KcapError if the server does not become ready.
     """
     log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
-    with run.attended(session, place.noted) as at:
+    with run.attended(session, working.noted) as at:
         run.prepare_recorder(session)
         server = Child(command, run.recorded_environment(session), log)
         try:
@@ -68,7 +68,7 @@ def serve(command: list[str], client: Client, session: Session, place: WorkingDi
             discard_shards(session)
             raise
         at.over()
-        return run.make_recording(session, place.directory, None, log, failure), failure
+        return run.make_recording(session, working.directory, None, log, failure), failure
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 def ready_url(command: list[str], servers: Iterable[Server] | None = None) -> str | None:
     """The URL that answers once `command` serves; None where that is not plain. `servers`: of all adapters if None."""
-    known = (
+    candidates = (
         (server for engine in adapters().values() for server in engine.FRAMEWORK.servers)
         if servers is None
         else servers
     )
     words = {Path(word).name for word in command} | set(command)
-    server = next((server for server in known if words.issuperset(server.words)), None)
+    server = next((server for server in candidates if words.issuperset(server.words)), None)
     if server is None or any(word.partition("=")[0] in server.elsewhere for word in command):
         return None
     host = _option(command, "--host") or "127.0.0.1"
@@ -160,13 +160,13 @@ def ready_url(command: list[str], servers: Iterable[Server] | None = None) -> st
 
 def _option(command: list[str], name: str) -> str | None:
     """The last value of an option, written `name value` or `name=value`."""
-    found = None
+    value = None
     for word, after in zip(command, [*command[1:], ""], strict=True):
         if word == name:
-            found = after
+            value = after
         elif word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value
 
 
 def is_full_url(url: str) -> bool:

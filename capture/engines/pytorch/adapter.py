@@ -246,5 +246,5 @@ def engine_left_out() -> str:
     from kcap.capture.engines import excluding_setting
 
     imported = [engine.FRAMEWORK for engine in adapters().values() if engine.FRAMEWORK.package in sys.modules]
-    found = {framework.name: excluding_setting(framework.name) for framework in imported}
-    return "; ".join(f"{setting} leaves kcap out of {name}" for name, setting in found.items() if setting)
+    settings = {framework.name: excluding_setting(framework.name) for framework in imported}
+    return "; ".join(f"{setting} leaves kcap out of {name}" for name, setting in settings.items() if setting)

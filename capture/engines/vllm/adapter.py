@@ -75,8 +75,8 @@ def _graph(groups: Groups) -> dict[str, Any]:
         return {}
     forward = context.get_forward_context()
     batch, mode = forward.batch_descriptor, forward.cudagraph_runtime_mode.name.lower()
-    known: dict[str, Any] = {} if batch is None else {"size": batch.num_tokens}
-    return known | ({"scope": mode} if mode in ("full", "piecewise") else {})
+    facts: dict[str, Any] = {} if batch is None else {"size": batch.num_tokens}
+    return facts | ({"scope": mode} if mode in ("full", "piecewise") else {})
 
 
 def _hook_graphs(module: ModuleType, window: Window) -> None:
