@@ -1,6 +1,6 @@
 """What an engine process calls when it starts: hooks the engine if a session is on, does nothing otherwise.
 
-`activate_NAME` is the plugin entry point for the adapter in `engines/NAME.py`; it runs in every process of the engine,
+`activate_NAME` is the plugin entry point for the adapter `NAME` in `engines`; it runs in every process of the engine,
 and may run twice. A framework that loads no plugins is hooked when its package is imported, and only until an engine
 with a plugin takes the process. Imports the standard library, orjson and (once an engine runs) torch only.
 """
@@ -74,6 +74,7 @@ def _own_window(name: str) -> Window:
         else:
             _window.taps.uninstall()
         _window, _stale = Window(session), False
+        _window.current = functools.partial(window_of, name)
         _window.register()
     return _window
 

@@ -104,8 +104,8 @@ def import_failure(error: BaseException) -> BuildFailed:
 def compiler_failure(output: str, sources: str) -> BuildFailed:
     """The failure of a compiler or linker that printed `output`; paths below the folder `sources` lose that prefix."""
     output = output.replace(f"{sources}/", "")
-    found = FIRST_ERROR.search(output)
-    return BuildFailed(f"does not compile: {found[0].strip() if found else output.strip()}", output)
+    first = FIRST_ERROR.search(output)
+    return BuildFailed(f"does not compile: {first[0].strip() if first else output.strip()}", output)
 
 
 def check_callable(function: Any, file: str, name: str) -> Callable[..., Any]:
@@ -114,8 +114,8 @@ def check_callable(function: Any, file: str, name: str) -> Callable[..., Any]:
         raise BuildFailed(f"{file} defines no {name}")
     if not callable(function):
         raise BuildFailed(f"{file}: {name} is no function but of type {type(function).__name__}")
-    found: Callable[..., Any] = function
-    return found
+    entry: Callable[..., Any] = function
+    return entry
 
 
 def write_sources(solution: Solution, folder: Path) -> Path:

@@ -61,7 +61,7 @@ def sources_to_compile(solution: Solution, sources: Path) -> list[str]:
 
 def needs_cuda(solution: Solution) -> bool:
     """Whether nvcc is needed."""
-    return solution.spec.language == "cuda" or any(Path(one.path).suffix in CUDA for one in solution.sources)
+    return solution.spec.language == "cuda" or any(Path(source.path).suffix in CUDA for source in solution.sources)
 
 
 def check_compilers() -> None:
@@ -106,11 +106,11 @@ def nvidia_packages(torch_file: Path) -> Path:
 
 def cuda_home() -> Path:
     """The folder whose `bin/nvcc` is used: a whole toolkit before one that has no headers. BuildFailed if none."""
-    found = [folder for folder in _cuda_homes() if (folder / "bin" / "nvcc").is_file()]
-    whole = [folder for folder in found if (folder / "include" / "cuda_runtime.h").is_file()]
-    if not found:
+    homes = [folder for folder in _cuda_homes() if (folder / "bin" / "nvcc").is_file()]
+    whole = [folder for folder in homes if (folder / "include" / "cuda_runtime.h").is_file()]
+    if not homes:
         raise BuildFailed(NO_NVCC)
-    return (whole or found)[0]
+    return (whole or homes)[0]
 
 
 def _cuda_homes() -> Iterator[Path]:

@@ -5,7 +5,7 @@ Runs in a process of its own (kcap.bench.check.worker): a recorded operator may 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Required, TypedDict, cast
 
 import torch
 
@@ -19,6 +19,24 @@ from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstanc
 from kcap.schemas.recording.records import Call, Sample
 
 
+class CheckRequest(TypedDict):
+    """What the worker is asked. `sample`: the Sample's JSON."""
+
+    definition: str
+    call: int
+    sample: dict[str, Any] | None
+    seed: int
+
+
+class CheckAnswer(TypedDict, total=False):
+    """What came of it. `error`: the greatest, in units of what is allowed; `poisoned`: the process can do no more."""
+
+    status: Required[Literal["agrees", "differs", "skipped", "failed"]]
+    reason: str
+    error: float
+    poisoned: bool
+
+
 class Checker:
     """Checks the references of one Recording's Definitions on one device."""
 
@@ -27,17 +45,16 @@ class Checker:
         self.rebuilder = rebuilder
         self.references: dict[str, Any] = {}
 
-    def check(self, definition: str, call: int, sample: Sample | None, seed: int) -> dict[str, Any]:
-        """`status`: agrees, differs, skipped or failed; `error`: the greatest, in units of what is allowed."""
+    def check(self, definition: str, call: int, sample: Sample | None, seed: int) -> CheckAnswer:
         kernel = self.kernels[definition]
         try:
             return self._check(kernel, next(use for use in kernel.uses if use.call.id == call), sample, seed)
         except Unrecognized as error:
             return {"status": "skipped", "reason": str(error)}
         except Exception as error:
-            return error_fields(error, self.rebuilder.target)
+            return cast(CheckAnswer, error_fields(error, self.rebuilder.target))
 
-    def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> dict[str, Any]:
+    def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> CheckAnswer:
         torch.manual_seed(seed)
         resolved = self.rebuilder.resolve(use.call, sample)
         inputs = self.rebuilder.build(resolved)
@@ -90,7 +107,7 @@ def is_informative(output: Any) -> bool:
     return bool(numbers.numel()) and not (numbers.dtype in RTOL and bool(numbers.double().isnan().all()))
 
 
-def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]) -> dict[str, Any]:
+def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]) -> CheckAnswer:
     if len(expected) != len(form.outputs):
         return {"status": "failed", "reason": f"the reference returns {len(expected)} of {len(form.outputs)} outputs"}
     errors = {

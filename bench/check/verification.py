@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from kcap.bench.check.checker import CheckRequest
 from kcap.bench.contents import CheckTarget, Contents
 from kcap.bench.problems import Problem, distinct_samples
 from kcap.replay.jobs import SEED
@@ -46,7 +47,7 @@ def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:
     }
 
 
-def _request(kernel: DerivedDefinition, call: Call, sample: Sample | None) -> dict[str, Any]:
+def _request(kernel: DerivedDefinition, call: Call, sample: Sample | None) -> CheckRequest:
     fields = sample.model_dump(mode="json") if sample else None
     return {"definition": kernel.definition.name, "call": call.id, "sample": fields, "seed": SEED}
 

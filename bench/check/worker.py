@@ -5,9 +5,9 @@ The first line in is the session (Recording, device), as for kcap.replay.worker;
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from kcap.bench.check.checker import Checker
+from kcap.bench.check.checker import Checker, CheckRequest
 from kcap.errors import CallError
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.worker import open_session, sample_of_request
@@ -27,8 +27,9 @@ def main() -> None:
         derive(load(session.root)).kernels, Rebuilder(session.device, session.home, session.root, session.trust)
     )
 
-    def check(request: dict[str, Any]) -> dict[str, Any]:
-        return checker.check(request["definition"], request["call"], sample_of_request(request), request["seed"])
+    def check(message: dict[str, Any]) -> dict[str, Any]:
+        request, sample = cast(CheckRequest, message), sample_of_request(message)
+        return dict(checker.check(request["definition"], request["call"], sample, request["seed"]))
 
     serve(session.answers, check)
 

@@ -279,19 +279,19 @@ CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process,
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Nanoseconds of CPU time so far: of the process's first thread, and of all else in its cage (`company`)."""
+    """Nanoseconds of CPU time so far: of the process's first thread, and of all else in its sandbox (`company`)."""
 
     own: int
     company: int
 
     def cpu(self, before: CpuTime) -> int:
-        """What the cage has had since `before`."""
+        """What the sandbox has had since `before`."""
         return max(self.own - before.own, 0) + max(self.company - before.company, 0)
 
 
 @dataclass(frozen=True)
 class MachineCpuTime:
-    """Nanoseconds so far: of the clock, of all its processors at work or taken by its host, and of the cages named and
+    """Nanoseconds so far: of the clock, of all processors at work or taken by the host, and of the sandboxes named with
     this process.
     """
 
@@ -301,7 +301,7 @@ class MachineCpuTime:
 
     @classmethod
     def now(cls, *pids: int) -> MachineCpuTime:
-        """`pids`: of the cages' candidates."""
+        """`pids`: of the sandboxes' candidates."""
         times = [cpu_time_of(pid) for pid in pids]
         ours = time.process_time_ns() + sum(cpu.own + cpu.company for cpu in times)
         return cls(time.monotonic_ns(), _busy_ns(), ours)
@@ -313,7 +313,7 @@ class MachineCpuTime:
 
 
 def cpu_time_of(pid: int) -> CpuTime:
-    """What the cage of process `pid` has used; zeros where Linux does not tell, OSError where no file can be opened."""
+    """What the sandbox of process `pid` used; zeros where Linux does not tell, OSError where no file can be opened."""
     ensure_free_descriptors(PROC_FILES)
     own = _first_thread_ns(pid)
     return CpuTime(own, max(sum(_process_cpu_ns(process) for process in _sandboxed(pid)) - own, 0))

@@ -251,7 +251,7 @@ class Batches:
     """A candidate's batches of `count` invocations. Of each: its mean time in µs; and of its invocations' mean in ns,
     what the judge's clock has more than the driver's (`between_ns`), what the CPU time of a processor has more
     (`hidden_ns`), and how long other threads or streams of the process worked between invocations, before or after them
-    (`stray_ns`). `processors`: how many its cage used, and `idle`: how many while another was asked. `wrong`: whose
+    (`stray_ns`). `processors`: how many its sandbox used, and `idle`: how many while another was asked. `wrong`: whose
     fault it is where the driver saw something wrong.
 
     `empty`: the driver does all that it does for them but the calls. `wanted_ns`: how long those of a batch should last

@@ -32,7 +32,7 @@ __all__ = ["HOLDS", "ExitStatus", "SandboxSpec", "SandboxedProcess", "guard", "o
 
 
 def open_sandbox(
-    cage: SandboxSpec,
+    spec: SandboxSpec,
     log: int,
     body: Callable[[], None],
     without: frozenset[str] = frozenset(),
@@ -41,14 +41,14 @@ def open_sandbox(
     """Fork, confine the child, and run `body` in it as a program whose stdout and stderr go to descriptor `log`.
 
     Must be called by the only thread of a process that keeps no secret in memory, as the child has a copy. `without`
-    names pieces to leave out. `after` is a cage that was ended with `keep_scratch`: the new one goes on in its scratch,
-    with the same hidden folders.
+    names features to leave out. `after` is a sandbox that was ended with `keep_scratch`: the new one goes on in its
+    scratch, with the same hidden folders.
     The caller becomes the parent of orphans (prctl(2), PR_SET_CHILD_SUBREAPER). KcapError if the child cannot be made.
     """
-    _check(cage)
+    _check(spec)
     spaces = after.spaces if after is not None else None
     inherited = tuple(name for name in namespaces.MOUNTED if after is not None and name in after.confined)
-    told, tell, ended, end = _pipes()
+    report, report_end, ended, ended_end = _pipes()
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -56,14 +56,16 @@ def open_sandbox(
     try:
         pid = os.fork()
     except OSError as error:
-        for descriptor in (told, tell, ended, end):
+        for descriptor in (report, report_end, ended, ended_end):
             os.close(descriptor)
         raise KcapError(f"a Solution's process cannot be forked: {error.strerror}") from None
     if pid == 0:
-        supervisor.supervise(SandboxSetup(cage, body, log, Features(without), tell, end, asker, spaces, inherited))
-    os.close(tell)
-    os.close(end)
-    return SandboxedProcess(pid, told, ended)
+        supervisor.supervise(
+            SandboxSetup(spec, body, log, Features(without), report_end, ended_end, asker, spaces, inherited)
+        )
+    os.close(report_end)
+    os.close(ended_end)
+    return SandboxedProcess(pid, report, ended)
 
 
 def _pipes() -> tuple[int, int, int, int]:
@@ -85,11 +87,11 @@ def guard() -> None:
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
 
 
-def _check(cage: SandboxSpec) -> None:
+def _check(spec: SandboxSpec) -> None:
     """Refuse to hide what the candidate itself is made of, and scratch that is not there."""
-    if not cage.folder.is_absolute() or not cage.folder.is_dir():
-        raise KcapError(f"{cage.folder}: the scratch must be a folder that exists, given by its absolute path")
-    for hidden in cage.hidden:
+    if not spec.folder.is_absolute() or not spec.folder.is_dir():
+        raise KcapError(f"{spec.folder}: the scratch must be a folder that exists, given by its absolute path")
+    for hidden in spec.hidden:
         for needed in (Path(sys.prefix), Path(sys.base_prefix), Path(version.__file__)):
             if needed.resolve().is_relative_to(hidden.resolve()):
                 raise CallError(f"{hidden} holds {needed}, which Solutions need: pass a folder that holds no code")
@@ -117,17 +119,17 @@ FEATURES = (
 
 
 def probe(without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Each piece of the confinement: "holds", or why it does not on this machine."""
+    """Each feature of the confinement: "holds", or why it does not on this machine."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as log:
-        place = Path(folder).resolve()
-        place.chmod(0o711)
-        secret, scratch = place / "hidden", place / "scratch"
+        root = Path(folder).resolve()
+        root.chmod(0o711)
+        secret, scratch = root / "hidden", root / "scratch"
         secret.mkdir()
         scratch.mkdir()
         spec = SandboxSpec(scratch, memory=1 << 30, disk=1 << 20, processes=64, hidden=(secret,))
         try:
-            with open_sandbox(spec, log.fileno(), lambda: None, without) as caged:
-                held, refused = caged.confined, caged.refused
+            with open_sandbox(spec, log.fileno(), lambda: None, without) as process:
+                held, refused = process.confined, process.refused
         except (KcapError, OSError) as error:
             return dict.fromkeys(FEATURES, str(error))
         finally:
@@ -138,7 +140,7 @@ def probe(without: frozenset[str] = frozenset()) -> dict[str, str]:
     }
 
 
-def _why_missing(piece: str, held: list[str]) -> str:
-    if piece == privileges.NO_CAPABILITIES and privileges.ONLY_READING in held:
+def _why_missing(feature: str, held: list[str]) -> str:
+    if feature == privileges.NO_CAPABILITIES and privileges.ONLY_READING in held:
         return "keeps the capability to read files: the folders of Python or of its packages are closed to other users"
     return "needs a mount namespace"

@@ -18,21 +18,21 @@ from kcap.bench.sandbox import landlock, libc, namespaces, privileges, seccomp
 from kcap.bench.sandbox.spec import SandboxSetup
 
 
-def run_confined(plan: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
+def run_confined(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
     """Confine this process, tell what holds, run the body, and end. `proc` is the judge's /proc, opened."""
     code = 1
     try:
         pid = _outer_pid(proc)
         os.setsid()
         redirect_output(output)
-        close_others((*plan.cage.keep, plan.told))
-        _confine(plan, user)
-        send_report(plan.told, {"pid": pid, "held": plan.pieces.held, "refused": plan.pieces.refused})
-        os.close(plan.told)
-        code = _run_body(plan)
+        close_others((*setup.spec.keep, setup.report))
+        _confine(setup, user)
+        send_report(setup.report, {"pid": pid, "held": setup.features.held, "refused": setup.features.refused})
+        os.close(setup.report)
+        code = _run_body(setup)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            send_report(plan.told, {"error": f"{type(error).__name__}: {error}"})
+            send_report(setup.report, {"error": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(code)
 
@@ -49,53 +49,55 @@ def _outer_pid(proc: int) -> int:
         return os.getpid()
 
 
-def _confine(plan: SandboxSetup, user: int | None) -> None:
-    cage, pieces = plan.cage, plan.pieces
+def _confine(setup: SandboxSetup, user: int | None) -> None:
+    spec, features = setup.spec, setup.features
     who = os.geteuid() if user is None else user
-    namespaces.mount_own_proc(pieces, who)
-    os.chdir(cage.folder)
-    os.environ["TMPDIR"] = tempfile.tempdir = str(cage.folder)  # tempfile remembers the judge's
+    namespaces.mount_own_proc(features, who)
+    os.chdir(spec.folder)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(spec.folder)  # tempfile remembers the judge's
     os.nice(1)
-    pieces.attempt(privileges.RESOURCE_LIMITS, lambda: privileges.limit_resources(cage.memory, cage.disk))
-    pieces.attempt(privileges.PROCESS_LIMIT, lambda: privileges.limit_processes(cage.processes, who))
-    privileges.drop_privileges(user, [*privileges.needed_to_import(), cage.folder], pieces)
+    features.attempt(privileges.RESOURCE_LIMITS, lambda: privileges.limit_resources(spec.memory, spec.disk))
+    features.attempt(privileges.PROCESS_LIMIT, lambda: privileges.limit_processes(spec.processes, who))
+    privileges.drop_privileges(user, [*privileges.needed_to_import(), spec.folder], features)
     libc.prctl(libc.PR_SET_DUMPABLE, 1)  # as any process is: it may look at itself
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which takes it back
-    _lock_files(plan)
-    _filter_calls(plan)
+    _lock_files(setup)
+    _filter_calls(setup)
 
 
-def _lock_files(plan: SandboxSetup) -> None:
-    cage, pieces = plan.cage, plan.pieces
-    if landlock.NAME in pieces.without:
-        pieces.refused[landlock.NAME] = "switched off"
+def _lock_files(setup: SandboxSetup) -> None:
+    spec, features = setup.spec, setup.features
+    if landlock.NAME in features.without:
+        features.refused[landlock.NAME] = "switched off"
         return
     hidden = (
-        () if pieces.holds(namespaces.HIDDEN_FOLDERS) or namespaces.HIDDEN_FOLDERS in pieces.without else cage.hidden
+        ()
+        if features.holds(namespaces.HIDDEN_FOLDERS) or namespaces.HIDDEN_FOLDERS in features.without
+        else spec.hidden
     )
-    shared = [namespaces.SHM_FOLDER] if pieces.holds(namespaces.OWN_SHM) else []
-    scopes, proc = landlock.SIGNALS not in pieces.without, namespaces.writable_proc(pieces)
-    if not pieces.attempt(landlock.NAME, lambda: landlock.restrict([cage.folder, *shared], hidden, scopes, proc)):
+    shared = [namespaces.SHM_FOLDER] if features.holds(namespaces.OWN_SHM) else []
+    scopes, proc = landlock.SIGNALS not in features.without, namespaces.writable_proc(features)
+    if not features.attempt(landlock.NAME, lambda: landlock.restrict([spec.folder, *shared], hidden, scopes, proc)):
         return
-    pieces.attempt(landlock.SIGNALS, landlock.check_signals)
+    features.attempt(landlock.SIGNALS, landlock.check_signals)
     if hidden:
-        pieces.refused.pop(namespaces.HIDDEN_FOLDERS, None)
-        pieces.held.append(namespaces.HIDDEN_FOLDERS)
+        features.refused.pop(namespaces.HIDDEN_FOLDERS, None)
+        features.held.append(namespaces.HIDDEN_FOLDERS)
 
 
-def _filter_calls(plan: SandboxSetup) -> None:
-    pieces = plan.pieces
-    network = not pieces.holds(namespaces.NETWORK_NAMESPACE)
-    limited = not pieces.holds(namespaces.PID_NAMESPACE, privileges.OWN_USER)
-    signals = limited and not pieces.holds(landlock.SIGNALS)
-    pieces.attempt(seccomp.NAME, lambda: seccomp.restrict(network, signals, limited))
+def _filter_calls(setup: SandboxSetup) -> None:
+    features = setup.features
+    network = not features.holds(namespaces.NETWORK_NAMESPACE)
+    limited = not features.holds(namespaces.PID_NAMESPACE, privileges.OWN_USER)
+    signals = limited and not features.holds(landlock.SIGNALS)
+    features.attempt(seccomp.NAME, lambda: seccomp.restrict(network, signals, limited))
 
 
-def _run_body(plan: SandboxSetup) -> int:
+def _run_body(setup: SandboxSetup) -> int:
     """Run the body as a program: its exit code, its traceback on stderr."""
     code = 0
     try:
-        plan.body()
+        setup.body()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except BaseException:

@@ -28,10 +28,10 @@ GPU_DEVICES = ("nvidia*", "nvidia-caps/*", "dxg")  # dxg: the GPU of a Windows h
 
 def abi() -> int:
     """The version of Landlock that the kernel offers; OSError where it is off or too old to be of use."""
-    found = libc.syscall("landlock", _CREATE, ctypes.c_void_p(None), 0, 1)
-    if found < 2:
+    abi = libc.syscall("landlock", _CREATE, ctypes.c_void_p(None), 0, 1)
+    if abi < 2:
         raise OSError(errno.EOPNOTSUPP, "landlock ABI 1 refuses renames between folders")
-    return found
+    return abi
 
 
 def check_signals() -> None:
@@ -78,15 +78,15 @@ def _create(rights: int, version: int, scopes: bool) -> int:
 def _allow(ruleset: int, path: Path, rights: int) -> None:
     """One rule; a path that is gone needs none."""
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
     try:
         fitting = rights if path.is_dir() else rights & _OF_FILES
-        rule = ctypes.create_string_buffer(fitting.to_bytes(8, "little") + place.to_bytes(4, "little"), 12)
+        rule = ctypes.create_string_buffer(fitting.to_bytes(8, "little") + descriptor.to_bytes(4, "little"), 12)
         libc.syscall("landlock", _ADD, ruleset, 1, ctypes.cast(rule, ctypes.c_void_p), 0)
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _shown(path: Path, hidden: list[Path]) -> Iterator[Path]:

@@ -65,8 +65,8 @@ def setns(descriptor: int, flag: int) -> None:
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """mount(2)."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
-    where, place, form, data = texts
-    checked(_libc.mount(where, place, form, ctypes.c_ulong(flags), data), f"mount {target}")
+    device, mount_point, filesystem, data = texts
+    checked(_libc.mount(device, mount_point, filesystem, ctypes.c_ulong(flags), data), f"mount {target}")
 
 
 def make_all_mounts_read_only() -> None:

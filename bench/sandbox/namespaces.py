@@ -34,14 +34,14 @@ NETWORK_NAMESPACE = "network namespace"
 CAP_SYS_ADMIN = 1 << 21
 
 
-def enter_namespaces(pieces: Features, kept: tuple[int, int] | None) -> None:
+def enter_namespaces(features: Features, kept: tuple[int, int] | None) -> None:
     """Leave the judge's namespaces for new ones. Of `kept` (user, mount) a new process goes on in those instead."""
     if not effective_capabilities() & CAP_SYS_ADMIN:
-        pieces.attempt(USER_NAMESPACE, lambda: _same_users(kept[0]) if kept else _new_users())
-    pieces.attempt(MOUNT_NAMESPACE, lambda: _same_mounts(kept[1]) if kept else libc.unshare(libc.NEW_MOUNTS))
-    pieces.attempt(PID_NAMESPACE, lambda: libc.unshare(libc.NEW_PIDS))
+        features.attempt(USER_NAMESPACE, lambda: _same_users(kept[0]) if kept else _new_users())
+    features.attempt(MOUNT_NAMESPACE, lambda: _same_mounts(kept[1]) if kept else libc.unshare(libc.NEW_MOUNTS))
+    features.attempt(PID_NAMESPACE, lambda: libc.unshare(libc.NEW_PIDS))
     for name, flag in OTHER_NAMESPACES.items():
-        pieces.attempt(name, lambda flag=flag: libc.unshare(flag))  # type: ignore[misc]
+        features.attempt(name, lambda flag=flag: libc.unshare(flag))  # type: ignore[misc]
 
 
 def effective_capabilities() -> int:
@@ -73,7 +73,7 @@ def _same_users(descriptor: int) -> None:
 
 
 def _same_mounts(descriptor: int) -> None:
-    """Join the mounts of an earlier cage, and part from them at once: what is mounted from here on is this one's."""
+    """Join the mounts of an earlier sandbox, and part from them at once: what is mounted from here on is this one's."""
     libc.setns(descriptor, libc.NEW_MOUNTS)
     libc.unshare(libc.NEW_MOUNTS)
 
@@ -93,14 +93,14 @@ PLAIN_MOUNT = libc.MS_NOSUID | libc.MS_NODEV
 SCRATCH_INODES = 1 << 15  # inodes of the scratch: each costs the kernel about a KiB
 
 
-def set_up_mounts(folder: Path, hidden: tuple[Path, ...], disk: int, owner: int, pieces: Features) -> None:
+def set_up_mounts(folder: Path, hidden: tuple[Path, ...], disk: int, owner: int, features: Features) -> None:
     """Mount all but /proc. `disk` is in bytes; `owner` is the user that may write."""
     libc.mount("none", "/", None, libc.MS_REC | libc.MS_PRIVATE)
-    pieces.attempt(READ_ONLY_FILES, libc.make_all_mounts_read_only)
-    pieces.attempt(HIDDEN_FOLDERS, lambda: _hide(hidden, folder))
+    features.attempt(READ_ONLY_FILES, libc.make_all_mounts_read_only)
+    features.attempt(HIDDEN_FOLDERS, lambda: _hide(hidden, folder))
     room = f"size={disk},nr_inodes={SCRATCH_INODES},uid={owner}"
-    pieces.attempt(SCRATCH_MOUNT, lambda: libc.mount("tmpfs", str(folder), "tmpfs", PLAIN_MOUNT, f"{room},mode=0700"))
-    pieces.attempt(OWN_SHM, lambda: libc.mount("tmpfs", str(SHM_FOLDER), "tmpfs", PLAIN_MOUNT, f"{room},mode=1777"))
+    features.attempt(SCRATCH_MOUNT, lambda: libc.mount("tmpfs", str(folder), "tmpfs", PLAIN_MOUNT, f"{room},mode=0700"))
+    features.attempt(OWN_SHM, lambda: libc.mount("tmpfs", str(SHM_FOLDER), "tmpfs", PLAIN_MOUNT, f"{room},mode=1777"))
 
 
 def _hide(hidden: tuple[Path, ...], folder: Path) -> None:
@@ -121,20 +121,20 @@ OWN_PROC = "own /proc"
 _PROC_FLAGS = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 
 
-def mount_own_proc(pieces: Features, user: int) -> None:
+def mount_own_proc(features: Features, user: int) -> None:
     """Mount it for a candidate that will be `user`, or open its own folder in the judge's, which is read-only."""
-    if not pieces.holds(MOUNT_NAMESPACE):
+    if not features.holds(MOUNT_NAMESPACE):
         return
-    writable = user != 0 or pieces.holds(NETWORK_NAMESPACE)
-    own = pieces.holds(PID_NAMESPACE) and pieces.attempt(OWN_PROC, lambda: _mount_proc(writable))
+    writable = user != 0 or features.holds(NETWORK_NAMESPACE)
+    own = features.holds(PID_NAMESPACE) and features.attempt(OWN_PROC, lambda: _mount_proc(writable))
     if writable and not own:
         with contextlib.suppress(OSError):
             _bind_mount("/proc/self", 0)
 
 
-def writable_proc(pieces: Features) -> Path:
+def writable_proc(features: Features) -> Path:
     """Below which Landlock is to let this process write: the folders of its children too, or its own alone."""
-    return Path("/proc" if pieces.holds(OWN_PROC) and os.geteuid() != 0 else "/proc/self")
+    return Path("/proc" if features.holds(OWN_PROC) and os.geteuid() != 0 else "/proc/self")
 
 
 def _mount_proc(writable: bool) -> None:

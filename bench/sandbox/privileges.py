@@ -55,19 +55,19 @@ def user_for(folder: Path) -> int:
     return user
 
 
-def drop_privileges(user: int | None, needed: Iterable[Path], pieces: Features) -> None:
+def drop_privileges(user: int | None, needed: Iterable[Path], features: Features) -> None:
     """Become `user` (None: stay who one is), and give up every capability and the way to new ones.
 
     Where an interpreter's or a library's folder is closed to that user, the capability to read files is all that stays.
     """
     libc.prctl(libc.PR_SET_KEEPCAPS, 1)
-    if user is not None and not pieces.attempt(OWN_USER, lambda: _switch(user)):
-        raise OSError(errno.EPERM, pieces.refused[OWN_USER])
-    if NO_CAPABILITIES not in pieces.without:
+    if user is not None and not features.attempt(OWN_USER, lambda: _switch(user)):
+        raise OSError(errno.EPERM, features.refused[OWN_USER])
+    if NO_CAPABILITIES not in features.without:
         kept = _kept([*needed])
         name = ONLY_READING if kept else NO_CAPABILITIES
-        pieces.attempt(name, lambda: _give_up(kept))
-    pieces.attempt(NO_NEW_PRIVILEGES, lambda: libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1))
+        features.attempt(name, lambda: _give_up(kept))
+    features.attempt(NO_NEW_PRIVILEGES, lambda: libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1))
 
 
 def needed_to_import() -> list[Path]:

@@ -15,9 +15,9 @@ PATIENCE_S, PAUSE_S = 10.0, 0.0005
 def kill_all(find: Callable[[], list[int]]) -> bool:
     """Kill what `find` gives until it gives nothing, and reap what is ours; False if it goes on for 10 s."""
     deadline = time.monotonic() + PATIENCE_S
-    while found := find():
-        kill_each(found)
-        for pid in found:
+    while pids := find():
+        kill_each(pids)
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
         if time.monotonic() > deadline:
@@ -46,10 +46,10 @@ def kill_each(pids: list[int]) -> None:
 
 def descendants(pid: int) -> list[int]:
     """The living processes below `pid`, parents first, and its own dead children, which are to be reaped."""
-    found: list[int] = []
+    pids: list[int] = []
     for child in children(pid):
-        found += [child, *descendants(child)]
-    return [each for each in found if alive(each) or pid == os.getpid()]
+        pids += [child, *descendants(child)]
+    return [below for below in pids if alive(below) or pid == os.getpid()]
 
 
 def children(pid: int) -> list[int]:

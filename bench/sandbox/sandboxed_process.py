@@ -1,4 +1,4 @@
-"""A cage from outside: opened, watched and ended by the process that forked it."""
+"""A sandboxed process from outside: opened, watched and ended by the process that forked it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class ExitStatus:
 class SandboxedProcess:
     """One confined process. Also a context manager, and something to select(2) on: readable at its end."""
 
-    def __init__(self, keeper: int, told: int, ended: int) -> None:
+    def __init__(self, supervisor: int, report_pipe: int, ended: int) -> None:
         """Wait until the candidate is confined; KcapError where it cannot be started."""
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._ended_pipe = ended
         self._spaces: tuple[int, int] | None = None
         self.how: ExitStatus | None = None
         try:
-            report = _read_report(told)
+            report = _read_report(report_pipe)
         except KcapError:
             self.end()
             raise
@@ -56,7 +56,7 @@ class SandboxedProcess:
         self.refused: dict[str, str] = report["refused"]
         if namespaces.MOUNT_NAMESPACE in self.confined:
             with contextlib.suppress(OSError):
-                self._spaces = namespaces.open_namespaces(keeper)
+                self._spaces = namespaces.open_namespaces(supervisor)
 
     def __enter__(self) -> SandboxedProcess:
         return self
@@ -81,15 +81,15 @@ class SandboxedProcess:
     def end(self, keep_scratch: bool = False) -> ExitStatus:
         """Kill it and all that it started, and say how it ended; again and again gives the same answer.
 
-        `keep_scratch` lets the content of its scratch live until the next `end`, for a cage that is opened `after`.
+        `keep_scratch` lets the content of its scratch live until the next `end`, for a sandbox that is opened `after`.
         """
         if self.how is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._keeper, signal.SIGCONT)
-                os.kill(self._keeper, signal.SIGTERM)
+                os.kill(self._supervisor, signal.SIGCONT)
+                os.kill(self._supervisor, signal.SIGTERM)
             if not self._gone(GRACE_S):
-                process_tree.kill_all(lambda: process_tree.descendants(self._keeper))
-                process_tree.kill_all(lambda: [] if self._reaped() else [self._keeper])
+                process_tree.kill_all(lambda: process_tree.descendants(self._supervisor))
+                process_tree.kill_all(lambda: [] if self._reaped() else [self._supervisor])
             self._close()
         if not keep_scratch:
             self._forget()
@@ -105,9 +105,9 @@ class SandboxedProcess:
         return False
 
     def _reaped(self) -> bool:
-        """Whether the keeper is gone, reaped here or by whoever waits for any child."""
+        """Whether the supervisor is gone, reaped here or by whoever waits for any child."""
         try:
-            return bool(os.waitpid(self._keeper, os.WNOHANG)[0])
+            return bool(os.waitpid(self._supervisor, os.WNOHANG)[0])
         except ChildProcessError:
             return True
 
@@ -140,7 +140,7 @@ def _read_report(descriptor: int) -> dict[str, Any]:
 
 
 def _exit_status(line: bytes) -> ExitStatus:
-    """What process 1 or the keeper wrote of the candidate's end; nothing, where that was killed from outside."""
+    """What process 1 or the supervisor wrote of the candidate's end; nothing, where that was killed from outside."""
     status, _, note = line.decode().strip().partition(" ")
     if not status:
         return ExitStatus()
@@ -151,11 +151,11 @@ def _exit_status(line: bytes) -> ExitStatus:
 
 
 def _end_strays() -> None:
-    """End what is left of a candidate that killed its own keeper: its orphans come to this process."""
+    """End what is left of a candidate that killed its own supervisor: its orphans come to this process."""
     if not process_tree.confined(os.getpid()):
         process_tree.kill_all(_strays)
 
 
 def _strays() -> list[int]:
-    found = [pid for pid in process_tree.children(os.getpid()) if process_tree.confined(pid)]
-    return [each for pid in found for each in (pid, *process_tree.descendants(pid))]
+    orphans = [pid for pid in process_tree.children(os.getpid()) if process_tree.confined(pid)]
+    return [each for pid in orphans for each in (pid, *process_tree.descendants(pid))]

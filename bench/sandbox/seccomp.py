@@ -106,7 +106,7 @@ def _unless(number: int, argument: int, tests: Program) -> Program:
 
 def _only_values(values: tuple[int, ...]) -> Program:
     """Fail unless the loaded argument is one of `values`."""
-    tests: Program = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    tests: Program = [(_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [*tests, _fail(errno.EPERM)]
 
 

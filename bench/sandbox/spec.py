@@ -22,22 +22,22 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class SandboxSetup:
-    """One cage in the making. `told` and `ended` are the writing ends of pipes to the process that asked for it."""
+    """A sandbox being set up. `report` and `ended` are the writing ends of pipes to the process that asked for it."""
 
-    cage: SandboxSpec
+    spec: SandboxSpec
     body: Callable[[], None]
     log: int
-    pieces: Features
-    told: int
+    features: Features
+    report: int
     ended: int
     asker: int  # process that asked
-    spaces: tuple[int, int] | None  # user and mount namespace of an earlier cage, whose scratch goes on
-    inherited: tuple[str, ...]  # pieces that come with those
+    spaces: tuple[int, int] | None  # user and mount namespace of an earlier sandbox, whose scratch goes on
+    inherited: tuple[str, ...]  # features that come with those
 
 
 @dataclass
 class Features:
-    """Kept while a cage is set up: every piece is tried, and one that this machine refuses is left out."""
+    """Kept while a sandbox is set up: every feature is tried, and one that this machine refuses is left out."""
 
     without: frozenset[str] = frozenset()
     held: list[str] = field(default_factory=list)

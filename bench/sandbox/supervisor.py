@@ -22,35 +22,35 @@ from kcap.bench.sandbox.spec import SandboxSetup
 SCRATCH_CHECK_S = 0.5
 
 
-def supervise(plan: SandboxSetup) -> NoReturn:
-    """Keep one cage until it has ended; for a process that was forked for this."""
+def supervise(setup: SandboxSetup) -> NoReturn:
+    """Keep one sandbox until it has ended; for a process that was forked for this."""
     try:
-        _supervise(plan)
+        _supervise(setup)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            confinement.send_report(plan.told, {"error": f"{type(error).__name__}: {error}"})
+            confinement.send_report(setup.report, {"error": f"{type(error).__name__}: {error}"})
     finally:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(0)
 
 
-def _supervise(plan: SandboxSetup) -> None:
-    _own_session(plan.asker)
-    close_others((plan.log, plan.told, plan.ended, *plan.cage.keep, *(plan.spaces or ())))
+def _supervise(setup: SandboxSetup) -> None:
+    _own_session(setup.asker)
+    close_others((setup.log, setup.report, setup.ended, *setup.spec.keep, *(setup.spaces or ())))
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    plan.pieces.attempt(privileges.DIES_FIRST, privileges.die_first)
-    user = _prepare(plan)
+    setup.features.attempt(privileges.DIES_FIRST, privileges.die_first)
+    user = _prepare(setup)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        if plan.pieces.holds(namespaces.PID_NAMESPACE):
-            _first_process(plan, writing, proc, user)
-        confinement.run_confined(plan, writing, proc, user)
-    for descriptor in (writing, proc, plan.told, *plan.cage.keep):
+        if setup.features.holds(namespaces.PID_NAMESPACE):
+            _first_process(setup, writing, proc, user)
+        confinement.run_confined(setup, writing, proc, user)
+    for descriptor in (writing, proc, setup.report, *setup.spec.keep):
         os.close(descriptor)
-    _watch(plan, child, reading)
+    _watch(setup, child, reading)
 
 
 def _own_session(asker: int) -> None:
@@ -66,63 +66,63 @@ def _own_session(asker: int) -> None:
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _prepare(plan: SandboxSetup) -> int | None:
+def _prepare(setup: SandboxSetup) -> int | None:
     """Namespaces and mounts; the user that the candidate is to be, None for the judge's own."""
-    cage, pieces = plan.cage, plan.pieces
+    spec, features = setup.spec, setup.features
     users: list[int] = []
-    if not pieces.attempt(privileges.OWN_USER, lambda: users.append(privileges.user_for(cage.folder))):
+    if not features.attempt(privileges.OWN_USER, lambda: users.append(privileges.user_for(spec.folder))):
         user = None
     else:
-        pieces.held.remove(privileges.OWN_USER)  # it holds once the candidate is that user
+        features.held.remove(privileges.OWN_USER)  # it holds once the candidate is that user
         (user,) = users
-    namespaces.enter_namespaces(pieces, plan.spaces)
+    namespaces.enter_namespaces(features, setup.spaces)
     owner = os.geteuid() if user is None else user
-    if plan.spaces is not None:
-        pieces.held.extend(plan.inherited)
-    elif pieces.holds(namespaces.MOUNT_NAMESPACE):
-        namespaces.set_up_mounts(cage.folder, cage.hidden, cage.disk, owner, pieces)
-    if not pieces.holds(namespaces.SCRATCH_MOUNT) and cage.folder.stat().st_uid != owner:
+    if setup.spaces is not None:
+        features.held.extend(setup.inherited)
+    elif features.holds(namespaces.MOUNT_NAMESPACE):
+        namespaces.set_up_mounts(spec.folder, spec.hidden, spec.disk, owner, features)
+    if not features.holds(namespaces.SCRATCH_MOUNT) and spec.folder.stat().st_uid != owner:
         with contextlib.suppress(PermissionError):  # a plain user writes where it is let
-            os.chown(cage.folder, owner, -1)
+            os.chown(spec.folder, owner, -1)
     return user
 
 
-def _first_process(plan: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
+def _first_process(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
     """Process 1 of the pid namespace: signals from within do nothing to it, and its memory is out of reach."""
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     child = os.fork()
     if child == 0:
-        confinement.run_confined(plan, output, proc, user)
-    for descriptor in (output, proc, plan.told, *plan.cage.keep):
+        confinement.run_confined(setup, output, proc, user)
+    for descriptor in (output, proc, setup.report, *setup.spec.keep):
         os.close(descriptor)
     while True:
         pid, status = os.wait()
         if pid == child:
-            _tell_end(plan, status)
+            _tell_end(setup, status)
             os._exit(0)
 
 
-def _watch(plan: SandboxSetup, child: int, reading: int) -> None:
+def _watch(setup: SandboxSetup, child: int, reading: int) -> None:
     """Pass on what is printed until `child` has ended; then end the rest, and pass on what is still in the pipe."""
-    untold = not plan.pieces.holds(namespaces.PID_NAMESPACE)  # else process 1 tells the end
-    limited = plan.pieces.holds(namespaces.SCRATCH_MOUNT)
-    with PrintedOutput(reading, plan.log, plan.cage.printed) as output:
+    untold = not setup.features.holds(namespaces.PID_NAMESPACE)  # else process 1 tells the end
+    limited = setup.features.holds(namespaces.SCRATCH_MOUNT)
+    with PrintedOutput(reading, setup.log, setup.spec.printed) as output:
         note = ""
         while (status := _reaped(child)) is None:
             output.wait(None if limited else SCRATCH_CHECK_S)
             if output.asked_to_end or note:
                 os.kill(child, signal.SIGKILL)
             elif not limited:
-                note = _disk_excess(plan.cage.folder, plan.cage.disk)
+                note = _disk_excess(setup.spec.folder, setup.spec.disk)
         if note or (untold and not output.asked_to_end):
-            _tell_end(plan, status, note)
+            _tell_end(setup, status, note)
         process_tree.kill_descendants()
         output.drain()
 
 
-def _tell_end(plan: SandboxSetup, status: int, note: str = "") -> None:
-    os.write(plan.ended, f"{status} {note}\n".encode())
+def _tell_end(setup: SandboxSetup, status: int, note: str = "") -> None:
+    os.write(setup.ended, f"{status} {note}\n".encode())
 
 
 def _reaped(child: int) -> int | None:
@@ -137,11 +137,11 @@ def _reaped(child: int) -> int | None:
 def _disk_excess(folder: Path, disk: int) -> str:
     """Which limit what lies below `folder` is over; what is open and has no name is not seen."""
     size = files = 0
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         files += len(names) + len(folders)
         for name in names:
             with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(place, name)).st_blocks * 512
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
         if size > disk or files > namespaces.SCRATCH_INODES:
             return (
                 f"wrote more than {disk} bytes" if size > disk else f"made more than {namespaces.SCRATCH_INODES} files"
@@ -153,7 +153,7 @@ CHUNK = 1 << 16
 
 
 class PrintedOutput:
-    """A pipe read in the keeper, which meanwhile hears of its children's ends and of the request to end."""
+    """A pipe read in the supervisor, which meanwhile hears of its children's ends and of the request to end."""
 
     def __init__(self, reading: int, log: int, limit: int) -> None:
         self.reading = reading

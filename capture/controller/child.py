@@ -100,7 +100,7 @@ class _Guard:
             os.close(read)
 
     def watch_this(self) -> None:
-        """Told by the process whose group it is, so that there is no time without."""
+        """Runs in the child, so that its group is guarded from the first moment on."""
         self._pipe.write(b"%d" % os.getpid())
 
     def end(self) -> None:
@@ -139,25 +139,25 @@ class SignalLog:
     def __init__(self, *numbers: signal.Signals) -> None:
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
         self._numbers = [number for number in numbers if number not in ignored]
-        self._came: list[int] = []
+        self._signals: list[int] = []
 
     def __enter__(self) -> SignalLog:
         self._before = {number: signal.signal(number, self._note) for number in self._numbers}
         return self
 
     def _note(self, number: int, frame: object) -> None:
-        self._came.append(number)
+        self._signals.append(number)
         if number == signal.SIGHUP:
             _drop_terminal()
 
     def __bool__(self) -> bool:
         """Whether any came."""
-        return bool(self._came)
+        return bool(self._signals)
 
     def take(self) -> list[int]:
-        """Those that came since."""
-        came, self._came = self._came, []
-        return came
+        """The signals since the last call."""
+        signals, self._signals = self._signals, []
+        return signals
 
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._before.items():

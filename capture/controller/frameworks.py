@@ -23,11 +23,11 @@ def find_adapter(name: str) -> Engine:
     engine = of_framework(name)
     if engine is not None:
         return engine
-    known = [framework.name for framework in known_frameworks()]
-    here = next((framework for framework in known if framework.lower() == name.lower()), None)
+    names = [framework.name for framework in known_frameworks()]
+    here = next((framework for framework in names if framework.lower() == name.lower()), None)
     if here is None:
-        raise CallError(f"unknown framework {name}: one of {', '.join(known)}")
-    raise CallError(f"{here} cannot be recorded yet: use one of {', '.join(k for k in known if of_framework(k))}")
+        raise CallError(f"unknown framework {name}: one of {', '.join(names)}")
+    raise CallError(f"{here} cannot be recorded yet: use one of {', '.join(k for k in names if of_framework(k))}")
 
 
 def find_framework(name: str) -> Engine:
@@ -67,8 +67,8 @@ def find_model(model: str, load_format: str) -> Target:
 
 def _refuse_without_hub(model: str) -> None:
     if os.environ.get("HF_HUB_OFFLINE") == "1":
-        known = ", ".join(models.model_names())
-        raise CallError(f"unknown model {model}: kcap has no configuration of it, and the hub is off; it has {known}")
+        names = ", ".join(models.model_names())
+        raise CallError(f"unknown model {model}: kcap has no configuration of it, and the hub is off; it has {names}")
 
 
 def _cached_config(model: str) -> Path | None:
@@ -77,8 +77,8 @@ def _cached_config(model: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    found = try_to_load_from_cache(model, "config.json")
-    return Path(found) if isinstance(found, str) else None
+    file = try_to_load_from_cache(model, "config.json")
+    return Path(file) if isinstance(file, str) else None
 
 
 def _layer_count(file: Path | None) -> int | None:

@@ -35,7 +35,7 @@ class Offline:
     eager: bool
 
 
-def record_model(offline: Offline, place: WorkingDirectory, options: dict[str, Any]) -> tuple[Recording, str]:
+def record_model(offline: Offline, working: WorkingDirectory, options: dict[str, Any]) -> tuple[Recording, str]:
     """Record `offline` into `place`; the Recording, and what failed. `options`: the Session's own."""
     from kcap.capture.controller import frameworks
 
@@ -47,18 +47,18 @@ def record_model(offline: Offline, place: WorkingDirectory, options: dict[str, A
         click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
     prompts = read_prompts(offline.prompts) if offline.prompts else None
     work = make_workload(offline, prompts)
-    given = engine_arguments(offline.engine_args)
+    engine_args = engine_arguments(offline.engine_args)
     if target.bundled and prompts and any(isinstance(prompt, str) for prompt in prompts):
         raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
-    start = Start(target, offline.load_format, offline.num_layers, offline.eager, given, work.longest)
+    start = Start(target, offline.load_format, offline.num_layers, offline.eager, engine_args, work.longest)
     arguments = engine.arguments(start)
     session = Session(
-        directory=str((place.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
+        directory=str((working.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
         layers_model=target.layers_model, engine_arguments=arguments, **options,
     )  # fmt: skip
     job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
     assert engine.OFFLINE is not None  # `find_framework` has seen to it
-    return _run_engine(engine.OFFLINE, job, session, place)
+    return _run_engine(engine.OFFLINE, job, session, working)
 
 
 def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
@@ -72,13 +72,13 @@ def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
     return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
 
 
-def _run_engine(module: str, job: dict[str, Any], session: Session, place: WorkingDirectory) -> tuple[Recording, str]:
+def _run_engine(module: str, job: dict[str, Any], session: Session, working: WorkingDirectory) -> tuple[Recording, str]:
     session.write()
     file = Path(session.directory) / "job.json"
     file.write_bytes(orjson.dumps(job))
     log = Path(session.directory) / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
     command_line = [sys.executable, "-P", "-m", module, str(file.resolve())]
-    return run.record_command_line(command_line, session, place, log)
+    return run.record_command_line(command_line, session, working, log)
 
 
 def engine_arguments(words: tuple[str, ...]) -> dict[str, Any]:
@@ -118,13 +118,3 @@ def _parse_prompt(data: Any) -> Prompt:
     if isinstance(data, list) and data and all(type(token) is int and token >= 0 for token in data):
         return data
     raise ValueError('neither a text nor a list of token ids: write {"prompt": "…"} or {"prompt_token_ids": [1, 2]}')
-
-
-class NumbersRange(click.IntRange):
-    """What `click.IntRange` takes, and several such numbers: a tuple."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        words: list[Any] = str(value).split(",")
-        if len(words) == 1:
-            return super().convert(value, param, ctx)
-        return tuple(super(NumbersRange, self).convert(word, param, ctx) for word in words)

@@ -49,8 +49,8 @@ def report_recording(recording: Recording, output: Path) -> None:
     for tap in metadata.taps:
         if tap.status == "failed":
             click.echo(f"kcap: {tap.name} failed in process {tap.pid} (rank {tap.rank}): {tap.detail}", err=True)
-    for found in metadata.disagreements:
-        click.echo(f"kcap: {found.text}", err=True)
+    for disagreement in metadata.disagreements:
+        click.echo(f"kcap: {disagreement.text}", err=True)
     if metadata.coverage is not None:
         from kcap.capture.fold import coverage
 

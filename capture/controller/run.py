@@ -24,18 +24,19 @@ from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import of_framework
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards.counts import POLL, close_shards, steps_so_far
+from kcap.capture.shards.counts import close_shards, steps_so_far
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
 
+POLL = 0.2  # seconds between two looks at what runs
 STARTUP = Path(__file__).resolve().parents[1] / "startup"  # what Python runs first there
 
 
 @dataclass(frozen=True)
 class RunControl:
-    """`attend`: called several times a second, with what is being done; `over`: once it is done.
+    """`attend`: call it several times a second, with a text of what is being done; `over`: call it at the end.
 
-    `ending`: whether a signal asked to end it.
+    `ending`: true once a signal has asked to end the run.
     """
 
     attend: Callable[[str], None]
@@ -54,11 +55,9 @@ def recorded_environment(session: Session) -> dict[str, str]:
 
 
 def run_to_end(command: list[str], session: Session, at: RunControl, log: Path | None = None) -> int | None:
-    """Run `command` to its end under `session`; its exit status, None where kcap ended it.
+    """Run `command` to its end under `session`; its exit status, None if kcap ended it.
 
-    Ctrl-C stops it once its shards are closed.
-
-    `log`: as in Child.
+    Ctrl-C stops it, after its shards are closed. `log`: as in Child.
     """
     if at.ending:
         raise KcapError("ended before the engine was started")
@@ -74,7 +73,7 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
 
 
 def end_child(child: Child, session: Session) -> None:
-    """End what runs, or what one that has ended left behind, once its windows are closed."""
+    """Close the windows, then end the child, or what is left of its process group."""
     close_windows(session)
     child.end()
 
@@ -100,22 +99,22 @@ def any_registered(session: Session) -> bool:
 
 
 def record_command_line(
-    command_line: list[str], session: Session, place: WorkingDirectory, log: Path | None
+    command_line: list[str], session: Session, working: WorkingDirectory, log: Path | None
 ) -> tuple[Recording, str]:
     """Run `command_line` under `session`, and merge into `place`; the Recording, and what failed (or "").
 
     `log`: where its output goes, if not kcap's.
     """
-    with attended(session, place.noted) as at:
+    with attended(session, working.noted) as at:
         prepare_recorder(session)
         status = run_to_end(command_line, session, at, log)
         at.over()
         failure = _failure_text(session, status, log)
-        return make_recording(session, place.directory, status, log, failure), failure
+        return make_recording(session, working.directory, status, log, failure), failure
 
 
 def _failure_text(session: Session, status: int | None, log: Path | None) -> str:
-    """What a status other than 0 says of how the engine, or a user's command, ended by itself."""
+    """How the engine, or the user's command, ended by itself; "" after status 0."""
     if not status:
         return ""
     return f"the {'command' if session.command else 'engine'} ended with {ending_text(status, log)}"
@@ -132,9 +131,9 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     recording = fold_session(session, directory)
     nothing = not recording.calls and not any(tap.status == "failed" for tap in recording.metadata.taps)
     if nothing and status and log:
-        said = ending_text(status, log)
+        ending = ending_text(status, log)
         shutil.rmtree(directory)
-        raise KcapError(f"the engine ended before its first step, with {said}")
+        raise KcapError(f"the engine ended before its first step, with {ending}")
     return recording
 
 
@@ -147,7 +146,7 @@ def _note_failure(session: Session, failure: str) -> None:
 
 @contextmanager
 def attended(session: Session, noted: ExitStack) -> Iterator[RunControl]:
-    """What shows how far the work is, and heeds the signals to kcap, none of which ends it until `noted` ends."""
+    """Show progress and handle the signals that kcap gets; none of them ends kcap until `noted` ends."""
     asked = noted.enter_context(SignalLog(signal.SIGUSR1, signal.SIGUSR2))
     ending = noted.enter_context(SignalLog(*END_SIGNALS))
     with window_control.marked_running(session), ExitStack() as shown:
@@ -199,7 +198,7 @@ def explain_silence(session: Session, status: int | None, log: Path | None) -> N
 
 @contextmanager
 def progress_display() -> Iterator[Callable[[str], None]]:
-    """What shows how far the work is, where somebody looks at it."""
+    """Show progress if standard error is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)

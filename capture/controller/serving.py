@@ -20,7 +20,6 @@ from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards import counts
 from kcap.errors import CallError, KcapError
 from kcap.schemas.recording.recording import Recording
 
@@ -54,13 +53,13 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     return Client(command, url, patience, opens)
 
 
-def serve(command: list[str], client: Client, session: Session, place: WorkingDirectory) -> tuple[Recording, str]:
+def serve(command: list[str], client: Client, session: Session, working: WorkingDirectory) -> tuple[Recording, str]:
     """Record the server `command` under `client` into `place`; the Recording, and what failed ("" if nothing did).
 
     KcapError if the server does not become ready.
     """
     log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
-    with run.attended(session, place.noted) as at:
+    with run.attended(session, working.noted) as at:
         run.prepare_recorder(session)
         server = Child(command, run.recorded_environment(session), log)
         try:
@@ -69,7 +68,7 @@ def serve(command: list[str], client: Client, session: Session, place: WorkingDi
             discard_shards(session)
             raise
         at.over()
-        return run.make_recording(session, place.directory, None, log, failure), failure
+        return run.make_recording(session, working.directory, None, log, failure), failure
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class _ServerRun:
         while child.status is None and self.server.status is None and not self.at.ending:
             self._look(run.progress_text(self.session))
             child.show()
-            time.sleep(counts.POLL)
+            time.sleep(run.POLL)
         died = self.server.status is not None
         ended_by_itself = child.status is not None
         if not died:
@@ -144,13 +143,13 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 def ready_url(command: list[str], servers: Iterable[Server] | None = None) -> str | None:
     """The URL that answers once `command` serves; None where that is not plain. `servers`: of all adapters if None."""
-    known = (
+    candidates = (
         (server for engine in adapters().values() for server in engine.FRAMEWORK.servers)
         if servers is None
         else servers
     )
     words = {Path(word).name for word in command} | set(command)
-    server = next((server for server in known if words.issuperset(server.words)), None)
+    server = next((server for server in candidates if words.issuperset(server.words)), None)
     if server is None or any(word.partition("=")[0] in server.elsewhere for word in command):
         return None
     host = _option(command, "--host") or "127.0.0.1"
@@ -161,13 +160,13 @@ def ready_url(command: list[str], servers: Iterable[Server] | None = None) -> st
 
 def _option(command: list[str], name: str) -> str | None:
     """The last value of an option, written `name value` or `name=value`."""
-    found = None
+    value = None
     for word, after in zip(command, [*command[1:], ""], strict=True):
         if word == name:
-            found = after
+            value = after
         elif word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value
 
 
 def is_full_url(url: str) -> bool:

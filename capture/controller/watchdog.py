@@ -1,4 +1,4 @@
-"""Ends all processes of a group. As a program: once whoever started it is gone, by SIGKILL too, or closes its input."""
+"""Ends all processes of a group. As a program: once its input is closed, as it is when its parent is killed."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def _is_of(group: int, process: str) -> bool:
 
 
 if __name__ == "__main__":
-    told = sys.stdin.buffer.read()
-    if told:
-        end_group(int(told))
+    group = sys.stdin.buffer.read()
+    if group:
+        end_group(int(group))

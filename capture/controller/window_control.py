@@ -1,6 +1,6 @@
 """Opens and closes the window of a recording that runs: from another shell, at a signal, around a client.
 
-All processes of a replica get the same first and last step: their gates are held while both are found, so that no step
+All processes of a replica get the same first and last step: their gates are held while both are chosen, so that no step
 is counted on one rank alone (see `kcap.capture.window.gate`).
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcap.capture.session import Session, read_session
-from kcap.capture.shards.counts import all_closed, is_alive, shard_process, steps_so_far
+from kcap.capture.shards.counts import is_alive, shard_process, window_over
 from kcap.capture.window.gate import (
     ANSWERED,
     ASKED,
@@ -33,7 +33,7 @@ from kcap.capture.window.gate import (
 )
 from kcap.errors import KcapError
 
-PATIENCE = 2.0  # seconds until a process that has not answered is told as silent
+PATIENCE = 2.0  # seconds until a process that has not answered is reported as silent
 
 
 CATCH_UP, IDLE = 10.0, 1.0  # seconds that a rank in mid-step is waited for at most, and one that begins none
@@ -58,26 +58,26 @@ def marked_running(session: Session) -> Iterator[None]:
 
 def find_session(output: Path) -> Session:
     """The session of the `kcap record` that will write `output`; KcapError where none runs."""
-    place = Path(os.path.abspath(output))
-    left = [found for found in _working_directories(place) if (found / "shards").is_dir()]
-    alive = [found for found in left if _is_running(found / "shards" / "running")]
+    path = Path(os.path.abspath(output))
+    directories = [directory for directory in _working_directories(path) if (directory / "shards").is_dir()]
+    alive = [directory for directory in directories if _is_running(directory / "shards" / "running")]
     if len(alive) == 1:
         return read_session(alive[0] / "shards" / "session.json")
     if alive:
         raise KcapError(f"{len(alive)} kcap record write {output}: end all but one of them")
     why = f"no kcap record -o {output} runs on this machine"
-    if (place / "recording.json").is_file():
+    if (path / "recording.json").is_file():
         raise KcapError(f"{why}: {output} is a Recording already, whose window has closed")
-    if left:
-        raise KcapError(f"{why}: one was interrupted, see kcap recover {left[0]} -o {output}")
+    if directories:
+        raise KcapError(f"{why}: one was interrupted, see kcap recover {directories[0]} -o {output}")
     raise KcapError(f"{why}: start it first, with the same -o")
 
 
-def _working_directories(place: Path) -> Iterator[Path]:
+def _working_directories(output: Path) -> Iterator[Path]:
     """The working directories for an output, as `kcap record` names them; those of `run` are none of `run.2`."""
-    for found in place.parent.glob(f".{glob.escape(place.name)}.*"):
-        if "." not in found.name.removeprefix(f".{place.name}."):
-            yield found
+    for directory in output.parent.glob(f".{glob.escape(output.name)}.*"):
+        if "." not in directory.name.removeprefix(f".{output.name}."):
+            yield directory
 
 
 def _is_running(mark: Path) -> bool:
@@ -118,8 +118,7 @@ def _set_window(session: Session, opened: bool) -> Answer:
 
 
 def _is_over(session: Session) -> bool:
-    directory = Path(session.directory)
-    return session.stop_file.exists() or (steps_so_far(directory)[0] > 0 and all_closed(directory))
+    return session.stop_file.exists() or window_over(Path(session.directory))
 
 
 def _gates(session: Session) -> dict[int, memoryview]:

@@ -157,9 +157,9 @@ def excluding_setting(framework: str | None) -> str | None:
 
     None for `framework`: any engine's.
     """
-    for known in (engine.FRAMEWORK for engine in adapters().values()):
-        plugin = known.plugin
-        if framework not in (None, known.name) or plugin is None:
+    for candidate in (engine.FRAMEWORK for engine in adapters().values()):
+        plugin = candidate.plugin
+        if framework not in (None, candidate.name) or plugin is None:
             continue
         listed = os.environ.get(plugin.variable)
         if listed is None or (plugin.empty_is_all and not listed):
@@ -174,11 +174,17 @@ def lacks_plugins(framework: Framework) -> bool:
     if framework.plugin is None:
         return False
     spec = importlib.util.find_spec(framework.package)
-    places = getattr(spec, "submodule_search_locations", None)
-    return bool(places) and not any((Path(place) / framework.plugin.module).is_dir() for place in places or ())
+    locations = getattr(spec, "submodule_search_locations", None)
+    return bool(locations) and not any(
+        (Path(location) / framework.plugin.module).is_dir() for location in locations or ()
+    )
 
 
 def plugin_frameworks() -> str:
     """The frameworks that load plugins, each with its first release that does."""
-    known = (engine.FRAMEWORK for engine in adapters().values())
-    return ", ".join(f"{one.name} {one.plugin.since} or newer" for one in known if one.plugin is not None)
+    frameworks = (engine.FRAMEWORK for engine in adapters().values())
+    return ", ".join(
+        f"{framework.name} {framework.plugin.since} or newer"
+        for framework in frameworks
+        if framework.plugin is not None
+    )

@@ -17,6 +17,7 @@ from kcap.system.redact import redact_arguments, redact_command
 from kcap.version import __version__
 
 NO_PROCESS = ProcessLine(t="process", pid=0, recorder="")
+DROPPED = {"overflow": OVERFLOW, "samples": SAMPLES_SKIPPED, "off_step": OFF_STEP, "traced": TRACED}
 RECORDERS = ("dispatcher", "dispatch_mode", "window")  # who fails when the recorder does
 
 
@@ -46,16 +47,7 @@ def make_metadata(
     steps: Counter[str] = Counter()
     for rank in ranks:
         steps.update(rank.steps if rank.rank in counted else {})
-    dropped = {
-        name: total
-        for name, header in (
-            ("overflow", OVERFLOW),
-            ("samples", SAMPLES_SKIPPED),
-            ("off_step", OFF_STEP),
-            ("traced", TRACED),
-        )
-        if (total := sum(shard.header(header) for shard in recording))
-    }
+    dropped = {name: sum(shard.header(header) for shard in recording) for name, header in DROPPED.items()}
     return Metadata(
         kernel_ids="definition",
         kcap=__version__,
@@ -79,7 +71,7 @@ def make_metadata(
         steps={name: times for name, times in sorted(steps.items()) if times},
         batches=_batches(programs, [batch for batch in programs.batches if batch.rank in counted]),
         totals=totals(calls),
-        dropped=dropped,
+        dropped={name: total for name, total in dropped.items() if total},
         windows=counted_windows(recording),
         notes=sorted({*_shard_notes(recording), *session_notes(session, shards), *notes}),
     )
@@ -141,9 +133,9 @@ def _rank(shard: Shard, process: ProcessLine, steps: Counter[str]) -> Rank:
     )
 
 
-def _engine_ranks(ranks: list[int], place: int, rank: int) -> list[int]:
+def _engine_ranks(ranks: list[int], index: int, rank: int) -> list[int]:
     """A group's ranks as they count in the whole engine, in which this one, at `place` in the group, is `rank`."""
-    return [member - ranks[place] + rank for member in ranks]
+    return [member - ranks[index] + rank for member in ranks]
 
 
 def _without_single_replica(ranks: list[Rank]) -> list[Rank]:

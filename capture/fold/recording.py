@@ -53,7 +53,7 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
 
 
 def _kernel_sources(directory: Path, calls: list[Call]) -> dict[str, bytes]:
-    """The sources and fragments that the calls name; one that cannot be read is missing, which the reader tells."""
+    """The sources and fragments that the calls name; one that cannot be read is left out."""
     sources = {}
     launches = [call.launch for call in calls if call.launch]
     for name in {name for launch in launches for name in (launch.kernel, launch.fragment) if name}:

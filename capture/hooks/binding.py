@@ -31,12 +31,12 @@ class Binder:
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pairs:
         if not self.known:
             return [*((f"arg{i}", arg) for i, arg in enumerate(args)), *kwargs.items()]
-        given = min(len(args), len(self.positional))
+        positional_count = min(len(args), len(self.positional))
         pairs: Pairs = list(zip(self.positional, args, strict=False))
-        if len(args) > given:
-            pairs.append((self.rest or "args", list(args[given:])))
+        if len(args) > positional_count:
+            pairs.append((self.rest or "args", list(args[positional_count:])))
         left = dict(kwargs)
-        for name, default in self.defaults[given:]:
+        for name, default in self.defaults[positional_count:]:
             value = left.pop(name, default)
             if value is not MISSING:
                 pairs.append((name, value))

@@ -15,8 +15,8 @@ MARK = "__kcap__"  # an attribute of every wrapper
 
 def namespace(holder: Any) -> dict[str, Any]:
     """A module's or a class's own names, without waking a module that is to be loaded lazily."""
-    found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
-    return found if isinstance(holder, ModuleType) else dict(vars(holder))
+    names: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+    return names if isinstance(holder, ModuleType) else dict(vars(holder))
 
 
 class Patches:

@@ -150,9 +150,9 @@ def _argument(argument: Any, value: Any, storages: dict[int, int]) -> dict[str, 
 
 @cache
 def _does_work(schema: Any) -> bool:
-    given = [argument.alias_info for argument in schema.arguments if argument.alias_info]
-    written = any(alias.is_write for alias in given)
-    view = bool(given) and not written and any(result.alias_info for result in schema.returns)
+    aliases = [argument.alias_info for argument in schema.arguments if argument.alias_info]
+    written = any(alias.is_write for alias in aliases)
+    view = bool(aliases) and not written and any(result.alias_info for result in schema.returns)
     return not view and "empty" not in schema.name and schema.name not in ("aten::detach", "aten::alias")
 
 

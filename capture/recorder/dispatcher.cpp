@@ -6,8 +6,7 @@
 #include <pthread.h>
 
 #include "native/external.h"
-#include "native/graphs.h"
-#include "native/steps.h"
+#include "native/programs.h"
 
 namespace kcap {
 

@@ -42,7 +42,7 @@ class DispatchModeRecorder:
         self.error = ""
         os.register_at_fork(after_in_child=self._forget)
 
-    # ---- what the mode tells ----
+    # ---- calls that the mode sees ----
 
     def saw(self, mode: Mode, func: Any, args: Any, kwargs: Any) -> int | None:
         """Record one call; its place in the Program, or None when it is not recorded."""
@@ -83,17 +83,17 @@ class DispatchModeRecorder:
         if mode is not self._mode:
             return
         try:
-            self._settle(at)
+            self._end_call(at)
         except Exception as error:
             self._fail(error)
 
-    def _settle(self, at: int) -> None:
+    def _end_call(self, at: int) -> None:
         if at < len(self._program):  # the step that it began in goes on
-            self._settle_call(at, self._program[at + 1 :])
+            self._classify_region(at, self._program[at + 1 :])
         if not self._stepping and not self._mode.stack:
             self._count_loose(OTHER)
 
-    def _settle_call(self, at: int, inside: list[int]) -> None:
+    def _classify_region(self, at: int, inside: list[int]) -> None:
         """A region if another custom operator ran in it, else a kernel without detail."""
         if self._table.is_region(self._program[at]):
             if not inside:

@@ -44,7 +44,7 @@ class CallTable:
         return not (self._calls[number].operator.startswith("aten::") or self.is_region(number))
 
     def is_region(self, number: int) -> bool:
-        """Whether the call was told to be one, whatever runs in it."""
+        """Whether its caller declared it a region, whatever runs in it."""
         return self._calls[number].region
 
     def intern(self, call: Described) -> int | None:
@@ -64,13 +64,13 @@ class CallTable:
         return len(self._calls) - 1
 
     def _look_for_drift(self, call: Described) -> None:
-        """Calls that differ in offsets alone are one at once; scalars may mean different things (a dimension)."""
-        place, base = call.line(0, ALL), call.line(ALL, ALL)
-        if (first := self._first.setdefault(place, call)) is not call:
+        """Calls that differ only in offsets are one at once; scalars may have a meaning (a dimension)."""
+        without_offsets, without_drift = call.line(0, ALL), call.line(ALL, ALL)
+        if (first := self._first.setdefault(without_offsets, call)) is not call:
             self._note_drift(first, call)
-        first = self._first.setdefault(base, call)
-        self._variants[base] += 1
-        if self._variants[base] > MAX_VARIANTS:
+        first = self._first.setdefault(without_drift, call)
+        self._variants[without_drift] += 1
+        if self._variants[without_drift] > MAX_VARIANTS:
             self._note_drift(first, call)
 
     def _note_drift(self, first: Described, call: Described) -> None:
@@ -189,8 +189,8 @@ class ShardWriter:
     def fail(self, reason: str) -> None:
         """Say that the recorder failed; on a full disk a counter alone says so."""
         self.cells[FAILED] = 1
-        told = {"t": "tap", "name": "dispatch_mode", "status": "failed", "detail": reason}
+        line = {"t": "tap", "name": "dispatch_mode", "status": "failed", "detail": reason}
         try:
-            self.write(orjson.dumps(told) + b"\n")
+            self.write(orjson.dumps(line) + b"\n")
         except OSError:
             return

@@ -165,10 +165,10 @@ class _Row:
 
     def words(self, values: Sequence[Any]) -> bytes:
         row = list(values)
-        for place in self._tensors:
-            row[place] = row[place]._cdata
-        for place in self._nones:
-            row[place] = 0
+        for position in self._tensors:
+            row[position] = row[position]._cdata
+        for position in self._nones:
+            row[position] = 0
         return self._pack(*row)
 
 
@@ -178,8 +178,8 @@ def _row(types: Sequence[type]) -> _Row | None:
     if None in kinds:
         return None
     pack = struct.Struct("".join("d" if kind == REAL else "q" for kind in kinds)).pack
-    places = [tuple(i for i, kind in enumerate(kinds) if kind == wanted) for wanted in (TENSOR, NONE)]
-    return _Row(bytes(kind for kind in kinds if kind is not None), pack, *places)
+    positions = [tuple(i for i, kind in enumerate(kinds) if kind == wanted) for wanted in (TENSOR, NONE)]
+    return _Row(bytes(kind for kind in kinds if kind is not None), pack, *positions)
 
 
 class Packer:

@@ -17,14 +17,8 @@ KERNELS = "kernels"  # the sources of kernels, in the session's directory
 
 # The layout of native/shard.h.
 MAGIC = 0x31304341504B0A
-
-
 MAX_BATCHES, MAX_CALLS, PHASE_COUNT, HEADER = 1 << 16, 1 << 17, 4, 64
-
-
 CLOSED, FAILED, STEPS, OVERFLOW, TRACED, OFF_STEP, SAMPLES_SKIPPED, LOOSE_STEPS = 1, 2, 3, 4, 5, 6, 7, 16
-
-
 BYTES = 8 * (HEADER + MAX_BATCHES + MAX_CALLS * PHASE_COUNT)
 
 
@@ -32,8 +26,6 @@ class Counts:
     """The shared mapping of counters, read (or, by the Python recorder, written) in place."""
 
     def __init__(self, path: Path, create: bool = False) -> None:
-        import os
-
         if create:
             with path.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, BYTES)
@@ -82,6 +74,11 @@ def all_closed(directory: Path, is_gone: Callable[[Path], bool] = lambda path: F
     return True
 
 
+def window_over(directory: Path) -> bool:
+    """Whether processes have recorded, and all of them have closed their shards."""
+    return steps_so_far(directory)[0] > 0 and all_closed(directory)
+
+
 SHARD_NAME = re.compile(r"(.+)-(\d+)(?:-\D\w*)?")  # a host, its process, and perhaps a part
 
 
@@ -92,9 +89,9 @@ def has_ended(path: Path) -> bool:
 
 
 def shard_process(path: Path) -> tuple[str, int]:
-    named = SHARD_NAME.fullmatch(path.stem)
-    assert named is not None, path  # by Session.shard
-    return named[1], int(named[2])
+    match = SHARD_NAME.fullmatch(path.stem)
+    assert match is not None, path  # by Session.shard
+    return match[1], int(match[2])
 
 
 def is_alive(process: int) -> bool:
@@ -107,7 +104,7 @@ def is_alive(process: int) -> bool:
     return True
 
 
-CLOSE_PATIENCE, POLL = 10.0, 0.2  # seconds
+CLOSE_PATIENCE = 10.0  # seconds
 
 
 def close_shards(session: Session) -> None:

@@ -22,7 +22,7 @@ def _follow() -> None:
 def _next() -> None:
     """Leave the path, and the module's name, as they were without this file."""
     here = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here]
+    sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)

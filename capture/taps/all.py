@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # both import torch, which kcap brings into no process by its
 
 
 class Tap(Protocol):
-    """`install` may find that its library is not there; `health` tells it: ok, off, failed or absent, and a detail."""
+    """`install` may find that its library is not there; `health` says so: ok, off, failed or absent, and a detail."""
 
     name: str
 
@@ -99,10 +99,10 @@ class Taps:
 
     def lines(self) -> list[bytes]:
         """A shard's line for each tap that has anything to say."""
-        told = [(tap.name, *tap.health()) for tap in self._all]
+        healths = [(tap.name, *tap.health()) for tap in self._all]
         return [
             orjson.dumps({"t": "tap", "name": name, "status": status, "detail": detail})
-            for name, status, detail in told
+            for name, status, detail in healths
             if status != "failed"  # its failure is noted already
         ]
 

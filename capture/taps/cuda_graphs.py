@@ -185,7 +185,7 @@ class CudaGraphs:
         self._stale, self._looked = False, now
         try:
             self._host.recorder.private_memory(private_ranges())
-        except RuntimeError as error:  # an allocator that tells nothing of its memory
+        except RuntimeError as error:  # an allocator that does not report its memory
             self._unsampled = str(error).splitlines()[0]
             self._host.recorder.private_memory(EVERYWHERE)
 
@@ -200,9 +200,9 @@ class CudaGraphs:
             "graphs could not be kept (too many calls)": self.unkept,
             "graphs were handed out as raw handles: launched from there, they are not seen": self.handed_out,
         }
-        said = [f"{number} {what}" for what, number in lost.items() if number]
-        if said:
-            return "off", "; ".join(said)
+        losses = [f"{number} {what}" for what, number in lost.items() if number]
+        if losses:
+            return "off", "; ".join(losses)
         if self.unseen:
             return "absent", f"no graph was replayed; {self.unseen} records no graph's calls"
         if not (self.captured or self.abandoned):
@@ -223,5 +223,5 @@ def private_ranges() -> list[tuple[int, int]]:
     if not torch.cuda.is_initialized():
         return []
     segments = torch.cuda.memory_snapshot()
-    found = [segment for segment in segments if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)]
-    return [(segment["address"], segment["address"] + segment["total_size"]) for segment in found]
+    private = [segment for segment in segments if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return [(segment["address"], segment["address"] + segment["total_size"]) for segment in private]

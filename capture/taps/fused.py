@@ -43,9 +43,9 @@ class Arguments:
     ) -> tuple[int, Sequence[Any]]:
         """The number of the region's operator, and the values of its arguments."""
         state = self.state.values(operator) if self.state else ()
-        found = None if kwargs else self._numbers.get(len(args))
-        if found is not None:
-            number, defaults = found
+        numbered = None if kwargs else self._numbers.get(len(args))
+        if numbered is not None:
+            number, defaults = numbered
             return number, (*args, *defaults, *state)
         pairs: Pairs = self.binder(args, kwargs)
         names = [*(name for name, _ in pairs), *(self.state.names if self.state else ())]
@@ -68,12 +68,12 @@ class State:
     plain: tuple[str, ...]
 
     @classmethod
-    def of(cls, module: Any, given: Binder) -> State:
+    def of(cls, module: Any, binder: Binder) -> State:
         own = vars(module)
-        known = {"training", *(name for name, _ in given.defaults)}
+        arguments = {"training", *(name for name, _ in binder.defaults)}
         plain = [name for name, value in own.items() if name[0] != "_" and _is_plain(value)]
         groups = (own["_parameters"], own["_buffers"], plain)
-        return cls(*(tuple(name for name in names if name not in known) for names in groups))
+        return cls(*(tuple(name for name in names if name not in arguments) for names in groups))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -223,9 +223,9 @@ class _Replaced:
 
     @classmethod
     def of(cls, operator: Any, attribute: str) -> _Replaced:
-        found = getattr(operator, attribute)
-        bound = isinstance(found, MethodType) and found.__self__ is operator
-        function = found.__func__ if bound else found
+        current = getattr(operator, attribute)
+        bound = isinstance(current, MethodType) and current.__self__ is operator
+        function = current.__func__ if bound else current
         return cls(weakref.ref(operator), attribute, function, bound, attribute in vars(operator))
 
     def unbound(self) -> Function:

@@ -76,8 +76,8 @@ class Groups:
         assert recorder is not None
         label, size, rank = name.removesuffix(FIRST), group.world_size, group.rank_in_group
         recorder.group(name, _handle(group), size, rank, label)
-        for known in _other_names(group):
-            recorder.group(known, 0, size, rank, label)
+        for other_name in _other_names(group):
+            recorder.group(other_name, 0, size, rank, label)
         ranks = list(getattr(group, "ranks", ()))
         if label != WORLD and size > 1 and len(ranks) == size:
             recorder.line(orjson.dumps({"t": "group", "name": label, "rank": rank, "ranks": ranks}))

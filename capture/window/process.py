@@ -1,4 +1,4 @@
-"""What a recorded process tells of itself: the first line of its shard."""
+"""The first line of a shard: what a recorded process says of itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
     """`kind`, `reason`: which recorder, and why not the native one. `facts`: what the engine adapter knows."""
     import torch
 
-    known = {
+    members = {
         "t": "process",
         "pid": os.getpid(),
         **rank_facts(),
@@ -30,7 +30,7 @@ def process_line(kind: str, reason: str, facts: dict[str, Any]) -> bytes:
         "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else _processor(),
         "driver": _first_match("/proc/driver/nvidia/version", r"Kernel Module.*?([0-9.]{5,})"),
     }
-    return orjson.dumps({**known, **facts})
+    return orjson.dumps({**members, **facts})
 
 
 def rank_facts(replica: int = 0, apart: bool = False, replicas: int = 1) -> dict[str, Any]:
@@ -51,14 +51,14 @@ def rank_facts(replica: int = 0, apart: bool = False, replicas: int = 1) -> dict
 
 
 def replica_of(facts: dict[str, Any]) -> int:
-    """Whose steps those of a process with these facts are: its replica's; of a process that is no rank, its own."""
+    """The number of the replica that a process with these facts belongs to; one of its own for a process of no rank."""
     if facts["world_size"] > 1:
         return int(facts["places"].get("dp", 0))
     return ALONE + os.getpid()
 
 
 def at_exit(body: Callable[[], None]) -> None:
-    """Call `body` when this process ends in order, perhaps twice: a child of multiprocessing may heed no `atexit`."""
+    """Call `body` when this process exits normally, perhaps twice: multiprocessing's children may skip `atexit`."""
     from multiprocessing import parent_process, util  # as PyTorch has done
 
     atexit.register(body)

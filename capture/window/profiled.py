@@ -28,7 +28,7 @@ REST_S = 0.1  # the same for all: ranks that rest differently long wait for each
 
 
 class CoolDown:
-    """Those of the GPU that is current. What fails here is left out, and never raised.
+    """Pauses of the current GPU. A failure here is ignored, never raised.
 
     `capturing`: whether a CUDA graph is being captured in this process, where nothing may wait for the GPU.
     """
@@ -52,8 +52,8 @@ class CoolDown:
 
         from kcap.system.nvml import sm_clock
 
-        found = sm_clock(f"cuda:{torch.cuda.current_device()}")
-        return found[0] if found else None
+        clock = sm_clock(f"cuda:{torch.cuda.current_device()}")
+        return clock[0] if clock else None
 
     def _finished(self) -> bool:
         """Wait for the GPU; False where there is none to wait for, or it must not be waited for."""
@@ -172,7 +172,7 @@ def can_profile() -> bool:
 
 
 @functools.cache
-def _heed_forks() -> None:
+def _watch_forks() -> None:
     os.register_at_fork(after_in_child=_forked)
 
 
@@ -189,7 +189,7 @@ def _forked() -> None:
 def _start() -> Any:
     import torch
 
-    _heed_forks()
+    _watch_forks()
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -200,7 +200,7 @@ def _start() -> Any:
 
 class ProfiledSteps:
     """Steers the profile of a window's first steps, all of one thread; without one it is over from the start. What
-    fails in it costs the coverage only: `failed` is told."""
+    fails in it costs the coverage only, and is reported to `failed`."""
 
     def __init__(self, profile: Profile | None, failed: Callable[[str, BaseException], None]) -> None:
         self._profile = profile
@@ -254,9 +254,9 @@ class ProfiledSteps:
             return
         program, index, mhz = recorder.step_program(), profile.end(), profile.rests.sm_mhz()
         if program >= 0:
-            known = {"index": index, "program": program, "phase": PHASES.index(shape.phase), "sm_mhz": mhz}
+            identity = {"index": index, "program": program, "phase": PHASES.index(shape.phase), "sm_mhz": mhz}
             size = {"tokens": shape.tokens, "sequences": len(shape.queries)}
-            recorder.line(orjson.dumps({"t": "profiled", **known, **size, **sequence_lists(shape)}))
+            recorder.line(orjson.dumps({"t": "profiled", **identity, **size, **sequence_lists(shape)}))
 
     def discard(self) -> None:
         """The step raised."""

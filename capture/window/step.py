@@ -1,4 +1,4 @@
-"""What an engine tells of a step, and what a step's line in the shard keeps of it."""
+"""What an engine knows of a step, and what the step's line in the shard keeps of it."""
 
 from __future__ import annotations
 

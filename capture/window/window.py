@@ -138,9 +138,9 @@ class Lifecycle:
         self.tap_failed("window", error)
         if self.recorder is not None:
             self.recorder.stop()
-        self.settle()
+        self.finish_profiling()
 
-    def settle(self) -> None:
+    def finish_profiling(self) -> None:
         """The window is over, and the engine goes on: no profiler is left running on this thread."""
         if not self.following:
             self._profiled.finish()
@@ -233,12 +233,20 @@ def _contained(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Window(Lifecycle):
-    """Steers the recorder; whatever fails in it is noted in the shard, switched off, and never reaches the engine."""
+    """Steers the recorder; whatever fails in it is noted in the shard, switched off, and never reaches the engine.
+
+    `current`: the window of this process for the adapter that was given this one. It is another after a fork, and None
+    once another engine has taken the process.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.current: Callable[[], Window | None] = lambda: self
 
     @_contained
     def begin(self, shape: StepShape) -> bool:
         """A step begins on this thread; False when it is not recorded."""
-        self.settle()
+        self.finish_profiling()
         if self._shape is not None:
             self.end()
         if not self._admitted() or self.recorder is None or not self._profiled.begin():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from kcap.capture.controller.offline import NumbersRange, Offline, record_model
+from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import WorkingDirectory, report_recording, working_directory
 from kcap.capture.fold.metadata import NEVER_OPENED
 from kcap.capture.session import Session
@@ -31,6 +31,16 @@ Examples:
   kcap record -o mine.kcap -- python my_inference.py
   kcap record -o load.kcap --client "vllm bench serve --model Qwen/Qwen3-8B" -- vllm serve Qwen/Qwen3-8B
 """
+
+
+class NumbersRange(click.IntRange):
+    """What `click.IntRange` takes, and several such numbers: a tuple."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        words: list[Any] = str(value).split(",")
+        if len(words) == 1:
+            return super().convert(value, param, ctx)
+        return tuple(super(NumbersRange, self).convert(word, param, ctx) for word in words)
 
 
 @click.command(name="record", epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,15 +54,24 @@ def _misses_blob(dataset: Dataset, workload: Workload) -> bool:
     return not all(dataset.blob_file(blob).is_file() for blob in blobs)
 
 
-def definition_table(rows: Iterable[DefinitionRow]) -> Table:
-    """The rows for people; `·` stands for an axis that varies."""
+def definition_table(rows: Sequence[DefinitionRow]) -> Table:
+    """The rows for people; `·` stands for an axis that varies. Names are whole: Solutions are written against them."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("definition", "type", "axes"):
-        table.add_column(name, overflow="fold")
-    for name in ("workloads", "without blob", "solutions", "traces", "count"):
+    table.add_column("definition", no_wrap=True)
+    table.add_column("type", no_wrap=True)
+    table.add_column("axes", no_wrap=True, overflow="ellipsis")
+    numbers = {
+        "workloads": [row.workloads for row in rows],
+        "without blob": [row.missing for row in rows],
+        "solutions": [row.solutions for row in rows],
+        "traces": [row.traces for row in rows],
+        "count": [row.count for row in rows],
+    }
+    columns = {name: column for name, column in numbers.items() if any(column)}
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
+    for index, row in enumerate(rows):
         axes = ", ".join(f"{name}={'·' if size is None else size}" for name, size in row.axes.items())
-        numbers = (row.workloads, row.missing, row.solutions, row.traces, row.count)
-        table.add_row(row.name, row.op_type, axes, *(f"{number:,}" if number else "·" for number in numbers))
+        cells = (f"{column[index]:,}" if column[index] else "·" for column in columns.values())
+        table.add_row(row.name, row.op_type, axes, *cells)
     return table

@@ -21,10 +21,8 @@ PARTIAL = "PARTIAL: not all that ran is here: a process ended early, or a tap co
 DROPPED = {
     "overflow": "{} calls came after the most distinct calls that a process keeps: they are in no count",
     "samples": "{} samples were not kept: too large, or too many at once; counts are whole",
-    "off_step": "{} calls ran outside the engine's steps (between two of them, or on threads of its own), and are not"
-    " counted; this is as it should be",
-    "traced": "{} calls only traced shapes for a compiler: they computed nothing and are not counted; this is as it"
-    " should be",
+    "off_step": "not counted: {} calls outside the engine's steps (between two of them, or on other threads), as usual",
+    "traced": "not counted: {} calls that only traced shapes for a compiler and computed nothing, as usual",
 }
 
 
@@ -141,8 +139,9 @@ def footer(summary: Summary, parts: bool = False) -> Iterator[Text]:
             "cost: an estimate, from the bytes that each call moves and the FLOPs that it computes,"
             f" at {summary.rates}; kcap replay measures"
         )
-    if any(row.parts for row in summary.rows) and not parts:
-        yield Text("composite: it ran as several aten operators, which --parts shows", "dim")
+    if any(row.kind == "composite" for row in summary.rows):
+        shown = "" if parts else ": --parts shows them"
+        yield Text(f"composite: ran as several aten operators, which its share of the calls counts{shown}", "dim")
     if summary.more:
         yield Text(f"{summary.more:,} more rows: --top {len(summary.rows) + summary.more}", "dim")
     if summary.regions or summary.views:
@@ -167,15 +166,15 @@ class _Columns:
         self.second = "arguments" if by == "kernel" else "calls"
         self.numbers = [*phases, *graphs, "count", "share", *time]
         longest = max((len(self._name(row)) for row in rows), default=0)
-        self.name_width = min(longest, LONGEST_NAME if by == "kernel" else width)
+        self.name_width = min(longest, LONGEST_NAME if by == "kernel" or width < PIPED_WIDTH else width)
         for dropped in (graphs, ["calls"], phases, ["share"]):
             if self._fixed_width(rows) + LEAST_ARGUMENTS * (by == "kernel") <= width:
                 break
             self.numbers = [name for name in self.numbers if name not in dropped]
             self.second = "" if self.second in dropped else self.second
         spare = width - self._fixed_width(rows)
-        if by == "kernel" and spare < LEAST_ARGUMENTS:
-            self.name_width = max(min(longest, SHORTEST_NAME), self.name_width + spare - LEAST_ARGUMENTS)
+        if lacking := max((LEAST_ARGUMENTS if by == "kernel" else 0) - spare, 0):
+            self.name_width = max(min(longest, SHORTEST_NAME), self.name_width - lacking)
         self.arguments_width = max(width - self._fixed_width(rows), LEAST_ARGUMENTS)
 
     def _fixed_width(self, rows: Sequence[Row]) -> int:

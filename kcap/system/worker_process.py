@@ -94,10 +94,10 @@ class Worker:
         except TimeoutError:
             self._end()
             option = f" ({self.timeout_option})" if self.timeout_option else ""
-            return {"status": "skipped", "reason": f"took longer than {timeout:g} s{option}"}
+            return {**Answer(status="skipped", reason=f"took longer than {timeout:g} s{option}")}
         except Died as death:
             self._end()
-            return {"status": "failed", "reason": f"crashed: {death}"}
+            return {**Answer(status="failed", reason=f"crashed: {death}")}
 
     def _start(self) -> None:
         self._buffer = b""

@@ -185,8 +185,6 @@ def _dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 CAST_BLOCK = 1 << 24  # elements held in float32 at a time
-
-
 CAST_LIMIT = 2.0
 
 

@@ -26,10 +26,10 @@ from kcap.system.worker_process import Session, Worker
 
 @dataclass(frozen=True)
 class PreparedReference:
-    """`made.inputs` are in the Definition's order, as a Solution takes them; `arguments` as the reference does."""
+    """`inputs` are in the Definition's order, as a Solution takes them; `arguments` in the reference's."""
 
     definition: Definition
-    made: WorkloadInputs
+    inputs: WorkloadInputs
 
     @cached_property
     def reference(self) -> Callable[..., Any]:
@@ -38,13 +38,13 @@ class PreparedReference:
 
     @property
     def arguments(self) -> list[Any]:
-        by_name = dict(zip(self.definition.inputs, self.made.inputs, strict=True))
+        by_name = dict(zip(self.definition.inputs, self.inputs.inputs, strict=True))
         return [by_name[name] for name in argument_order(self.definition)]
 
     @property
     def notes(self) -> list[str]:
         """How inputs and call differ from the Workload and the Definition."""
-        return self.made.notes + order_notes(self.definition)
+        return self.inputs.notes + order_notes(self.definition)
 
 
 def prepare_reference(

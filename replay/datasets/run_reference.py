@@ -64,7 +64,7 @@ def attempt_workload(
         return {"status": "failed", "reason": str(error)}
     except (MemoryError, RuntimeError) as error:
         return reference_error(definition, error)
-    fields = {"axes": prepared.made.axes, "notes": prepared.notes}
+    fields = {"axes": prepared.inputs.axes, "notes": prepared.notes}
     try:
         return {**fields, **run(prepared, request)}
     except BaseException as error:  # a reference may raise what it likes: SystemExit, too
@@ -80,7 +80,9 @@ def call_reference(prepared: PreparedReference, request: ReferenceRequest) -> di
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments):
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    checked = [check_output(prepared.definition, prepared.made.axes, name, output) for name, output in outputs.items()]
+    checked = [
+        check_output(prepared.definition, prepared.inputs.axes, name, output) for name, output in outputs.items()
+    ]
     return {"status": "ok", "outputs": checked, "seconds": seconds}
 
 
@@ -129,7 +131,7 @@ def measure_reference(
     fields = timing_fields(
         replace(timing, notes=[*prepared.notes, *timing.notes]), inputs.total, inputs.total, device, before
     )
-    by_name = dict(zip(prepared.definition.inputs, prepared.made.inputs, strict=True))
+    by_name = dict(zip(prepared.definition.inputs, prepared.inputs.inputs, strict=True))
     return {
         **fields,
         "work": least_work(cost_of_workload(prepared.definition, by_name), inputs.total - rotation.rotating),
@@ -167,7 +169,7 @@ def try_reference(prepared: PreparedReference, inputs: Inputs) -> list[StorageKe
     before = {key: inputs.args[key[1]]._version for key in inputs.buffers}
     outputs = named_outputs(prepared.definition, prepared.reference(*inputs.args))
     for name, output in outputs.items():
-        check_output(prepared.definition, prepared.made.axes, name, output)
+        check_output(prepared.definition, prepared.inputs.axes, name, output)
     written = [key for key, version in before.items() if inputs.args[key[1]]._version != version]
     for key in written:
         inputs.buffers[key].copy_(originals.buffers[key])

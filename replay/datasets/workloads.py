@@ -20,14 +20,8 @@ from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount
 from kcap.schemas.flashinfer.definition import Definition, RandomInput, ScalarInput, Workload, WorkloadInput
 
 TIMING_WORKER = "kcap.replay.datasets.timing_worker"
-
-
 UNTRUSTED_REFERENCES = "its references are code from elsewhere: look at them in definitions/, then pass --trust"
-
-
 UNCOUNTED_PHASES = {"other": 1}  # invocations of a Workload that counts.jsonl does not list
-
-
 WorkloadWeights: TypeAlias = "Mapping[tuple[str, str], Counter[str]]"  # by Definition and uuid: invocations by phase
 
 
@@ -141,8 +135,6 @@ AXIS_GROWTH = {
 
 
 UNIT_SCALARS = {"float32": 1.0, "float16": 1.0, "bfloat16": 1.0, "bool": False}
-
-
 SOFTMAX_SCALES = frozenset({"sm_scale", "softmax_scale", "scale"})
 
 

@@ -44,8 +44,6 @@ class Provenance:
 
 
 UNKNOWN_PROVENANCE = Provenance()
-
-
 TOTAL_BOUND = 0.05  # how far the sum of the replayed kernels may be from the engine's,
 KERNEL_BOUND = 0.10  # and the time of one kernel, if it has more than
 KERNEL_SHARE = 0.02  # of the step's GPU time

@@ -147,8 +147,6 @@ LAUNCH_US = 10.0
 # The GPU's own gap between two kernels, used where a kind has too few gaps of its own: about a microsecond between the
 # nodes of a graph; on an H200 1.0 to 1.8 between kernels of a stream, under the profiler.
 GAP_US = 1.0
-
-
 FEWEST_GAPS = 10  # for a median
 
 

@@ -85,11 +85,7 @@ class _Candidate:
 
 
 NO_DURATIONS = "the profiler saw no kernel of its replay"
-
-
 ON_HOST = "its replay used no GPU"
-
-
 NO_PROGRAM = "its steps name no Program"
 
 

@@ -143,7 +143,7 @@ def kind_notes(kind: KindFidelity, rows: int) -> Iterator[Text]:
     for line in (*_of_rows(kind.serving.rows), *_noted(kind), *_of_program(kind.program), *_of_clocks(kind)):
         yield Text(printable(line), "yellow")
     contexts = [row.replayed.context for row in kind.serving.rows if row.replayed.context is not None]
-    if contexts and max(abs(one - 1) for one in contexts) > CONTEXT_BOUND:
+    if contexts and max(abs(context - 1) for context in contexts) > CONTEXT_BOUND:
         yield Text(f"Samples' contexts are {min(contexts):.1%} to {max(contexts):.1%} of the profiled steps'", "dim")
 
 

@@ -85,8 +85,8 @@ def write_files(folder: Path, recording: Recording, run: FidelityRun, environmen
     """The figure, the numbers in JSON, and the measurements behind them."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "fidelity.json", json_document(recording, run, environment))
-    (folder / "measurements.jsonl").write_bytes(b"".join(one.line() for one in run.measurements))
-    (folder / "programs.jsonl").write_bytes(b"".join(one.line() for one in run.programs))
+    (folder / "measurements.jsonl").write_bytes(b"".join(measurement.line() for measurement in run.measurements))
+    (folder / "programs.jsonl").write_bytes(b"".join(program.line() for program in run.programs))
     figure.draw_figure(run.fidelity, folder / "fidelity.png", recording_heading(recording, environment))
 
 

@@ -157,8 +157,6 @@ class PreparedCalls:
 
 
 BufferKind: TypeAlias = tuple[str, str, int]  # device, dtype, bytes up to the next power of two
-
-
 BufferSlot: TypeAlias = tuple[str, str, int, int]  # a BufferKind, and the number among a Call's of that kind
 
 

@@ -48,7 +48,7 @@ def replay_programs(path: Path, options: ProgramOptions, output: Path | None, ba
     print_measurements(path, measurements, environment, options)
     if any(measurement.status == "failed" for measurement in measurements):
         return FAILED
-    return PARTIAL if any(one.partial or one.status != "ok" for one in measurements) else DONE
+    return PARTIAL if any(program.partial or program.status != "ok" for program in measurements) else DONE
 
 
 def chosen_jobs(path: Path, options: ProgramOptions) -> list[ProgramJob]:
@@ -57,7 +57,8 @@ def chosen_jobs(path: Path, options: ProgramOptions) -> list[ProgramJob]:
     recording = load(path)
     if options.step is not None:
         return [program_job(recording, program_of_step(recording, options.step))]
-    return [program_job(recording, one) for one in most_frequent_programs(recording, options.phase)[: options.top]]
+    programs = most_frequent_programs(recording, options.phase)
+    return [program_job(recording, chosen) for chosen in programs[: options.top]]
 
 
 def replay_jobs(

@@ -100,11 +100,7 @@ class Library:
 
 
 _VLLM = Library("vllm", ("vllm._custom_ops",))
-
-
 _VLLM_FLASH = Library("vllm", ("vllm.vllm_flash_attn.flash_attn_interface",))
-
-
 _VLLM_PYTHON = Library(
     "vllm",
     (
@@ -196,7 +192,7 @@ def resolve_class(call: Call) -> Operator:
     kind = _find_class(call)
     taken = _forward_parameters(kind)
     names = [argument.name or "" for argument in call.args]
-    private = {name: value for name, place in PRIVATE.get(call.namespace, {}).items() if (value := _attribute(*place))}
+    private = {name: value for name, path in PRIVATE.get(call.namespace, {}).items() if (value := _attribute(*path))}
 
     def run(*values: Any) -> Any:
         arguments = dict(zip(names, values, strict=True))
@@ -209,8 +205,8 @@ def resolve_class(call: Call) -> Operator:
 
 def _find_class(call: Call) -> type[torch.nn.Module]:
     name = call.operator.split("::")[-1]
-    for place in BASES[call.namespace]:
-        for kind in _derived(_attribute(*place)):
+    for path in BASES[call.namespace]:
+        for kind in _derived(_attribute(*path)):
             if getattr(kind, "name", kind.__name__) == name or kind.__name__ == name:
                 return kind
     raise Skip(f"the library here has no operator class {name}")

@@ -175,8 +175,6 @@ def one_hot_classes(bound: BoundCall) -> int:
 
 
 ALONG_DIM = {"index": size_along_dim()}
-
-
 INDEX_LIMITS: dict[str, dict[str, IndexLimit]] = {
     "embedding": {"indices": size_of_dim("weight", 0)},
     "embedding_renorm": {"indices": size_of_dim("self", 0)},

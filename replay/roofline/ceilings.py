@@ -25,12 +25,8 @@ from kcap.schemas.recording.records import Record
 from kcap.system.native_build import cache_folder
 
 TF32 = "tf32"  # float32 whose products are rounded to 10 bits of mantissa, as a GPU's matrix units take it
-
-
 DTYPE_WIDTHS = {TF32: 32, "float4_e2m1": 4}
-
-
-NARROWER_FACTOR = 4.0  # how much faster than all that was measured a dtype may be that is narrower than all of that
+NARROWER_FACTOR = 4.0  # a dtype narrower than all that were measured may be so many times as fast as these
 
 
 class BandwidthLevel(Record):
@@ -44,10 +40,10 @@ class BandwidthLevel(Record):
 
 
 class Ceilings(Record):
-    """What was measured on one device, `threads` of a CPU at once.
+    """The limits measured on one device, by so many `threads` of a CPU.
 
-    `levels` ascend, the first is of 0 bytes: what no working set moves faster than. `cache_bytes`: the last-level
-    cache. `empty_us`: microseconds of a kernel that does next to nothing, back to back.
+    `levels` ascend; the first, of 0 bytes, is the bandwidth that no working set exceeds. `cache_bytes`: the last-level
+    cache. `empty_us`: microseconds of a kernel that does almost nothing, back to back.
     """
 
     device: str = "cpu"
@@ -102,7 +98,7 @@ class Ceilings(Record):
 
 
 def dtype_width(dtype: str) -> int:
-    """The bits of a number of `dtype`; those of the narrowest where nobody knows it."""
+    """The bits of a number of `dtype`; of an unknown one those of the narrowest."""
     dtype_info = BY_NAME.get(dtype)
     return DTYPE_WIDTHS.get(dtype, dtype_info.bits if dtype_info else min(DTYPE_WIDTHS.values()))
 
@@ -117,15 +113,9 @@ def descending_levels(measured: list[tuple[int, float]]) -> list[BandwidthLevel]
     return levels
 
 
-CEILINGS_VERSION = 1  # of how they are measured: a newer one measures again
-
-
+CEILINGS_VERSION = 1  # of the method: a newer one measures again
 KEY_FIELDS = ("device_name", "driver", "torch", "threads")
-
-
 MEASURE_LIMIT_S = 300.0
-
-
 MeasureCeilings = Callable[[Mapping[str, Any]], Ceilings]
 
 
@@ -184,7 +174,7 @@ def ceilings_of_device(device_name: str | None) -> Ceilings | None:
 
 
 def write_ceilings(environment: Mapping[str, Any], ceilings: Ceilings) -> Ceilings:
-    """Keep `found`, whole or not at all; a cache that cannot be written to only costs the next measuring."""
+    """Write `ceilings` atomically; if the cache cannot be written, they are measured again next time."""
     path = ceilings_path(environment)
     partial = path.with_suffix(f".{os.getpid()}.tmp")
     try:

@@ -1,8 +1,8 @@
 """The Cost of a Call on one Sample, and of a Definition on a Workload's inputs.
 
-A Call's is as its family counts it, else what an ATen operator moves for certain: one that reads every element of its
-inputs and writes every element of its outputs. A Definition's is by op_type, where one is known; what is not known of
-an op_type's inputs counts as not read, and its outputs are written whole.
+A Call's cost is counted by its family, else it is that of an ATen operator that certainly reads every element of its
+inputs and writes every element of its outputs. A Definition's is by op_type, if that is known; inputs of which nothing
+is known count as not read, and outputs as written completely.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kcap.schemas.results.measurement import LeastWork
 
 
 def cost_of_call(call: Call, resolved: ResolvedCall) -> Cost | None:
-    """What one invocation must move and compute; None where nobody knows.
+    """The bytes and FLOPs that one invocation needs; None where they are unknown.
 
     A Recording from elsewhere may hold any arguments: none of them is an error here.
     """
@@ -47,7 +47,7 @@ def cost_of_call(call: Call, resolved: ResolvedCall) -> Cost | None:
 
 
 def written_arguments(resolved: ResolvedCall) -> frozenset[str]:
-    """The arguments that it writes, by the operator's schema: a trace file does not tell."""
+    """The arguments that it writes, by the operator's schema, since a trace file does not say."""
     declared = resolved.operator.schema.arguments
     return frozenset(a.name for a in declared if a.alias_info is not None and a.alias_info.is_write)
 
@@ -71,7 +71,7 @@ def _specs(arguments: Iterable[Argument]) -> list[TensorSpec]:
 
 
 def _distinct(specs: list[TensorSpec]) -> int:
-    """Bytes of the elements of all tensors, where two with one storage count as the larger."""
+    """Bytes of the elements of all tensors; of those with the same storage only the largest counts."""
     largest: dict[tuple[str, int], int] = {}
     for spec in specs:
         key = (spec.device, spec.storage)
@@ -80,7 +80,7 @@ def _distinct(specs: list[TensorSpec]) -> int:
 
 
 def _returned(bound: BoundCall) -> int:
-    """Bytes of what the operator returns anew, as torch tells without data."""
+    """Bytes of the operator's new results, which torch computes without data."""
     packet, _, overload = bound.operator.removeprefix("aten::").partition(".")
     run = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return sum(map(distinct_bytes, flatten(run(**invocation_of_bound(bound).arguments), several=True).values()))
@@ -90,7 +90,7 @@ COPYING_OP_TYPES = frozenset("copy clone contiguous to to_copy fill zero".split(
 
 
 def cost_of_workload(definition: Definition, inputs: Mapping[str, Any]) -> Cost | None:
-    """What one invocation on `inputs` (by the Definition's names) must move and compute; None where nobody knows."""
+    """The bytes and FLOPs that one invocation on `inputs` (by name) needs; None where they are unknown."""
     cost_inputs = CostInputs(definition, inputs)
     try:
         cost = _cost_by_op_type(cost_inputs)
@@ -109,7 +109,7 @@ def _cost_by_op_type(cost_inputs: CostInputs) -> Cost | None:
 
 
 def least_work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
-    """What a Measurement says of `cost`; `stays`: bytes of the inputs that do not rotate, which the cache may hold."""
+    """The field `work` of a Measurement; `stays`: bytes of inputs that do not rotate, which the cache may hold."""
     if cost is None:
         return None
     fresh = max(cost.read - stays, 0)
@@ -117,8 +117,6 @@ def least_work(cost: Cost | None, stays: int) -> dict[str, Any] | None:
 
 
 PARTIAL_READERS = frozenset({"where", "masked_fill", "masked_fill_"})  # pointwise, and yet not all is read
-
-
 SWEEPING_OPERATORS = frozenset(
     "copy_ fill_ zero_ _to_copy to contiguous clone cat stack sum mean var std var_mean std_mean softmax _softmax"
     " log_softmax _log_softmax argmax argmin amax amin max min logsumexp cumsum cumprod sort topk layer_norm"
@@ -130,7 +128,7 @@ OVERWRITING_OPERATORS = frozenset({"copy_", "fill_", "zero_"})  # what was in `s
 
 
 def sweeps_all(operator: str) -> bool:
-    """Whether the ATen operator (`aten::add.Tensor`) reads and writes all."""
+    """Whether the ATen operator (`aten::add.Tensor`) reads all inputs and writes all outputs."""
     base, _, overload = operator.removeprefix("aten::").partition(".")
     return base not in PARTIAL_READERS and (base in SWEEPING_OPERATORS or _pointwise(base, overload or "default"))
 

@@ -1,9 +1,9 @@
-"""The time that a kernel cannot go below on a machine, and measurements held against it.
+"""The time that no kernel can be below on a machine, and measurements compared with it.
 
-A floor is what a kernel must move, or compute, at the machine's ceilings, and rather too low than too high. Ceilings
-are measured, so that a better kernel than those that measured them may beat them: MARGINS says by how much. Of a
-working set half may stay in a nearer cache. What is written may stay in the cache even where inputs rotate (`cold`,
-`serving`), for the outputs of all invocations can lie in one place.
+A floor is the time to move the bytes, or compute the FLOPs, of a kernel at the machine's ceilings; it errs on the low
+side. Ceilings are measured, so a better kernel than those that measured them may beat them, by MARGINS at most. Half of
+a working set may stay in a nearer cache. What is written may stay in the cache even where inputs rotate (`cold`,
+`serving`), for the outputs of all invocations may share one address.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kcap.replay.timing.rotation import COLD_FACTOR
 from kcap.schemas.derive.cost import Cost
 from kcap.schemas.results.measurement import Cache, Measurement, Roofline
 
-# By the kind of device: of bandwidth and of arithmetic. Sustained products of random matrices lower a GPU's clock by a
-# tenth or two, short ones do not; on a CPU torch's own loops are further from what a core can do.
+# By the type of device: for bandwidth and for arithmetic. Sustained products of random matrices lower a GPU's clock by
+# 10 to 20 %, short ones do not; on a CPU torch's own loops are further from what a core can do.
 MARGINS = {"cuda": (1.15, 1.25), "cpu": (1.5, 1.5)}
 
 
 def floor_us(
     cost: Cost, ceilings: Ceilings, cache: Cache = "warm", sets: int | None = None, fresh: int | None = None
 ) -> float:
-    """Microseconds of one invocation, at least; 0 where nothing is known of its cost.
+    """The microseconds that one invocation takes at least; 0 where its cost is unknown.
 
-    `cache`: where its inputs lie. Unless that is `warm`, `fresh` bytes of them rotate (None: in `cold` all that is
-    read; in `serving` nobody knows, and so none), over so many `sets` (None: as many as the state promises).
+    `cache`: the state of its inputs. Unless that is `warm`, `fresh` bytes of them rotate (None: in `cold` all that is
+    read; in `serving` it is unknown, so none), over so many `sets` (None: as many as the state requires).
     """
     of_bytes, of_flops = MARGINS["cuda" if ceilings.device.startswith("cuda") else "cpu"]
     if fresh is None:
@@ -39,7 +39,7 @@ def floor_us(
 
 
 def _warm_us(cost: Cost, ceilings: Ceilings) -> float:
-    """What is written may be what was read, in place: the working set is half of the bytes at least."""
+    """Outputs may overwrite inputs in place: the working set is at least half of the bytes."""
     return cost.bytes / ceilings.bandwidth(cost.bytes / 2) / 1e3
 
 
@@ -54,60 +54,56 @@ def _computing_us(cost: Cost, ceilings: Ceilings) -> float:
 
 
 IMPOSSIBLE = "below the machine's floor"
-
-
 MACHINE_FIELDS = ("device", "device_name", "driver", "torch", "threads")
-
-
 FindCeilings = Callable[[Mapping[str, Any]], Ceilings]
 
 
 class Rooflines:
-    """Judges the Measurements of one run. Ceilings are found when they are first needed.
+    """Compares the Measurements of one run with their floors. Ceilings are looked up when they are first needed.
 
-    A time below the floor is refused only once the ceilings were measured again: the machine may have been busy when
-    they were. `unknown`: why there is no roofline.
+    A time below the floor is refused only after the ceilings were measured again: the machine may have been busy when
+    they were first measured. `unknown`: why there are no floors.
     """
 
     def __init__(
-        self, find: FindCeilings = ceilings.kept_ceilings, again: FindCeilings = ceilings.raised_ceilings
+        self, find: FindCeilings = ceilings.kept_ceilings, measure_again: FindCeilings = ceilings.raised_ceilings
     ) -> None:
-        self.find, self.again = find, again
-        self.found: dict[tuple[Any, ...], Ceilings] = {}
-        self.sure: set[tuple[Any, ...]] = set()
+        self.find, self.measure_again = find, measure_again
+        self.ceilings: dict[tuple[Any, ...], Ceilings] = {}  # by machine
+        self.measured_twice: set[tuple[Any, ...]] = set()
         self.unknown = ""
 
     def judge(self, measurement: Measurement) -> Measurement:
-        """`one` with its Roofline; failed, without times, if it is below it; as it is where nothing is known."""
+        """`measurement` with its Roofline; failed and without times if it is below the floor."""
         if self.unknown or not has_floor(measurement):
             return measurement
         machine = {name: getattr(measurement, name) for name in MACHINE_FIELDS}
         key = tuple(machine.values())
         try:
-            if key not in self.found:
-                self.found[key] = self.find(machine)
-            if is_below_floor(measurement, self.found[key]) and key not in self.sure:
-                self.found[key] = self.again(machine)
-                self.sure.add(key)
+            if key not in self.ceilings:
+                self.ceilings[key] = self.find(machine)
+            if is_below_floor(measurement, self.ceilings[key]) and key not in self.measured_twice:
+                self.ceilings[key] = self.measure_again(machine)
+                self.measured_twice.add(key)
         except KcapError as error:
             self.unknown = str(error)
             return measurement
-        return held_against_floor(measurement, self.found[key])
+        return with_roofline(measurement, self.ceilings[key])
 
     def as_json(self) -> list[dict[str, Any]]:
         """The ceilings that were used."""
-        return [ceilings.model_dump() for ceilings in self.found.values()]
+        return [ceilings.model_dump() for ceilings in self.ceilings.values()]
 
     def lines(self) -> Iterator[str]:
         """The ceilings in words, or why there are none."""
-        for used in self.found.values():
+        for used in self.ceilings.values():
             yield f"× floor is of {used.device}'s measured ceilings: {ceilings_summary(used)}"
         if self.unknown:
             yield f"no floors: {self.unknown}"
 
 
 def ceilings_summary(ceilings: Ceilings) -> str:
-    """`4,310 GB/s of memory, 790 TFLOP/s bfloat16`: its memory, and its fastest arithmetic but float8 and int8."""
+    """`4,310 GB/s of memory, 790 TFLOP/s bfloat16`: the memory, and the fastest arithmetic except float8 and int8."""
     rates = [(rate, name) for name, rate in ceilings.tflop_s.items() if dtype_width(name) >= 16]
     fastest = [f"{rate:.3g} TFLOP/s {name}" for rate, name in sorted(rates)[-1:]]
     return ", ".join([f"{ceilings.memory_gb_s:,.0f} GB/s of memory", *fastest])
@@ -127,20 +123,19 @@ def is_below_floor(measurement: Measurement, ceilings: Ceilings) -> bool:
 
 
 def floor_of_measurement(measurement: Measurement, ceilings: Ceilings) -> float:
-    """Microseconds. What the host's clock timed was in the CPU's caches."""
+    """Its floor in microseconds. What the host's clock timed was in the CPU's caches."""
     if measurement.work is None:
         return 0.0
     work = measurement.work
     cost = Cost(work.moved, work.read, work.flops, work.dtype)
     state = "warm" if measurement.method == "host" or measurement.cache is None else measurement.cache
-    swept = (
-        measurement.input_sets is None or measurement.input_sets >= measurement.n
-    )  # each set once in a sample, and before it a sweep
+    # Where a sample uses each set once, a sweep comes before it
+    swept = measurement.input_sets is None or measurement.input_sets >= measurement.n
     return floor_us(cost, ceilings, state, None if swept else measurement.input_sets, work.fresh)
 
 
-def held_against_floor(measurement: Measurement, ceilings: Ceilings) -> Measurement:
-    """`one`, of which judgeable holds, held against `ceilings`."""
+def with_roofline(measurement: Measurement, ceilings: Ceilings) -> Measurement:
+    """`measurement`, which `has_floor`, compared with `ceilings`."""
     floor, median, work = floor_of_measurement(measurement, ceilings), measurement.median_us or 0.0, measurement.work
     if not floor or work is None:
         return measurement

@@ -1,7 +1,7 @@
-"""A CPU's ceilings, by the host's clock: the best of several kinds of work, each the best of many times.
+"""A CPU's ceilings, by the host's clock: the best of several kinds of work, each the best of many runs.
 
-A busy machine seldom lets all threads run at once. So one thread is measured, too, in pieces that other processes leave
-alone, and what so many of them make is a ceiling if it is higher.
+A busy machine seldom lets all threads run at once. So one thread is measured, too, in pieces too short to be disturbed,
+and its rate times the number of threads is the ceiling if it is higher.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kcap.replay.roofline.ceilings import descending_levels
 
 Work = Callable[[], Any]
 
-# Three 64-byte accesses in each cycle of 6 GHz: what no core moves faster, whatever lies in its nearest cache
+# Three 64-byte accesses in each cycle of 6 GHz: no core moves more, even from its nearest cache
 NEAREST_GB_S = 3 * 64 * 6.0
 SMALLEST, LARGEST, STEP = 1 << 18, 1 << 29, 4  # bytes of the working sets
-PIECE = 1 << 22  # bytes at once, so short that other processes leave some of them undisturbed
-LEAST_S = 0.05
-SHARING_CACHE, SHARING_MEMORY = 1 << 16, 4  # threads whose bandwidths add up: any number, and so many
+PIECE = 1 << 22  # bytes at once, so few that other processes leave some pieces undisturbed
+MIN_SECONDS = 0.05
+SHARING_CACHE, SHARING_MEMORY = 1 << 16, 4  # threads whose bandwidths add up: any number in caches, 4 in memory
 MATRICES = (256, 512)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 LAST_LEVEL = 32 << 20  # bytes, where the system does not tell
@@ -49,7 +49,7 @@ def measure() -> dict[str, Any]:
 
 
 def sharing(size: int) -> int:
-    """How many threads move a working set of `size` bytes so many times as fast as one, at best."""
+    """How many threads multiply the bandwidth of one over a working set of `size` bytes, at best."""
     return SHARING_MEMORY if size > last_level() else SHARING_CACHE
 
 
@@ -89,7 +89,7 @@ def best(works: Sequence[Work]) -> float:
     for work in works:
         work()
     times: list[float] = []
-    while sum(times) < LEAST_S or len(times) < 2 * len(works):
+    while sum(times) < MIN_SECONDS or len(times) < 2 * len(works):
         start = time.perf_counter()
         works[len(times) % len(works)]()
         times.append(time.perf_counter() - start)

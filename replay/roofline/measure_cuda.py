@@ -1,7 +1,7 @@
 """A GPU's ceilings, by its own events: many invocations in one CUDA graph, the best of several replays.
 
-What the L2 moves is a slope: the bytes that a larger working set has more, over the time that it takes longer, so that
-starting a kernel does not count. Products are of random matrices: zeros take less power and are faster.
+The bandwidth of the L2 is a slope, the additional bytes of a larger working set over its additional time, so that the
+start of a kernel does not count. Products are of random matrices: zeros take less power and are faster.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kcap.replay.roofline.ceilings import TF32, descending_levels
 Work = Callable[[], Any]
 SMALL_PART, LARGE_PART = 8, 2  # of the L2: an eighth, half
 BEYOND = (2, 4, 16)  # times the L2
-REPLAY_US = 2000.0  # the least that one replay of a graph lasts
-MOST_NODES = 500
+MIN_REPLAY_US = 2000.0  # that one replay of a graph lasts
+MAX_NODES = 500
 REPLAYS = 8
 MATRICES = (4096, 8192)
-LONGEST_US = 100_000.0  # of one product
+MAX_PRODUCT_US = 100_000.0
 PRECISIONS = {"float32": "highest", TF32: "high"}
 
 
@@ -50,7 +50,7 @@ def beyond(l2: int, device: str) -> list[int]:
 
 
 def works(size: int, device: str) -> list[Work]:
-    """What moves `size` bytes over a working set of that size: copies (by two kinds of kernel), reading, writing."""
+    """Work that moves `size` bytes over a working set of that size: copies (by two kernels), a read, a write."""
     buffer = torch.randn(size // 8 * 2, device=device)
     source, target = buffer.chunk(2)
     total = torch.empty((), device=device)
@@ -76,7 +76,7 @@ def in_cache(small: int, large: int, device: str) -> float:
 
 
 def slope(bytes_more: int, less_us: float, more_us: float, large: int) -> float:
-    """GB/s of so many more bytes; of the `large` working set as a whole where it took no longer."""
+    """GB/s by the difference of two working sets; of the `large` one as a whole if it took no longer."""
     return (bytes_more / (more_us - less_us) if more_us > less_us else large / more_us) / 1e3
 
 
@@ -92,7 +92,7 @@ def fastest(make_product: Callable[[int, str], Work], device: str) -> float:
     """The best over matrices of several sizes; larger ones only while a product stays short."""
     rates: list[float] = []
     for n in MATRICES:
-        if rates and 2 * n**3 / rates[-1] / 1e6 > LONGEST_US:
+        if rates and 2 * n**3 / rates[-1] / 1e6 > MAX_PRODUCT_US:
             break
         rates.append(2 * n**3 / event_us(make_product(n, device)) / 1e6)
     return max(rates)
@@ -108,7 +108,7 @@ def product(dtype: torch.dtype) -> Callable[[int, str], Work]:
 
 
 def float8(n: int, device: str) -> Work:
-    """The second matrix lies column by column, as the operator takes it."""
+    """A product with the second matrix in column order, as the operator requires."""
     a, b = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     unit = torch.ones((), device=device)
     options = {"scale_a": unit, "scale_b": unit, "out_dtype": torch.bfloat16, "use_fast_accum": True}
@@ -132,7 +132,7 @@ QUANTIZED: dict[str, Callable[[int, str], Work]] = {"float8_e4m3fn": float8, "in
 
 def graph_us(work: Work) -> float:
     """Microseconds of one of many invocations, captured on the current stream."""
-    n = max(min(int(REPLAY_US / event_us(work)) + 1, MOST_NODES), 1)
+    n = max(min(int(MIN_REPLAY_US / event_us(work)) + 1, MAX_NODES), 1)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(n):

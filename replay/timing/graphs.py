@@ -125,7 +125,7 @@ class GpuWork:
             self.prepare()
             return kernel_durations(kernel_runs(self.run), self.n)
         replays = graph_replays(self._profiled) or replays_after(self.prepare, self._profiled, PROFILED_REPLAYS)
-        return kernel_durations([ran for replay in replays for ran in replay], self.n * len(replays))
+        return kernel_durations([kernel for replay in replays for kernel in replay], self.n * len(replays))
 
     def _profiled(self) -> None:
         for _ in range(PROFILED_REPLAYS):

@@ -4,11 +4,10 @@
 
 For each mode one engine records the model's configuration with dummy weights and --check-coverage, the batches (1, 16
 and 128 sequences; the one of batch 1 has a prompt of 4,096 tokens) one after another, to DIR/fidelity-MODE.kcap, and
-`kcap replay --compare-engine` is run on that, which writes DIR/MODE.fidelity (fidelity.png where matplotlib is
-installed, else fidelity.json alone). A whole Recording of this depth that is there already, and profiled these steps,
-is used again. Prints a short table last: the prefill of 4,096 tokens and the decode steps of each batch. When the
-limit is over, what is left is told and not tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one is outside the
-bounds.
+`kcap replay --compare-engine` is run on that, which writes DIR/MODE.fidelity (fidelity.png if matplotlib is installed,
+else fidelity.json alone). A whole Recording of this depth that is there already, and profiled these steps, is used
+again. Prints a short table last: the prefill of 4,096 tokens and the decode steps of each batch. When the limit is
+over, what is left is told and not tried. Needs an NVIDIA GPU and vLLM; exits with 1 if one is outside the bounds.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,12 +162,12 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a framework and its adapter, and nothing else."""
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    (folder / "toyframework.py").write_text(TOY_FRAMEWORK)
+    """A folder with an adapter and nothing else; its framework is in another, and both can be imported."""
+    folder, framework = tmp_path / "toy", tmp_path / "toy" / "framework"
+    framework.mkdir(parents=True)
+    (framework / "toyframework.py").write_text(TOY_FRAMEWORK)
     (folder / "toyengine.py").write_text(TOY_ADAPTER)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{framework}")
     yield folder
     for name in ("toyengine", f"{engines.__name__}.toyengine"):
         sys.modules.pop(name, None)
@@ -175,6 +176,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def record_toy(kcap: Kcap, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`record_toy(text)` records the model offline with `text` for an adapter, into `tmp_path / "out"`."""
+    monkeypatch.syspath_prepend(toy / "framework")
     monkeypatch.syspath_prepend(toy)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(toy)])
     model = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "--engine-arg", "answer=42")
@@ -193,6 +195,50 @@ def test_a_new_engine_is_one_new_file(record_toy: Callable[..., Any], tmp_path: 
     assert (metadata.framework, metadata.steps) == ("Toy", {"decode": 2, "prefill": 1})
     assert metadata.totals["kernels"] == 3 * 3, "two fills and a product a step, and nothing of the warm-up"
     assert "Toy" in [framework.name for framework in frameworks.known_frameworks()]
+
+
+@pytest.mark.parametrize("file", ["tensor_rt.py", "tensor_rt/adapter.py"])
+def test_an_adapter_whose_name_has_an_underscore_is_found(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an adapter of one file, or of a folder
+    path = tmp_path / file
+    if path.parent != tmp_path:
+        path.parent.mkdir()
+        (path.parent / "__init__.py").touch()
+    path.write_text(TOY_ADAPTER.replace("Toy", "TensorRT"))
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
+    # then it is among the adapters, under its file's name
+    try:
+        assert engines.adapters()["tensor_rt"].FRAMEWORK.name == "TensorRT"
+        assert engines.of_framework("tensorrt") is engines.find("tensor_rt")
+    finally:
+        for name in ("tensor_rt", "tensor_rt.adapter"):
+            sys.modules.pop(f"{engines.__name__}.{name}", None)
+
+
+def test_the_engine_of_the_page_is_recorded_as_it_stands(
+    kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given the three files of capture/README.md, each where a reader would put it
+    page = (ROOT / "capture" / "README.md").read_text().partition("## Adding an engine")[2]
+    engine, adapter, program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    in_folder = f"from kcap.capture import engines\nengines.__path__.append({str(tmp_path / 'engines')!r})\n"
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "toy.py").write_text(adapter)
+    (tmp_path / "toyengine.py").write_text(engine)
+    (tmp_path / "toy.py").write_text(in_folder + program)
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path / "engines")])
+    # when the program is recorded
+    out = tmp_path / "toy.kcap"
+    try:
+        ran = kcap("record", "--framework", "Toy", "-o", out, "--", sys.executable, tmp_path / "toy.py")
+    finally:
+        sys.modules.pop(f"{engines.__name__}.toy", None)
+    # then it is what the page says
+    assert ran.code == 0, ran.err
+    assert "40 kernel calls (11 distinct calls) in steps: 7 decode, 1 prefill" in ran.err
+    assert kcap_package.load(out).metadata.framework == "Toy"
 
 
 HARMLESS = "    print('ValueError: Tokenizer not available', flush=True)\n"

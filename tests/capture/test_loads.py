@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from kcap.capture.controller import frameworks
 from kcap.capture.controller import run as controller_run
-from kcap.capture.controller.offline import NumbersRange
 from kcap.capture.session import as_list
 from kcap.capture.window.profiled import MOST_OFFLINE, TOKENS, profiled_loads
 from kcap.commands import record
+from kcap.commands.record import NumbersRange
 
 WORDS = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "-o")
 

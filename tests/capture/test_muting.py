@@ -254,7 +254,6 @@ import ctypes, sys
 from pathlib import Path
 import torch, kcap
 from kcap.capture.recorder import native_recorder
-from kcap.system import native_build
 native_recorder.SOURCE = Path(sys.argv[1])
 x = torch.randn(4, 4)
 with torch.no_grad(), kcap.record(sys.argv[2], recorder="native"):

@@ -35,7 +35,7 @@ class Engine:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(offline, "_stop", lambda session: None)
+    monkeypatch.setattr(offline, "close_shards", lambda session: None)
     session = Session(str(tmp_path / "shards"), check_coverage=True)
     session.write()
     workload = {"num_prompts": 2, "input_len": 4, "output_len": 1}

@@ -86,7 +86,7 @@ class JudgeActor:
 
 def _hidden(session: JudgeSession) -> list[str]:
     inside = [Path(session["root"]) / name for name in ("definitions", "workloads", "blob")]
-    return [*(folder for folder in session["hidden"] if Path(folder).is_dir()), *(str(one) for one in inside)]
+    return [*(folder for folder in session["hidden"] if Path(folder).is_dir()), *(str(folder) for folder in inside)]
 
 
 @contextmanager

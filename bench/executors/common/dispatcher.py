@@ -143,8 +143,8 @@ class Dispatcher:
 
 
 def _failed(unit: WorkUnit, workload: Workload, reason: str) -> Outcome:
-    told = {"status": "NOT_JUDGED", "reason": f"the judge failed {ATTEMPTS} times: {reason}"}
-    return Outcome.model_validate({**told, **_names(unit, workload)})
+    fields = {"status": "NOT_JUDGED", "reason": f"the judge failed {ATTEMPTS} times: {reason}"}
+    return Outcome.model_validate({**fields, **_names(unit, workload)})
 
 
 def _names(unit: WorkUnit, workload: Workload) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class WorkQueue:
                 self._busy[previous] -= 1
             if not self.waiting:
                 return None
-            unit = min(self.waiting, key=lambda one: self._rank(one, previous))
+            unit = min(self.waiting, key=lambda unit: self._rank(unit, previous))
             self.waiting.remove(unit)
             self._busy[unit.definition.name] = self._busy.get(unit.definition.name, 0) + 1
             return unit

@@ -81,10 +81,12 @@ def scratch_folder() -> Iterator[Path]:
     """A new folder below the machine's temporary one. A lock on it tells that its process lives."""
     home = Path(tempfile.gettempdir())
     _sweep(home)
-    made = Path(tempfile.mkdtemp(prefix=f".{SCRATCH_PREFIX}", dir=home))  # a name that nobody sweeps until it is locked
-    lock = os.open(made, os.O_RDONLY)
+    unlocked = Path(
+        tempfile.mkdtemp(prefix=f".{SCRATCH_PREFIX}", dir=home)
+    )  # a name that nobody sweeps until it is locked
+    lock = os.open(unlocked, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = made.rename(home / made.name[1:])
+    folder = unlocked.rename(home / unlocked.name[1:])
     try:
         yield folder
     finally:

@@ -141,7 +141,7 @@ def check_message() -> bytes:
 class Answer:
     """What a driver says; nanoseconds.
 
-    `wall_ns` is the judge's own clock around the request; `processors`, how many the candidate's cage used meanwhile.
+    `wall_ns` is the judge's own clock around the request; `processors`: how many its sandbox used meanwhile.
     """
 
     code: int

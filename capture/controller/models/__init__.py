@@ -9,8 +9,8 @@ ROOT = Path(__file__).parent
 
 def find_config(model_id: str) -> Path | None:
     """The directory with the `config.json` of `model_id` (a hub id, in any case), or None if kcap has none."""
-    known = {name.lower(): name for name in model_names()}
-    name = known.get(model_id.lower())
+    names = {name.lower(): name for name in model_names()}
+    name = names.get(model_id.lower())
     return ROOT / name if name else None
 
 

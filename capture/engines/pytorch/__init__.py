@@ -1,1 +1,1 @@
-"""Any PyTorch program: `adapter` brackets its steps, `shapes` tells what they are, `marks` is `kcap.step()`."""
+"""Any PyTorch program: `adapter` brackets its steps, `shapes` finds their phase, `marks` is `kcap.step()`."""

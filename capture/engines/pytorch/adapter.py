@@ -19,7 +19,6 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from kcap.capture import activate
 from kcap.capture.engines import Framework, Start, adapters
 from kcap.capture.engines.pytorch import marks
 from kcap.capture.engines.pytorch.shapes import OTHER, Generation, facts, shape
@@ -100,9 +99,6 @@ def _hook_generate(module: ModuleType, steps: Steps) -> None:
     wrap(module.GenerationMixin, "generate", steps.generate)
 
 
-ADAPTER = "pytorch"
-
-
 TAP = "steps"
 
 
@@ -163,7 +159,7 @@ class Steps:
 
     def _ready(self, of_process: Callable[[], dict[str, Any]]) -> Window | None:
         """The window, opened at the first step."""
-        self._window = activate.window_of(ADAPTER)
+        self._window = self._window and self._window.current()
         if self._window is not None and self._opened is not self._window:
             self._opened = self._window
             left_out = engine_left_out()
@@ -234,7 +230,7 @@ class Steps:
 
     def say_if_none_ran(self) -> None:
         """At the process's exit."""
-        if self._opened is None and self._window is not None and activate.window_of(ADAPTER) is self._window:
+        if self._opened is None and self._window is not None and self._window.current() is self._window:
             self._window.tap_absent(TAP, NONE_RAN)
 
 
@@ -250,5 +246,5 @@ def engine_left_out() -> str:
     from kcap.capture.engines import excluding_setting
 
     imported = [engine.FRAMEWORK for engine in adapters().values() if engine.FRAMEWORK.package in sys.modules]
-    found = {framework.name: excluding_setting(framework.name) for framework in imported}
-    return "; ".join(f"{setting} leaves kcap out of {name}" for name, setting in found.items() if setting)
+    settings = {framework.name: excluding_setting(framework.name) for framework in imported}
+    return "; ".join(f"{setting} leaves kcap out of {name}" for name, setting in settings.items() if setting)

@@ -40,14 +40,14 @@ def shape(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], generation
     model = pretrained(module)
     if model is None:
         return OTHER
-    given = _named(model, args, kwargs)
-    tokens = _first(given, TOKENS)
+    arguments = _named(model, args, kwargs)
+    tokens = _first(arguments, TOKENS)
     if tokens is None:
         return OTHER
     sequences, new = tokens
-    if given.get("cu_seq_lens_q") is not None:  # packed: which sequences decode, the device knows
+    if arguments.get("cu_seq_lens_q") is not None:  # packed: which sequences decode, the device knows
         return StepShape("other", [new] * sequences, [])
-    cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
+    cache = next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
     past = _length(cache)
     if past is None and generation is not None:
         past = generation.computed.get(id(model), 0)
@@ -67,11 +67,11 @@ def _phase(past: int, new: int, prompt: int | None) -> str:
 
 def pretrained(module: Any) -> Any:
     """`module` if it is a transformers model, else the outermost one in it; None where there is none."""
-    known = sys.modules.get("transformers.modeling_utils")
-    if known is None or isinstance(module, known.PreTrainedModel):
-        return module if known else None
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None or isinstance(module, modeling.PreTrainedModel):
+        return module if modeling else None
     if module not in _pretrained_parts:
-        inner = next((part for part in module.modules() if isinstance(part, known.PreTrainedModel)), None)
+        inner = next((part for part in module.modules() if isinstance(part, modeling.PreTrainedModel)), None)
         _pretrained_parts[module] = weakref.ref(inner) if inner is not None else lambda: None
     return _pretrained_parts[module]()
 
@@ -106,10 +106,10 @@ def _parameters(kind: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(kind.forward).parameters)[1:]
 
 
-def _first(given: dict[str, Any], names: Sequence[str]) -> tuple[int, int] | None:
+def _first(arguments: dict[str, Any], names: Sequence[str]) -> tuple[int, int] | None:
     """The first two sizes of the first tensor there that has them."""
     for name in names:
-        sizes: Sequence[int] = getattr(given.get(name), "shape", ())
+        sizes: Sequence[int] = getattr(arguments.get(name), "shape", ())
         if len(sizes) > 1:
             return int(sizes[0]), int(sizes[1])
     return None

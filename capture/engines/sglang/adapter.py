@@ -94,7 +94,7 @@ def _wrap(owner: type, name: str, around: Around) -> None:
 
 
 def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Groups) -> None:
-    def made(original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    def initialize(original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         try:
             window.start(**_facts(scheduler))
@@ -102,7 +102,7 @@ def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Gr
         except Exception as error:
             window.failed(error)
 
-    _wrap(module.Scheduler, "__init__", made)
+    _wrap(module.Scheduler, "__init__", initialize)
     _wrap(module.Scheduler, "run_batch", steps.run_batch)
 
 
@@ -165,7 +165,7 @@ class Steps:
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         self._forwards += 1
         if not self._window.following:
-            self._window.settle()
+            self._window.finish_profiling()
             return original(*args, **kwargs)
         batch = args[0] if args else kwargs.get("forward_batch")
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)

@@ -72,8 +72,8 @@ class Captures:
     def of(self, key: Any, backend: Any, scope: str) -> _Capture:
         """A context in which `backend` captures the graphs of `key`."""
         size, runner = getattr(key, "size", key), self._runners.get(backend, lambda: None)()
-        found = {"size": size * _tokens(runner)} if isinstance(size, int) else {}
-        return _Capture(self._local, {**found, "scope": scope})
+        tokens = {"size": size * _tokens(runner)} if isinstance(size, int) else {}
+        return _Capture(self._local, {**tokens, "scope": scope})
 
 
 class _Capture:
@@ -89,5 +89,5 @@ class _Capture:
 
 def _tokens(runner: Any) -> int:
     """A decode runner counts requests, a prefill runner tokens."""
-    found = (getattr(runner, name, None) for name in TOKENS_OF_A_REQUEST)
-    return next((tokens for tokens in found if isinstance(tokens, int)), 1)
+    counts = (getattr(runner, name, None) for name in TOKENS_OF_A_REQUEST)
+    return next((tokens for tokens in counts if isinstance(tokens, int)), 1)

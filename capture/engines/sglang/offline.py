@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from kcap.capture.session import Prompt, Session, Workload, read_session
-from kcap.capture.shards.counts import all_closed, close_shards
+from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
 
 LEAST_CACHE = 4096  # tokens
@@ -71,7 +71,7 @@ def _generate(engine: Any, loads: list[list[Prompt]], tokens: int, session: Sess
     outputs: list[list[int]] = []
     for load in loads:
         outputs += _run(engine, load, tokens)
-        if session.steps is not None and _closed(session):
+        if session.steps is not None and window_over(Path(session.directory)):
             break
     return outputs + [[] for _ in range(sum(map(len, loads)) - len(outputs))]
 
@@ -107,14 +107,9 @@ def _ending(engine: Any, session: Session) -> Iterator[None]:
 def _abort_when_closed(engine: Any, session: Session, over: threading.Event) -> None:
     """Asked for again and again, for a request may still be on its way to the scheduler."""
     while not over.wait(POLL):
-        if _closed(session):
+        if window_over(Path(session.directory)):
             abort = functools.partial(engine.tokenizer_manager.abort_request, abort_all=True)
             engine.loop.call_soon_threadsafe(abort)
-
-
-def _closed(session: Session) -> bool:
-    directory = Path(session.directory)
-    return any(directory.glob("*.counts")) and all_closed(directory)
 
 
 def _forget_prompts(engine: Any) -> None:

@@ -75,8 +75,8 @@ def _graph(groups: Groups) -> dict[str, Any]:
         return {}
     forward = context.get_forward_context()
     batch, mode = forward.batch_descriptor, forward.cudagraph_runtime_mode.name.lower()
-    known: dict[str, Any] = {} if batch is None else {"size": batch.num_tokens}
-    return known | ({"scope": mode} if mode in ("full", "piecewise") else {})
+    facts: dict[str, Any] = {} if batch is None else {"size": batch.num_tokens}
+    return facts | ({"scope": mode} if mode in ("full", "piecewise") else {})
 
 
 def _hook_graphs(module: ModuleType, window: Window) -> None:
@@ -174,7 +174,7 @@ class Steps:
 
     def execute_model(self, original: Around, runner: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run") or self._staged or not self._window.following:
-            self._window.settle()
+            self._window.finish_profiling()
             return original(scheduled, *args, **kwargs)
         began = self._begin(scheduled)
         try:

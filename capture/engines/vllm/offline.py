@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from kcap.capture.session import Prompt, Session, Workload, read_session
-from kcap.capture.shards.counts import all_closed
+from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
-
-RESULT = "outputs.json"
 
 
 def main(job_file: str) -> None:
@@ -30,7 +27,7 @@ def main(job_file: str) -> None:
         _forget_prompts(llm)
         session.profile_file.unlink()
     outputs = _generate(llm, loads, workload.output_len, session)
-    _stop(session)
+    close_shards(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
 
@@ -73,26 +70,13 @@ def _finish(engine: Any, done: dict[int, list[int]], session: Session) -> bool:
     while engine.has_unfinished_requests():
         for output in engine.step():
             done[_number(output.request_id)] = list(output.outputs[0].token_ids)
-        if session.steps is not None and _closed(session):
+        if session.steps is not None and window_over(Path(session.directory)):
             return False
     return True
 
 
 def _number(request_id: str) -> int:
     return int(request_id.split("-")[0])
-
-
-def _closed(session: Session) -> bool:
-    directory = Path(session.directory)
-    return any(directory.glob("*.counts")) and all_closed(directory)
-
-
-def _stop(session: Session, patience: float = 10.0) -> None:
-    """Ask every process to close its shard, and give them time for it."""
-    session.stop_file.touch(mode=0o600)
-    deadline = time.monotonic() + patience
-    while not all_closed(Path(session.directory)) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -103,10 +103,10 @@ class _Work:
                 queues[ran.function].append(ran)
         for launch, event in sorted(self._launched, key=lambda pair: (pair[0].at, pair[1].start)):
             function = self._functions.match(event.name)
-            found = self._nth(function, queues[function]) if function else self._by_stack(launch)
-            if isinstance(found, Ran) and function is None:
-                learnt[event.name].add(found.base)
-            self._plain.append((event, found))
+            owner = self._nth(function, queues[function]) if function else self._by_stack(launch)
+            if isinstance(owner, Ran) and function is None:
+                learnt[event.name].add(owner.base)
+            self._plain.append((event, owner))
 
     def _nth(self, function: str, calls: list[Ran]) -> Ran | str:
         number = self._function_counts[function]
@@ -134,10 +134,12 @@ class _Work:
                 yield from attribute_replay(events, graph, learnt)
 
     def attributed(self, learnt: KernelOperators) -> Attributed:
-        found = [(event, each, False) for event, each in self._plain + self.lost]
-        found += [(event, each, True) for event, each in self._of_graphs(learnt)]
-        found.sort(key=lambda item: item[0].start)
-        kernels = [_kernel(event, each, graph, self._times(event, found[0][0])) for event, each, graph in found]
+        attributions = [(event, owner, False) for event, owner in self._plain + self.lost]
+        attributions += [(event, owner, True) for event, owner in self._of_graphs(learnt)]
+        attributions.sort(key=lambda item: item[0].start)
+        kernels = [
+            _kernel(event, owner, graph, self._times(event, attributions[0][0])) for event, owner, graph in attributions
+        ]
         return Attributed(self.step.index, kernels, list(self._disagreements()))
 
     def _times(self, event: Gpu, first: Gpu) -> dict[str, float]:
@@ -170,9 +172,9 @@ def _more(name: str) -> str:
     return f"{name} ran more often than it was recorded"
 
 
-def _kernel(event: Gpu, found: Ran | str, graph: bool, times: dict[str, float]) -> KernelTime:
-    reason = found if isinstance(found, str) else of_region(found.base) if found.region else None
-    call = found.call if isinstance(found, Ran) and reason is None else None
+def _kernel(event: Gpu, owner: Ran | str, graph: bool, times: dict[str, float]) -> KernelTime:
+    reason = owner if isinstance(owner, str) else of_region(owner.base) if owner.region else None
+    call = owner.call if isinstance(owner, Ran) and reason is None else None
     return KernelTime(name=event.name, us=event.us, call=call, reason=reason, graph=graph, **times)
 
 
@@ -212,8 +214,8 @@ def _by_nodes(events: list[Gpu], graph: Replayed) -> list[Attribution] | None:
     owners = graph.owners(len(events))
     if owners is None or not _names_agree(events, owners, graph):
         return None
-    found = (CAPTURED_OUTSIDE if owner is None else graph.calls[owner] for owner in owners)
-    return list(zip(events, found, strict=True))
+    calls = (CAPTURED_OUTSIDE if owner is None else graph.calls[owner] for owner in owners)
+    return list(zip(events, calls, strict=True))
 
 
 def _names_agree(events: list[Gpu], owners: list[int | None], graph: Replayed) -> bool:

@@ -37,7 +37,7 @@ def summarize(steps: Iterable[StepCoverage]) -> CoverageSummary:
     modes = {mode: [step for step in steps if step.mode == mode] for mode in MODES}
     return CoverageSummary(
         **_share(steps).model_dump(),
-        by_mode={mode: _share(those) for mode, those in modes.items() if those},
+        by_mode={mode: _share(of_mode) for mode, of_mode in modes.items() if of_mode},
         unexplained=_unexplained(steps)[:MOST_UNEXPLAINED],
         disagreements=_disagreements(steps)[:MOST_UNEXPLAINED],
         disagreeing_steps=sum(bool(step.disagreements) for step in steps),
@@ -61,21 +61,21 @@ def _unexplained(steps: list[StepCoverage]) -> list[Unexplained]:
         for kernel in step.kernels:
             if kernel.call is None:
                 times[kernel.name, kernel.reason or ""].append(kernel.us)
-    found = [
+    unexplained = [
         Unexplained(name=name, reason=reason, count=len(each), us=_sum(each)) for (name, reason), each in times.items()
     ]
-    return sorted(found, key=lambda item: (-item.us, item.name, item.reason))
+    return sorted(unexplained, key=lambda item: (-item.us, item.name, item.reason))
 
 
 def _disagreements(steps: list[StepCoverage]) -> list[Disagreement]:
-    profiled, recorded, apart = Counter[str](), Counter[str](), Counter[str]()
-    for found in (each for step in steps for each in step.disagreements):
-        profiled[found.operator] += found.profiled
-        recorded[found.operator] += found.recorded
-        apart[found.operator] += abs(found.profiled - found.recorded)
+    profiled, recorded, difference = Counter[str](), Counter[str](), Counter[str]()
+    for disagreement in (disagreement for step in steps for disagreement in step.disagreements):
+        profiled[disagreement.operator] += disagreement.profiled
+        recorded[disagreement.operator] += disagreement.recorded
+        difference[disagreement.operator] += abs(disagreement.profiled - disagreement.recorded)
     return [
         Disagreement(operator=name, profiled=profiled[name], recorded=recorded[name])
-        for name, _ in sorted(apart.items(), key=lambda item: (-item[1], item[0]))
+        for name, _ in sorted(difference.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 

@@ -130,8 +130,8 @@ class Spans:
 
     def begun(self, time: float) -> Span | None:
         """The last span that began until then."""
-        found = bisect_right(self._starts, time)
-        return self._spans[found - 1] if found else None
+        after = bisect_right(self._starts, time)
+        return self._spans[after - 1] if after else None
 
 
 class ThreadStacks:
@@ -202,8 +202,8 @@ def align(occurrences: list[Occurrence], step: ProfiledStep) -> Counter[str]:
     calls: dict[str, list[Ran]] = defaultdict(list)
     for ran in step.ran():
         calls[ran.base].append(ran)
-    for name, those in calls.items():
-        queues[name] = iter(those)
+    for name, of_name in calls.items():
+        queues[name] = iter(of_name)
     for occurrence in occurrences:
         occurrence.detail = _is_detail(occurrence)
         if not occurrence.aten and not occurrence.detail:

@@ -118,30 +118,30 @@ class _Reader:
         for ops in trace.ops.values():
             ops.sort(key=lambda op: (op.start, -op.end))
         trace.spans.sort(key=lambda span: span.start)
-        self._place_launches()
+        self._move_launches()
         return trace
 
     def _event(self, event: dict[str, Any], kind: Any, name: Any) -> None:
         start, us = _number(event.get("ts")), _number(event.get("dur", 0))
         if not isinstance(name, str) or not isinstance(kind, str) or start is None or us is None or us < 0:
             return
-        given = event.get("args")
-        args = given if isinstance(given, dict) else {}
+        members = event.get("args")
+        args = members if isinstance(members, dict) else {}
         thread = (_id(event.get("pid")), _id(event.get("tid")))
         if kind in _CPU:
             self._cpu(name, start, start + us, thread, _integer(args.get("External id")))
         elif kind in _LAUNCHES:
             self._launch(Launch(start, start + us, thread, name), args)
         elif kind in _GPU:
-            node = next((found for key in _NODE_KEYS if (found := _integer(args.get(key))) is not None), None)
+            node = next((number for key in _NODE_KEYS if (number := _integer(args.get(key))) is not None), None)
             stream = _integer(args.get("stream")) or 0
             self.trace.gpu.append(Gpu(start, us, name, _integer(args.get("correlation")), stream, node))
 
     def _cpu(self, name: str, start: float, end: float, thread: Thread, external: int | None) -> None:
         if external is not None:
             self._external[external] = thread
-        if found := _STEP.fullmatch(name):
-            self.trace.spans.append(Span(start, end, int(found[1]), thread))
+        if match := _STEP.fullmatch(name):
+            self.trace.spans.append(Span(start, end, int(match[1]), thread))
         elif _OPERATOR.fullmatch(name.removeprefix(CALL)):
             self.trace.ops.setdefault(thread, []).append(Op(start, end, name.removeprefix(CALL)))
 
@@ -153,12 +153,12 @@ class _Reader:
         if external is not None:
             self._launched_by[correlation] = external
 
-    def _place_launches(self) -> None:
-        """A launch on a thread that the profiler names otherwise than its operators': the operator's id tells."""
-        known = {*self.trace.ops, *(span.thread for span in self.trace.spans)}
+    def _move_launches(self) -> None:
+        """Move launches whose thread the profiler names differently from its operators' to the operator's thread."""
+        threads = {*self.trace.ops, *(span.thread for span in self.trace.spans)}
         for correlation, external in self._launched_by.items():
             launch = self.trace.launches[correlation]
-            if launch.thread not in known and external in self._external:
+            if launch.thread not in threads and external in self._external:
                 self.trace.launches[correlation] = launch._replace(thread=self._external[external])
 
 

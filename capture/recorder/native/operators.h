@@ -10,7 +10,6 @@
 #include <set>
 #include <unordered_map>
 
-#include "hash.h"
 #include "json.h"
 
 namespace kcap {
@@ -55,7 +54,7 @@ inline bool is_allocation(std::string_view base) {
 }
 
 // A view returns an alias of an argument and writes nothing. `reshape`, `to` and `contiguous` may copy: they are
-// settled from their arguments when the Recording is written.
+// decided from their arguments when the Recording is written.
 inline bool is_view(const c10::FunctionSchema& schema) {
   bool given = false, aliases = false;  // what a rank receives may be said to alias, and no argument to
   for (const auto& argument : schema.arguments()) {

@@ -55,8 +55,8 @@ def bound_in(frame: FrameType | None, value: object) -> tuple[Mapping[str, Any],
     for _ in range(MOST_FRAMES):
         if frame is None:
             return None
-        for name, known in list(frame.f_globals.items()):
-            if known is value:
+        for name, held in list(frame.f_globals.items()):
+            if held is value:
                 return frame.f_globals, name
         frame = frame.f_back
     return None
@@ -107,10 +107,10 @@ class Annotations:
         if self._methods.on and hasattr(owner, "define_kernel"):
             self._methods.around(owner, "define_kernel", self._define)
 
-    def _define(self, original: Callable[..., str], scheduling: Any, *given: Any, **named: Any) -> str:
-        name = original(scheduling, *given, **named)
+    def _define(self, original: Callable[..., str], scheduling: Any, *args: Any, **kwargs: Any) -> str:
+        name = original(scheduling, *args, **kwargs)
         try:
-            annotate(name, given[1])
+            annotate(name, args[1])
         except Exception as error:
             self.trouble = f", comments not completed ({type(error).__name__}: {str(error)[:120]!r})"
         return name
@@ -125,10 +125,10 @@ def annotate(name: str, nodes: Any) -> None:
     line: Any = wrapper.lines[-1] if wrapper.lines else None
     if getattr(line, "kernel_name", None) != name or not hasattr(line, "metadata") or wrapper.comment != "#":
         return  # what was defined before is only called again
-    single = [one for node in nodes if hasattr(node, "get_nodes") for one in node.get_nodes()]
-    told = line.metadata or "\n".join(get_kernel_metadata(single, wrapper))
-    if HEAD in told:
-        line.metadata = _comment("\n".join([told, *(LINE + text for text in _missing(single))]))
+    single = [part for node in nodes if hasattr(node, "get_nodes") for part in node.get_nodes()]
+    comment = line.metadata or "\n".join(get_kernel_metadata(single, wrapper))
+    if HEAD in comment:
+        line.metadata = _comment("\n".join([comment, *(LINE + text for text in _missing(single))]))
 
 
 def _comment(text: str) -> str:
@@ -140,11 +140,11 @@ def _comment(text: str) -> str:
 
 def _missing(single: list[Any]) -> Iterator[str]:
     """`%empty = buf4`: the wrapper's name of a node or buffer; `%arg0_1 = s72`; the nodes that torch left out."""
-    given = dict(_buffers(single, "reads"))
-    made = dict(_buffers(single, "writes"))
-    yield from (f"%{name} = {known}" for name, known in {**given, **made}.items() if name != known)
-    origins = {node for one in single if one.node for node in one.node.origins if node.op == "call_function"}
-    reached = _Reached({node.name for node in origins} | (set(given) - set(made)))
+    reads = dict(_buffers(single, "reads"))
+    writes = dict(_buffers(single, "writes"))
+    yield from (f"%{name} = {real}" for name, real in {**reads, **writes}.items() if name != real)
+    origins = {node for part in single if part.node for node in part.node.origins if node.op == "call_function"}
+    reached = _Reached({node.name for node in origins} | (set(reads) - set(writes)))
     for node in sorted(origins, key=lambda node: node.name):
         for operand in node.all_input_nodes:
             reached.reach(operand, MOST_VIEWS)
@@ -156,8 +156,8 @@ def _buffers(single: list[Any], accesses: str) -> Iterator[tuple[str, str]]:
     from torch._inductor.virtualized import V
 
     real_names = V.graph.scheduler.mutation_real_name
-    for one in single:
-        for access in getattr(one.read_writes, accesses):
+    for part in single:
+        for access in getattr(part.read_writes, accesses):
             real = real_names.get(access.name, access.name)
             yield access.name, real
             for name in dict.fromkeys((access.name, real)):
@@ -190,10 +190,10 @@ class _Reached:
     def _line(self, node: Any, depth: int) -> str | None:
         if type(value := node.meta.get("val")).__name__ == "SymInt":
             return f"%{node.name} = {value}"
-        given = node.all_input_nodes
-        if node.op != "call_function" or not given or not depth or not _selects(node.target):
+        operands = node.all_input_nodes
+        if node.op != "call_function" or not operands or not depth or not _selects(node.target):
             return None
-        reached = [self.reach(one, depth - 1) for one in given]
+        reached = [self.reach(operand, depth - 1) for operand in operands]
         return node.format_node(include_tensor_metadata=True) if all(reached) else None
 
 
@@ -202,4 +202,4 @@ def _selects(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return getattr(target, "__name__", "") == "getitem"
-    return any(given.alias_info and not given.alias_info.is_write for given in schema.arguments)
+    return any(argument.alias_info and not argument.alias_info.is_write for argument in schema.arguments)

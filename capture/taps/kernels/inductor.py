@@ -67,15 +67,15 @@ class Inductor(CompiledKernels):
 
     @contained
     def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:
-        known = self._grids.setdefault(tuner, {})
+        launches = self._grids.setdefault(tuner, {})
         numbers = tuple(value for value in args if isinstance(value, int))
-        if numbers not in known:
-            if len(known) >= MOST_LAUNCHES:
-                known.clear()
-            known[numbers] = self._describe(tuner, args)
-        elif known[numbers][1] is None:
+        if numbers not in launches:
+            if len(launches) >= MOST_LAUNCHES:
+                launches.clear()
+            launches[numbers] = self._describe(tuner, args)
+        elif launches[numbers][1] is None:
             self.launches.lost += 1
-        kernel, launch, own = known[numbers]
+        kernel, launch, own = launches[numbers]
         if launch is not None and launch != NOTHING:
             self.listener.launched(kernel.operator, launch, [args[i] for i in own])
 
@@ -102,8 +102,8 @@ class Inductor(CompiledKernels):
 
 def _fragment(tuner: Any) -> str | None:
     """What the generated code that runs `tuner` says of it."""
-    place = bound_in(sys._getframe(1), tuner)
-    return fragment_of(*place) if place else None
+    binding = bound_in(sys._getframe(1), tuner)
+    return fragment_of(*binding) if binding else None
 
 
 def _given(tuner: Any) -> list[str]:
@@ -116,17 +116,17 @@ def _given(tuner: Any) -> list[str]:
 def _constants(tuner: Any) -> dict[str, Any]:
     """What the kernel was specialized on, by the names of its parameters."""
     names = tuner.fn.arg_names
-    found = {}
+    constants = {}
     for key, value in tuner.triton_meta.get("constants", {}).items():
         index = key[0] if isinstance(key, tuple) else key
-        found[names[index] if isinstance(index, int) else index] = value
-    return found
+        constants[names[index] if isinstance(index, int) else index] = value
+    return constants
 
 
-def _grid(tuner: Any, config: Any, given: dict[str, Any]) -> tuple[int, ...]:
+def _grid(tuner: Any, config: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
     from torch._inductor.runtime.triton_heuristics import GridExpr
 
-    return tuple(GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(given))
+    return tuple(GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(arguments))
 
 
 MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
@@ -229,10 +229,10 @@ class _CppKernel:
         self.name: str | None = None
         self._fragment: str | None = None
 
-    def bound(self, place: tuple[Mapping[str, Any], str] | None) -> None:
+    def bound(self, binding: tuple[Mapping[str, Any], str] | None) -> None:
         """Take the name, and what the generated code that binds the kernel there says of it."""
-        self.name = _human_name(place[1]) if place else "fused"
-        self._fragment = fragment_of(*place) if place else None
+        self.name = _human_name(binding[1]) if binding else "fused"
+        self._fragment = fragment_of(*binding) if binding else None
 
     def numbers(self, listener: Externals) -> tuple[int, int | None]:
         if self._numbers is None:

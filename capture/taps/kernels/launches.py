@@ -143,10 +143,10 @@ class Launches:
 
     def health(self) -> tuple[str, str]:
         """Status and detail of the tap that sees these kernels."""
-        told = f"{self.kernels} kernels{self.unread_text()}"
+        summary = f"{self.kernels} kernels{self.unread_text()}"
         if self.lost:
-            return "off", f"{told}; {self.lost} launches are not recorded: too many different ones"
-        return "ok", told
+            return "off", f"{summary}; {self.lost} launches are not recorded: too many different ones"
+        return "ok", summary
 
     def unread_text(self) -> str:
         """What to say of the sources that could not be read."""

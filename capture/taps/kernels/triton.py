@@ -107,9 +107,9 @@ class Triton(CompiledKernels):
         return self._listens(False) and self.listener.enter("triton::autotune", [], work=False)
 
     @contained
-    def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, given: dict[str, Any], enter: bool = False) -> bool:
-        options = {name: value for name, value in given.items() if name not in bound and name not in ENGINE_OPTIONS}
-        return self._tell(fn, bound, grid, given.get("num_warps"), given.get("num_stages"), options, enter)
+    def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, kwargs: dict[str, Any], enter: bool = False) -> bool:
+        options = {name: value for name, value in kwargs.items() if name not in bound and name not in ENGINE_OPTIONS}
+        return self._tell(fn, bound, grid, kwargs.get("num_warps"), kwargs.get("num_stages"), options, enter)
 
     def _tell(
         self,

@@ -100,8 +100,8 @@ def _decorator(fn: Any) -> str:
         return "triton.constexpr_function"
     if kind not in ("JITFunction", "InterpretedFunction"):
         raise Unreadable(f"a {kind} is not read yet")
-    given = vars(fn) | getattr(fn, "kwargs", {})
-    settings = {name: given[name] for name in SETTINGS if given.get(name)}
+    options = vars(fn) | getattr(fn, "kwargs", {})
+    settings = {name: options[name] for name in SETTINGS if options.get(name)}
     text = ", ".join(f"{name}={list(v) if isinstance(v, list | tuple) else v!r}" for name, v in settings.items())
     return f"triton.jit({text})" if text else "triton.jit"
 
@@ -164,10 +164,10 @@ def names_of(function: ast.FunctionDef) -> Names:
         for name, attribute in _reads(nodes):
             if name not in hidden:
                 names.used.add(name)
-                known = names.attributes.setdefault(name, set())
-                names.attributes[name] = known | {attribute} if known is not None and attribute else None
-    said = [argument.annotation for argument in _arguments(arguments) if argument.annotation]
-    annotations = [*said, *([function.returns] if function.returns else [])]
+                attributes = names.attributes.setdefault(name, set())
+                names.attributes[name] = attributes | {attribute} if attributes is not None and attribute else None
+    annotations = [argument.annotation for argument in _arguments(arguments) if argument.annotation]
+    annotations += [function.returns] if function.returns else []
     names.annotations = {name for name, _ in _reads(annotations)} - names.used
     return names
 
@@ -204,8 +204,8 @@ def _reads(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str | None]]:
 def well_known(name: str) -> Any:
     """What `name` means in the modules that inductor generates; KeyError if they do not have it."""
     module, attribute = WELL_KNOWN[name]
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    imported = importlib.import_module(module)
+    return getattr(imported, attribute) if attribute else imported
 
 
 def import_line(name: str, value: Any) -> str | None:

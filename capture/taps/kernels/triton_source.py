@@ -77,13 +77,13 @@ def read_source(fn: Any) -> Source:
     """
     kernel = unwrap(fn)
     key = id(kernel)
-    known = _known.get(key)
-    if known is None or known.function() is not kernel or known.text is not getattr(kernel, "src", None):
+    entry = _known.get(key)
+    if entry is None or entry.function() is not kernel or entry.text is not getattr(kernel, "src", None):
         function = weakref.ref(kernel, lambda _: _known.pop(key, None))
-        known = _known[key] = _Known(function, getattr(kernel, "src", None), _read(kernel))
-    if isinstance(known.source, str):
-        raise Unreadable(known.source)
-    return known.source
+        entry = _known[key] = _Known(function, getattr(kernel, "src", None), _read(kernel))
+    if isinstance(entry.source, str):
+        raise Unreadable(entry.source)
+    return entry.source
 
 
 def _read(kernel: Any) -> Source | str:
@@ -123,8 +123,8 @@ class _Module:
         return Source(self.text(), function, name)
 
     def taken(self, name: str) -> bool:
-        given = (*self.imports, *self.constants, *self.functions)
-        return name in given or keyword.iskeyword(name) or hasattr(builtins, name)
+        names = (*self.imports, *self.constants, *self.functions)
+        return name in names or keyword.iskeyword(name) or hasattr(builtins, name)
 
     def text(self) -> str:
         """Imports, constants, functions."""
@@ -175,7 +175,7 @@ class _Module:
 
     def put(self, table: dict[str, str], name: str, text: str) -> None:
         """Give `name` its meaning; Unreadable if it has another one already."""
-        for known in (self.imports, self.constants, self.functions):
-            if known.get(name, text) != text:
+        for definitions in (self.imports, self.constants, self.functions):
+            if definitions.get(name, text) != text:
                 raise Unreadable(f"two different things are called '{name}' in it and in what it calls")
         table[name] = text

@@ -57,15 +57,15 @@ class Plans:
         return plan
 
     def of(self, planned: Any) -> Pairs:
-        """What the object's next run is to be told of: its plan, and the plain values that it was made with."""
+        """What the object's next run is reported with: its plan, and the plain values that it was made with."""
         return self._latest.get(planned, []) + list(self._facts(planned))
 
-    def _facts(self, made: Any) -> Iterator[tuple[str, Any]]:
-        kind = type(made)
+    def _facts(self, wrapper: Any) -> Iterator[tuple[str, Any]]:
+        kind = type(wrapper)
         if kind not in self._made_with:
             self._made_with[kind] = binder(kind).positional
         for name in self._made_with[kind]:
-            value = vars(made).get(f"_{name}", vars(made).get(name))
+            value = vars(wrapper).get(f"_{name}", vars(wrapper).get(name))
             if isinstance(value, str | bool | int | float):
                 yield f"init.{name}", value
 
@@ -85,16 +85,16 @@ def _is_of(value: Any, module: ModuleType) -> bool:
     return isinstance(value, type | FunctionType) and value.__module__ == module.__name__
 
 
-def _methods(made: type, api: Marks | Exports, calls: Calls, plans: Plans) -> Iterator[tuple[Any, str, Function]]:
+def _methods(kind: type, api: Marks | Exports, calls: Calls, plans: Plans) -> Iterator[tuple[Any, str, Function]]:
     functions = {
         name: value
-        for name, value in namespace(made).items()
+        for name, value in namespace(kind).items()
         if isinstance(value, FunctionType) and not name.startswith("_")
     }
-    marked = {name for name, value in functions.items() if api.has(value, made)}
+    marked = {name for name, value in functions.items() if api.has(value, kind)}
     for name, value in functions.items():
         if name in marked or (marked and name in PLANS):
-            yield made, name, _wrap(value, f"{made.__name__}.{value.__name__}", calls, plans)
+            yield kind, name, _wrap(value, f"{kind.__name__}.{value.__name__}", calls, plans)
 
 
 class Marks:
@@ -104,7 +104,7 @@ class Marks:
         path = Path(getattr(module, "__file__", None) or "")
         self._lines = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".py" else []
 
-    def has(self, function: Any, made: type | None = None) -> bool:
+    def has(self, function: Any, owner: type | None = None) -> bool:
         """Whether the decorator was applied to it."""
         if hasattr(function, "fi_trace") or hasattr(function, MARK):
             return True
@@ -123,9 +123,9 @@ class Exports:
     def __init__(self) -> None:
         self._exported = {id(value) for value in namespace(sys.modules[PACKAGE]).values()}
 
-    def has(self, function: Any, made: type | None = None) -> bool:
+    def has(self, function: Any, owner: type | None = None) -> bool:
         """Whether it is exported, or a known method of an exported class."""
-        return id(made or function) in self._exported and (made is None or function.__name__ in METHODS)
+        return id(owner or function) in self._exported and (owner is None or function.__name__ in METHODS)
 
 
 def _wrap(function: Function, name: str, calls: Calls, plans: Plans) -> Function:

@@ -28,7 +28,7 @@ Describe = Callable[[Sequence[Any], Mapping[str, Any]], Pairs]
 
 
 class Listener(Protocol):
-    """What a tap tells of each call."""
+    """What a tap reports each call to."""
 
     @property
     def listening(self) -> bool:
@@ -173,12 +173,12 @@ class LibraryTap:
         self._patches.rebind_all(module for _, module in modules if isinstance(module, ModuleType))
 
     def _replace_in(self, module: ModuleType) -> int:
-        found = list(self._find(module, self.calls))
-        for holder, name, wrapper in found:
+        functions = list(self._find(module, self.calls))
+        for holder, name, wrapper in functions:
             self._patches.replace(holder, name, wrapper)
-        for holder in {holder for holder, _, _ in found if isinstance(holder, type)}:
+        for holder in {holder for holder, _, _ in functions if isinstance(holder, type)}:
             self._patches.rebind(holder)
-        return len(found)
+        return len(functions)
 
     def _is_own(self, name: str) -> bool:
         return any(name == package or name.startswith(f"{package}.") for package in self._packages)

@@ -56,12 +56,12 @@ def _recorded(function_type: Any, calls: Calls) -> Any:
 
         @classmethod
         def of(cls, function: Any, name: str) -> Any:
-            made = cls.__new__(cls)
-            made.operator = f"tvm::{re.sub(r'[^A-Za-z0-9_]', '_', name)}"
+            recorded = cls.__new__(cls)
+            recorded.operator = f"tvm::{re.sub(r'[^A-Za-z0-9_]', '_', name)}"
             if hasattr(function, "release_gil"):
-                made.release_gil = function.release_gil
-            made.__move_handle_from__(function)
-            return made
+                recorded.release_gil = function.release_gil
+            recorded.__move_handle_from__(function)
+            return recorded
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or not listener.listening:

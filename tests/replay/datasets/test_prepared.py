@@ -28,8 +28,8 @@ def prepared(of: Definition) -> PreparedReference:
 def test_the_reference_is_called_by_name_and_a_solution_by_position() -> None:
     row, column = tensor("float32", "N"), tensor("float32", "M")
     ready = prepared(definition({"x": row, "y": column}, {"N": 4, "M": 5}, reference="def run(y, x):\n    return x\n"))
-    assert [len(value) for value in ready.made.inputs] == [4, 5]
-    assert torch.equal(ready.reference(*ready.arguments), ready.made.inputs[0])
+    assert [len(value) for value in ready.inputs.inputs] == [4, 5]
+    assert torch.equal(ready.reference(*ready.arguments), ready.inputs.inputs[0])
     assert ready.notes == ["called by name, by position it would fail: its reference takes y, x"]
 
 

@@ -22,7 +22,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_cpu, "LEAST_S", 0.001)
+    monkeypatch.setattr(measure_cpu, "MIN_SECONDS", 0.001)
     monkeypatch.setattr(measure_cpu, "LARGEST", 1 << 24)
     monkeypatch.setattr(measure_cpu, "MATRICES", (64,))
 

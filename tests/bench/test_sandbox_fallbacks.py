@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cages import NAMESPACES, Judge, Report
-from test_cage import HERE, NAMED, NAMED_IN_CHILDREN, held, needs
+from sandboxes import NAMESPACES, Judge, Report
+from test_sandbox import HERE, NAMED, NAMED_IN_CHILDREN, held, needs
 
 PLAIN = 65000
 EVERYTHING = (*NAMESPACES, "own user", "no capabilities", "landlock", "seccomp")
@@ -57,7 +57,7 @@ def without(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 def test_what_is_left_out_is_said_and_the_rest_holds(judge: Judge, without: tuple[str, ...]) -> None:
-    report = judge.cage("nothing", without=without)
+    report = judge.sandbox("nothing", without=without)
     assert report.ended == "exit code 0"
     assert not set(without) & set(report.held)
     assert {name for name in without if name in report.refused} >= set(without) & HERE - {"no capabilities"}
@@ -66,9 +66,9 @@ def test_what_is_left_out_is_said_and_the_rest_holds(judge: Judge, without: tupl
 
 
 def test_nothing_outlives_the_solution(judge: Judge, without: tuple[str, ...]) -> None:
-    assert judge.cage("daemons", False, without=without).left_nothing()
-    assert judge.cage("kill_parent_after_daemons", without=without, seconds=0.3).left_nothing()
-    assert judge.cage("runaway", without=without, seconds=0.3).left_nothing()
+    assert judge.sandbox("daemons", False, without=without).left_nothing()
+    assert judge.sandbox("kill_parent_after_daemons", without=without, seconds=0.3).left_nothing()
+    assert judge.sandbox("runaway", without=without, seconds=0.3).left_nothing()
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def fresh(judge: Judge) -> dict[str, str]:
 
 
 def test_solution_can_write_to_its_scratch(judge: Judge, without: tuple[str, ...], fresh: dict[str, str]) -> None:
-    assert judge.cage("write", "file", without=without, cage=fresh).log == "DONE 7\n"
+    assert judge.sandbox("write", "file", without=without, sandbox=fresh).log == "DONE 7\n"
 
 
 def test_threads_can_be_named(judge: Judge, without: tuple[str, ...]) -> None:
-    assert judge.cage("name_threads", False, without=without).log == f"itself {NAMED}\n"
+    assert judge.sandbox("name_threads", False, without=without).log == f"itself {NAMED}\n"
 
 
 @needs("own /proc")
@@ -90,22 +90,22 @@ def test_proc_is_as_open_as_cuda_needs_and_no_more(judge: Judge) -> None:
     """Whoever judges, a user of its own or not."""
     for without in ((), ("landlock",)):
         for goes_on in (True, False):
-            report = judge.cage("name_threads", True, without=without, keep=goes_on)
+            report = judge.sandbox("name_threads", True, without=without, keep=goes_on)
             assert report.log.splitlines() == NAMED_IN_CHILDREN
-        assert judge.cage("open_proc", without=without).log == "[]\nTrue\n"
-        assert held(judge.cage("write_keeper", without=without))
-        assert held(judge.cage("write_kernel_switch", without=without))
+        assert judge.sandbox("open_proc", without=without).log == "[]\nTrue\n"
+        assert held(judge.sandbox("write_supervisor", without=without))
+        assert held(judge.sandbox("write_kernel_switch", without=without))
 
 
 @needs("own /proc")
 def test_user_0_writes_to_no_network_of_the_judge(judge: Judge) -> None:
-    report = judge.cage("open_proc", without=("own user", "network namespace"))
+    report = judge.sandbox("open_proc", without=("own user", "network namespace"))
     assert report.log.splitlines()[1:] == [str(judge.user is not None)]
 
 
 def test_disk_is_bounded_without_a_scratch_of_its_own(judge: Judge, fresh: dict[str, str]) -> None:
     limits = {**fresh, "disk": 8 << 20}
-    report = judge.cage("fill_disk_and_wait", without=("mount namespace",), cage=limits, seconds=5)
+    report = judge.sandbox("fill_disk_and_wait", without=("mount namespace",), sandbox=limits, seconds=5)
     assert report.ended == "SIGKILL (wrote more than 8388608 bytes)"
     assert report.left_nothing()
 
@@ -118,15 +118,15 @@ def reaches(judge: Judge, without: tuple[str, ...]) -> dict[str, Report]:
     (place / "victim").touch()
     for path, mode in ((place, 0o777), (place / "victim", 0o666)):
         path.chmod(mode)
-    seen = {"cage": {"hidden": [str(place / "secret")]}, "without": without}
+    seen = {"sandbox": {"hidden": [str(place / "secret")]}, "without": without}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return {
-            "write": judge.cage("write", place / "victim", **seen),
-            "read": judge.cage("read", place / "secret" / "file", **seen),
-            "connect": judge.cage("connect", listener.getsockname()[1], **seen),
-            "datagram": judge.cage("send_datagram", listener.getsockname()[1], **seen),
-            "limit": judge.cage("limit_judge", judge.pid, **seen),
-            "memory": judge.cage("read_memory", judge.pid, **seen),
+            "write": judge.sandbox("write", place / "victim", **seen),
+            "read": judge.sandbox("read", place / "secret" / "file", **seen),
+            "connect": judge.sandbox("connect", listener.getsockname()[1], **seen),
+            "datagram": judge.sandbox("send_datagram", listener.getsockname()[1], **seen),
+            "limit": judge.sandbox("limit_judge", judge.pid, **seen),
+            "memory": judge.sandbox("read_memory", judge.pid, **seen),
         }
 
 
@@ -158,4 +158,4 @@ def test_without_any_layer_all_of_it_would_be_reached(judge: Judge) -> None:
 @pytest.mark.parametrize("without", [(*NAMESPACES, "own user"), (*NAMESPACES, "own user", "landlock")])
 def test_judge_cannot_be_signalled_without_a_pid_namespace(judge: Judge, without: tuple[str, ...]) -> None:
     for target in (judge.pid, 1):
-        assert held(judge.cage("kill", target, judge.pid, without=without))
+        assert held(judge.sandbox("kill", target, judge.pid, without=without))

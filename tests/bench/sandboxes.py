@@ -1,4 +1,4 @@
-"""A judge in a process of its own, and what it says of the cages that it opened."""
+"""A judge in a process of its own, and what it says of the sandboxes that it opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMESPACES = ("user namespace", "mount namespace", "pid namespace", "network nam
 
 @dataclass
 class Report:
-    """One cage, after its end."""
+    """One sandbox, after its end."""
 
     held: list[str]
     refused: dict[str, str]
@@ -34,8 +34,8 @@ class Report:
         return not self.processes and self.before == self.after
 
 
-class CageError(Exception):
-    """The cage could not be opened."""
+class SandboxError(Exception):
+    """The sandbox could not be opened."""
 
 
 class Judge:
@@ -45,16 +45,16 @@ class Judge:
         self.folder = folder
         self.user = user
         options = [str(user)] if user else ["light"] if light else []
-        command = [sys.executable, str(Path(__file__).with_name("cage_server.py")), *options]
+        command = [sys.executable, str(Path(__file__).with_name("sandbox_server.py")), *options]
         environment = {**os.environ, "KCAP_CAGE_TEST": uuid.uuid4().hex}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         self.pid = self.process.pid
 
-    def cage(self, body: str, *arguments: object, without: tuple[str, ...] = (), **more: Any) -> Report:
-        """Run `body` in a cage; `seconds` is how long it may, and `cage` replaces limits. The judge must live on."""
-        limits = {"folder": str(self.folder), **more.pop("cage", {})}
-        request = {"body": body, "args": arguments, "cage": limits, "without": without, **more}
+    def sandbox(self, body: str, *arguments: object, without: tuple[str, ...] = (), **more: Any) -> Report:
+        """Run `body` for at most `seconds` in a sandbox; `sandbox` replaces limits. The judge must live on."""
+        limits = {"folder": str(self.folder), **more.pop("sandbox", {})}
+        request = {"body": body, "args": arguments, "sandbox": limits, "without": without, **more}
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(request, default=str) + "\n")
         self.process.stdin.flush()
@@ -62,7 +62,7 @@ class Judge:
         assert line, f"the judge died: {self.process.wait()}"
         said = json.loads(line)
         if "error" in said:
-            raise CageError(said["error"])
+            raise SandboxError(said["error"])
         return Report(**said)
 
     def close(self) -> None:

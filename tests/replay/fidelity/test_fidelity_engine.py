@@ -239,7 +239,7 @@ def test_of_a_real_profile_the_gpus_own_time_is_its_kernels_and_the_gaps_of_a_gr
     12 gaps in the graph were the GPU's, and it was late for the graph; in the first for the copy after it, too, which
     in the third followed within 1.28 µs.
     """
-    trace = read_trace(Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz")
+    trace = read_trace(Path(__file__).parents[2] / "data" / "coverage" / "h200.json.gz")
     found = attribute(trace, [ProfiledStep(index, []) for index in range(4)])
     steps = [covered(one, Step(index=one.index, phase="decode")) for one in found]
     spans = [span_of_step(one) for one in steps]

@@ -1,4 +1,4 @@
-"""What foreign code does in a cage, with all that this machine has, costs only itself."""
+"""What foreign code does in a sandbox, with all that this machine has, costs only itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cages import CageError, Judge, Report
+from sandboxes import Judge, Report, SandboxError
 
 from kcap.bench.sandbox import namespaces, probe
 
@@ -30,7 +30,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     folder = tmp_path_factory.mktemp("scratch")
     judge = Judge(folder)
     yield judge
-    assert judge.cage("says", "still here").log == "still here\n"
+    assert judge.sandbox("says", "still here").log == "still here\n"
     judge.close()
 
 
@@ -41,7 +41,7 @@ def held(report: Report) -> bool:
 
 
 def test_ordinary_solution_works(judge: Judge) -> None:
-    report = judge.cage("ordinary", cage={"memory": 4096 * MIB})
+    report = judge.sandbox("ordinary", sandbox={"memory": 4096 * MIB})
     cwd = f"cwd {judge.folder} descriptor 1"
     lines = ["torch 300.0 numpy 3.0", "g++", "text", "thread", "child -9", cwd]
     pool = ["pool [1, 2]"] if "own /dev/shm" in report.held else []
@@ -50,7 +50,7 @@ def test_ordinary_solution_works(judge: Judge) -> None:
 
 
 def test_solution_can_compile_and_run_what_it_compiled(judge: Judge) -> None:
-    report = judge.cage("compiles", cage={"memory": 4096 * MIB})
+    report = judge.sandbox("compiles", sandbox={"memory": 4096 * MIB})
     assert (report.log.strip(), report.ended) == ("compiled", "exit code 0")
 
 
@@ -60,14 +60,14 @@ def test_solution_can_compile_and_run_what_it_compiled(judge: Judge) -> None:
 def test_cuda_works_inside(body: str, printed: str, judge: Judge) -> None:
     """Twice: what CUDA needed the first time it must find again. Memory has no limit, as CUDA reserves addresses."""
     for _ in range(2):
-        report = judge.cage(body, cage={"memory": None, "disk": 1024 * MIB, "processes": 1024}, seconds=300)
+        report = judge.sandbox(body, sandbox={"memory": None, "disk": 1024 * MIB, "processes": 1024}, seconds=300)
         assert (report.log.strip().splitlines()[-1:], report.ended) == ([printed], "exit code 0"), report.log
         assert report.left_nothing()
 
 
 @pytest.mark.parametrize("body", ["hang", "busy", "ignores_signals", "last_words", "close_everything"])
 def test_solution_that_never_ends_is_ended(body: str, judge: Judge) -> None:
-    report = judge.cage(body, seconds=0.7)
+    report = judge.sandbox(body, seconds=0.7)
     assert (report.ended, report.late) == ("ended by the judge", True)
     assert report.left_nothing()
     if body == "last_words":
@@ -87,55 +87,55 @@ def test_solution_that_never_ends_is_ended(body: str, judge: Judge) -> None:
     ],
 )
 def test_end_is_told_as_it_was(body: str, arguments: tuple[int, ...], ended: str, judge: Judge) -> None:
-    report = judge.cage(body, *arguments)
+    report = judge.sandbox(body, *arguments)
     assert (report.ended, report.late) == (ended, False)
     assert report.left_nothing()
 
 
 def test_exception_is_printed_with_its_traceback(judge: Judge) -> None:
-    assert "ValueError: wrong in the body" in judge.cage("fails").log
+    assert "ValueError: wrong in the body" in judge.sandbox("fails").log
 
 
 @pytest.mark.parametrize("then_hang", [False, True])
 def test_daemons_do_not_outlive_the_solution(then_hang: bool, judge: Judge) -> None:
-    report = judge.cage("daemons", then_hang, seconds=1)
+    report = judge.sandbox("daemons", then_hang, seconds=1)
     assert report.late == then_hang
     assert report.left_nothing()
 
 
 def test_process_that_forks_and_ends_again_and_again_is_caught(judge: Judge) -> None:
-    assert judge.cage("runaway", seconds=0.7).left_nothing()
+    assert judge.sandbox("runaway", seconds=0.7).left_nothing()
 
 
 @needs("processes")
 def test_fork_bomb_is_bounded(judge: Judge) -> None:
-    report = judge.cage("fork_bomb", cage={"processes": 40})
+    report = judge.sandbox("fork_bomb", sandbox={"processes": 40})
     assert report.log.startswith("held EAGAIN")
     assert report.left_nothing()
 
 
 def test_memory_without_end_is_an_error_in_the_solution(judge: Judge) -> None:
-    report = judge.cage("eat_memory", cage={"memory": 128 * MIB})
+    report = judge.sandbox("eat_memory", sandbox={"memory": 128 * MIB})
     assert int(report.log.split()[2]) <= 128
     assert report.left_nothing()
 
 
 def test_shared_memory_is_bounded_too(judge: Judge) -> None:
-    report = judge.cage("eat_shared_memory", cage={"memory": 128 * MIB})
+    report = judge.sandbox("eat_shared_memory", sandbox={"memory": 128 * MIB})
     assert int(report.log.split()[2]) <= 128 + 8192
     assert report.left_nothing()
 
 
 @pytest.mark.parametrize("body", ["kill_parent", "stop_parent", "kill_parent_after_daemons"])
 def test_parent_cannot_be_signalled(body: str, judge: Judge) -> None:
-    report = judge.cage(body, seconds=0.7)
+    report = judge.sandbox(body, seconds=0.7)
     assert held(report)
     assert report.late
 
 
 @pytest.mark.parametrize("target", [1, -1, None])
 def test_no_process_outside_can_be_signalled(target: int | None, judge: Judge) -> None:
-    report = judge.cage("kill", target or judge.pid, judge.pid)
+    report = judge.sandbox("kill", target or judge.pid, judge.pid)
     assert "NOT TRIED" not in report.log
     assert report.left_nothing()
     if target != -1 or "pid namespace" in report.held:
@@ -143,14 +143,14 @@ def test_no_process_outside_can_be_signalled(target: int | None, judge: Judge) -
 
 
 def test_working_directory_that_is_deleted_is_nobody_elses(judge: Judge) -> None:
-    report = judge.cage("delete_cwd")
+    report = judge.sandbox("delete_cwd")
     assert (report.ended, report.log) == ("exit code 0", "[]\n")
     assert judge.folder.is_dir()
 
 
 @pytest.mark.parametrize("body", ["fill_disk", "big_file", "many_files"])
 def test_disk_is_bounded(body: str, judge: Judge) -> None:
-    report = judge.cage(body, cage={"disk": 32 * MIB})
+    report = judge.sandbox(body, sandbox={"disk": 32 * MIB})
     assert held(report) or "more than" in report.ended
     assert report.left_nothing()
 
@@ -160,10 +160,16 @@ def test_no_file_outside_the_scratch_can_be_made_or_changed(judge: Judge, tmp_pa
     victim.write_text("true")
     victim.chmod(0o666)
     tmp_path.chmod(0o777)
-    places = [victim, tmp_path / "new", "/tmp/kcap-cage-new", Path.home() / "kcap-cage-new", Path.cwd() / "cage-new"]
-    assert held(judge.cage("write", *places))
-    assert held(judge.cage("remove", victim))
-    assert held(judge.cage("change_mode", victim))
+    places = [
+        victim,
+        tmp_path / "new",
+        "/tmp/kcap-sandbox-new",
+        Path.home() / "kcap-sandbox-new",
+        Path.cwd() / "sandbox-new",
+    ]
+    assert held(judge.sandbox("write", *places))
+    assert held(judge.sandbox("remove", victim))
+    assert held(judge.sandbox("change_mode", victim))
     assert victim.read_text() == "true"
     assert not any(Path(place).exists() for place in places[1:])
 
@@ -171,33 +177,33 @@ def test_no_file_outside_the_scratch_can_be_made_or_changed(judge: Judge, tmp_pa
 def test_kernel_switches_cannot_be_turned(judge: Judge) -> None:
     for without in ((), ("own user",), ("landlock",), ("landlock", "own user"), ("mount namespace",)):
         if "own /proc" in HERE or "landlock" not in without:
-            assert held(judge.cage("write_kernel_switch", without=without))
+            assert held(judge.sandbox("write_kernel_switch", without=without))
 
 
 @needs("own /proc")
 def test_threads_can_be_named_by_others_of_their_process(judge: Judge) -> None:
     """Without which CUDA does not start. User 0 may so only in the candidate itself."""
     own = "own user" in HERE or os.geteuid() != 0
-    report = judge.cage("name_threads", own)
+    report = judge.sandbox("name_threads", own)
     assert report.log.splitlines() == NAMED_IN_CHILDREN[: 3 if own else 1]
     assert report.left_nothing()
 
 
 @pytest.mark.skipif(not namespaces.effective_capabilities() >> 24 & 1, reason="only CAP_SYS_RESOURCE can forbid it")
 def test_who_dies_first_cannot_choose_to_live(judge: Judge) -> None:
-    assert held(judge.cage("live_longer"))
+    assert held(judge.sandbox("live_longer"))
 
 
 @needs("own /proc")
 def test_all_of_proc_but_the_solutions_processes_is_read_only(judge: Judge) -> None:
     for without in ((), ("own user",), ("landlock", "own user"), ("no capabilities",)):
-        assert judge.cage("open_proc", without=without).log == "[]\nTrue\n"
+        assert judge.sandbox("open_proc", without=without).log == "[]\nTrue\n"
 
 
 @needs("own /proc")
 def test_keeper_cannot_be_written_to(judge: Judge) -> None:
     for without in ((), ("landlock",), ("own user",), ("landlock", "own user")):
-        assert held(judge.cage("write_keeper", without=without))
+        assert held(judge.sandbox("write_supervisor", without=without))
 
 
 @needs("hidden folders")
@@ -205,10 +211,10 @@ def test_hidden_folder_is_empty_or_closed(judge: Judge, tmp_path: Path) -> None:
     (tmp_path / "expected").mkdir()
     secret = tmp_path / "expected" / "output"
     secret.write_text("secret")
-    seen = {"cage": {"hidden": [str(tmp_path)]}}
-    assert held(judge.cage("read", secret, **seen))
-    assert "expected" not in judge.cage("names", tmp_path, **seen).log
-    assert judge.cage("read", secret).log == "DONE b'secret'\n"
+    seen = {"sandbox": {"hidden": [str(tmp_path)]}}
+    assert held(judge.sandbox("read", secret, **seen))
+    assert "expected" not in judge.sandbox("names", tmp_path, **seen).log
+    assert judge.sandbox("read", secret).log == "DONE b'secret'\n"
 
 
 @needs("hidden folders")
@@ -216,59 +222,59 @@ def test_scratch_inside_of_a_hidden_folder_still_works(judge: Judge, tmp_path: P
     scratch = tmp_path / "out" / "scratch"
     scratch.mkdir(parents=True)
     (tmp_path / "out" / "outcomes.jsonl").write_text("secret")
-    seen = {"cage": {"hidden": [str(tmp_path)], "folder": str(scratch)}}
-    assert judge.cage("write", "file", **seen).log == "DONE 7\n"
-    assert held(judge.cage("read", tmp_path / "out" / "outcomes.jsonl", **seen))
+    seen = {"sandbox": {"hidden": [str(tmp_path)], "folder": str(scratch)}}
+    assert judge.sandbox("write", "file", **seen).log == "DONE 7\n"
+    assert held(judge.sandbox("read", tmp_path / "out" / "outcomes.jsonl", **seen))
 
 
 @pytest.mark.parametrize("body", ["trace", "read_memory", "read_environment", "limit_judge"])
 def test_judge_cannot_be_looked_into(body: str, judge: Judge) -> None:
-    assert held(judge.cage(body, judge.pid))
+    assert held(judge.sandbox(body, judge.pid))
 
 
 @pytest.mark.parametrize("body", ["connect", "send_datagram"])
 def test_network_is_out_of_reach(body: str, judge: Judge) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.1)
-        assert held(judge.cage(body, listener.getsockname()[1]))
+        assert held(judge.sandbox(body, listener.getsockname()[1]))
         with pytest.raises(TimeoutError):
             listener.accept()
 
 
 def test_abstract_sockets_of_others_are_out_of_reach(judge: Judge) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0kcap-cage-test")
+        listener.bind("\0kcap-sandbox-test")
         listener.listen()
-        assert held(judge.cage("connect_abstract", "kcap-cage-test"))
+        assert held(judge.sandbox("connect_abstract", "kcap-sandbox-test"))
 
 
 def test_output_is_cut_and_never_waited_for(judge: Judge) -> None:
-    report = judge.cage("flood", cage={"printed": 5000})
+    report = judge.sandbox("flood", sandbox={"printed": 5000})
     assert (len(report.log), report.ended) == (5000, "exit code 0")
     assert report.left_nothing()
 
 
 def test_no_descriptor_is_inherited(judge: Judge) -> None:
-    assert judge.cage("descriptors").log == "[0, 1, 2]\n"
+    assert judge.sandbox("descriptors").log == "[0, 1, 2]\n"
 
 
 def test_no_privilege_can_be_won(judge: Judge) -> None:
-    assert held(judge.cage("new_privileges"))
-    assert held(judge.cage("raise_limits"))
+    assert held(judge.sandbox("new_privileges"))
+    assert held(judge.sandbox("raise_limits"))
     if "own user" in HERE:
-        assert held(judge.cage("become_root"))
+        assert held(judge.sandbox("become_root"))
 
 
 @needs("seccomp")
 def test_system_calls_under_other_numbers_are_refused(judge: Judge) -> None:
-    assert held(judge.cage("old_numbers"))
+    assert held(judge.sandbox("old_numbers"))
 
 
-def test_next_cage_starts_with_an_empty_scratch_unless_it_goes_on(judge: Judge) -> None:
-    first = judge.cage("write", "built", keep=True)
-    assert judge.cage("read", "built", keep=True).log == "DONE b'written'\n"
-    assert judge.cage("read", "built").log == "DONE b'written'\n"
-    report = judge.cage("names", ".")
+def test_next_sandbox_starts_with_an_empty_scratch_unless_it_goes_on(judge: Judge) -> None:
+    first = judge.sandbox("write", "built", keep=True)
+    assert judge.sandbox("read", "built", keep=True).log == "DONE b'written'\n"
+    assert judge.sandbox("read", "built").log == "DONE b'written'\n"
+    report = judge.sandbox("names", ".")
     assert report.after == first.before
     if "scratch" in report.held:
         assert report.log == "DONE []\n"
@@ -277,26 +283,26 @@ def test_next_cage_starts_with_an_empty_scratch_unless_it_goes_on(judge: Judge) 
 
 def test_scratch_that_goes_on_is_confined_as_the_first(judge: Judge, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    seen = {"cage": {"hidden": [str(tmp_path)]}}
-    first = judge.cage("nothing", keep=True, **seen)
-    second = judge.cage("read", tmp_path / "secret", **seen)
+    seen = {"sandbox": {"hidden": [str(tmp_path)]}}
+    first = judge.sandbox("nothing", keep=True, **seen)
+    second = judge.sandbox("read", tmp_path / "secret", **seen)
     assert sorted(second.held) == sorted(first.held)
     assert second.log.startswith("held") or "hidden folders" not in HERE
     assert second.after == first.before
-    assert held(judge.cage("kill", 1, judge.pid))
+    assert held(judge.sandbox("kill", 1, judge.pid))
 
 
 def test_folder_with_the_interpreter_cannot_be_hidden(judge: Judge) -> None:
-    with pytest.raises(CageError, match="holds no code"):
-        judge.cage("nothing", cage={"hidden": [sys.prefix]})
+    with pytest.raises(SandboxError, match="holds no code"):
+        judge.sandbox("nothing", sandbox={"hidden": [sys.prefix]})
 
 
 def test_scratch_must_be_there(judge: Judge, tmp_path: Path) -> None:
-    with pytest.raises(CageError, match="must be a folder"):
-        judge.cage("nothing", cage={"folder": str(tmp_path / "none")})
+    with pytest.raises(SandboxError, match="must be a folder"):
+        judge.sandbox("nothing", sandbox={"folder": str(tmp_path / "none")})
 
 
 def test_many_cages_leave_nothing(judge: Judge) -> None:
-    reports = [judge.cage("nothing") for _ in range(20)]
+    reports = [judge.sandbox("nothing") for _ in range(20)]
     assert all(report.ended == "exit code 0" and report.left_nothing() for report in reports)
     assert reports[0].before == reports[-1].after

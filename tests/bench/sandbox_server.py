@@ -1,6 +1,6 @@
-"""A judge of the tests' own: one thread, numpy and torch imported, that opens a cage for each JSON line it reads.
+"""A judge of the tests' own: one thread, numpy and torch imported, that opens a sandbox for each JSON line it reads.
 
-`python cage_server.py [USER | light]`; each answer says how the cage ended, what was printed, and what is left of it.
+`python sandbox_server.py [USER | light]`; each answer says how the sandbox ended, what was printed, and what is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cage_bodies
+import sandbox_bodies
 
 from kcap.bench.sandbox import SandboxSpec, open_sandbox
 from kcap.errors import KcapError
@@ -45,31 +45,31 @@ def held_here() -> list[Any]:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     before = held_here()
-    wanted = {**LIMITS, **request.get("cage", {})}
-    cage = SandboxSpec(
+    wanted = {**LIMITS, **request.get("sandbox", {})}
+    sandbox = SandboxSpec(
         **{**wanted, "folder": Path(wanted["folder"]), "hidden": tuple(map(Path, wanted.get("hidden", ())))}
     )
-    body = getattr(cage_bodies, request["body"])
+    body = getattr(sandbox_bodies, request["body"])
     with tempfile.TemporaryFile() as log:
         start = time.monotonic()
         without = frozenset(request.get("without", ()))
-        kept = KEPT.pop("cage", None)
-        caged = open_sandbox(cage, log.fileno(), lambda: body(*request.get("args", ())), without, kept)
+        kept = KEPT.pop("sandbox", None)
+        process = open_sandbox(sandbox, log.fileno(), lambda: body(*request.get("args", ())), without, kept)
         if kept is not None:
             kept.end()
-        how = caged.poll()
+        how = process.poll()
         while how is None and time.monotonic() - start < request.get("seconds", 30):
             time.sleep(0.005)
-            how = caged.poll()
+            how = process.poll()
         late = how is None
-        ended = caged.end(keep_scratch=request.get("keep", False))
+        ended = process.end(keep_scratch=request.get("keep", False))
         took = time.monotonic() - start
         if request.get("keep"):
-            KEPT["cage"] = caged
+            KEPT["sandbox"] = process
         log.seek(0)
         printed = log.read(1 << 22).decode(errors="replace")
     left = {"processes": marked(), "before": before, "after": held_here()}
-    said = {"held": caged.confined, "refused": caged.refused, "pid": caged.pid}
+    said = {"held": process.confined, "refused": process.refused, "pid": process.pid}
     return {**said, "ended": str(ended), "late": late, "log": printed, "seconds": took, **left}
 
 

@@ -169,18 +169,18 @@ def test_children_are_found_with_and_without_the_kernels_list() -> None:
 
 
 def test_piece_that_fails_is_left_out_with_its_reason() -> None:
-    pieces = Features(frozenset({"off"}))
+    features = Features(frozenset({"off"}))
 
     def fail() -> None:
         raise OSError(errno.EPERM, "unshare: not here")
 
-    assert [pieces.attempt("on", list), pieces.attempt("off", list), pieces.attempt("new", fail)] == [
+    assert [features.attempt("on", list), features.attempt("off", list), features.attempt("new", fail)] == [
         True,
         False,
         False,
     ]
-    assert pieces.held == ["on"]
-    assert pieces.refused == {"off": "switched off", "new": "unshare: not here"}
+    assert features.held == ["on"]
+    assert features.refused == {"off": "switched off", "new": "unshare: not here"}
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])

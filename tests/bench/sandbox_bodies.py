@@ -1,4 +1,4 @@
-"""What runs inside a cage in the tests: hostile and ordinary. Each prints what came of it, `held` where refused."""
+"""What runs inside a sandbox in the tests: hostile and ordinary. Each prints what came of it, `held` where refused."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def open_proc() -> None:
     print(os.statvfs("/proc").f_flag & wanted == wanted & ~os.ST_RDONLY)
 
 
-def write_keeper() -> None:
+def write_supervisor() -> None:
     for name in ("mem", "comm", "oom_score_adj", "clear_refs", "coredump_filter", "task/1/comm"):
         refused(lambda name=name: os.close(os.open(f"/proc/1/{name}", os.O_WRONLY)))
 
