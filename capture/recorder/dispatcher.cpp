@@ -159,7 +159,7 @@ int64_t kcap_operator(const char* name, const char* arguments, int work, int reg
   int64_t number = -1;
   kcap::guarded([&] {
     std::vector<std::string> names;
-    kcap::split(arguments, [&](std::string&& one) { names.push_back(std::move(one)); });
+    kcap::split(arguments, [&](std::string&& name) { names.push_back(std::move(name)); });
     auto* op = g->operators.external(name, names, work != 0, region != 0);
     std::lock_guard<std::mutex> guard(g->mutex);
     g->externals.push_back(op);
@@ -199,9 +199,9 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
   kcap::guarded([&] {
     const kcap::Launch* launched = launch < 0 ? nullptr : &g->launches.at(static_cast<size_t>(launch));
     kcap::Operator* called = g->externals.at(static_cast<size_t>(op));
-    frame = kcap::told(t, called, launched, count, kinds, words, detail != 0);
+    frame = kcap::begin_from_python(t, called, launched, count, kinds, words, detail != 0);
     if (!frame) return;
-    frame->told = enter != 0;
+    frame->from_python = enter != 0;
     frame->library = enter && !called->region;
     if (enter) return;
     kcap::ended(t, *frame);
@@ -213,7 +213,7 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
 
 void kcap_leave() {
   auto& t = this_thread();
-  if (t.top && t.top->told) kcap::guarded([&] { kcap::ended(t, *t.top); });
+  if (t.top && t.top->from_python) kcap::guarded([&] { kcap::ended(t, *t.top); });
 }
 
 // A process group, by the name or the handle that operators are given it by. `label`: what the engine calls it.

@@ -47,5 +47,5 @@ def write_shard(
 
 def files(recording: Recording) -> dict[str, bytes]:
     """Every file of a Recording, by its path in it."""
-    found = (path for path in recording.path.rglob("*") if path.is_file())
-    return {str(path.relative_to(recording.path)): path.read_bytes() for path in found}
+    files_in = (path for path in recording.path.rglob("*") if path.is_file())
+    return {str(path.relative_to(recording.path)): path.read_bytes() for path in files_in}

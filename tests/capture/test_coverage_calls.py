@@ -25,9 +25,9 @@ def test_a_kernel_is_of_the_outermost_aten_operator(profile: Profile) -> None:
     profile.op("aten::linear", 10, 50)
     profile.op("aten::mm", 20, 40)
     profile.launch(30, "gemm")
-    found = profile.one(Ran(1, "aten::linear"), Ran(2, "aten::mm"))
-    assert calls(found) == {"gemm": 1}
-    assert differences(found) == [("aten::mm", 0, 1)]
+    result = profile.one(Ran(1, "aten::linear"), Ran(2, "aten::mm"))
+    assert calls(result) == {"gemm": 1}
+    assert differences(result) == [("aten::mm", 0, 1)]
 
 
 def test_overloads_do_not_hide_a_call(profile: Profile) -> None:
@@ -40,19 +40,19 @@ def test_equal_operators_are_told_apart_by_their_order(profile: Profile) -> None
     for number in range(4):
         profile.op("aten::linear", 10 + 100 * number, 60 + 100 * number)
         profile.launch(30 + 100 * number, f"gemm{number}", f"reduce{number}")
-    found = profile.one(*(Ran(call, "aten::linear") for call in (5, 6, 5, 7)))
-    assert calls(found) == {
+    result = profile.one(*(Ran(call, "aten::linear") for call in (5, 6, 5, 7)))
+    assert calls(result) == {
         f"{kernel}{number}": call for kernel in ("gemm", "reduce") for number, call in enumerate((5, 6, 5, 7))
     }
-    assert differences(found) == []
+    assert differences(result) == []
 
 
 def test_an_operator_that_ends_before_a_launch_does_not_own_it(profile: Profile) -> None:
     profile.op("aten::mm", 10, 20)
     profile.launch(20.5, "stray")
     profile.op("aten::add", 21, 30)
-    found = profile.one(Ran(1, "aten::mm"), Ran(2, "aten::add.Tensor"))
-    assert (calls(found), reasons(found)) == (
+    result = profile.one(Ran(1, "aten::mm"), Ran(2, "aten::add.Tensor"))
+    assert (calls(result), reasons(result)) == (
         {"stray": None},
         {"stray": "no recorded call was under way when it was launched"},
     )
@@ -65,9 +65,9 @@ def test_aten_operators_inside_a_kernel_are_its_detail(profile: Profile) -> None
     profile.launch(40, "own")
     profile.op("aten::add", 100, 120)
     profile.launch(110, "outer")
-    found = profile.one(Ran(1, "_C::norm"), Ran(2, "aten::add.Tensor"))
-    assert calls(found) == {"inner": 1, "own": 1, "outer": 2}
-    assert differences(found) == []
+    result = profile.one(Ran(1, "_C::norm"), Ran(2, "aten::add.Tensor"))
+    assert calls(result) == {"inner": 1, "own": 1, "outer": 2}
+    assert differences(result) == []
 
 
 def test_in_a_region_everything_counts_on_its_own_and_its_own_launches_are_unexplained(profile: Profile) -> None:
@@ -78,10 +78,10 @@ def test_in_a_region_everything_counts_on_its_own_and_its_own_launches_are_unexp
     profile.op("aten::empty", 41, 42)
     profile.launch(50, "flash")
     profile.launch(70, "of the region")
-    found = profile.one(Ran(1, ATTENTION, region=True), Ran(2, "aten::mul.Tensor"), Ran(3, FORWARD))
-    assert calls(found) == {"mul": 2, "flash": 3, "of the region": None}
-    assert reasons(found)["of the region"] == f"launched by the region {ATTENTION} itself"
-    assert differences(found) == []
+    result = profile.one(Ran(1, ATTENTION, region=True), Ran(2, "aten::mul.Tensor"), Ran(3, FORWARD))
+    assert calls(result) == {"mul": 2, "flash": 3, "of the region": None}
+    assert reasons(result)["of the region"] == f"launched by the region {ATTENTION} itself"
+    assert differences(result) == []
 
 
 def test_a_region_of_launches_alone_is_known_from_the_recording(profile: Profile) -> None:
@@ -90,9 +90,9 @@ def test_a_region_of_launches_alone_is_known_from_the_recording(profile: Profile
     profile.launch(25, "mul")
     profile.launch(50, "_attention_kernel")
     triton = Ran(3, "triton::_attention_kernel.12345678", "_attention_kernel")
-    found = profile.one(Ran(1, ATTENTION, region=True), Ran(2, "aten::mul.Tensor"), triton)
-    assert calls(found) == {"mul": 2, "_attention_kernel": 3}
-    assert differences(found) == []
+    result = profile.one(Ran(1, ATTENTION, region=True), Ran(2, "aten::mul.Tensor"), triton)
+    assert calls(result) == {"mul": 2, "_attention_kernel": 3}
+    assert differences(result) == []
 
 
 def test_a_region_that_the_recording_lacks_or_calls_a_kernel_is_known_from_the_profile(profile: Profile) -> None:
@@ -123,9 +123,9 @@ def test_a_launched_function_goes_before_the_operator_around_it(profile: Profile
         Ran(0, "vllm::fused"),
         *(Ran(n, f"triton::{f}.ab", f) for n, f in ((1, "add_1"), (2, "add_10"), (3, "add_1"))),
     ]
-    found = profile.one(*ran)
-    assert calls(found) == {"add_1": 1, "add_10": 2, "add_1_0d1d2de": 3, "add_1x": 0}
-    assert differences(found) == []
+    result = profile.one(*ran)
+    assert calls(result) == {"add_1": 1, "add_10": 2, "add_1_0d1d2de": 3, "add_1x": 0}
+    assert differences(result) == []
 
 
 def test_more_launches_than_were_recorded_are_not_explained(profile: Profile) -> None:
@@ -135,17 +135,17 @@ def test_more_launches_than_were_recorded_are_not_explained(profile: Profile) ->
     profile.launch(35, "second")
     profile.launch(50, "scale")
     profile.launch(60, "scale")
-    found = profile.one(Ran(1, "aten::mm"), Ran(2, "triton::scale.ab", "scale"))
-    assert [kernel.call for kernel in found.kernels] == [1, None, 2, None]
-    assert reasons(found)["second"] == "aten::mm ran more often than it was recorded"
-    assert differences(found) == [("aten::mm", 2, 1), ("scale", 2, 1)]
+    result = profile.one(Ran(1, "aten::mm"), Ran(2, "triton::scale.ab", "scale"))
+    assert [kernel.call for kernel in result.kernels] == [1, None, 2, None]
+    assert reasons(result)["second"] == "aten::mm ran more often than it was recorded"
+    assert differences(result) == [("aten::mm", 2, 1), ("scale", 2, 1)]
 
 
 def test_of_two_functions_that_a_kernel_may_specialize_it_is_the_longer(profile: Profile) -> None:
     profile.launch(20, "norm_2d_0d1d")
     profile.launch(30, "norm_0d1d")
-    found = profile.one(Ran(1, "triton::norm.ab", "norm"), Ran(2, "triton::norm_2d.ab", "norm_2d"))
-    assert calls(found) == {"norm_2d_0d1d": 2, "norm_0d1d": 1}
+    result = profile.one(Ran(1, "triton::norm.ab", "norm"), Ran(2, "triton::norm_2d.ab", "norm_2d"))
+    assert calls(result) == {"norm_2d_0d1d": 2, "norm_0d1d": 1}
 
 
 def test_an_invented_call_is_named_though_the_profiler_never_saw_its_operator(profile: Profile) -> None:
@@ -156,22 +156,22 @@ def test_an_operator_that_the_recorder_missed_is_named(profile: Profile) -> None
     profile.op("_C::lost", 10, 40)
     profile.op("aten::add", 15, 30)
     profile.launch(20, "lost")
-    found = profile.one(Ran(1, "aten::add.Tensor"))
-    assert reasons(found) == {"lost": "_C::lost was not recorded"}
-    assert differences(found) == [("_C::lost", 1, 0), ("aten::add", 0, 1)]
+    result = profile.one(Ran(1, "aten::add.Tensor"))
+    assert reasons(result) == {"lost": "_C::lost was not recorded"}
+    assert differences(result) == [("_C::lost", 1, 0), ("aten::add", 0, 1)]
 
 
 def test_a_call_that_only_a_library_makes_disagrees_with_nothing(profile: Profile) -> None:
     profile.launch(20, "RMSNormKernel")
-    found = profile.one(Ran(1, "flashinfer::rmsnorm"))
-    assert (calls(found), differences(found)) == ({"RMSNormKernel": None}, [])
+    result = profile.one(Ran(1, "flashinfer::rmsnorm"))
+    assert (calls(result), differences(result)) == ({"RMSNormKernel": None}, [])
 
 
 def test_a_span_around_a_library_call_makes_it_a_call(profile: Profile) -> None:
     profile.op("kcap:call:flashinfer::rmsnorm", 10, 50, cat="user_annotation")
     profile.launch(20, "RMSNormKernel")
-    found = profile.one(Ran(1, "flashinfer::rmsnorm"))
-    assert (calls(found), differences(found)) == ({"RMSNormKernel": 1}, [])
+    result = profile.one(Ran(1, "flashinfer::rmsnorm"))
+    assert (calls(result), differences(result)) == ({"RMSNormKernel": 1}, [])
 
 
 def test_the_one_function_of_a_module_in_a_kernel_is_its_detail(profile: Profile) -> None:
@@ -180,9 +180,9 @@ def test_the_one_function_of_a_module_in_a_kernel_is_its_detail(profile: Profile
         profile.op(around, at, at + 80)
         profile.op("kcap:call:tvm::run", at + 10, at + 70)
         profile.launch(at + 20, f"kernel{at}")
-    found = profile.one(Ran(1, "sglang::store_cache"), Ran(2, "sglang::attend", region=True), Ran(3, "tvm::run"))
-    assert calls(found) == {"kernel100": 1, "kernel200": 3}
-    assert differences(found) == []
+    result = profile.one(Ran(1, "sglang::store_cache"), Ran(2, "sglang::attend", region=True), Ran(3, "tvm::run"))
+    assert calls(result) == {"kernel100": 1, "kernel200": 3}
+    assert differences(result) == []
 
 
 def test_ranges_that_are_no_operators_are_looked_through(profile: Profile) -> None:
@@ -195,8 +195,8 @@ def test_ranges_that_are_no_operators_are_looked_through(profile: Profile) -> No
     profile.op("aten::mm", 20, 80)
     profile.op("## Call CompiledFxGraph a::b ##", 25, 70, cat="user_annotation")
     profile.launch(30, "gemm")
-    found = profile.one(Ran(1, "aten::mm"))
-    assert (calls(found), differences(found)) == ({"gemm": 1}, [])
+    result = profile.one(Ran(1, "aten::mm"))
+    assert (calls(result), differences(result)) == ({"gemm": 1}, [])
 
 
 def test_threads_do_not_own_each_others_kernels(profile: Profile) -> None:
@@ -204,10 +204,10 @@ def test_threads_do_not_own_each_others_kernels(profile: Profile) -> None:
     profile.op("aten::copy_", 10, 90, tid=OTHER)
     profile.launch(50, "gemm")
     profile.launch(50, "Memcpy DtoH", tid=OTHER)
-    found = profile.one(Ran(1, "aten::mm"), Ran(2, "aten::copy_"))
-    assert calls(found) == {"gemm": 1, "Memcpy DtoH": None}
-    assert reasons(found)["Memcpy DtoH"] == "launched by another thread than the step's"
-    assert differences(found) == [("aten::copy_", 0, 1)]
+    result = profile.one(Ran(1, "aten::mm"), Ran(2, "aten::copy_"))
+    assert calls(result) == {"gemm": 1, "Memcpy DtoH": None}
+    assert reasons(result)["Memcpy DtoH"] == "launched by another thread than the step's"
+    assert differences(result) == [("aten::copy_", 0, 1)]
 
 
 def test_what_no_step_launched_is_no_steps(profile: Profile) -> None:
@@ -224,9 +224,9 @@ def test_a_step_of_two_spans_is_one(profile: Profile) -> None:
     for start in (10, 1500, 2100):
         profile.op("aten::argmax", start, start + 50)
         profile.launch(start + 20, f"argmax{start}")
-    found = profile.one(Ran(1, "aten::argmax"), Ran(2, "aten::argmax"))
-    assert calls(found) == {"argmax10": 1, "argmax2100": 2}
-    assert differences(found) == []
+    result = profile.one(Ran(1, "aten::argmax"), Ran(2, "aten::argmax"))
+    assert calls(result) == {"argmax10": 1, "argmax2100": 2}
+    assert differences(result) == []
 
 
 def test_steps_keep_their_own_order(profile: Profile) -> None:
@@ -248,13 +248,13 @@ def test_two_steps_of_one_index_are_refused(profile: Profile) -> None:
 def test_a_kernel_of_unknown_launch_counts_against_the_step_that_had_begun(args: Any, profile: Profile) -> None:
     profile.step(1, 5000, 6000)
     profile.gpu("orphan", 900, **args)
-    found = profile.one(Ran(1, "aten::mm"))
-    assert reasons(found) == {"orphan": "its launch is unknown"}
+    result = profile.one(Ran(1, "aten::mm"))
+    assert reasons(result) == {"orphan": "its launch is unknown"}
 
 
 def test_a_step_that_the_trace_lacks_is_said_to_be_missing() -> None:
-    found = Profile().one(Ran(1, "aten::mm"), Ran(2, "aten::add.Tensor"))
-    assert (found.kernels, differences(found)) == ([], [("kcap:step:0", 0, 1)])
+    result = Profile().one(Ran(1, "aten::mm"), Ran(2, "aten::add.Tensor"))
+    assert (result.kernels, differences(result)) == ([], [("kcap:step:0", 0, 1)])
 
 
 def test_a_launch_on_a_thread_of_another_name_is_placed_by_its_operator(profile: Profile) -> None:
@@ -270,8 +270,8 @@ def test_copies_and_memsets_are_attributed_too(profile: Profile) -> None:
     profile.launch(30, "Memcpy HtoD (Pageable -> Device)", cat="gpu_memcpy", by="cudaMemcpyAsync")
     profile.op("aten::zero_", 60, 90)
     profile.launch(70, "Memset (Device)", cat="gpu_memset", by="cudaMemsetAsync")
-    found = profile.one(Ran(1, "aten::to.device"), Ran(2, "aten::zero_"))
-    assert list(calls(found).values()) == [1, 2]
+    result = profile.one(Ran(1, "aten::to.device"), Ran(2, "aten::zero_"))
+    assert list(calls(result).values()) == [1, 2]
 
 
 def test_a_trace_of_a_real_size_takes_seconds_at_most(profile: Profile) -> None:
@@ -288,7 +288,7 @@ def test_a_trace_of_a_real_size_takes_seconds_at_most(profile: Profile) -> None:
     assert len(profile.events) > 100_000
     ran = [Ran(number % 9, "aten::linear") for number in range(per_step)]
     began = process_time()
-    found = profile.attribute(*(ProfiledStep(index, list(ran)) for index in range(16)))
+    result = profile.attribute(*(ProfiledStep(index, list(ran)) for index in range(16)))
     assert process_time() - began < 20  # some two seconds; a quadratic search takes minutes
-    assert all(kernel.call is not None for each in found for kernel in each.kernels)
-    assert sum(len(each.kernels) for each in found) == 16 * per_step
+    assert all(kernel.call is not None for each in result for kernel in each.kernels)
+    assert sum(len(each.kernels) for each in result) == 16 * per_step

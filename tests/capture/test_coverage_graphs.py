@@ -41,8 +41,8 @@ def numbered(body: list[Ran], *nodes: int) -> Replayed:
 
 def test_kernels_tell_when_they_started_and_when_they_were_launched(profile: Profile) -> None:
     profile.launch(50, "copy", by="cudaMemcpyAsync")
-    found = replayed(profile, numbered([MM], 2), kernels=("gemm", "reduce"))
-    times = [(kernel.start_us, kernel.launched_us) for kernel in found.kernels]
+    result = replayed(profile, numbered([MM], 2), kernels=("gemm", "reduce"))
+    times = [(kernel.start_us, kernel.launched_us) for kernel in result.kernels]
     assert times == [(0.0, -1000.0), (50.0, -949.0), (51.0, -949.0)]  # a graph's launch has returned
 
 
@@ -52,31 +52,31 @@ def test_a_kernel_of_an_unknown_launch_tells_when_it_started_alone(profile: Prof
     assert (kernel.start_us, kernel.launched_us) == (0.0, None)
 
 
-def in_order(found: Attributed) -> list[int | None]:
-    return [kernel.call for kernel in found.kernels]
+def in_order(result: Attributed) -> list[int | None]:
+    return [kernel.call for kernel in result.kernels]
 
 
 @pytest.mark.parametrize("by", ["cudaGraphLaunch", "cudaGraphLaunch_v10000", "cuGraphLaunch"])
 def test_nodes_tell_which_call_a_kernel_is_of(by: str, profile: Profile) -> None:
     graph = numbered([MM, NORM, REGION, FORWARD, WIDE], 2, 1, 0, 1, 1)
-    found = replayed(profile, graph, kernels=("gemm", "reduce", "norm", "flash", "gemm"), by=by)
-    assert in_order(found) == [2, 2, 4, 1, 3]
-    assert all(kernel.graph for kernel in found.kernels)
-    assert differences(found) == []
+    result = replayed(profile, graph, kernels=("gemm", "reduce", "norm", "flash", "gemm"), by=by)
+    assert in_order(result) == [2, 2, 4, 1, 3]
+    assert all(kernel.graph for kernel in result.kernels)
+    assert differences(result) == []
 
 
 def test_a_region_has_no_nodes_of_its_own(profile: Profile) -> None:
-    found = replayed(profile, Replayed([REGION, FORWARD], 2, [(0, 2), (1, 2)]), kernels=("scatter", "flash"))
-    assert in_order(found) == [None, 1]
-    assert reasons(found)["scatter"] == "launched by the region vllm::unified_attention itself"
+    result = replayed(profile, Replayed([REGION, FORWARD], 2, [(0, 2), (1, 2)]), kernels=("scatter", "flash"))
+    assert in_order(result) == [None, 1]
+    assert reasons(result)["scatter"] == "launched by the region vllm::unified_attention itself"
 
 
 def test_ranges_tell_what_lies_in_and_between_the_calls(profile: Profile) -> None:
     graph = Replayed([MM, REGION, NORM, FORWARD, WIDE], 7, [(0, 1), (2, 5), (2, 3), (4, 5), (5, 7)])
-    found = replayed(profile, graph, kernels=("gemm", "stray", "norm", "scatter", "flash", "wide", "reduce"))
-    assert in_order(found) == [2, None, 4, None, 1, 3, 3]
-    assert reasons(found)["stray"] == "captured while no recorded call was under way"
-    assert reasons(found)["scatter"] == "launched by the region vllm::unified_attention itself"
+    result = replayed(profile, graph, kernels=("gemm", "stray", "norm", "scatter", "flash", "wide", "reduce"))
+    assert in_order(result) == [2, None, 4, None, 1, 3, 3]
+    assert reasons(result)["stray"] == "captured while no recorded call was under way"
+    assert reasons(result)["scatter"] == "launched by the region vllm::unified_attention itself"
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_ranges_tell_what_lies_in_and_between_the_calls(profile: Profile) -> Non
     ],
 )
 def test_ranges_that_do_not_fit_are_not_used(ranges: list[tuple[int, int]], total: int, profile: Profile) -> None:
-    found = replayed(profile, Replayed([FORWARD, NORM], total, ranges), kernels=("flash", "norm"))
-    assert calls(found) == {"flash": None, "norm": 4}
-    assert reasons(found)["flash"] == UNKNOWN
+    result = replayed(profile, Replayed([FORWARD, NORM], total, ranges), kernels=("flash", "norm"))
+    assert calls(result) == {"flash": None, "norm": 4}
+    assert reasons(result)["flash"] == UNKNOWN
 
 
 def test_the_ids_of_nodes_go_before_the_times(profile: Profile) -> None:
@@ -117,21 +117,21 @@ def test_without_ids_the_start_tells_then_the_stream(profile: Profile) -> None:
 
 def test_a_function_in_anothers_place_makes_the_graph_fall_back_to_names(profile: Profile) -> None:
     graph = numbered([NORM, SILU, FORWARD], 1, 1, 1)
-    found = replayed(profile, graph, kernels=("silu", "norm", "flash"))
-    assert calls(found) == {"silu": 5, "norm": 4, "flash": None}
-    assert reasons(found)["flash"] == UNKNOWN
+    result = replayed(profile, graph, kernels=("silu", "norm", "flash"))
+    assert calls(result) == {"silu": 5, "norm": 4, "flash": None}
+    assert reasons(result)["flash"] == UNKNOWN
 
 
 def test_a_function_whose_kernel_is_missing_makes_the_graph_fall_back_to_names(profile: Profile) -> None:
-    found = replayed(profile, numbered([NORM, SILU], 1, 1), kernels=("norm", "flash"))
-    assert calls(found) == {"norm": 4, "flash": None}
+    result = replayed(profile, numbered([NORM, SILU], 1, 1), kernels=("norm", "flash"))
+    assert calls(result) == {"norm": 4, "flash": None}
 
 
 @pytest.mark.parametrize("total", [0, 3])
 def test_without_ranges_names_tell(total: int, profile: Profile) -> None:
     graph = Replayed([NORM, SILU, FORWARD], total)
-    found = replayed(profile, graph, kernels=("silu", "norm", "flash"))
-    assert calls(found) == {"silu": 5, "norm": 4, "flash": None}
+    result = replayed(profile, graph, kernels=("silu", "norm", "flash"))
+    assert calls(result) == {"silu": 5, "norm": 4, "flash": None}
 
 
 def plainly(profile: Profile, *names: tuple[str, str]) -> list[Ran]:
@@ -158,28 +158,28 @@ def test_by_name_two_calls_of_an_operator_need_a_kernel_each(profile: Profile) -
     profile.launch(100, "gemm", "gemm", by="cudaGraphLaunch")
     profile.launch(200, "gemm", "gemm", "gemm", by="cudaGraphLaunch")
     profile.launch(300, "gemm", "gemm", "gemm", by="cudaGraphLaunch")
-    found = profile.one(Replayed([MM, WIDE]), Replayed([MM, WIDE]), Replayed([MM, MM]), *ran)
-    assert in_order(found) == [2, 3, None, None, None, 2, 2, 2, 90]
-    assert {kernel.reason for kernel in found.kernels[2:5]} == {SEVERAL}
+    result = profile.one(Replayed([MM, WIDE]), Replayed([MM, WIDE]), Replayed([MM, MM]), *ran)
+    assert in_order(result) == [2, 3, None, None, None, 2, 2, 2, 90]
+    assert {kernel.reason for kernel in result.kernels[2:5]} == {SEVERAL}
 
 
 def test_a_name_of_two_operators_is_neithers(profile: Profile) -> None:
     ran = plainly(profile, ("aten::mm", "copy"), ("_vllm_fa3_C::fwd", "copy"))
     profile.launch(100, "copy", by="cudaGraphLaunch")
     profile.launch(200, "copy", by="cudaGraphLaunch")
-    found = profile.one(Replayed([MM, FORWARD]), Replayed([FORWARD, NORM]), *ran)
-    assert in_order(found)[:2] == [None, 1]
-    assert found.kernels[0].reason == SEVERAL
+    result = profile.one(Replayed([MM, FORWARD]), Replayed([FORWARD, NORM]), *ran)
+    assert in_order(result)[:2] == [None, 1]
+    assert result.kernels[0].reason == SEVERAL
 
 
 def test_the_nth_launch_of_a_step_is_its_nth_replay(profile: Profile) -> None:
     profile.launch(100, "k", by="cudaGraphLaunch")
     profile.launch(200, "k", by="cudaGraphLaunch")
     profile.launch(300, "k", by="cudaGraphLaunch")
-    found = profile.one(numbered([MM], 1), FORWARD, numbered([WIDE], 1))
-    assert in_order(found) == [2, 3, None]
-    assert found.kernels[2].reason == "a graph was replayed that the recorder did not see"
-    assert differences(found) == [("cudaGraphLaunch", 3, 2)]
+    result = profile.one(numbered([MM], 1), FORWARD, numbered([WIDE], 1))
+    assert in_order(result) == [2, 3, None]
+    assert result.kernels[2].reason == "a graph was replayed that the recorder did not see"
+    assert differences(result) == [("cudaGraphLaunch", 3, 2)]
 
 
 def test_a_graph_that_the_profiler_did_not_see_is_told(profile: Profile) -> None:
@@ -191,9 +191,9 @@ def test_a_graphs_calls_are_not_looked_for_among_the_operators(profile: Profile)
     profile.op("aten::mm", 10, 50)
     profile.launch(30, "eager")
     profile.launch(100, "gemm", by="cudaGraphLaunch")
-    found = profile.one(numbered([MM], 1), WIDE)
-    assert calls(found) == {"eager": 3, "gemm": 2}
-    assert differences(found) == []
+    result = profile.one(numbered([MM], 1), WIDE)
+    assert calls(result) == {"eager": 3, "gemm": 2}
+    assert differences(result) == []
 
 
 BODY = (
@@ -218,8 +218,8 @@ def test_a_gpus_own_trace_gives_a_graphs_kernels_to_the_calls_that_the_same_eage
     graphs = [ProfiledStep(index, [upload, graph, add]) for index in (0, 2)]
     *plain, first, second = attribute(read_trace(H200), eager + graphs)
     expected = [call for call, count in enumerate(NODES) for _ in range(count)]
-    assert [in_order(found) for found in plain] == [[50, *expected]] * 2
+    assert [in_order(result) for result in plain] == [[50, *expected]] * 2
     if not nodes:
         expected[11] = None  # a copy in a graph is a kernel of a name of its own
-    assert [in_order(found) for found in (first, second)] == [[50, *expected, 51]] * 2
-    assert [found.disagreements for found in (*plain, first, second)] == [[]] * 4
+    assert [in_order(result) for result in (first, second)] == [[50, *expected, 51]] * 2
+    assert [result.disagreements for result in (*plain, first, second)] == [[]] * 4

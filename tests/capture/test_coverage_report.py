@@ -29,10 +29,10 @@ def test_a_line_says_what_kind_of_step_it_was() -> None:
 
 
 def test_shares_are_of_time_and_not_of_steps() -> None:
-    found = summarize([step(0, GEMM, LOST), step(1, *[GEMM] * 8, mode="full"), step(2, mode="full")])
-    assert (found.steps, found.kernels, found.gpu_us) == (3, 10, 880.0)
-    assert found.share == pytest.approx(877.5 / 880)
-    assert {mode: (each.steps, each.share) for mode, each in found.by_mode.items()} == {
+    summary = summarize([step(0, GEMM, LOST), step(1, *[GEMM] * 8, mode="full"), step(2, mode="full")])
+    assert (summary.steps, summary.kernels, summary.gpu_us) == (3, 10, 880.0)
+    assert summary.share == pytest.approx(877.5 / 880)
+    assert {mode: (each.steps, each.share) for mode, each in summary.by_mode.items()} == {
         "eager": (1, 0.975),
         "full": (2, 1.0),
     }
@@ -40,9 +40,9 @@ def test_shares_are_of_time_and_not_of_steps() -> None:
 
 def test_what_took_the_longest_comes_first_and_the_list_is_bounded() -> None:
     many = [KernelTime(name=f"k{number}", us=number, reason="why") for number in range(30)]
-    found = summarize([step(0, *many), step(1, LOST, *[many[20]] * 9)]).unexplained
-    assert [(item.name, item.count, item.us) for item in found[:2]] == [("k20", 10, 200.0), ("k29", 1, 29.0)]
-    assert len(found) == 20
+    summary = summarize([step(0, *many), step(1, LOST, *[many[20]] * 9)]).unexplained
+    assert [(item.name, item.count, item.us) for item in summary[:2]] == [("k20", 10, 200.0), ("k29", 1, 29.0)]
+    assert len(summary) == 20
 
 
 def test_one_name_for_two_reasons_is_two_rows() -> None:
@@ -51,8 +51,8 @@ def test_one_name_for_two_reasons_is_two_rows() -> None:
 
 
 def test_the_words_say_the_share_and_what_is_missing() -> None:
-    found = summarize([step(0, GEMM, LOST, differ=(ADD,)), step(1, *[GEMM] * 20, mode="full", differ=(ADD,))])
-    assert coverage_lines(found) == [
+    summary = summarize([step(0, GEMM, LOST, differ=(ADD,)), step(1, *[GEMM] * 20, mode="full", differ=(ADD,))])
+    assert coverage_lines(summary) == [
         "coverage: 99.8 % of 2.0 ms GPU time in 2 steps is of recorded calls (eager 97.5 %, full 100.0 %)",
         "not of recorded calls:",
         "    2.5 µs    0.1 %       1×  at::lost<…>: its launch is unknown",
@@ -62,14 +62,14 @@ def test_the_words_say_the_share_and_what_is_missing() -> None:
 
 
 def test_almost_all_is_not_printed_as_all() -> None:
-    found = summarize([step(0, *[GEMM] * 999, LOST.model_copy(update={"us": 0.01}))])
-    assert "coverage: 99.9 %" in coverage_lines(found)[0]
+    summary = summarize([step(0, *[GEMM] * 999, LOST.model_copy(update={"us": 0.01}))])
+    assert "coverage: 99.9 %" in coverage_lines(summary)[0]
 
 
 def test_no_gpu_time_is_no_share() -> None:
-    found = summarize([step(0), step(1)])
-    assert found.share is None
-    assert coverage_lines(found) == ["coverage: the profiler saw no GPU time in 2 steps"]
+    summary = summarize([step(0), step(1)])
+    assert summary.share is None
+    assert coverage_lines(summary) == ["coverage: the profiler saw no GPU time in 2 steps"]
     assert coverage_lines(summarize([])) == ["coverage: the profiler saw no GPU time in 0 steps"]
 
 

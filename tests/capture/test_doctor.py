@@ -33,9 +33,9 @@ def program(folder: Path, name: str, text: str) -> None:
 
 
 def test_this_machine_has_python_and_torch(kcap: Kcap) -> None:
-    found = examined(kcap)
-    assert found["Python"]["state"] == found["torch"]["state"] == "ok"
-    assert found["kcap replay --device cpu"]["state"] == "ok"
+    checks = examined(kcap)
+    assert checks["Python"]["state"] == checks["torch"]["state"] == "ok"
+    assert checks["kcap replay --device cpu"]["state"] == "ok"
 
 
 def test_table_names_everything_and_the_next_command(kcap: Kcap) -> None:
@@ -71,11 +71,11 @@ def test_bare_machine_still_gets_an_answer(kcap: Kcap, tmp_path: Path, monkeypat
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(frameworks, "version_of", lambda *names: None)
-    found = examined(kcap)
-    assert found["torch"]["fix"].endswith("-m pip install torch")
+    checks = examined(kcap)
+    assert checks["torch"]["fix"].endswith("-m pip install torch")
     for name in ("torch", "C++ compiler", "vLLM", "kcap replay --device cpu"):
-        assert found[name]["state"] == "missing"
-    assert "slower" in found["C++ compiler"]["found"]
+        assert checks[name]["state"] == "missing"
+    assert "slower" in checks["C++ compiler"]["found"]
 
 
 @pytest.mark.parametrize(

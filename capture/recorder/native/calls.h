@@ -154,7 +154,7 @@ void fail_if_asked() {
 
 // Whether the operator that a `detail` is called in stays a kernel, as far as is known: those around it are regions.
 bool keeps_detail(Frame* f) {
-  const bool operates = f && !f->told && f->entry && !f->has_kernels && !f->has_detail;
+  const bool operates = f && !f->from_python && f->entry && !f->has_kernels && !f->has_detail;
   return operates && (f->has_detail = true);
 }
 
@@ -167,14 +167,14 @@ void mark_regions(Thread& t, bool detail = false) {
 void capture_call(Thread& t, Entry& e, const Call& call);
 
 std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
-  const Signature found = signature(call, t);
-  if (C10_UNLIKELY(found.real == Reality::transparent)) return nullptr;
-  if (C10_UNLIKELY(found.real == Reality::traced)) {
+  const Signature identity = signature(call, t);
+  if (C10_UNLIKELY(identity.real == Reality::transparent)) return nullptr;
+  if (C10_UNLIKELY(identity.real == Reality::traced)) {
     g->shard.header(hTraced).fetch_add(1, std::memory_order_relaxed);
     return push(t, nullptr, 0, true);
   }
   fail_if_asked();
-  Entry* entry = intern(t, found.key, call, parent_of(t));
+  Entry* entry = intern(t, identity.key, call, parent_of(t));
   if (C10_UNLIKELY(!entry)) {
     g->shard.header(hOverflow).fetch_add(1, std::memory_order_relaxed);
     return push(t, nullptr, 0, call.op->aten);

@@ -52,7 +52,7 @@ bool in_library(const Thread& t) {
 }
 
 // Begins a call of `op`; nullptr where it is not recorded.
-std::unique_ptr<Frame> told(Thread& t, Operator* op, const Launch* launch, int count, const uint8_t* kinds, const int64_t* words, bool detail) {
+std::unique_ptr<Frame> begin_from_python(Thread& t, Operator* op, const Launch* launch, int count, const uint8_t* kinds, const int64_t* words, bool detail) {
   std::vector<IValue> inputs;
   inputs.reserve(static_cast<size_t>(count));
   Unpacker values(kinds, words);

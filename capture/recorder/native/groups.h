@@ -54,9 +54,9 @@ inline const c10d::ProcessGroup* process_group(const IValue& v) {
 // What the engine calls the group; what the program does (a device mesh names its own), or nothing.
 inline std::string label_of(const c10d::ProcessGroup& group) {
   try {
-    if (Group known; groups().named("c10d/" + group.getGroupName(), known)) return known.label;
-    const std::string& told = group.getGroupDesc();
-    return told == "undefined" ? "" : told == "default_pg" ? "world" : told;
+    if (Group named; groups().named("c10d/" + group.getGroupName(), named)) return named.label;
+    const std::string& description = group.getGroupDesc();
+    return description == "undefined" ? "" : description == "default_pg" ? "world" : description;
   } catch (const std::exception&) {
     return "";  // a group without a backend has no name
   }

@@ -59,9 +59,9 @@ void measure_slots(Entry& e, const Call& call, const Operator* parent) {
   size_t i = 0;
   for (const IValue& v : call.inputs) {
     base.argument(v, i++);
-    Hasher one(none, 0);
-    if (is_scalar_like(v)) one.argument(v, 0);
-    e.scalars.push_back(one.hash.hash().a);
+    Hasher scalar(none, 0);
+    if (is_scalar_like(v)) scalar.argument(v, 0);
+    e.scalars.push_back(scalar.hash.hash().a);
     e.offsets.push_back(offsets_of(v));
   }
   e.base = base.hash.hash();
@@ -97,21 +97,21 @@ void note_drift(const Entry& a, const Entry& b) {
   g->shard.write(line + ",\"scalars\":" + std::to_string(before | scalars) + ",\"offsets\":" + std::to_string(before_offsets | offsets) + "}\n");
 }
 
-Entry* add_entry(Entry&& made) {
+Entry* add_entry(Entry&& entry_to_add) {
   if (g->entries.size() >= kMaxCalls) { g->full = true; return nullptr; }
-  made.id = static_cast<uint32_t>(g->entries.size());
-  g->entries.push_back(std::move(made));
+  entry_to_add.id = static_cast<uint32_t>(g->entries.size());
+  g->entries.push_back(std::move(entry_to_add));
   return &g->entries.back();
 }
 
 // Calls that differ in offsets alone are one at once (each layer's slice of a cache); scalars may mean different things
 // (a dimension), so they need kMaxVariants values, or two steps that agree in all else, to be taken for drifting.
 void note_variant(Entry* entry) {
-  Mixer place;
-  place.add(entry->base.a);
-  for (uint64_t scalar : entry->scalars) place.add(scalar);
-  const auto [first_place, alone] = g->places.try_emplace(place.hash(), entry);
-  if (!alone) note_drift(*first_place->second, *entry);
+  Mixer with_scalars;
+  with_scalars.add(entry->base.a);
+  for (uint64_t scalar : entry->scalars) with_scalars.add(scalar);
+  const auto [first_like, alone] = g->by_scalars.try_emplace(with_scalars.hash(), entry);
+  if (!alone) note_drift(*first_like->second, *entry);
   auto& [first, count] = g->variants.try_emplace(entry->base, entry, 0).first->second;
   if (++count > kMaxVariants) note_drift(*first, *entry);
 }
@@ -120,49 +120,49 @@ Entry* interned_by_another(Thread& t, const Hash& key) {
   std::lock_guard<std::mutex> guard(g->mutex);
   const auto it = g->interned.find(key);
   if (it == g->interned.end()) return nullptr;
-  t.known.add(key, it->second);
+  t.entries.add(key, it->second);
   return it->second;
 }
 
 Entry* intern_new(Thread& t, const Hash& key, const Call& call, const Operator* parent) {
   if (g->full) return interned_by_another(t, key);
-  Entry made;
-  made.op = call.op;
-  made.launch = call.launch;
-  measure_slots(made, call, parent);
-  made.sampled = samples_anything(call);
-  for (size_t phase = 0; phase < kPhases; phase++) made.reservoirs[phase].state = key.a ^ (phase + 1);
+  Entry entry_to_add;
+  entry_to_add.op = call.op;
+  entry_to_add.launch = call.launch;
+  measure_slots(entry_to_add, call, parent);
+  entry_to_add.sampled = samples_anything(call);
+  for (size_t phase = 0; phase < kPhases; phase++) entry_to_add.reservoirs[phase].state = key.a ^ (phase + 1);
   const std::string arguments = arguments_json(call);
   std::lock_guard<std::mutex> guard(g->mutex);
   auto [it, fresh] = g->interned.try_emplace(key, nullptr);
   if (fresh) {
-    it->second = add_entry(std::move(made));
+    it->second = add_entry(std::move(entry_to_add));
     if (!it->second) { g->interned.erase(it); return nullptr; }
     g->shard.write(call_line(*it->second, parent, arguments));
     note_variant(it->second);
   }
-  t.known.add(key, it->second);
+  t.entries.add(key, it->second);
   return it->second;
 }
 
 Entry* intern(Thread& t, const Hash& key, const Call& call, const Operator* parent) {
-  Entry* entry = t.known.find(key);
+  Entry* entry = t.entries.find(key);
   return C10_LIKELY(entry != nullptr) ? entry : intern_new(t, key, call, parent);
 }
 
 Entry* region_of(Entry* e) {
   std::lock_guard<std::mutex> guard(g->mutex);
   if (e->region) return e->region;
-  Entry made;
-  made.op = e->op;
+  Entry entry_to_add;
+  entry_to_add.op = e->op;
   Mixer base;
   base.add(e->base.a);
   base.add(e->base.b);
   base.add(17);
-  made.base = base.hash();
-  made.scalars = e->scalars;
-  made.offsets = e->offsets;
-  Entry* region = add_entry(std::move(made));
+  entry_to_add.base = base.hash();
+  entry_to_add.scalars = e->scalars;
+  entry_to_add.offsets = e->offsets;
+  Entry* region = add_entry(std::move(entry_to_add));
   if (!region) return nullptr;
   g->shard.write("{\"t\":\"region\",\"id\":" + std::to_string(region->id) + ",\"of\":" + std::to_string(e->id) + "}\n");
   return e->region = region;

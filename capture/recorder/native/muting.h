@@ -21,9 +21,9 @@ constexpr const char* kAsked = "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordS
 decltype(&at::getStepCallbacksUnlessEmpty) volatile asked = &at::getStepCallbacksUnlessEmpty;
 
 C10_NOINLINE std::optional<at::StepCallbacks> but_for_kcap(at::RecordScope scope) {
-  auto found = asked(scope);
-  if (found && found->callbacks_.size() == 1 && found->callbacks_[0].start_ == on_start) found.reset();
-  return found;
+  auto callbacks = asked(scope);
+  if (callbacks && callbacks->callbacks_.size() == 1 && callbacks->callbacks_[0].start_ == on_start) callbacks.reset();
+  return callbacks;
 }
 
 std::optional<at::StepCallbacks> muted(at::RecordScope scope) {
@@ -75,14 +75,14 @@ class Library {
 
   // Each pointer to the function of this name that holds `value`.
   template <class F>
-  void each_pointer_to(const char* name, const void* value, F&& found) const {
+  void each_pointer_to(const char* name, const void* value, F&& visit) const {
     if (!symbols_ || !names_ || !with_addends_) return;
     for (const Table& table : {calls_, data_}) {
       for (size_t i = 0; table.entries && i < table.bytes / sizeof(Elf64_Rela); i++) {
         const Elf64_Rela& entry = table.entries[i];
         auto** pointer = reinterpret_cast<void**>(base_ + entry.r_offset);
         if (!is_import(ELF64_R_TYPE(entry.r_info)) || *pointer != value) continue;
-        if (std::strcmp(names_ + symbols_[ELF64_R_SYM(entry.r_info)].st_name, name) == 0) found(pointer);
+        if (std::strcmp(names_ + symbols_[ELF64_R_SYM(entry.r_info)].st_name, name) == 0) visit(pointer);
       }
     }
   }

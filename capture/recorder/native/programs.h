@@ -75,8 +75,8 @@ void add_inputs(GraphSample& sample, const std::string& path, const IValue& v, K
 
 // Scalars are fixed in a graph: only offsets and the content of integer tensors are left to sample.
 void note_inputs(Capture& capture, Entry& e, const Call& call) {
-  for (const GraphSample& known : capture.samples)
-    if (known.call == &e) return;
+  for (const GraphSample& sampled : capture.samples)
+    if (sampled.call == &e) return;
   GraphSample sample{&e};
   const uint64_t drifting = e.op->drifting_offsets.load();
   for (size_t i = 0; i < call.inputs.size() && i < e.op->arguments.size(); i++) {
@@ -159,11 +159,11 @@ int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
   auto [program, capture] = capture_over(t);
   if (!capture) return -1;
   std::lock_guard<std::mutex> guard(g->mutex);
-  Entry made;
+  Entry entry_to_add;
   Mixer key;
   for (const Entry* e : program) key.add(e->id);
-  made.base = key.hash();
-  Entry* entry = program.size() > kMaxProgram ? nullptr : add_entry(std::move(made));
+  entry_to_add.base = key.hash();
+  Entry* entry = program.size() > kMaxProgram ? nullptr : add_entry(std::move(entry_to_add));
   if (!entry) return -1;
   g->shard.write(graph_line(*entry, program, *capture, nodes, info));
   Graph& graph = g->graphs.emplace_back();
@@ -177,9 +177,9 @@ int64_t graph_captured(Thread& t, const char* info, size_t nodes) {
 
 bool is_private(const void* data) {
   std::lock_guard<std::mutex> guard(g->mutex);
-  const auto place = reinterpret_cast<uintptr_t>(data);
+  const auto address = reinterpret_cast<uintptr_t>(data);
   for (const auto& [from, to] : g->private_memory)
-    if (from <= place && place < to) return true;
+    if (from <= address && address < to) return true;
   return false;
 }
 
@@ -199,8 +199,8 @@ bool add_graph_input(PendingSample& sample, const GraphInput& input, Copied& cop
   const auto storage = input.storage.lock();
   if (!storage || !holds(*storage, input) || is_private(input.data)) return true;
   SampledTensor out = input.tensor;
-  const auto known = std::find_if(copied.begin(), copied.end(), [&](const Copy& one) { return one.from == input.data && one.bytes >= input.bytes; });
-  if (known != copied.end()) out.data = known->to;
+  const auto copy = std::find_if(copied.begin(), copied.end(), [&](const Copy& other) { return other.from == input.data && other.bytes >= input.bytes; });
+  if (copy != copied.end()) out.data = copy->to;
   else if (!g->banks.copy(out, input.data, input.device, input.bytes)) return false;
   else if (out.own.empty()) copied.push_back({input.data, input.bytes, out.data});
   sample.tensors.push_back(std::move(out));

@@ -50,16 +50,16 @@ struct Frame : at::ObserverContext {  // an operator on this thread's stack
   uint32_t serial = 0;  // the operator's
   bool aten = false, has_kernels = false;
   bool has_detail = false;  // one call that is its detail, unless another follows
-  bool told = false;     // Python says when it ends
+  bool from_python = false;  // Python says when it ends
   bool library = false;  // a call from Python into a library
   // Frames lie in their thread, one for each depth.
-  static void* operator new(size_t, void* place) { return place; }
+  static void* operator new(size_t, void* memory) { return memory; }
   static void operator delete(void*) {}
   static void operator delete(void*, void*) {}
 };
 
 // Entries by signature: open addressing, since a lookup is most of what a call costs.
-class Known {
+class EntryTable {
  public:
   Entry* find(const Hash& key) const {
     for (size_t i = key.a & mask_;; i = (i + 1) & mask_) {
@@ -127,7 +127,7 @@ struct Capture {
 };
 
 struct Thread {
-  Recorder* owner = nullptr;  // whose entries `known` and `program` hold
+  Recorder* owner = nullptr;  // whose entries `entries` and `program` hold
   Frame* top = nullptr;
   int aten_depth = 0, depth = 0;
   bool busy = false, stepping = false, sampled = true, unfinished = false;
@@ -135,7 +135,7 @@ struct Thread {
   uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there
   std::vector<Entry*> program;
   std::unique_ptr<Capture> capture;
-  Known known;
+  EntryTable entries;
   OperatorCache operators;
   // Of this thread's dispatcher: a mode is active only while the Python key is in.
   const c10::impl::PODLocalDispatchKeySet* keys = &c10::impl::raw_local_dispatch_key_set;
@@ -175,7 +175,7 @@ struct Recorder {
   std::deque<Entry> entries;
   std::unordered_map<Hash, Entry*, HashOf> interned;
   std::unordered_map<Hash, std::pair<Entry*, int>, HashOf> variants;  // base -> the first, how many
-  std::unordered_map<Hash, Entry*, HashOf> places;                    // base and scalars -> the first
+  std::unordered_map<Hash, Entry*, HashOf> by_scalars;                    // base and scalars -> the first
   std::unordered_map<Hash, uint32_t, HashOf> programs, batches;
   std::unordered_map<Hash, std::vector<Entry*>, HashOf> shapes;       // base of a program -> one that ran
   size_t program_words = 0;
@@ -202,7 +202,7 @@ void adopt(Thread& t) {
     t.aten_depth = t.capture->aten_depth;
   }
   new_program(t);
-  t.known = Known();
+  t.entries = EntryTable();
   t.operators = OperatorCache();
   t.stepping = false;
   t.capture.reset();
