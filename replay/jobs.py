@@ -1,4 +1,4 @@
-"""What to replay, whatever it is read from: jobs, the messages to the worker that they make, and the time each gets."""
+"""What to replay, read from any format: jobs, the messages that they send to the worker, and the time each gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAUNCH_US, BYTES_PER_US = 3.0, 3e6  # for the expected time: of one launch, and 
 
 
 class ReplaySession(Session, total=False):
-    """What a worker is told first.
+    """The session of a worker that replays.
 
     `home`: the type of device that was recorded on. `root`: the Recording (None: a trace file) or dataset.
     `namespaces`: of the operators to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources

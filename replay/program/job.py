@@ -46,7 +46,7 @@ class ProgramRequest(TypedDict):
 
 @dataclass(frozen=True)
 class StandaloneResult:
-    """What one Call's run by itself told. `kernels`: launches of each by one invocation, by name.
+    """The result of running one Call by itself. `kernels`: launches of each in one invocation, by name.
 
     `waits`: the host waits for the GPU in it.
     """
