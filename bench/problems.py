@@ -43,11 +43,7 @@ from kcap.schemas.results.export_loss import LossLedger
 from kcap.schemas.validation.dataset import check_blobs
 
 IN_REGION = "part of {}, which is exported whole"
-
-
 IN_LOST_REGION = "part of {}, whose inputs are not known"
-
-
 UNSAMPLED = "some of its Samples: {}"
 
 
@@ -178,8 +174,6 @@ def _lose_the_rest(
 
 
 WORKLOAD_NAMESPACE = uuid.UUID("6f0d2a52-7f7b-5d0e-9a51-0d2f6c1b7c11")  # of kcap's Workloads: equal ones get equal ids
-
-
 UNKNOWN_INDICES = "its integer input {} was not sampled, and other values could be invalid"
 
 

@@ -20,14 +20,8 @@ from kcap.schemas.flashinfer.solution import BuildSpec, Solution, to_bytes
 from kcap.system.registry import Registry, import_plugins
 
 __all__ = ["BuildFailed", "Builder", "build", "builder", "environment"]
-
-
 BUILDERS: Registry[tuple[str, str | None], Builder] = Registry("builder of language and binding")
-
-
 COMPILED = frozenset({"cpp", "cuda"})
-
-
 Function = Callable[..., Any]
 
 
@@ -69,8 +63,6 @@ def _builder_of(spec: BuildSpec) -> Builder:
 
 
 MAX_REASON, MAX_LOG = 500, 20_000  # characters
-
-
 FIRST_ERROR = re.compile(r"^.*(?:\berror *:|error [A-Z]+\d+:|undefined reference to|cannot find -l).*$", re.MULTILINE)
 
 
@@ -146,7 +138,6 @@ CACHE_FOLDERS = {
     "TILELANG_CACHE_DIR": "cache/tilelang",
     "CUDA_CACHE_PATH": "cache/cuda",
 }
-
 
 MAX_JOBS = 4  # each may take 2 GB of memory
 

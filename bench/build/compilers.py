@@ -15,14 +15,8 @@ from kcap.bench.build import BuildFailed
 from kcap.schemas.flashinfer.solution import Solution
 
 T = TypeVar("T")
-
-
 CPP = frozenset({".cpp", ".cc", ".cxx", ".c"})
-
-
 CUDA = frozenset({".cu"})
-
-
 STAMP = "linked"  # holds what the library was linked with, and its digest
 
 
@@ -74,8 +68,6 @@ def check_compilers() -> None:
 
 
 NO_NVCC = "no nvcc here: install the CUDA toolkit, or name its folder in the variable CUDA_HOME"
-
-
 LAST_HEADERS = "CPLUS_INCLUDE_PATH"  # compilers search it after every folder of the command line
 
 

@@ -34,28 +34,19 @@ SKIPPED = (
     "_fft_c2c.default",
 )
 
-
 RANDOM = frozenset(
     "bernoulli bernoulli_ dropout native_dropout exponential_ geometric_ log_normal_ multinomial normal normal_ "
     "poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu_with_noise uniform_".split()
 )
-
 
 CREATION = frozenset(
     "cat clone copy_ elu_backward masked_fill_ new_empty new_empty_strided new_full new_ones new_zeros nonzero repeat "
     "split split_with_sizes unsqueeze_".split()
 )
 
-
 REGISTERED = frozenset({"aten", "prims"})  # what torch alone registers
-
-
 NO_RANDOM = "BackendBench does not support correctness testing for random ops yet"
-
-
 NO_CREATION = "BackendBench does not support correctness testing for tensor creation and manipulation ops yet"
-
-
 SYNTHETIC = "Synthetic ops are not supported in the official benchmark yet"
 
 

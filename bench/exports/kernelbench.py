@@ -85,19 +85,10 @@ def _reduce(account: Account, case: Case) -> None:
 
 
 FLOATS = ("float32", "float16", "bfloat16")
-
-
 MAX_STORED = 1 << 20  # bytes of text
-
-
 MAX_RATIO = 1032  # of zlib
-
-
 TAKEN = frozenset({"self", "run", "torch", "nn", "b64decode", "decompress", "stored", "Model"})
-
-
 IMPORTS = "import torch\nfrom torch import nn\n"
-
 
 STORED = '''from base64 import b64decode
 from zlib import decompress

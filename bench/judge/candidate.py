@@ -25,14 +25,8 @@ from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.flashinfer.solution import Solution
 
 SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
-
-
 MOST_INVOCATIONS = 4096
-
-
 SETS_BYTES = 256 << 20
-
-
 FEWEST_SETS, MOST_SETS = 3, 8
 
 

@@ -34,8 +34,6 @@ from kcap.errors import KcapError
 from kcap.system.open_files import ensure_free_descriptors
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
-
-
 NEVER = -1
 
 
@@ -48,11 +46,7 @@ def disable_malloc_trim() -> None:
 
 
 PASSED_DESCRIPTORS = 3  # descriptors that come with a request to start: the channel, the log, and what is ordered
-
-
 FILES_TO_START = 8  # open at a time to start a sandbox, two of them then to end it: pipes, namespaces, /proc
-
-
 GONE_S = 5.0  # until a process that closed its channel has ended
 
 

@@ -40,14 +40,8 @@ from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.flashinfer.definition import Definition, Workload
 
 ALIGN = 64
-
-
 VARIANTS = 3
-
-
 LEAST_SLACK, MOST_SLACK = 1 << 12, 1 << 22  # elements
-
-
 SLACK_SHARE = 4  # of an input's elements, one in so many
 
 
@@ -169,14 +163,8 @@ def _aligned(size: int) -> int:
 
 
 LEAST_HANDED = 1 << 20  # bytes of inputs. A candidate's driver fills smaller ones: they stay in the core's own caches
-
-
 HANDED_BATCH_BYTES = 256 << 20
-
-
 FEWEST_HANDED_SETS, MOST_HANDED_SETS = 3, 64  # invocations in a batch, for each of which there is a set of inputs
-
-
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

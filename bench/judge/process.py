@@ -188,14 +188,8 @@ def remove_folder(folder: Path) -> None:
 
 
 FORK_SERVER = "kcap.bench.judge.fork_server"
-
-
 FORK_SERVER_GONE = "the fork server is gone"
-
-
 START_LIMIT_S = 300.0  # importing torch, and compiling the driver at its first use
-
-
 ANSWER_LIMIT_S = 60.0
 
 
@@ -269,11 +263,7 @@ class ForkServer:
 
 
 STAT = Path("/proc/stat")
-
-
 PROC_FILES = 2  # of /proc that are open at a time
-
-
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
 

@@ -27,41 +27,17 @@ from kcap.schemas.results.measurement import Cache, Method, StopRule
 from kcap.schemas.results.outcome import Clocked, Status
 
 FEWEST_OF_REFERENCE = 3
-
-
 SLACK_SHARE = 0.25  # of the driver's own work for an invocation: how much it may differ between two processes
-
-
 SLACK_NS, SLACK_OF_TIME = 2_000, 0.05
-
-
 WAKING_NS = 150_000  # of a batch: what the judge may take to wake, which it does not in messages that follow at once
-
-
 STRAY_NS, STRAY_NS_THREADS, STRAY_OF_TIME = 3_000, 30_000, 0.05
-
-
 MORE_PROCESSORS = 0.1
-
-
 MOST_IDLE = 0.1
-
-
 PINGS = 5
-
-
 RETRIES = 30
-
-
 MOST_OTHERS = 0.25  # processors that others may have before a clock is no longer rejected
-
-
 FEWEST_VOUCHED = 3  # batches
-
-
 MOST_HIDDEN = 2.0  # times what it claims: CPU time beyond it, which others on a busy machine do not cause
-
-
 FORGED = 0.2  # of the times that are vouched for: below it, noise explains no others
 
 
@@ -218,23 +194,11 @@ def check_idle(idle: list[float]) -> None:
 
 
 HOST_BATCH_NS = 5_000_000  # the least that a batch's invocations last, far above what a message takes
-
-
 GPU_BATCH_NS = 2_000_000
-
-
 LEAST_GROWTH = 4  # times the invocations, where those of a batch turn out to last too short
-
-
 MOST_WALL = 50  # a batch takes no longer than this many times the least, with all that the driver does
-
-
 MOST_ON_GPU = 1024  # invocations in one graph
-
-
 GPU_SHARE = 6  # of the free memory, one part in so many
-
-
 RANDOM = secrets.SystemRandom()
 
 

@@ -35,13 +35,8 @@ STATUS_OF_CODE: dict[int, Status] = {
     protocol.RESERVED: "REWARD_HACK",
 }
 
-
 CONSTANT = "its outputs do not depend on its inputs"
-
-
 STALE = "it returned in a later invocation what it had computed for other inputs"
-
-
 UNWRITTEN = "it left its outputs unwritten in a later invocation, though it had written them at first"
 
 
@@ -99,8 +94,6 @@ def is_unwritten(outputs: Sequence[torch.Tensor]) -> bool:
 
 
 FILES_TO_MEASURE = 8  # that it takes to start the process which measures
-
-
 FindCeilings = Callable[[Mapping[str, Any]], Ceilings]
 
 

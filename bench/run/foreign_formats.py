@@ -33,8 +33,6 @@ from kcap.schemas.results.outcome import Outcome
 from kcap.version import __version__
 
 TRACES_FOLDER = "traces"
-
-
 UNKNOWN_AUTHOR = "unknown"
 
 

@@ -186,8 +186,6 @@ def _check_equal(output: Path, what: str, before: Any, now: Any, fix: str = "cho
 
 
 OUTCOMES_FILE = "outcomes.jsonl"
-
-
 SolutionKey: TypeAlias = tuple[str, str, str]  # definition, author, solution
 
 

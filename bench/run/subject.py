@@ -27,8 +27,6 @@ from kcap.schemas.results.outcome import ReferenceCheck
 from kcap.system.output import atomic_directory
 
 DATASET = "dataset"
-
-
 DIFFERS = "its reference differs from the recorded operator"
 
 

@@ -99,7 +99,6 @@ def _check(spec: SandboxSpec) -> None:
 
 HOLDS = "holds"
 
-
 FEATURES = (
     namespaces.PID_NAMESPACE,
     namespaces.MOUNT_NAMESPACE,

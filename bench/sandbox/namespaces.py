@@ -23,14 +23,8 @@ from kcap.bench.sandbox import libc
 from kcap.bench.sandbox.spec import Features
 
 USER_NAMESPACE, MOUNT_NAMESPACE, PID_NAMESPACE = "user namespace", "mount namespace", "pid namespace"
-
-
 OTHER_NAMESPACES = {"network namespace": libc.NEW_NETWORK, "ipc namespace": libc.NEW_IPC}
-
-
 NETWORK_NAMESPACE = "network namespace"
-
-
 CAP_SYS_ADMIN = 1 << 21
 
 
@@ -79,17 +73,9 @@ def _same_mounts(descriptor: int) -> None:
 
 
 READ_ONLY_FILES, HIDDEN_FOLDERS, SCRATCH_MOUNT, OWN_SHM = "read-only files", "hidden folders", "scratch", "own /dev/shm"
-
-
 MOUNTED = (READ_ONLY_FILES, HIDDEN_FOLDERS, SCRATCH_MOUNT, OWN_SHM)
-
-
 SHM_FOLDER = Path("/dev/shm")
-
-
 PLAIN_MOUNT = libc.MS_NOSUID | libc.MS_NODEV
-
-
 SCRATCH_INODES = 1 << 15  # inodes of the scratch: each costs the kernel about a KiB
 
 
@@ -116,8 +102,6 @@ def _hide(hidden: tuple[Path, ...], folder: Path) -> None:
 
 
 OWN_PROC = "own /proc"
-
-
 _PROC_FLAGS = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 
 

@@ -25,19 +25,10 @@ OWN_USER, NO_CAPABILITIES, ONLY_READING, NO_NEW_PRIVILEGES = (
     "no new privileges",
 )
 
-
 FIRST_USER, USER_COUNT = 61184, 4336  # where systemd, too, takes users that exist only while a service runs
-
-
 GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
-
-
 _CHANGE_USER = 1 << 0 | 1 << 6 | 1 << 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
-
-
 _SEARCH = 2  # CAP_DAC_READ_SEARCH
-
-
 _RAISE = 2  # PR_CAP_AMBIENT_RAISE
 
 
@@ -124,11 +115,7 @@ def _mapped_users() -> list[tuple[int, int]]:
 
 
 DIES_FIRST, RESOURCE_LIMITS, PROCESS_LIMIT = "dies first", "limits", "processes"
-
-
 ARENAS = 8 << 30  # bytes of address space that allocators and stacks reserve and do not use
-
-
 MOST_OPEN_FILES = 4096  # descriptors of one process
 
 

@@ -16,32 +16,14 @@ import struct
 from kcap.bench.sandbox import libc
 
 NAME = "seccomp"
-
-
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
-
-
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-
-
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
-
-
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
-
-
 _X32 = 0x40000000
-
-
 _NAMESPACES = 0x7E020000  # clone's flags: mount, cgroup, uts, ipc, user, pid, network
-
-
 _OWNERS = (8, 15)  # fcntl: F_SETOWN, F_SETOWN_EX choose whom a descriptor signals
-
-
 _OPEN_FAMILIES = (socket.AF_UNIX, socket.AF_NETLINK)
-
-
 Program = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, operand
 
 
@@ -182,10 +164,7 @@ REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
 
 # Refused by their arguments, or only where no namespace makes them harmless.
 CLONE, CLONE3, FCNTL, SOCKET, PRLIMIT = (56, 220), (435, 435), (72, 25), (41, 198), (302, 261)
-
-
 OWN_PROCESS_ONLY = {"kill": (62, 129), "tgkill": (234, 131)}
-
 
 SIGNAL_CALLS = {
     "tkill": (200, 130),

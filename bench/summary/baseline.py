@@ -21,8 +21,6 @@ from kcap.schemas.results.measurement import Measurement
 from kcap.schemas.results.outcome import Outcome
 
 WorkloadKey: TypeAlias = tuple[str, str]  # a Definition and a Workload of it
-
-
 Times: TypeAlias = "Mapping[str, float]"  # microseconds by phase
 
 

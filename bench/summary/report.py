@@ -16,11 +16,7 @@ from kcap.replay.calls.report import duration
 from kcap.schemas.validation.report import printable
 
 SHOWN = 12
-
-
 ROWS = 60
-
-
 COLUMNS = ("passed", "geomean", "by count", "saves")
 
 

@@ -76,7 +76,6 @@ SLOWER = (
     "the machine was not as it is now, believe no share"
 )
 
-
 UNWEIGHED = "no counts are known: each Workload counts as one invocation"
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:  # these need torch: a comparison by call does without
     )
 
 EQUAL, DIFFERENT = 0, 1
-
-
 BY = ("call", "family")
 
 
@@ -138,8 +136,6 @@ def _moves(a: Entry, b: Entry) -> Iterator[str]:
 
 
 LONGEST = 60  # characters of arguments
-
-
 COMPARES = "batches differ: counts of a step compare, times and shapes do not"
 
 

@@ -22,11 +22,7 @@ from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.results.outcome import Outcome
 
 ATTEMPTS = 2
-
-
 WAIT_S = 0.2  # between looks whether another slot was lost
-
-
 Environment: TypeAlias = dict[str, Any]
 
 

@@ -17,8 +17,6 @@ from kcap.errors import KcapError
 from kcap.system.worker_process import Worker
 
 JUDGE_WORKER = "kcap.bench.judge.worker"
-
-
 LIMITS = "of --timeout and --build-timeout"
 
 

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 
 MAPS = Path("/proc/self/maps")
-
-
 RUNTIME = re.compile(r"\S*/libcudart\.so[\d.]*$", re.MULTILINE)
 
 
@@ -83,7 +81,6 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (gc, "get_objects"),
     (sys, "setprofile settrace"),
 )
-
 
 Watched = tuple[tuple[Any, str, Any, str], ...]
 

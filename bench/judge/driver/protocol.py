@@ -20,29 +20,13 @@ import torch
 from kcap.schemas.results.measurement import Method
 
 OPEN, RUN, CHECK, DELIVER, EMPTY = 1, 2, 3, 4, 5
-
-
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
-
-
 FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
-
-
 RESERVED = 13
-
-
 DESTINATION, GRAPHS, HANDED = 1, 2, 4  # flags of a Workload
-
-
 METHODS: tuple[Method, ...] = ("host", "graph", "events")
-
-
 LONGEST = 1 << 20
-
-
 NONCE = 8  # bytes before each message, and before its answer
-
-
 ANSWER = struct.Struct(f"<{NONCE}sIIIQQQ")
 
 
@@ -190,8 +174,6 @@ def _pack_text(text: str) -> bytes:
 
 
 OUTPUT_PIECES, LEAST_PIECE = 16, 1 << 14  # of one output, and the bytes of the smallest
-
-
 Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 
