@@ -24,7 +24,7 @@ from kcap.schemas.results.outcome import Outcome
 from kcap.system.output import OutputKind, check_output, write_atomically
 
 RUN_FILE = "bench.json"
-BENCH = OutputKind((RUN_FILE,), "not made by kcap bench, and so neither replaced nor resumed: choose another -o")
+BENCH = OutputKind((RUN_FILE,), "not made by kcap bench, and is neither replaced nor resumed: choose another -o")
 
 
 def check_bench_output(output: Path, sources: Sequence[Path], resume: bool, force: bool) -> None:

@@ -13,7 +13,7 @@ from kcap.schemas.results import export_loss as loss_file
 from kcap.schemas.results.export_loss import ExportLoss, Lost
 from kcap.system.output import OutputKind, atomic_directory, check_output
 
-EXPORT = OutputKind((loss_file.FILE,), "not made by kcap export, and so not replaced: choose another -o")
+EXPORT = OutputKind((loss_file.FILE,), "not made by kcap export, and is not replaced: choose another -o")
 MOST_SHOWN = 5
 
 

@@ -28,7 +28,7 @@ from kcap.system.output import OutputKind, atomic_directory, check_output
 
 MERGED = OutputKind(
     ("recording.json", "definitions"),
-    "neither a Recording nor a dataset, and so not replaced: choose another -o",
+    "neither a Recording nor a dataset, and is not replaced: choose another -o",
 )
 FOLDERS = ("values", "kernels")  # of content named by its SHA-256
 

@@ -21,7 +21,7 @@ class OutputKind:
     refusal: str
 
 
-RECORDING = OutputKind(("recording.json",), "no Recording, and so not replaced: choose another output")
+RECORDING = OutputKind(("recording.json",), "no Recording, and is not replaced: choose another output")
 
 
 def check_output(
@@ -41,7 +41,7 @@ def check_output(
     if output.exists():
         is_kind = any((output / name).exists() for name in kind.markers)
         if not is_kind and (not output.is_dir() or any(output.iterdir())):
-            raise CallError(f"{output}: {kind.refusal}")
+            raise CallError(f"{output} is {kind.refusal}")
         if not force:
             raise CallError(f"{output}: already exists: pass {option} to replace it")
     sources = list(sources)

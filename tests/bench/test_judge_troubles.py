@@ -19,7 +19,7 @@ from judge_here import judged, made, outcome, scale
 from judging import eventually, told
 from solution_files import RETURNING, solution
 
-from kcap.bench.judge import device
+from kcap.bench.judge.driver import device
 from kcap.bench.judge.process import cpu_time_of
 from kcap.errors import KcapError
 

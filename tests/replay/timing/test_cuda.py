@@ -187,15 +187,15 @@ def test_the_gpu_is_held_back_until_the_host_has_queued_its_work() -> None:
 
 
 def test_a_host_that_waits_for_the_held_gpu_is_let_go_after_the_timeout() -> None:
-    hold = gpu_blocker("cuda:0")
-    hold.reset()
+    blocker = gpu_blocker("cuda:0")
+    blocker.reset()
     began = time.monotonic()
-    timed_us(torch.cuda.synchronize, 1, do_nothing, torch.cuda.current_stream(), hold)
-    hold.hold()
-    assert hold.timed_out
+    timed_us(torch.cuda.synchronize, 1, do_nothing, torch.cuda.current_stream(), blocker)
+    blocker.block()
+    assert blocker.timed_out
     assert time.monotonic() - began < 10
-    hold.release()
-    hold.reset()
+    blocker.unblock()
+    blocker.reset()
 
 
 def test_the_persisting_l2_can_be_reset() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from kcap.bench.accuracy import difference
-from kcap.bench.check.checker import as_list, compile_reference
+from kcap.bench.check.checker import as_list
+from kcap.replay.datasets.reference import compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.fragment.reference import FragmentReference, reference_of
 from kcap.schemas.recording.recording import Call, Recording, Sample

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from kcap.bench.check.checker import as_list, compare_outputs, compile_reference, copy_of
+from kcap.bench.check.checker import as_list, compare_outputs, copy_of
+from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.generic.derive import derive_generic
 from kcap.schemas.derive.generic.pattern import registered_operator
 from kcap.schemas.derive.invocation import Invocation, schema_names

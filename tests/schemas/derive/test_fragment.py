@@ -8,7 +8,8 @@ import orjson
 import pytest
 import torch
 
-from kcap.bench.check.checker import as_list, compile_reference
+from kcap.bench.check.checker import as_list
+from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.fragment.reference import FragmentReference, Unknown, reference_from
 from kcap.schemas.recording.recording import Argument, Call, Launch
 from kcap.schemas.recording.values import TensorSpec

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kcap
-from kcap.bench.check.checker import compile_reference
+from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.generic import derive
 from kcap.schemas.derive.invocation import invocation_of
 from kcap.schemas.derive.kernel import DerivedDefinition

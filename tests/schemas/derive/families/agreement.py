@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from kcap.bench.check.checker import as_list, compare_outputs, compile_reference, copy_of
+from kcap.bench.check.checker import as_list, compare_outputs, copy_of
+from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.families import recognize
 from kcap.schemas.derive.invocation import Invocation
 from kcap.schemas.derive.kernel import KernelInstance

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 
-from kcap.bench.check.checker import compile_reference
+from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.recording.values import Group
 
 TP2 = Group(size=2, rank=0)

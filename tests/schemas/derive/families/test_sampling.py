@@ -8,7 +8,7 @@ import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 
-from kcap.bench.check.checker import compile_reference
+from kcap.replay.datasets.reference import compile_reference
 
 SIZES = [(1, 1024), (3, 5000), (7, 2048), (2, 32000), (16, 1500)]
 
