@@ -31,13 +31,21 @@ pytestmark = pytest.mark.slow
 
 
 def _reason_not_to_build() -> str | None:
-    for module in ("setuptools", "pip"):
-        if importlib.util.find_spec(module) is None:
-            return f"needs {module}"
-    version = metadata.version("setuptools")  # imported, it would collide with a distutils that is imported already
-    if int(version.partition(".")[0]) < 77:
-        return f"needs setuptools 77 or newer, this is {version}"
+    """Asked of the metadata: looking for pip as a module changes which distutils is imported from then on."""
+    versions = {name: _version_of(name) for name in ("pip", "setuptools")}
+    lacking = [name for name, version in versions.items() if version is None]
+    if lacking:
+        return f"needs {' and '.join(lacking)}"
+    if int((versions["setuptools"] or "0").partition(".")[0]) < 77:
+        return f"needs setuptools 77 or newer, this is {versions['setuptools']}"
     return None
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 if reason := _reason_not_to_build():
