@@ -89,6 +89,6 @@ def _print(path: Path, summary: Summary, parts: bool) -> None:
     out.print()
     out.print(table(summary, out.width, parts))
     out.print()
-    for line in footer(summary, parts):
+    for line in footer(summary, out.width, parts):
         out.print(line)
     click.echo(f"Next: kcap replay {path}", err=True)

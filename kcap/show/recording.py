@@ -17,6 +17,7 @@ from kcap.show.summary import Row, Summary
 PIPED_WIDTH = 200
 MOST_SIZES = 6  # padded sizes of CUDA graphs that the header names
 LONGEST_NAME, SHORTEST_NAME, LEAST_ARGUMENTS = 48, 24, 24  # columns
+KEPT_END = 10  # of a name that is cut: `.s0123456` and its like
 PARTIAL = "PARTIAL: not all that ran is here: a process ended early, or a tap could not see it (see below)"
 DROPPED = {
     "overflow": "{} calls came after the most distinct calls that a process keeps: they are in no count",
@@ -111,7 +112,7 @@ def table(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Ta
 
     `parts`: a composite is followed by the operators that it ran as.
     """
-    columns = _Columns(summary, width)
+    columns = Columns(summary, width)
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     out.add_column(summary.by, max_width=columns.name_width, no_wrap=True, overflow="ellipsis")
     for name in columns.rank_columns:
@@ -131,9 +132,11 @@ def table(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Ta
     return out
 
 
-def footer(summary: Summary, parts: bool = False) -> Iterator[Text]:
+def footer(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Iterator[Text]:
     """The total, what orders the rows, and what the table leaves out."""
     yield Text(f"{summary.total:,} invocations" if summary.total else "nothing was recorded", "bold")
+    if dropped := Columns(summary, width).dropped:
+        yield Text(f"not shown in {width} columns: {', '.join(dropped)}", "dim")
     if summary.rates:
         yield Text(
             "cost: an estimate, from the bytes that each call moves and the FLOPs that it computes,"
@@ -150,7 +153,7 @@ def footer(summary: Summary, parts: bool = False) -> Iterator[Text]:
         )
 
 
-class _Columns:
+class Columns:
     """Which columns these rows need and have room for, and what each row puts into them.
 
     Where `width` is short, columns go in this order: calls in graphs, distinct calls, phases, the share of the count.
@@ -167,14 +170,18 @@ class _Columns:
         self.numbers = [*phases, *graphs, "count", "share", *time]
         longest = max((len(self._name(row)) for row in rows), default=0)
         self.name_width = min(longest, LONGEST_NAME if by == "kernel" or width < PIPED_WIDTH else width)
+        self.dropped: list[str] = []
         for dropped in (graphs, ["calls"], phases, ["share"]):
             if self._fixed_width(rows) + LEAST_ARGUMENTS * (by == "kernel") <= width:
                 break
+            self.dropped += [name for name in dropped if name in (*self.numbers, self.second)]
             self.numbers = [name for name in self.numbers if name not in dropped]
             self.second = "" if self.second in dropped else self.second
         spare = width - self._fixed_width(rows)
         if lacking := max((LEAST_ARGUMENTS if by == "kernel" else 0) - spare, 0):
             self.name_width = max(min(longest, SHORTEST_NAME), self.name_width - lacking)
+        elif by != "kernel":
+            self.name_width = min(longest, self.name_width + spare)
         self.arguments_width = max(width - self._fixed_width(rows), LEAST_ARGUMENTS)
 
     def _fixed_width(self, rows: Sequence[Row]) -> int:
@@ -190,7 +197,7 @@ class _Columns:
         return row.name + (kind if row.work or kind else " (no work)")
 
     def cells(self, row: Row, part: bool = False) -> Iterator[Text]:
-        yield Text(f"  {row.name}" if part else self._name(row))
+        yield Text(_shorten(f"  {row.name}" if part else self._name(row), self.name_width))
         if self.metadata and self.rank_columns:
             yield from rank_cells(self.metadata, row.name)
         if self.second:
@@ -210,6 +217,11 @@ class _Columns:
                 time, whole = (row.gpu_us, self.gpu_us) if name == "GPU time" else (row.estimated_us, self.estimated_us)
                 return Text(f"{time / whole:.1%}" if time else "·", "" if time else "dim")
         return _number(row.phases[name])
+
+
+def _shorten(name: str, width: int) -> str:
+    """`name` in `width` columns; its end stays, where a fused kernel's id is."""
+    return name if len(name) <= width else f"{name[: width - KEPT_END - 1]}…{name[-KEPT_END:]}"
 
 
 def _number(count: int) -> Text:

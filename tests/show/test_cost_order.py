@@ -131,8 +131,10 @@ def test_a_table_fits_the_width_and_cuts_names_never_numbers(
     phases = [Count(phase=phase, count=123_456) for phase in ("prefill", "decode", "mixed", "other")]
     long_name = Call(id=0, operator=LONG, args=[tensor(4, 64)], counts=phases)
     write_recording(tmp_path / "long.kcap", Metadata(), [long_name])
+    out = kcap("show", tmp_path / "long.kcap", "--by", by).out
     if by != "phase":
-        assert "493,824" in kcap("show", tmp_path / "long.kcap", "--by", by).out
+        assert "493,824" in out and LONG[-9:] in out, "the id that tells two fused kernels apart stays"
+    assert ("not shown in 80 columns: " in out) == (width == 80 and by != "phase")
     for path in (recorded, recording, tmp_path / "long.kcap"):
         lines = kcap("show", path, "--by", by).out.splitlines()
         assert max(map(len, lines)) <= width
