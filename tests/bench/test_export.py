@@ -7,12 +7,15 @@ from pathlib import Path
 
 import orjson
 import pytest
+import torch
 
 from kcap import bench
 from kcap.bench import exports
 from kcap.bench.contents import open_contents
 from kcap.bench.exports import ExportRequest, find_exporter, targets
+from kcap.bench.solutions import read_solutions
 from kcap.errors import FormatError
+from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor
 from kcap.schemas.results import export_loss as loss_file
 
 OF_CALLS = [name for name in targets() if find_exporter(name).takes == "calls"]
@@ -132,8 +135,36 @@ def test_an_output_inside_the_source_is_refused(everything, kcap):
     assert not (everything / "out").exists()
 
 
+def readme_block(mark: str) -> str:
+    """The one Python block of bench/README.md that has `mark` in it."""
+    blocks = re.findall(r"```python\n(.*?)```", (Path(bench.__file__).parent / "README.md").read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if mark in block)
+    return code
+
+
+def test_the_solution_in_the_readme_is_read_and_right(tmp_path):
+    (tmp_path / "norm.py").write_text(readme_block("# definition: rmsnorm_h4096"))
+    axes = {"batch_size": AxisVar(), "h": AxisConst(value=4096)}
+    tensors = {
+        "hidden_states": DefinitionTensor(shape=["batch_size", "h"], dtype="bfloat16"),
+        "weight": DefinitionTensor(shape=["h"], dtype="bfloat16"),
+    }
+    reference = "def run(hidden_states, weight):\n    return hidden_states\n"
+    norm = Definition(
+        name="rmsnorm_h4096", op_type="rmsnorm", axes=axes, inputs=tensors,
+        outputs={"output": tensors["hidden_states"]}, reference=reference,
+    )  # fmt: skip
+    ((solution,), refused) = read_solutions(tmp_path, {norm.name: norm}, None)
+    assert (solution.solution.definition, refused) == (norm.name, [])
+    names = {}
+    exec(solution.solution.sources[0].content, names)
+    x, weight = torch.randn(3, 4096), torch.rand(4096)
+    expected = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+    assert torch.allclose(names["run"](x, weight), expected, atol=1e-5)
+
+
 def test_the_export_target_in_the_readme_is_whole(everything, tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (Path(bench.__file__).parent / "README.md").read_text(), re.DOTALL)
+    code = readme_block("@exporter")
     (tmp_path / "plugin").mkdir()
     (tmp_path / "plugin" / "csv.py").write_text(code)
     (tmp_path / "out").mkdir()
