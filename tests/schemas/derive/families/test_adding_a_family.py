@@ -50,8 +50,9 @@ assert replay.touched(bound, 3 * 50 * 4 + 12 * 8) == 3 * 4 * 4 + 12 * 8
 
 def test_the_family_of_the_readme_works_as_it_is(tmp_path: Path) -> None:
     section = README.read_text().split("## Adding a family")[1]
-    (source,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    source, test = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     (tmp_path / "gather.py").write_text(source)
-    command = [sys.executable, "-c", USE, str(tmp_path / "gather.py"), str(Path(__file__).parent)]
+    program = f"{USE}\n{test}\ntest_gathers_from_whole_rows()\n"
+    command = [sys.executable, "-c", program, str(tmp_path / "gather.py"), str(Path(__file__).parent)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
