@@ -25,7 +25,7 @@ from kcap.replay.source import Samples, group_samples, needs_sample, samples_by_
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call, invocation_of_bound
 from kcap.schemas.derive.derive import Derived, derive_calls
-from kcap.schemas.derive.invocation import Unrecognized, base_of, torch_dtype
+from kcap.schemas.derive.invocation import Unrecognized, torch_dtype
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, blob_path, invocations
 from kcap.schemas.flashinfer.definition import (
@@ -37,6 +37,7 @@ from kcap.schemas.flashinfer.definition import (
     WorkloadInput,
     check_workload,
 )
+from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.results.export_loss import LossLedger

@@ -289,7 +289,7 @@ SECTIONS: dict[str, Callable[[list[PurposeRow]], bool]] = {
 
 def _what(line: PurposeRow, ran: KernelShare) -> str:
     """The operators of a Definition; of an operator that has none, its arguments in short."""
-    from kcap.schemas.derive.invocation import base_of
+    from kcap.schemas.recording.operators import base_of
 
     if {base_of(operator) for operator in ran.operators} != {line.name}:
         return ", ".join(ran.operators)

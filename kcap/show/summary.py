@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Recording
 from kcap.schemas.recording.signature import call_key, signature
 from kcap.schemas.results import coverage
@@ -126,20 +127,21 @@ def _fold_with_composites(kernels: Iterable[Call], regions: Iterable[Call], by: 
     """The rows of kernels, those that ran as parts of one composite in a row of that composite.
 
     A composite is a region that ran as ATen operators alone: a fused operator that the engine runs piece by piece. A
-    part names its region's operator, not its Call: by kernel, the parts' time is shared out by the bytes of each Call.
+    part names its region's operator, of two recorders one with its overload, and not its Call: by kernel, the parts'
+    time is shared out by the bytes of each Call.
     """
     composites: dict[str, list[Call]] = defaultdict(list)
     parts: dict[str, list[Call]] = defaultdict(list)
     rest = []
     for region in regions:
         if region.total:
-            composites[_base(region.operator)].append(region)
+            composites[base_of(region.operator)].append(region)
     for call in (*kernels, *regions):
         if call.parent and (call.kind == "region" or call.namespace != "aten"):
-            composites.pop(_base(call.parent), None)
+            composites.pop(base_of(call.parent), None)
     for call in kernels:
-        if call.parent and _base(call.parent) in composites:
-            parts[_base(call.parent)].append(call)
+        if call.parent and base_of(call.parent) in composites:
+            parts[base_of(call.parent)].append(call)
         else:
             rest.append(call)
     yield from _FOLDS[by](rest, times)
@@ -161,12 +163,6 @@ def _composite_rows(calls: list[Call], parts: list[Row], by: By) -> list[Row]:
     rows.sort(key=_order)
     rows[0].parts = parts
     return rows
-
-
-def _base(operator: str) -> str:
-    """`vllm_ir::rms_norm.default` -> `vllm_ir::rms_norm`: of two recorders one names a parent with its overload."""
-    namespace, _, name = operator.rpartition("::")
-    return f"{namespace}::{name.split('.')[0]}"
 
 
 def _of_ranks(rows: Iterable[Row], metadata: Metadata) -> list[Row]:

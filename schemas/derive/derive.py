@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from kcap.schemas.derive.families import family_of, recognize
 from kcap.schemas.derive.generic.derive import derive_generic
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, base_of, invocation_of
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, invocation_of
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, framework_of
 from kcap.schemas.flashinfer.definition import DRAFT, Definition
+from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Metadata
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kcap.schemas.derive.derive import FamilyMatches, match_families
-from kcap.schemas.derive.invocation import base_of
+from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import signature

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kcap.schemas.recording.dtypes import BY_NAME
+from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
 
@@ -80,12 +81,6 @@ class Invocation:
     def weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The hidden tensor `name`, or one without data in its place."""
         return self.hidden.get(name, torch.empty(shape, dtype=dtype, device="meta"))
-
-
-def base_of(operator: str) -> str:
-    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`."""
-    namespace, _, name = operator.rpartition("::")
-    return f"{namespace}::{name.split('.')[0]}"
 
 
 def torch_dtype(name: str, error: type[Exception] = Unrecognized) -> torch.dtype:

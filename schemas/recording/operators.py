@@ -84,6 +84,12 @@ def _check_parts(name: str, parts: list[str]) -> None:
         offset += len(part) + 1
 
 
+def base_of(operator: str) -> str:
+    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`."""
+    namespace, _, name = operator.rpartition("::")
+    return f"{namespace}::{name.split('.')[0]}"
+
+
 def to_trace(operator: str) -> str:
     """`aten::mm` -> `aten.mm.default`; OperatorError if it is no torch operator's name or may not be called."""
     if reason := SOURCES.get(operator.split("::")[0]):

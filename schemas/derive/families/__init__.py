@@ -22,9 +22,10 @@ from dataclasses import replace
 
 from kcap.schemas.derive.bound_call import ReplayRule, rebuilt_argument, replay_rule, replay_rule_for
 from kcap.schemas.derive.cost import cost_function, cost_function_for
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, base_of
+from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance
 from kcap.schemas.derive.workload_draft import input_rules_for, trim_inputs, trims_inputs, valid_input
+from kcap.schemas.recording.operators import base_of
 from kcap.system.registry import Registry, import_plugins
 
 __all__ = [

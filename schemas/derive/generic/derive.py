@@ -12,10 +12,10 @@ from kcap.schemas.derive.generic.definition import GenericKernel
 from kcap.schemas.derive.generic.group import Grouping
 from kcap.schemas.derive.generic.outputs import Output, Reference, Signature, why_no_kernel
 from kcap.schemas.derive.generic.pattern import Member, Operator, Parameter, Path, Pattern, Tensor, read_pattern
-from kcap.schemas.derive.invocation import Unrecognized, argument_names, base_of
+from kcap.schemas.derive.invocation import Unrecognized, argument_names
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition
 from kcap.schemas.flashinfer.definition import DTYPES
-from kcap.schemas.recording.operators import SOURCES
+from kcap.schemas.recording.operators import SOURCES, base_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TensorSpec
