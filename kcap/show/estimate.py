@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Sample
-from kcap.schemas.recording.values import TensorSpec, tensors
+from kcap.schemas.recording.values import TensorSpec, storage_bytes, tensors
 
 if TYPE_CHECKING:
     from kcap.schemas.derive.cost import Cost
@@ -75,13 +75,9 @@ def moved_bytes(call: Call) -> int:
     Beside an index tensor (a block table, slots, token ids) the largest tensor may be a cache or a table of which a few
     rows are read: it counts for no more than the others together.
     """
-    largest: dict[tuple[str, int], int] = {}
-    indexed = False
-    for spec in _specs(call):
-        key = (spec.device, spec.storage)
-        largest[key] = max(largest.get(key, 0), min(spec.numel, spec.extent) * spec.bits // 8)
-        indexed |= spec.dtype in ("int32", "int64") and spec.numel > 0
-    sizes = sorted(largest.values())
+    specs = _specs(call)
+    sizes = sorted(storage_bytes(specs))
+    indexed = any(spec.dtype in ("int32", "int64") and spec.numel for spec in specs)
     if indexed and len(sizes) > 1:
         sizes[-1] = min(sizes[-1], sum(sizes[:-1]))
     return sum(sizes)

@@ -23,7 +23,7 @@ from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.operators import does_work
 from kcap.schemas.recording.records import Argument, Call
-from kcap.schemas.recording.values import TensorSpec, tensors
+from kcap.schemas.recording.values import TensorSpec, storage_bytes, tensors
 from kcap.schemas.results.measurement import LeastWork
 
 
@@ -62,21 +62,13 @@ def sweep_cost(bound: BoundCall, writes: frozenset[str]) -> Cost | None:
     written = _specs(argument for name, argument in arguments if name in writes)
     if unread_inputs(bound.operator) and {spec.storage for spec in read} & {spec.storage for spec in written}:
         return None  # a tensor copied to itself is left alone
-    total = _distinct(read) + (_distinct(written) if written else _returned(bound))
-    return Cost(total, _distinct(read), 0, next((s.dtype for s in read if BY_NAME[s.dtype].kind == "float"), ""))
+    read_bytes = sum(storage_bytes(read))
+    total = read_bytes + (sum(storage_bytes(written)) if written else _returned(bound))
+    return Cost(total, read_bytes, 0, next((s.dtype for s in read if BY_NAME[s.dtype].kind == "float"), ""))
 
 
 def _specs(arguments: Iterable[Argument]) -> list[TensorSpec]:
     return [spec for _, spec in tensors([argument.value for argument in arguments])]
-
-
-def _distinct(specs: list[TensorSpec]) -> int:
-    """Bytes of the elements of all tensors; of those with the same storage only the largest counts."""
-    largest: dict[tuple[str, int], int] = {}
-    for spec in specs:
-        key = (spec.device, spec.storage)
-        largest[key] = max(largest.get(key, 0), min(spec.numel, spec.extent) * spec.bits // 8)
-    return sum(largest.values())
 
 
 def _returned(bound: BoundCall) -> int:

@@ -9,7 +9,7 @@ with one key: `{"tensor": …}`, `{"dtype": "bfloat16"}`, `{"layout": "strided"}
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -233,3 +233,12 @@ def tensors(value: Value, path: str = "") -> Iterator[tuple[str, TensorSpec]]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from tensors(item, f"{path}.{index}" if path else str(index))
+
+
+def storage_bytes(specs: Iterable[TensorSpec]) -> list[int]:
+    """Bytes of the elements of each storage among `specs`, as much of it as its largest tensor reaches."""
+    largest: dict[tuple[str, int], int] = {}
+    for spec in specs:
+        key = (spec.device, spec.storage)
+        largest[key] = max(largest.get(key, 0), min(spec.numel, spec.extent) * spec.bits // 8)
+    return list(largest.values())
