@@ -81,14 +81,15 @@ def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
 
 
 def _print(path: Path, summary: Summary, parts: bool) -> None:
-    from kcap.show.recording import console, footer, header, table
+    from kcap.show.recording import Columns, console, footer, header, table
 
     out = console()
     for line in header(summary.metadata) if summary.metadata else ():
         out.print(line)
     out.print()
-    out.print(table(summary, out.width, parts))
+    columns = Columns(summary, out.width)
+    out.print(table(summary, columns, parts))
     out.print()
-    for line in footer(summary, out.width, parts):
+    for line in footer(summary, columns, parts):
         out.print(line)
     click.echo(f"Next: kcap replay {path}", err=True)

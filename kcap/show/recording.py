@@ -107,18 +107,14 @@ def _warnings(metadata: Metadata) -> Iterator[Text]:
         yield Text(f"note: {note}", "dim")
 
 
-def table(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Table:
-    """The rows, with a column for each phase that occurs; columns that `width` has no room for are left out.
-
-    `parts`: a composite is followed by the operators that it ran as.
-    """
-    columns = Columns(summary, width)
+def table(summary: Summary, columns: Columns, parts: bool = False) -> Table:
+    """The rows. `parts`: a composite is followed by the operators that it ran as."""
     out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     out.add_column(summary.by, max_width=columns.name_width, no_wrap=True, overflow="ellipsis")
     for name in columns.rank_columns:
         out.add_column(name, overflow="fold")
     if columns.second == "arguments":
-        fold = width >= PIPED_WIDTH
+        fold = columns.width >= PIPED_WIDTH
         overflow: OverflowMethod = "fold" if fold else "ellipsis"
         out.add_column(columns.second, no_wrap=not fold, overflow=overflow, max_width=columns.arguments_width)
     elif columns.second:
@@ -132,11 +128,11 @@ def table(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Ta
     return out
 
 
-def footer(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> Iterator[Text]:
+def footer(summary: Summary, columns: Columns, parts: bool = False) -> Iterator[Text]:
     """The total, what orders the rows, and what the table leaves out."""
     yield Text(f"{summary.total:,} invocations" if summary.total else "nothing was recorded", "bold")
-    if dropped := Columns(summary, width).dropped:
-        yield Text(f"not shown in {width} columns: {', '.join(dropped)}", "dim")
+    if columns.dropped:
+        yield Text(f"not shown in {columns.width} columns: {', '.join(columns.dropped)}", "dim")
     if summary.rates:
         yield Text(
             "cost: an estimate, from the bytes that each call moves and the FLOPs that it computes,"
@@ -154,13 +150,15 @@ def footer(summary: Summary, width: int = PIPED_WIDTH, parts: bool = False) -> I
 
 
 class Columns:
-    """Which columns these rows need and have room for, and what each row puts into them.
+    """Which columns these rows need and `width` has room for, and what each row puts into them.
 
-    Where `width` is short, columns go in this order: calls in graphs, distinct calls, phases, the share of the count.
+    There is one for each phase that occurs. Where `width` is short, columns go in this order: calls in graphs,
+    distinct calls, phases, the share of the count.
     """
 
     def __init__(self, summary: Summary, width: int) -> None:
         by, rows, self.total, self.metadata = summary.by, summary.rows, summary.total, summary.metadata
+        self.width = width
         self.gpu_us, self.estimated_us = summary.gpu_us, summary.estimated_us
         self.rank_columns = RANK_COLUMNS if by == "rank" and summary.metadata and summary.metadata.ranks else ()
         phases = [p for p in PHASES if by != "phase" and any(row.phases[p] for row in rows)]
