@@ -43,6 +43,19 @@ def wrap(owner: Any, name: str, around: Around) -> None:
     setattr(owner, name, wrapper)
 
 
+def run_after_pause(window: Window, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `original`, with which a step that was paused ends; where none is, it is called and no more."""
+    if not window.resume():
+        return original(*args, **kwargs)
+    try:
+        output = original(*args, **kwargs)
+    except BaseException:
+        window.discard()
+        raise
+    window.end()
+    return output
+
+
 WORLD = "world"
 
 

@@ -12,7 +12,7 @@ from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.sglang import operators
 from kcap.capture.engines.sglang.graphs import hook_graphs
 from kcap.capture.hooks.imports import Hook, when_imported
-from kcap.capture.window.hooking import Around, Groups, contained, wrap
+from kcap.capture.window.hooking import Around, Groups, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
 
@@ -180,15 +180,7 @@ class Steps:
         return output
 
     def sample(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._window.resume():
-            return original(*args, **kwargs)
-        try:
-            output = original(*args, **kwargs)
-        except BaseException:
-            self._window.discard()
-            raise
-        self._window.end()
-        return output
+        return run_after_pause(self._window, original, *args, **kwargs)
 
     def _guarded(self, read: Callable[..., Any], *args: Any) -> Any:
         """What `read` makes of SGLang's objects; a failure ends the recording, and the engine goes on."""

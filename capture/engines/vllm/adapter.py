@@ -15,7 +15,7 @@ from typing import Any
 from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.vllm import fused
 from kcap.capture.hooks.imports import when_imported
-from kcap.capture.window.hooking import Around, Groups, contained, wrap
+from kcap.capture.window.hooking import Around, Groups, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
 
@@ -188,15 +188,7 @@ class Steps:
         return output
 
     def sample_tokens(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._window.resume():
-            return original(*args, **kwargs)
-        try:
-            output = original(*args, **kwargs)
-        except BaseException:
-            self._window.discard()
-            raise
-        self._window.end()
-        return output
+        return run_after_pause(self._window, original, *args, **kwargs)
 
     def _begin(self, scheduled: Any) -> bool:
         try:
