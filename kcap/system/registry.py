@@ -40,9 +40,9 @@ class Registry(Generic[Key, Item]):
 
 
 def plugin_names(package: str) -> list[str]:
-    """The files and folders of `package` (a dotted name) that are plug-ins: all but `common` and `base`, sorted."""
+    """The files and folders of `package` (a dotted name) that are plug-ins: all but `common`, sorted."""
     path = importlib.import_module(package).__path__
-    return sorted(module.name for module in pkgutil.iter_modules(path) if module.name not in ("common", "base"))
+    return sorted(module.name for module in pkgutil.iter_modules(path) if module.name != "common")
 
 
 @cache
