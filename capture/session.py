@@ -25,6 +25,7 @@ class Session:
     directory: str
     framework: str | None = None
     model: str | None = None
+    output: str = ""  # the Recording that will be written
     steps: int | None = None  # close the window for good after this many
     window: str = "auto"  # auto: open after the engine's warm-up; manual: when it is asked for
     warmup_steps: int = 0  # steps that do not count at each opening of the window
@@ -96,6 +97,11 @@ def as_list(numbers: Numbers) -> list[int]:
 
 
 Prompt = str | list[int]
+
+
+def no_tokens_text(model: str) -> str:
+    """What is said of a pooling or embedding model, which an offline engine cannot be asked to generate with."""
+    return f"{model} generates no tokens (a pooling model): record a program of yours, kcap record -o DIR -- python …"
 
 
 @dataclass(frozen=True)

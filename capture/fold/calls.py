@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from kcap.capture.shards.counts import LAYER_NAMES
 from kcap.capture.shards.lines import CallLine, DriftLine, RegionLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.operators import does_work
@@ -30,6 +31,7 @@ class Fold:
         self.signatures: dict[bytes, CallLine] = {}
         self.counts: dict[bytes, Counter[tuple[int, int, Mode]]] = defaultdict(Counter)
         self.invocations: Counter[tuple[int, int, int]] = Counter()  # of a shard's own call, in a phase
+        self._wrappers = {name for shard in self.shards for name in _opened_wrappers(shard)}
         for index, shard in enumerate(self.shards):
             self._add_calls(index, shard)
 
@@ -39,6 +41,8 @@ class Fold:
             if region.of in lines:
                 lines[region.id] = lines[region.of].model_copy(update={"kind": "region", "id": region.id})
         for number, line in lines.items():
+            if line.operator in self._wrappers:
+                line = line.model_copy(update={"kind": "region"})
             self.lines[index, number] = line
             folded = self._fold(line)
             key = _signature(folded)
@@ -95,6 +99,13 @@ class Fold:
             launch=line.launch, counts=counts,
         )  # fmt: skip
         return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
+
+
+def _opened_wrappers(shard: Shard) -> set[str]:
+    """Operators that are given their layer's name and were a region once: no call of theirs is a kernel."""
+    lines = {line.id: line for line in shard.lines(CallLine)}
+    regions = [lines[region.of] for region in shard.lines(RegionLine) if region.of in lines]
+    return {line.operator for line in regions if any(arg.name in LAYER_NAMES for arg in line.args)}
 
 
 def _signature(line: CallLine) -> bytes:

@@ -13,6 +13,7 @@ from kcap.capture.shards.lines import GroupLine, NoteLine, ProcessLine, TapLine,
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Call, Metadata, Tap
 from kcap.schemas.recording.records import REPLICA, Rank, totals
+from kcap.schemas.results.coverage import CoverageSummary
 from kcap.system.redact import redact_arguments, redact_command
 from kcap.version import __version__
 
@@ -189,3 +190,19 @@ def session_notes(session: Session, shards: list[Shard]) -> list[str]:
     if any(shard.process for shard in shards) and not session.opens and not session.window_file.exists():
         notes.append(NEVER_OPENED)
     return notes
+
+
+def why_empty(metadata: Metadata) -> str:
+    """Why a Recording holds no call that counts."""
+    if NEVER_OPENED in metadata.notes:
+        return NEVER_OPENED
+    failed = [f"{tap.name} failed: {tap.detail}" for tap in metadata.taps if tap.status == "failed"]
+    if failed:
+        return "; ".join(failed)
+    profiled = CoverageSummary.model_validate(metadata.coverage or {}).steps
+    absent = sorted({tap.detail for tap in metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
+    if absent and not profiled:
+        return "; ".join(absent)
+    under_profiler = f"; the first {profiled} steps ran under the profiler (--check-coverage)" if profiled else ""
+    what = "step ended" if metadata.framework else "operator was called"
+    return f"no {what} while the window was open{under_profiler}"

@@ -10,7 +10,7 @@ from typing import Any
 from kcap.capture.fold.calls import Fold
 from kcap.capture.fold.coverage import summarize
 from kcap.capture.fold.coverage.session import session_coverage
-from kcap.capture.fold.metadata import make_metadata
+from kcap.capture.fold.metadata import make_metadata, why_empty
 from kcap.capture.fold.programs import Programs
 from kcap.capture.fold.samples import merge_samples
 from kcap.capture.session import Session
@@ -46,7 +46,11 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
     metadata = make_metadata(session, shards, programs, calls, notes)
     ran, steps = programs.records(ids), programs.steps()
     facts["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
-    write_recording(output, metadata.model_copy(update=facts), calls, ran, steps, samples, values, kernels)
+    metadata = metadata.model_copy(update=facts)
+    if not any(call.total for call in calls):
+        why = why_empty(metadata)
+        metadata.notes += [] if why in metadata.notes else [f"nothing was recorded: {why}"]
+    write_recording(output, metadata, calls, ran, steps, samples, values, kernels)
     recording = load(output)
     derive_files(recording)
     return recording

@@ -94,12 +94,13 @@ class DispatchModeRecorder:
             self._count_loose(OTHER)
 
     def _classify_region(self, at: int, inside: list[int]) -> None:
-        """A region if another custom operator ran in it, else a kernel without detail."""
-        if self._table.is_region(self._program[at]):
+        """A region if another custom operator ran in it, or it is a layer's wrapper; else a kernel without detail."""
+        number = self._program[at]
+        if self._table.is_region(number):
             if not inside:
                 del self._program[at]
-        elif self._runs_kernels(inside):
-            self._program[at] = self._table.region(self._program[at])
+        elif self._table.opens(number, inside) or self._runs_kernels(inside):
+            self._program[at] = self._table.region(number)
         else:
             del self._program[at + 1 :]
 

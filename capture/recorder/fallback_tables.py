@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from kcap.capture.recorder.arguments import ALL, Described, holds_scalar, is_plain
 from kcap.capture.recorder.sampled_arguments import keeps_values
-from kcap.capture.shards.counts import FAILED, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, STEPS, Counts
+from kcap.capture.shards.counts import FAILED, LAYER_NAMES, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, STEPS, Counts
 
 MAX_VARIANTS = 16
 
@@ -39,6 +39,7 @@ class CallTable:
         self._first: dict[bytes, Described] = {}
         self._drift: dict[str, tuple[int, int]] = {}  # operator -> which scalars, which offsets (a bit an argument)
         self._sampled: Counter[tuple[int, int]] = Counter()
+        self._opened: set[str] = set()  # wrappers in which something that computes ran
 
     def is_custom(self, number: int) -> bool:
         return not (self._calls[number].operator.startswith("aten::") or self.is_region(number))
@@ -46,6 +47,13 @@ class CallTable:
     def is_region(self, number: int) -> bool:
         """Whether its caller declared it a region, whatever runs in it."""
         return self._calls[number].region
+
+    def opens(self, number: int, inside: Sequence[int]) -> bool:
+        """Whether the call wraps what its layer runs: it then is no kernel, once something that computes ran in it."""
+        call = self._calls[number]
+        if any(name in LAYER_NAMES for name, _ in call.values) and any(self._calls[i].work for i in inside):
+            self._opened.add(call.operator)
+        return call.operator in self._opened
 
     def intern(self, call: Described) -> int | None:
         """The call's number, written down when it is new; None when the table is full."""

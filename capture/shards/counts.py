@@ -13,6 +13,7 @@ from pathlib import Path
 from kcap.capture.session import Session
 
 KERNELS = "kernels"  # the sources of kernels, in the session's directory
+LAYER_NAMES = ("layer_name", "layer_id")  # by which an engine's operator looks up what it runs
 
 
 # The layout of native/shard.h.

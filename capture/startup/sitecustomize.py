@@ -12,11 +12,17 @@ import os
 import sys
 
 
-def _follow() -> None:
-    with contextlib.suppress(ImportError):  # kcap is not in this interpreter's environment: `kcap record` says so
+def _follow(session: str) -> None:
+    """Leave a mark beside the session's file, by which `kcap record` tells why it recorded nothing."""
+    try:
         from kcap.capture.activate import follow_imports
 
         follow_imports()
+        mark = "followed"
+    except ImportError:  # kcap is not in this interpreter's environment
+        mark = "lacks-kcap"
+    with contextlib.suppress(OSError), open(f"{os.path.dirname(session)}/{os.getpid()}.{mark}", "w") as file:
+        file.write(sys.executable)
 
 
 def _next() -> None:
@@ -30,5 +36,5 @@ def _next() -> None:
 
 
 if os.environ.get("KCAP_SESSION"):
-    _follow()
+    _follow(os.environ["KCAP_SESSION"])
 _next()

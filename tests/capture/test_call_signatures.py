@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kcap.schemas.recording.recording import Call, Recording
-from kcap.schemas.recording.values import Drift, Folded, TensorSpec, TorchConstant
+from kcap.schemas.recording.values import Drift, Folded, TensorSpec, TorchConstant, tensors
 
 Record = Callable[..., Recording]
 both = pytest.mark.parametrize("recorder", ["native", "python"])
@@ -17,7 +17,7 @@ A = torch.randn(4, 4)
 
 
 @torch.library.custom_op("kcaptest::scaled", mutates_args=())
-def scaled(x: torch.Tensor, length: int, factor: float, layer_name: str) -> torch.Tensor:
+def scaled(x: torch.Tensor, length: int, factor: float, path: str) -> torch.Tensor:
     return x * factor
 
 
@@ -152,6 +152,56 @@ def test_a_scalar_that_drifts_makes_one_call_whose_samples_carry_it(recorder: st
     assert any(s.step is not None for s in samples)
     assert len(set(seen)) == len(seen)
     assert recording.metadata.totals["calls"] == 1
+
+
+@both
+def test_scalars_of_a_list_drift_together(recorder: str, record: Record) -> None:
+    """As those of a foreach optimizer, which depend on the step."""
+
+    def body(session: Any) -> None:
+        tensors = [torch.ones(2), torch.ones(3)]
+        for step in range(100):
+            with session.step("other"):
+                torch._foreach_addcdiv_(tensors, tensors, tensors, [1.0 + step, 2.0 + step])
+
+    recording = record(body, recorder)
+    call = only(recording, "aten::_foreach_addcdiv_.ScalarList")
+    assert (call.total, call.args[3].value) == (100, Drift("number"))
+    samples = [sample for sample in recording.samples if sample.call == call.id]
+    assert all(s.scalars["3"] == [1.0 + s.step, 2.0 + s.step] for s in samples if s.step is not None)
+    assert any(s.step is not None for s in samples)
+
+
+def test_a_complex_scalar_drifts_like_any_other(record: Record) -> None:
+    waves = torch.ones(2, dtype=torch.complex64)
+
+    def body(session: Any) -> None:
+        for step in range(100):
+            with session.step("other"):
+                torch.mul(waves, 1j * step)
+
+    assert only(record(body), "aten::mul.Tensor").args[1].value == Drift("number")
+
+
+def test_under_autocast_a_call_has_the_types_that_its_kernel_computes_in(record: Record) -> None:
+    def body(_: Any) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.nn.functional.linear(A, A)
+            torch.exp(A.bfloat16())
+        with torch.autocast("cuda", dtype=torch.float16):  # of another device than the tensors'
+            torch.mm(A, A)
+
+    recording = record(body)
+    types = {
+        call.operator: [spec.dtype for _, spec in tensors([a.value for a in call.args])] for call in recording.calls
+    }
+    assert types == {
+        "aten::to.dtype": ["float32"],
+        "aten::linear": ["bfloat16"] * 2,
+        "aten::exp": ["bfloat16"],
+        "aten::mm": ["float32"] * 2,
+    }
+    assert only(recording, "aten::to.dtype").total == 3
 
 
 def test_samples_are_spread_over_the_steps_and_the_same_every_time(record: Record) -> None:

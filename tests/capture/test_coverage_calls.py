@@ -30,6 +30,18 @@ def test_a_kernel_is_of_the_outermost_aten_operator(profile: Profile) -> None:
     assert differences(result) == [("aten::mm", 0, 1)]
 
 
+def test_under_autocast_casts_and_the_call_that_follows_own_their_kernels(profile: Profile) -> None:
+    profile.op("aten::linear", 10, 90)
+    profile.op("aten::to", 20, 40)
+    profile.op("aten::copy_", 25, 35)
+    profile.launch(30, "cast")
+    profile.op("aten::linear", 50, 80)
+    profile.op("aten::addmm", 55, 75)
+    profile.launch(60, "gemm")
+    result = profile.one(Ran(1, "aten::to.dtype"), Ran(2, "aten::linear"))
+    assert (calls(result), differences(result)) == ({"cast": 1, "gemm": 2}, [])
+
+
 def test_overloads_do_not_hide_a_call(profile: Profile) -> None:
     profile.op("aten::add", 10, 50)
     profile.launch(30, "add")

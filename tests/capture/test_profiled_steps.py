@@ -23,7 +23,7 @@ from kcap.capture.window.window import StepShape, Window
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results import coverage as coverage_format
 from kcap.schemas.results.coverage import CoverageSummary, StepCoverage
-from kcap.system import nvml
+from kcap.system import machine, nvml
 
 A, REPEATS = torch.eye(4), torch.arange(4) % 2
 OFFLINE = {"check_coverage": True}
@@ -305,8 +305,9 @@ for step in range(int(sys.argv[1])):
 
 @pytest.mark.parametrize(("steps", "code"), [(MOST_STEPS + 4, 0), (MOST_STEPS, 1)])
 def test_a_command_with_no_step_after_the_profiled_ones_recorded_nothing(
-    steps: int, code: int, kcap: Callable[..., Any], tmp_path: Path
+    steps: int, code: int, kcap: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)  # the profiler works without one
     script = tmp_path / "engine.py"
     script.write_text(STANDS_FOR_AN_ENGINE)
     ran = kcap("record", "--check-coverage", "-o", tmp_path / "out", "--", sys.executable, script, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ def raising(x: torch.Tensor) -> torch.Tensor:
     raise ValueError("of the operator itself")
 
 
+@torch.library.custom_op("kcaptest::wrapper", mutates_args=())
+def wrapper(x: torch.Tensor, runs: int, layer_name: str) -> torch.Tensor:
+    """What it runs depends on more than its arguments: aten operators alone, a kernel too, or what nobody sees."""
+    if runs == SEEN_BY_NOBODY:
+        return torch.from_numpy(x.numpy().copy())
+    return torch.ops.kcaptest.kernel(x * 2) if runs == A_KERNEL else x * 2
+
+
+ATEN_ALONE, A_KERNEL, SEEN_BY_NOBODY = range(3)
 A = torch.randn(4, 4)
 
 
@@ -100,6 +110,23 @@ def test_a_custom_operator_around_another_is_a_region(recorder: str, record: Rec
     assert {call.operator: call.kind for call in recording.calls}["kcaptest::region"] == "region"
     assert {call.parent for call in recording.kernels()} == {"kcaptest::region"}
     assert recording.metadata.totals["regions"] == 1
+
+
+@both
+@pytest.mark.parametrize("order", list(permutations([ATEN_ALONE, A_KERNEL, SEEN_BY_NOBODY])))
+def test_an_operator_that_takes_its_layers_name_is_no_kernel_whatever_runs_in_it(
+    order: tuple[int, ...], recorder: str, record: Record, counted: Counted
+) -> None:
+    recording = record(lambda _: [torch.ops.kcaptest.wrapper(A, runs, "layers.0") for runs in order], recorder)
+    assert counted(recording) == {"aten::mul.Tensor": 2, "kcaptest::kernel": 1}
+    wrappers = [call for call in recording.calls if call.operator == "kcaptest::wrapper"]
+    assert ({call.kind for call in wrappers}, sum(call.total for call in wrappers)) == ({"region"}, 3)
+
+
+@both
+def test_a_wrapper_in_which_nothing_is_seen_is_what_ran(recorder: str, record: Record, counted: Counted) -> None:
+    recording = record(lambda _: torch.ops.kcaptest.wrapper(A, SEEN_BY_NOBODY, "layers.0"), recorder)
+    assert counted(recording) == {"kcaptest::wrapper": 1}
 
 
 @both

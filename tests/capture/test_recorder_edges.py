@@ -126,3 +126,28 @@ def test_what_is_received_is_work_even_where_its_operator_calls_it_an_alias(
         lib.impl("receive", lambda source: [torch.ones(2)], "CompositeExplicitAutograd")
         found = counted(record(lambda _: torch.ops.kcapreceive.receive(0), recorder))
     assert found["kcapreceive::receive"] == 1
+
+
+def test_a_boxed_call_is_recorded_with_its_own_arguments(record: Record) -> None:
+    """Inside two levels of functorch, its stack holds others' arguments, too."""
+    x = torch.ones(2)
+
+    def body(_: Any) -> None:
+        torch.func.jvp(lambda x: torch.func.jvp(lambda y: y.unsqueeze(0), (x,), (x,))[1], (x,), (x,))
+
+    calls = record(body).calls
+    (unsqueeze,) = (call for call in calls if call.operator == "aten::unsqueeze")
+    assert [argument.name for argument in unsqueeze.args] == ["self", "dim"]
+    assert not any(call.operator == "aten::as_strided" for call in calls)
+
+
+def test_a_product_with_a_zero_without_memory_is_not_counted(record: Record, counted: Counted) -> None:
+    zero = torch._efficientzerotensor((2, 2))
+    assert "aten::mm" not in counted(record(lambda _: torch.mm(torch.ones(2, 2), zero)))
+
+
+def test_what_makes_jagged_of_padded_is_counted(record: Record, counted: Counted) -> None:
+    """PyTorch calls it with a jagged dummy of meta tensors."""
+    jagged = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged).requires_grad_()
+    padded = jagged.to_padded_tensor(0.0).sum()
+    assert counted(record(lambda _: padded.backward()))["aten::_padded_dense_to_jagged_forward"] == 1

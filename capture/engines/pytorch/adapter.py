@@ -1,9 +1,10 @@
 """Any PyTorch program: `kcap record -o DIR -- python my_inference.py`.
 
-A step is a call of an outermost `torch.nn.Module`. Where that is a transformers model, its arguments tell the phase,
-and inside `generate` a step goes on until the next begins, so that sampling is of the step before it. The window opens
-at the first step: what the program calls outside steps from then on counts as phase `other`. `kcap.step()` marks steps
-where there is no module. An engine of its own plugin that the program starts takes the process over.
+A step is a call of an outermost `torch.nn.Module`, to its end or to the exception that ends it: what ran, ran. Where
+that is a transformers model, its arguments tell the phase, and inside `generate` a step goes on until the next begins,
+so that sampling is of the step before it. The window opens at the first step: what the program calls outside steps from
+then on counts as phase `other`. `kcap.step()` marks steps where there is no module. An engine of its own plugin that
+the program starts takes the process over.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -67,24 +69,21 @@ def _hook_modules(torch: Any, steps: Steps) -> Any:
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            is_compiling()
-            or ((generation := steps.generation) is not None and generation.thread != get_ident())
-            or not (lock := steps.lock).acquire(False)
-        ):
+        if is_compiling() or ((generation := steps.generation) is not None and generation.thread != get_ident()):
+            return original(self, *args, **kwargs)
+        if not (lock := steps.lock).acquire(False):
+            if (opening := steps.opening) is not None:
+                opening.wait(lock)
             return original(self, *args, **kwargs)
         began = None
         try:
             began = steps.begin(self, args, kwargs)
-            output = original(self, *args, **kwargs)
-        except BaseException:
-            steps.discard(began)
-            raise
-        else:
-            steps.end(began)
+            return original(self, *args, **kwargs)
         finally:
-            lock.release()
-        return output
+            try:
+                steps.end(began)
+            finally:
+                lock.release()
 
     def leave() -> None:
         if kind.__call__ is call:
@@ -131,6 +130,29 @@ def undisturbed(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class Opening:
+    """The window's opening by the first step. Other threads wait for it with their modules, so that none is missed."""
+
+    PATIENCE, POLL = 30.0, 0.01  # seconds: a thread that waits may hold what the opening needs, as an import's lock
+
+    def __init__(self) -> None:
+        self.thread: int | None = None  # that opens it
+        self._over = threading.Event()
+
+    def wait(self, lock: threading.Lock) -> None:
+        """While another thread holds the `lock` of steps, which it does before it opens the window."""
+        deadline = time.monotonic() + self.PATIENCE
+        while self.thread != get_ident() and lock.locked() and time.monotonic() < deadline:
+            if self._over.wait(self.POLL):
+                return
+
+    def __enter__(self) -> None:
+        self.thread = get_ident()  # as of `kcap.step()`, too
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+
 class Steps:
     """One step at a time: `lock` is held through it, and other threads' modules run in no step."""
 
@@ -139,11 +161,14 @@ class Steps:
         self.lock = threading.Lock()
         self.leave: Callable[[], None] = lambda: None
         self.generation: Generation | None = None
+        self.opening: Opening | None = Opening()
         self._opened: Window | None = None
 
     @undisturbed
     def begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Window | None:
         """The window that the step is in, None where it is not recorded."""
+        if self.opening is not None:
+            self.opening.thread = get_ident()
         if _capturing():
             return None
         return self._begin(lambda window: self._shape(window, module, args, kwargs), lambda: facts(module))
@@ -159,18 +184,22 @@ class Steps:
 
     def _ready(self, of_process: Callable[[], dict[str, Any]]) -> Window | None:
         """The window, opened at the first step."""
-        self._window = self._window and self._window.current()
-        if self._window is not None and self._opened is not self._window:
-            self._opened = self._window
-            left_out = engine_left_out()
-            if left_out:
-                self._window.tap_absent(TAP, left_out)
-            else:
-                self._window.start(loose=True, **of_process())
+        with self.opening or nullcontext():
+            self._window = self._window and self._window.current()
+            if self._window is not None and self._opened is not self._window:
+                self._opened = self._window
+                self._open(self._window, of_process)
+            self.opening = None
         if self._window is None or not self._window.following:
             self.leave()
             return None
         return self._window
+
+    def _open(self, window: Window, of_process: Callable[[], dict[str, Any]]) -> None:
+        if left_out := engine_left_out():
+            window.tap_absent(TAP, left_out)
+        else:
+            window.start(loose=True, **of_process())
 
     def _shape(self, window: Window, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepShape:
         try:
@@ -185,48 +214,37 @@ class Steps:
         if window is not None and self.generation is None:
             window.end()
 
-    @undisturbed
-    def discard(self, window: Window | None) -> None:
-        if window is not None:
-            window.discard()
-
     def generate(self, original: Around, model: Any, *args: Any, **kwargs: Any) -> Any:
         if self.generation is not None or self.lock.locked():
             return original(*args, **kwargs)  # a draft model's, or part of a module's step
         self.generation = Generation.of(model, args, kwargs)
         try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            self.discard(self._window)
-            raise
+            return original(*args, **kwargs)
         finally:
             self.generation = None
-        self.end(self._window)
-        return result
+            self.end(self._window)
 
     @contextmanager
     def step(self, phase: str, queries: list[int], lengths: list[int]) -> Iterator[None]:
         """The program's own mark of a step; inside another it is part of that."""
         lock = self.lock
         if not lock.acquire(False):
+            if (opening := self.opening) is not None:
+                opening.wait(lock)
             yield
             return
         began = None
         try:
             began = self._begin(lambda window: StepShape(phase, queries, lengths), lambda: facts(None))
             yield
-        except BaseException:
-            self.discard(began)
-            raise
-        else:
+        finally:
             if began is not None:
                 began.end()
-        finally:
             lock.release()
 
     def forget(self) -> None:
         """In a forked child: the step under way is the parent's, and who began it here too gives back its own lock."""
-        self.lock, self.generation = threading.Lock(), None
+        self.lock, self.generation, self.opening = threading.Lock(), None, Opening()
 
     def say_if_none_ran(self) -> None:
         """At the process's exit."""

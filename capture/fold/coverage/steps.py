@@ -134,6 +134,9 @@ class Spans:
         return self._spans[after - 1] if after else None
 
 
+CAST = "aten::to"
+
+
 class ThreadStacks:
     """The operators of one thread, each with the one around it and the recorded one that it belongs to."""
 
@@ -144,21 +147,40 @@ class ThreadStacks:
         self._owners: list[Occurrence | None] = []
         self._inside_aten: list[bool] = []
         self.occurrences: list[Occurrence] = []
-        stack: list[int] = []
+        self._nest()
+        self._calls_itself = self._find_autocast()
         for number, op in enumerate(ops):
-            while stack and ops[stack[-1]].end <= op.start:
+            self._add(op, self._above[number], spans.at(op.start))
+
+    def _nest(self) -> None:
+        stack: list[int] = []
+        for number, op in enumerate(self._ops):
+            while stack and self._ops[stack[-1]].end <= op.start:
                 stack.pop()
-            self._add(op, stack[-1] if stack else -1, spans.at(op.start))
+            self._above.append(stack[-1] if stack else -1)
             stack.append(number)
 
+    def _find_autocast(self) -> set[int]:
+        """Operators that cast their arguments and call themselves, and no more, as autocast has them do: the recorder
+        has those calls instead."""
+        inside: dict[int, list[str]] = defaultdict(list)
+        for number, above in enumerate(self._above):
+            if above >= 0 and self._ops[above].name.startswith(ATEN):
+                inside[above].append(base(self._ops[number].name))
+        return {
+            number
+            for number, (*casts, last) in inside.items()
+            if last == base(self._ops[number].name) and all(name == CAST for name in casts)
+        }
+
     def _add(self, op: Op, above: int, span: Span | None) -> None:
-        name = base(op.name)
-        inside = above >= 0 and (self._inside_aten[above] or self._ops[above].name.startswith(ATEN))
+        name, number = base(op.name), len(self._owners)
+        in_operator = above >= 0 and self._ops[above].name.startswith(ATEN) and above not in self._calls_itself
+        inside = above >= 0 and (self._inside_aten[above] or in_operator)
         owner = self._owners[above] if above >= 0 else None
-        if not inside and span is not None:
+        if not inside and span is not None and number not in self._calls_itself:
             owner = Occurrence(name, owner, span.step)
             self.occurrences.append(owner)
-        self._above.append(above)
         self._owners.append(owner)
         self._inside_aten.append(inside)
 

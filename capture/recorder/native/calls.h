@@ -187,11 +187,34 @@ std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
   return frame;
 }
 
+c10::DispatchKeySet keys_of(c10::ArrayRef<IValue> values) {
+  c10::DispatchKeySet keys;
+  for (const IValue& v : values) {
+    if (v.isTensor()) keys = keys | v.toTensor().key_set();
+    else if (is_object_list(v)) keys = keys | keys_of(v.toListRef());
+  }
+  return keys;
+}
+
+// Autocast casts the arguments, which are calls of their own, and calls the operator again: that call is the real one.
+C10_NOINLINE bool is_autocast(const Operator& op, c10::ArrayRef<const IValue> inputs, c10::DispatchKeySet active) {
+  return op.autocast.has_any(active) && keys_of(inputs).has_any(op.autocast & active);
+}
+
+// A boxed call, such as functorch's, shows its whole stack: its arguments are the last there.
+inline c10::ArrayRef<const IValue> inputs_of(const Operator& op, const at::RecordFunction& fn) {
+  const auto stack = fn.inputs();
+  return C10_LIKELY(stack.size() <= op.arguments.size()) ? stack : stack.slice(stack.size() - op.arguments.size());
+}
+
 std::unique_ptr<at::ObserverContext> started(Thread& t, const at::RecordFunction& fn) {
   Operator* op = g->operators.find(t.operators, fn);
   if (C10_UNLIKELY(!op)) return nullptr;
+  const auto inputs = inputs_of(*op, fn);
+  const c10::DispatchKeySet active = c10::autocast_dispatch_keyset - t.keys->excluded();
+  if (C10_UNLIKELY(!active.empty()) && is_autocast(*op, inputs, active)) return nullptr;
   if (C10_UNLIKELY(t.capture != nullptr)) op = g->operators.in_graph(op);
-  return begun(t, {op, fn.inputs()});
+  return begun(t, {op, inputs});
 }
 
 void count_if_loose(Thread& t) {
@@ -214,15 +237,20 @@ inline void pop(Thread& t, const Frame& frame) {
   }
 }
 
+// Whether something that computes was recorded from this position of the Program on.
+bool computes(const Thread& t, size_t position) {
+  const auto works = [](const Entry* e) { return !e->op || e->op->work; };
+  return position < t.program.size() && std::any_of(t.program.begin() + position, t.program.end(), works);
+}
+
 // What a call that is no aten operator has become by what was recorded in it.
 void classify_region(Thread& t, const Frame& frame) {
   const bool alone = t.program.size() <= frame.position + 1;
-  if (frame.entry->op->region) {
-    if (alone) t.program.resize(frame.position);  // an engine's name for nothing
-    return;
-  }
-  if (alone) return;
-  Entry* region = frame.has_kernels ? region_of(frame.entry) : nullptr;
+  Operator& op = *frame.entry->op;
+  if (op.wrapper && computes(t, frame.position + 1)) op.opened = true;
+  if (alone && op.region) return t.program.resize(frame.position);  // an engine's name for nothing
+  if (op.region || (alone && !op.opened)) return;
+  Entry* region = frame.has_kernels || op.opened ? region_of(frame.entry) : nullptr;
   if (region) t.program[frame.position] = region;
   else t.program.resize(frame.position + 1);  // what is inside a kernel is its detail
 }

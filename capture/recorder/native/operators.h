@@ -1,5 +1,6 @@
 // What is known of an operator from its schema, looked up by the schema's own name pointers.
 #pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -32,11 +33,14 @@ struct Operator {
   bool work = true;       // false: a view or an allocation
   bool graph = false;     // as it is called while a graph is captured: its scalars are fixed, and never drift
   bool region = false;    // the engine's own name for what runs in it, where everything counts as it does outside
+  bool wrapper = false;   // it is given its layer's name: what it runs is not among its arguments, and it is no kernel
   uint32_t serial = 0;
+  c10::DispatchKeySet autocast;  // of the devices for which autocast casts its arguments
   std::vector<ArgumentInfo> arguments;
   // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
   std::atomic<uint64_t> drifting{0}, drifting_offsets{0};
   std::atomic<Operator*> in_graph{nullptr};  // its twin
+  std::atomic<bool> opened{false};           // something that computes was recorded in a call of the wrapper
 };
 
 struct Policy {  // filled once, before the first call
@@ -96,6 +100,17 @@ inline Keep keep_of_external(const std::string& argument, const std::vector<std:
 }
 
 inline void put_constant(std::string& out, const IValue& v, IntKind ints);
+
+// An engine's operator looks up by it what it runs: vLLM's `layer_name`, SGLang's `layer_id`.
+inline bool names_layer(const std::string& argument) { return argument == "layer_name" || argument == "layer_id"; }
+
+inline c10::DispatchKeySet autocast_kernels(const c10::FunctionSchema& schema) {
+  c10::DispatchKeySet keys;
+  const auto op = c10::Dispatcher::singleton().findSchema({schema.name(), schema.overload_name()});
+  for (c10::DispatchKey key : c10::autocast_dispatch_keyset)
+    if (op && op->hasKernelForDispatchKey(key)) keys = keys.add(key);
+  return keys;
+}
 
 // A thread's own shortcut from a schema's name pointers to its Operator.
 struct OperatorCache {
@@ -167,6 +182,8 @@ class Operators {
     twin.work = op->work;
     twin.graph = true;
     twin.region = op->region;
+    twin.wrapper = op->wrapper;
+    twin.autocast = op->autocast;
     twin.arguments = op->arguments;
     twin.serial = static_cast<uint32_t>(all_.size());
     op->in_graph.store(&twin, std::memory_order_release);
@@ -181,6 +198,7 @@ class Operators {
     const std::string space = op.base_name.substr(0, op.base_name.find("::"));
     op.aten = space == "aten" || space == "prim" || space == "prims";
     op.work = !(is_view(schema) || is_allocation(op.base_name));
+    op.autocast = autocast_kernels(schema);
     for (const auto& argument : schema.arguments()) {
       ArgumentInfo info;
       info.name = argument.name();
@@ -189,6 +207,7 @@ class Operators {
       info.keyword = argument.kwarg_only();
       info.written = argument.alias_info() && argument.alias_info()->isWrite();
       if (argument.default_value()) put_constant(info.default_json, *argument.default_value(), info.ints);
+      op.wrapper |= !op.aten && names_layer(info.name);
       op.arguments.push_back(std::move(info));
     }
     return &op;

@@ -64,19 +64,21 @@ struct HashOf {
 enum class Reality : uint8_t {
   real,
   traced,       // fake, meta or symbolic: made by a compiler, never touched further
-  transparent,  // a tensor subclass: the calls inside it are the real ones
+  transparent,  // a subclass, functorch's wrapper, or a zero without memory: the calls inside it are the real ones
 };
 
 constexpr c10::DispatchKeySet kTraced = c10::DispatchKeySet(c10::BackendComponent::MetaBit) | c10::DispatchKeySet(c10::DispatchKey::Functionalize);
 constexpr c10::DispatchKeySet kTransparent({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                                            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+                                            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+                                            c10::DispatchKey::ZeroTensor});
 constexpr c10::DispatchKeySet kUnusual = kTraced | kTransparent | c10::sparse_ks | c10::sparse_csr_ks | c10::mkldnn_ks |
                                          c10::DispatchKeySet(c10::DispatchKey::NestedTensor);
 
 C10_ALWAYS_INLINE Reality reality(const c10::TensorImpl& impl) {
   const auto keys = impl.key_set();
   if (C10_LIKELY(!keys.has_any(kTraced | kTransparent) && !impl.has_symbolic_sizes_strides())) return Reality::real;
-  return keys.has_any(kTransparent) && !keys.has_any(kTraced) ? Reality::transparent : Reality::traced;
+  const bool jagged = keys.has(c10::DispatchKey::NestedTensor);  // PyTorch hands in dummies of meta tensors
+  return keys.has_any(kTransparent) && (jagged || !keys.has_any(kTraced)) ? Reality::transparent : Reality::traced;
 }
 
 inline Reality worse(Reality a, Reality b) {
@@ -107,9 +109,16 @@ struct Storages {
 // A nested tensor calls itself strided, but asking it for its sizes throws.
 inline bool strided(const Tensor& t) { return t.layout() == at::kStrided && t.has_storage() && !t.is_nested(); }
 
+inline bool is_scalar(const IValue& v) {
+  return v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || (v.isTensor() && is_number(v.toTensor()));
+}
+
+// A number, or a list of numbers: of one type, or of any, as a foreach optimizer's `Scalar[]`.
 inline bool is_scalar_like(const IValue& v) {
-  return v.isInt() || v.isDouble() || v.isBool() || v.isIntList() || v.isDoubleList() || v.isBoolList() ||
-         (v.isTensor() && is_number(v.toTensor()));
+  if (is_scalar(v) || v.isIntList() || v.isDoubleList() || v.isBoolList()) return true;
+  if (!v.isList()) return false;
+  const auto items = v.toListRef();
+  return !items.empty() && std::all_of(items.begin(), items.end(), is_scalar);
 }
 
 class Hasher {
@@ -260,7 +269,8 @@ class Describer {
     if (v.isInt()) return "int";
     if (v.isBool()) return "bool";
     if (v.isDouble()) return "float";
-    return v.isIntList() ? "int[]" : v.isDoubleList() ? "float[]" : "bool[]";
+    if (v.isComplexDouble()) return "complex";
+    return v.isIntList() ? "int[]" : v.isDoubleList() ? "float[]" : v.isBoolList() ? "bool[]" : "number[]";
   }
   void tensor(std::string& out, const Tensor& t) {
     if (!t.defined()) { out += "null"; return; }
