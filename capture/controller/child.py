@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kcap.capture.controller import watchdog
+from kcap.capture.controller.terminal import Terminal
 from kcap.errors import KcapError
 
 LAST_LINES, LAST_ERRORS = 8, 5
@@ -22,13 +23,16 @@ KILL_SEQUENCE = (
     (signal.SIGTERM, 10.0),
     (signal.SIGKILL, 10.0),
 )  # seconds until the next is sent
-ERROR = re.compile(r"\b(?:[A-Za-z_.]+(?:Error|Exception)): .+")
+ERROR = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception)(?:: .+|$)")
+NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|\w+Warning)\b")  # what such a line names did not end the process
+DETAILS = 3  # lines that an error may go on for
 
 
 class Child:
-    """Runs `command` in a session and a group of its own, which end with kcap, however that ends.
+    """Runs `command` in a process group of its own, which ends with kcap, however that ends.
 
-    `log`: where its output goes, and it reads nothing; where None it has kcap's own standard input and error.
+    `log`: where its output goes, and it reads nothing, in a session of its own; where None it has kcap's own standard
+    streams and, once it reads from it, the terminal.
     """
 
     def __init__(self, command: list[str], env: Mapping[str, str], log: Path | None = None) -> None:
@@ -36,8 +40,8 @@ class Child:
         self._guard = _Guard()
         try:
             self._process = subprocess.Popen(
-                command, env=env, stdout=sink or STANDARD_ERROR, stderr=sink or STANDARD_ERROR,
-                stdin=subprocess.DEVNULL if log else None, start_new_session=True,
+                command, env=env, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL if log else None,
+                start_new_session=log is not None, process_group=None if log else 0,
                 preexec_fn=self._guard.watch_this,  # it takes no lock that another thread may hold
             )  # fmt: skip
         except OSError as error:
@@ -47,11 +51,17 @@ class Child:
             if sink:
                 sink.close()
         self._log, self._shown = log, 0
+        self._terminal = None if log else Terminal()
 
     @property
     def status(self) -> int | None:
         """Its exit status; None while it runs."""
         return self._process.poll()
+
+    def follow_stop(self) -> None:
+        """Lend it the terminal that it was stopped for, or stop with it; call this several times a second."""
+        if self._terminal is not None and self.status is None:
+            self._terminal.follow_stop(self._process.pid)
 
     def show(self) -> None:
         """Copy what it has written to its log since to kcap's standard error."""
@@ -71,6 +81,8 @@ class Child:
 
     def end(self) -> int:
         """End it by harder and harder signals to its group, and then what it left of that; its exit status."""
+        if self._terminal is not None and self.status is None:
+            self._terminal.lend(self._process.pid)  # it may ask whether to end; a second Ctrl-C is its own
         for number, patience in KILL_SEQUENCE:
             if self.status is not None:
                 break
@@ -81,6 +93,9 @@ class Child:
                 continue
         watchdog.end_group(self._process.pid)
         self._guard.end()
+        if self._terminal is not None:
+            self._terminal.take_back(self._process.pid)
+            self._terminal.close()
         status = self.status
         return -signal.SIGKILL if status is None else status  # killed, and still held by the machine
 
@@ -128,9 +143,21 @@ def last_lines(log: Path, status: int) -> str:
     """
     with log.open("rb") as file:
         lines = [line.decode(errors="replace").rstrip() for line in file]
-    errors = [match.group() for line in reversed(lines) if (match := ERROR.search(line))]
-    named = list(dict.fromkeys(errors))[:LAST_ERRORS][::-1] if status >= 0 else []
+    errors = {}  # where each was named last
+    for number, line in enumerate(lines):
+        if (match := ERROR.search(line)) and not NO_ERROR.search(line[: match.start()]):
+            errors[match.group()] = (number, match.start())
+    ends = sorted(errors.items(), key=lambda error: error[1])[-LAST_ERRORS:] if status >= 0 else []
+    named = [line for text, (number, column) in ends for line in (text, *_details(lines[number + 1 :], column))]
     return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
+
+
+def _details(lines: list[str], column: int) -> list[str]:
+    """The lines that an error goes on for, from `column`: indented ones, each with its heading (as pydantic's)."""
+    texts = [line[column:] for line in lines[:DETAILS]]
+    while texts and not texts[-1].startswith(" "):
+        texts.pop()
+    return texts if all(text and not NO_ERROR.search(text) for text in texts) else []
 
 
 class SignalLog:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +18,9 @@ from kcap.capture.controller import models
 from kcap.capture.engines import Engine, Framework, Target, adapters, lacks_plugins, of_framework
 from kcap.errors import CallError, KcapError
 from kcap.system.machine import Check, pip, version_of
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+TOKENIZERS = ("tokenizer*", "vocab.*", "*.tiktoken", "tekken.json", "spiece.model", "sentencepiece*")
 
 
 def find_adapter(name: str) -> Engine:
@@ -45,34 +50,41 @@ def find_framework(name: str) -> Engine:
 
 def find_model(model: str, load_format: str) -> Target:
     """Where to load `model` from: a directory, the hub's cache, or (dummy weights) kcap's own configuration."""
-    if os.path.isdir(model):
-        file = Path(model) / "config.json"
+    folder = Path(os.path.expanduser(model))
+    if folder.is_dir():
+        file = folder / "config.json"
         if not file.is_file():
             raise CallError(f"{model} is no model: it has no config.json")
-        return Target(model, model, _layer_count(file), False)
-    if model.count("/") != 1:
-        raise CallError(
-            f"unknown model {model}: give a directory or a hub id, such as {', '.join(models.model_names())}"
-        )
-    bundled = models.find_config(model)
-    if load_format == "dummy" and _cached_config(model) is None:
-        if bundled is None:
-            _refuse_without_hub(model)
-            return Target(model, model, None, False)
-        return Target(model, str(bundled), _layer_count(bundled / "config.json"), True)
-    cached = _cached_config(model)
+        return Target(model, str(folder), _layer_count(file), has_tokenizer(folder))
+    bundled, cached = models.find_config(model), _cached_config(model)
+    if bundled is None and cached is None:
+        _refuse_unknown(model, load_format)
+    if bundled and (load_format == "dummy" or model.lower().startswith(models.OWN)) and cached is None:
+        return Target(model, str(bundled), _layer_count(bundled / "config.json"), tokenizer=False, bundled=True)
     layers = _layer_count(cached or (bundled / "config.json" if bundled else None))
-    return Target(model, model, layers, False, weights_from_hub=bundled is not None and cached is None)
+    return Target(model, model, layers, weights_from_hub=bundled is not None and cached is None)
 
 
-def _refuse_without_hub(model: str) -> None:
-    if os.environ.get("HF_HUB_OFFLINE") == "1":
-        names = ", ".join(models.model_names())
+def _refuse_unknown(model: str, load_format: str) -> None:
+    """CallError at once where no hub can have `model`, which is neither kcap's own nor in the hub's cache."""
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise CallError(f"no such model directory: {model}")
+    names = ", ".join(models.model_names())
+    if not HUB_ID.fullmatch(model):
+        raise CallError(f"unknown model {model}: give a directory or a hub id, such as {names}")
+    if load_format == "dummy" and os.environ.get("HF_HUB_OFFLINE") == "1":
         raise CallError(f"unknown model {model}: kcap has no configuration of it, and the hub is off; it has {names}")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model's directory has any of the files that tokenizers are loaded from."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZERS)
 
 
 def _cached_config(model: str) -> Path | None:
     """The model's config.json in the hub's local cache: it wins over kcap's own."""
+    if not HUB_ID.fullmatch(model):
+        return None
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
@@ -112,10 +124,25 @@ def known_frameworks() -> list[Framework]:
 
 
 def install_command(framework: Framework) -> str:
-    """What to type so that this interpreter has `framework`; by whether there is an NVIDIA GPU."""
+    """What to type to have `framework`: in this environment, or in one of its own where another engine has this one.
+
+    Depends on whether there is an NVIDIA GPU. Engines need different versions of the same packages.
+    """
     gpu = shutil.which("nvidia-smi") is not None
     steps = framework.pip if gpu else framework.pip_cpu or framework.pip
-    return framework.elsewhere or " && ".join(map(pip, steps))
+    if framework.elsewhere or not (framework.plugin and _other_engine(framework)):
+        return framework.elsewhere or " && ".join(map(pip, steps))
+    folder = f".venv-{framework.name.lower()}"
+    installs = (*steps, f"install {shlex.quote(str(_clone() or 'kcap'))}")
+    return " && ".join(
+        [f"{sys.executable} -m venv {folder}", *(f"{folder}/bin/python -m pip {step}" for step in installs)]
+    )
+
+
+def _other_engine(framework: Framework) -> bool:
+    """Whether this environment has an engine that is not `framework`."""
+    others = (engine.FRAMEWORK for engine in adapters().values() if engine.FRAMEWORK.name != framework.name)
+    return any(other.plugin and importlib.util.find_spec(other.package) for other in others)
 
 
 def _clone() -> Path | None:

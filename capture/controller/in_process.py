@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kcap.capture.controller.window_control import marked_running, refuse_written, running_process
 from kcap.capture.fold.recording import fold_session
-from kcap.capture.session import Session
+from kcap.capture.session import SESSION_VARIABLE, Session, read_session
 from kcap.capture.window.window import StepShape, Window
 from kcap.errors import CallError, KcapError
 from kcap.schemas.recording.phases import PHASES
 from kcap.system.output import check_output, describe_leftover, make_directory_beside, publish
 
-_recording: int | None = None  # the process that records: a forked child does not
+_outputs: dict[int, Path] = {}  # by process, for a forked child does not record: what it is recorded into
 
 
 class Recorder:
@@ -37,11 +38,9 @@ class Recorder:
         began = self._window.begin(StepShape(phase, queries or [], lengths or []))
         try:
             yield
-        except BaseException:
-            self._window.discard()
-            raise
-        if began:
-            self._window.end()
+        finally:
+            if began:
+                self._window.end()
 
 
 @contextmanager
@@ -53,28 +52,43 @@ def record(
 
     model: a name for the Recording. keep_tokens: keep the values of integer tensors. recorder: auto, native or
     python. The Recording is written when the block ends, also by an exception. CallError if `output` exists and
-    `force` is not set, or if this process records already.
+    `force` is not set, or is being written, or if this process is recorded already.
     """
-    global _recording
-    path = Path(output)
-    if _recording == os.getpid():
-        raise CallError("this process records already: close that recording first")
-    check_output(path, force, "force=True")
-    directory = make_directory_beside(path)
-    session = Session(
-        str(directory / "shards"), model=model, keep_tokens=keep_tokens, recorder=recorder, command=sys.argv
-    )
-    session.write()
-    window = Window(session)
-    window.start(loose=True)
-    _recording = os.getpid()
+    path, process = Path(os.path.abspath(output)), os.getpid()
+    _refuse_under_kcap_record()
+    recorded_into = _outputs.setdefault(process, path)  # in one step, whatever other threads do
+    if recorded_into is not path:
+        raise CallError(f"this process is recorded already, into {recorded_into}: close that recording first")
     try:
-        yield Recorder(window)
+        check_output(path, force, "force=True")
+        refuse_written(path)
+        directory = make_directory_beside(path)
+        session = Session(
+            str(directory / "shards"), model=model, keep_tokens=keep_tokens, recorder=recorder, command=sys.argv
+        )
+        session.write()
+        with marked_running(session):
+            window = Window(session)
+            window.start(loose=True)
+            try:
+                yield Recorder(window)
+            finally:
+                if os.getpid() == process:
+                    window.close()
+                    _finish(session, directory, path, force)
     finally:
-        if _recording == os.getpid():
-            _recording = None
-            window.close()
-            _finish(session, directory, path, force)
+        if os.getpid() == process:
+            del _outputs[process]
+
+
+def _refuse_under_kcap_record() -> None:
+    """CallError where this process is one of a `kcap record -- COMMAND`: a call can be counted once only."""
+    with suppress(KeyError, OSError, ValueError):
+        session = read_session(os.environ[SESSION_VARIABLE])
+        raise CallError(
+            f"kcap record (process {running_process(session)}) records this program already, into {session.output}: "
+            "leave out kcap.record(), or run the program without kcap record"
+        )
 
 
 def _finish(session: Session, directory: Path, path: Path, force: bool) -> None:

@@ -16,7 +16,6 @@ from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import Start
 from kcap.capture.session import Numbers, Prompt, Session, Workload, as_list
 from kcap.errors import CallError, FormatError
-from kcap.schemas.recording.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -35,23 +34,26 @@ class Offline:
     eager: bool
 
 
-def record_model(offline: Offline, working: WorkingDirectory, options: dict[str, Any]) -> tuple[Recording, str]:
-    """Record `offline` into `place`; the Recording, and what failed. `options`: the Session's own."""
+def record_model(offline: Offline, working: WorkingDirectory, options: dict[str, Any]) -> run.Run:
+    """Record `offline` into `working`. `options`: the Session's own."""
     from kcap.capture.controller import frameworks
 
     engine = frameworks.find_framework(offline.framework)
     if excluded := engines.excluding_setting(engine.FRAMEWORK.name):
         raise CallError(f"{excluded} keeps kcap out of {engine.FRAMEWORK.name}: add kcap to it")
     target = frameworks.find_model(offline.model, offline.load_format)
+    load_format = "dummy" if target.bundled else offline.load_format
+    if load_format != offline.load_format:
+        click.echo(f"kcap: {target.model} is kcap's own configuration, without weights: they are random", err=True)
     if target.weights_from_hub:
         click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
     prompts = read_prompts(offline.prompts) if offline.prompts else None
     work = make_workload(offline, prompts)
     engine_args = engine_arguments(offline.engine_args)
-    if target.bundled and prompts and any(isinstance(prompt, str) for prompt in prompts):
-        raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
-    start = Start(target, offline.load_format, offline.num_layers, offline.eager, engine_args, work.longest)
+    start = Start(target, load_format, offline.num_layers, offline.eager, engine_args, work.longest)
     arguments = engine.arguments(start)
+    if arguments.get("skip_tokenizer_init") and prompts and any(isinstance(prompt, str) for prompt in prompts):
+        raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
     session = Session(
         directory=str((working.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
         layers_model=target.layers_model, engine_arguments=arguments, **options,
@@ -72,7 +74,7 @@ def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
     return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
 
 
-def _run_engine(module: str, job: dict[str, Any], session: Session, working: WorkingDirectory) -> tuple[Recording, str]:
+def _run_engine(module: str, job: dict[str, Any], session: Session, working: WorkingDirectory) -> run.Run:
     session.write()
     file = Path(session.directory) / "job.json"
     file.write_bytes(orjson.dumps(job))

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import click
 
+from kcap.capture.controller.window_control import refuse_written
+from kcap.capture.fold.metadata import why_empty
 from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import kernel_invocations
 from kcap.schemas.results.coverage import CoverageSummary
 from kcap.system.output import check_output, describe_leftover, make_directory_beside, publish
+from kcap.system.redact import HIDDEN
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class WorkingDirectory:
 def working_directory(output: Path, force: bool) -> Iterator[WorkingDirectory]:
     """A working directory beside `output`, moved there when all went well; what was recorded is kept if not."""
     check_output(output, force)
+    refuse_written(output)
     directory = make_directory_beside(output)
     with ExitStack() as noted:
         try:
@@ -41,11 +46,13 @@ def working_directory(output: Path, force: bool) -> Iterator[WorkingDirectory]:
             raise
 
 
-def report_recording(recording: Recording, output: Path) -> None:
+def report_recording(recording: Recording, output: Path, failure: str = "") -> None:
+    """Say what was recorded and what of it failed (`failure`: of the run itself), and which command comes next."""
     metadata = recording.metadata
     steps = ", ".join(f"{times} {phase}" for phase, times in metadata.steps.items()) or "none"
-    kernels, calls = metadata.totals.get("kernels", 0), metadata.totals.get("calls", 0)
-    click.echo(f"{output}: {kernels} kernel calls ({calls} distinct calls) in steps: {steps}", err=True)
+    distinct = sum(call.total > 0 for call in recording.kernels())
+    counted = f"{kernel_invocations(recording.calls):,} invocations of {distinct:,} distinct calls"
+    click.echo(f"{output}: {counted} in steps: {steps}", err=True)
     for tap in metadata.taps:
         if tap.status == "failed":
             click.echo(f"kcap: {tap.name} failed in process {tap.pid} (rank {tap.rank}): {tap.detail}", err=True)
@@ -55,6 +62,18 @@ def report_recording(recording: Recording, output: Path) -> None:
         from kcap.capture.fold import coverage
 
         click.echo("\n".join(coverage.coverage_lines(CoverageSummary.model_validate(metadata.coverage))), err=True)
-    if not metadata.complete:
+    if failure:
+        click.echo(f"kcap: {failure}", err=True)
+    next_command = ["kcap", "show", str(output)]
+    if is_empty(recording):
+        click.echo(f"kcap: nothing was recorded: {why_empty(metadata)}", err=True)
+        if metadata.command and not metadata.client and HIDDEN not in " ".join(metadata.command):
+            next_command = ["kcap", "record", "--force", "-o", str(output), "--", *metadata.command]
+    elif not metadata.complete:
         click.echo("kcap: the Recording is partial; kcap show says why", err=True)
-    click.echo(f"Next: kcap show {shlex.quote(str(output))}", err=True)
+    click.echo(f"Next: {shlex.join(next_command)}", err=True)
+
+
+def is_empty(recording: Recording) -> bool:
+    """Whether no call in it counts."""
+    return not any(call.total for call in recording.calls)

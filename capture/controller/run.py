@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,10 +59,11 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
     Ctrl-C stops it, after its shards are closed. `log`: as in Child.
     """
     if at.ending:
-        raise KcapError("ended before the engine was started")
+        raise KcapError("ended before anything was started")
     child = Child(command, recorded_environment(session), log)
     while child.status is None and not at.ending:
         at.attend(progress_text(session))
+        child.follow_stop()
         time.sleep(POLL)
     ended = child.status
     if ended is None:
@@ -98,19 +98,31 @@ def any_registered(session: Session) -> bool:
     return any(Path(session.directory).glob("*.registered"))
 
 
-def record_command_line(
-    command_line: list[str], session: Session, working: WorkingDirectory, log: Path | None
-) -> tuple[Recording, str]:
-    """Run `command_line` under `session`, and merge into `place`; the Recording, and what failed (or "").
+@dataclass(frozen=True)
+class Run:
+    """What came of a run. `failure`: what failed, or ""; `status`: with which it ended, None where kcap ended it."""
 
-    `log`: where its output goes, if not kcap's.
-    """
-    with attended(session, working.noted) as at:
+    recording: Recording
+    failure: str
+    status: int | None = None
+
+
+class NoRecordingError(KcapError):
+    """A run of which there is no Recording. `status`: as in Run."""
+
+    def __init__(self, reason: str, status: int | None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def record_command_line(command_line: list[str], session: Session, working: WorkingDirectory, log: Path | None) -> Run:
+    """Run `command_line` under `session`, and merge into `working`. `log`: where its output goes, if not kcap's."""
+    with attended(session, working.noted, display=log is not None) as at:
         prepare_recorder(session)
         status = run_to_end(command_line, session, at, log)
         at.over()
         failure = _failure_text(session, status, log)
-        return make_recording(session, working.directory, status, log, failure), failure
+        return Run(make_recording(session, working.directory, status, log, failure), failure, status)
 
 
 def _failure_text(session: Session, status: int | None, log: Path | None) -> str:
@@ -145,12 +157,15 @@ def _note_failure(session: Session, failure: str) -> None:
 
 
 @contextmanager
-def attended(session: Session, noted: ExitStack) -> Iterator[RunControl]:
-    """Show progress and handle the signals that kcap gets; none of them ends kcap until `noted` ends."""
+def attended(session: Session, noted: ExitStack, display: bool = True) -> Iterator[RunControl]:
+    """Handle the signals that kcap gets; none of them ends kcap until `noted` ends.
+
+    `display`: show progress, where no program draws on the same terminal.
+    """
     asked = noted.enter_context(SignalLog(signal.SIGUSR1, signal.SIGUSR2))
     ending = noted.enter_context(SignalLog(*END_SIGNALS))
     with window_control.marked_running(session), ExitStack() as shown:
-        report = shown.enter_context(progress_display())
+        report = shown.enter_context(progress_display()) if display else lambda text: None
 
         def attend(text: str) -> None:
             report(text)
@@ -182,17 +197,30 @@ def prepare_recorder(session: Session) -> None:
 
 
 def explain_silence(session: Session, status: int | None, log: Path | None) -> None:
-    """KcapError: why no process of an engine had kcap in it. `status`: of its end; None where kcap ended it."""
+    """NoRecordingError: why no process had a recorder in it. `status`: of its end; None where kcap ended it."""
+    if session.command:
+        raise NoRecordingError(f"nothing was recorded: {_why_silent(session, status)}", status)
+    if status is None:
+        raise KcapError("ended before the engine was up")
     if status and log:
         raise KcapError(f"the engine did not start ({status_text(status)}):\n{last_lines(log, status)}")
-    excluded = engines.excluding_setting(None if session.command else session.framework)
-    if excluded:
-        raise KcapError(f"no process of the engine had kcap in it: {excluded} leaves it out; add kcap to it")
-    where = session.command[0] if session.command else sys.executable
-    ended = "" if status is None else f" ({status_text(status)})"
-    raise KcapError(
-        f"no process of the engine had kcap in it{ended}: is {shlex.quote(where)} the engine, and is kcap "
-        f"installed in its environment? Engines that load it: {engines.plugin_frameworks()}"
+    raise KcapError("no process of the engine had kcap in it: kcap doctor says whether its plugin is registered")
+
+
+def _why_silent(session: Session, status: int | None) -> str:
+    """By the marks that each Python process of the command left (see `kcap.capture.startup`)."""
+    directory = Path(session.directory)
+    ended = f" ({status_text(status)})" if status else ""
+    if lacking := sorted({path.read_text() for path in directory.glob("*.lacks-kcap")}):
+        return f"kcap is not installed in the environment of {', '.join(lacking)}"
+    if any(directory.glob("*.followed")):
+        imports_none = "the command imports no torch"
+        return imports_none if status == 0 else f"the command ended{ended} before it imported torch"
+    if excluded := engines.excluding_setting(None):
+        return f"no process of the engine had kcap in it{ended}: {excluded} leaves it out; add kcap to it"
+    return (
+        f"{shlex.quote(session.command[0])} ran no Python that kcap could follow{ended}; it follows none with -I, -E "
+        "or -S, in a container, or with a PYTHONPATH of its own"
     )
 
 

@@ -21,7 +21,6 @@ from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.errors import CallError, KcapError
-from kcap.schemas.recording.recording import Recording
 
 READY_POLL = 0.5  # seconds between two looks whether the server serves
 
@@ -53,11 +52,8 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     return Client(command, url, patience, opens)
 
 
-def serve(command: list[str], client: Client, session: Session, working: WorkingDirectory) -> tuple[Recording, str]:
-    """Record the server `command` under `client` into `place`; the Recording, and what failed ("" if nothing did).
-
-    KcapError if the server does not become ready.
-    """
+def serve(command: list[str], client: Client, session: Session, working: WorkingDirectory) -> run.Run:
+    """Record the server `command` under `client` into `working`. KcapError if the server does not become ready."""
     log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
     with run.attended(session, working.noted) as at:
         run.prepare_recorder(session)
@@ -68,7 +64,7 @@ def serve(command: list[str], client: Client, session: Session, working: Working
             discard_shards(session)
             raise
         at.over()
-        return run.make_recording(session, working.directory, None, log, failure), failure
+        return run.Run(run.make_recording(session, working.directory, None, log, failure), failure)
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class _ServerRun:
                 raise KcapError(f"the server was not ready after {patience}: {fix}. Its output:\n{self._lines()}")
             time.sleep(READY_POLL)
         if not run.any_registered(self.session):
-            run.explain_silence(self.session, None, None)
+            run.explain_silence(self.session, 0, None)
 
     def _client_to_its_end(self) -> str:
         """Run the client, in the open window; what failed."""

@@ -31,7 +31,7 @@ from kcap.capture.window.gate import (
     UNTIL,
     open_cells,
 )
-from kcap.errors import KcapError
+from kcap.errors import CallError, KcapError
 
 PATIENCE = 2.0  # seconds until a process that has not answered is reported as silent
 
@@ -50,21 +50,45 @@ class Answer:
 
 @contextmanager
 def marked_running(session: Session) -> Iterator[None]:
-    """While it lasts, `find` finds the recording."""
-    with (Path(session.directory) / "running").open("wb") as file:
+    """While it lasts, `find_session` finds the recording, and nobody else writes its output."""
+    with _running_file(Path(session.directory)).open("wb", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(b"%d" % os.getpid())
         yield
+
+
+def running_process(session: Session) -> str:
+    """The number of the process that marked the session as running."""
+    return _running_file(Path(session.directory)).read_text()
+
+
+def refuse_written(output: Path) -> None:
+    """CallError where a recording that runs on this machine will write `output`."""
+    for session in _running_sessions(output):
+        with suppress(FileNotFoundError):  # it has been published, or given up, since
+            process = running_process(session)
+            raise CallError(f"{output} is being written by process {process}: end it, or choose another output")
+
+
+def _running_sessions(output: Path) -> list[Session]:
+    sessions = []
+    for directory in _working_directories(Path(os.path.abspath(output))):
+        with suppress(FileNotFoundError):
+            if _is_running(_running_file(directory / "shards")):
+                sessions.append(read_session(directory / "shards" / "session.json"))
+    return sessions
+
+
+def _running_file(shards: Path) -> Path:
+    return shards / "running"
 
 
 def find_session(output: Path) -> Session:
     """The session of the `kcap record` that will write `output`; KcapError where none runs."""
     path = Path(os.path.abspath(output))
+    for session in _running_sessions(output):
+        return session
     directories = [directory for directory in _working_directories(path) if (directory / "shards").is_dir()]
-    alive = [directory for directory in directories if _is_running(directory / "shards" / "running")]
-    if len(alive) == 1:
-        return read_session(alive[0] / "shards" / "session.json")
-    if alive:
-        raise KcapError(f"{len(alive)} kcap record write {output}: end all but one of them")
     why = f"no kcap record -o {output} runs on this machine"
     if (path / "recording.json").is_file():
         raise KcapError(f"{why}: {output} is a Recording already, whose window has closed")
@@ -86,8 +110,9 @@ def _is_running(mark: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
-        return True
+    except BlockingIOError:  # a child that was forked may hold it after its parent's end
+        process = mark.read_text()
+        return not process or is_alive(int(process))
     return False
 
 

@@ -78,14 +78,16 @@ class Framework:
 class Target:
     """A model as an engine is to load it. `path`: what the engine is given; `model`: what the user named.
 
-    `layers_model`: None where unknown. `bundled`: `path` is kcap's own configuration, without a tokenizer.
+    `layers_model`: None where unknown. `tokenizer`: False where `path` is a directory without one. `bundled`: `path` is
+    kcap's own configuration, without weights.
     `weights_from_hub`: the engine must ask the hub, though kcap's own configuration would do for dummy weights.
     """
 
     model: str
     path: str
     layers_model: int | None
-    bundled: bool
+    tokenizer: bool = True
+    bundled: bool = False
     weights_from_hub: bool = False
 
 

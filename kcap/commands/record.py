@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from kcap.capture.controller import run
 from kcap.capture.controller.offline import Offline, record_model
-from kcap.capture.controller.output import WorkingDirectory, report_recording, working_directory
-from kcap.capture.fold.metadata import NEVER_OPENED
+from kcap.capture.controller.output import WorkingDirectory, is_empty, report_recording, working_directory
 from kcap.capture.session import Session
-from kcap.errors import PARTIAL, CallError, KcapError
-from kcap.schemas.recording.recording import Recording
-from kcap.schemas.results.coverage import CoverageSummary
+from kcap.errors import DONE, FAILED, PARTIAL, CallError
+from kcap.system import machine
 
 if TYPE_CHECKING:
     from kcap.capture.controller.serving import Client
@@ -89,45 +88,81 @@ class NumbersRange(click.IntRange):
     type=click.Choice(["auto", "native", "python"]),
     help="auto: native where a compiler is.",
 )
+@click.option(
+    "--exit-code",
+    default="command",
+    show_default=True,
+    type=click.Choice(["command", "kcap"]),
+    help="How to end after a COMMAND that failed: command: with its own status, 128+N after signal N; kcap: with 3 if "
+    "there is a Recording, else 1.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
     check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
-    ready_timeout: float, command_line: tuple[str, ...], **offline: Any,
+    ready_timeout: float, exit_code: str, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
 
     Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
     order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
     """
+    _check_options(model, command_line, client, ready, check_coverage)
+    closed = window == "manual" or (client is not None and window is None)
+    options = {
+        "output": str(output.absolute()), "steps": steps, "keep_tokens": keep_tokens, "recorder": recorder,
+        "check_coverage": check_coverage, "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
+    }  # fmt: skip
+    given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
+    try:
+        with working_directory(output, force) as beside:
+            if model is not None:
+                ran = record_model(Offline(model=model, framework=framework, **offline), beside, options)
+            else:
+                ran = _record_command(list(command_line), _option_given("framework"), given, beside, options)
+    except run.NoRecordingError as error:
+        error.exit_code = _own_code(error.status, exit_code) or FAILED
+        raise
+    report_recording(ran.recording, output, ran.failure)
+    if code := _own_code(ran.status if command_line else None, exit_code):
+        raise click.exceptions.Exit(code)
+    if is_empty(ran.recording):
+        raise click.exceptions.Exit(FAILED)
+    if ran.failure or not ran.recording.metadata.complete:
+        raise click.exceptions.Exit(PARTIAL)
+
+
+def _check_options(
+    model: str | None, command_line: Sequence[str], client: str | None, ready: str | None, check_coverage: bool
+) -> None:
+    """CallError where the options do not fit together, or this machine."""
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
     if command_line:
         _refuse(f.name for f in fields(Offline) if f.name != "framework")
+    if (model is not None or client is not None) and _option_given("exit_code"):
+        raise CallError("--exit-code: of a COMMAND without a --client only")
     if client is None and ready is not None:
         raise CallError("--ready is of a --client: give that, too")
     if client is not None and model is not None:
         raise CallError("--client needs a server: give -- COMMAND")
-    closed = window == "manual" or (client is not None and window is None)
-    options = {
-        "steps": steps, "keep_tokens": keep_tokens, "recorder": recorder, "check_coverage": check_coverage,
-        "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
-    }  # fmt: skip
-    given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
-    with working_directory(output, force) as beside:
-        if model is not None:
-            offline_run = Offline(model=model, framework=framework, **offline)
-            recording, failure = record_model(offline_run, beside, options)
-        else:
-            recording, failure = _record_command(list(command_line), framework, given, beside, options)
-    report_recording(recording, output)
-    if failure:
-        click.echo(f"kcap: {failure}", err=True)
-    if not any(call.total for call in recording.calls):
-        raise KcapError(f"nothing was recorded: {_why(recording)}")
-    if failure or not recording.metadata.complete:
-        raise click.exceptions.Exit(PARTIAL)
+    if check_coverage and not machine.has_gpu():
+        raise CallError("--check-coverage compares with what ran on a GPU, and this machine has none: leave it out")
+
+
+def _own_code(status: int | None, exit_code: str) -> int:
+    """What kcap ends with for a COMMAND that ended with `status` by itself; 0 where that is not for it to say."""
+    if not status or exit_code == "kcap":
+        return DONE
+    return status if status > 0 else 128 - status
+
+
+def _option_given(name: str) -> Any:
+    """An option's value if the user gave one; None where it would be the default."""
+    context = click.get_current_context()
+    given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    return context.params[name] if given else None
 
 
 def _refuse(names: Iterable[str]) -> None:
@@ -137,17 +172,6 @@ def _refuse(names: Iterable[str]) -> None:
     options = [option.opts[0] for option in context.command.params if option.name in given]
     if options:
         raise CallError(f"{', '.join(options)}: of --model only; a COMMAND has options of its own")
-
-
-def _why(recording: Recording) -> str:
-    if NEVER_OPENED in recording.metadata.notes:
-        return NEVER_OPENED
-    found = CoverageSummary.model_validate(recording.metadata.coverage or {})
-    absent = sorted({tap.detail for tap in recording.metadata.taps if (tap.name, tap.status) == ("steps", "absent")})
-    if absent and not found.steps:
-        return "; ".join(absent)
-    profiled = f"; the first {found.steps} steps ran under the profiler (--check-coverage)" if found.steps else ""
-    return f"no step ended while the window was open{profiled}"
 
 
 def _client(text: str, url: str | None, patience: float, window: str | None, server: list[str]) -> Client:
@@ -161,16 +185,17 @@ def _client(text: str, url: str | None, patience: float, window: str | None, ser
 
 
 def _record_command(
-    command_line: list[str], framework: str, client: Client | None, place: WorkingDirectory, options: dict[str, Any]
-) -> tuple[Recording, str]:
-    from kcap.capture.controller import frameworks, run, serving
+    command_line: list[str], framework: str | None, client: Client | None, working: WorkingDirectory,
+    options: dict[str, Any],
+) -> run.Run:  # fmt: skip
+    from kcap.capture.controller import frameworks, serving
 
-    engine = frameworks.find_adapter(framework)
     session = Session(
-        directory=str((place.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, command=command_line,
-        client=client.command if client else [], **options,
+        directory=str((working.directory / "shards").resolve()),
+        framework=frameworks.find_adapter(framework).FRAMEWORK.name if framework else None,
+        command=command_line, client=client.command if client else [], **options,
     )  # fmt: skip
     session.write()
     if client is not None:
-        return serving.serve(command_line, client, session, place)
-    return run.record_command_line(command_line, session, place, None)
+        return serving.serve(command_line, client, session, working)
+    return run.record_command_line(command_line, session, working, None)

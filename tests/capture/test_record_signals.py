@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ sys.exit(5)
 GOES_ON = """
 while True:
     step()
+    print("stepped", flush=True)
     time.sleep(0.02)
 """
 
@@ -50,7 +50,7 @@ def test_a_command_that_kcap_is_asked_to_end_has_not_failed(number: int, tmp_pat
 
 def test_under_nohup_a_recording_goes_on(tmp_path: Path) -> None:
     ended = record_signalled(tmp_path, signal.SIGHUP, "not", lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    assert ended == (3, ["the command ended with status 5"])
+    assert ended == (5, ["the command ended with status 5"])
 
 
 def record_signalled(
@@ -74,7 +74,7 @@ def test_a_recording_is_finished_when_its_terminal_is_gone(tmp_path: Path) -> No
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
         os.execv(sys.executable, [sys.executable, "-m", "kcap", *words])
     seen = b""
-    while not re.search(rb"[1-9]\d* steps", seen):
+    while b"stepped" not in seen:
         seen += os.read(terminal, 1000)
     os.close(terminal)
     _, status = os.waitpid(process, 0)

@@ -22,7 +22,9 @@ class Engine:
 
     def __init__(self, flushes: list[bool], arguments: dict[str, Any], session: Session) -> None:
         self.arguments, self.flushes, self.session = arguments, flushes, session
-        self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100))
+        self.tokenizer_manager = SimpleNamespace(
+            model_config=SimpleNamespace(vocab_size=100, is_generation=arguments.get("is_generation", True))
+        )
         self.tokenizer_manager.tokenizer = lambda text: {"input_ids": [len(word) for word in text.split()]}
         self.generated: list[tuple[int, int, bool]] = []
         self.over = False
@@ -50,7 +52,9 @@ class Engine:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`run(flushes, coverage, workload)`: the engine that ran the job, and its token ids."""
 
-    def start(flushes: list[bool], coverage: bool, steps: int | None = None, **workload: Any) -> tuple[Engine, Any]:
+    def start(
+        flushes: list[bool], coverage: bool, steps: int | None = None, arguments: Any = None, **workload: Any
+    ) -> tuple[Engine, Any]:
         session = Session(str(tmp_path / "shards"), check_coverage=coverage, steps=steps)
         session.write()
         if steps is not None:
@@ -61,7 +65,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(offline, "close_shards", lambda session: None)
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         monkeypatch.setenv(offline.CPU_ENGINE, "1")
-        job = {"session": str(session.file), "workload": workload, "engine_arguments": {"context_length": 64}}
+        job = {
+            "session": str(session.file),
+            "workload": workload,
+            "engine_arguments": arguments or {"context_length": 64},
+        }
         (tmp_path / "job.json").write_bytes(orjson.dumps({**job, "outputs": str(tmp_path / "outputs.json")}))
         offline.main(str(tmp_path / "job.json"))
         return made[0], orjson.loads((tmp_path / "outputs.json").read_bytes())
@@ -128,3 +136,8 @@ def test_without_a_gpu_the_cache_holds_the_requests(run: Any, monkeypatch: pytes
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     engine, _ = run([True], False, num_prompts=1)
     assert not {"device", "attention_backend", "max_total_tokens"} & set(engine.arguments)
+
+
+def test_a_pooling_model_is_pointed_to_a_program(run: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"m generates no tokens .* kcap record -o DIR -- python"):
+        run([True], False, arguments={"model_path": "m", "is_generation": False})

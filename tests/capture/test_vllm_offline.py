@@ -39,15 +39,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     session = Session(str(tmp_path / "shards"), check_coverage=True)
     session.write()
     workload = {"num_prompts": 2, "input_len": 4, "output_len": 1}
-    job = {"session": str(session.file), "workload": workload, "engine_arguments": {}}
+    job = {"session": str(session.file), "workload": workload, "engine_arguments": {"model": "m"}}
     (tmp_path / "job.json").write_bytes(orjson.dumps({**job, "outputs": str(tmp_path / "outputs.json")}))
     return tmp_path / "job.json"
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | None = None) -> None:
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | None = None, runner: str = "generate"
+) -> None:
     llm = SimpleNamespace(llm_engine=engine or Engine(), reset_prefix_cache=lambda: answer)
     module = SimpleNamespace(LLM=lambda **arguments: llm, SamplingParams=lambda **params: params)
     monkeypatch.setitem(sys.modules, "vllm", module)
+    config = SimpleNamespace(ModelConfig=lambda **arguments: SimpleNamespace(runner_type=runner))
+    monkeypatch.setitem(sys.modules, "vllm.config", config)
 
 
 def test_a_prefix_cache_that_cannot_be_emptied_ends_the_recording(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +59,12 @@ def test_a_prefix_cache_that_cannot_be_emptied_ends_the_recording(job: Path, mon
     with pytest.raises(RuntimeError, match="prefix cache"):
         offline.main(str(job))
     assert not job.with_name("outputs.json").exists()
+
+
+def test_a_pooling_model_is_pointed_to_a_program(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, True, runner="pooling")
+    with pytest.raises(RuntimeError, match=r"m generates no tokens .* kcap record -o DIR -- python"):
+        offline.main(str(job))
 
 
 @pytest.mark.parametrize("answer", [True, None])

@@ -113,7 +113,7 @@ def test_calls_between_steps_count_too(recorder: str, record: Record, counted: C
 
 
 @both
-def test_a_step_that_raises_does_not_count(recorder: str, record: Record, counted: Counted) -> None:
+def test_a_step_ends_with_what_raises_in_it(recorder: str, record: Record, counted: Counted) -> None:
     def body(session: Any) -> None:
         with pytest.raises(KeyError), session.step("decode"):
             torch.mm(A, A)
@@ -123,8 +123,9 @@ def test_a_step_that_raises_does_not_count(recorder: str, record: Record, counte
             torch.mul(A, A)
 
     recording = record(body, recorder)
-    assert counted(recording) == {"aten::add.Tensor": 1, "aten::mul.Tensor": 1}
-    assert recording.metadata.steps == {"decode": 1}
+    assert counted(recording) == {"aten::mm": 1, "aten::add.Tensor": 1, "aten::mul.Tensor": 1}
+    assert recording.metadata.steps == {"decode": 2}
+    assert [len(program.calls) for program in recording.programs] == [1, 1], "what came between is of no step"
 
 
 @both
@@ -140,7 +141,7 @@ def test_a_program_that_raises_is_recorded_until_then(recorder: str, tmp_path: P
 def test_recording_twice_at_a_time_is_refused_and_harmless(record: Record, tmp_path: Path, counted: Counted) -> None:
     def body(_: Any) -> None:
         torch.add(A, A)
-        with pytest.raises(CallError, match="records already"), kcap.record(tmp_path / "inner"):
+        with pytest.raises(CallError, match="recorded already, into"), kcap.record(tmp_path / "inner"):
             pass
         torch.add(A, A)
 

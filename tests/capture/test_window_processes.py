@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from kcap.capture.controller import run, window_control
 from kcap.capture.session import Session
 from kcap.capture.window.gate import GATE_ENDING, HELD, PATIENCE, Gate, open_cells
 from kcap.capture.window.process import ALONE, replica_of
-from kcap.errors import KcapError
+from kcap.errors import CallError, KcapError
 
 
 def made(tmp_path: Path, **options: Any) -> Session:
@@ -215,10 +216,21 @@ def test_the_recording_that_runs_is_found_beside_what_others_left(tmp_path: Path
         (Path(session.directory) / "running").touch()
     with window_control.marked_running(sessions[1]):
         assert window_control.find_session(tmp_path / "a.kcap") == sessions[1]
-        with window_control.marked_running(sessions[0]), pytest.raises(KcapError, match="end all but one"):
-            window_control.find_session(tmp_path / "a.kcap")
+        with pytest.raises(CallError, match=rf"a.kcap is being written by process {os.getpid()}: "):
+            window_control.refuse_written(tmp_path / "a.kcap")
+    window_control.refuse_written(tmp_path / "a.kcap")
     with pytest.raises(KcapError, match="interrupted"):
         window_control.find_session(tmp_path / "a.kcap")
+
+
+def test_a_child_that_outlives_a_killed_recording_does_not_keep_its_output(tmp_path: Path) -> None:
+    session = Session(str(tmp_path / ".a.kcap.abcd_123" / "shards"))
+    session.write()
+    with window_control.marked_running(session):  # the lock that a forked child inherits
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        (Path(session.directory) / "running").write_text(str(ended.pid))
+        window_control.refuse_written(tmp_path / "a.kcap")
 
 
 def test_a_recording_with_a_longer_name_is_not_meant(tmp_path: Path) -> None:

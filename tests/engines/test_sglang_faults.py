@@ -49,7 +49,7 @@ def unknown_model(directory: Path) -> Ran:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     (model / "config.json").write_text(json.dumps({"architectures": [UNKNOWN], "model_type": "llama", **sizes}))
     words = ("--model", model, "--framework", "SGLang", "--load-format", "dummy", *SHORT, "-o", directory / "out")
-    return recorded(*words, "--engine-arg", "skip_tokenizer_init=true"), directory
+    return recorded(*words), directory
 
 
 @pytest.fixture(scope="module")

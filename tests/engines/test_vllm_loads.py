@@ -29,7 +29,7 @@ def recording(
     kcap_record: Callable[..., subprocess.CompletedProcess[str]],
 ) -> Recording:
     output = tmp_path_factory.mktemp("loads") / "out"
-    arguments = ("skip_tokenizer_init=true", "dtype=bfloat16", "max_model_len=512", "enable_prefix_caching=true")
+    arguments = ("dtype=bfloat16", "max_model_len=512", "enable_prefix_caching=true")
     start = ("--model", model, "--load-format", "dummy", "--num-layers", LAYERS, "--eager", "--check-coverage")
     loads = ("--num-prompts", "1,3", "--input-len", "260,140", "--output-len", OUTPUT)
     more = [word for argument in arguments for word in ("--engine-arg", argument)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parent
+OWN = "kcap/"  # begins the names of models that no hub has
 
 
 def find_config(model_id: str) -> Path | None:

@@ -50,9 +50,10 @@ MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or th
 def arguments(start: Start) -> dict[str, Any]:
     """The arguments of `sglang.Engine`, less those that depend on the machine."""
     chosen: dict[str, Any] = {"model_path": start.target.path, "load_format": start.load_format}
+    if not start.target.tokenizer and "tokenizer_path" not in start.given:
+        chosen["skip_tokenizer_init"] = True
     if start.target.bundled:
-        context = max(2048, start.longest + SPARE)
-        chosen |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "context_length": context}
+        chosen |= {"dtype": "bfloat16", "context_length": max(2048, start.longest + SPARE)}
     if start.num_layers is not None:
         chosen["json_model_override_args"] = f'{{"num_hidden_layers": {start.num_layers}}}'
     if start.eager:

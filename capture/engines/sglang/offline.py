@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.session import Prompt, Session, Workload, read_session
+from kcap.capture.session import Prompt, Session, Workload, no_tokens_text, read_session
 from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
 
@@ -33,6 +33,8 @@ def main(job_file: str) -> None:
     from sglang import Engine
 
     engine = Engine(**arguments)
+    if not engine.tokenizer_manager.model_config.is_generation:
+        raise RuntimeError(no_tokens_text(arguments["model_path"]))
     loads = workload.loads(_vocabulary(engine))
     if session.check_coverage:
         _generate(engine, *profiled_loads(loads, workload.output_len), session)

@@ -40,8 +40,10 @@ WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "
 def arguments(start: Start) -> dict[str, Any]:
     """The arguments of `vllm.LLM`."""
     chosen: dict[str, Any] = {"model": start.target.path, "load_format": start.load_format}
+    if not start.target.tokenizer and "tokenizer" not in start.given:
+        chosen["skip_tokenizer_init"] = True
     if start.target.bundled:
-        chosen |= {"skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": max(2048, start.longest)}
+        chosen |= {"dtype": "bfloat16", "max_model_len": max(2048, start.longest)}
     if start.num_layers is not None:
         chosen["hf_overrides"] = {"num_hidden_layers": start.num_layers}
     if start.eager:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.session import Prompt, Session, Workload, read_session
+from kcap.capture.session import Prompt, Session, Workload, no_tokens_text, read_session
 from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
 
@@ -19,6 +19,7 @@ def main(job_file: str) -> None:
     workload = Workload(**job["workload"])
     from vllm import LLM
 
+    _refuse_pooling(job["engine_arguments"])
     llm = LLM(**job["engine_arguments"])
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     loads = workload.loads(vocabulary)
@@ -30,6 +31,21 @@ def main(job_file: str) -> None:
     close_shards(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
+
+
+CHOOSE_RUNNER = ("model", "runner", "trust_remote_code", "revision", "hf_overrides", "tokenizer", "skip_tokenizer_init")
+
+
+def _refuse_pooling(arguments: dict[str, Any]) -> None:
+    """Before weights are loaded: RuntimeError for a model that vLLM would run with no sampling."""
+    from vllm.config import ModelConfig
+
+    try:
+        runner = ModelConfig(**{name: arguments[name] for name in CHOOSE_RUNNER if name in arguments}).runner_type
+    except (ValueError, OSError):  # which LLM says with all its arguments
+        return
+    if runner == "pooling":
+        raise RuntimeError(no_tokens_text(arguments["model"]))
 
 
 def _forget_prompts(llm: Any) -> None:
