@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -25,6 +26,8 @@ COMMANDS = {
     "diff": ("kcap.commands.diff", "Compare two Recordings, trace files or datasets."),
     "doctor": ("kcap.commands.doctor", "Tell what of this machine kcap can use."),
 }
+
+UNIX_MODULES = ("fcntl", "resource", "termios")  # that Windows lacks
 
 
 class LazyGroup(click.Group):
@@ -72,11 +75,26 @@ def main(args: Sequence[str] | None = None) -> None:
     except KcapError as error:
         click.echo(f"kcap: {error}", err=True)
         sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
+    except (ImportError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            click.echo(f"kcap: this needs PyTorch, which is not installed: {INSTALL_TORCH}", err=True)
+            sys.exit(USAGE)
+        if isinstance(error, ModuleNotFoundError) and error.name in UNIX_MODULES:
+            click.echo(
+                "kcap: this needs Linux; elsewhere, kcap shows, validates, compares, merges and exports", err=True
+            )
+            sys.exit(USAGE)
+        if _torch_failed(error):
+            reason = str(error).partition("\n")[0]
+            click.echo(f"kcap: this needs PyTorch, which does not import here ({reason}): kcap doctor", err=True)
+            sys.exit(USAGE)
+        if isinstance(error, ImportError):
             raise
-        click.echo(f"kcap: this needs PyTorch, which is not installed: {INSTALL_TORCH}", err=True)
-        sys.exit(USAGE)
-    except OSError as error:
         click.echo(f"kcap: {error.strerror or error}: {error.filename or 'output'}", err=True)
         sys.exit(FAILED)
+
+
+def _torch_failed(error: BaseException) -> bool:
+    """Whether it was raised while torch was being imported."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>" for frame in frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,21 +34,25 @@ PATH = click.Path(path_type=Path)
 @click.option("--timeout", type=SECONDS, default=60, show_default=True, help="Seconds on a Workload at most.")
 @click.option("--build-timeout", type=SECONDS, default=300, show_default=True, help="Seconds of a build at most.")
 @click.option("--memory", type=click.FloatRange(min=0.1), metavar="GIB", help="Host memory of a Solution at most.")
-@click.option("--threads", type=POSITIVE, help="CPU threads of a Solution.  [default: all cores but one]")
+@click.option(
+    "--threads",
+    type=POSITIVE,
+    help="CPU threads of a Solution.  [default: those of --measurements, else all cores but one]",
+)
 @click.option("--executor", type=click.Choice(executors()), default="local", show_default=True, help="What judges.")
 @click.option("--measurements", type=PATH, help="Times of the engine's own kernels: of kcap replay PATH -o.")
 @click.option("--resume", is_flag=True, help="Keep what the output has, and judge the rest.")
 @click.option("--force", is_flag=True, help="Replace the output.")
-@click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
+@click.option("--trust", is_flag=True, help="Run code of PATH that you did not record or export here yourself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool, **settings: Any) -> int:
     """Judge Solutions: whether they compute what they must, how fast, and what that saves.
 
-    PATH is a Recording or a FlashInfer-Bench dataset; a dataset's references are code from elsewhere, which runs only
-    with --trust. Each Solution runs in a process of its own, confined as far as the machine can. The output holds
-    outcomes.jsonl (a line as soon as it is there), bench.json, and the same as FlashInfer-Bench's traces/ and as
-    results/. Exit code: 0 all were judged, whatever they are worth; 1 none could be; 3 some could not, or a file was
-    refused.
+    PATH is a Recording or a FlashInfer-Bench dataset; a dataset's references are code, which runs only with --trust,
+    unless you exported it here yourself. Each Solution runs in a process of its own, confined as far as the machine
+    can. The output holds outcomes.jsonl (a line as soon as it is there), bench.json, and the same as FlashInfer-Bench's
+    traces/ and as results/. Exit code: 0 all were judged, whatever they are worth; 1 none could be; 3 some could not,
+    or a file was refused.
 
     \b
     Example:
@@ -73,7 +78,7 @@ def command(as_json: bool, **settings: Any) -> int:
 
 def print_summary(options: Options, summary: Summary, as_json: bool) -> None:
     from kcap.bench.summary import report
-    from kcap.replay.calls.report import console
+    from kcap.show.console import console
 
     if as_json:
         fields = {"path": str(options.path), "output": str(options.output), **summary.as_json()}
@@ -82,9 +87,16 @@ def print_summary(options: Options, summary: Summary, as_json: bool) -> None:
     report.print_summary(console(), summary)
     click.echo(f"\nOutcomes: {options.output}/outcomes.jsonl", err=True)
     if options.measurements is None:
-        trust, name = " --trust" if options.trust else "", options.path.resolve().stem
-        replay = f"kcap replay {options.path}{trust} -o {name}.measurements.jsonl"
-        click.echo(f"Next: {replay} (for --measurements: what share of the whole is saved)", err=True)
+        click.echo("For the share of the whole, pass --measurements with the file that this writes:", err=True)
+        click.echo(f"Next: {replay_command(options, summary)}", err=True)
+
+
+def replay_command(options: Options, summary: Summary) -> str:
+    """The command that measures the engine's own kernels as the Solutions were."""
+    threads = {outcome.threads for score in summary.scores for outcome in score.outcomes.values()} - {None}
+    words = ["kcap", "replay", str(options.path), *(["--trust"] if options.trust else [])]
+    words += ["--threads", str(threads.pop())] if len(threads) == 1 else []
+    return shlex.join([*words, "-o", f"{options.path.resolve().stem}.measurements.jsonl"])
 
 
 def exit_code(summary: Summary, solutions: int) -> int:

@@ -18,7 +18,8 @@ from kcap.schemas.diff import Diff, Entry, diff_calls, diff_datasets
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results import measurement
-from kcap.show.recording import console, identity
+from kcap.show.console import console
+from kcap.show.recording import identity
 
 if TYPE_CHECKING:  # these need torch: a comparison by call does without
     from kcap.bench.summary.baseline import Timed

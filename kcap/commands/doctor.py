@@ -106,7 +106,7 @@ def _work(name: str, needs: Sequence[Check]) -> Check:
 def _print(machine: Sequence[Check], works: Sequence[Check]) -> None:
     from rich.text import Text
 
-    from kcap.show.recording import console
+    from kcap.show.console import console
 
     out = console()
     for title, checks in (("This machine", machine), ("What works", works)):

@@ -8,8 +8,9 @@ import click
 
 from kcap.bench.contents import CheckTarget, Contents, open_contents
 from kcap.bench.exports import Exporter, ExportRequest, find_exporter, targets
-from kcap.errors import CallError
+from kcap.errors import DONE, PARTIAL, CallError
 from kcap.schemas.results import export_loss as loss_file
+from kcap.schemas.results import outcome
 from kcap.schemas.results.export_loss import ExportLoss, Lost
 from kcap.system.output import OutputKind, atomic_directory, check_output
 
@@ -23,8 +24,16 @@ MOST_SHOWN = 5
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @click.option("--allow-truncated", is_flag=True, help="Export a Recording of fewer layers than the model has.")
 @click.option("--measurements", type=click.Path(path_type=Path), help="Times for BackendBench: of kcap replay -o.")
-@click.option("--check/--no-check", default=True, help="Run each reference against the recorded operator.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Where to check. Default: as recorded.")
+@click.option(
+    "--check/--no-check",
+    default=True,
+    help="Run each reference against the recorded operator, and on the random inputs that the target draws.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="Where to check. Default: as recorded; random inputs are tried on the CPU where there is no GPU.",
+)
 @click.option("--trust", is_flag=True, help="Run the kernel sources of a Recording that was made elsewhere.")
 @click.option("--force", is_flag=True, help="Replace the output.")
 def command(
@@ -37,11 +46,12 @@ def command(
     device: str | None,
     trust: bool,
     force: bool,
-) -> None:
+) -> int:
     """Write what was recorded in another benchmark's format, and what that format cannot carry.
 
     PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset. `loss.json` in the output
-    tells in numbers what the target cannot carry.
+    tells in numbers what the target cannot carry. Exit code: 0 done; 3 written, but a reference differs from the
+    operator that was recorded, or could not be run beside it.
     """
     chosen = find_exporter(target)
     if measurements is not None and not measurements.is_file():
@@ -53,7 +63,12 @@ def command(
         loss = chosen.write(ExportRequest(contents, folder, measurements, check, CheckTarget(device, trust)))
         loss_file.write(folder / loss_file.FILE, loss)
     click.echo(summary(loss, output))
-    click.echo(f"Next: {chosen.following(output)}", err=True)
+    disagreeing = disagreements(output)
+    for line in disagreeing:
+        click.echo(f"kcap: {line}", err=True)
+    needs = f", {chosen.needs}" if chosen.needs else ""
+    click.echo(f"Next{needs}: {chosen.following(output)}", err=True)
+    return PARTIAL if disagreeing else DONE
 
 
 def check_takes(contents: Contents, target: str, chosen: Exporter) -> None:
@@ -71,6 +86,25 @@ def summary(loss: ExportLoss, output: Path) -> str:
     lines = [f"{output}: {loss.exported:,} of {loss.total:,} invocations ({share:.1%}) exported to {loss.target}"]
     lines += _reasons("lost", loss.lost, loss.total) + _reasons("reduced", loss.reduced, loss.total)
     return "\n".join(lines)
+
+
+def disagreements(output: Path) -> list[str]:
+    """A line for each Definition whose reference differs from the recorded operator, or failed; then where to look."""
+    path = output / outcome.REFERENCE_CHECKS_FILE
+    checks = list(outcome.read_reference_checks(path)) if path.is_file() else []
+    by_definition: dict[str, list[outcome.ReferenceCheck]] = {}
+    for check in checks:
+        by_definition.setdefault(check.definition, []).append(check)
+    lines = []
+    for name, of_definition in by_definition.items():
+        bad = [check for check in of_definition if check.status in ("differs", "failed")]
+        if bad:
+            worst = max(bad, key=lambda check: (check.status == "differs", check.error or 0.0))
+            said = "differs from" if worst.status == "differs" else "could not be compared with"
+            calls = f"{len(bad)} of the {len(of_definition)} calls tried"
+            lines.append(f"{name}: the reference {said} {worst.operator} on {calls}: {worst.reason}")
+    where = f"no Definition with such a reference is status:verified; {path} has each call"
+    return [*lines, where] if lines else []
 
 
 def _reasons(title: str, entries: list[Lost], total: int) -> list[str]:

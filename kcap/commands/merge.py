@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from filecmp import cmp
@@ -60,7 +61,7 @@ def command(paths: tuple[Path, ...], output: Path, hosts: bool, force: bool) -> 
     else:
         with atomic_directory(output, private=True) as folder:
             write_merged(folder, merge_recordings([load(path) for path in paths], hosts))
-    click.echo(f"Next: kcap show {output}", err=True)
+    click.echo(f"Next: kcap show {shlex.quote(str(output))}", err=True)
 
 
 def write_merged(output: Path, merged: Merged) -> None:

@@ -54,7 +54,7 @@ from kcap.show.progress import progress
     "--step", type=click.IntRange(min=0), metavar="ID", help="With --program: the Program of this recorded step."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
-@click.option("--trust", is_flag=True, help="Run code of PATH that you did not record here yourself.")
+@click.option("--trust", is_flag=True, help="Run code of PATH that you did not record or export here yourself.")
 @click.option(
     "--compare-engine",
     "--fidelity",
@@ -95,9 +95,9 @@ def command(
     """Rebuild the arguments of the recorded kernels and time each kernel on all its Samples.
 
     PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset. Of a dataset, each
-    Definition's reference is timed on each of its Workloads: that is code from elsewhere, which runs only with --trust.
-    Each kernel runs in a child process with a time limit. Exit code: 0 all replayed, 1 a kernel failed, 3 some were
-    skipped.
+    Definition's reference is timed on each of its Workloads: that is code, which runs only with --trust, unless you
+    exported the dataset here yourself. Each kernel runs in a child process with a time limit. Exit code: 0 all
+    replayed, 1 a kernel failed, 3 some were skipped.
 
     With --program: the most frequent step of each phase, use of graphs and padded size, or the one of --step, as a
     whole, in one CUDA graph if possible. With --compare-engine: the steps that kcap record --check-coverage profiled,

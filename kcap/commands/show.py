@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import cast
 
@@ -66,8 +67,8 @@ def _measured_rates(recording: Recording) -> Rates | None:
 
 def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
     from kcap.schemas.flashinfer.dataset import Dataset
+    from kcap.show.console import console, print_table
     from kcap.show.dataset import definition_rows, definition_table
-    from kcap.show.recording import console
 
     rows = definition_rows(Dataset.load(path))
     if as_json:
@@ -75,21 +76,25 @@ def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
         click.echo(orjson.dumps({"definitions": shown, "more": len(rows[top:]) if top else 0}, option=INDENT))
         return
     out = console()
-    out.print(definition_table(rows[:top]))
+    print_table(out, definition_table(rows[:top], out.width))
     out.print(f"\n{len(rows):,} Definitions, {sum(row.workloads for row in rows):,} workloads", style="bold")
-    click.echo(f"Next: kcap export {path} --to kernelbench -o {path.name}.kernelbench", err=True)
+    output = shlex.quote(f"{path.resolve().name}.kernelbench")
+    click.echo(f"Next: kcap export {shlex.quote(str(path))} --to kernelbench -o {output}", err=True)
 
 
 def _print(path: Path, summary: Summary, parts: bool) -> None:
-    from kcap.show.recording import Columns, console, footer, header, table
+    from kcap.show.console import console
+    from kcap.show.recording import Columns, footer, header, table
 
     out = console()
     for line in header(summary.metadata) if summary.metadata else ():
         out.print(line)
     out.print()
     columns = Columns(summary, out.width)
-    out.print(table(summary, columns, parts))
-    out.print()
+    if summary.rows:
+        out.print(table(summary, columns, parts))
+        out.print()
     for line in footer(summary, columns, parts):
         out.print(line)
-    click.echo(f"Next: kcap replay {path}", err=True)
+    if summary.total:
+        click.echo(f"Next: kcap replay {shlex.quote(str(path))}", err=True)

@@ -10,6 +10,9 @@ from rich.table import Table
 
 from kcap.schemas.flashinfer.dataset import Dataset, invocations
 from kcap.schemas.flashinfer.definition import SafetensorsInput, Workload
+from kcap.show.console import GAP
+
+LEAST_AXES = 24  # columns; with fewer the type goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,12 @@ def _misses_blob(dataset: Dataset, workload: Workload) -> bool:
     return not all(dataset.blob_file(blob).is_file() for blob in blobs)
 
 
-def definition_table(rows: Sequence[DefinitionRow]) -> Table:
-    """The rows for people; `·` stands for an axis that varies. Names are whole: Solutions are written against them."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("definition", no_wrap=True)
-    table.add_column("type", no_wrap=True)
-    table.add_column("axes", no_wrap=True, overflow="ellipsis")
+def definition_table(rows: Sequence[DefinitionRow], width: int) -> Table:
+    """The rows for `print_table`; `·` stands for an axis that varies.
+
+    Names are whole: Solutions are written against them. The type, which most names begin with, goes where `width` is
+    short.
+    """
     numbers = {
         "workloads": [row.workloads for row in rows],
         "without blob": [row.missing for row in rows],
@@ -67,11 +70,18 @@ def definition_table(rows: Sequence[DefinitionRow]) -> Table:
         "traces": [row.traces for row in rows],
         "count": [row.count for row in rows],
     }
-    columns = {name: column for name, column in numbers.items() if any(column)}
+    columns = {name: [f"{n:,}" if n else "·" for n in column] for name, column in numbers.items() if any(column)}
+    texts = {"definition": [row.name for row in rows], "type": [row.op_type for row in rows]}
+    widths = [max(map(len, (name, *column))) + GAP for name, column in (texts | columns).items()]
+    if sum(widths) + LEAST_AXES > width:
+        del texts["type"]
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    for name in texts:
+        table.add_column(name, no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for index, row in enumerate(rows):
-        axes = ", ".join(f"{name}={'·' if size is None else size}" for name, size in row.axes.items())
-        cells = (f"{column[index]:,}" if column[index] else "·" for column in columns.values())
-        table.add_row(row.name, row.op_type, axes, *cells)
+    table.add_column("axes", no_wrap=True, overflow="ellipsis")
+    axes = (", ".join(f"{name}={'·' if size is None else size}" for name, size in row.axes.items()) for row in rows)
+    for cells in zip(*texts.values(), *columns.values(), axes, strict=True):
+        table.add_row(*cells)
     return table

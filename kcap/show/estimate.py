@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Sample
-from kcap.schemas.recording.values import TensorSpec, storage_bytes, tensors
+from kcap.schemas.recording.values import TensorSpec, TorchConstant, storage_bytes, tensors
 
 if TYPE_CHECKING:
     from kcap.schemas.derive.cost import Cost
@@ -48,10 +50,15 @@ def estimated_times(recording: Recording, rates: Rates) -> Mapping[int, float] |
     samples = {sample.call: sample for sample in recording.samples}
     times = {}
     for call in recording.kernels():
-        cost = _family_cost(call, samples.get(call.id), recording)
-        moved, flops = (cost.bytes, cost.flops) if cost and cost.bytes else (moved_bytes(call), 0)
+        moved, flops = bytes_and_flops(call, samples.get(call.id), recording)
         times[call.id] = call.total * max(moved / rates.memory_gb_s / 1e3, flops / rates.tflop_s / 1e6)
     return times
+
+
+def bytes_and_flops(call: Call, sample: Sample | None, recording: Recording) -> tuple[int, int]:
+    """Of one invocation, by its family or by the sizes of its tensors, whose FLOPs are not known: 0. Needs torch."""
+    cost = _family_cost(call, sample, recording)
+    return (cost.bytes, cost.flops) if cost and cost.bytes else (moved_bytes(call), 0)
 
 
 def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cost | None:
@@ -70,17 +77,29 @@ def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cos
 
 
 def moved_bytes(call: Call) -> int:
-    """Bytes of all tensor arguments, each storage once.
+    """Bytes of all tensor arguments, each storage once; of the result where there are none but a shape.
 
     Beside an index tensor (a block table, slots, token ids) the largest tensor may be a cache or a table of which a few
     rows are read: it counts for no more than the others together.
     """
     specs = _specs(call)
+    if not specs:
+        return _filled_bytes(call)
     sizes = sorted(storage_bytes(specs))
     indexed = any(spec.dtype in ("int32", "int64") and spec.numel for spec in specs)
     if indexed and len(sizes) > 1:
         sizes[-1] = min(sizes[-1], sum(sizes[:-1]))
     return sum(sizes)
+
+
+def _filled_bytes(call: Call) -> int:
+    """Bytes that `aten::zeros` and its like fill: their first argument is the shape of what they return."""
+    shape = call.args[0].value if call.args else None
+    if not isinstance(shape, list):
+        return 0
+    dtypes = [a.value.name for a in call.args if isinstance(a.value, TorchConstant) and a.value.kind == "dtype"]
+    bits = BY_NAME[dtypes[0]].bits if dtypes and dtypes[0] in BY_NAME else 32
+    return math.prod(size for size in shape if isinstance(size, int)) * bits // 8
 
 
 def _specs(call: Call) -> list[TensorSpec]:

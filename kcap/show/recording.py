@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console, OverflowMethod
+from rich.console import OverflowMethod
 from rich.table import Table
 from rich.text import Text
 
 from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.records import Metadata, Rank
+from kcap.show.console import PIPED_WIDTH
 from kcap.show.summary import Row, Summary
 
-PIPED_WIDTH = 200
 MOST_SIZES = 6  # padded sizes of CUDA graphs that the header names
 LONGEST_NAME, SHORTEST_NAME, LEAST_ARGUMENTS = 48, 24, 24  # columns
 KEPT_END = 10  # of a name that is cut: `.s0123456` and its like
 PARTIAL = "PARTIAL: not all that ran is here: a process ended early, or a tap could not see it (see below)"
 DROPPED = {
-    "overflow": "{} calls came after the most distinct calls that a process keeps: they are in no count",
+    "overflow": "{} invocations came after the most distinct calls that a process keeps: they are in no count",
     "samples": "{} samples were not kept: too large, or too many at once; counts are whole",
-    "off_step": "not counted: {} calls outside the engine's steps (between two of them, or on other threads), as usual",
-    "traced": "not counted: {} calls that only traced shapes for a compiler and computed nothing, as usual",
+    "off_step": "not counted: {} invocations outside the engine's steps (between two, or on other threads), as usual",
+    "traced": "not counted: {} invocations that only traced shapes for a compiler and computed nothing, as usual",
 }
-
-
-def console() -> Console:
-    """Standard output; as wide as the terminal or COLUMNS, and where neither is known wide enough for a long row."""
-    out = Console(highlight=False)
-    return out if out.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=PIPED_WIDTH)
 
 
 def header(metadata: Metadata) -> Iterator[Text]:
@@ -130,7 +123,10 @@ def table(summary: Summary, columns: Columns, parts: bool = False) -> Table:
 
 def footer(summary: Summary, columns: Columns, parts: bool = False) -> Iterator[Text]:
     """The total, what orders the rows, and what the table leaves out."""
-    yield Text(f"{summary.total:,} invocations" if summary.total else "nothing was recorded", "bold")
+    distinct = f" of {summary.distinct:,} distinct calls" if summary.distinct else ""
+    yield Text(f"{summary.total:,} invocations{distinct}" if summary.total else "nothing was recorded", "bold")
+    if summary.in_families is not None and summary.total:
+        yield Text(f"in named families: {summary.in_families / summary.total:.1%} of the invocations")
     if columns.dropped:
         yield Text(f"not shown in {columns.width} columns: {', '.join(columns.dropped)}", "dim")
     if summary.rates:
@@ -140,12 +136,17 @@ def footer(summary: Summary, columns: Columns, parts: bool = False) -> Iterator[
         )
     if any(row.kind == "composite" for row in summary.rows):
         shown = "" if parts else ": --parts shows them"
-        yield Text(f"composite: ran as several aten operators, which its share of the calls counts{shown}", "dim")
+        yield Text(
+            f"composite: 4 × 11 is an operator that was called 4 times and ran as 11 aten operators each time{shown}",
+            "dim",
+        )
     if summary.more:
         yield Text(f"{summary.more:,} more rows: --top {len(summary.rows) + summary.more}", "dim")
     if summary.regions or summary.views:
         yield Text(
-            f"hidden: regions {summary.regions:,}, views and allocations {summary.views:,} (--all shows them)", "dim"
+            f"hidden: {summary.regions:,} distinct regions, {summary.views:,} distinct views and allocations"
+            " (--all shows them; no total or share counts them)",
+            "dim",
         )
 
 
@@ -184,7 +185,7 @@ class Columns:
 
     def _fixed_width(self, rows: Sequence[Row]) -> int:
         """All columns' but the arguments', with the two blanks after each."""
-        digits = len(f"{max((row.count for row in rows), default=0):,}")
+        digits = max((len(count_text(row)) for row in rows), default=1)
         widths = [max(len(name), 6 if name in ("share", "GPU time", "cost") else digits) for name in self.numbers]
         widths += {"arguments": [0], "calls": [5], "": []}[self.second] + [24] * len(self.rank_columns)
         return self.name_width + 2 + sum(width + 2 for width in widths)
@@ -206,15 +207,21 @@ class Columns:
     def _number(self, row: Row, name: str) -> Text:
         match name:
             case "count":
-                return Text(f"{row.count:,}", "bold")
+                return Text(count_text(row), "bold")
             case "share":
-                return Text(f"{row.kernel_calls / self.total:.1%}" if self.total and row.kind != "region" else "")
+                counts = self.total and row.work and row.kind != "region"
+                return Text(f"{row.invocations / self.total:.1%}" if counts else "")
             case "in graphs":
                 return _number(row.graph)
             case "GPU time" | "cost":
                 time, whole = (row.gpu_us, self.gpu_us) if name == "GPU time" else (row.estimated_us, self.estimated_us)
                 return Text(f"{time / whole:.1%}" if time else "·", "" if time else "dim")
         return _number(row.phases[name])
+
+
+def count_text(row: Row) -> str:
+    """`4`; of a composite `4 × 11`, its calls and what each ran as."""
+    return f"{row.count:,}" if row.kernels is None else f"{row.count:,} × {row.kernels / max(row.count, 1):.3g}"
 
 
 def _shorten(name: str, width: int) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Recording
-from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.recording.records import kernel_invocations
+from kcap.schemas.recording.signature import call_key, call_signature, signature
 from kcap.schemas.results import coverage
 from kcap.show.estimate import Rates, estimated_times, moved_bytes, typical_rates
 
@@ -27,7 +28,8 @@ class Row:
     """One line of the table. `calls`: distinct Calls in it; `graph`: how many of `count` a graph replayed.
 
     `gpu_us`: microseconds of the engine's own kernels in the profiled steps. `estimated_us`: of all invocations, where
-    no step was profiled. `parts`: of a composite, the rows of the operators that it ran as, `kernels` in number.
+    no step was profiled. `parts`: of a composite, the rows of the operators that it ran as; `kernels`: how often these
+    ran.
     """
 
     name: str
@@ -46,8 +48,8 @@ class Row:
     kernels: float | None = None
 
     @property
-    def kernel_calls(self) -> float:
-        """How many kernel calls it stands for."""
+    def invocations(self) -> float:
+        """How many invocations of kernels it stands for."""
         return self.count if self.kernels is None else self.kernels
 
     def add(self, count: Count) -> None:
@@ -65,8 +67,9 @@ class Row:
 class Summary:
     """The rows, the costliest first, and what they are of.
 
-    `total`: invocations that shares are of, regions apart; `more`: rows beyond those asked for;
-    `regions` and `views`: distinct Calls that are left out; `gpu_us`: of all rows, in the profiled steps;
+    `total`: invocations that shares are of, those of kernels that do work; `distinct`: of how many Calls they are;
+    `in_families`: how many of them are in named families (None unless rows are families); `more`: rows beyond those
+    asked for; `regions` and `views`: distinct Calls that are left out; `gpu_us`: of all rows, in the profiled steps;
     `estimated_us`: of all rows, by `rates`, where no step was profiled. `rates` is None where the order is by count.
     """
 
@@ -80,9 +83,12 @@ class Summary:
     gpu_us: float = 0.0
     estimated_us: float = 0.0
     rates: Rates | None = None
+    distinct: int = 0
+    in_families: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         head: dict[str, Any] = {"by": self.by, "total": self.total, "more": self.more, "gpu_us": self.gpu_us}
+        head |= {} if self.in_families is None else {"in_families": self.in_families}
         head |= {"estimated_us": self.estimated_us, "estimated_by": str(self.rates) if self.rates else None}
         hidden = {"regions": self.regions, "views": self.views}
         metadata = self.metadata.model_dump(mode="json") if self.metadata else None
@@ -97,30 +103,46 @@ def of_recording(
     rates: Rates | None = None,
     fold: bool = False,
 ) -> Summary:
-    """A Recording's kernels; `everything` adds views and allocations and, in rows of their own, regions.
+    """A Recording's kernels; by kernel or operator, `everything` adds regions, views and allocations.
 
-    `rates`: the device's, for the estimate where no step was profiled (None: what is typical). `fold`: a composite is
-    one row, its parts in it.
+    These are in no share. `rates`: the device's, for the estimate where no step was profiled (None: what is typical).
+    `fold`: a composite is one row, its parts in it.
     """
-    kernels = recording.kernels(everything)
+    kernels = recording.kernels()
     regions = [call for call in recording.calls if call.kind == "region"]
-    shown = kernels + regions if everything and by in ("kernel", "operator") else kernels
-    measured = gpu_times(recording) if by in ("kernel", "operator", "family") else {}
-    rates = None if measured or by in ("phase", "rank") else rates or typical_rates(recording)
+    by_call = by in ("kernel", "operator")
+    shown = recording.calls if by_call and everything else kernels
+    measured = {} if by in ("phase", "rank") else gpu_times(recording)  # profiled steps are a few of one phase
+    rates = None if measured or not kernels else rates or typical_rates(recording)
     estimated = estimated_times(recording, rates) if rates else None
     times = Times(measured, estimated or {})
+    in_families = None
     if by == "family":
-        rows = list(_fold_family(recording, shown, times))
-    elif fold and not everything and by in ("kernel", "operator"):
+        from kcap.schemas.derive.derive import derive  # needs torch
+
+        derived = derive(recording)
+        in_families = derived.invocations_in_families(recording.calls)
+        rows = list(_fold_family(derived.family_of(), shown, times))
+    elif fold and not everything and by_call:
         rows = list(_fold_with_composites(shown, regions, by, times))
     else:
         rows = list(_FOLDS[by](shown, times))
     rows = _of_ranks(rows, recording.metadata) if by == "rank" else sorted(rows, key=_order)
-    total = sum(call.total for call in kernels)
-    hidden = (0, 0) if everything else (len(regions), len(recording.calls) - len(regions) - len(kernels))
-    times_of_all = sum(row.gpu_us for row in rows), sum(row.estimated_us for row in rows)
-    used = None if estimated is None else rates
-    return Summary(by, rows[:top], total, len(rows) - len(rows[:top]), *hidden, recording.metadata, *times_of_all, used)
+    hides = by_call and not everything
+    return Summary(
+        by,
+        rows[:top],
+        total=kernel_invocations(kernels),
+        distinct=sum(call.total > 0 for call in kernels),
+        in_families=in_families,
+        more=len(rows) - len(rows[:top]),
+        regions=len(regions) if hides else 0,
+        views=len(recording.calls) - len(regions) - len(kernels) if hides else 0,
+        metadata=recording.metadata,
+        gpu_us=sum(row.gpu_us for row in rows),
+        estimated_us=sum(row.estimated_us for row in rows),
+        rates=None if estimated is None else rates,
+    )
 
 
 def _fold_with_composites(kernels: Iterable[Call], regions: Iterable[Call], by: By, times: Times) -> Iterator[Row]:
@@ -153,13 +175,13 @@ def _composite_rows(calls: list[Call], parts: list[Row], by: By) -> list[Row]:
     """By operator one row, by kernel one for each Call; the parts hang on the first, which takes most of their time."""
     weights = Times(estimated={call.id: float(max(moved_bytes(call), 1) * call.total) for call in calls})
     rows = list(_FOLDS[by](calls, weights))
-    total = sum(row.estimated_us for row in rows)
+    total, invocations = sum(row.estimated_us for row in rows), sum(row.count for row in rows)
     for row in rows:
         share = row.estimated_us / total
         row.kind = "composite"
         row.gpu_us = share * sum(part.gpu_us for part in parts)
         row.estimated_us = share * sum(part.estimated_us for part in parts)
-        row.kernels = share * sum(part.count for part in parts)
+        row.kernels = row.count / invocations * sum(part.count for part in parts)
     rows.sort(key=_order)
     rows[0].parts = parts
     return rows
@@ -180,8 +202,9 @@ def of_trace(lines: Iterable[TraceLine], by: By, top: int | None = None) -> Summ
     return Summary(by, rows, seen["invocations"], seen["rows"] - len(rows))
 
 
-def _order(row: Row) -> tuple[float, int, str, str]:
-    return -(row.gpu_us or row.estimated_us), -row.count, row.name, row.signature
+def _order(row: Row) -> tuple[bool, float, int, str, str]:
+    """The costliest first; what does no work is last."""
+    return not row.work, -(row.gpu_us or row.estimated_us), -row.count, row.name, row.signature
 
 
 def _line_rows(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterator[Row]:
@@ -210,9 +233,10 @@ class Times:
     measured: Mapping[int, float] = field(default_factory=dict)
     estimated: Mapping[int, float] = field(default_factory=dict)
 
-    def add_to(self, row: Row, call: Call) -> None:
-        row.gpu_us += self.measured.get(call.id, 0.0)
-        row.estimated_us += self.estimated.get(call.id, 0.0)
+    def add_to(self, row: Row, call: Call, part: float = 1.0) -> None:
+        """Add the times of a `part` of the invocations of `call`."""
+        row.gpu_us += part * self.measured.get(call.id, 0.0)
+        row.estimated_us += part * self.estimated.get(call.id, 0.0)
 
 
 def gpu_times(recording: Recording) -> Mapping[int, float]:
@@ -227,16 +251,13 @@ def gpu_times(recording: Recording) -> Mapping[int, float]:
     return times
 
 
-def _fold_family(recording: Recording, calls: Iterable[Call], times: Times) -> Iterable[Row]:
-    from kcap.schemas.derive.derive import derive
-
-    families = derive(recording).family_of()
+def _fold_family(families: Mapping[int, str], calls: Iterable[Call], times: Times) -> Iterable[Row]:
     return _fold(calls, lambda call, count: (families.get(call.id, NO_FAMILY), "kernel", True), times)
 
 
 def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
     for call in calls:
-        row = Row(call.operator, signature(call.args), call_key(call), call.parent, call.kind, call.work, calls=1)
+        row = Row(call.operator, call_signature(call), call_key(call), call.parent, call.kind, call.work, calls=1)
         times.add_to(row, call)
         for count in call.counts:
             row.add(count)
@@ -247,16 +268,17 @@ RowKey: TypeAlias = tuple[str, str, bool]
 
 
 def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times: Times) -> Iterable[Row]:
-    """One row for each key (name, kind, work) of a Call's counts; `times` only where a Call has one key."""
+    """One row for each key (name, kind, work) of a Call's counts, which share out its times."""
     rows: dict[RowKey, Row] = {}
     for call in calls:
         for key in dict.fromkeys(key_of(call, count) for count in call.counts):
             name, kind, work = key
             row = rows.setdefault(key, Row(name, kind=kind, work=work))
             row.calls += 1
-            times.add_to(row, call)
         for count in call.counts:
-            rows[key_of(call, count)].add(count)
+            row = rows[key_of(call, count)]
+            row.add(count)
+            times.add_to(row, call, count.count / max(call.total, 1))
     return rows.values()
 
 

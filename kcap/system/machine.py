@@ -93,6 +93,12 @@ def check_torch(torch: Torch | None) -> Check:
     return Check("torch", "ok", f"{torch.version} ({'CUDA ' + torch.cuda if torch.cuda else 'CPU only'})")
 
 
+def has_gpu() -> bool:
+    """Whether an NVIDIA driver (WSL's, too) has a GPU that CUDA_VISIBLE_DEVICES does not hide."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+
+
 def gpus() -> list[str]:
     """`NVIDIA H200, driver 570.1, 143771 MiB` for each GPU that the driver shows."""
     listed = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")

@@ -65,9 +65,8 @@ def cache_folder() -> Path:
     Where the home cannot be written to, that is a folder of this user's alone among the temporary ones. Unavailable
     where somebody else has that name: libraries are loaded from it.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcap"
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache")) / "kcap"
+    if is_writable(folder):
         return folder
     private = Path(tempfile.gettempdir()) / f"kcap-{os.getuid()}"
     with suppress(FileExistsError):
@@ -76,6 +75,17 @@ def cache_folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise Unavailable(f"{folder} cannot be written to, and {private} is not this user's alone: set XDG_CACHE_HOME")
     return private
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be put into `folder`, which is made if need be. One that is relative is of a home not known."""
+    try:
+        if folder.is_absolute():
+            folder.mkdir(parents=True, exist_ok=True)
+            return os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        pass
+    return False
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:

@@ -22,8 +22,16 @@ from typing import Any, BinaryIO, TypedDict, cast
 import orjson
 
 from kcap.errors import CallError, KcapError
+from kcap.system.native_build import cache_folder
 
 START_LIMIT_S = 600.0  # importing torch and an engine's library from a cold disk
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's, with a place for what Triton compiles where that cannot be the home."""
+    if os.access(os.path.expanduser("~"), os.W_OK | os.X_OK):
+        return dict(os.environ)
+    return {"TRITON_HOME": str(cache_folder()), **os.environ}
 
 
 class Session(TypedDict, total=False):
@@ -105,7 +113,9 @@ class Worker:
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
         command = [sys.executable, "-P", "-m", self.module]  # -P: nothing is imported from the working directory
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._log, env=worker_environment(), start_new_session=True
+        )
         self.restarts += 1
         try:
             self._send(self.session)
