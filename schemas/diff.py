@@ -10,7 +10,7 @@ from typing import Any
 from kcap.schemas.flashinfer.dataset import Dataset
 from kcap.schemas.merge.datasets import changed_fields
 from kcap.schemas.recording.records import Call, Count
-from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.recording.signature import call_key, call_signature
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _calls(calls: Iterable[Call]) -> dict[str, Entry]:
         if key in entries:
             counts = counts + Counter(entries[key].counts)
         counted = sum(counts.values()) if call.kind == "kernel" else 0
-        entries[key] = Entry(call.operator, signature(call.args), counts, counted)
+        entries[key] = Entry(call.operator, call_signature(call), counts, counted)
     return entries
 
 

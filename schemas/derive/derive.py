@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcap.schemas.derive.families import family_of, recognize
@@ -15,7 +15,7 @@ from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, f
 from kcap.schemas.flashinfer.definition import DRAFT, Definition
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Recording
-from kcap.schemas.recording.records import Call, Metadata
+from kcap.schemas.recording.records import Call, Metadata, kernel_invocations
 
 
 @dataclass
@@ -34,6 +34,22 @@ class Derived:
         """The named family of each Call that has one, by the Call's id."""
         own = {use.call.id: kernel.family for kernel in self.kernels if kernel.family for use in kernel.uses}
         return {**self.covered, **own}
+
+    def invocations_of(self, calls: Sequence[Call], definitions: Collection[str]) -> int:
+        """How often the kernels in `calls` ran that the Definitions of these names stand for.
+
+        The kernels inside a region count if all of the region's Definitions are among them.
+        """
+        uses = [(use.call, kernel.definition.name in definitions) for kernel in self.kernels for use in kernel.uses]
+        inside = {call.id for call, chosen in uses if chosen}
+        regions = {base_of(call.operator) for call, chosen in uses if call.kind == "region" and chosen}
+        regions -= {base_of(call.operator) for call, chosen in uses if call.kind == "region" and not chosen}
+        of_regions = [c for c in calls if c.id in self.covered and base_of(c.parent or "") in regions]
+        return kernel_invocations([*(call for call in calls if call.id in inside), *of_regions])
+
+    def invocations_in_families(self, calls: Sequence[Call]) -> int:
+        """How often the kernels in `calls` ran that belong to a named family, or are inside a region that does."""
+        return self.invocations_of(calls, {kernel.definition.name for kernel in self.kernels if kernel.family})
 
 
 def derive(recording: Recording) -> Derived:
@@ -175,7 +191,7 @@ def calling_record_of(recording: Recording) -> CallingRecord | None:
     counts are sums over phases, ranks, eager and graph.
     """
     framework = framework_of(recording.metadata)
-    if framework is None or recording.metadata.model is None:
+    if framework is None or not recording.metadata.model:
         return None
     counts = kernel_counts(recording)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -28,6 +28,18 @@ def flatten(result: Any, several: bool = False) -> dict[tuple[int, ...], torch.T
     return tensors
 
 
+SINKS, ALIBI, SOFT_CAP = (
+    "attention sinks (a logit for each head that no key has), which its reference does not model",
+    "ALiBi (biases that grow with the distance of a key), which its reference does not model",
+    "soft capping (a tanh that bounds the logits), which its reference does not model",
+)
+MEANINGS = {  # of arguments whose names do not say it
+    **dict.fromkeys(("s_aux", "sinks", "USE_SINKS"), SINKS),
+    **dict.fromkeys(("alibi_slopes", "USE_ALIBI_SLOPES", "USE_ALIBI_SQRT"), ALIBI),
+    **dict.fromkeys(("logits_soft_cap", "moe_softcapping"), SOFT_CAP),
+}
+
+
 class Unrecognized(Exception):
     """The family does not model this Call: an argument is missing, or asks for something else."""
 
@@ -76,7 +88,8 @@ class Invocation:
         for name in names:
             value = self[name]
             if isinstance(value, torch.Tensor) or value:
-                raise Unrecognized(f"{self.operator}: {name} is set")
+                meaning = MEANINGS.get(name.removeprefix("plan."))
+                raise Unrecognized(f"{self.operator}: {name} is set{f': {meaning}' if meaning else ''}")
 
     def weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The hidden tensor `name`, or one without data in its place."""

@@ -13,6 +13,7 @@ import torch
 
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.flashinfer.definition import DTYPES, AxisConst, AxisVar, Definition, DefinitionTensor, DType
+from kcap.schemas.flashinfer.descriptions import describe_axis, describe_tensor
 from kcap.schemas.recording.records import Call
 
 LazyValue = Callable[[], Any]
@@ -74,15 +75,19 @@ class KernelInstance:
 
     def definition(self, tags: list[str] | None = None) -> Definition:
         """The FlashInfer-Bench Definition, with `tags` beside the family's own."""
-        axes = {n: AxisVar() if size is None else AxisConst(value=size) for n, size in self.axes.items()}
+        shapes = {name: arg.shape for name, arg in (*self.inputs.items(), *self.outputs.items())}
+        axes: dict[str, AxisConst | AxisVar] = {}
+        for name, size in self.axes.items():
+            text = describe_axis(name, shapes)
+            axes[name] = AxisVar(description=text) if size is None else AxisConst(value=size, description=text)
         return Definition(
             name=self.name,
             op_type=self.op_type,
             axes=axes,
-            inputs={name: _definition_tensor(arg) for name, arg in self.inputs.items()},
-            outputs={name: _definition_tensor(arg) for name, arg in self.outputs.items()},
+            inputs={name: _definition_tensor(name, arg, False) for name, arg in self.inputs.items()},
+            outputs={name: _definition_tensor(name, arg, True) for name, arg in self.outputs.items()},
             reference=self.reference,
-            description=self.description,
+            description=self.description or f"{self.op_type}, as it was recorded.",
             tags=sorted({*self.tags, *(tags or [])}),
             constraints=list(self.constraints),
         )
@@ -101,9 +106,10 @@ class KernelInstance:
         return sizes
 
 
-def _definition_tensor(arg: TensorArg) -> DefinitionTensor:
+def _definition_tensor(name: str, arg: TensorArg, is_output: bool) -> DefinitionTensor:
     shape = None if arg.shape is None else list(arg.shape)
-    return DefinitionTensor(shape=shape, dtype=cast(DType, arg.dtype), description=arg.description)
+    description = arg.description or describe_tensor(name, is_output)
+    return DefinitionTensor(shape=shape, dtype=cast(DType, arg.dtype), description=description)
 
 
 def _bind_axes(sizes: dict[str, int], name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,11 +49,30 @@ def examine(
         document = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         return [], [FormatError(f"{place}:{line or error.lineno}:{error.colno}", error.msg)]
+    if line is None and (key := _repeated_key(content)) is not None:
+        return [], [FormatError(place, f"{key}: is there twice in one object")]
     try:
         return [adapter.validate_python(document)], []
     except ValidationError as error:
         where = f"{place}:{line}" if line else place
         return [], [FormatError(where, reason) for reason in reasons(error, document)]
+
+
+def _repeated_key(content: bytes) -> str | None:
+    """A key that an object in `content` has twice: a reader would take the last, and drop the others unseen."""
+    repeated: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in keys:
+                repeated.append(key)
+            keys[key] = value
+        return keys
+
+    with suppress(RecursionError):  # orjson takes some levels more
+        json.loads(content, object_pairs_hook=note)
+    return repeated[0] if repeated else None
 
 
 def parse_json(content: bytes, adapter: TypeAdapter[T], place: str, line: int | None = None) -> T:

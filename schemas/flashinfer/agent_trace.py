@@ -2,8 +2,9 @@
 
 Source: the FlashInfer schema set, which has two forms: its examples are one object with a `conversation`, its draft of
 the whole schema a list of entries that each have a `type`. Both are read, and written as they were. Of OpenAI's
-response it considers some fields; the others pass. Of an `mcp` entry it fixes the type alone. Two fields are OpenAI's
-rather than the set's: `tool_call_id`, and a null `content` in a message that has `tool_calls`.
+messages and responses it considers some fields; the others (`refusal`, `annotations`, `name`, an engine's
+`reasoning_content`) pass. A message may lack `content`, as in the set's own example; by OpenAI's API it may be null or
+a list of parts. Of an `mcp` entry the set fixes the type alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from kcap.schemas.files.jsonfile import dump_json, parse_json
 from kcap.schemas.files.strict_model import Size, StrictModel
@@ -27,7 +28,9 @@ class FunctionCall(StrictModel):
 
 
 class ToolCall(StrictModel):
-    """A call that a message asks for."""
+    """A call that a message asks for; further fields pass."""
+
+    model_config = ConfigDict(extra="allow")
 
     id: str
     type: Literal["function"] = "function"
@@ -35,18 +38,14 @@ class ToolCall(StrictModel):
 
 
 class Message(StrictModel):
-    """One message of a conversation, in OpenAI's format."""
+    """One message of a conversation, in OpenAI's format; further fields pass."""
+
+    model_config = ConfigDict(extra="allow")
 
     role: Role
-    content: str | None
+    content: str | list[dict[str, Any]] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content: null in a message without tool_calls")
-        return self
 
 
 class Choice(StrictModel):

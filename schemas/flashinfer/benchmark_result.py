@@ -1,16 +1,16 @@
 """The FlashInfer schema set's benchmark result: one kernel on one device, in either of its two forms.
 
 Success carries `time`, `speedup` and `max_diff`; a compilation failure carries `compile_error`; `compiled` tells
-them apart. The set gives `time` no unit: here it is milliseconds. What was not measured is left out, and so is
-any field that the set does not have.
+them apart. The set gives `time` no unit: here it is milliseconds. What was not measured is left out. The set shows two
+examples and no more: a field that neither has, or that the other form has, is refused.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from kcap.schemas.files.jsonfile import read_json, write_json
 
@@ -18,7 +18,7 @@ Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Device(_Form):
@@ -50,7 +50,16 @@ class CompilationFailure(_Form):
 
 
 BenchmarkResult: TypeAlias = Success | CompilationFailure
-ADAPTER: TypeAdapter[BenchmarkResult] = TypeAdapter(Annotated[BenchmarkResult, Field(discriminator="compiled")])
+
+
+def _form(result: Any) -> str | None:
+    compiled = result.get("compiled") if isinstance(result, dict) else getattr(result, "compiled", None)
+    return {"True": "success", "False": "failure"}.get(repr(compiled))
+
+
+_TAGGED = Annotated[Success, Tag("success")] | Annotated[CompilationFailure, Tag("failure")]
+_BY_FORM = Discriminator(_form, custom_error_type="form", custom_error_message="compiled must be true or false")
+ADAPTER: TypeAdapter[BenchmarkResult] = TypeAdapter(Annotated[_TAGGED, _BY_FORM])
 
 
 def read(path: Path) -> BenchmarkResult:

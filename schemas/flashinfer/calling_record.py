@@ -5,10 +5,11 @@ Its form is `{"model": "meta-llama/Llama-3.1-8B", "framework": "vLLM", "kernels"
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from kcap.schemas.files.jsonfile import read_json, write_json
 from kcap.schemas.recording.recording import Metadata
@@ -27,13 +28,20 @@ class KernelCount(BaseModel):
 
 
 class CallingRecord(BaseModel):
-    """The whole record. `model` is a Hugging Face name or another identifier."""
+    """The whole record. `model` is a Hugging Face name or another identifier; each kernel is listed once."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Annotated[str, Field(strict=True)]
+    model: Annotated[str, Field(strict=True, min_length=1)]
     framework: Framework
     kernels: list[KernelCount]
+
+    @field_validator("kernels")
+    @classmethod
+    def _lists_each_once(cls, kernels: list[KernelCount]) -> list[KernelCount]:
+        if twice := [name for name, times in Counter(kernel.id for kernel in kernels).items() if times > 1]:
+            raise ValueError(f"{twice[0]} is there twice")
+        return kernels
 
 
 ADAPTER = TypeAdapter(CallingRecord)

@@ -6,6 +6,7 @@
     traces/<author>/<op_type>/<definition>.jsonl             a Trace a line
     blob/workloads/<op_type>/<name>/<name>_<uuid>.safetensors
     counts.jsonl                                             kcap's own: what each Workload stands for
+    kcap.seal                                                kcap's own: this user's seal on the Definitions
 
 Source: FlashInfer-Bench 0.1.2, `data/trace_set.py`; as it does, the reader takes files at any depth of their folder.
 """
@@ -14,13 +15,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import Field
 
-from kcap.errors import FormatError
+from kcap.errors import FormatError, KcapError
 from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer import solution as solutions_file
@@ -29,8 +32,10 @@ from kcap.schemas.flashinfer.definition import Definition, SafetensorsInput, Wor
 from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.flashinfer.trace import Trace
 from kcap.schemas.recording.records import MAX_NUMBER, Count, Record
+from kcap.schemas.recording.seal import holds, seal
 
 COUNTS = "counts.jsonl"
+SEAL = "kcap.seal"
 MAX_PART, MAX_PATH = 255, 2048  # bytes of a name, characters of a path
 
 
@@ -138,6 +143,27 @@ def _check_counts(dataset: Dataset) -> None:
     for count in dataset.counts:
         if count.definition not in dataset.definitions or (count.definition, count.workload) not in uuids:
             raise FormatError(str(dataset.root / COUNTS), f"{count.definition} has no Workload {count.workload}")
+
+
+def seal_dataset(root: Path) -> None:
+    """Seal the Definitions of a dataset whose references kcap wrote; without a key that can be made it has no seal."""
+    with suppress(OSError, KcapError):
+        (root / SEAL).write_text(seal(_definition_hashes(root)))
+
+
+def is_sealed(root: Path) -> bool:
+    """Whether this user's kcap wrote the references of the dataset `root`, and nobody changed them since."""
+    try:
+        return holds((root / SEAL).read_text(), _definition_hashes(root))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _definition_hashes(root: Path) -> list[str]:
+    """Every file below definitions/ with its SHA-256."""
+    folder = root / "definitions"
+    hashes = {path.relative_to(folder): sha256(path.read_bytes()).hexdigest() for path in files(folder, "json")}
+    return [f"definition {path.as_posix()!r} {digest}" for path, digest in hashes.items()]
 
 
 def write_dataset(

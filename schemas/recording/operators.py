@@ -126,13 +126,16 @@ MAY_COPY = frozenset(
     {"aten::contiguous", "aten::reshape", "aten::flatten", "aten::to", "aten::type_as", "aten::_to_copy"}
 )
 
-NO_WORK = frozenset({"aten::detach_", "aten::requires_grad_", "aten::resize_", "aten::set_"})
+NO_WORK = frozenset(  # those that compute a dtype run on the host, as a step of another operator
+    f"aten::{name}" for name in "detach_ requires_grad_ resize_ set_ promote_types result_type can_cast".split()
+)
 
 
 def does_work(call: Call) -> bool:
-    """False for views and allocations, and for `contiguous`, `reshape` and `to` where they return their input.
+    """False for views, allocations and what computes a dtype.
 
-    A `reshape` of strided memory is taken for a copy, though some of them are views.
+    And where `contiguous`, `reshape` or `to` return their input. A `reshape` of strided memory is taken for a copy,
+    though some of them are views.
     """
     base = call.operator.split(".")[0]
     if base in NO_WORK:

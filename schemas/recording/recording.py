@@ -43,6 +43,7 @@ from kcap.schemas.recording.records import (
     Step,
     Tap,
     ValueField,
+    working_kernels,
 )
 
 __all__ = [
@@ -94,7 +95,7 @@ class Recording:
 
     def kernels(self, hidden: bool = False) -> list[Call]:
         """The Calls that count as kernels; `hidden` adds views and allocations."""
-        return [call for call in self.calls if call.kind == "kernel" and (hidden or call.work)]
+        return [call for call in self.calls if call.kind == "kernel"] if hidden else working_kernels(self.calls)
 
     def ran(self, program: Program) -> Iterator[Call]:
         """Every Call of `program` in order, those of the graphs that it replayed among them; FormatError if damaged."""

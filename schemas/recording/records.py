@@ -210,6 +210,16 @@ class Call(Record):
         return tensors([argument.value for argument in self.args])
 
 
+def working_kernels(calls: Iterable[Call]) -> list[Call]:
+    """The kernels that do work: no views or allocations, no regions. Every total and share is of their invocations."""
+    return [call for call in calls if call.kind == "kernel" and call.work]
+
+
+def kernel_invocations(calls: Iterable[Call]) -> int:
+    """How often the kernels in `calls` that do work ran: what every share of a Recording is of."""
+    return sum(call.total for call in working_kernels(calls))
+
+
 def totals(calls: Iterable[Call]) -> dict[str, int]:
     """What recording.json sums up: Calls, and invocations of kernels that do work, of views and of regions."""
     counter = Counter({"calls": 0, "kernels": 0, "views": 0, "regions": 0})

@@ -1,6 +1,7 @@
 """The seal on a Recording's kernel sources: this user recorded them on this machine, so replay may run them.
 
 An HMAC over the files' names, which are the SHA-256 of their contents, with a secret key in the user's own data folder.
+An exported dataset carries one, too, over the hashes of its Definitions.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ PURPOSE = b"kcap kernels 1\n"
 
 
 def key_path() -> Path:
-    """`~/.local/share/kcap/key`, or where XDG_DATA_HOME says."""
-    home = os.environ.get("XDG_DATA_HOME", "")
-    folder = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+    """`~/.local/share/kcap/key`, or where XDG_DATA_HOME says; OSError where there is neither."""
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    folder = data if data.is_absolute() else Path(os.path.expanduser("~"), ".local", "share")
+    if not folder.is_absolute():
+        raise OSError("this user has no home: set XDG_DATA_HOME")
     return folder / "kcap" / "key"
 
 

@@ -32,6 +32,20 @@ def signature(args: Sequence[Argument]) -> str:
     return text
 
 
+def call_signature(call: Call) -> str:
+    """`signature` of the Call's arguments; vLLM's products with a weight behind a handle as what is multiplied:
+
+    `bf16[32, 128] x packed[128, 256] -> bf16[32, 256]`, where the arguments are `c`, `a` and the handle.
+    """
+    values = {argument.name: argument.value for argument in call.args}
+    factor, product = values.get("a"), values.get("c")
+    if "handler_tensor" not in values or not isinstance(factor, TensorSpec) or not isinstance(product, TensorSpec):
+        return signature(call.args)
+    more = signature([argument for argument in call.args if argument.name not in ("a", "c", "handler_tensor")])
+    packed = f"packed[{factor.shape[-1]}, {product.shape[-1]}]"
+    return f"{short(factor)} x {packed}{', ' if more else ''}{more} -> {short(product)}"
+
+
 def _named(argument: Argument) -> bool:
     bare = argument.value is None or isinstance(argument.value, bool)
     return argument.keyword or (bare and argument.name is not None)

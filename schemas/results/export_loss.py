@@ -1,28 +1,26 @@
 """loss.json, beside every export: what the target cannot carry, and how much of the counts that is.
 
     {"format": "1.0", "target": "backendbench", "total": 5000, "exported": 4000,
-     "lost": [{"operator": "aten::view", "reason": "a view or an allocation", "calls": 3, "count": 1000, "share": 0.2}],
+     "lost": [{"operator": "_C::topk", "reason": "no operator of torch", "calls": 3, "count": 1000, "share": 0.2}],
      "reduced": []}
 
-Counts are invocations of kernels (regions are none), `calls` distinct Calls, shares of `total`. `lost` has what the
-target does not run; `reduced` what it runs with something left out, where one Call can stand under several reasons.
+Counts are invocations of kernels that do work (views, allocations and regions are in none), `calls` distinct Calls,
+shares of `total`. `lost` has what the target does not run; `reduced` what it runs with something left out, where one
+Call can stand under several reasons.
 Of the lost and the exported the counts add up to the total.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from kcap.schemas.files.jsonfile import read_json, write_json
-from kcap.schemas.recording.records import Call
 
 FILE = "loss.json"
-VIEW = "a view or an allocation: it does no work"
 Number = Annotated[int, Field(ge=0)]
 
 
@@ -83,16 +81,6 @@ class LossLedger:
     def reduce(self, operator: str, reason: str, count: int, calls: int = 1) -> None:
         """They are in the export without something."""
         self._reduced.setdefault((operator, reason), Counter()).update(count=count, calls=calls)
-
-    def working(self, kernels: Iterable[Call]) -> list[Call]:
-        """The kernels that do work and ran; views and allocations are lost by name."""
-        working = []
-        for call in kernels:
-            if call.work and call.total:
-                working.append(call)
-            elif call.total:
-                self.lose(call.operator, VIEW, call.total)
-        return working
 
     def loss(self, target: str, total: int) -> ExportLoss:
         """Everything collected; what of `total` invocations is not lost counts as exported."""

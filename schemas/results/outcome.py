@@ -139,6 +139,11 @@ class ReferenceCheck(Record):
     error: float | None = None
 
 
+def read_reference_checks(path: Path) -> Iterator[ReferenceCheck]:
+    """The checks in `path`; FormatError names the line that is none."""
+    return read_lines(path, ReferenceCheck)
+
+
 def write_reference_checks(path: Path, checks: Iterable[ReferenceCheck]) -> None:
     with path.open("wb") as file:
         file.writelines(check.line() for check in checks)

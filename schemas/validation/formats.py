@@ -29,10 +29,12 @@ from kcap.schemas.flashinfer.definition import check_definition
 from kcap.schemas.flashinfer.kernel_description import check_kernel_description
 from kcap.schemas.flashinfer.trace import Trace
 from kcap.schemas.recording.records import Call, Metadata, Program, Sample, Step
+from kcap.schemas.results.bench_run import RUN_ADAPTER, RUN_FILE, RunRecord
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.export_loss import ExportLoss
 from kcap.schemas.results.measurement import Measurement, ProgramMeasurement
 from kcap.schemas.results.outcome import Outcome, ReferenceCheck
+from kcap.schemas.validation.bench_run import check_bench_run
 from kcap.schemas.validation.dataset import check_dataset
 from kcap.schemas.validation.recording import check_recording, check_trace_file
 from kcap.schemas.validation.report import Report
@@ -134,6 +136,8 @@ FORMATS: dict[str, Format] = {
     "agent-trace": _document("an agent trace", agent_trace.ADAPTER, _keys(agent_trace.Conversation), _nothing),
     "measurement": _lines("measurements, one a line", Measurement),
     "program-measurement": _lines("measurements of Programs, one a line", ProgramMeasurement),
+    "bench-run": Format("a run of kcap bench", check_bench_run),
+    "bench-record": _document("what a run of kcap bench judged", RUN_ADAPTER, _keys(RunRecord), _nothing),
     "outcome": _lines("Outcomes of kcap bench, one a line", Outcome),
     "coverage": _lines("profiled steps, one a line", StepCoverage),
     "counts": _lines("counts of Workloads, one a line", WorkloadCount),
@@ -171,6 +175,8 @@ def detect_format(path: Path) -> str | None:
 def _of_folder(path: Path) -> str | None:
     if (path / "recording.json").exists():
         return "recording"
+    if (path / RUN_FILE).exists():
+        return "bench-run"
     return "dataset" if (path / "definitions").is_dir() else None
 
 

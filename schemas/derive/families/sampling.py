@@ -74,7 +74,7 @@ def greedy(call: Invocation) -> KernelInstance:
     v = logits.shape[1]
     return KernelInstance(
         name=f"greedy_sampling{abbreviate(logits.dtype, torch.float32)}_v{v}",
-        op_type="sampling",
+        op_type="greedy_sampling",
         axes={"batch_size": None, "vocab_size": v},
         inputs={"logits": tensor_arg(logits, *ROWS)},
         outputs={"samples": lazy_arg("int64", ("batch_size",), lambda: written_or_returned(call, "out"))},
@@ -152,7 +152,7 @@ def repetition_penalties(call: Invocation) -> KernelInstance:
     penalties = tensor_arg(call.tensor("repetition_penalties"), "batch_size")
     return KernelInstance(
         name=f"repetition_penalties{abbreviate(logits.dtype, torch.float32)}_v{v}",
-        op_type="sampling",
+        op_type="repetition_penalties",
         axes={"batch_size": None, "vocab_size": v},
         inputs={
             "logits": tensor_arg(logits, *ROWS),
@@ -167,7 +167,7 @@ def repetition_penalties(call: Invocation) -> KernelInstance:
     )
 
 
-@cost_function("sampling")
+@cost_function("sampling", "greedy_sampling", "repetition_penalties")
 def sampling_cost(inputs: CostInputs) -> Cost:
     return inputs.cost(inputs.read("logits") if "logits" in inputs else inputs.read("probs") // 2)
 

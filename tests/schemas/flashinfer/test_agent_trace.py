@@ -71,12 +71,50 @@ def test_both_forms_are_told_apart() -> None:
     assert isinstance(second, MCP)
 
 
-def test_a_message_that_only_calls_tools_has_no_content() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert from_bytes(orjson.dumps({"model": "m", "conversation": [message]}))
-    with pytest.raises(FormatError, match=r"conversation\.0: content: null in a message without tool_calls"):
-        from_bytes(orjson.dumps({"model": "m", "conversation": [{"role": "user", "content": None}]}))
+CALL = {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ANSWER = {  # of OpenAI's API, and of vLLM's
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1_750_000_000,
+    "model": "gpt-4o",
+    "choices": [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": None,
+                "refusal": "I cannot help with that.",
+                "annotations": [],
+                "audio": None,
+                "reasoning_content": None,
+                "tool_calls": [
+                    {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
+}
+IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+WRITTEN = [  # the set's own example has the second
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user"},
+    {"role": "user", "name": "ann", "content": IMAGE},
+    {"role": "assistant", "content": None, "refusal": "No."},
+]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"model": "m", "conversation": WRITTEN},
+        [{"type": "llm_request", "model": "m", "conversation": WRITTEN, "response": ANSWER}],
+    ],
+)
+def test_real_messages_and_answers_are_read_and_written_as_they_are(document: Any) -> None:
+    assert orjson.loads(to_bytes(from_bytes(orjson.dumps(document)))) == document
 
 
 @pytest.mark.parametrize(
@@ -87,6 +125,7 @@ def test_a_message_that_only_calls_tools_has_no_content() -> None:
         ([{"type": "llm_request", "model": "m", "conversation": []}], r"0\.response: Field required"),
         ([{"type": "tool_call", "tool_name": "t", "arguments": "x", "result": ""}], r"0\.arguments: "),
         ({"model": "m", "conversation": [{"role": "robot", "content": ""}]}, r"conversation\.0\.role: "),
+        ({"model": "m", "conversation": [{"role": "user", "content": 1}]}, r"conversation\.0\.content: "),
         ({"model": "m", "conversation": [], "response": {}}, "response: "),
         ({"model": 1, "conversation": []}, "model: "),
         (3, "Agent Trace: "),

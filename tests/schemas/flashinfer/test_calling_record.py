@@ -43,6 +43,8 @@ def test_kernels_are_written_by_falling_count_then_id(tmp_path: Path) -> None:
         {"kernels": [{"id": "", "count": 1}]},
         {"kernels": [{"id": "x", "count": 1, "time": 2}]},
         {"model": 1},
+        {"model": ""},
+        {"kernels": [{"id": "x", "count": 1}, {"id": "y", "count": 1}, {"id": "x", "count": 2}]},
     ],
 )
 def test_what_the_schema_does_not_have_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
@@ -50,6 +52,13 @@ def test_what_the_schema_does_not_have_is_refused(tmp_path: Path, change: dict[s
     file.write_bytes(orjson.dumps(EXAMPLE | change))
     with pytest.raises(FormatError, match=r"r\.json: " + next(iter(change))):
         read(file)
+
+
+@pytest.mark.parametrize("text", ['{"model": "a", "model": "b"}', '{"kernels": [{"id": "x", "count": 1, "count": 2}]}'])
+def test_a_key_that_an_object_has_twice_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(FormatError, match=r"r\.json: (model|count): is there twice"):
+        read(tmp_path / "r.json")
 
 
 def test_broken_json_is_named_by_line_and_column(tmp_path: Path) -> None:
@@ -94,9 +103,13 @@ def test_kernels_with_a_source_of_their_own_keep_their_ids(tmp_path: Path) -> No
 
 records = st.builds(
     CallingRecord,
-    model=st.text(),
+    model=st.text(min_size=1),
     framework=st.sampled_from(FRAMEWORKS),
-    kernels=st.lists(st.builds(KernelCount, id=st.text(min_size=1), count=st.integers(0, 2**63 - 1)), max_size=5),
+    kernels=st.lists(
+        st.builds(KernelCount, id=st.text(min_size=1), count=st.integers(0, 2**63 - 1)),
+        max_size=5,
+        unique_by=lambda kernel: kernel.id,
+    ),
 )
 
 

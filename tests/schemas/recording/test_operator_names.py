@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kcap.schemas.recording.operators import OperatorError, check_operator_name, from_trace, to_trace
+from kcap.schemas.recording.operators import OperatorError, check_operator_name, does_work, from_trace, to_trace
+from kcap.schemas.recording.recording import Call
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,8 @@ def test_every_registered_operator_has_a_trace_name_or_is_refused_on_purpose():
 def test_a_kernel_with_a_source_of_its_own_has_no_name_in_a_trace_file(operator):
     with pytest.raises(OperatorError, match="no operator name that BackendBench knows"):
         to_trace(operator)
+
+
+def test_what_computes_a_dtype_does_no_work() -> None:
+    names = ("aten::promote_types", "aten::result_type.Scalar", "aten::can_cast", "aten::add.Tensor")
+    assert [does_work(Call(id=0, operator=name)) for name in names] == [False, False, False, True]

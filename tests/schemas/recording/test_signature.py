@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kcap.schemas.recording.recording import Argument, Call, Count
-from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.recording.signature import call_key, call_signature, signature
 from kcap.schemas.recording.values import Drift, TensorSpec, TorchConstant
 
 MATRIX = Argument(value=TensorSpec((64, 4096), "bfloat16"))
@@ -50,3 +50,16 @@ def test_key_tells_operator_parent_and_arguments_apart() -> None:
 
 def test_key_does_not_change_between_versions() -> None:
     assert call_key(Call(id=0, operator="aten::mm", args=[MATRIX, TRANSPOSED])) == "efcefe3b640d"
+
+
+def test_a_weight_behind_a_handle_is_shown_as_a_factor() -> None:
+    args = [
+        Argument(name="c", value=TensorSpec((32, 256), "bfloat16"), written=True),
+        Argument(name="a", value=TensorSpec((32, 128), "bfloat16", storage=1)),
+        Argument(name="bias"),
+        Argument(name="handler_tensor", value=TensorSpec((), "int64", storage=2)),
+    ]
+    product = Call(id=0, operator="_C::onednn_mm", args=args)
+    assert call_signature(product) == "bf16[32, 128] x packed[128, 256], bias=None -> bf16[32, 256]"
+    other = product.model_copy(update={"args": args[:2]})
+    assert call_signature(other) == signature(other.args)

@@ -24,23 +24,31 @@ def attend(q, k, v, sm_scale):
     for start in range(0, num_q, CHUNK):
         rows = slice(start, start + CHUNK)
         logits = torch.einsum("qhd,khd->qhk", q[rows], k) * sm_scale
-{mask}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1), v))
+{cap}{mask}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1), v))
         lses.append(torch.logsumexp(logits, dim=-1) / math.log(2.0))
     return torch.cat(outputs), torch.cat(lses)
 '''
 
 SCALE_DESCRIPTION = "Softmax scale. Default is (1/sqrt(head_dim))."
 LSE_DESCRIPTION = "The 2-based log-sum-exp of attention logits."
+CAP = "        logits = {softcap} * torch.tanh(logits / {softcap})\n"
 MASK = '        logits.masked_fill_(({hidden})[:, None, :], float("-inf"))\n'
 LATER = "kv_pos[None, :] > q_pos[rows, None]"
 EARLIER = "(kv_pos[None, :] < q_pos[rows, None] - {window})"
 
 
-def attend_source(causal: bool, window: int) -> str:
-    """The text of `attend`. `window`: keys before the query's own that it sees; -1: all."""
+def attend_source(causal: bool, window: int, softcap: float = 0.0) -> str:
+    """The text of `attend`. `window`: keys before the query's own that it sees; -1: all. `softcap`: the bound that a
+    tanh keeps the logits in (Gemma 2, arXiv:2408.00118); 0: none."""
     hidden = [f"({LATER})" if window >= 0 else LATER] if causal else []
     hidden += [EARLIER.format(window=window)] if window >= 0 else []
-    return ATTEND.format(mask=MASK.format(hidden=" | ".join(hidden)) if hidden else "")
+    mask = MASK.format(hidden=" | ".join(hidden)) if hidden else ""
+    return ATTEND.format(mask=mask, cap=CAP.format(softcap=softcap) if softcap else "")
+
+
+def window_and_cap(window: int, softcap: float) -> str:
+    """Both in a Definition's name."""
+    return (f"_window{window}" if window >= 0 else "") + (f"_softcap{softcap:g}" if softcap else "")
 
 
 def base2_lse(lse: torch.Tensor) -> torch.Tensor:

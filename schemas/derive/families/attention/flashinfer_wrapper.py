@@ -9,7 +9,7 @@ import torch
 from kcap.schemas.derive.families.attention.core import refuse_unless_one
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 
-UNMODELLED = ("custom_mask", "packed_custom_mask", "logits_soft_cap", "prefix_len_ptr", "token_pos_in_items_ptr")
+UNMODELLED = ("custom_mask", "packed_custom_mask", "prefix_len_ptr", "token_pos_in_items_ptr")
 SCALES = ("q_scale", "k_scale", "v_scale", "o_scale")
 
 
@@ -17,7 +17,7 @@ def refuse_unmodelled_run(call: Invocation) -> None:
     """Unrecognized if the run or its plan asks for what no family models."""
     if not call.operator.endswith(".run"):
         raise Unrecognized(f"{call.operator} is no run of a wrapper")
-    call.refuse("sinks", "logits_soft_cap", "profiler_buffer", *(f"plan.{name}" for name in UNMODELLED))
+    call.refuse("sinks", "profiler_buffer", *(f"plan.{name}" for name in UNMODELLED))
     refuse_unless_one(call, *SCALES)
     if call["plan.pos_encoding_mode"] not in (None, "NONE") or call["q_len_per_req"] not in (None, 1):
         raise Unrecognized(f"{call.operator} encodes positions, or has several queries a sequence")
@@ -53,3 +53,9 @@ def planned_window(call: Invocation) -> int:
 def wrapper_result(call: Invocation, index: int) -> Any:
     """The output (0) or the log-sum-exp (1) that the run returned."""
     return call.result[index] if call["return_lse"] else call.result
+
+
+def planned_softcap(call: Invocation) -> float:
+    """The bound that a tanh keeps the logits in; 0: none."""
+    name = next((name for name in ("logits_soft_cap", "plan.logits_soft_cap") if call[name]), None)
+    return float(call.number(name)) if name else 0.0

@@ -25,6 +25,7 @@ from kcap.schemas.derive.families.attention.core import (
     base2_lse,
     refuse_quantized,
     refuse_unless_one,
+    window_and_cap,
 )
 from kcap.schemas.derive.families.attention.cpu_cache import unpacked_caches
 from kcap.schemas.derive.families.attention.gqa_ragged import RaggedAttention, ragged_attention
@@ -65,8 +66,8 @@ CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
 class PagedAttention:
     """One invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
 
-    `window`: keys before its own that a query sees, -1: all. `output`: [tokens, heads, dim], `lse`: base 2, [tokens,
-    heads].
+    `window`: keys before its own that a query sees, -1: all. `softcap`: bound of the logits, 0: none. `output`:
+    [tokens, heads, dim], `lse`: base 2, [tokens, heads].
     """
 
     q: torch.Tensor
@@ -78,6 +79,7 @@ class PagedAttention:
     lse: MakeTensor | None = None
     causal: bool = True
     window: int = -1
+    softcap: float = 0.0
 
 
 def paged_attention(attention: PagedAttention) -> KernelInstance:
@@ -94,11 +96,11 @@ def paged_attention(attention: PagedAttention) -> KernelInstance:
     inputs |= {"v_cache": tensor_arg(attention.v, *CACHE_AXES), **batch.inputs()}
     inputs["sm_scale"] = scalar_arg(attention.scale, description=SCALE_DESCRIPTION)
     causal = "_causal" if attention.causal and not batch.decode else ""
-    words = causal + (f"_window{attention.window}" if attention.window >= 0 else "")
+    words = causal + window_and_cap(attention.window, attention.softcap)
     words += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     kind = "decode" if batch.decode else "prefill"
     text = REFERENCE.format(
-        attend=attend_source(bool(causal), attention.window),
+        attend=attend_source(bool(causal), attention.window, attention.softcap),
         arguments=", ".join(inputs),
         gather=gather_source(batch),
         returned="output, lse" if attention.lse else "output",
@@ -154,14 +156,14 @@ def attention_outputs(
 
 UNMODELLED = (
     *("k_new", "v_new", "q_v", "qv", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
-    *("rotary_sin", "softcap", "s_aux", "sinks", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
+    *("rotary_sin", "s_aux", "sinks", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
 )
 
 
 @family("gqa_paged", "_C::cpu_attention_with_kv_cache")
 def cpu_attention(call: Invocation) -> KernelInstance:
     """vLLM's on CPU. Its window counts the query's own key. The layout of the caches is read from the metadata."""
-    call.refuse("alibi_slopes", "softcap", "s_aux", "dynamic_causal")
+    call.refuse("alibi_slopes", "s_aux", "dynamic_causal")
     q, lengths, window = call.tensor("query"), call.tensor("seq_lens"), int(call.number("sliding_window_size"))
     k, v = unpacked_caches(call.tensor("key_cache"), call.tensor("value_cache"), call.optional("scheduler_metadata"))
     return paged_attention(
@@ -179,6 +181,7 @@ def cpu_attention(call: Invocation) -> KernelInstance:
             output=lambda: call.tensor("output"),
             causal=bool(call["causal"]),
             window=window - 1 if window > 0 else -1,
+            softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
         )
     )
 
@@ -202,6 +205,7 @@ def flash_attention(call: Invocation) -> KernelInstance:
         lse=lambda: base2_lse(call.result[1]),
         causal=bool(call["is_causal"]) or right == 0,
         window=int(call.number("window_size_left")),
+        softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
     )
     table = call.optional("page_table", "block_table")
     if table is not None:
@@ -228,6 +232,7 @@ def _with_table(call: Invocation, attention: RaggedAttention, table: torch.Tenso
             lse=attention.lse,
             causal=attention.causal,
             window=attention.window,
+            softcap=attention.softcap,
         )
     )
 
@@ -262,12 +267,13 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
         lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
         causal=starts is None or bool(call["plan.causal"]),
         window=flashinfer_wrapper.planned_window(call),
+        softcap=flashinfer_wrapper.planned_softcap(call),
     )
     return paged_attention(attention)
 
 
 UNMODELLED_BY_TRITON = (
-    *("USE_ALIBI_SLOPES", "USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_SOFTCAP", "USE_SINKS", "USE_MM_PREFIX", "USE_FP8"),
+    *("USE_ALIBI_SLOPES", "USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_SINKS", "USE_MM_PREFIX", "USE_FP8"),
     *("IS_3D", "KV_QUANT_MODE", "Q_IS_FP8"),
 )
 
@@ -295,5 +301,6 @@ def unified_attention(call: Invocation) -> KernelInstance:
             scale=float(call.number("scale")),
             output=lambda: call.tensor("output_ptr").view(q.shape),
             window=int(call.number("SLIDING_WINDOW")) - 1,
+            softcap=float(call.number("softcap")) if call["USE_SOFTCAP"] else 0.0,
         )
     )

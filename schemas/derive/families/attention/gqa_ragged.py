@@ -20,6 +20,7 @@ from kcap.schemas.derive.families.attention.core import (
     attended_pairs,
     first_key_seen,
     refuse_quantized,
+    window_and_cap,
 )
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
@@ -52,7 +53,8 @@ class RaggedAttention:
     """An invocation. `q`: [tokens, heads, dim], `k`, `v`: [keys, kv heads, dim].
 
     `starts`, `kv_starts`: where each sequence's queries and keys begin, [sequences + 1]. `window`: keys before its own
-    that a query sees, -1: all. `output`: [tokens, heads, dim], `lse`: base 2, [tokens, heads].
+    that a query sees, -1: all. `softcap`: bound of the logits, 0: none. `output`: [tokens, heads, dim], `lse`: base 2,
+    [tokens, heads].
     """
 
     q: torch.Tensor
@@ -65,6 +67,7 @@ class RaggedAttention:
     lse: MakeTensor | None = None
     causal: bool = True
     window: int = -1
+    softcap: float = 0.0
 
     def qo_indptr(self) -> torch.Tensor:
         return self._all(self.starts, self.q)
@@ -89,9 +92,7 @@ def ragged_attention(attention: RaggedAttention) -> KernelInstance:
     kind, qk_axis, vo_axis = ("gqa", "head_dim", "head_dim") if d == vo else ("mla", "qk_dim", "vo_dim")
     dims = f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"
     heads = f"_h{h}_kv{kv}" if d == vo or h != kv else f"_h{h}"
-    properties = ("_causal" if attention.causal else "") + (
-        f"_window{attention.window}" if attention.window >= 0 else ""
-    )
+    properties = ("_causal" if attention.causal else "") + window_and_cap(attention.window, attention.softcap)
     properties += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     consts = {"num_qo_heads": h, "num_kv_heads": kv, qk_axis: d, vo_axis: vo}
     shape = ("total_q", "num_qo_heads", vo_axis)
@@ -105,7 +106,7 @@ def ragged_attention(attention: RaggedAttention) -> KernelInstance:
         inputs=_inputs(attention, qk_axis, vo_axis),
         outputs=outputs,
         reference=REFERENCE.format(
-            attend=attend_source(attention.causal, attention.window),
+            attend=attend_source(attention.causal, attention.window, attention.softcap),
             returned="output, lse" if attention.lse else "output",
             h=h,
             kv=kv,
@@ -162,6 +163,7 @@ def flashinfer_ragged(call: Invocation) -> KernelInstance:
             lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
             causal=bool(call["plan.causal"]),
             window=flashinfer_wrapper.planned_window(call),
+            softcap=flashinfer_wrapper.planned_softcap(call),
         )
     )
 

@@ -120,6 +120,7 @@ DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scal
 def flashinfer_mla(call: Invocation) -> KernelInstance:
     """FlashInfer's, of its run together with its plan."""
     flashinfer_wrapper.refuse_unmodelled_run(call)
+    call.refuse("logits_soft_cap", "plan.logits_soft_cap")
     lengths, starts = call.tensor("plan.kv_len_arr"), call.tensor("plan.qo_indptr")
     q, ckv = call.tensor("q_nope"), call.tensor("ckv_cache")
     page_size = ckv.shape[1]

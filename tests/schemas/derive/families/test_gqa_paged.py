@@ -10,7 +10,8 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 from paging import Batch, attention, batch, starts, tokens_of
 
-from kcap.schemas.derive.invocation import Unrecognized
+from kcap.schemas.derive.families.attention.gqa_paged import flashinfer_prefill
+from kcap.schemas.derive.invocation import Invocation, Unrecognized
 
 Arguments = dict[str, Any]
 HEADS, KV_HEADS, DIM = 8, 2, 64
@@ -80,6 +81,15 @@ def test_window_is_vllms_cpu_operator(vllm: Callable[..., Any], queries: list[in
     requests = batch(queries, [90, 64], 32)
     kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, torch.float32, window=16))
     assert "_window15_" in kernel.name
+
+
+@pytest.mark.parametrize(("queries", "scale"), [([1, 1], 0.1), ([70, 1], 10.0)])
+def test_soft_capping_is_vllms_cpu_operator(vllm: Callable[..., Any], queries: list[int], scale: float):
+    requests = batch(queries, [90, 64], 32)
+    more = on_cpu(requests, torch.float32, window=16, softcap=5.0, scale=scale)
+    kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **more)
+    assert "_window15_softcap5_" in kernel.name
+    assert "5.0 * torch.tanh(logits / 5.0)" in kernel.reference
 
 
 def test_attention_that_is_not_causal_is_vllms_cpu_operator(vllm: Callable[..., Any]):
@@ -186,7 +196,9 @@ def test_unified_attention_in_triton(window: int):
         constants = {"scale": 0.1, "SLIDING_WINDOW": window + 1, "IS_3D": False, "USE_SOFTCAP": False}
         kernel = agrees(operator, run, **tensors, **constants)
         assert kernel.name.startswith("gqa_paged_decode" if queries[0] == 1 else "gqa_paged_prefill_causal")
-    for name in ("IS_3D", "USE_SOFTCAP", "USE_SINKS", "USE_ALIBI_SLOPES"):
+    capped = kernel_of(operator, **tensors, **{**constants, "USE_SOFTCAP": True, "softcap": 50.0})
+    assert "_softcap50_" in capped.name
+    for name in ("IS_3D", "USE_SINKS", "USE_ALIBI_SLOPES"):
         assert declined(operator, **tensors, **{**constants, name: True}), name
     assert declined(operator, **tensors, **{**constants, "CHUNK_LOOKBACK": 2})
     assert declined(operator, **tensors, scale=0.1), "nothing tells whether there is a window"
@@ -218,8 +230,10 @@ def test_names_and_axes_of_llama_are_flashinfers():
     prefill = checked(kernel_of("_vllm_fa3_C::fwd", **{**arguments, "max_seqlen_q": 9}))
     assert prefill.name == "gqa_paged_prefill_causal_h32_kv8_d128_ps16"
     assert list(prefill.inputs)[3] == "qo_indptr" and "total_q" in prefill.var_axes
-    for name in ("softcap", "s_aux", "q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
-        assert declined("_vllm_fa3_C::fwd", **{**arguments, name: meta(32) if name != "softcap" else 30.0}), name
+    capped = kernel_of("_vllm_fa3_C::fwd", **{**arguments, "softcap": 30.0})
+    assert capped.name == "gqa_paged_decode_softcap30_h32_kv8_d128_ps16"
+    for name in ("s_aux", "q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
+        assert declined("_vllm_fa3_C::fwd", **{**arguments, name: meta(32)}), name
     assert declined("_vllm_fa3_C::fwd", **{**arguments, "k": meta(57056, 16, 8, 128, dtype=torch.float8_e4m3fn)})
     quantized = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
     assert declined("_vllm_fa3_C::fwd", **{**arguments, **quantized}), "q_descale, k_descale and v_descale count"
@@ -264,7 +278,10 @@ def test_flashinfers_wrappers(layout: str):
     requests, prefill = batch([4, 1, 3], [20, 16, 3], 16), "flashinfer::BatchPrefillWithPagedKVCacheWrapper.run"
     arguments = planned(requests, layout, PREFILL, **{"plan.qo_indptr": requests.starts, "plan.causal": True})
     assert agrees(prefill, run, **arguments).name == "gqa_paged_prefill_causal_h8_kv2_d64_ps16"
-    assert declined(prefill, **arguments, **{"plan.logits_soft_cap": 30.0})
+    capped = kernel_of(prefill, **arguments, **{"plan.logits_soft_cap": 30.0})
+    assert capped.name == "gqa_paged_prefill_causal_softcap30_h8_kv2_d64_ps16"
+    with pytest.raises(Unrecognized, match=r"sinks is set: attention sinks \(a logit"):
+        flashinfer_prefill(Invocation(prefill, {**arguments, "sinks": torch.ones(8)}))
     assert declined(prefill.replace("run", "end_forward"), **arguments)
 
 

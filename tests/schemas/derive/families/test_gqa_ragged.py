@@ -74,7 +74,8 @@ def test_names_of_flashinfers_dataset():
     assert definition.name == "gqa_ragged_prefill_causal_h32_kv8_d128"
     assert list(definition.inputs) == ["q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"]
     assert set(definition.var_axes) == {"total_q", "total_kv", "len_indptr"}
-    assert declined(WRAPPER, **arguments([5], [5], 32, 128, 128, **{"plan.logits_soft_cap": 30.0}))
+    capped = kernel_of(WRAPPER, **arguments([5], [5], 32, 128, 128, **{"plan.logits_soft_cap": 30.0}))
+    assert checked(capped).name == "gqa_ragged_prefill_causal_softcap30_h32_kv8_d128"
     assert declined(WRAPPER, **arguments([5], [5], 32, 128, 128, **{"plan.custom_mask": torch.ones(5)}))
 
 
