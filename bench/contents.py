@@ -12,7 +12,7 @@ from kcap.replay import source
 from kcap.schemas.flashinfer.dataset import Dataset, invocations
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Recording, load
-from kcap.schemas.recording.records import Call, Metadata, Sample
+from kcap.schemas.recording.records import Call, Metadata, Sample, kernel_invocations, working_kernels
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,13 @@ class Contents:
 
     @cached_property
     def kernels(self) -> list[Call]:
-        """The Calls that count: views and allocations, too, but no regions."""
-        return [call for call in self.calls if call.kind == "kernel"]
+        """The Calls that count: kernels that do work, and ran."""
+        return [call for call in working_kernels(self.calls) if call.total]
 
     @cached_property
     def total(self) -> int:
-        """Invocations, of which an export's shares are: of kernels, or those that a dataset's Workloads stand for."""
-        if self.dataset is not None:
-            return sum(_stood_for(self.dataset))
-        return sum(call.total for call in self.kernels)
+        """Invocations, of which an export's shares are: of kernels that do work, or those of a dataset's Workloads."""
+        return kernel_invocations(self.calls) if self.dataset is None else sum(_stood_for(self.dataset))
 
 
 def _stood_for(dataset: Dataset) -> Iterator[int]:

@@ -86,11 +86,10 @@ def problems_of(contents: Contents) -> Problems:
     if contents.dataset is not None:
         return Problems(problems_of_dataset(contents.dataset), LossLedger())
     ledger = LossLedger()
-    working = ledger.working(contents.kernels)
     derived = derive_calls(contents.calls, contents.metadata, contents.recording)
     samples = samples_by_call(contents.samples)
     problems = [problem for kernel in derived.kernels if (problem := _problem(kernel, samples, contents, ledger))]
-    _lose_the_rest(derived, problems, {call.id: call for call in working}, ledger)
+    _lose_the_rest(derived, problems, {call.id: call for call in contents.kernels}, ledger)
     return Problems(problems, ledger, derived)
 
 

@@ -5,11 +5,13 @@ Runs in a process of its own (kcap.bench.check.worker): a recorded operator may 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Required, TypedDict, cast
 
 import torch
 
 from kcap.bench.accuracy import INCOMPARABLE, RTOL, SAME, Difference, difference
+from kcap.bench.check.draws import DrawAnswer, DrawRequest, try_draws
 from kcap.replay.calls.runner import error_fields
 from kcap.replay.datasets.reference import compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
@@ -38,21 +40,48 @@ class CheckAnswer(TypedDict, total=False):
 
 
 class Checker:
-    """Checks the references of one Recording's Definitions on one device."""
+    """Checks the references of one Recording's Definitions on one device.
 
-    def __init__(self, kernels: list[DerivedDefinition], rebuilder: Rebuilder) -> None:
+    `refused`: why a Call has no Definition here. Where an operator's library is loaded, torch knows what it returns,
+    and a Call can turn out to have none.
+    """
+
+    def __init__(
+        self, kernels: list[DerivedDefinition], rebuilder: Rebuilder, refused: Mapping[int, str] | None = None
+    ) -> None:
         self.kernels = {kernel.definition.name: kernel for kernel in kernels}
+        self.refused = refused or {}
         self.rebuilder = rebuilder
         self.references: dict[str, Any] = {}
 
     def check(self, definition: str, call: int, sample: Sample | None, seed: int) -> CheckAnswer:
-        kernel = self.kernels[definition]
+        kernel = self.kernels.get(definition)
+        if kernel is None:
+            return {"status": "failed", "reason": self._why_underived(call)}
         try:
             return self._check(kernel, next(use for use in kernel.uses if use.call.id == call), sample, seed)
         except Unrecognized as error:
             return {"status": "skipped", "reason": str(error)}
         except Exception as error:
             return cast(CheckAnswer, error_fields(error, self.rebuilder.target))
+
+    def _why_underived(self, call: int) -> str:
+        return f"where its library is loaded, {self.refused.get(call, 'it is derived otherwise')}"
+
+    def try_draws(self, request: DrawRequest, sample: Sample | None) -> DrawAnswer:
+        """Whether a Definition's reference can be compared on what another benchmark draws."""
+        kernel = self.kernels.get(request["definition"])
+        if kernel is None:
+            return {"status": "refused", "reason": self._why_underived(request["call"])}
+        use = next(use for use in kernel.uses if use.call.id == request["call"])
+        device, recording = self.rebuilder.target.device, self.rebuilder.recording
+        try:
+            run = self._compiled(kernel)
+            return try_draws(kernel.definition, run, use, sample, recording, request, device)
+        except Unrecognized as error:
+            return {"status": "skipped", "reason": str(error)}
+        except Exception as error:
+            return cast(DrawAnswer, error_fields(error, self.rebuilder.target))
 
     def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> CheckAnswer:
         torch.manual_seed(seed)
@@ -70,10 +99,13 @@ class Checker:
 
     def _reference(self, kernel: DerivedDefinition, form: KernelInstance) -> list[Any]:
         """What the reference makes of the inputs, which it gets copies of."""
+        return as_list(self._compiled(kernel)(*(copy_of(slot.get()) for slot in form.inputs.values())))
+
+    def _compiled(self, kernel: DerivedDefinition) -> Any:
         name = kernel.definition.name
         if name not in self.references:
             self.references[name] = compile_reference(kernel.definition.reference, name)
-        return as_list(self.references[name](*(copy_of(slot.get()) for slot in form.inputs.values())))
+        return self.references[name]
 
 
 def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call) -> Invocation:
@@ -117,7 +149,7 @@ def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]
     name, error = max(errors.items(), key=lambda item: item[1])
     if error <= SAME:
         return {"status": "agrees", "error": error}
-    return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} of what is allowed"}
+    return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} times what is allowed"}
 
 
 def compare(out: torch.Tensor, reference: torch.Tensor) -> Difference:

@@ -7,13 +7,15 @@ and at least one could be; otherwise it stays `status:draft`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias, cast
 
 from kcap.bench.check.checker import CheckRequest
+from kcap.bench.check.draws import DrawAnswer, TargetDraw
 from kcap.bench.contents import CheckTarget, Contents
 from kcap.bench.problems import Problem, distinct_samples
 from kcap.replay.jobs import SEED
-from kcap.replay.source import home_device, samples_by_call
+from kcap.replay.source import Samples, home_device, samples_by_call
 from kcap.schemas.derive.derive import Derived
 from kcap.schemas.derive.kernel import DerivedDefinition
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED, Definition
@@ -33,6 +35,56 @@ def check_references(contents: Contents, derived: Derived, on: CheckTarget) -> I
                 sample = distinct_samples(call, samples)[0]
                 answer = worker.run(_request(kernel, call, sample), TIMEOUT_S)
                 yield ReferenceCheck(definition=kernel.definition.name, operator=call.operator, call=call.id, **answer)
+
+
+@dataclass(frozen=True)
+class WorkloadDraw:
+    """The inputs of a Workload that need the bounded draw, or why the target's random inputs cannot be compared."""
+
+    bounded: tuple[str, ...] = ()
+    refused: str | None = None
+
+
+Draws: TypeAlias = dict[tuple[str, str | None], WorkloadDraw]  # by Definition and Workload (None: all of it)
+
+
+def check_draws(contents: Contents, derived: Derived, target: TargetDraw, on: CheckTarget) -> Draws:
+    """The Workloads on which a reference gives nothing that `target` could compare, on inputs that it draws.
+
+    Of each Definition the smallest, a middle and the largest Call are tried; the others if one of these stands out.
+    """
+    draws: Draws = {}
+    samples = samples_by_call(contents.samples)
+    with Worker(_session(contents, on), "kcap.bench.check.worker", timeout_option=None) as worker:
+        for kernel in derived.kernels:
+            calls = [use.call for use in kernel.uses]
+            first = calls_to_check(calls)
+            rest = [call for call in calls if call not in first]
+            if _try_calls(worker, kernel, first, samples, target, draws):
+                _try_calls(worker, kernel, rest, samples, target, draws)
+    return draws
+
+
+def _try_calls(
+    worker: Worker,
+    kernel: DerivedDefinition,
+    calls: list[Call],
+    samples: Samples,
+    target: TargetDraw,
+    draws: Draws,
+) -> bool:
+    """Add to `draws`; whether anything was added."""
+    before = len(draws)
+    for call in calls:
+        for sample in distinct_samples(call, samples):
+            request = {**_request(kernel, call, sample), **asdict(target)}
+            answer = cast(DrawAnswer, worker.run(request, TIMEOUT_S))
+            key, bounded = (kernel.definition.name, answer.get("workload")), answer.get("bounded")
+            if bounded:
+                draws[key] = WorkloadDraw(bounded=tuple(bounded))
+            elif answer["status"] == "refused":
+                draws[key] = WorkloadDraw(refused=answer["reason"])
+    return len(draws) > before
 
 
 def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:

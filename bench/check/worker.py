@@ -1,5 +1,7 @@
 """The process that checks references: `python -m kcap.bench.check.worker`, one JSON line in for each check, one out.
 
+A request is a CheckRequest, or a DrawRequest (which has `integers`).
+
 The first line in is the session (Recording, device), as for kcap.replay.worker; the first out says what the device is.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from kcap.bench.check.checker import Checker, CheckRequest
+from kcap.bench.check.draws import DrawRequest
 from kcap.errors import CallError
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.worker import open_session, sample_of_request
@@ -23,12 +26,17 @@ def main() -> None:
         return
     if session.root is None:
         raise CallError("only the Definitions of a Recording can be checked")
-    checker = Checker(
-        derive(load(session.root)).kernels, Rebuilder(session.device, session.home, session.root, session.trust)
+    derived, rebuilder = (
+        derive(load(session.root)),
+        Rebuilder(session.device, session.home, session.root, session.trust),
     )
+    checker = Checker(derived.kernels, rebuilder, derived.refused)
 
     def check(message: dict[str, Any]) -> dict[str, Any]:
-        request, sample = cast(CheckRequest, message), sample_of_request(message)
+        sample = sample_of_request(message)
+        if "integers" in message:
+            return dict(checker.try_draws(cast(DrawRequest, message), sample))
+        request = cast(CheckRequest, message)
         return dict(checker.check(request["definition"], request["call"], sample, request["seed"]))
 
     serve(session.answers, check)

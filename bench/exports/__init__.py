@@ -33,16 +33,20 @@ class ExportRequest:
 
 
 class Exporter:
-    """Writes one target's files. `takes`: whether it is made from Calls, or from Definitions and Workloads."""
+    """Writes one target's files. `takes`: whether it is made from Calls, or from Definitions and Workloads.
+
+    `needs`: what the command that follows needs beside kcap: `in a clone of KernelBench`.
+    """
 
     takes: Literal["calls", "definitions"] = "calls"
+    needs: str = ""
 
     def write(self, request: ExportRequest) -> ExportLoss:
         """Write into the request's output, which is an empty folder; the loss is the caller's to write."""
         raise NotImplementedError
 
     def following(self, output: Path) -> str:
-        """The command that uses what was written."""
+        """The command that uses what was written, as a shell takes it."""
         raise NotImplementedError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,22 @@ from kcap.schemas.results import measurement
 from kcap.schemas.results.export_loss import ExportLoss, LossLedger
 from kcap.schemas.results.measurement import Measurement
 
-# Its suite passes over every operator in whose name one of these occurs anywhere (`embedding`: rotary_embedding, too).
-SKIPPED = (
-    "embedding",
-    "scatter",
-    "gather",
-    "index",
-    "nll_loss",
-    "im2col_backward",
-    "col2im_backward",
-    "native_layer_norm_backward",
-    "upsample_nearest2d_backward.vec",
-    "upsample_bilinear2d_backward.vec",
-    "_cudnn_rnn_backward.default",
-    "_fft_c2c.default",
+# Of its `op_categories.py`: it passes over an operator in whose name an entry occurs anywhere. Some commas are missing
+# there, which joins two entries to one that no name has: `outclone.default` for `clone.default`.
+UNSUPPORTED = tuple(
+    "embedding.default embedding.out scatter.src scatter.reduce scatter.value gather.out gather.dimname "
+    "im2col_backward. col2im_backward. native_layer_norm_backward. upsample_nearest2d_backward.default "
+    "upsample_nearest2d_backward.grad_input upsample_bilinear2d_backward.default "
+    "upsample_bilinear2d_backward.grad_input _cudnn_rnn_backward. _cudnn_rnn. _fft_c2c.".split()
+)
+RANDOM_NAMES = ("bernoulli.default", "bernoulli.out", "bernoulli.Tensor")
+CREATION = tuple(
+    "cat.default cat.out cat.names clone.out copy_.default elu_backward. new_empty. new_empty_strided. new_full. "
+    "new_ones. new_zeros. nonzero.default nonzero.out repeat.default repeat.out split.Tensor split_with_sizes.default "
+    "unsqueeze_.default".split()
+)
+MISSING_COMMA = frozenset(
+    "clone.default masked_fill_.Scalar masked_fill_.Tensor gather.default index.Tensor nll_loss.default".split()
 )
 
 RANDOM = frozenset(
@@ -39,20 +42,19 @@ RANDOM = frozenset(
     "poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu_with_noise uniform_".split()
 )
 
-CREATION = frozenset(
-    "cat clone copy_ elu_backward masked_fill_ new_empty new_empty_strided new_full new_ones new_zeros nonzero repeat "
-    "split split_with_sizes unsqueeze_".split()
-)
-
 REGISTERED = frozenset({"aten", "prims"})  # what torch alone registers
 NO_RANDOM = "BackendBench does not support correctness testing for random ops yet"
 NO_CREATION = "BackendBench does not support correctness testing for tensor creation and manipulation ops yet"
+MEANT = "BackendBench means to leave it out, though commas missing in its list let it through"
+DRAWS = "it draws random numbers: BackendBench compares with another draw"
 SYNTHETIC = "Synthetic ops are not supported in the official benchmark yet"
 
 
 @exporter("backendbench")
 class BackendBench(Exporter):
     """trace.txt and trace.parquet, of the same lines in the same order."""
+
+    needs = "with BackendBench installed"
 
     def write(self, request: ExportRequest) -> ExportLoss:
         ledger = LossLedger()
@@ -65,7 +67,7 @@ class BackendBench(Exporter):
 
     def following(self, output: Path) -> str:
         suite = "python -m BackendBench.scripts.main --suite torchbench --backend aten"
-        return f"{suite} --alternative-torchbench-data-path {output / 'trace.parquet'} --log-dir out"
+        return f"{suite} --alternative-torchbench-data-path {shlex.quote(str(output / 'trace.parquet'))} --log-dir out"
 
 
 def _texts(lines: list[Entry]) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _unrunnable(entry: Entry) -> Iterator[str]:
     operator = entry.line.operator
     if entry.namespace not in REGISTERED:
         yield f"torch alone does not register {entry.namespace}: BackendBench's run would end at it"
-    if skipped := next((word for word in SKIPPED if word in operator), None):
+    if skipped := next((word for word in UNSUPPORTED if word in operator), None):
         yield f"BackendBench passes over names that contain {skipped}"
     if entry.line.count == 0:
         yield SYNTHETIC
@@ -127,10 +129,15 @@ def _unrunnable(entry: Entry) -> Iterator[str]:
 
 def _untestable(entry: Entry) -> Iterator[str]:
     """Why BackendBench cannot judge it."""
-    if entry.base in RANDOM:
+    name = entry.line.operator.split(".", 1)[1]
+    if any(word in name for word in RANDOM_NAMES):
         yield NO_RANDOM
-    if entry.base in CREATION:
+    elif entry.base in RANDOM:
+        yield DRAWS
+    if any(word in name for word in CREATION):
         yield NO_CREATION
+    if name in MISSING_COMMA:
+        yield MEANT
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ are left out.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from kcap.bench.exports import Exporter, ExportRequest, exporter
@@ -26,7 +27,7 @@ class KernelDescriptions(Exporter):
     takes = "definitions"
 
     def write(self, request: ExportRequest) -> ExportLoss:
-        account, written = Account(request.contents), dict[str, list[str]]()
+        account, written = Account(request, None), dict[str, list[str]]()
         for case in account.taken_cases(_refuse, samples=False):
             name = case.definition.name
             if name not in written:
@@ -37,7 +38,7 @@ class KernelDescriptions(Exporter):
         return account.loss("kernel-description")
 
     def following(self, output: Path) -> str:
-        return f"kcap validate {output}/*.json"
+        return f"kcap validate {shlex.quote(str(output))}/*.json"
 
 
 def _refuse(case: Case) -> str | None:

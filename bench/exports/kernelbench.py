@@ -1,30 +1,37 @@
 """`kernelbench`: `level{N}/{id}_{Name}.py` with Model, get_inputs and get_init_inputs, the most often invoked first.
 
 Source: KernelBench's `src/kernelbench/eval.py`. It casts every tensor that get_inputs or get_init_inputs returns,
-integers too, to one float dtype, and compares one output tensor. So integers and booleans are buffers, which
-`Module.to(dtype)` leaves alone; scalars are arguments of `__init__`. Level 2 is what a Definition's tags call fused.
+integers too, to one float dtype, and compares one output tensor. Integers that are drawn are small enough for every
+float dtype, and `forward` casts them back; recorded ones are buffers, which `Module.to(dtype)` leaves alone; scalars
+are arguments of `__init__`. A problem whose get_inputs would be empty is lost: its result would be a constant. Level 2
+is what a Definition's tags call fused.
 """
 
 from __future__ import annotations
 
 import keyword
+import shlex
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import compress
 
 import torch
 
+from kcap.bench.check.draws import BOUNDS, TargetDraw
 from kcap.bench.exports import Exporter, ExportRequest, exporter
-from kcap.bench.exports.common.cases import NO_BLOB, SAMPLES, Account, Case
+from kcap.bench.exports.common.cases import BOUNDED, NO_BLOB, SAMPLES, Account, Case
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.derive import families
 from kcap.schemas.flashinfer.definition import DefinitionTensor, RandomInput, ScalarInput, WorkloadInput
 from kcap.schemas.results.export_loss import ExportLoss
 
+DRAWN_INTEGERS = (1, 7)  # may index and divide, and every float dtype holds them
+DRAW = TargetDraw("KernelBench", integers=DRAWN_INTEGERS, tolerated=("inf", "-inf"))
+CONSTANT = "all its inputs are recorded values or scalars: KernelBench would compare one constant result each time"
 CAST = "dtypes of floats: KernelBench casts all to one"
 
 
@@ -32,17 +39,17 @@ CAST = "dtypes of floats: KernelBench casts all to one"
 class KernelBench(Exporter):
     """One file for each Call's sizes; of its Samples the first."""
 
+    needs = "in a clone of KernelBench"
     takes = "definitions"
 
     def write(self, request: ExportRequest) -> ExportLoss:
-        account, numbers = Account(request.contents), Counter[int]()
+        account, numbers = Account(request, DRAW), Counter[int]()
         taken = sorted(account.taken_cases(_refuse, samples=False), key=lambda case: -case.count)
         for case in taken:
-            level = 2 if any(tag.startswith("fused") for tag in case.definition.tags) else 1
-            numbers[level] += 1
-            folder = request.output / f"level{level}"
+            numbers[case.level] += 1
+            folder = request.output / f"level{case.level}"
             folder.mkdir(exist_ok=True)
-            path = folder / f"{numbers[level]}_{case.definition.name}.py"
+            path = folder / f"{numbers[case.level]}_{case.definition.name}.py"
             path.write_text(model_source(case, request.contents.metadata.model))
             _reduce(account, case)
         return account.loss("kernelbench")
@@ -50,8 +57,8 @@ class KernelBench(Exporter):
     def following(self, output: Path) -> str:
         files = sorted(output.glob("level*/1_*.py"))
         first = files[0] if files else output / "level1" / "1_NAME.py"
-        origin = f"ref_origin=local ref_arch_src_path={first}"
-        return f"python scripts/run_and_check.py {origin} kernel_src_path=MODEL_NEW.py (in KernelBench)"
+        origin = f"ref_origin=local ref_arch_src_path={shlex.quote(str(first.resolve()))}"
+        return f"python scripts/run_and_check.py {origin} kernel_src_path=MODEL_NEW.py"
 
 
 def _refuse(case: Case) -> str | None:
@@ -67,7 +74,12 @@ def _refuse(case: Case) -> str | None:
             return f"KernelBench draws its inputs, and not any number is a valid {name}"
         if name in case.blob and stored_bytes(case.blob[name]) > MAX_STORED:
             return f"more than {MAX_STORED >> 20} MiB of recorded values: too many for a source file"
-    return None
+    return None if any(_is_drawn(case, *item) for item in case.tensors()) else CONSTANT
+
+
+def _is_drawn(case: Case, name: str, tensor: DefinitionTensor, workload_input: WorkloadInput | None) -> bool:
+    """Whether get_inputs gives it anew in each trial; an empty tensor is the same each time."""
+    return isinstance(workload_input, RandomInput) and name not in case.blob and 0 not in case.sizes(tensor)
 
 
 def _is_special(case: Case, name: str) -> bool:
@@ -76,12 +88,10 @@ def _is_special(case: Case, name: str) -> bool:
 
 def _reduce(account: Account, case: Case) -> None:
     floats = {tensor.dtype for _, tensor, _ in case.tensors() if tensor.shape is not None and tensor.dtype in FLOATS}
-    for (number, operator), count in case.calls.items():
-        if number not in account.regions:
-            if len(floats) > 1:
-                account.ledger.reduce(operator, CAST, count)
-            if len(case.blob):
-                account.ledger.reduce(operator, SAMPLES, count)
+    reasons = {CAST: len(floats) > 1, SAMPLES: bool(case.blob), BOUNDED: bool(case.bounded)}
+    for reason, holds in reasons.items():
+        if holds:
+            account.reduce(case, reason)
 
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -105,15 +115,21 @@ def stored(text, dtype, shape):
 
 @dataclass(frozen=True)
 class Argument:
-    """An input of the reference: `expression`, the expression of its value, and where the module gets it from."""
+    """An input of the reference: `expression`, the expression of its value, and where the module gets it from.
+
+    `cast`: the dtype that `forward` gives it back, where KernelBench takes it away.
+    """
 
     name: str
     expression: str
-    source: str  # forward, init, buffer or none
+    source: Literal["forward", "init", "buffer", "none"]
+    cast: str | None = None
 
     @property
     def passed(self) -> str:
-        return {"forward": self.name, "none": "None"}.get(self.source, f"self.{self.attribute}")
+        if self.source == "forward":
+            return f"{self.name}.to(torch.{self.cast})" if self.cast else self.name
+        return "None" if self.source == "none" else f"self.{self.attribute}"
 
     @property
     def attribute(self) -> str:
@@ -158,19 +174,21 @@ def _argument(
         return Argument(name, "None", "none")
     if isinstance(workload_input, ScalarInput):
         return Argument(name, repr(workload_input.value), "init")
-    source = "forward" if tensor.dtype in FLOATS else "buffer"
     if key in case.blob:
-        return Argument(name, _stored(case.blob[key]), source)
-    return Argument(name, _drawn(tensor.dtype, case.sizes(tensor), len(name)), source)
+        return Argument(name, _stored(case.blob[key]), "forward" if tensor.dtype in FLOATS else "buffer")
+    drawn = _drawn(tensor.dtype, case.sizes(tensor), key in case.bounded)
+    return Argument(name, drawn, "forward", None if tensor.dtype in FLOATS else tensor.dtype)
 
 
-def _drawn(dtype: str, sizes: tuple[int, ...], seed: int) -> str:
-    """An expression for a tensor whose content does not matter; a buffer is the same each time, and may divide."""
+def _drawn(dtype: str, sizes: tuple[int, ...], bounded: bool) -> str:
+    """An expression for a tensor whose content does not matter."""
+    if dtype in FLOATS and bounded:
+        low, high = BOUNDS
+        return f"torch.empty({sizes}).uniform_({low}, {high}).to(torch.{dtype})"
     if dtype in FLOATS:
         return f"torch.randn({sizes}, dtype=torch.{dtype})"
-    low, high = {"bool": (0, 2), "int8": (-128, 128)}.get(dtype, (1, 8))
-    same = f"generator=torch.Generator().manual_seed({seed})"
-    return f"torch.randint({low}, {high}, {sizes}, {same}).to(torch.{dtype})"
+    low, high = {"bool": (0, 1), "int8": (-128, 127)}.get(dtype, DRAWN_INTEGERS)
+    return f"torch.randint({low}, {high + 1}, {sizes}).to(torch.{dtype})"
 
 
 def _packed(tensor: torch.Tensor) -> str:

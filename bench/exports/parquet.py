@@ -1,30 +1,38 @@
 """`parquet`: every Call as a flat table for DuckDB, Polars, pandas and the Hugging Face hub.
 
 One row is one Count of one Call: a Call that ran in two phases on two ranks has four rows, so that `sum(count)` is
-right under any grouping. Regions, views and allocations are there: `where kind = 'kernel' and work` leaves them out.
+right under any grouping. Regions, views and allocations are there: `where role = 'kernel'` leaves them out.
+bench/README.md has a query in DuckDB and in Polars. Of a region that has a Definition the kernels inside have none.
 
-    duckdb> select operator, phase, sum(count) from 'calls.parquet' where kind = 'kernel' and work group by all
-    polars> pl.scan_parquet("calls.parquet").filter(pl.col("work")).group_by("operator").agg(pl.sum("count"))
-
-`recording.json` is whole in the file's metadata, under the key `kcap`.
+`recording.json` is whole in the file's metadata, under the key `kcap`. Without torch, which families need, there are no
+Definitions, families and outputs, and `bytes` is by the sizes of the tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import importlib.util
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from kcap.bench.contents import Contents
 from kcap.bench.exports import Exporter, ExportRequest, exporter
-from kcap.schemas.recording.records import Call, Metadata
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Call, Metadata, Sample
 from kcap.schemas.recording.signature import call_key, signature
 from kcap.schemas.results.export_loss import ExportLoss, LossLedger
+from kcap.show.estimate import bytes_and_flops, moved_bytes
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from kcap.schemas.derive.kernel import CallUse, DerivedDefinition
 
 ROW_GROUP = 65_536
 CHUNK = 4096  # rows that are Python objects at a time
@@ -37,15 +45,70 @@ class FlatCalls(Exporter):
 
     def write(self, request: ExportRequest) -> ExportLoss:
         contents, ledger = request.contents, LossLedger()
-        write_calls(request.output / "calls.parquet", contents.calls, contents.metadata)
+        write_calls(request.output / "calls.parquet", contents.calls, contents.metadata, _derived_facts(contents))
         if contents.recording is not None:
             for call in contents.kernels:
                 ledger.reduce(call.operator, NOT_FLAT, call.total)
         return ledger.loss("parquet", contents.total)
 
     def following(self, output: Path) -> str:
-        query = f"select operator, sum(count) from '{output / 'calls.parquet'}' group by all order by 2 desc"
-        return f'duckdb -c "{query}"'
+        table = f'read_table({dumps(str(output / "calls.parquet"))}, filters=[("role", "==", "kernel")])'
+        counts = 'group_by("operator").aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])'
+        program = f'from pyarrow.parquet import read_table; print(*{table}.{counts}.to_pylist(), sep="\\n")'
+        return shlex.join(["python", "-c", program])
+
+
+@dataclass(frozen=True)
+class DerivedFacts:
+    """What families say of one Call. `bytes`: that one invocation touches at least; outputs None: not known."""
+
+    bytes: int
+    flops: int = 0
+    definition: str | None = None
+    family: str | None = None
+    output_shapes: list[list[int]] | None = None
+    output_dtypes: list[str] | None = None
+
+
+def _derived_facts(contents: Contents) -> dict[int, DerivedFacts]:
+    """By Call; empty without torch, and for a trace file, whose Calls have no Samples."""
+    if contents.recording is None or importlib.util.find_spec("torch") is None:
+        return {}
+    from kcap.schemas.derive.derive import derive_calls
+
+    samples = {sample.call: sample for sample in contents.samples}
+    derived = derive_calls(contents.calls, contents.metadata, contents.recording)
+    uses = {use.call.id: (kernel, use) for kernel in derived.kernels for use in kernel.uses}
+    facts = {}
+    for call in contents.calls:
+        moved, flops = bytes_and_flops(call, samples.get(call.id), contents.recording)
+        facts[call.id] = DerivedFacts(moved, flops)
+        if call.id in uses:
+            kernel, use = uses[call.id]
+            shapes, dtypes = _outputs(kernel, use, samples.get(call.id), contents.recording)
+            name, family = kernel.definition.name, kernel.family or None
+            facts[call.id] = DerivedFacts(moved, flops, name, family, shapes, dtypes)
+    return facts
+
+
+def _outputs(
+    kernel: DerivedDefinition, use: CallUse, sample: Sample | None, recording: Recording
+) -> tuple[list[list[int]] | None, list[str]]:
+    from kcap.bench.problems import bound_call
+    from kcap.schemas.derive.bound_call import Skip, invocation_of_bound
+    from kcap.schemas.derive.families import NEVER_TAKEN
+
+    outputs = kernel.definition.outputs.values()
+    dtypes: list[str] = [tensor.dtype for tensor in outputs]
+    try:
+        sizes = use.bind(invocation_of_bound(bound_call(use.call, sample, recording), use.call.launch)).sizes()
+        return [list(kernel.definition.sizes(tensor.shape or (), sizes)) for tensor in outputs], dtypes
+    except (*NEVER_TAKEN, Skip):  # a value that it needs was not recorded
+        return None, dtypes
+
+
+def _role(call: Call) -> str:
+    return call.kind if call.kind != "kernel" or call.work else "view"
 
 
 def columns() -> pyarrow.Schema:
@@ -58,9 +121,14 @@ def columns() -> pyarrow.Schema:
         "key": pa.string(),  # kcap.schemas.recording.signature.call_key: the same Call has it in any Recording
         "operator": pa.string(),
         "namespace": pa.string(),
+        "role": pa.string(),  # kernel, region (its kernels are rows of their own) or view (no work is done)
         "kind": pa.string(),
         "work": pa.bool_(),
         "parent": pa.string(),
+        "definition": pa.string(),  # null: none is derived, or torch was not there
+        "family": pa.string(),  # null: no family knows it
+        "bytes": pa.int64(),  # that one invocation touches at least, as `kcap show` estimates them
+        "flops": pa.int64(),  # of one invocation; 0: not known
         "signature": pa.string(),
         "phase": pa.string(),
         "rank": pa.int32(),
@@ -70,6 +138,8 @@ def columns() -> pyarrow.Schema:
         "strides": sizes,
         "dtypes": pa.list_(pa.string()),
         "devices": pa.list_(pa.string()),
+        "output_shapes": sizes,  # of the Definition's outputs; null: not known
+        "output_dtypes": pa.list_(pa.string()),
         "arguments": pa.string(),  # JSON: the argument tree, as in calls.jsonl
         "launch": pa.string(),  # JSON: as in calls.jsonl; null but for kernels with a source of their own
         "model": pa.string(),
@@ -83,13 +153,15 @@ def columns() -> pyarrow.Schema:
     return pa.schema(list(types.items()))
 
 
-def write_calls(path: Path, calls: Iterable[Call], metadata: Metadata) -> None:
-    """Write a row for every Count of `calls`; no more than a row group is held."""
+def write_calls(
+    path: Path, calls: Iterable[Call], metadata: Metadata, facts: Mapping[int, DerivedFacts] | None = None
+) -> None:
+    """Write a row for every Count of `calls`; no more than a row group is held. `facts`: by the Call's id."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
     schema = columns().with_metadata({"kcap": metadata.model_dump_json()})
-    remaining = _rows(calls, metadata)
+    remaining = _rows(calls, metadata, facts or {})
     with ParquetWriter(path, schema, compression="zstd") as writer:
         while batches := list(_batches(islice(remaining, ROW_GROUP), schema)):
             writer.write_table(pa.Table.from_batches(batches), row_group_size=ROW_GROUP)
@@ -102,11 +174,12 @@ def _batches(rows: Iterator[dict[str, Any]], schema: pyarrow.Schema) -> Iterator
         yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
-def _rows(calls: Iterable[Call], metadata: Metadata) -> Iterator[dict[str, Any]]:
+def _rows(calls: Iterable[Call], metadata: Metadata, facts: Mapping[int, DerivedFacts]) -> Iterator[dict[str, Any]]:
     fields = ("model", "framework", "framework_version", "device", "layers_recorded", "layers_model", "world_size")
     ran = metadata.model_dump(include=set(fields))
     for call in calls:
-        row = {**_of_call(call), **ran}
+        derived = facts.get(call.id) or DerivedFacts(moved_bytes(call))
+        row = {**_of_call(call), **vars(derived), **ran}
         for count in call.counts:
             yield {**row, "phase": count.phase, "rank": count.rank, "mode": count.mode, "count": count.count}
 
@@ -119,6 +192,7 @@ def _of_call(call: Call) -> dict[str, Any]:
         "key": call_key(call),
         "operator": call.operator,
         "namespace": call.namespace,
+        "role": _role(call),
         "kind": call.kind,
         "work": call.work,
         "parent": call.parent,

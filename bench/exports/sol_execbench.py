@@ -1,6 +1,8 @@
 """`sol-execbench`: a folder for each problem, with `definition.json` and `workload.jsonl`.
 
-Source: SOL-ExecBench's `data/definition.py`, `data/workload.py` and `driver/templates/eval_driver.py`. Its forms are
+Problems lie in L1 and, where a Definition's tags call it fused, in L2: `scripts/run_dataset.py` looks in folders with
+its categories' names alone. Source: SOL-ExecBench's `core/data/definition.py`, `core/data/workload.py`,
+`core/bench/correctness.py` and `driver/templates/eval_driver.py`. Its forms are
 FlashInfer-Bench's, with a tolerance for each Workload, |out - ref| <= max_atol + max_rtol * |ref| for a share of the
 elements. Blobs are named from the output's root, which FLASHINFER_TRACE_DIR tells its driver. Its validators want the
 names of `run`'s parameters to be the inputs', and no input named as an axis.
@@ -8,6 +10,7 @@ names of `run`'s parameters to be the inputs', and no input named as an axis.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +20,7 @@ import orjson
 import torch
 
 from kcap.bench.accuracy import RTOL
+from kcap.bench.check.draws import TargetDraw
 from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.cases import NO_BLOB, Account, Case
 from kcap.schemas.files.jsonfile import write_json
@@ -25,25 +29,26 @@ from kcap.schemas.flashinfer.definition import Definition, RandomInput, Safetens
 from kcap.schemas.results.export_loss import ExportLoss
 
 MATCHED = 0.99
+DRAW = TargetDraw("SOL-ExecBench", tolerated=("-inf",))
 
 
 @exporter("sol-execbench")
 class SolExecBench(Exporter):
     """One folder for each Definition, a Workload for every Sample."""
 
+    needs = "in a clone of SOL-ExecBench"
     takes = "definitions"
 
     def write(self, request: ExportRequest) -> ExportLoss:
-        account = Account(request.contents)
-        cases = account.taken_cases(_refuse, samples=True)
+        account = Account(request, DRAW)
+        cases = (account.with_stored_draws(case) for case in account.taken_cases(_refuse, samples=True))
         for name, group in groupby(cases, key=lambda case: case.definition.name):
             _write(request.output, name, list(group))
         return account.loss("sol-execbench")
 
     def following(self, output: Path) -> str:
-        problems = sorted(path.name for path in output.iterdir() if path.is_dir())
-        problem = output / (problems[0] if problems else "PROBLEM")
-        return f"FLASHINFER_TRACE_DIR={output} sol-execbench {problem} --solution solution.json"
+        folder = shlex.quote(str(output))
+        return f"FLASHINFER_TRACE_DIR={folder} python scripts/run_dataset.py {folder}"
 
 
 def _refuse(case: Case) -> str | None:
@@ -56,17 +61,17 @@ def _refuse(case: Case) -> str | None:
         return f"SOL-ExecBench takes no input named as an axis: {both[0]}"
     if missing := [name for name in inputs if name not in case.workload.inputs]:
         return f"SOL-ExecBench has no optional inputs: {missing[0]} is left out"
-    return NO_BLOB if case.lacks_blob() else None
+    return NO_BLOB if case.lacks_blob() else case.bounded_too_large()
 
 
 def _write(root: Path, name: str, cases: list[Case]) -> None:
     from safetensors.torch import save_file
 
-    folder = root / name
-    folder.mkdir()
+    folder = root / f"L{cases[0].level}" / name
+    folder.mkdir(parents=True)
     write_json(folder / "definition.json", described(cases[0].definition))
     with (folder / "workload.jsonl").open("wb") as file:
-        file.writelines(orjson.dumps(_workload(case, name)) + b"\n" for case in cases)
+        file.writelines(orjson.dumps(_workload(case, f"{folder.relative_to(root)}")) + b"\n" for case in cases)
     for case in cases:
         if case.blob:
             tensors = {key: tensor.clone().contiguous() for key, tensor in case.blob.items()}
@@ -81,10 +86,10 @@ def described(definition: Definition) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key != "tags"}
 
 
-def _workload(case: Case, name: str) -> dict[str, Any]:
+def _workload(case: Case, folder: str) -> dict[str, Any]:
     inputs = {}
     for key, _, workload_input in case.tensors():
-        path = f"{name}/{case.workload.uuid}.safetensors"
+        path = f"{folder}/{case.workload.uuid}.safetensors"
         stored = (
             SafetensorsInput(path=path, tensor_key=key)
             if isinstance(workload_input, SafetensorsInput)
@@ -100,8 +105,8 @@ def tolerance(definition: Definition) -> dict[str, Any]:
     dtypes = [getattr(torch, output.dtype, None) for output in definition.outputs.values()]
     bound = _widest(dtype for dtype in dtypes if dtype is not None)
     ratio = MATCHED if bound else 1.0
-    negative = "-inf" in definition.reference  # the logarithm of an empty sum
-    return {"max_atol": bound, "max_rtol": bound, "required_matched_ratio": ratio, "allow_negative_inf": negative}
+    # -inf is right where the reference has it: the logarithm of an empty sum, a mask
+    return {"max_atol": bound, "max_rtol": bound, "required_matched_ratio": ratio, "allow_negative_inf": True}
 
 
 def _widest(dtypes: Iterable[torch.dtype]) -> float:

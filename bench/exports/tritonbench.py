@@ -1,25 +1,28 @@
 """`tritonbench`: one JSON for each operator, for `--input-loader FILE`.
 
 Sources: tritonbench's `operator_loader/aten/input_loader.py`, `operators/gemm/input_loader.py` and its dispatch of
-loaders. The aten loader evaluates a key such as `aten.mm.default`, knows aten alone, and its tensors take no device.
-The built-in `gemm` reads shapes and strides; it is written beside `aten.mm.default`, of the same calls.
+loaders. The aten loader evaluates a key such as `aten.mm.default`, knows a list of aten's operators alone, and its
+tensors take no device: an operator that it does not list is written as the one that it ends in (`linear` as `mm`), or
+lost. The built-in `gemm` reads shapes and strides; it is written beside `aten.mm.default`, of the same calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+import shlex
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.lines import Entry, entries, indexes
+from kcap.bench.exports.common.tritonbench_operators import listed_line
+from kcap.schemas.backendbench import TraceLine, serialize
 from kcap.schemas.backendbench.calls import DEVICE_OF_TENSORS
 from kcap.schemas.files.jsonfile import write_json
 from kcap.schemas.recording.values import Opaque, TensorSpec
-from kcap.schemas.results.export_loss import ExportLoss, LossLedger
+from kcap.schemas.results.export_loss import FILE, ExportLoss, LossLedger
 
-GEMMS = frozenset({"aten.mm.default", "aten.mm.out"})
+UNLISTED = "tritonbench's aten loader does not list it, nor an operator that it ends in"
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 PROBABILITIES = frozenset({"bernoulli", "bernoulli_", "binomial", "multinomial", "poisson"})
 
@@ -28,37 +31,49 @@ PROBABILITIES = frozenset({"bernoulli", "bernoulli_", "binomial", "multinomial",
 class TritonBench(Exporter):
     """`aten.mm.default.json` and its like; `gemm.json` where there are matrix products of two plain matrices."""
 
+    needs = "in a clone of tritonbench"
+
     def write(self, request: ExportRequest) -> ExportLoss:
         ledger = LossLedger()
-        kept = [entry for entry in entries(request.contents, ledger) if _kept(entry, ledger)]
-        for operator, group in groupby(kept, key=lambda entry: entry.line.operator):
-            _write(request.output, operator, "aten", [_input(entry.line.count, entry.args) for entry in group])
-        if gemms := list(_gemms(kept)):
+        counts: dict[str, Counter[str]] = {}
+        gemms: Counter[str] = Counter()
+        for entry in entries(request.contents, ledger):
+            if (line := _runnable(entry, ledger)) is not None:
+                counts.setdefault(line.operator, Counter())[serialize(line.args, line.kwargs)] += line.count
+                if (gemm := _gemm(line)) is not None:
+                    gemms[f"((), {gemm!r})"] += line.count
+        for operator, inputs in counts.items():
+            _write(request.output, operator, "aten", inputs)
+        if gemms:
             _write(request.output, "gemm", "builtin", gemms)
         return ledger.loss("tritonbench", request.contents.total)
 
     def following(self, output: Path) -> str:
-        files = sorted(path for path in output.glob("*.json") if path.stem.startswith(("aten.", "gemm")))
-        first = files[-1] if files else output / "gemm.json"
-        return f"python run.py --op {first.stem} --input-loader {first}"
+        files = sorted(path for path in output.glob("*.json") if path.name != FILE)
+        if not files:
+            return f"cat {shlex.quote(str(output / FILE))}"
+        return f"python run.py --op {files[-1].stem} --input-loader {shlex.quote(str(files[-1].resolve()))}"
 
 
-def _write(folder: Path, key: str, loader: str, inputs: list[dict[str, Any]]) -> None:
+def _write(folder: Path, key: str, loader: str, counts: Counter[str]) -> None:
     metadata = {"tritonbench_ops": [key], "tritonbench_loader": loader, "source": "kcap"}
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    inputs = [{"count": count, "inputs": arguments} for arguments, count in ordered]
     write_json(folder / f"{key}.json", {"metadata": metadata, key: inputs})
 
 
-def _input(count: int, arguments: str) -> dict[str, Any]:
-    return {"count": count, "inputs": arguments}
-
-
-def _kept(entry: Entry, ledger: LossLedger) -> bool:
-    reason = next(_reasons(entry), None)
-    if reason:
-        entry.lose(ledger, reason)
-    else:
-        entry.keep(ledger)
-    return reason is None
+def _runnable(entry: Entry, ledger: LossLedger) -> TraceLine | None:
+    """The line that tritonbench runs for `entry`; the ledger is told, too, if there is none."""
+    line = listed_line(entry.line)
+    reason = next(_reasons(entry), None if line is not None else UNLISTED)
+    if line is None or reason:
+        entry.lose(ledger, reason or UNLISTED)
+        return None
+    entry.keep(ledger)
+    if line.operator != entry.line.operator:
+        for converted in entry.converted:
+            ledger.reduce(converted.call.operator, f"run as {line.operator}, which it ends in", converted.call.total)
+    return line
 
 
 def _reasons(entry: Entry) -> Iterator[str]:
@@ -68,7 +83,7 @@ def _reasons(entry: Entry) -> Iterator[str]:
         yield "tritonbench's aten loader knows operators of aten alone"
     if "embedding" in entry.line.operator:
         yield "tritonbench refuses names that contain embedding"
-    if indexes(entry) or _looks_up(entry):
+    if indexes(entry):
         yield "tritonbench draws its integers from -9 to 9: it would index out of bounds"
     if entry.base in PROBABILITIES:
         yield "tritonbench draws its numbers from -9 to 9: they are no probabilities"
@@ -80,27 +95,16 @@ def _reasons(entry: Entry) -> Iterator[str]:
         yield "a sparse or random tensor: tritonbench cannot make it"
 
 
-def _looks_up(entry: Entry) -> bool:
-    """BackendBench passes over these operators itself; tritonbench does not."""
-    wide = any(spec.dtype in ("int32", "int64") for spec in entry.tensors())
-    return wide and any(word in entry.base for word in ("index", "gather", "scatter", "nll_loss"))
-
-
-def _gemms(kept: Iterable[Entry]) -> Iterator[dict[str, Any]]:
-    for entry in kept:
-        match entry.line.operator in GEMMS, *entry.line.args[:2]:
-            case True, TensorSpec(shape=(_, _)) as first, TensorSpec(shape=(_, _)) as second:
-                if _is_product(first, second):
-                    yield _input(entry.line.count, f"((), {_gemm(first, second)!r})")
-
-
 def _is_product(first: TensorSpec, second: TensorSpec) -> bool:
     return first.shape[1] == second.shape[0] and first.dtype == second.dtype and first.dtype in PRECISIONS
 
 
-def _gemm(first: TensorSpec, second: TensorSpec) -> dict[str, str]:
-    """The built-in loader's keywords for [M, K] x [K, N], every value a string."""
-    (m, k), n = first.shape, second.shape[1]
-    strides = [list(first.effective_strides), list(second.effective_strides)]
-    sizes = {"M": str(m), "N": str(n), "K": str(k)}
-    return {"dtype": PRECISIONS[first.dtype], "strides": str(strides), **sizes}
+def _gemm(line: TraceLine) -> dict[str, str] | None:
+    """The built-in loader's keywords for [M, K] x [K, N], every value a string; None for what is no such product."""
+    match line.operator, *line.args[:2]:
+        case "aten.mm.default", TensorSpec(shape=(m, k)) as first, TensorSpec(shape=(_, n)) as second:
+            if _is_product(first, second):
+                strides = [list(first.effective_strides), list(second.effective_strides)]
+                sizes = {"M": str(m), "N": str(n), "K": str(k)}
+                return {"dtype": PRECISIONS[first.dtype], "strides": str(strides), **sizes}
+    return None

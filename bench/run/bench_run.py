@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
@@ -17,13 +17,15 @@ from kcap.bench.executors.common.dispatcher import Dispatcher, LostSlot, WorkUni
 from kcap.bench.executors.local import choose_device
 from kcap.bench.run import foreign_formats, output
 from kcap.bench.run.options import Options
-from kcap.bench.run.output import KeptOutcomes, RefusedFile, RunRecord, SolutionFile, solution_key
+from kcap.bench.run.output import KeptOutcomes, solution_key
 from kcap.bench.run.subject import PreparedDataset, Subject, open_subject
 from kcap.bench.solutions import FoundSolution, RefusedSolution, read_solutions
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer.definition import Workload
+from kcap.schemas.results.bench_run import RUN_FILE, RefusedFile, RunRecord, SolutionFile
+from kcap.schemas.results.measurement import Measurement, read_measurements
 from kcap.schemas.results.outcome import Outcome
 from kcap.show.progress import progress
 from kcap.version import __version__
@@ -63,7 +65,7 @@ class BenchRun:
         CallError if that was on something else, or elsewhere.
         """
         folder, record = self.options.output, self.record
-        if not (folder / output.RUN_FILE).is_file():
+        if not (folder / RUN_FILE).is_file():
             output.write_run(folder, record)
             return record, KeptOutcomes([])
         before = output.read_run(folder)
@@ -137,6 +139,7 @@ def open_run(options: Options) -> BenchRun:
     output.check_bench_output(options.output, [options.path, options.solutions], options.resume, options.force)
     if options.measurements is not None and not options.measurements.is_file():
         raise CallError(f"{options.measurements}: no such file (kcap replay PATH -o {options.measurements} writes one)")
+    options = replace(options, threads=_threads(options))
     subject = open_subject(options.path, options.trust)
     if (name := options.definition) is not None and name not in subject.definitions:
         near = ", ".join(get_close_matches(name, subject.definitions, cutoff=0.4)) or "none like it"
@@ -152,6 +155,22 @@ def open_run(options: Options) -> BenchRun:
     weights = workload_weights(subject.counts)
     workloads = choose_workloads(subject, weights, options.workloads)
     return BenchRun(options, subject, solutions, refused, workloads, weights, device)
+
+
+def _threads(options: Options) -> int | None:
+    """CPU threads of a Solution: as asked for, else those of the run that is resumed, or of the measurements."""
+    if options.threads is not None:
+        return options.threads
+    if options.resume and (options.output / RUN_FILE).is_file():
+        return output.read_run(options.output).threads
+    return None if options.measurements is None else measured_threads(read_measurements(options.measurements))
+
+
+def measured_threads(measurements: Iterable[Measurement]) -> int | None:
+    """The CPU threads that all `measurements` were made with; None where they are of a GPU, or of several numbers."""
+    timed = [line for line in measurements if line.median_us is not None]
+    threads = {line.threads for line in timed}
+    return threads.pop() if len(threads) == 1 and all(line.device == "cpu" for line in timed) else None
 
 
 def judge_remaining(bench_run: BenchRun) -> list[Outcome]:
@@ -172,6 +191,7 @@ def judge_remaining(bench_run: BenchRun) -> list[Outcome]:
                 bar.update(task, advance=1, description=f"{outcome.definition} {outcome.solution}"[:40])
     folder, subject = bench_run.options.output, bench_run.subject
     ordered = sorted(outcomes, key=lambda outcome: (*solution_key(outcome), outcome.workload))
+    foreign_formats.write_solutions(folder, [found.solution for found in bench_run.solutions], subject.definitions)
     foreign_formats.write_traces(folder, ordered, subject.definitions, subject.workloads)
     foreign_formats.write_benchmark_results(folder, ordered)
     return outcomes

@@ -1,4 +1,7 @@
-"""Outcomes in the formats of others: FlashInfer-Bench's Traces, and the older benchmark results.
+"""Outcomes in the formats of others: FlashInfer-Bench's Traces with the Solutions, and the older benchmark results.
+
+`solutions/<author>/<op_type>/<definition>/<name>.json`: what was judged, whatever form it was read in; a Trace refers
+to it by name.
 
 `traces/<author>/<op_type>/<definition>.jsonl`: source FlashInfer-Bench 0.1.2, `data/trace.py`, `data/trace_set.py`. A
 status that it lacks becomes RUNTIME_ERROR, and the log has the reason. NOT_JUDGED is left out.
@@ -16,10 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from kcap.schemas.flashinfer import benchmark_result
+from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer import trace as traces_file
 from kcap.schemas.flashinfer.benchmark_result import BenchmarkResult, CompilationFailure, Device, Success
 from kcap.schemas.flashinfer.dataset import with_folder
 from kcap.schemas.flashinfer.definition import Definition, Workload
+from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.flashinfer.trace import (
     STATUSES,
     Correctness,
@@ -32,6 +37,7 @@ from kcap.schemas.flashinfer.trace import (
 from kcap.schemas.results.outcome import Outcome
 from kcap.version import __version__
 
+SOLUTIONS_FOLDER = "solutions"
 TRACES_FOLDER = "traces"
 UNKNOWN_AUTHOR = "unknown"
 
@@ -54,6 +60,13 @@ def write_traces(
     shutil.rmtree(output / TRACES_FOLDER, ignore_errors=True)
     for path, traces in files.items():
         traces_file.write(with_folder(output / path), sorted(traces, key=_place))
+
+
+def write_solutions(output: Path, solutions: Iterable[Solution], definitions: Mapping[str, Definition]) -> None:
+    """Write `solutions` beside those that an earlier run of the same output judged."""
+    for solution in solutions:
+        folder = output / SOLUTIONS_FOLDER / solution.author / definitions[solution.definition].op_type
+        solutions_file.write(with_folder(folder / solution.definition / f"{solution.name}.json"), solution)
 
 
 def trace_of(outcome: Outcome, workload: Workload) -> Trace:

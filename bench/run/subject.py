@@ -14,7 +14,7 @@ from kcap.bench.contents import CheckTarget, Contents, open_contents
 from kcap.bench.exports.flashinfer_bench import write_problems
 from kcap.bench.problems import Problems, problems_of
 from kcap.errors import CallError, FormatError
-from kcap.replay.datasets.workloads import UNTRUSTED_REFERENCES
+from kcap.replay.datasets.workloads import check_trust
 from kcap.replay.source import home_device
 from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.flashinfer import definition as definitions_file
@@ -107,7 +107,7 @@ class RecordingSubject(Subject):
 
 
 def open_subject(path: Path, trust: bool) -> Subject:
-    """What lies at `path`; CallError for a dataset without `trust`, FormatError as its reader."""
+    """What lies at `path`; CallError for a dataset as `check_trust`, FormatError as its reader."""
     if detect_input(path) == "dataset":
         return _of_dataset(path, trust)
     contents = open_contents(path, allow_truncated=True)
@@ -129,8 +129,7 @@ def open_subject(path: Path, trust: bool) -> Subject:
 
 
 def _of_dataset(path: Path, trust: bool) -> Subject:
-    if not trust:
-        raise CallError(f"{path}: {UNTRUSTED_REFERENCES}")
+    check_trust(path, trust)
     dataset = Dataset.load_problems(path)
     if not any(dataset.workloads.values()):
         raise CallError(f"{path}: holds no Workloads (kcap export --to flashinfer-bench writes some)")

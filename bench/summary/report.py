@@ -9,25 +9,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.bench.run.output import Machine
 from kcap.bench.summary.score import ALL_PHASES, Saving, Score, score_key
 from kcap.bench.summary.summary import Summary
 from kcap.replay.calls.report import duration
+from kcap.schemas.results.bench_run import Machine
 from kcap.schemas.validation.report import printable
 
 SHOWN = 12
 ROWS = 60
+GAP = 2  # blanks between columns
+LEAST_REASON = 32  # columns; with fewer, reasons are printed below the table
 COLUMNS = ("passed", "geomean", "by count", "saves")
 
 
 def print_summary(out: Console, summary: Summary) -> None:
     """Print the table and the lines below it."""
     out.print(Text(title(summary.machine), "bold"))
-    if summary.scores:
-        out.print(table(summary))
+    reasons = print_scores(out, summary) if summary.scores else []
     if len(summary.scores) > ROWS:
         out.print(Text(f"{len(summary.scores) - ROWS} more Solutions: --json has all", "dim"))
-    for line in lines(summary):
+    for line in (*reasons, *lines(summary)):
         out.print(line)
 
 
@@ -37,24 +38,37 @@ def title(machine: Machine) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def table(summary: Summary) -> Table:
-    out = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+def print_scores(out: Console, summary: Summary) -> list[Text]:
+    """A line for each Definition, its Solutions below; what the table has no room for: the reasons of failures."""
+    scores = summary.scores[:ROWS]
+    names = [text for score in scores for text in (printable(score.definition), f"  {printable(score.name)}")]
+    rows = [_cells(summary, score) for score in scores]
+    widths = [
+        max(map(len, column)) + GAP for column in zip(COLUMNS, *([str(c) for c in row] for row in rows), strict=True)
+    ]
+    room = out.width - sum(widths) - GAP
+    width = min(max(map(len, names)), room)
+    inside = room - width >= LEAST_REASON
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    table.add_column("Definition and Solution", width=max(width, len("Definition")), no_wrap=True, overflow="ellipsis")
     for name in COLUMNS:
-        out.add_column(name, justify="right", no_wrap=True)
-    out.add_column("Definition and Solution", no_wrap=True, overflow="ellipsis", ratio=2)
-    out.add_column("why not", no_wrap=True, overflow="ellipsis", ratio=3)
-    for score in summary.scores[:ROWS]:
-        saving = summary.saved[score_key(score)].get(ALL_PHASES)
-        passed = f"{len(score.passed)}/{len(score.workloads)}"
-        out.add_row(
-            Text(passed, "green" if score.ranked else "yellow"),
-            _times(score.geometric_mean),
-            _times(score.weighted),
-            _signed(saving.saved_us) if saving else "–",
-            Text.assemble(printable(score.definition), (f"  {printable(score.name)}", "bold")),
-            Text(_against(score), "dim"),
-        )
-    return out
+        table.add_column(name, justify="right", no_wrap=True)
+    if inside:
+        table.add_column("why not", no_wrap=True, overflow="ellipsis", max_width=room - width)
+    for number, (score, row) in enumerate(zip(scores, rows, strict=True)):
+        if number == 0 or scores[number - 1].definition != score.definition:
+            table.add_row(Text(printable(score.definition), "bold"))
+        table.add_row(f"  {printable(score.name)}", *row, *([Text(_against(score), "dim")] if inside else []))
+    out.print(table)
+    failed = [] if inside else [score for score in scores if _against(score)]
+    return [Text(f"{printable(score_key(score))}: {_against(score)}", "dim") for score in failed]
+
+
+def _cells(summary: Summary, score: Score) -> list[Text]:
+    saving = summary.saved[score_key(score)].get(ALL_PHASES)
+    passed = Text(f"{len(score.passed)}/{len(score.workloads)}", "green" if score.ranked else "yellow")
+    saves = _signed(saving.saved_us) if saving else "–"
+    return [passed, *map(Text, (_times(score.geometric_mean), _times(score.weighted), saves))]
 
 
 def lines(summary: Summary) -> Iterator[Text]:
@@ -83,10 +97,11 @@ def _told_phases(whole: Mapping[str, Saving]) -> list[tuple[str, Saving]]:
 
 
 def _of_phase(phase: str, saving: Saving, of: str) -> str:
-    """`4.1 % of decode time (12.3 ms of 300.1 ms)`."""
-    time = "the time" if phase == ALL_PHASES else f"{phase} time"
+    """`4.1 % of decode time (12.3 ms of 300.1 ms)`; or `3.2 ms of the 9.8 ms that … take in decode`."""
     if saving.share is None:
-        return f"{duration(saving.saved_us)} of {time} that {of} take: {duration(saving.before_us)}"
+        where = "" if phase == ALL_PHASES else f" in {phase}"
+        return f"{duration(saving.saved_us)} of the {duration(saving.before_us)} that {of} take{where}"
+    time = "the time" if phase == ALL_PHASES else f"{phase} time"
     return f"{saving.share:.1%} of {time} ({_signed(saving.saved_us)} of {duration(saving.total_us or 0)}, {of})"
 
 

@@ -15,7 +15,7 @@ from kcap.schemas.backendbench.table import read_table
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results.measurement import Measurement, write_measurements
 
-SKIPPED = "embedding scatter gather index nll_loss".split()
+SKIPPED = "embedding.default embedding.out scatter.src scatter.reduce scatter.value gather.out gather.dimname".split()
 
 
 def rows_of(output):
@@ -30,20 +30,20 @@ def test_each_trouble_is_lost_for_its_own_reason(everything, exported):
     _, loss = exported(everything, "backendbench")
     expected = {
         "library": "torch alone does not register _C",
-        "name": "names that contain index",
-        "substring": "names that contain embedding",
+        "name": "-9 to 9",
+        "substring": "-9 to 9",
         "integers": "-9 to 9",
         "fp8": "float8_e4m3fn",
         "triton": "Triton",
         "opaque": "opaque",
         "empty": "no elements",
         "random": "random ops",
-        "creation": "tensor creation",
+        "creation": "missing in its list",
     }
     found = reasons(loss)
     for kind, words in expected.items():
         assert words in found[TROUBLE[kind].operator], kind
-    assert set(found) == {TROUBLE[kind].operator for kind in expected} | {"aten::view"}
+    assert set(found) == {TROUBLE[kind].operator for kind in expected}
 
 
 def test_what_the_suite_runs_is_what_its_code_can_make_and_call(everything, exported):
@@ -131,3 +131,30 @@ def test_measurements_of_something_else_are_refused(recorded, kcap, tmp_path):
 def test_integers_that_index_never_reach_the_suite(kind, recorded, exported):
     output, _ = exported(recorded([TROUBLE[kind]]), "backendbench")
     assert included(output) == []
+
+
+INDICES = tensor(4, dtype="int64")
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (call("aten::embedding", tensor(8, 8), INDICES), "names that contain embedding.default"),
+        (call("aten::scatter.src", tensor(8), 0, INDICES, tensor(4)), "names that contain scatter.src"),
+        (call("aten::gather", tensor(8), 0, INDICES), "-9 to 9"),
+        (call("aten::scatter_add", tensor(8), 0, INDICES, tensor(4)), "-9 to 9"),
+        (call("aten::index.Tensor", tensor(8), [tensor(8, dtype="bool")]), "missing in its list"),
+        (call("aten::masked_fill_.Scalar", tensor(8), tensor(8, dtype="bool"), 1.0), "missing in its list"),
+        (call("aten::masked_fill.Scalar", tensor(8), tensor(8, dtype="bool"), 1.0), None),
+        (call("aten::cat", [tensor(8), tensor(8)]), "tensor creation"),
+        (call("aten::native_dropout", tensor(8), 0.5, True), "another draw"),
+        (call("aten::bernoulli", tensor(8)), "random ops"),
+    ],
+    ids=lambda value: getattr(value, "operator", None),
+)
+def test_an_exclusion_has_the_reason_that_its_code_has(one, words, recorded, exported):
+    output, loss = exported(recorded([one]), "backendbench")
+    (row,) = rows_of(output)
+    assert row["included_in_benchmark"] == (words is None)
+    assert [words in reason for reason in row["why_excluded"][:1]] == [True] * (words is not None)
+    assert (one.operator in reasons(loss)) == (words is not None)

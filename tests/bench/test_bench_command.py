@@ -12,6 +12,7 @@ from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solutio
 
 from kcap.bench.executors import local
 from kcap.schemas.flashinfer import benchmark_result
+from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer import trace as traces_file
 from kcap.schemas.validation.formats import detect_format
 
@@ -130,6 +131,19 @@ def test_flashinfer_bench_reads_the_traces(bench, solutions, tmp_path):
     assert len([Trace.model_validate_json(line) for line in path.read_bytes().splitlines()]) == 10
 
 
+def test_every_solution_that_a_trace_names_lies_beside_it_whatever_form_it_was_read_in(bench, solutions, tmp_path):
+    write_solution(solutions, "fast")
+    bench()
+    (solutions / "fast.json").unlink()
+    (solutions / "plain.py").write_text("# {}\n# definition: scale\ndef run(x, eps):\n    return x * eps\n")
+    assert bench("--resume").code == 0
+    for path in (tmp_path / "out" / "traces").rglob("*.jsonl"):
+        folder = tmp_path / "out" / "solutions" / path.relative_to(tmp_path / "out" / "traces").with_suffix("")
+        written = {solutions_file.read(file).name for file in folder.glob("*.json")}
+        assert {trace.solution for trace in traces_file.read(path)} == written
+    assert sorted(file.stem for file in (tmp_path / "out" / "solutions").rglob("*.json")) == ["fast", "plain"]
+
+
 def test_results_have_the_older_form(bench, solutions, tmp_path):
     write_solution(solutions, "fast", us=5, reference_us=20)
     write_solution(solutions, "broken", status="COMPILE_ERROR", reason="no")
@@ -221,7 +235,7 @@ def test_force_never_removes_the_solutions_or_the_dataset(kcap, bench, solutions
     write_solution(solutions, "fast")
     bench()
     for name in ("solutions", "dataset"):
-        inside = (tmp_path / name).rename(tmp_path / "out" / name)
+        inside = (tmp_path / name).rename(tmp_path / "out" / f"own_{name}")
         args = {"solutions": solutions, "dataset": tmp_path / "dataset", name: inside}
         more = ("--solutions", args["solutions"], "-o", tmp_path / "out", "--trust", "--device", "cpu", "--force")
         done = kcap("bench", args["dataset"], *more)
@@ -255,8 +269,24 @@ def test_all_that_is_written_is_valid_and_told_apart(bench, kcap, solutions, tmp
     (traces,), results = (out / "traces").rglob("*.jsonl"), sorted((out / "results").rglob("*.json"))
     done = kcap("validate", out / "outcomes.jsonl", traces, *results)
     assert done.code == 0, done.out
+    whole = kcap("validate", out)
+    assert (whole.code, whole.out) == (0, f"{out}: valid, a run of kcap bench\n")
+    assert (detect_format(out), detect_format(out / "bench.json")) == ("bench-run", "bench-record")
     assert (detect_format(out / "outcomes.jsonl"), detect_format(traces)) == ("outcome", "trace")
     assert {detect_format(one) for one in results} == {"benchmark-result"}
+
+
+def test_a_runs_folder_that_was_changed_is_not_valid(bench, kcap, solutions, tmp_path):
+    write_solution(solutions, "fast")
+    bench()
+    outcomes = tmp_path / "out" / "outcomes.jsonl"
+    outcomes.write_bytes(outcomes.read_bytes().replace(b'"solution":"fast"', b'"solution":"faster"', 1) + b"{}\n")
+    (trace,) = (tmp_path / "out" / "traces").rglob("*.jsonl")
+    trace.write_text("[]\n")
+    done = kcap("validate", tmp_path / "out")
+    assert done.code == 1
+    assert "bench.json names no scale/ann/faster" in done.out
+    assert f"{outcomes}:" in done.out and str(trace) in done.out
 
 
 def test_the_machine_stands_above_the_table(bench, solutions):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 
 import orjson
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import COUNTS, write_judged, write_solution
 
+from kcap.bench.run.output import read_run
 from kcap.bench.summary.baseline import Measured, References, count_doubtful, measured_baseline, why_not_comparable
 from kcap.bench.summary.score import ALL_PHASES, best_scores, savings, score_key, score_solutions
 from kcap.errors import CallError
@@ -285,7 +287,7 @@ def test_without_measurements_the_share_of_the_whole_is_said_to_be_unknown(bench
     write_judged(tmp_path / "dataset")
     write_solution(tmp_path / "solutions", "fast", us=5, reference_us=20)
     out = bench().out
-    assert "scale/ann/fast saves 600.00 µs of decode time that the references take: 800.00 µs" in out
+    assert "scale/ann/fast saves 600.00 µs of the 800.00 µs that the references take in decode" in out
     assert "not known without --measurements FILE" in out
     assert "of the time" not in out
 
@@ -307,8 +309,41 @@ def test_a_dataset_without_counts_says_that_nothing_is_weighed(bench, tmp_path):
     write_solution(tmp_path / "solutions", "fast")
     out = bench().out
     assert "no counts are known" in out
-    assert "scale/ann/fast saves 20.00 µs of the time that the references take: 40.00 µs" in out
+    assert "scale/ann/fast saves 20.00 µs of the 40.00 µs that the references take\n" in out
     assert "other time" not in out
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_names_of_solutions_and_all_numbers_are_whole_at_every_width(bench, tmp_path, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    write_judged(tmp_path / "dataset")
+    write_solution(tmp_path / "solutions", "a_kernel_with_a_rather_long_name", us=5, reference_us=20)
+    told = {uuid: {"status": "TIMEOUT", "reason": "took far too long"} for uuid in ("s1", "s2")}
+    write_solution(tmp_path / "solutions", "slow", **told)
+    lines = bench().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("  ann/a_kernel_with_a_rather_long_name ")]
+    assert row.split()[1:4] == ["2/2", "4.00×", "4.00×"] and "…" not in row
+    assert max(map(len, lines)) <= width
+    assert any("TIMEOUT 2: took far too long" in line for line in lines), "in the table or below it"
+
+
+def test_solutions_get_the_threads_of_the_measurements_and_keep_them_when_resumed(bench, tmp_path):
+    write_judged(tmp_path / "dataset")
+    write_solution(tmp_path / "solutions", "fast")
+    line = Measurement(definition="scale", workload="s1", operator="scale", median_us=20, count=1, threads=2)
+    measurements_file.write_measurements(tmp_path / "m.jsonl", [line])
+    assert bench("--measurements", tmp_path / "m.jsonl").code == 0
+    assert read_run(tmp_path / "out").threads == 2
+    resumed = bench("--resume")
+    assert (resumed.code, read_run(tmp_path / "out").threads) == (0, 2), resumed.err
+
+
+def test_the_command_that_measures_uses_the_solutions_threads(bench, tmp_path):
+    write_judged(tmp_path / "dataset")
+    write_solution(tmp_path / "solutions", "fast")
+    next_step = bench().err.splitlines()[-1].removeprefix("Next: ")
+    assert shlex.split(next_step)[:3] == ["kcap", "replay", str(tmp_path / "dataset")]
+    assert "(" not in next_step, "a shell takes it as it is"
 
 
 def test_the_table_names_the_gravest_reason(bench, tmp_path):

@@ -14,12 +14,14 @@ from kcap.bench.check import verification
 from kcap.bench.check.checker import Checker, compare, is_informative
 from kcap.bench.check.verification import calls_to_check, check_references, tag_definitions, with_status
 from kcap.bench.contents import CheckTarget, open_contents
+from kcap.bench.exports.flashinfer_bench import check_lines
 from kcap.bench.problems import problems_of
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.derive import bind_family, derive_calls
 from kcap.schemas.derive.kernel import DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED
 from kcap.schemas.recording.recording import write_recording
+from kcap.schemas.results.outcome import ReferenceCheck
 
 
 def checker(kernel: DerivedDefinition) -> Checker:
@@ -65,6 +67,27 @@ def test_an_operator_that_is_not_here_is_skipped_not_verified() -> None:
     answer = checker(kernel).check(kernel.definition.name, 0, None, 1)
     assert answer["status"] == "skipped" and "sgl_kernel" in answer["reason"]
     assert with_status(kernel.definition, {"skipped"}).tags.count(DRAFT) == 1
+
+
+def test_a_call_that_is_derived_otherwise_once_its_library_is_loaded_has_the_reason_and_is_shown() -> None:
+    refused = {7: "its library does not tell its outputs' sizes"}
+    there = Checker([], Rebuilder("cpu", "cpu", None), refused)
+    answer = there.check("gdn", 7, None, 1)
+    draw = {
+        "definition": "gdn",
+        "call": 7,
+        "sample": None,
+        "seed": 0,
+        "target": "",
+        "integers": (0, 1),
+        "tolerated": (),
+    }
+    assert (answer["status"], there.try_draws(draw, None)["status"]) == ("failed", "refused")
+    reason = "where its library is loaded, its library does not tell its outputs' sizes"
+    assert answer["reason"] == there.try_draws(draw, None)["reason"] == reason
+    check = ReferenceCheck(definition="gdn", operator="_C::gdn", call=7, **answer)
+    agrees = ReferenceCheck(definition="d", operator="aten::mm", call=1, status="agrees")
+    assert check_lines([check, agrees, check]) == [f"  failed: 2 checks: {reason}"]
 
 
 @pytest.mark.parametrize("tokens", [0, 7])

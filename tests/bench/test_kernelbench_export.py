@@ -58,11 +58,30 @@ def test_integers_are_buffers_that_no_cast_reaches(exported, tmp_path):
     assert ("x::lookup", 20) in [(one["operator"], one["count"]) for one in loss["reduced"]]
 
 
-def test_booleans_are_buffers_too_and_the_same_each_time(exported, tmp_path):
-    output, _ = exported(write_small(tmp_path / "set"), "kernelbench")
-    (first, _), (second, _) = (loaded(files(output)["level2/1_masked"]) for _ in range(2))
-    assert first.given_keep.dtype == torch.bool
-    assert torch.equal(first.given_keep, second.given_keep)
+def test_drawn_booleans_and_integers_are_new_each_time_and_reach_the_reference_as_they_are(exported, tmp_path):
+    one = definition(
+        "pick", {"x": of("n m", "int64"), "keep": of("n m", "bool")}, {"y": of("n m", "int64")},
+        "torch.where(keep, x, -x)",
+    )  # fmt: skip
+    source = next(iter(exported_one(exported, tmp_path, one, workload(one, "w", m=64))[0].values()))
+    for precision in (torch.float32, torch.bfloat16):
+        model, first = loaded(source, precision)
+        assert [tensor.dtype for tensor in first] == [precision, precision]
+        x, keep = first[0].long(), first[1].bool()
+        assert torch.equal(model(*first), torch.where(keep, x, -x))
+    context = {}
+    exec(source, context)
+    assert not torch.equal(context["get_inputs"]()[0], context["get_inputs"]()[0])
+
+
+@pytest.mark.parametrize("m", [2, 0])
+def test_a_problem_of_one_constant_result_is_a_loss(m, exported, tmp_path):
+    inputs = {"rows": of("m", "int32")} if m else {"x": of("m n")}
+    one = definition("same", inputs, {"y": of("m")}, "rows + 1" if m else "x.sum(-1)")
+    given = {"rows": stored(one, "u", "rows")} if m else {}
+    blobs = {"u": {"rows": torch.zeros(m, dtype=torch.int32)}} if m else {}
+    found, loss = exported_one(exported, tmp_path, one, workload(one, "u", m=m, **given), blobs=blobs)
+    assert (found, "one constant result" in reasons(loss)["same"]) == ({}, True)
 
 
 def test_scalars_reach_init_as_they_are(exported, tmp_path):

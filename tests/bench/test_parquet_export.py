@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from pathlib import Path
+
 import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from bench_calls import METADATA, MM, TROUBLE, call, tensor
+import pytest
+from bench_calls import ADD, METADATA, MM, TROUBLE, call, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kcap import bench
 from kcap.bench.exports.parquet import columns, write_calls
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load
 from kcap.schemas.recording.signature import call_key
@@ -28,7 +34,47 @@ def test_kernels_that_work_are_a_filter_away(everything, exported):
     output, loss = exported(everything, "parquet")
     table = pq.read_table(output / "calls.parquet")
     kernels = table.filter(pc.and_(pc.equal(table["kind"], "kernel"), table["work"]))
-    assert pc.sum(kernels["count"]).as_py() == loss["total"] - TROUBLE["view"].total
+    assert pc.sum(kernels["count"]).as_py() == loss["total"]
+
+
+def test_a_row_says_what_one_invocation_costs_and_which_definition_it_is_of(recorded, exported):
+    reads_a_few_pages = call(
+        "x::attend", tensor(4, 64), tensor(5000, 64, storage=1), tensor(4, 3, dtype="int32", storage=2)
+    )
+    output, _ = exported(recorded([MM, reads_a_few_pages, TROUBLE["view"], TROUBLE["region"]]), "parquet")
+    rows = {row["operator"]: row for row in pq.read_table(output / "calls.parquet").to_pylist()}
+    product, attend = rows["aten::mm"], rows["x::attend"]
+    assert (product["family"], product["definition"]) == ("gemm", "gemm_bf16_n32_k64")
+    assert (product["bytes"], product["flops"]) == (2 * (8 * 64 + 64 * 32 + 8 * 32), 2 * 8 * 64 * 32)
+    assert (product["output_shapes"], product["output_dtypes"]) == ([[8, 32]], ["bfloat16"])
+    assert attend["bytes"] == 2 * (2 * (4 * 64) + 4 * 4 * 3)
+    assert (attend["definition"], attend["output_shapes"]) == (None, None)
+    roles = {operator: row["role"] for operator, row in rows.items()}
+    assert roles == {"aten::mm": "kernel", "x::attend": "kernel", "aten::view": "view", "vllm::attention": "region"}
+
+
+def block(language: str) -> str:
+    """The one block of bench/README.md in `language` that reads calls.parquet."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", (Path(bench.__file__).parent / "README.md").read_text(), re.DOTALL)
+    (text,) = (block for block in blocks if "calls.parquet" in block)
+    return text
+
+
+def test_the_readmes_queries_agree_with_each_other_and_with_the_recording(recorded, exported):
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    many = [call("aten::relu", tensor(number, 8), count=number) for number in range(1, 15)]
+    path = recorded([MM, ADD, TROUBLE["view"], TROUBLE["region"], TROUBLE["library"], *many])
+    file = exported(path, "parquet")[0] / "calls.parquet"
+    found = duckdb.sql(block("sql").replace("calls.parquet", str(file))).fetchall()
+    scope = {"print": lambda frame: scope.update(frame=frame)}
+    exec(block("python").replace("calls.parquet", str(file)), scope)
+    assert isinstance(scope["frame"], polars.DataFrame)
+    assert scope["frame"].rows() == found
+    counts = Counter()
+    for one in load(path).kernels():
+        counts[one.operator] += sum(n.count for n in one.counts if n.phase == "decode" and one.work)
+    assert {operator: count for operator, _, count, _ in found} == {name: n for name, n in counts.items() if n}
+    assert [moved for *_, moved in found] == sorted((moved for *_, moved in found), reverse=True)
 
 
 def test_sizes_are_numbers_and_the_argument_tree_is_json(recorded, exported):

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from judged import EPS, WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
 from kcap.bench.run import output as outcomes_file
-from kcap.bench.run.output import Machine, RunRecord, check_machine, check_same_run
+from kcap.bench.run.output import check_machine, check_same_run
 from kcap.errors import CallError, FormatError
+from kcap.schemas.results.bench_run import Machine, RunRecord
 from kcap.schemas.results.outcome import STATUSES, Outcome
 
 HERE = Path(__file__).parent

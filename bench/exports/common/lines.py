@@ -11,10 +11,12 @@ from kcap.schemas.backendbench.trace_file import count_text
 from kcap.schemas.recording.values import TensorSpec, Value, tensors
 from kcap.schemas.results.export_loss import LossLedger
 
-# Names that index with an integer tensor and that no filter of the targets takes out: their random integers are -9..9.
+# Names that index with an integer tensor; the targets' random integers are -9..9.
+INDEXING_WORDS = ("embedding", "gather", "index", "nll_loss", "scatter")
 INDEXING = frozenset(
     "take take_along_dim put put_ one_hot cross_entropy_loss bincount repeat_interleave max_unpool2d max_unpool3d "
-    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward segment_reduce".split()
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward segment_reduce "
+    "value_selecting_reduction_backward".split()
 )
 DATA_ONLY = frozenset({"int8", "uint8"})  # quantized numbers, never wide enough to index with
 
@@ -66,10 +68,9 @@ class Entry:
 
 
 def entries(contents: Contents, ledger: LossLedger) -> list[Entry]:
-    """By operator, then the most frequent first; views and allocations, and what has no line, go to the ledger."""
-    working = ledger.working(contents.kernels)
+    """By operator, then the most frequent first; what has no line goes to the ledger."""
     by_line: dict[tuple[str, str], Entry] = {}
-    for converted in convert_calls(working, contents.samples):
+    for converted in convert_calls(contents.kernels, contents.samples):
         if converted.line is None:
             ledger.lose(converted.call.operator, converted.missing, converted.call.total)
             continue
@@ -91,6 +92,7 @@ def _fits(entry: Entry, ledger: LossLedger) -> bool:
 
 def indexes(entry: Entry) -> bool:
     """Whether random integers could make it read memory that nobody checked."""
-    if entry.namespace == "aten" and entry.base not in INDEXING:
+    looks_up = entry.base in INDEXING or any(word in entry.base for word in INDEXING_WORDS)
+    if entry.namespace == "aten" and not looks_up:
         return False
     return any(spec.dtype.startswith(("int", "uint")) and spec.dtype not in DATA_ONLY for spec in entry.tensors())
