@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.phases import Phase
 from kcap.schemas.recording.records import Call, Sample
-from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.recording.signature import call_key, call_signature
 from kcap.schemas.results.measurement import Cache
 from kcap.system.worker_process import Session
 
@@ -141,7 +141,7 @@ class CallJob(Job):
 
     @property
     def arguments(self) -> str:
-        return signature(self.call.args)
+        return call_signature(self.call)
 
     @property
     def expected_us(self) -> float:

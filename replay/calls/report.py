@@ -11,19 +11,13 @@ from rich.text import Text
 from kcap.replay.calls.results import Results, Row, total_count, total_us
 from kcap.schemas.results.measurement import AT_FLOOR, DISTURBED, MADE_UP, NOTHING, SLOWED
 from kcap.schemas.validation.report import printable
+from kcap.show.console import plain_table, print_table
 from kcap.system.worker_process import Environment
 
-PIPED_WIDTH = 120
 HOST_ROWS = 10
 REASONS = 12
 MAX_FLOOR_FACTOR = 999  # beyond it the number means nothing
 SECTIONS = {False: "GPU time", True: "host time (not part of the GPU time)"}
-
-
-def console() -> Console:
-    """Standard output; as wide as the terminal, or of a readable width where there is none."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
 
 
 def print_tables(out: Console, results: Results, environment: Environment, rows: int) -> None:
@@ -42,7 +36,7 @@ def print_section(out: Console, timed: list[Row], rows: int, name: str) -> None:
     total = total_us(timed)
     if name:
         out.print(Text(f"\n{name}: {duration(total)}", "bold"))
-    out.print(results_table(timed[:rows], total))
+    print_table(out, results_table(timed[:rows], total))
     if rest := timed[rows:]:
         out.print(Text(f"{len(rest)} more rows, {percent(total_us(rest), total)}: --json has all", "dim"))
 
@@ -57,13 +51,9 @@ def device_title(environment: Environment) -> str:
 
 def results_table(rows: list[Row], total: float) -> Table:
     """Numbers on the left; kernel and arguments last, cut where the line ends."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     floors = any(row.times_floor for row in rows)
-    for name in ("count × time", "share", "time", *(["× floor"] if floors else []), "count"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("phases", "clock"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+    numbers = ("count × time", "share", "time", *(["× floor"] if floors else []), "count")
+    table = plain_table(numbers, ("phases", "clock", "kernel"))
     phases = {phase for row in rows for phase in row.job.counts}
     for row in rows:
         table.add_row(*row_cells(row, total, phases, floors))
@@ -91,11 +81,11 @@ def clock_marks(row: Row) -> str:
 
 
 def floor_factor(factor: float | None) -> str:
-    """Two or three digits: `1.4`, `27`, `310`; `>999` for nearly no work; nothing if there is no floor."""
+    """Two or three digits: `1.4`, `27`, `310`; `…` for nearly no work; nothing if there is no floor."""
     if factor is None:
         return ""
     if factor > MAX_FLOOR_FACTOR:
-        return f">{MAX_FLOOR_FACTOR}"
+        return "…"
     return f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
@@ -111,35 +101,53 @@ def summary_lines(results: Results) -> Iterator[Text]:
     total, replayed = results.count, total_count(results.of("ok"))
     times = [f"{duration(us)} {name}" for name, us in (("GPU", results.gpu_us), ("host", results.host_us)) if us]
     yield Text(
-        f"\nreplayed {replayed:,} of {total:,} kernel counts ({percent(replayed, total)}): {', '.join(times)}", "bold"
+        f"\nreplayed {replayed:,} of {total:,} invocations ({percent(replayed, total)}),"
+        f" {len(results.of('ok')):,} of {len(results.rows):,} distinct calls: {', '.join(times)}",
+        "bold",
     )
     yield from note_lines(results)
     for status, style in (("skipped", "yellow"), ("failed", "bold red")):
         reasons = results.reasons(status)
         for reason, calls, count in reasons[:REASONS]:
             yield Text(
-                f"{status}: {printable(reason)}: {calls} calls, {count:,} counts ({percent(count, total)})", style
+                f"{status}: {printable(reason)}: {distinct(calls)}, {invocations(count)} ({percent(count, total)})",
+                style,
             )
         if len(reasons) > REASONS:
             rest = sum(count for _, _, count in reasons[REASONS:])
             yield Text(
-                f"{status}: {len(reasons) - REASONS} more reasons, {rest:,} counts ({percent(rest, total)})", style
+                f"{status}: {len(reasons) - REASONS} more reasons, {invocations(rest)} ({percent(rest, total)})", style
             )
 
 
 def note_lines(results: Results) -> Iterator[Text]:
     """Caveats of the times."""
+    if rows := [row for row in results.rows if (row.times_floor or 0) > MAX_FLOOR_FACTOR]:
+        yield Text(
+            f"× floor says nothing (…) of {distinct(len(rows))} that took over {MAX_FLOOR_FACTOR} times their floor:"
+            " so little work that only the overhead of a call was timed, or the machine was busy",
+            "dim",
+        )
     if rows := results.noted(MADE_UP):
         yield Text(f"{MADE_UP} blobs: index inputs of {len(rows)} Workloads, valid but not those recorded", "yellow")
     if rows := results.noted(NOTHING):
-        yield Text(f"{NOTHING}: {len(rows)} calls, {total_count(rows):,} counts (no elements, or no work)", "dim")
+        counted = f"{distinct(len(rows))}, {invocations(total_count(rows))}"
+        yield Text(f"{NOTHING}: {counted} (no elements, or no work)", "dim")
     if rows := results.noted(AT_FLOOR):
         floor = max(m.floor_us or 0 for row in rows for m in row.measurements)
-        yield Text(f"{AT_FLOOR} ({duration(floor)} at most): {len(rows)} calls, {duration(total_us(rows))}", "dim")
+        yield Text(f"{AT_FLOOR} ({duration(floor)} at most): {distinct(len(rows))}, {duration(total_us(rows))}", "dim")
     if rows := results.noted(SLOWED):
-        yield Text(f"{SLOWED} (power, heat) for {len(rows)} calls: {duration(total_us(rows))}", "yellow")
+        yield Text(f"{SLOWED} (power, heat) for {distinct(len(rows))}: {duration(total_us(rows))}", "yellow")
     if rows := results.noted(DISTURBED):
-        yield Text(f"this machine was busy: {DISTURBED} of {len(rows)} calls, whose times are too long", "yellow")
+        yield Text(f"this machine was busy: {DISTURBED} of {distinct(len(rows))}, whose times are too long", "yellow")
+
+
+def distinct(calls: int) -> str:
+    return f"{calls:,} distinct call{'' if calls == 1 else 's'}"
+
+
+def invocations(count: int) -> str:
+    return f"{count:,} invocation{'' if count == 1 else 's'}"
 
 
 def percent(part: float, total: float) -> str:

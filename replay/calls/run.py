@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +18,7 @@ from kcap.replay.options import CallOptions
 from kcap.replay.roofline.floor import Rooflines
 from kcap.replay.source import open_source
 from kcap.schemas.results.measurement import Measurement
+from kcap.show.console import console
 from kcap.show.progress import opened, progress
 from kcap.system.worker_process import Environment, Worker
 
@@ -44,7 +46,7 @@ def replay_calls(path: Path, options: CallOptions, output: Path | None) -> int:
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     else:
         print_results(source, results, environment, rooflines, options.rows)
-        print_next_step(source, output)
+        print_next_step(source, options, output)
     return exit_code_of(results, source)
 
 
@@ -72,18 +74,23 @@ def measure(request: Request, worker: Worker, timeout: float) -> Measurement:
 
 
 def print_results(source: Source, results: Results, environment: Environment, rooflines: Rooflines, rows: int) -> None:
-    report.print_tables(report.console(), results, environment, rows)
+    report.print_tables(console(), results, environment, rows)
     for line in rooflines.lines():
         click.echo(line)
     if source.bad_lines:
         click.echo(f"{source.bad_lines} bad lines of {source.path} were skipped (--keep-going)")
 
 
-def print_next_step(source: Source, output: Path | None) -> None:
+def print_next_step(source: Source, options: CallOptions, output: Path | None) -> None:
+    path = str(source.path)
+    words = ["kcap", "show", path]
     if output is None:
-        click.echo(f"\nkeep the measurements: kcap replay {source.path} -o {source.path.stem}.measurements.jsonl")
+        device = [] if options.device is None else ["--device", options.device]
+        trust = ["--trust"] if options.trust else []
+        words = ["kcap", "replay", path, *device, *trust, "-o", f"{source.path.resolve().stem}.measurements.jsonl"]
     else:
-        click.echo(f"\nmeasurements: {output}\nwhat ran: kcap show {source.path}")
+        click.echo(f"\nMeasurements: {output}", err=True)
+    click.echo(f"Next: {shlex.join(words)}", err=True)
 
 
 def exit_code_of(results: Results, source: Source) -> int:

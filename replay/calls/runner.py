@@ -30,7 +30,7 @@ from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey
 from kcap.schemas.derive.cost import Cost
 from kcap.schemas.recording.dtypes import BY_NAME
-from kcap.schemas.recording.recording import Call, Sample
+from kcap.schemas.recording.recording import Argument, Call, Sample
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import DROPPED, SLOWED, Cache, Clocks
 
@@ -159,7 +159,7 @@ def persistent_storages(bound: BoundCall, target: Target) -> frozenset[StorageKe
         argument = bound.holder(path)
         name = plain_name(argument.name)
         matmul_weight = bound.base == "matmul" and name == "other" and len(spec.shape) == 2
-        unnamed = INDUCTOR_POINTER.fullmatch(name) and not argument.written and is_inductor_parameter(spec, written)
+        unnamed = INDUCTOR_POINTER.fullmatch(name) and not is_written(argument) and is_inductor_parameter(spec, written)
         if is_persistent_name(name, paged, product) or matmul_weight or unnamed:
             persistent.add(storage_key(spec, target))
     return frozenset(persistent)
@@ -186,21 +186,26 @@ def plain_name(name: str | None) -> str:
     return lower if INDUCTOR_POINTER.fullmatch(lower) else lower.removesuffix("_ptr")
 
 
+def is_written(argument: Argument) -> bool:
+    return argument.written or plain_name(argument.name).startswith(("out_ptr", "in_out_ptr"))
+
+
 def rows_written(bound: BoundCall) -> dict[int, int]:
     """The row counts that the kernel's outputs may have, each with its shortest row; none if no output is known."""
     shortest: dict[int, int] = {}
     for path, spec in bound.tensors():
-        argument = bound.holder(path)
-        writes = argument.written or plain_name(argument.name).startswith(("out_ptr", "in_out_ptr"))
-        if writes and len(spec.shape) > 1 and spec.numel:
+        if is_written(bound.holder(path)) and len(spec.shape) > 1 and spec.numel:
             for count in row_counts(spec):
                 shortest[count] = min(shortest.get(count, spec.numel), spec.numel // spec.shape[0])
     return shortest
 
 
 def is_inductor_parameter(spec: TensorSpec, written: dict[int, int]) -> bool:
-    """Whether the rows of a tensor that a kernel reads are not those that it writes, and it is no rotary table."""
-    if not written or BY_NAME[spec.dtype].kind != "float":
+    """Whether the rows of a tensor that a kernel reads are not those that it writes, and it is no rotary table.
+
+    A tensor without dimensions is none: it has no rows.
+    """
+    if not written or not spec.shape or BY_NAME[spec.dtype].kind != "float":
         return False
     return len(spec.shape) == 1 or (not row_counts(spec) & written.keys() and spec.shape[-1] >= min(written.values()))
 

@@ -16,11 +16,14 @@ from kcap.errors import CallError, KcapError
 from kcap.replay.jobs import SEED, Choice, Job, ReplaySession, Request, Source
 from kcap.schemas.derive import constraints
 from kcap.schemas.flashinfer import definition as definitions_file
-from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount
+from kcap.schemas.flashinfer.dataset import Dataset, WorkloadCount, is_sealed
 from kcap.schemas.flashinfer.definition import Definition, RandomInput, ScalarInput, Workload, WorkloadInput
 
 TIMING_WORKER = "kcap.replay.datasets.timing_worker"
-UNTRUSTED_REFERENCES = "its references are code from elsewhere: look at them in definitions/, then pass --trust"
+UNTRUSTED_REFERENCES = (
+    "its references are code that you did not export here with kcap, or that was changed since:"
+    " look at them in definitions/, then pass --trust"
+)
 UNCOUNTED_PHASES = {"other": 1}  # invocations of a Workload that counts.jsonl does not list
 WorkloadWeights: TypeAlias = "Mapping[tuple[str, str], Counter[str]]"  # by Definition and uuid: invocations by phase
 
@@ -72,10 +75,15 @@ class WorkloadJob(Job):
         }
 
 
-def open_dataset(path: Path, choice: Choice, trust: bool) -> Source:
-    """Read the dataset `path`; CallError without `trust`, or if nothing in it is chosen; FormatError as its reader."""
-    if not trust:
+def check_trust(path: Path, trust: bool) -> None:
+    """CallError without `trust`, unless the dataset `path` has this user's seal: exported here, and not changed."""
+    if not trust and not is_sealed(path):
         raise CallError(f"{path}: {UNTRUSTED_REFERENCES}")
+
+
+def open_dataset(path: Path, choice: Choice, trust: bool) -> Source:
+    """Read the dataset `path`; CallError if nothing in it is chosen, or as `check_trust`; FormatError as its reader."""
+    check_trust(path, trust)
     dataset = Dataset.load(path)
     workloads = [
         (definition, workload)

@@ -14,8 +14,9 @@ from rich.text import Text
 from kcap.replay.calls.report import device_title, duration
 from kcap.replay.fidelity.compare import ComparedCall, ComparedStep, MissingCall
 from kcap.replay.fidelity.verdict import PROGRAM, Fidelity, KindFidelity, ProgramTime
-from kcap.schemas.recording.signature import signature
+from kcap.schemas.recording.signature import call_signature
 from kcap.schemas.validation.report import printable
+from kcap.show.console import plain_table, print_table
 from kcap.show.kernel_name import shorten
 from kcap.system.worker_process import Environment
 
@@ -31,7 +32,7 @@ def print_kinds(
         out.print(Text(f"recorded on {printable(recorded_on)}: the times of two GPUs are no match", "yellow"))
     for kind in fidelity.kinds:
         out.print(Text(f"\n{kind.kind}: {kind.steps} step{'' if kind.steps == 1 else 's'} profiled", "bold"))
-        out.print(kind_table(kind, rows))
+        print_table(out, kind_table(kind, rows))
         for line in kind_notes(kind, rows):
             out.print(line)
     for line in verdict_lines(fidelity):
@@ -40,10 +41,7 @@ def print_kinds(
 
 def kind_table(kind: KindFidelity, rows: int) -> Table:
     """A row for each Call, for missing time, and for the totals; times are of one step."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
-    for name in NUMBER_COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+    table = plain_table(NUMBER_COLUMNS, ("kernel",))
     inside = {row.call.id: row for row in kind.in_program.rows}
     for row in kind.serving.rows[:rows]:
         table.add_row(*_cells(row, inside.get(row.call.id)))
@@ -62,7 +60,7 @@ def _cells(row: ComparedCall, inside: ComparedCall | None) -> Iterator[Text]:
     yield Text(duration(row.replayed_us))
     yield _ratio(row.ratio, row.judged and not row.within, _marks(row))
     yield from _inside(inside)
-    yield Text.assemble(printable(row.call.operator), ("  " + printable(signature(row.call.args)), "dim"))
+    yield Text.assemble(printable(row.call.operator), ("  " + printable(call_signature(row.call)), "dim"))
 
 
 def _marks(row: ComparedCall) -> str:

@@ -14,7 +14,6 @@ import orjson
 from rich.progress import Progress, TaskID
 
 from kcap.errors import DONE, PARTIAL, CallError
-from kcap.replay.calls.report import console
 from kcap.replay.fidelity import figure, report
 from kcap.replay.fidelity.compare import (
     KERNEL_BOUND,
@@ -31,7 +30,8 @@ from kcap.replay.options import FidelityOptions
 from kcap.schemas.files.jsonfile import write_json
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Recording, load
-from kcap.schemas.recording.signature import call_key, signature
+from kcap.schemas.recording.signature import call_key, call_signature
+from kcap.show.console import console
 from kcap.system.worker_process import Environment
 
 
@@ -148,7 +148,7 @@ def _row_fields(row: ComparedCall) -> dict[str, Any]:
         "call": row.call.id,
         "key": call_key(row.call),
         "operator": row.call.operator,
-        "signature": signature(row.call.args),
+        "signature": call_signature(row.call),
         "count": row.count,
         "share": row.share,
         "engine_us": row.engine_us,

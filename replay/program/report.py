@@ -11,6 +11,7 @@ from rich.text import Text
 from kcap.replay.calls.report import device_title, duration, percent
 from kcap.schemas.results.measurement import ProgramCall, ProgramMeasurement
 from kcap.schemas.validation.report import printable
+from kcap.show.console import plain_table, print_table
 from kcap.system.worker_process import Environment
 
 
@@ -23,7 +24,7 @@ def print_programs(out: Console, measurements: list[ProgramMeasurement], environ
             out.print(Text(f"{program.status}: {printable(program.reason or '')}", "bold red"))
         else:
             out.print(Text(program_times(program)))
-            out.print(program_table(program, rows))
+            print_table(out, program_table(program, rows))
         for line in program_notes(program):
             out.print(line)
 
@@ -49,10 +50,7 @@ def program_times(program: ProgramMeasurement) -> str:
 
 
 def program_table(program: ProgramMeasurement, rows: int) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
-    for name in ("count × time", "share", "time", "count", "sets"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+    table = plain_table(("count × time", "share", "time", "count", "sets"), ("kernel",))
     timed = sorted((call for call in program.calls if call.us is not None), key=lambda call: -call_total(call))
     total = sum(map(call_total, timed))
     for call in timed[:rows]:

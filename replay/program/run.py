@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import orjson
 from rich.progress import Progress
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
-from kcap.replay.calls.report import console
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, ReplaySession, SampleGroup
 from kcap.replay.options import ProgramOptions
 from kcap.replay.program import report
@@ -20,6 +20,7 @@ from kcap.replay.source import replay_session
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Call, Recording, load
 from kcap.schemas.results.measurement import ProgramMeasurement
+from kcap.show.console import console
 from kcap.show.progress import opened
 from kcap.system.worker_process import Environment, Worker
 
@@ -97,4 +98,4 @@ def print_measurements(
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         return
     report.print_programs(console(), measurements, environment, options.rows)
-    click.echo(f"\nwhat ran: kcap show {path}")
+    click.echo(f"Next: kcap show {shlex.quote(str(path))}", err=True)

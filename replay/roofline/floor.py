@@ -97,7 +97,7 @@ class Rooflines:
     def lines(self) -> Iterator[str]:
         """The ceilings in words, or why there are none."""
         for used in self.ceilings.values():
-            yield f"× floor is of {used.device}'s measured ceilings: {ceilings_summary(used)}"
+            yield f"× floor: the time over the least that {used.device} could take, at {ceilings_summary(used)}"
         if self.unknown:
             yield f"no floors: {self.unknown}"
 

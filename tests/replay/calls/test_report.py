@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
 from handmade import call, tensor
 from rich.console import Console
 
 from kcap.replay.calls import report
 from kcap.replay.calls.results import Results, Row
 from kcap.replay.jobs import CallJob, SampleGroup
-from kcap.schemas.results.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement
+from kcap.schemas.results.measurement import AT_FLOOR, NOTHING, SLOWED, Measurement, Roofline
+from kcap.show.console import console
 
 
 def row(number: int, count: int, time_us: float, method: str, *notes: str) -> Row:
@@ -41,7 +44,7 @@ def test_host_time_is_a_table_of_its_own_and_no_share_of_the_gpus() -> None:
         "host time (not part of the GPU time): 50.00 ms",
     ]
     assert [line.split()[2] for line in lines if "::" in line] == ["75.0%", "25.0%", "100.0%"]
-    assert "replayed 30 of 30 kernel counts (100.0%): 4.00 ms GPU, 50.00 ms host" in lines
+    assert "replayed 30 of 30 invocations (100.0%), 3 of 3 distinct calls: 4.00 ms GPU, 50.00 ms host" in lines
 
 
 def test_rows_that_are_left_out_are_counted_with_their_share() -> None:
@@ -49,9 +52,28 @@ def test_rows_that_are_left_out_are_counted_with_their_share() -> None:
     assert "1 more rows, 25.0%: --json has all" in lines
 
 
+def test_a_factor_that_says_nothing_is_explained_in_words() -> None:
+    rows = row(0, 65, 5000.0, "host"), row(1, 63, 27.0, "host")
+    for measured in rows:
+        roofline = Roofline(us=1.0, times=measured.measurements[0].median_us, gb_s=1.0, tflop_s=0.0)
+        measured.measurements[:] = [one.model_copy(update={"roofline": roofline}) for one in measured.measurements]
+    lines = text(*rows)
+    assert [line.split()[5] for line in lines if "::" in line] == ["…", "27"]
+    assert any("× floor says nothing (…) of 1 distinct call that took over 999 times" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_table_heeds_columns_and_is_not_padded(width: int, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    report.print_tables(console(), Results([row(0, 1000, 3.0, "graph")]), {"device_name": "GPU"}, 40)
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if "::" in line]
+    assert len(line) <= width and line == line.rstrip() and ("…" in line)
+
+
 def test_the_summary_says_what_not_to_believe() -> None:
     rows = row(0, 65, 0.0, "none", NOTHING), row(1, 63, 1.1, "graph", AT_FLOOR), row(2, 32, 90.0, "graph", SLOWED)
     lines = text(*rows)
-    assert f"{NOTHING}: 1 calls, 65 counts (no elements, or no work)" in lines
+    assert f"{NOTHING}: 1 distinct call, 65 invocations (no elements, or no work)" in lines
     assert any(line.startswith(AT_FLOOR) and "0.90 µs" in line for line in lines)
     assert any(line.startswith(SLOWED) and "2.88 ms" in line for line in lines)

@@ -103,6 +103,14 @@ def test_inductors_kernels_keep_what_has_no_row_for_each_row_they_write() -> Non
     assert storages("triton::norm.0", *norm, written=("in_out_ptr0", "out_ptr1")) == {2}
 
 
+def test_a_scalar_that_inductor_reads_or_writes_is_no_parameter() -> None:
+    assert storages("cpp::relu_sum.0", ("in_out_ptr0", (M, 8)), ("in_ptr0", ()), ("out_ptr0", ())) == set()
+
+
+def test_what_inductor_writes_is_no_parameter_though_it_was_not_recorded_as_written() -> None:
+    assert storages("cpp::relu_sum.0", ("in_out_ptr0", (M, 8)), ("in_ptr0", (8,)), ("out_ptr0", (8,))) == {1}
+
+
 @pytest.mark.parametrize("read", [(1, M, 8), (2, M // 2, 8), (2, M // 2, 2, 4)])
 @pytest.mark.parametrize("written", [(M, 8), (M, 2, 4)])
 def test_a_batch_of_sequences_has_as_many_rows_as_all_their_tokens(

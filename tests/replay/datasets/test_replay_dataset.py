@@ -113,7 +113,7 @@ def test_the_table_has_definitions_their_sizes_and_their_phases(kcap: Kcap, tmp_
     assert done.code == 0, done.err
     (line,) = [line for line in done.out.splitlines() if "m=3" in line]
     assert line.split()[-6:] == ["40", "decode", "host", "copy_h4", "m=3", "c2"]
-    assert "replayed 48 of 48 kernel counts (100.0%)" in done.out
+    assert "replayed 48 of 48 invocations (100.0%)" in done.out
     assert "made up for want of blobs: index inputs of 1 Workloads" in done.out
 
 
