@@ -17,7 +17,7 @@ import orjson
 import pytest
 from safetensors.numpy import save
 
-from kcap.cli import COMMANDS
+from kcap.cli import COMMANDS, UNIX_MODULES
 from kcap.errors import INSTALL_TORCH
 from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
@@ -76,6 +76,16 @@ def torchless(tmp_path: Path) -> Run:
         return done
 
     return run
+
+
+@pytest.fixture
+def broken_torch(tmp_path: Path, torchless: Run) -> Path:
+    """The source of a torch that is found there, and does not import."""
+    (tmp_path / "refuse" / "sitecustomize.py").unlink()
+    source = tmp_path / "refuse" / "torch" / "__init__.py"
+    source.parent.mkdir()
+    source.write_text("raise OSError('libtorch.so: gone')")
+    return source
 
 
 @pytest.fixture
@@ -172,10 +182,12 @@ def test_a_parquet_of_calls_and_a_trace_file_are_read_again(torchless: Run, path
     assert (tmp_path / "pq" / "calls.parquet").is_file()
 
 
-@pytest.mark.parametrize(
+NEED_TORCH = pytest.mark.parametrize(
     "command",
     [
         "replay {a}",
+        "record --model kcap/tiny-llama --load-format dummy -o {out}",
+        "record -o {out} -- true",
         "bench {a} --solutions {a} -o {out} --device cpu",
         "export {a} --to flashinfer-bench -o {out} --allow-truncated",
         "export {a} --to kernelbench -o {out} --allow-truncated",
@@ -185,11 +197,54 @@ def test_a_parquet_of_calls_and_a_trace_file_are_read_again(torchless: Run, path
         "diff {a} {b} --by family",
     ],
 )
+
+
+@NEED_TORCH
 def test_what_needs_torch_says_so_in_one_line(command: str, torchless: Run, paths: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "out"
     done = torchless(*command.format(a=paths[0], b=paths[1], out=output).split(), code=2)
     assert done.stderr == f"kcap: this needs PyTorch, which is not installed: {INSTALL_TORCH}\n"
     assert not done.stdout and not output.exists()
+
+
+@NEED_TORCH
+def test_a_torch_that_does_not_import_is_told_in_one_line(
+    command: str, torchless: Run, broken_torch: Path, paths: list[Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    done = torchless(*command.format(a=paths[0], b=paths[1], out=output).split(), code=2)
+    assert done.stderr == "kcap: this needs PyTorch, which does not import here (libtorch.so: gone): kcap doctor\n"
+    assert not done.stdout and not output.exists()
+
+
+@pytest.mark.parametrize("error", ["ImportError", "ModuleNotFoundError"])
+def test_so_is_one_that_lacks_a_part(error: str, torchless: Run, broken_torch: Path, paths: list[Path]) -> None:
+    broken_torch.write_text(broken_torch.read_text().replace("OSError", error))
+    assert "does not import here (libtorch.so: gone)" in torchless("replay", paths[0], code=2).stderr
+
+
+def test_doctor_tells_how_to_mend_torch(torchless: Run, broken_torch: Path) -> None:
+    assert "--force-reinstall torch" in torchless("doctor").stdout
+
+
+@pytest.fixture
+def elsewhere(torchless: Run, tmp_path: Path) -> Run:
+    """As `torchless`, without the modules that Windows lacks either."""
+    refused = "".join(f"sys.modules[{name!r}] = None\n" for name in UNIX_MODULES)
+    (tmp_path / "refuse" / "sitecustomize.py").write_text(REFUSE_TORCH + refused)
+    return torchless
+
+
+@pytest.mark.parametrize(
+    "command", ["show {a}", "validate {a}", "diff {a} {b}", "export {a} --to parquet --allow-truncated -o {out}"]
+)
+def test_what_only_reads_files_needs_no_linux(command: str, elsewhere: Run, paths: list[Path], tmp_path: Path) -> None:
+    elsewhere(*command.format(a=paths[0], b=paths[1], out=tmp_path / "out").split())
+
+
+@pytest.mark.parametrize("command", ["record -o out -- true", "doctor"])
+def test_what_needs_linux_says_so(command: str, elsewhere: Run) -> None:
+    assert elsewhere(*command.split(), code=2).stderr.startswith("kcap: this needs Linux; elsewhere, kcap shows, ")
 
 
 def test_doctor_tells_how_to_get_torch(torchless: Run) -> None:

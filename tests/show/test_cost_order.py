@@ -11,7 +11,7 @@ import pytest
 
 from kcap.replay.roofline import ceilings
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load, write_recording
-from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.recording.values import TensorSpec, TorchConstant
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
 from kcap.show.estimate import Rates, estimated_times, moved_bytes
@@ -119,6 +119,30 @@ def test_by_kernel_the_parts_time_is_shared_out_and_shares_add_up(kcap: Kcap, re
         assert sum(shares) == pytest.approx(100, abs=0.5)
 
 
+def test_a_composites_count_says_as_how_many_operators_it_ran(kcap: Kcap, recorded: Path) -> None:
+    out = kcap("show", recorded, "--by", "operator").out
+    (row,) = [line for line in out.splitlines() if line.startswith(NORM)]
+    assert "40 × 2 " in row, "both Calls of the composite, and two operators in each"
+    assert f"{80 / 1010:.1%}" in row
+    by_kernel = [line for line in kcap("show", recorded).out.splitlines() if line.startswith(NORM)]
+    assert sorted(line.split(" × ")[0].split()[-1] for line in by_kernel) == ["10", "30"]
+    assert {line.split(" × ")[1].split()[0] for line in by_kernel} == {"2"}, "by calls, whatever their sizes"
+
+
+def test_phases_share_out_the_cost(kcap: Kcap, tmp_path: Path) -> None:
+    counts = [Count(phase="prefill", count=1), Count(phase="decode", count=3)]
+    write_recording(tmp_path / "r", Metadata(), [CALLS[1].model_copy(update={"id": 0, "counts": counts})])
+    out = kcap("show", tmp_path / "r", "--by", "phase").out
+    assert [line.split()[-1] for line in out.splitlines() if "%" in line] == ["75.0%", "25.0%"]
+    assert "cost: an estimate" in out
+
+
+def test_what_fills_a_result_of_its_own_costs_what_it_writes() -> None:
+    half = Argument(name="dtype", value=TorchConstant("dtype", "float16"))
+    assert moved_bytes(call(0, "aten::ones", 1, Argument(value=[3, 500]), half)) == 3 * 500 * 2
+    assert moved_bytes(call(0, "aten::zeros", 1, Argument(value=[3, 500]))) == 3 * 500 * 4
+
+
 LONG = "cpp::to_copy_add_embedding_mean_mul_pow_rsqrt_and_much_more.s0123456789abcdef"
 
 
@@ -154,5 +178,5 @@ def test_without_torch_rows_are_ordered_by_count(kcap: Kcap, recorded: Path, mon
 def test_what_is_left_out_by_design_is_said_in_words(reason: str, kcap: Kcap, tmp_path: Path) -> None:
     write_recording(tmp_path / "r", Metadata(dropped={reason: 6}), CALLS)
     out = kcap("show", tmp_path / "r").out
-    assert "not counted: 6 calls" in out and "as usual" in out
+    assert "not counted: 6 invocations" in out and "as usual" in out
     assert "dropped" not in out

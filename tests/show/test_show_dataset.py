@@ -67,6 +67,21 @@ def test_the_table_tells_axes_that_vary_from_those_that_do_not(dataset, kcap):
     assert done.err.startswith("Next: kcap export")
 
 
+@pytest.mark.parametrize("width", [70, 100, 200])
+def test_names_and_counts_are_whole_at_every_width(width, tmp_path, kcap, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    name = "rope_with_cos_sin_cache_neox_style_d128"
+    count = WorkloadCount(
+        definition=name, workload="one", operator="x::y", call=0, counts=[Count(phase="other", count=1234)]
+    )
+    workloads = {name: [Workload(axes={"m": 3}, inputs={"x": RandomInput()}, uuid="one")]}
+    write_dataset(tmp_path / "set", [definition(name)], workloads, {}, [count])
+    heading, row = kcap("show", tmp_path / "set").out.splitlines()[:2]
+    assert name in row and "1,234" in row and "count" in heading
+    assert max(len(heading), len(row)) <= width
+    assert ("type" in heading) == (width > 70)
+
+
 def test_top_says_how_many_more_there_are(dataset, kcap):
     shown = orjson.loads(kcap("show", dataset, "--json", "--top", "1").out)
     assert ([row["name"] for row in shown["definitions"]], shown["more"]) == (["often"], 1)
