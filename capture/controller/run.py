@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,10 @@ from kcap.capture.engines import of_framework
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.shards.counts import close_shards, steps_so_far
+from kcap.capture.taps.kernels.fragments import CACHE_TAG
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
+from kcap.system.native_build import cache_folder, is_writable
 
 POLL = 0.2  # seconds between two looks at what runs
 STARTUP = Path(__file__).resolve().parents[1] / "startup"  # what Python runs first there
@@ -44,13 +46,29 @@ class RunControl:
 
 
 def recorded_environment(session: Session) -> dict[str, str]:
-    """The environment of a recorded process: it names the session. A user's own command looks at STARTUP first."""
-    env = dict(os.environ)
-    env[SESSION_VARIABLE] = str(session.file.resolve())
+    """The environment of a recorded process: it names the session, and where the engine's caches are.
+
+    A user's own command looks at STARTUP first.
+    """
+    env = {**os.environ, **own_caches(os.environ), SESSION_VARIABLE: str(session.file.resolve())}
     if session.command:
         return env | {"PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))}
     engine = of_framework(session.framework)
     return {**engine.FRAMEWORK.environment, **env} if engine else env
+
+
+def own_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where each engine keeps what it compiles while recorded: in its cache or, if that is read-only, in kcap's.
+
+    What was compiled without kcap lacks what `fragments` adds, and what is compiled with it concerns no other start.
+    """
+    found = {}
+    for engine in engines.adapters().values():
+        if variable := engine.FRAMEWORK.cache:
+            users = Path(environment.get(variable, ""))
+            apart = users if is_writable(users) else cache_folder()
+            found[variable] = str(apart / f"{engine.FRAMEWORK.package}-{CACHE_TAG}")
+    return found
 
 
 def run_to_end(command: list[str], session: Session, at: RunControl, log: Path | None = None) -> int | None:

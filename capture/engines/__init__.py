@@ -60,7 +60,7 @@ class Framework:
     `distributions`: those that bring it, the likeliest first. `pip`, `pip_cpu`: the pip commands that install it, with
     an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
-    `servers`: its commands that serve.
+    `cache`: the variable that names the folder in which it keeps what it compiled. `servers`: its commands that serve.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Framework:
     elsewhere: str = ""
     plugin: Plugin | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    cache: str | None = None
     servers: tuple[Server, ...] = ()
 
 

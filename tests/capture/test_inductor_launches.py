@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pickle
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from kcap.capture.taps.kernels.inductor import Inductor, InductorCpp
 
 pytest.importorskip("triton")
 MODULE = "torch._inductor.runtime.triton_heuristics"
+REAL = pytest.importorskip(MODULE)
 
 
 class Heard:
@@ -25,6 +29,7 @@ class Heard:
         self.launched_with: list[tuple[int, int, tuple[Any, ...]]] = []
         self.launches: list[dict[str, Any]] = []
         self.failures: list[str] = []
+        self.sources: set[str] = set()
 
     def failed(self, tap: str, error: BaseException) -> None:
         self.failures.append(f"{tap}: {error}")
@@ -36,7 +41,9 @@ class Heard:
         self.launches.append(fields)
         return len(self.launches) - 1
 
-    def source(self, name: str, text: bytes) -> None: ...
+    def source(self, name: str, text: bytes) -> None:
+        self.sources.add(name)
+
     def kernel_name(self, name: str, function: str) -> None: ...
 
     def launched(self, operator: int, launch: int, values: Any, enter: bool = False) -> bool:
@@ -68,6 +75,19 @@ class Function:
         self.arg_names, self.constexprs = list(names), list(constexprs)
 
 
+GENERATED = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    tl.store(out_ptr0 + xindex, tl.load(in_ptr0 + xindex, xmask) + 1, xmask)
+"""
+
+
 class CachingAutotuner:
     """The parts of inductor's that the tap reads; its first run finds the configuration, as inductor's does."""
 
@@ -93,9 +113,8 @@ def heard() -> Heard:
 @pytest.fixture
 def tap(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inductor]:
     """Installed over the stand-in; the classes of grids are inductor's own."""
-    real = pytest.importorskip(MODULE)
     fake = ModuleType(MODULE)
-    vars(fake).update(CachingAutotuner=CachingAutotuner, GridExpr=real.GridExpr)
+    vars(fake).update(CachingAutotuner=CachingAutotuner, GridExpr=REAL.GridExpr)
     monkeypatch.setitem(sys.modules, MODULE, fake)
     found = Inductor(heard)  # type: ignore[arg-type]
     found.install()
@@ -229,3 +248,20 @@ def test_an_argument_that_was_none_is_none_and_no_number(heard: Heard, tap: Indu
     tuner.run(X, -1, 64, stream=0)
     assert [values for _, _, values in heard.launched_with] == [(X, 64)]
     assert heard.launches[0]["constexprs"] == {"XBLOCK": 64, "mask_ptr": None}
+
+
+def test_a_kernel_from_inductors_cache_has_the_source_that_it_was_compiled_from(
+    heard: Heard, tap: Inductor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch pickles it without its function, globals and lock; 2.11 gives it no other lock."""
+    (tmp_path / "compiled_before.py").write_text(GENERATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    compiled = importlib.import_module("compiled_before").triton_poi_fused_add_0
+    CachingAutotuner(compiled, [config(XBLOCK=64)], {"grid_type": "Grid1D"}, {}).run(X, Y, 1000, stream=0)
+    REAL.CachingAutotuner.prepare_for_pickle(SimpleNamespace(fn=compiled, launchers=[], benchmark_failure_reasons={}))
+    monkeypatch.setitem(sys.modules, MODULE, REAL)
+    revived = pickle.loads(pickle.dumps(compiled))
+    assert revived._hash_lock is None
+    CachingAutotuner(revived, [config(XBLOCK=64)], {"grid_type": "Grid1D"}, {}).run(X, Y, 1000, stream=0)
+    assert tap.health() == ("ok", "2 kernels") and not heard.failures
+    assert len(heard.sources) == 1 and heard.launched_with == 2 * [(0, 0, (X, Y, 1000))]

@@ -14,6 +14,7 @@ import pytest
 from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
 
 from kcap.capture.controller.models import find_config
+from kcap.capture.controller.run import own_caches
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.schemas.recording.recording import Recording, load
@@ -109,7 +110,8 @@ def generate(model: Path, environment: dict[str, str]) -> Callable[..., list[lis
             "outputs": str(directory / "outputs.json"),
         }
         (directory / "job.json").write_text(json.dumps(job))
-        env = {**environment, **({SESSION_VARIABLE: str(session.file)} if recorded else {})}
+        recorder = {**own_caches(environment), SESSION_VARIABLE: str(session.file)}
+        env = {**environment, **(recorder if recorded else {})}
         command = [sys.executable, "-m", "kcap.capture.engines.vllm.offline", str(directory / "job.json")]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
         assert ran.returncode == 0, ran.stderr
@@ -140,3 +142,9 @@ def compiled(batches: Batches) -> tuple[list[list[int]], Recording]:
     """Compiled by the engine while the recorder was in its processes: nothing is in the compile cache yet."""
     outputs, path = batches(True)
     return outputs, load(path)
+
+
+@pytest.fixture(scope="session")
+def unrecorded(compiled: tuple[list[list[int]], Recording], batches: Batches) -> list[list[int]]:
+    """The same requests' tokens without recording, after it: compiled by the engine alone."""
+    return batches(False)[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mixed_batches import LINEAR
 from safetensors.numpy import load_file
 
 import kcap
@@ -21,7 +22,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
 
 LAYERS, MODEL_LAYERS = 2, 3
-LINEAR = "_C::onednn_mm"
 ATTENTION = "_C::cpu_attention_with_kv_cache"
 CACHE_UPDATE = "_C::cpu_attn_reshape_and_cache"
 OPAQUE = {"vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mixed_batches import LAYERS
+from mixed_batches import LAYERS, LINEAR
 
 import kcap
 from kcap.schemas.recording.recording import Recording
@@ -18,7 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
 
 BATCHES, LENGTHS, OUTPUT, PROFILED = (1, 3), (260, 140), 12, 8  # each prompt is more than a cache page of 128 tokens
-LINEAR, ATTENTION = "_C::onednn_mm", "_C::cpu_attention_with_kv_cache"
+ATTENTION = "_C::cpu_attention_with_kv_cache"
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # else the engine may begin before it has a load's last request
 
 

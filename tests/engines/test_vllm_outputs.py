@@ -12,27 +12,19 @@ from kcap.schemas.recording.recording import Recording
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
 
-Run = tuple[list[list[int]], Recording]
+Tokens = list[list[int]]
+Run = tuple[Tokens, Recording]
 
 
-@pytest.fixture(scope="module")
-def unrecorded(
-    compiled: Run, batches: Any, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
-) -> list[list[list[int]]]:
-    """The A/A control, compiled on its own, after the recorded run had found no compile cache."""
-    environment["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("another-cache"))
-    return [batches(False)[0] for _ in range(2)]
-
-
-def test_the_tokens_are_the_same_with_and_without(compiled: Run, unrecorded: list[list[list[int]]]) -> None:
-    assert unrecorded[0] == unrecorded[1], "the control: without recording the tokens repeat"
-    assert compiled[0] == unrecorded[0]
+def test_the_tokens_are_the_same_with_and_without(compiled: Run, unrecorded: Tokens, batches: Any) -> None:
+    assert unrecorded == batches(False)[0], "the control: without recording the tokens repeat"
+    assert compiled[0] == unrecorded
     assert len({tuple(tokens) for tokens in compiled[0]}) > 1
 
 
-def test_a_recorder_that_fails_changes_no_token_and_says_so(batches: Any, unrecorded: list[list[list[int]]]) -> None:
+def test_a_recorder_that_fails_changes_no_token_and_says_so(batches: Any, unrecorded: Tokens) -> None:
     outputs, path = batches(True, fail="1000")
-    assert outputs == unrecorded[0]
+    assert outputs == unrecorded
     recording = kcap.load(path)
     (tap,) = (tap for tap in recording.metadata.taps if tap.status not in ("ok", "absent"))
     assert (tap.status, tap.detail) == ("failed", "made to fail")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixed_batches import ARGUMENTS, LAYERS, OUTPUT, PROMPTS
+from mixed_batches import ARGUMENTS, AVX512, LAYERS, LINEAR, OUTPUT, PROMPTS
 
 import kcap
 from kcap.capture.fold.recording import fold_session
@@ -29,12 +29,12 @@ pytestmark = [
 ]
 
 IN_A_STEP = {
-    "_C::onednn_mm": 4 * LAYERS + 1,
+    LINEAR: 4 * LAYERS + 1,
     "_C::cpu_attention_with_kv_cache": LAYERS,
     "_C::cpu_attn_reshape_and_cache": LAYERS,
     "_C::rotary_embedding": LAYERS,
-    "_C::shm_allreduce": 2 * LAYERS + 1,  # each layer's two, and the embedding's
-    "_C::shm_all_gather": 1,  # the logits'
+    "_C::shm_allreduce" if AVX512 else "c10d::allreduce_": 2 * LAYERS + 1,  # each layer's two, and the embedding's
+    "_C::shm_all_gather" if AVX512 else "c10d::_allgather_base_": 1,  # the logits'
 }
 Tokens = list[list[int]]
 Generated = Callable[[bool], tuple[Tokens, Path]]

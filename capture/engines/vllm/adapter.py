@@ -29,6 +29,7 @@ FRAMEWORK = Framework(
     plugin=Plugin("vllm.general_plugins", "VLLM_PLUGINS", "plugins", "0.8"),
     # On a CPU it would reserve most of the memory for its cache; on a GPU compile FlashInfer's sampler for a minute.
     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+    cache="VLLM_CACHE_ROOT",
     servers=tuple(Server(words, 8000) for words in SERVERS),
 )
 OFFLINE = "kcap.capture.engines.vllm.offline"

@@ -1,13 +1,16 @@
 """Inductor: the ATen operators that a fused kernel stands for, as the wrapper around it has them in a comment.
 
 torch writes that comment above its Triton kernels. While a kernel is compiled `annotate` adds what the comment leaves
-out, and writes one above C++ kernels, so that wrappers read from inductor's cache have it, too.
+out, and writes one above C++ kernels. So that whatever is read from a cache has it, too, what is compiled here is
+cached apart from what is compiled without kcap: by CACHE_TAG in torch's own caches, in folders of that name in an
+engine's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +19,11 @@ from typing import Any
 
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.hooks.patching import Methods
+from kcap.version import __version__
+
+# Another text of this file is another comment.
+CACHE_TAG = f"kcap-{__version__}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
+
 
 HEAD = "# Graph fragment:"
 
@@ -97,10 +105,13 @@ class Annotations:
         self.trouble = ""  # for the tap's health
 
     def install(self) -> None:
+        when_imported("torch.compiler.config", _tag)
         when_imported(self._module, self._hook)
 
     def uninstall(self) -> None:
         self._methods.undo()
+        if config := sys.modules.get("torch.compiler.config"):
+            _untag(config)
 
     def _hook(self, module: ModuleType) -> None:
         owner = getattr(module, self._scheduling, None)
@@ -114,6 +125,16 @@ class Annotations:
         except Exception as error:
             self.trouble = f", comments not completed ({type(error).__name__}: {str(error)[:120]!r})"
         return name
+
+
+def _tag(config: Any) -> None:
+    if CACHE_TAG not in getattr(config, "cache_key_tag", CACHE_TAG):  # the key of torch's caches since 2.7
+        config.cache_key_tag += CACHE_TAG
+
+
+def _untag(config: Any) -> None:
+    if CACHE_TAG in getattr(config, "cache_key_tag", ""):
+        config.cache_key_tag = config.cache_key_tag.replace(CACHE_TAG, "")
 
 
 def annotate(name: str, nodes: Any) -> None:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.recorder.arguments import encode
@@ -73,8 +72,12 @@ class Launches:
     """The kernels seen by one tap, and their launches."""
 
     def __init__(self, listener: Externals) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
         self._listener = listener
-        self._kernels: WeakKeyDictionary[Any, Kernel] = WeakKeyDictionary()
+        # By identity: what asks a function of Triton for its hash has it read its source and globals, and one from
+        # inductor's cache may have lost these (torch 2.11's has no lock for it either).
+        self._kernels: MutableMapping[Any, Kernel] = WeakIdKeyDictionary()
         self._known: dict[Any, int | None] = {}
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
         self.kernels = self.lost = 0
