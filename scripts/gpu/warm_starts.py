@@ -1,0 +1,107 @@
+"""Whether a Recording is the same whatever the engine finds in its compile caches.
+
+    python scripts/gpu/warm_starts.py [--framework vLLM] [--model meta-llama/Llama-3.1-8B] [--num-layers 4] [--starts …]
+
+Starts the engine offline again and again on the same prompts, all submitted before the first step, and on the same
+caches, which are empty at first: by default without kcap, recorded twice, and without it again. Each Recording is held
+against the first: Calls, counts, kernels' sources and ATen fragments. The configuration that autotuning chose is none
+of these. Ends with a table; exits with 1 unless each is whole and the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from marks import mark
+
+from kcap.capture.controller.frameworks import find_model
+from kcap.capture.controller.run import recorded_environment
+from kcap.capture.engines import Engine, Start, of_framework
+from kcap.capture.fold.recording import fold_session
+from kcap.capture.session import Session
+from kcap.schemas.diff import diff_calls
+from kcap.schemas.recording.recording import Recording
+
+PROMPTS = [[(7 * i + 13 * j) % 400 + 3 for j in range(64 + 16 * i)] for i in range(16)]
+LIMIT_S = 300.0
+# As much cache at each start, whatever memory compiling has left: the size of the cache is part of a Call.
+CACHE = {"vllm": {"num_gpu_blocks_override": 4096}, "sglang": {"max_total_tokens": 65_536}}
+
+
+def run(engine: Engine, arguments: dict[str, Any], recorded: bool, folder: Path) -> tuple[float, Recording | None]:
+    """One start: its seconds, and what was recorded of it."""
+    folder.mkdir()
+    session = Session(str(folder / "shards"), framework=engine.FRAMEWORK.name, model="warm starts")
+    session.write()
+    workload = {"prompts": PROMPTS, "output_len": 16}
+    job = {"session": str(session.file), "workload": workload, "engine_arguments": arguments}
+    (folder / "job.json").write_text(json.dumps(job))
+    plain = {**engine.FRAMEWORK.environment, **os.environ}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", str(engine.OFFLINE), str(folder / "job.json")],
+        capture_output=True, text=True, timeout=LIMIT_S, env=recorded_environment(session) if recorded else plain,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"it did not run:\n{done.stderr[-3000:]}")
+    return time.monotonic() - began, fold_session(session, folder / "out") if recorded else None
+
+
+def faults(found: Recording, first: Recording) -> list[str]:
+    """What `found` lacks, or has other than the `first`."""
+    taps = [f"{tap.name}: {tap.detail}" for tap in found.metadata.taps if tap.status not in ("ok", "absent")]
+    diff = diff_calls(first.calls, found.calls)
+    files = [{file.name for file in (each.path / "kernels").glob("*")} for each in (first, found)]
+    other = [*(e.name for e in (*diff.only_a, *diff.only_b)), *(c.a.name for c in diff.changed)]
+    return [
+        *taps,
+        *([f"{len(other)} calls differ: {', '.join(sorted(set(other))[:4])}"] if other else []),
+        *([f"{len(files[0] ^ files[1])} sources or fragments differ"] if files[0] != files[1] else []),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", default="vLLM")
+    parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
+    parser.add_argument("--num-layers", type=int, default=4)
+    parser.add_argument("--starts", nargs="+", choices=("plain", "kcap"), default=["plain", "kcap", "kcap", "plain"])
+    given = parser.parse_args()
+    engine = of_framework(given.framework)
+    if engine is None or engine.OFFLINE is None:
+        parser.error(f"{given.framework} cannot be started offline")
+    target = find_model(given.model, "dummy")
+    cache = CACHE.get(engine.FRAMEWORK.package, {})
+    arguments = engine.arguments(Start(target, "dummy", given.num_layers, False, cache, 2048))
+    folder = Path(tempfile.mkdtemp(prefix="warm-starts-"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    if engine.FRAMEWORK.cache:
+        os.environ[engine.FRAMEWORK.cache] = str(folder / "cache")
+    first, rows, passed = None, list[str](), True
+    for number, kind in enumerate(given.starts, 1):
+        seconds, found = run(engine, arguments, kind == "kcap", folder / str(number))
+        row = f"{number}  {kind:5}  {seconds:5.0f} s"
+        if found is not None:
+            first = first or found
+            wrong = faults(found, first)
+            passed &= not wrong
+            fused = sum(1 for call in found.calls if call.launch and call.launch.fragment)
+            row = f"{mark(not wrong)} {row}  {len(found.calls):5} calls  {fused:3} with fragments  {'; '.join(wrong)}"
+        else:
+            row = f"    {row}"
+        print(row, flush=True)
+        rows.append(row)
+    print("\n" + "\n".join(rows))
+    sys.exit(not passed)
+
+
+if __name__ == "__main__":
+    main()
