@@ -12,7 +12,7 @@ from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.sglang import operators
 from kcap.capture.engines.sglang.graphs import hook_graphs
 from kcap.capture.hooks.imports import Hook, when_imported
-from kcap.capture.window.hooking import Around, Groups, contained, run_after_pause, wrap
+from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
 
@@ -42,6 +42,14 @@ SERVER = "sglang.srt.entrypoints.http_server"
 
 
 STATE = "sglang.srt.distributed.parallel_state"
+
+
+STARTING = {  # what a runner does before its window opens
+    "load_model": "loading weights",
+    "alloc_memory_pool": "allocating the cache",
+    "init_cuda_graphs": "capturing CUDA graphs",
+    "init_device_graphs": "capturing CUDA graphs",  # as it was called before
+}
 
 
 MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
@@ -82,6 +90,7 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
         operators.name_fused(window)
         return result
 
+    announce(window.session, module.ModelRunner, STARTING)
     _wrap(module.ModelRunner, "load_model", load)
     _wrap(module.ModelRunner, "forward", steps.forward)
     _wrap(module.ModelRunner, "sample", steps.sample)
