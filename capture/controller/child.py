@@ -29,6 +29,7 @@ LEFT_IN_A_HURRY = 0.5  # seconds that what is left of a group has then
 POLL = 0.02
 ERROR = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception)(?:: .+|$)")
 NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|\w+Warning)\b")  # what such a line names did not end the process
+LONGEST_LINE = 600  # characters of one that is told
 DETAILS = 3  # lines that an error may go on for
 
 
@@ -160,7 +161,12 @@ def last_lines(log: Path, status: int) -> str:
             errors[match.group()] = (number, match.start())
     ends = sorted(errors.items(), key=lambda error: error[1])[-LAST_ERRORS:] if status >= 0 else []
     named = [line for text, (number, column) in ends for line in (text, *_details(lines[number + 1 :], column))]
-    return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
+    return "\n".join(f"  {_cut(line)}" for line in named or lines[-LAST_LINES:])
+
+
+def _cut(line: str) -> str:
+    """Some errors list every model that their engine knows."""
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} … ({len(line):,} characters)"
 
 
 def _details(lines: list[str], column: int) -> list[str]:

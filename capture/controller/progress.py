@@ -19,9 +19,11 @@ from kcap.system.redact import redact_command
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.text import Text
 
 EVERY = 30.0  # seconds between two lines of one phase, where there is no terminal
 TAIL = 4096  # bytes at the end of a log that its last line is looked for in
+SPINNER = 2  # columns
 LONGEST = 160  # characters of a line where no terminal says how wide it is
 TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 LOG_HEAD = re.compile(  # as vLLM and SGLang write it: processes, level, time, place
@@ -45,7 +47,8 @@ def engine_phase(session: Session) -> Phase:
     directory = Path(session.directory)
     if doing := session.doing:
         return Phase(doing)
-    steps = f"{steps_so_far(directory)[1]} steps"
+    count = steps_so_far(directory)[1]
+    steps = f"{count} step{'' if count == 1 else 's'}"
     if window_over(directory):
         return Phase("all is recorded, the engine ends", steps)
     if any(directory.glob(f"*{GATE_ENDING}")):
@@ -82,19 +85,21 @@ class Progress:
 
     def show(self, phase: Phase) -> None:
         """Call this several times a second."""
-        from rich.text import Text
-
         self.phase = phase
         if self.status is not None:
-            self.status.update(Text(self.line, no_wrap=True, overflow="ellipsis"))
+            self.status.update(self.cut_line(self.status.console.width - SPINNER))
         elif phase.name != self._shown[0] or self.seconds - self._shown[1] > EVERY:
             self._shown = (phase.name, self.seconds)
-            click.echo(f"kcap: {self.line[:LONGEST]}", err=True)
+            click.echo(f"kcap: {self.cut_line(LONGEST)}", err=True)
 
-    @property
-    def line(self) -> str:
+    def cut_line(self, width: int) -> Text:
+        """The seconds, the phase, the engine's last line, in at most `width` columns."""
+        from rich.text import Text
+
         last = last_line(self.log) if self.log else ""
-        return f"{self.seconds:.0f} s, {self.phase}{': ' if last else ''}{last}"
+        line = Text(f"{self.seconds:.0f} s, {self.phase}{': ' if last else ''}{last}")
+        line.truncate(width, overflow="ellipsis")
+        return line
 
 
 class Silence(Progress):

@@ -91,6 +91,7 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
         child.follow_stop()
         time.sleep(POLL)
     ended = child.status
+    at.progress.log = None  # its last line says nothing of what follows
     if ended is not None:
         end_child(child, at)
         return ended
@@ -143,7 +144,8 @@ def record_command_line(command_line: list[str], session: Session, working: Work
     with attended(session, working.noted, shown) as at:
         status = run_to_end(command_line, session, at, log)
         failure = _failure_text(session, status, log)
-        at.attend(Phase("writing the Recording"))
+        if any_registered(session):
+            at.attend(Phase("writing the Recording"))
         recording = make_recording(session, working.directory, status, log, failure)
         if at.ending and log and not recording.calls:
             shutil.rmtree(working.directory)
@@ -171,7 +173,7 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     if nothing and status and log:
         ending = ending_text(status, log)
         shutil.rmtree(directory)
-        raise KcapError(f"the engine ended before its first step, with {ending}")
+        raise KcapError(f"the engine ended before its first step, with {ending}\n{_whole_output(session, log)}")
     return recording
 
 
@@ -230,8 +232,14 @@ def explain_silence(session: Session, status: int | None, log: Path | None) -> N
     if status is None:
         raise KcapError(NOTHING_KEPT)
     if status and log:
-        raise KcapError(f"the engine did not start ({status_text(status)}):\n{last_lines(log, status)}")
+        lines = last_lines(log, status)
+        raise KcapError(f"the engine did not start ({status_text(status)}):\n{lines}\n{_whole_output(session, log)}")
     raise KcapError("no process of the engine had kcap in it: kcap doctor says whether its plugin is registered")
+
+
+def _whole_output(session: Session, log: Path) -> str:
+    kept = log.parent != Path(session.directory)
+    return f"its whole output is in {log}" if kept else "--engine-log FILE keeps its whole output"
 
 
 def _why_silent(session: Session, status: int | None) -> str:

@@ -55,9 +55,14 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     return Client(command, url, patience, opens)
 
 
-def serve(command: list[str], client: Client, session: Session, working: WorkingDirectory) -> run.Run:
-    """Record the server `command` under `client` into `working`. KcapError if the server does not become ready."""
-    log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
+def serve(
+    command: list[str], client: Client, session: Session, working: WorkingDirectory, log: Path | None = None
+) -> run.Run:
+    """Record the server `command` under `client` into `working`. KcapError if the server does not become ready.
+
+    `log`: where its output is kept; None: as long as it runs.
+    """
+    log = log or Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
     with run.attended(session, working.noted, shown_progress(None)) as at:  # what the server writes is shown anyway
         server = Child(command, run.recorded_environment(session), log)
         try:

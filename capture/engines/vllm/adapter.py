@@ -38,7 +38,7 @@ BACKEND = "vllm.compilation.backends"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STARTING = {  # what a worker does before its window opens
     "load_model": "loading weights",
-    "determine_available_memory": "measuring memory",
+    "determine_available_memory": "trial run",
     "compile_or_warm_up_model": "warming up",
 }
 
