@@ -43,6 +43,8 @@ def record_model(
     engine = frameworks.find_framework(offline.framework)
     if excluded := engines.excluding_setting(engine.FRAMEWORK.name):
         raise CallError(f"{excluded} keeps kcap out of {engine.FRAMEWORK.name}: add kcap to it")
+    for newer in frameworks.check_hooks(engine.FRAMEWORK):
+        click.echo(f"kcap: {engine.FRAMEWORK.name} {newer.found}", err=True)
     target = frameworks.find_model(offline.model, offline.load_format)
     load_format = "dummy" if target.bundled else offline.load_format
     if load_format != offline.load_format:

@@ -23,6 +23,15 @@ FRAMEWORK = Framework(
     pip=("install sglang",),
     plugin=Plugin("sglang.srt.plugins", "SGLANG_PLUGINS", "srt/plugins", "0.5.11", empty_is_all=True),
     servers=(Server(("sglang.launch_server",), 30000), Server(("sglang", "serve"), 30000)),
+    tried="0.5.23",
+    hooks=(
+        "srt.managers.scheduler:Scheduler.__init__",
+        "srt.managers.scheduler:Scheduler.run_batch",
+        "srt.model_executor.model_runner:ModelRunner.load_model",
+        "srt.model_executor.model_runner:ModelRunner.forward",
+        "srt.model_executor.model_runner:ModelRunner.sample",
+        "srt.entrypoints.http_server:_wait_and_warmup",
+    ),
 )
 
 

@@ -30,6 +30,17 @@ FRAMEWORK = Framework(
     # On a CPU it would reserve most of the memory for its cache; on a GPU compile FlashInfer's sampler for a minute.
     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
     servers=tuple(Server(words, 8000) for words in SERVERS),
+    tried="0.32.0",
+    hooks=(
+        "v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+        "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        "v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+        "v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
+        "v1.worker.gpu.cudagraph_utils:CudaGraphManager.capture",
+        "v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+        "v1.worker.gpu_worker:Worker.execute_dummy_batch",
+        "v1.worker.gpu_worker:Worker.execute_model",
+    ),
 )
 OFFLINE = "kcap.capture.engines.vllm.offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
