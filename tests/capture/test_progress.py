@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,12 +241,9 @@ def test_the_last_line_is_what_a_reader_looks_for(text: str, last: str, tmp_path
 
 @given(st.binary(max_size=300))
 def test_the_last_line_is_one_and_commands_no_terminal(data: bytes) -> None:
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"kcap-test-{os.getpid()}.log"
-    path.write_bytes(data)
-    try:
-        assert all(map(str.isprintable, last_line(path)))
-    finally:
-        path.unlink()
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
+        file.write(data)
+        assert all(map(str.isprintable, last_line(Path(file.name))))
 
 
 def test_a_phase_is_told_once_and_again_after_a_while(
