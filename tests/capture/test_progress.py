@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from kcap.capture.controller import progress, run
 from kcap.capture.controller.progress import Phase, Progress, engine_phase, last_line
 from kcap.capture.session import Session
+from kcap.capture.shards.counts import is_alive
 from kcap.capture.window.hooking import announce
 from kcap.capture.window.window import Window
 
@@ -93,6 +94,16 @@ def runs(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_process_that_nobody_asks_for_its_status_has_ended() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    assert is_alive(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is left as it is
+    assert not is_alive(child.pid)
+    child.wait()
+    assert not is_alive(child.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
