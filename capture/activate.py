@@ -75,7 +75,7 @@ def _own_window(name: str) -> Window:
             _window.taps.uninstall()
         _window, _stale = Window(session), False
         _window.current = functools.partial(window_of, name)
-        _window.register()
+        _window.register(name)
     return _window
 
 

@@ -62,6 +62,18 @@ class Session:
             return self.window == "auto"
 
     @property
+    def doing_file(self) -> Path:
+        return Path(self.directory) / "doing"
+
+    @property
+    def doing(self) -> str:
+        """What the engine is doing before its window opens, as its adapter knows ("loading weights"); "" if unknown."""
+        try:
+            return self.doing_file.read_text()
+        except OSError:
+            return ""
+
+    @property
     def pause_file(self) -> Path:
         """While it exists, no process records."""
         return Path(self.directory) / "pause"
@@ -87,6 +99,7 @@ def read_session(path: str | os.PathLike[str]) -> Session:
 
 
 PROFILE_ENDING = ".trace.json"
+REGISTERED_ENDING = ".registered"  # of a file that names the adapter of a process, from its start on
 
 
 Numbers = int | Sequence[int]

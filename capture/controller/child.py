@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kcap.capture.controller import watchdog
 from kcap.capture.controller.terminal import Terminal
@@ -19,12 +21,15 @@ LAST_LINES, LAST_ERRORS = 8, 5
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KILL_SEQUENCE = (
-    (signal.SIGINT, 60.0),
-    (signal.SIGTERM, 10.0),
-    (signal.SIGKILL, 10.0),
-)  # seconds until the next is sent
+    (signal.SIGINT, 60.0, 1.5),
+    (signal.SIGTERM, 10.0, 0.7),
+    (signal.SIGKILL, 10.0, 0.5),
+)  # seconds until the next is sent: usually, and in a hurry
+LEFT_IN_A_HURRY = 0.5  # seconds that what is left of a group has then
+POLL = 0.02
 ERROR = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception)(?:: .+|$)")
 NO_ERROR = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|\w+Warning)\b")  # what such a line names did not end the process
+LONGEST_LINE = 600  # characters of one that is told
 DETAILS = 3  # lines that an error may go on for
 
 
@@ -32,11 +37,11 @@ class Child:
     """Runs `command` in a process group of its own, which ends with kcap, however that ends.
 
     `log`: where its output goes, and it reads nothing, in a session of its own; where None it has kcap's own standard
-    streams and, once it reads from it, the terminal.
+    streams and, once it reads from it, the terminal. Only its owner reads a log: an engine writes secrets, too.
     """
 
     def __init__(self, command: list[str], env: Mapping[str, str], log: Path | None = None) -> None:
-        sink: IO[bytes] | None = log.open("wb") if log else None
+        sink = os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") if log else None
         self._guard = _Guard()
         try:
             self._process = subprocess.Popen(
@@ -79,19 +84,26 @@ class Child:
     def last_lines(self) -> str:
         return last_lines(self._log, self.status or 0) if self._log else ""
 
-    def end(self) -> int:
-        """End it by harder and harder signals to its group, and then what it left of that; its exit status."""
+    def end(self, in_a_hurry: Callable[[], bool] = lambda: False) -> int:
+        """End it by harder and harder signals to its group, and then what it left of that; its exit status.
+
+        `in_a_hurry`: whether all of it must be over within seconds, also what has a session of its own (compilers do).
+        """
         if self._terminal is not None and self.status is None:
             self._terminal.lend(self._process.pid)  # it may ask whether to end; a second Ctrl-C is its own
-        for number, patience in KILL_SEQUENCE:
+        started = watchdog.descendants(self._process.pid)
+        for number, patience, least in KILL_SEQUENCE:
             if self.status is not None:
                 break
-            try:
+            began = time.monotonic()
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-                self._process.wait(patience)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
-        watchdog.end_group(self._process.pid)
+            while self.status is None and time.monotonic() - began < (least if in_a_hurry() else patience):
+                time.sleep(POLL)
+        hurried = in_a_hurry()
+        watchdog.end_group(self._process.pid, LEFT_IN_A_HURRY if hurried else watchdog.PATIENCE)
+        if hurried:
+            watchdog.kill(started)
         self._guard.end()
         if self._terminal is not None:
             self._terminal.take_back(self._process.pid)
@@ -149,7 +161,12 @@ def last_lines(log: Path, status: int) -> str:
             errors[match.group()] = (number, match.start())
     ends = sorted(errors.items(), key=lambda error: error[1])[-LAST_ERRORS:] if status >= 0 else []
     named = [line for text, (number, column) in ends for line in (text, *_details(lines[number + 1 :], column))]
-    return "\n".join(f"  {line}" for line in named or lines[-LAST_LINES:])
+    return "\n".join(f"  {_cut(line)}" for line in named or lines[-LAST_LINES:])
+
+
+def _cut(line: str) -> str:
+    """Some errors list every model that their engine knows."""
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} … ({len(line):,} characters)"
 
 
 def _details(lines: list[str], column: int) -> list[str]:
@@ -161,7 +178,12 @@ def _details(lines: list[str], column: int) -> list[str]:
 
 
 class SignalLog:
-    """While it lasts these signals are noted, and do nothing else; SIGHUP goes on to be ignored if it was (nohup)."""
+    """While it lasts these signals are noted, and do nothing else; SIGHUP goes on to be ignored if it was (nohup).
+
+    `raised`: an error that a signal raises at once, where nothing is to be ended in order.
+    """
+
+    raised: KcapError | None = None
 
     def __init__(self, *numbers: signal.Signals) -> None:
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
@@ -176,10 +198,23 @@ class SignalLog:
         self._signals.append(number)
         if number == signal.SIGHUP:
             _drop_terminal()
+        if self.raised is not None:
+            raise self.raised
 
     def __bool__(self) -> bool:
         """Whether any came."""
         return bool(self._signals)
+
+    @property
+    def name(self) -> str:
+        """Of the first one."""
+        name = signal.Signals(self._signals[0]).name
+        return "Ctrl-C" if name == "SIGINT" else name
+
+    @property
+    def insists(self) -> bool:
+        """Whether it was asked for twice; a terminal that is closed may say it more than once."""
+        return len(self._signals) > 1 and any(number != signal.SIGHUP for number in self._signals[1:])
 
     def take(self) -> list[int]:
         """The signals since the last call."""

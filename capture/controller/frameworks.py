@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -17,7 +18,7 @@ from kcap.capture import engines
 from kcap.capture.controller import models
 from kcap.capture.engines import Engine, Framework, Target, adapters, lacks_plugins, of_framework
 from kcap.errors import CallError, KcapError
-from kcap.system.machine import Check, pip, version_of
+from kcap.system.machine import Check, State, pip, version_of
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 TOKENIZERS = ("tokenizer*", "vocab.*", "*.tiktoken", "tekken.json", "spiece.model", "sentencepiece*")
@@ -158,6 +159,54 @@ def check_engine(framework: Framework) -> Check:
         fix = install_command(framework) if of_framework(framework.name) else ""
         return Check(framework.name, "missing", "not installed", fix)
     return Check(framework.name, "ok", version or "installed, version unknown")
+
+
+def check_hooks(framework: Framework) -> Iterable[Check]:
+    """Of a framework that is newer than any that kcap was tried with: which of kcap's hooks are there."""
+    version = version_of(*framework.distributions)
+    if version is None or _numbers(version) <= _numbers(framework.tried):
+        return
+    missing = [hook for hook in framework.hooks if not _has(_folder(framework.package), *hook.split(":"))]
+    newer = f"{version} is newer than {framework.tried}, the newest that kcap was tried with"
+    there = f"{len(framework.hooks) - len(missing)} of {len(framework.hooks)} hooks are there"
+    lacking = f", not {', '.join(missing)}" if missing else ""
+    judge = "kcap record --check-coverage tells what of its GPU time is recorded"
+    state: State = "problem" if missing else "ok"
+    yield Check(f"kcap's hooks in {framework.name}", state, f"{newer}: {there}{lacking}; {judge}")
+
+
+def _numbers(version: str) -> list[int]:
+    """Of a release: those before any mark of a build (`0.32.1+cpu`, `0.5.23.post1`)."""
+    return [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    return Path(next(iter((spec and spec.submodule_search_locations) or ()), "/nonexistent"))
+
+
+def _has(folder: Path, module: str, name: str) -> bool:
+    """Whether a module of the package in `folder` has the function or method `name`, by its source alone."""
+    path = folder / module.replace(".", "/")
+    file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+    if not file.is_file():
+        return False
+    tree = ast.parse(file.read_bytes())
+    owner, _, method = name.rpartition(".")
+    if not owner:
+        return any(isinstance(node, ast.FunctionDef) and node.name == method for node in tree.body)
+    kind = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), None)
+    if kind is None:
+        return False
+    if any(isinstance(node, ast.FunctionDef) and node.name == method for node in kind.body):
+        return True
+    bases = {base.id for base in kind.bases if isinstance(base, ast.Name)}
+    modules = dict.fromkeys(bases - {owner}, module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{folder.name}."):
+            inside = (node.module or "").removeprefix(f"{folder.name}.")
+            modules |= {alias.name: inside for alias in node.names if alias.name in bases}
+    return any(_has(folder, inside, f"{base}.{method}") for base, inside in modules.items())
 
 
 def check_plugin(framework: Framework) -> Iterable[Check]:

@@ -34,13 +34,17 @@ class Offline:
     eager: bool
 
 
-def record_model(offline: Offline, working: WorkingDirectory, options: dict[str, Any]) -> run.Run:
-    """Record `offline` into `working`. `options`: the Session's own."""
+def record_model(
+    offline: Offline, working: WorkingDirectory, options: dict[str, Any], log: Path | None = None
+) -> run.Run:
+    """Record `offline` into `working`. `options`: the Session's own; `log`: where the engine's output is kept."""
     from kcap.capture.controller import frameworks
 
     engine = frameworks.find_framework(offline.framework)
     if excluded := engines.excluding_setting(engine.FRAMEWORK.name):
         raise CallError(f"{excluded} keeps kcap out of {engine.FRAMEWORK.name}: add kcap to it")
+    for newer in frameworks.check_hooks(engine.FRAMEWORK):
+        click.echo(f"kcap: {engine.FRAMEWORK.name} {newer.found}", err=True)
     target = frameworks.find_model(offline.model, offline.load_format)
     load_format = "dummy" if target.bundled else offline.load_format
     if load_format != offline.load_format:
@@ -60,7 +64,7 @@ def record_model(offline: Offline, working: WorkingDirectory, options: dict[str,
     )  # fmt: skip
     job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
     assert engine.OFFLINE is not None  # `find_framework` has seen to it
-    return _run_engine(engine.OFFLINE, job, session, working)
+    return _run_engine(engine.OFFLINE, job, session, working, log)
 
 
 def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
@@ -74,11 +78,13 @@ def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
     return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
 
 
-def _run_engine(module: str, job: dict[str, Any], session: Session, working: WorkingDirectory) -> run.Run:
+def _run_engine(
+    module: str, job: dict[str, Any], session: Session, working: WorkingDirectory, log: Path | None
+) -> run.Run:
     session.write()
     file = Path(session.directory) / "job.json"
     file.write_bytes(orjson.dumps(job))
-    log = Path(session.directory) / "engine.log"  # gone with the shards: an engine logs its arguments, secrets too
+    log = log or Path(session.directory) / "engine.log"  # gone with the shards: it has the arguments, secrets too
     command_line = [sys.executable, "-P", "-m", module, str(file.resolve())]
     return run.record_command_line(command_line, session, working, log)
 

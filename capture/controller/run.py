@@ -9,7 +9,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,29 +21,55 @@ from kcap.capture import engines
 from kcap.capture.controller import window_control
 from kcap.capture.controller.child import END_SIGNALS, Child, SignalLog, ending_text, last_lines, status_text
 from kcap.capture.controller.output import WorkingDirectory
-from kcap.capture.engines import of_framework
+from kcap.capture.controller.progress import (
+    Phase,
+    Progress,
+    Silence,
+    any_registered,
+    engine_phase,
+    registered_adapters,
+    shown_progress,
+)
+from kcap.capture.engines import adapters, of_framework
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
-from kcap.capture.shards.counts import close_shards, steps_so_far
+from kcap.capture.shards.counts import close_shards
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
 from kcap.system.native_build import cache_folder, is_writable
 
 POLL = 0.2  # seconds between two looks at what runs
+NOTHING_KEPT = "nothing was recorded, and nothing is kept"
+CLOSE_IN_A_HURRY = 1.0  # seconds for all processes to close their shards, in a run that is to end within five
 STARTUP = Path(__file__).resolve().parents[1] / "startup"  # what Python runs first there
 
 
 @dataclass(frozen=True)
 class RunControl:
-    """`attend`: call it several times a second, with a text of what is being done; `over`: call it at the end.
+    """`attend`: call it several times a second, with what is being done.
 
-    `ending`: true once a signal has asked to end the run.
+    `ending`: true once a signal has asked to end the run. `progress`: what is shown of it.
     """
 
-    attend: Callable[[str], None]
+    session: Session
+    progress: Progress
+    attend: Callable[[Phase], None]
     ending: SignalLog
-    over: Callable[[], None]
+
+    def in_a_hurry(self) -> bool:
+        """Whether it is to end within seconds; a program that may have something to save is asked twice."""
+        return bool(self.ending) and (runs_engine(self.session) or self.ending.insists)
+
+    def ending_text(self) -> str:
+        """What asked to end it, and when."""
+        return f"{self.ending.name} after {self.progress.seconds:.0f} s ({self.progress.phase})"
+
+
+def runs_engine(session: Session) -> bool:
+    """Whether kcap started an engine or a server, or the user's command is an engine."""
+    own = not session.command or bool(session.client)
+    return own or any((engine := adapters().get(name)) and engine.OFFLINE for name in registered_adapters(session))
 
 
 def recorded_environment(session: Session) -> dict[str, str]:
@@ -76,24 +103,32 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
 
     Ctrl-C stops it, after its shards are closed. `log`: as in Child.
     """
-    if at.ending:
-        raise KcapError("ended before anything was started")
     child = Child(command, recorded_environment(session), log)
     while child.status is None and not at.ending:
-        at.attend(progress_text(session))
+        at.attend(engine_phase(session))
         child.follow_stop()
         time.sleep(POLL)
     ended = child.status
-    if ended is None:
-        at.attend("closing the Recording")
-    end_child(child, session)
-    return ended
+    at.progress.log = None  # its last line says nothing of what follows
+    if ended is not None:
+        end_child(child, at)
+        return ended
+    asked = at.ending_text()
+    at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
+    end_child(child, at)
+    click.echo(f"kcap: {asked}: all that was started has ended", err=True)
+    return None
 
 
-def end_child(child: Child, session: Session) -> None:
+def end_child(child: Child, at: RunControl) -> None:
     """Close the windows, then end the child, or what is left of its process group."""
-    close_windows(session)
-    child.end()
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(close_windows, at.session)  # waits for processes that may be stuck
+        began = time.monotonic()
+        while not closing.done() and not (at.in_a_hurry() and time.monotonic() - began > CLOSE_IN_A_HURRY):
+            time.sleep(0.02)
+        child.end(at.in_a_hurry)
+        closing.result()
 
 
 def close_windows(session: Session) -> None:
@@ -102,18 +137,6 @@ def close_windows(session: Session) -> None:
         window_control.close_window(session)
     window_control.catch_up(session)
     close_shards(session)
-
-
-def progress_text(session: Session) -> str:
-    processes, steps = steps_so_far(Path(session.directory))
-    if not processes:
-        return "starting the engine"
-    return f"recording: {steps} steps" if session.opens else f"the window is closed, {steps} steps recorded"
-
-
-def any_registered(session: Session) -> bool:
-    """Whether any process of the engine had kcap in it."""
-    return any(Path(session.directory).glob("*.registered"))
 
 
 @dataclass(frozen=True)
@@ -135,12 +158,17 @@ class NoRecordingError(KcapError):
 
 def record_command_line(command_line: list[str], session: Session, working: WorkingDirectory, log: Path | None) -> Run:
     """Run `command_line` under `session`, and merge into `working`. `log`: where its output goes, if not kcap's."""
-    with attended(session, working.noted, display=log is not None) as at:
-        prepare_recorder(session)
+    shown = shown_progress(log) if log else nullcontext(Silence(None, None))
+    with attended(session, working.noted, shown) as at:
         status = run_to_end(command_line, session, at, log)
-        at.over()
         failure = _failure_text(session, status, log)
-        return Run(make_recording(session, working.directory, status, log, failure), failure, status)
+        if any_registered(session):
+            at.attend(Phase("writing the Recording"))
+        recording = make_recording(session, working.directory, status, log, failure)
+        if at.ending and log and not recording.calls:
+            shutil.rmtree(working.directory)
+            raise KcapError(NOTHING_KEPT)
+        return Run(recording, failure, status)
 
 
 def _failure_text(session: Session, status: int | None, log: Path | None) -> str:
@@ -163,7 +191,7 @@ def make_recording(session: Session, directory: Path, status: int | None, log: P
     if nothing and status and log:
         ending = ending_text(status, log)
         shutil.rmtree(directory)
-        raise KcapError(f"the engine ended before its first step, with {ending}")
+        raise KcapError(f"the engine ended before its first step, with {ending}\n{_whole_output(session, log)}")
     return recording
 
 
@@ -175,22 +203,23 @@ def _note_failure(session: Session, failure: str) -> None:
 
 
 @contextmanager
-def attended(session: Session, noted: ExitStack, display: bool = True) -> Iterator[RunControl]:
-    """Handle the signals that kcap gets; none of them ends kcap until `noted` ends.
-
-    `display`: show progress, where no program draws on the same terminal.
-    """
+def attended(session: Session, noted: ExitStack, shown: AbstractContextManager[Progress]) -> Iterator[RunControl]:
+    """Handle the signals that kcap gets, and build the recorder; once it is there, no signal ends kcap until `noted`
+    ends."""
     asked = noted.enter_context(SignalLog(signal.SIGUSR1, signal.SIGUSR2))
     ending = noted.enter_context(SignalLog(*END_SIGNALS))
-    with window_control.marked_running(session), ExitStack() as shown:
-        report = shown.enter_context(progress_display()) if display else lambda text: None
+    with window_control.marked_running(session), shown as progress:
 
-        def attend(text: str) -> None:
-            report(text)
+        def attend(phase: Phase) -> None:
+            progress.show(phase)
             for number in asked.take():
                 _set_window(session, number == signal.SIGUSR1)
 
-        yield RunControl(attend, ending, shown.close)
+        attend(Phase("preparing the recorder"))
+        ending.raised = KcapError("ended before anything was started; nothing is kept")
+        _prepare_recorder(session)
+        ending.raised = None
+        yield RunControl(session, progress, attend, ending)
 
 
 def _set_window(session: Session, opened: bool) -> None:
@@ -201,7 +230,7 @@ def _set_window(session: Session, opened: bool) -> None:
         click.echo(f"kcap: {error}", err=True)
 
 
-def prepare_recorder(session: Session) -> None:
+def _prepare_recorder(session: Session) -> None:
     """Build the native recorder before the engine starts; a failure is the engine processes' own to report."""
     from kcap.capture.recorder.native_recorder import build
     from kcap.system.native_build import Unavailable
@@ -219,10 +248,16 @@ def explain_silence(session: Session, status: int | None, log: Path | None) -> N
     if session.command:
         raise NoRecordingError(f"nothing was recorded: {_why_silent(session, status)}", status)
     if status is None:
-        raise KcapError("ended before the engine was up")
+        raise KcapError(NOTHING_KEPT)
     if status and log:
-        raise KcapError(f"the engine did not start ({status_text(status)}):\n{last_lines(log, status)}")
+        lines = last_lines(log, status)
+        raise KcapError(f"the engine did not start ({status_text(status)}):\n{lines}\n{_whole_output(session, log)}")
     raise KcapError("no process of the engine had kcap in it: kcap doctor says whether its plugin is registered")
+
+
+def _whole_output(session: Session, log: Path) -> str:
+    kept = log.parent != Path(session.directory)
+    return f"its whole output is in {log}" if kept else "--engine-log FILE keeps its whole output"
 
 
 def _why_silent(session: Session, status: int | None) -> str:
@@ -240,16 +275,3 @@ def _why_silent(session: Session, status: int | None) -> str:
         f"{shlex.quote(session.command[0])} ran no Python that kcap could follow{ended}; it follows none with -I, -E "
         "or -S, in a container, or with a PYTHONPATH of its own"
     )
-
-
-@contextmanager
-def progress_display() -> Iterator[Callable[[str], None]]:
-    """Show progress if standard error is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("starting the engine") as status:
-        yield status.update

@@ -14,9 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from kcap.capture.controller import run, window_control
 from kcap.capture.controller.child import Child
 from kcap.capture.controller.output import WorkingDirectory
+from kcap.capture.controller.progress import Phase, any_registered, engine_phase, shown_progress
 from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
@@ -52,18 +55,22 @@ def make_client(command: list[str], url: str | None, patience: float, opens: boo
     return Client(command, url, patience, opens)
 
 
-def serve(command: list[str], client: Client, session: Session, working: WorkingDirectory) -> run.Run:
-    """Record the server `command` under `client` into `working`. KcapError if the server does not become ready."""
-    log = Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
-    with run.attended(session, working.noted) as at:
-        run.prepare_recorder(session)
+def serve(
+    command: list[str], client: Client, session: Session, working: WorkingDirectory, log: Path | None = None
+) -> run.Run:
+    """Record the server `command` under `client` into `working`. KcapError if the server does not become ready.
+
+    `log`: where its output is kept; None: as long as it runs.
+    """
+    log = log or Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
+    with run.attended(session, working.noted, shown_progress(None)) as at:  # what the server writes is shown anyway
         server = Child(command, run.recorded_environment(session), log)
         try:
             failure = _ServerRun(server, client, session, at).whole()
         except KcapError:
             discard_shards(session)
             raise
-        at.over()
+        at.attend(Phase("writing the Recording"))
         return run.Run(run.make_recording(session, working.directory, None, log, failure), failure)
 
 
@@ -80,16 +87,16 @@ class _ServerRun:
             self._wait_until_ready()
             return self._client_to_its_end()
         finally:
-            self.at.attend("ending the server")
-            run.end_child(self.server, self.session)
+            self.at.attend(Phase("ending the server"))
+            run.end_child(self.server, self.at)
             self.server.show()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.client.patience
         while why := why_not_ready(self.client.ready):
-            self._look(f"waiting for {self.client.ready}")
+            self._look(Phase(f"waiting for {self.client.ready}", self.session.doing))
             if self.at.ending:
-                raise KcapError("ended before the server was ready")
+                raise KcapError(f"{self.at.ending_text()}: {run.NOTHING_KEPT}")
             if self.server.status is not None:
                 raise KcapError(f"the server ended before it was ready{self._how(self.server)}")
             if time.monotonic() > deadline:
@@ -97,7 +104,7 @@ class _ServerRun:
                 fix = "pass a longer --ready-timeout, or another --ready URL"
                 raise KcapError(f"the server was not ready after {patience}: {fix}. Its output:\n{self._lines()}")
             time.sleep(READY_POLL)
-        if not run.any_registered(self.session):
+        if not any_registered(self.session):
             run.explain_silence(self.session, 0, None)
 
     def _client_to_its_end(self) -> str:
@@ -107,21 +114,24 @@ class _ServerRun:
         env = {name: value for name, value in os.environ.items() if name != SESSION_VARIABLE}
         child = Child(self.client.command, env, Path(self.session.directory) / "client.log")
         while child.status is None and self.server.status is None and not self.at.ending:
-            self._look(run.progress_text(self.session))
+            self._look(engine_phase(self.session))
             child.show()
             time.sleep(run.POLL)
         died = self.server.status is not None
         ended_by_itself = child.status is not None
-        if not died:
-            run.close_windows(self.session)
-        child.end()
+        if self.at.ending:
+            click.echo(f"kcap: {self.at.ending_text()}: ending the client and the server", err=True)
+        if died:
+            child.end(self.at.in_a_hurry)
+        else:
+            run.end_child(child, self.at)
         child.show()
         if died:
             return f"the server ended while the client ran{self._how(self.server)}"
         return f"the client failed{self._how(child)}" if ended_by_itself and child.status else ""
 
-    def _look(self, text: str) -> None:
-        self.at.attend(text)
+    def _look(self, phase: Phase) -> None:
+        self.at.attend(phase)
         self.server.show()
 
     def _how(self, child: Child) -> str:

@@ -1,4 +1,5 @@
-"""Ends all processes of a group. As a program: once its input is closed, as it is when its parent is killed."""
+"""Ends all processes of a group, or of a tree. As a program: a group, once its input is closed, as it is when its
+parent is killed."""
 
 from __future__ import annotations
 
@@ -23,6 +24,29 @@ def end_group(group: int, patience: float = PATIENCE) -> None:
             time.sleep(POLL)
 
 
+def descendants(root: int) -> set[tuple[int, str]]:
+    """The processes that `root` started, and those that these did, in whichever session: each with its start time."""
+    by_parent: dict[int, list[tuple[int, str]]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if fields := _stat(int(name)):
+            by_parent.setdefault(int(fields[1]), []).append((int(name), fields[19]))
+    found, parents = set(), [root]
+    while parents:
+        children = by_parent.get(parents.pop(), [])
+        found |= {*children}
+        parents += [process for process, _ in children]
+    return found
+
+
+def kill(processes: set[tuple[int, str]]) -> None:
+    """SIGKILL those of `descendants` that still run."""
+    for process, started in processes:
+        fields = _stat(process)
+        if fields and fields[19] == started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+
+
 def _lives(group: int) -> bool:
     try:
         os.killpg(group, 0)
@@ -30,18 +54,25 @@ def _lives(group: int) -> bool:
         return False
     except PermissionError:
         return True
-    return any(_is_of(group, process) for process in os.listdir("/proc") if process.isdigit())
+    return any(_is_of(group, int(process)) for process in os.listdir("/proc") if process.isdigit())
 
 
-def _is_of(group: int, process: str) -> bool:
+def _is_of(group: int, process: int) -> bool:
     """Whether it is of the group and runs. One that has ended stays in it until somebody asks for its status."""
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:  # it has just ended
+    fields = _stat(process)
+    if not fields:
         return False
     state, of, threads = fields[0], int(fields[2]), int(fields[17])
-    return of == group and (state != b"Z" or threads > 1)  # its first thread may end before the others
+    return of == group and (state != "Z" or threads > 1)  # its first thread may end before the others
+
+
+def _stat(process: int) -> list[str]:
+    """What follows its name in /proc: state, parent, group …; nothing of one that has just ended."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ class Framework:
     `distributions`: those that bring it, the likeliest first. `pip`, `pip_cpu`: the pip commands that install it, with
     an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
-    `cache`: the variable that names the folder in which it keeps what it compiled. `servers`: its commands that serve.
+    `cache`: the variable that names the folder in which it keeps what it compiled.
+    `servers`: its commands that serve. `tried`: the newest release that kcap was tried with; `hooks`: what the adapter
+    hooks there (`module:Class.method`, relative to the package).
     """
 
     name: str
@@ -73,6 +75,8 @@ class Framework:
     environment: Mapping[str, str] = field(default_factory=dict)
     cache: str | None = None
     servers: tuple[Server, ...] = ()
+    tried: str = ""
+    hooks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

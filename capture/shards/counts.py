@@ -96,13 +96,15 @@ def shard_process(path: Path) -> tuple[str, int]:
 
 
 def is_alive(process: int) -> bool:
+    """Whether it runs; one that has ended and that nobody asked for its status (as in many containers) does not."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (ProcessLookupError, FileNotFoundError):
         return False
     except PermissionError:
         return True
-    return True
+    return stat[0] != "Z" or int(stat[17]) > 1  # its first thread may end before the others
 
 
 CLOSE_PATIENCE = 10.0  # seconds

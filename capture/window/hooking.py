@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import orjson
 
 from kcap.capture.hooks.imports import Hook
+from kcap.capture.session import Session
 from kcap.capture.window.window import Window
 
 Around = Callable[..., Any]  # called with the original, bound, then the object and the arguments
@@ -41,6 +43,30 @@ def wrap(owner: Any, name: str, around: Around) -> None:
         return around(functools.partial(original, self), self, *args, **kwargs)
 
     setattr(owner, name, wrapper)
+
+
+def announce(session: Session, owner: Any, phases: Mapping[str, str]) -> None:
+    """Have the session say what the engine does (`phases`: by method) while it is in a method of `owner`.
+
+    A method that is not there is left out: it is for whoever waits, and for no count.
+    """
+    for name, phase in phases.items():
+        if hasattr(owner, name):
+            wrap(owner, name, functools.partial(_announced, session, phase))
+
+
+def _announced(session: Session, phase: str, original: Around, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    before = session.doing
+    _tell(session, phase)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _tell(session, before)
+
+
+def _tell(session: Session, phase: str) -> None:
+    with contextlib.suppress(OSError):
+        session.doing_file.write_text(phase)
 
 
 def run_after_pause(window: Window, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ import orjson
 
 from kcap.capture.recorder import open_recorder
 from kcap.capture.recorder.recorder import Recorder
-from kcap.capture.session import PROFILE_ENDING, Session
+from kcap.capture.session import PROFILE_ENDING, REGISTERED_ENDING, Session
 from kcap.capture.taps.all import Taps
 from kcap.capture.window import gate
 from kcap.capture.window.gate import Gate
@@ -52,9 +52,9 @@ class Lifecycle:
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget)
 
-    def register(self) -> None:
-        """Tell the session that this process has kcap in it, and put the taps into it."""
-        self._file(".registered").touch(mode=0o600)
+    def register(self, adapter: str = "") -> None:
+        """Tell the session that this process has kcap in it, for which adapter, and put the taps into it."""
+        self._file(REGISTERED_ENDING).write_text(adapter)
         self.taps.install()
 
     def start(self, loose: bool = False, **facts: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from kcap.capture.controller.frameworks import check_engine, check_plugin, known_frameworks
+from kcap.capture.controller.frameworks import check_engine, check_hooks, check_plugin, known_frameworks
 from kcap.capture.engines import Framework, of_framework
 from kcap.system.machine import (
     Check,
@@ -54,6 +54,7 @@ def check_machine() -> Iterator[Check]:
         yield engine
         if engine.state == "ok":
             yield from check_plugin(framework)
+            yield from check_hooks(framework)
     yield from check_confinement()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -77,6 +78,9 @@ class NumbersRange(click.IntRange):
     "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
 )
 @click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine.")
+@click.option(
+    "--engine-log", type=click.Path(path_type=Path), help="Keep what the engine of --model, or the server, prints."
+)
 @click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults.")
 @click.option(
     "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
@@ -101,7 +105,7 @@ class NumbersRange(click.IntRange):
 def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
     check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
-    ready_timeout: float, exit_code: str, command_line: tuple[str, ...], **offline: Any,
+    ready_timeout: float, engine_log: Path | None, exit_code: str, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
 
@@ -109,6 +113,7 @@ def command(
     order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
     """
     _check_options(model, command_line, client, ready, check_coverage)
+    _check_engine_log(engine_log, model is not None or client is not None, output)
     closed = window == "manual" or (client is not None and window is None)
     options = {
         "output": str(output.absolute()), "steps": steps, "keep_tokens": keep_tokens, "recorder": recorder,
@@ -118,9 +123,10 @@ def command(
     try:
         with working_directory(output, force) as beside:
             if model is not None:
-                ran = record_model(Offline(model=model, framework=framework, **offline), beside, options)
+                ran = record_model(Offline(model=model, framework=framework, **offline), beside, options, engine_log)
             else:
-                ran = _record_command(list(command_line), _option_given("framework"), given, beside, options)
+                named = _option_given("framework")
+                ran = _record_command(list(command_line), named, given, beside, options, engine_log)
     except run.NoRecordingError as error:
         error.exit_code = _own_code(error.status, exit_code) or FAILED
         raise
@@ -149,6 +155,22 @@ def _check_options(
         raise CallError("--client needs a server: give -- COMMAND")
     if check_coverage and not machine.has_gpu():
         raise CallError("--check-coverage compares with what ran on a GPU, and this machine has none: leave it out")
+
+
+def _check_engine_log(path: Path | None, apart: bool, output: Path) -> None:
+    """CallError where `path` cannot be written, before anything is started. `apart`: its output is not the user's."""
+    if path is None:
+        return
+    if not apart:
+        raise CallError("--engine-log: of --model or a --client only; a COMMAND's output is yours: 2>&1 | tee FILE")
+    if output.absolute() in path.absolute().parents:
+        raise CallError(f"--engine-log {path}: put it outside of {output}, which is replaced as a whole")
+    if path.exists() and not path.is_file():
+        raise CallError(f"--engine-log {path}: give a regular file")
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise CallError(f"--engine-log {path}: {error.strerror}") from None
 
 
 def _own_code(status: int | None, exit_code: str) -> int:
@@ -186,7 +208,7 @@ def _client(text: str, url: str | None, patience: float, window: str | None, ser
 
 def _record_command(
     command_line: list[str], framework: str | None, client: Client | None, working: WorkingDirectory,
-    options: dict[str, Any],
+    options: dict[str, Any], log: Path | None,
 ) -> run.Run:  # fmt: skip
     from kcap.capture.controller import frameworks, serving
 
@@ -197,5 +219,5 @@ def _record_command(
     )  # fmt: skip
     session.write()
     if client is not None:
-        return serving.serve(command_line, client, session, working)
+        return serving.serve(command_line, client, session, working, log)
     return run.record_command_line(command_line, session, working, None)

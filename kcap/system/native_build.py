@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -90,10 +91,16 @@ def is_writable(folder: Path) -> bool:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     """What comes of it; Unavailable where it does not end in time."""
-    try:
-        return subprocess.run(command, capture_output=True, timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"{command[0]} does not end within {LIMIT_S:g} s") from None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as process:
+        try:
+            output, errors = process.communicate(timeout=LIMIT_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a compiler runs others
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unavailable(f"{command[0]} does not end within {LIMIT_S:g} s") from None
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _command(cxx: str, source: Path, output: Path, extra: Sequence[str]) -> list[str]:

@@ -83,6 +83,13 @@ def test_the_last_errors_of_an_output_are_told(tmp_path: Path) -> None:
     assert last_lines(log, -9).endswith("ValueError: 7\n  a last line")
 
 
+def test_an_error_that_lists_all_models_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"ValueError: not supported: {'Llama, ' * 1000}\n")
+    line = last_lines(tmp_path / "log", 1)
+    assert line.startswith("  ValueError: not supported: Llama") and line.endswith(" … (7,026 characters)")
+    assert len(line) < 700
+
+
 FAILED_START = """\
 INFO 11-23 [config.py:1] Resolved architecture
 WARNING 11-23 [cuda.py:7] no NVML: ImportError: libnvidia-ml.so.1: cannot open shared object file

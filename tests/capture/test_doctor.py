@@ -67,6 +67,43 @@ def test_confinement_names_what_holds_and_why_the_rest_does_not(monkeypatch: pyt
     assert (refused.name, refused.state, refused.found) == ("bench: landlock", "missing", "Function not implemented")
 
 
+NEWER = {
+    "toyengine/worker.py": "from toyengine.base import Base\nclass Worker(Base):\n    def run(self): ...\n",
+    "toyengine/base.py": "class Base:\n    def load(self): ...\n",
+    "toyengine/server/__init__.py": "def warm_up(): ...\n",
+}
+HOOKS = ("worker:Worker.run", "worker:Worker.load", "server:warm_up")
+GONE = ("worker:Worker.sample", "worker:Runner.run", "runner:Runner.run", "server:run")
+
+
+@pytest.mark.parametrize("version", ["2.3.1", "3.0rc1", "2.10"])
+@pytest.mark.parametrize("gone", [(), GONE])
+def test_an_engine_newer_than_any_tried_has_its_hooks_looked_for(
+    gone: tuple[str, ...], version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in NEWER.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(frameworks, "version_of", lambda *names: f"{version} (toyengine)")
+    toy = Framework("Toy", "toyengine", ("toyengine",), tried="2.3.0", hooks=HOOKS + gone)
+    (check,) = frameworks.check_hooks(toy)
+    assert check.state == ("problem" if gone else "ok")
+    lacking = f", not {', '.join(gone)}" if gone else ""
+    assert (
+        f"newer than 2.3.0, the newest that kcap was tried with: 3 of {len(toy.hooks)} hooks are there{lacking}; "
+        in (check.found)
+    )
+    assert "--check-coverage" in check.found
+    assert "toyengine" not in sys.modules
+
+
+@pytest.mark.parametrize("version", ["2.3.0 (toyengine)", "2.3.0+cpu (toyengine)", "2.2.9 (toyengine)", None])
+def test_of_an_engine_that_was_tried_nothing_is_said(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks, "version_of", lambda *names: version)
+    assert [*frameworks.check_hooks(Framework("Toy", "toyengine", ("toyengine",), tried="2.3.0", hooks=HOOKS))] == []
+
+
 def test_bare_machine_still_gets_an_answer(kcap: Kcap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

@@ -127,6 +127,22 @@ class TestAWrongCall:
         failed(kcap("record", *TINY, "--force", "-o", tmp_path / "precious"), 2, "no Recording")
         assert (tmp_path / "precious" / "file").read_text() == "mine"
 
+    def test_an_engine_log_that_cannot_be_written(self, kcap: Kcap, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        for log, why in (
+            ("no/log", "No such file"),
+            ("pipe", "a regular file"),
+            ("out/log", "outside of"),
+            ("", "file"),
+        ):
+            ran = kcap("record", *TINY, "--engine-log", tmp_path / log, "-o", tmp_path / "out")
+            failed(ran, 2, f"--engine-log {tmp_path / log}: ", why)
+
+    def test_a_commands_output_is_its_users(self, kcap: Kcap, tmp_path: Path) -> None:
+        ran = kcap("record", "--engine-log", tmp_path / "log", "-o", tmp_path / "out", "--", "true")
+        failed(ran, 2, "--engine-log: of --model or a --client only", "2>&1 | tee")
+        assert list(tmp_path.iterdir()) == []
+
     def test_nothing_is_left_behind(self, kcap: Kcap, tmp_path: Path) -> None:
         kcap("record", "--model", "nothing", "-o", tmp_path / "out")
         assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.sglang import operators
 from kcap.capture.engines.sglang.graphs import hook_graphs
 from kcap.capture.hooks.imports import Hook, when_imported
-from kcap.capture.window.hooking import Around, Groups, contained, run_after_pause, wrap
+from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
 
@@ -23,6 +23,15 @@ FRAMEWORK = Framework(
     pip=("install sglang",),
     plugin=Plugin("sglang.srt.plugins", "SGLANG_PLUGINS", "srt/plugins", "0.5.11", empty_is_all=True),
     servers=(Server(("sglang.launch_server",), 30000), Server(("sglang", "serve"), 30000)),
+    tried="0.5.23",
+    hooks=(
+        "srt.managers.scheduler:Scheduler.__init__",
+        "srt.managers.scheduler:Scheduler.run_batch",
+        "srt.model_executor.model_runner:ModelRunner.load_model",
+        "srt.model_executor.model_runner:ModelRunner.forward",
+        "srt.model_executor.model_runner:ModelRunner.sample",
+        "srt.entrypoints.http_server:_wait_and_warmup",
+    ),
 )
 
 
@@ -42,6 +51,14 @@ SERVER = "sglang.srt.entrypoints.http_server"
 
 
 STATE = "sglang.srt.distributed.parallel_state"
+
+
+STARTING = {  # what a runner does before its window opens
+    "load_model": "loading weights",
+    "alloc_memory_pool": "allocating the cache",
+    "init_cuda_graphs": "capturing CUDA graphs",
+    "init_device_graphs": "capturing CUDA graphs",  # as it was called before
+}
 
 
 MISSED = "a batch ran and no ModelRunner.forward was seen: another plugin, or this SGLang, runs it elsewhere"
@@ -82,6 +99,7 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
         operators.name_fused(window)
         return result
 
+    announce(window.session, module.ModelRunner, STARTING)
     _wrap(module.ModelRunner, "load_model", load)
     _wrap(module.ModelRunner, "forward", steps.forward)
     _wrap(module.ModelRunner, "sample", steps.sample)

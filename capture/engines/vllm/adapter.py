@@ -15,7 +15,7 @@ from typing import Any
 from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.vllm import fused
 from kcap.capture.hooks.imports import when_imported
-from kcap.capture.window.hooking import Around, Groups, contained, run_after_pause, wrap
+from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
 
@@ -31,11 +31,28 @@ FRAMEWORK = Framework(
     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
     cache="VLLM_CACHE_ROOT",
     servers=tuple(Server(words, 8000) for words in SERVERS),
+    tried="0.32.0",
+    hooks=(
+        "v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+        "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        "v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+        "v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
+        "v1.worker.gpu.cudagraph_utils:CudaGraphManager.capture",
+        "v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+        "v1.worker.gpu_worker:Worker.execute_dummy_batch",
+        "v1.worker.gpu_worker:Worker.execute_model",
+    ),
 )
 OFFLINE = "kcap.capture.engines.vllm.offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+BACKEND = "vllm.compilation.backends"
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
+STARTING = {  # what a worker does before its window opens
+    "load_model": "loading weights",
+    "determine_available_memory": "trial run",
+    "compile_or_warm_up_model": "warming up",
+}
 
 
 def arguments(start: Start) -> dict[str, Any]:
@@ -56,16 +73,22 @@ def hook(window: Window) -> None:
     """Hook vLLM's runners and workers as their modules are imported."""
     steps = Steps(window)
     for module in RUNNERS:
-        when_imported(module, contained(window, functools.partial(_hook_runner, steps=steps)))
+        when_imported(module, contained(window, functools.partial(_hook_runner, steps=steps, window=window)))
     groups = Groups(window)
     window.taps.graphs.describe = functools.partial(_graph, groups)
     when_imported(GRAPHS, contained(window, functools.partial(_hook_graphs, window=window)))
     for module, name in WORKERS.items():
         hook_worker = functools.partial(_hook_worker, name=name, window=window, groups=groups, steps=steps)
         when_imported(module, contained(window, hook_worker))
+    when_imported(BACKEND, contained(window, functools.partial(_hook_backend, window=window)))
 
 
-def _hook_runner(module: ModuleType, steps: Steps) -> None:
+def _hook_backend(module: ModuleType, window: Window) -> None:
+    announce(window.session, getattr(module, "VllmBackend", None), {"__call__": "compiling"})
+
+
+def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
+    announce(window.session, module.GPUModelRunner, {"capture_model": "capturing CUDA graphs"})
     wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
     wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
 
@@ -119,9 +142,11 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, 
             window.end()
         return result
 
-    wrap(getattr(module, name), "compile_or_warm_up_model", warm_up)
-    wrap(getattr(module, name), "execute_dummy_batch", dummy_batch)
-    wrap(getattr(module, name), "execute_model", steps.stage)
+    worker = getattr(module, name)
+    announce(window.session, worker, STARTING)
+    wrap(worker, "compile_or_warm_up_model", warm_up)
+    wrap(worker, "execute_dummy_batch", dummy_batch)
+    wrap(worker, "execute_model", steps.stage)
 
 
 def _name_fused(worker: Any, window: Window) -> None:
