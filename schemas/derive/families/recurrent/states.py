@@ -1,0 +1,65 @@
+"""Which state each sequence has, and inputs for which a state neither grows without end nor is shared."""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.families import valid_input
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
+from kcap.schemas.derive.kernel import TensorArg, lazy_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+
+def state_of_each(call: Invocation, count: int, padding: float | None, *names: str) -> torch.Tensor:
+    """The number of each sequence's state, int32 [count], from the first column of the first of `names`.
+
+    Unrecognized where the others, to which states are written, name other states, or two sequences have one state.
+    """
+    read, *written = (
+        require_values(tensor.reshape(len(tensor), -1)[:count, 0], "states of its sequences")
+        for name in names
+        if (tensor := call.optional(name)) is not None
+    )
+    if any(not torch.equal(read, other) for other in written):
+        raise Unrecognized("it reads one state of a sequence and writes another")
+    used = read[read != padding]
+    if len(used) != len(used.unique()):
+        raise Unrecognized("two of its sequences have one state")
+    return read.to(torch.int32)
+
+
+def states_arg(call: Invocation, axis: str, count: int, padding: float | None, *names: str) -> TensorArg:
+    """`state_of_each` as an input."""
+    text = "The number of each sequence's state" + ("." if padding is None else f"; {padding:g}: padding, and none.")
+    return lazy_arg("int32", (axis,), lambda: state_of_each(call, count, padding, *names), text)
+
+
+@valid_input("q", "k", op_types=("gdn",))
+def unit_vectors(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Of length one, as in models: the delta rule multiplies the state by 1 - beta |k|^2 each step."""
+    drawn = torch.randn(draft.shape(name), generator=draft.generator)
+    return torch.nn.functional.normalize(drawn, dim=-1)
+
+
+@valid_input("g", op_types=("gdn",))
+def log_decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Negative: the state decays by exp(g)."""
+    return draft.reals(-2.0, 0.0, draft.shape(name))
+
+
+@valid_input("beta", op_types=("gdn",))
+def update_rate(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.reals(0.0, 1.0, draft.shape(name))
+
+
+@valid_input("A", op_types=("mamba_ssu", "mamba"))
+def decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Negative: the state decays by exp(A dt)."""
+    return draft.reals(-8.0, -0.5, draft.shape(name))
+
+
+@valid_input("*_indices", "cache_indices", "*_slots", op_types=("gdn", "mamba_ssu", "mamba", "causal_conv1d"))
+def state_indices(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """A state each, no two the same: each is written by its own sequence."""
+    states = draft.size("pool_size", "state_cache_size", "num_states")
+    return draft.distinct(draft.shape(name)[0], states) if states else None
