@@ -8,8 +8,8 @@ numbers): without them it cannot be replayed. A name is read word by word, `cu_c
 - else, unless a word of TOKENS is there, a word of PLACES is enough, or one of INDICES beside one of OWNERS: `seq_idx`,
   `state_table`; anybody's `indices` may be token ids.
 
-What no rule tells is listed. Token ids carry no such name, but for two (`EXPERTS_OR_TOKENS`) in calls from Python,
-where another argument must tell that experts are meant. Of a few of aten's own arguments the range is kept, of
+What no rule tells is listed. Token ids carry no such name, but for those of VOUCHED in calls from Python,
+where another argument must tell what is meant. Of a few of aten's own arguments the range is kept, of
 everything else nothing, unless the session keeps tokens: what an index may be follows from the shape of what it
 indexes, and the smallest and largest token id of a prompt are token ids too.
 """
@@ -61,7 +61,10 @@ OWNERS = frozenset(
 NAME_GROUPS = (VALUE_ARGUMENTS, RANGE_ARGUMENTS, PRIVATE, COUNTS, TOKENS, PLACES, INDICES, OWNERS)  # as operators.h has
 
 
-EXPERTS_OR_TOKENS = frozenset({"topk_ids", "topk_indices"})  # vLLM ranks a vocabulary under this name too
+VOUCHED = {  # kept in calls from Python only where another argument's name holds this
+    **dict.fromkeys(("topk_ids", "topk_indices"), "expert"),  # vLLM ranks a vocabulary under these names too
+    "batch": "query_start_loc",  # the sequence of each program
+}
 
 
 def keeps_values(argument: str, beside: Iterable[str] | None = None) -> bool:
@@ -70,8 +73,8 @@ def keeps_values(argument: str, beside: Iterable[str] | None = None) -> bool:
     `beside`: the names of all arguments, of a call from Python.
     """
     plain = argument.rpartition(".")[2].removesuffix("_ptr")
-    if beside is not None and plain in EXPERTS_OR_TOKENS:
-        return any("expert" in name.lower() for name in beside if name != argument)
+    if beside is not None and plain in VOUCHED:
+        return any(VOUCHED[plain] in name.lower() for name in beside if name != argument)
     return argument in VALUE_ARGUMENTS or plain in VALUE_ARGUMENTS or walks_memory(plain)
 
 

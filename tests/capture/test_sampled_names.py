@@ -53,6 +53,13 @@ def test_what_ranks_a_vocabulary_keeps_no_token_ids(name: str, recorder: str, re
 
 
 @both
+def test_a_batch_is_kept_where_sequences_begin_somewhere(recorder: str, record: Record) -> None:
+    """vLLM's convolution is told by `batch_ptr` which sequence each of its programs has."""
+    assert kept(record(called("batch_ptr", "x_ptr", "cu_seqlens"), recorder)) == []
+    assert kept(record(called("batch_ptr", "x_ptr", "query_start_loc_ptr"), recorder)) == [IDS.tolist()]
+
+
+@both
 def test_an_argument_does_not_vouch_for_itself(recorder: str, record: Record) -> None:
     assert kept(record(called("experts.topk_ids", "logits"), recorder)) == []
 

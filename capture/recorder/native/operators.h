@@ -110,20 +110,26 @@ inline Keep keep_of(const std::string& argument, bool aten) {
   return listed || walks_memory(plain) ? Keep::values : Keep::nothing;
 }
 
-inline bool names_experts(std::string name) {
-  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return name.find("expert") != std::string::npos;
+// As kcap.capture.recorder.sampled_arguments.VOUCHED: what another argument's name has to hold; empty: nothing.
+inline std::string voucher_of(const std::string& plain) {
+  if (plain == "topk_ids" || plain == "topk_indices") return "expert";
+  return plain == "batch" ? "query_start_loc" : "";
 }
 
-// As kcap.capture.recorder.sampled_arguments.keeps_values: of these two names are experts' numbers, and token ids where a vocabulary is ranked.
+inline std::string lower_case(std::string name) {
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
+// As kcap.capture.recorder.sampled_arguments.keeps_values.
 inline Keep keep_of_external(const std::string& argument, const std::vector<std::string>& beside) {
-  const std::string plain = plain_name(argument);
   if (policy().keep_tokens) return Keep::values;
-  if (plain == "topk_ids" || plain == "topk_indices") {
-    const bool experts = std::any_of(beside.begin(), beside.end(), [&](const std::string& name) { return name != argument && names_experts(name); });
-    return experts ? Keep::values : Keep::nothing;
-  }
-  return keep_of(argument, false);
+  const std::string voucher = voucher_of(plain_name(argument));
+  if (voucher.empty()) return keep_of(argument, false);
+  const bool vouched = std::any_of(beside.begin(), beside.end(), [&](const std::string& name) {
+    return name != argument && lower_case(name).find(voucher) != std::string::npos;
+  });
+  return vouched ? Keep::values : Keep::nothing;
 }
 
 inline void put_constant(std::string& out, const IValue& v, IntKind ints);

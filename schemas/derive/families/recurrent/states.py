@@ -22,10 +22,15 @@ def state_of_each(call: Invocation, count: int, padding: float | None, *names: s
     )
     if any(not torch.equal(read, other) for other in written):
         raise Unrecognized("it reads one state of a sequence and writes another")
-    used = read[read != padding]
+    used = read[used_states(read, padding)]
     if len(used) != len(used.unique()):
         raise Unrecognized("two of its sequences have one state")
     return read.to(torch.int32)
+
+
+def used_states(states: torch.Tensor, padding: float | None) -> torch.Tensor:
+    """Which of `states` do not stand for padding."""
+    return torch.ones_like(states, dtype=torch.bool) if padding is None else states != padding
 
 
 def states_arg(call: Invocation, axis: str, count: int, padding: float | None, *names: str) -> TensorArg:
