@@ -29,8 +29,8 @@ def state_of_each(call: Invocation, count: int, padding: float | None, *names: s
 
 
 def used_states(states: torch.Tensor, padding: float | None) -> torch.Tensor:
-    """Which of `states` do not stand for padding."""
-    return torch.ones_like(states, dtype=torch.bool) if padding is None else states != padding
+    """Which of `states` are numbers of states: neither negative nor the padding's."""
+    return (states >= 0) if padding is None else (states >= 0) & (states != padding)
 
 
 def states_arg(call: Invocation, axis: str, count: int, padding: float | None, *names: str) -> TensorArg:

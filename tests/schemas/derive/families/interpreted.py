@@ -18,7 +18,18 @@ from typing import Any
 
 import pytest
 
-IMPORTS = "import triton\nimport triton.language as tl\n\nTRITON3 = True\nexp, log = tl.exp, tl.log\n"
+HEAD = """import triton
+import triton.language as tl
+
+TRITON3 = True
+
+
+@triton.jit
+def exp(x):
+    return tl.exp(x)
+
+
+"""
 
 
 @cache
@@ -33,7 +44,7 @@ def kernels(package: str, *files: str) -> dict[str, Launcher]:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed")
     root = Path(spec.submodule_search_locations[0])
-    text = IMPORTS + "\n\n".join(part for file in files for part in jitted(ast.parse((root / file).read_text())))
+    text = HEAD + "\n\n".join(part for file in files for part in jitted(ast.parse((root / file).read_text())))
     return interpreted(f"interpreted_{abs(hash((package, files)))}", text)
 
 
