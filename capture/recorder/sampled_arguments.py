@@ -52,7 +52,7 @@ COUNTS = frozenset(
     | {"seqlens", "seqused", "sizes"}  # and no `counts`: of a vocabulary they tell which tokens there were
 )
 TOKENS = frozenset({"prompt", "text", "tok", "token", "tokens", "toks", "vocab", "word", "words"})
-PLACES = frozenset({"block", "blocks", "loc", "locs", "page", "pages", "position", "positions", "slot", "slots"})
+PLACES = frozenset({"block", "blocks", "loc", "locs", "page", "pages", "pos", "position", "positions", "slot", "slots"})
 INDICES = frozenset({"end", "ends", "idx", "index", "indices", "map", "mapping", "start", "starts", "table", "tables"})
 OWNERS = frozenset(
     {"batch", "cache", "chunk", "chunks", "expert", "experts", "group", "groups", "head", "heads", "kv", "lora"}
