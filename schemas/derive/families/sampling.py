@@ -85,8 +85,8 @@ def run(logits, idx_mapping, min_p):
     assert logits.shape[-1] == {v}
     p = min_p[idx_mapping.long()].to(torch.float32)[:, None]
     x = logits.to(torch.float32)
-    unlikely = x < x.amax(dim=-1, keepdim=True) + torch.log(p)
-    return logits.masked_fill(unlikely & (p != 0.0), -float("inf"))
+    unlikely = x < x.amax(dim=-1, keepdim=True) + torch.log(p)  # p of 0 leaves all
+    return logits.masked_fill(unlikely, -float("inf"))
 """
 
 SMALLEST = 1024  # fewer columns are no vocabulary: other kernels reduce their blocks' results by an argmax
