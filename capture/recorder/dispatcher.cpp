@@ -41,16 +41,16 @@ using kcap::this_thread;
 
 extern "C" {
 
-// `stem`: the shard's path without its ending; the names are separated by blanks. 0, or 1 with kcap_error().
-int kcap_open(const char* stem, const char* value_names, const char* range_names, int keep_tokens) {
+// `stem`: the shard's path without its ending; `names`: a text for each NameGroup, separated by blanks. 0, or 1 with
+// kcap_error().
+int kcap_open(const char* stem, const char* const* names, int keep_tokens) {
   if (!g) pthread_atfork(nullptr, nullptr, kcap::forget_in_child);
   if (g && !g->closed) return 1;
   kcap::Recorder* last = g;
   g = new kcap::Recorder();
   if (last) last->shard.release();  // the rest of it stays: frames of operators under way still point to its entries
   return kcap::guarded([&] {
-    kcap::split(value_names, [](std::string&& name) { kcap::policy().value_names.insert(name); });
-    kcap::split(range_names, [](std::string&& name) { kcap::policy().range_names.insert(name); });
+    for (auto& group : kcap::policy().names) kcap::split(*names++, [&](std::string&& name) { group.insert(name); });
     kcap::policy().keep_tokens = keep_tokens != 0;
     g->shard.open(stem);
   });

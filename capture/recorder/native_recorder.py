@@ -15,7 +15,7 @@ import torch
 
 from kcap.capture.recorder.arguments import encode
 from kcap.capture.recorder.recorder import Ranges
-from kcap.capture.recorder.sampled_arguments import RANGE_ARGUMENTS, VALUE_ARGUMENTS
+from kcap.capture.recorder.sampled_arguments import NAME_GROUPS
 from kcap.system import native_build
 
 SOURCE = Path(__file__).with_name("dispatcher.cpp")
@@ -40,8 +40,8 @@ class NativeRecorder:
         self._lib.kcap_fail_after.argtypes = [ctypes.c_int64]
         _declare(self._quick)
         self._pack = Packer(lambda text: int(self._quick.kcap_text(text)))
-        names = [" ".join(sorted(group)).encode() for group in (VALUE_ARGUMENTS, RANGE_ARGUMENTS)]
-        if self._lib.kcap_open(str(stem).encode(), *names, int(keep_tokens)):
+        names = (ctypes.c_char_p * len(NAME_GROUPS))(*(" ".join(sorted(group)).encode() for group in NAME_GROUPS))
+        if self._lib.kcap_open(str(stem).encode(), names, int(keep_tokens)):
             reason = self.error
             if reason:
                 self._lib.kcap_close()

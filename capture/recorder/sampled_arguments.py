@@ -1,128 +1,70 @@
 """Which integer arguments a Sample keeps, decided by the argument's name.
 
-Values are kept where the name says that they point into memory or count tokens (block tables, slots, lengths, expert
-ids): without them a kernel cannot be replayed. Token ids never carry such a name, but for two (`EXPERTS_OR_TOKENS`) in
-calls from Python, where another argument must tell that experts are meant. Of a few of aten's own arguments the range
-is kept, of everything else nothing, unless the session keeps tokens: what an index may be follows from the shape of
-what it indexes, and the smallest and largest token id of a prompt are token ids too.
+Values are kept where the name says that a kernel walks memory by them (block tables, slots, offsets, lengths, states'
+numbers): without them it cannot be replayed. A name is read word by word, `cu_chunk_seqlens_ptr` and `seqLens` too:
+
+- with a word of PRIVATE it is decided by the lists alone: ids may be token ids, and addresses say nothing later;
+- with a word of COUNTS it says how many there are, or where each begins, of tokens too;
+- else, unless a word of TOKENS is there, a word of PLACES is enough, or one of INDICES beside one of OWNERS: `seq_idx`,
+  `state_table`; anybody's `indices` may be token ids.
+
+What no rule tells is listed. Token ids carry no such name, but for those of VOUCHED in calls from Python,
+where another argument must tell what is meant. Of a few of aten's own arguments the range is kept, of
+everything else nothing, unless the session keeps tokens: what an index may be follows from the shape of what it
+indexes, and the smallest and largest token id of a prompt are token ids too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 VALUE_ARGUMENTS = frozenset(
     {
-        "actual_seq_lens_kv",
-        "actual_seq_lens_q",
         "batch_ids",
-        "batch_indices",
-        "batch_offsets_k",
-        "batch_offsets_o",
-        "batch_offsets_q",
-        "batch_offsets_stats",
-        "batch_offsets_v",
-        "block_mapping",
-        "block_table",
-        "block_tables",
-        "context_lens",
-        "cu_seq_lens",
-        "cu_seqlen",
-        "cu_seqlen_ke",
-        "cu_seqlen_ks",
-        "cu_seqlens",
-        "cu_seqlens_k",
-        "cu_seqlens_k_new",
-        "cu_seqlens_q",
-        "cum_seq_lens_kv",
-        "cum_seq_lens_q",
-        "dst_state_batch_indices",
+        "block_ids",
+        "expanded_idx_mapping",
         "expanded_idx_to_permuted_idx",
-        "expert_first_token_offset",
         "expert_ids",
-        "expert_map",
-        "expert_offsets",
         "grouped_layout",
-        "indptr",
-        "initial_state_indices",
-        "intermediate_state_indices",
-        "k_block_table",
-        "kv_batch_idx",
-        "kv_indices",
-        "kv_indices_d",
-        "kv_indices_p",
-        "kv_indptr",
-        "kv_indptr_d",
-        "kv_indptr_p",
-        "kv_last_page_len",
-        "kv_len",
-        "kv_len_arr",
-        "kv_lens",
-        "kv_lens_buffer",
-        "kv_segment_offsets",
-        "last_page_len",
-        "last_page_len_d",
-        "last_page_len_p",
+        "idx_mapping",
         "leftpad_k",
         "m_indices",
-        "m_indptr",
-        "mask_indptr",
         "masked_m",
-        "num_tokens_post_pad",
-        "num_tokens_post_padded",
-        "o_indptr",
-        "out_cache_loc",
-        "output_state_indices",
-        "page_table",
-        "paged_kv_indices",
-        "paged_kv_indices_arr",
-        "paged_kv_indptr",
-        "paged_kv_indptr_arr",
-        "paged_kv_last_page_len",
         "permuted_idx_to_expanded_idx",
         "plan.indices",  # FlashInfer's pages; anybody else's `indices` may be token ids
         "pos_ids",
-        "positions",
         "problem_sizes1",
         "problem_sizes2",
-        "qo_indptr",
-        "qo_indptr_arr",
-        "qo_indptr_d",
-        "qo_indptr_p",
-        "qo_segment_offsets",
-        "query_start_loc",
-        "req_pool_indices",
-        "row_starts",
-        "seg_indptr",
-        "seq_lens",
-        "seq_lens_kv",
-        "seq_lens_q",
-        "seq_lens_tensor",
-        "seq_start_loc",
-        "seqlens_rotary",
-        "seqused_k",
-        "seqused_q",
-        "shared_kv_indptr",
-        "slot_mapping",
         "sorted_token_ids",  # rows sorted by expert, not ids of tokens
-        "src_page_table",
-        "state_batch_indices",
-        "tile_idx_to_expert_idx",
         "tile_idx_to_mn_limit",
         "token_selected_experts",
         "topk_ids",
         "topk_indices",
-        "unique_kv_indices",
-        "unique_kv_indptr",
-        "unique_kv_last_page_len",
-        "v_indptr",
         "weight_indices",
     }
 )
 RANGE_ARGUMENTS = frozenset({"repeats", "offsets", "lengths", "shifts"})
 
+PRIVATE = frozenset({"id", "ids", "ptrs"})
+COUNTS = frozenset(
+    {"cu", "cum", "cumsum", "indptr", "len", "length", "lengths", "lens", "num", "offset", "offsets", "seqlen"}
+    | {"seqlens", "seqused", "sizes"}  # and no `counts`: of a vocabulary they tell which tokens there were
+)
+TOKENS = frozenset({"prompt", "text", "tok", "token", "tokens", "toks", "vocab", "word", "words"})
+PLACES = frozenset({"block", "blocks", "loc", "locs", "page", "pages", "pos", "position", "positions", "slot", "slots"})
+INDICES = frozenset({"end", "ends", "idx", "index", "indices", "map", "mapping", "start", "starts", "table", "tables"})
+OWNERS = frozenset(
+    {"batch", "cache", "chunk", "chunks", "expert", "experts", "group", "groups", "head", "heads", "kv", "lora"}
+    | {"query", "req", "reqs", "request", "requests", "row", "rows", "seq", "seqs", "state", "states"}
+)
+NAME_GROUPS = (VALUE_ARGUMENTS, RANGE_ARGUMENTS, PRIVATE, COUNTS, TOKENS, PLACES, INDICES, OWNERS)  # as operators.h has
 
-EXPERTS_OR_TOKENS = frozenset({"topk_ids", "topk_indices"})  # vLLM ranks a vocabulary under this name too
+
+VOUCHED = {  # kept in calls from Python only where another argument's name holds this
+    **dict.fromkeys(("topk_ids", "topk_indices"), "expert"),  # vLLM ranks a vocabulary under these names too
+    "batch": "query_start_loc",  # the sequence of each program
+}
 
 
 def keeps_values(argument: str, beside: Iterable[str] | None = None) -> bool:
@@ -131,6 +73,16 @@ def keeps_values(argument: str, beside: Iterable[str] | None = None) -> bool:
     `beside`: the names of all arguments, of a call from Python.
     """
     plain = argument.rpartition(".")[2].removesuffix("_ptr")
-    if beside is not None and plain in EXPERTS_OR_TOKENS:
-        return any("expert" in name.lower() for name in beside if name != argument)
-    return argument in VALUE_ARGUMENTS or plain in VALUE_ARGUMENTS
+    if beside is not None and plain in VOUCHED:
+        return any(VOUCHED[plain] in name.lower() for name in beside if name != argument)
+    return argument in VALUE_ARGUMENTS or plain in VALUE_ARGUMENTS or walks_memory(plain)
+
+
+def walks_memory(name: str) -> bool:
+    """Whether the words of `name` say that memory is walked by its values."""
+    words = set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
+    if words & PRIVATE:
+        return False
+    if words & COUNTS:
+        return True
+    return not words & TOKENS and bool(words & PLACES or (words & INDICES and words & OWNERS))

@@ -24,9 +24,9 @@ from kcap.errors import FormatError
 from kcap.replay.rebuild.memory import compact_shape
 from kcap.replay.rebuild.operators import Operator, Parameters
 from kcap.schemas.derive.bound_call import BoundCall, Skip
-from kcap.schemas.derive.families import ReplayRule
+from kcap.schemas.derive.families import ReplayRule, replay_rule_for
 from kcap.schemas.derive.invocation import torch_dtype
-from kcap.schemas.recording.operators import SOURCES
+from kcap.schemas.recording.operators import SOURCES, base_of
 from kcap.schemas.recording.recording import Call, Launch, Recording
 from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
@@ -69,7 +69,7 @@ class Launches:
         kernel = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)
         inductor = launch.language == "cpp" or is_inductor_made(text, kernel.parameters)
         schema = Parameters.of(kernel.parameters, WRITTEN_PREFIXES if inductor else ())
-        return Operator(call.operator, kernel.run, schema, kernel.notes), LaunchRule(text, inductor)
+        return Operator(call.operator, kernel.run, schema, kernel.notes), rule_of(call, text, inductor)
 
     def source(self, recording: Recording, launch: Launch) -> str:
         if launch.kernel is None:
@@ -110,16 +110,13 @@ def argument_names(call: Call, parameters: list[str]) -> list[str]:
     return [argument.name or name for argument, name in zip(call.args, parameters, strict=False)]
 
 
-class LaunchRule(ReplayRule):
-    """Integer tensors that were not recorded: inductor's kernels assert how far they index; others get zeros."""
+class InductorRule(ReplayRule):
+    """Integer tensors that were not recorded: the kernel `text` asserts how far they index; others get zeros."""
 
-    def __init__(self, text: str, inductor: bool) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.inductor = inductor
 
     def prepare(self, bound: BoundCall) -> None:
-        if not self.inductor:
-            return  # the valid indices are unknown: `resolve_integers` skips the Call
         limit = least_index_bound(self.text, bound)
         for path, spec in bound.integers():
             name = bound.holder(path).name or ""
@@ -135,7 +132,12 @@ def launch_rule(call: Call, recording: Recording | None) -> ReplayRule:
         raise Skip(NO_SOURCE)
     text = recording.source(call.launch) if call.launch.kernel else ""
     inductor = call.launch.language == "cpp" or is_inductor_made(text, [a.name or "" for a in call.args])
-    return LaunchRule(text, inductor)
+    return rule_of(call, text, inductor)
+
+
+def rule_of(call: Call, text: str, inductor: bool) -> ReplayRule:
+    """Inductor's, or that of the kernel's family, by its name without the source's id."""
+    return InductorRule(text) if inductor else replay_rule_for(base_of(call.operator))
 
 
 def draw_below(spec: TensorSpec, limit: int, recorded: tuple[int, int] | None) -> torch.Tensor:

@@ -43,8 +43,11 @@ struct Operator {
   std::atomic<bool> opened{false};           // something that computes was recorded in a call of the wrapper
 };
 
+// As kcap.capture.recorder.sampled_arguments.NAME_GROUPS: names of arguments, then words of names.
+enum NameGroup { gValues, gRanges, gPrivate, gCounts, gTokens, gPlaces, gIndices, gOwners, kNameGroups };
+
 struct Policy {  // filled once, before the first call
-  std::set<std::string> value_names, range_names;
+  std::set<std::string> names[kNameGroups];
   bool keep_tokens = false;
 };
 inline Policy& policy() { static Policy p; return p; }
@@ -69,13 +72,6 @@ inline bool is_view(const c10::FunctionSchema& schema) {
   return given && aliases;
 }
 
-inline Keep keep_of(const std::string& argument, bool aten) {
-  const Policy& p = policy();
-  if (p.keep_tokens && aten) return Keep::values;
-  if (!aten) return p.value_names.count(argument) ? Keep::values : Keep::nothing;
-  return p.range_names.count(argument) ? Keep::range : Keep::nothing;
-}
-
 // `plan.kv_indptr` and `block_table_ptr` say the same as `kv_indptr` and `block_table`.
 inline std::string plain_name(const std::string& argument) {
   std::string name = argument.substr(argument.rfind('.') + 1);
@@ -83,20 +79,57 @@ inline std::string plain_name(const std::string& argument) {
   return name;
 }
 
-inline bool names_experts(std::string name) {
-  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return name.find("expert") != std::string::npos;
+// The words of `block_table`, and of `blockTable`.
+inline std::vector<std::string> words_of(const std::string& name) {
+  std::vector<std::string> words(1);
+  char before = 0;
+  for (char c : name) {
+    const bool upper = c >= 'A' && c <= 'Z';
+    if (c == '_' || (upper && ((before >= 'a' && before <= 'z') || (before >= '0' && before <= '9')))) words.emplace_back();
+    if (c != '_') words.back() += upper ? static_cast<char>(c - 'A' + 'a') : c;
+    before = c;
+  }
+  return words;
 }
 
-// As kcap.capture.recorder.sampled_arguments.keeps_values: of these two names are experts' numbers, and token ids where a vocabulary is ranked.
-inline Keep keep_of_external(const std::string& argument, const std::vector<std::string>& beside) {
+// As kcap.capture.recorder.sampled_arguments.walks_memory.
+inline bool walks_memory(const std::string& plain) {
+  const std::vector<std::string> words = words_of(plain);
+  const auto has = [&](NameGroup group) {
+    return std::any_of(words.begin(), words.end(), [&](const std::string& word) { return policy().names[group].count(word) > 0; });
+  };
+  if (has(gPrivate)) return false;
+  return has(gCounts) || (!has(gTokens) && (has(gPlaces) || (has(gIndices) && has(gOwners))));
+}
+
+inline Keep keep_of(const std::string& argument, bool aten) {
+  const Policy& p = policy();
+  if (aten) return p.keep_tokens ? Keep::values : p.names[gRanges].count(argument) ? Keep::range : Keep::nothing;
   const std::string plain = plain_name(argument);
+  const bool listed = p.names[gValues].count(argument) || p.names[gValues].count(plain);
+  return listed || walks_memory(plain) ? Keep::values : Keep::nothing;
+}
+
+// As kcap.capture.recorder.sampled_arguments.VOUCHED: what another argument's name has to hold; empty: nothing.
+inline std::string voucher_of(const std::string& plain) {
+  if (plain == "topk_ids" || plain == "topk_indices") return "expert";
+  return plain == "batch" ? "query_start_loc" : "";
+}
+
+inline std::string lower_case(std::string name) {
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
+// As kcap.capture.recorder.sampled_arguments.keeps_values.
+inline Keep keep_of_external(const std::string& argument, const std::vector<std::string>& beside) {
   if (policy().keep_tokens) return Keep::values;
-  if (plain == "topk_ids" || plain == "topk_indices") {
-    const bool experts = std::any_of(beside.begin(), beside.end(), [&](const std::string& name) { return name != argument && names_experts(name); });
-    return experts ? Keep::values : Keep::nothing;
-  }
-  return std::max(keep_of(argument, false), keep_of(plain, false));
+  const std::string voucher = voucher_of(plain_name(argument));
+  if (voucher.empty()) return keep_of(argument, false);
+  const bool vouched = std::any_of(beside.begin(), beside.end(), [&](const std::string& name) {
+    return name != argument && lower_case(name).find(voucher) != std::string::npos;
+  });
+  return vouched ? Keep::values : Keep::nothing;
 }
 
 inline void put_constant(std::string& out, const IValue& v, IntKind ints);

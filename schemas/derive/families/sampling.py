@@ -1,4 +1,4 @@
-"""sampling: greedy, by top-k and top-p from probabilities, and repetition penalties.
+"""sampling: greedy, by top-k and top-p from probabilities; repetition penalties, temperature and min-p.
 
 Sampling from probabilities has FlashInfer-Bench's names. It draws random numbers: two runs agree only in distribution.
 """
@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import torch
 
+from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs
-from kcap.schemas.derive.families import cost_function, family, valid_input
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes, written_or_returned
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
+from kcap.schemas.derive.index_arguments import set_zeros
+from kcap.schemas.derive.invocation import (
+    Invocation,
+    Unrecognized,
+    require_values,
+    total_bytes,
+    written_or_returned,
+)
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
 
@@ -56,6 +64,29 @@ def run(logits, prompt_mask, output_mask, repetition_penalties):
     penalty = torch.where(seen, repetition_penalties.to(torch.float32)[:, None], 1.0)
     x = logits.to(torch.float32)
     return torch.where(x > 0, x / penalty, x * penalty).to(logits.dtype)
+"""
+
+TEMPERATURE = """import torch
+
+
+@torch.no_grad()
+def run(logits, idx_mapping, temperature):
+    assert logits.shape[-1] == {v}
+    t = temperature[idx_mapping.long()].to(torch.float32)[:, None]
+    divided = (logits.to(torch.float32) / t).to(logits.dtype)
+    return torch.where((t == 0.0) | (t == 1.0), logits, divided)  # 0: greedy
+"""
+
+MIN_P = """import torch
+
+
+@torch.no_grad()
+def run(logits, idx_mapping, min_p):
+    assert logits.shape[-1] == {v}
+    p = min_p[idx_mapping.long()].to(torch.float32)[:, None]
+    x = logits.to(torch.float32)
+    unlikely = x < x.amax(dim=-1, keepdim=True) + torch.log(p)  # p of 0 leaves all
+    return logits.masked_fill(unlikely, -float("inf"))
 """
 
 SMALLEST = 1024  # fewer columns are no vocabulary: other kernels reduce their blocks' results by an argmax
@@ -167,6 +198,67 @@ def repetition_penalties(call: Invocation) -> KernelInstance:
     )
 
 
+@family("temperature", "triton::_temperature_kernel")
+def temperature(call: Invocation) -> KernelInstance:
+    """vLLM's: rows of greedy requests, and those of temperature 1, stay as they are."""
+    return setting_of_requests(
+        call, "temperature", TEMPERATURE, "The logits over each request's temperature, in place."
+    )
+
+
+@family("min_p", "triton::_min_p_kernel")
+def min_p(call: Invocation) -> KernelInstance:
+    """vLLM's: a token less likely than `min_p` times the likeliest one is left out."""
+    return setting_of_requests(call, "min_p", MIN_P, "Logits of unlikely tokens become -inf, in place.")
+
+
+def setting_of_requests(call: Invocation, name: str, reference: str, description: str) -> KernelInstance:
+    """`logits_ptr`: [batch_size, vocab_size]; the setting `name`: [requests], of which each row of logits has one."""
+    logits, mapping = call.tensor("logits_ptr"), call.tensor("expanded_idx_mapping_ptr")
+    v = int(call.number("vocab_size"))
+    if logits.shape != (len(mapping), v):
+        raise Unrecognized("its logits have more columns than the vocabulary")
+
+    def idx_mapping() -> torch.Tensor:
+        return require_values(mapping, "requests of its rows")
+
+    return KernelInstance(
+        name=f"{name}{abbreviate(logits.dtype, torch.float32)}_v{v}",
+        op_type=name,
+        axes={"batch_size": None, "vocab_size": v, "max_num_reqs": None},
+        inputs={
+            "logits": tensor_arg(logits, *ROWS),
+            "idx_mapping": lazy_arg(mapping.dtype, ("batch_size",), idx_mapping, "The request of each row."),
+            name: tensor_arg(call.tensor(f"{name}_ptr"), "max_num_reqs"),
+        },
+        outputs={"logits_out": lazy_arg(logits.dtype, ROWS, lambda: logits)},
+        reference=reference.format(v=v),
+        description=description,
+        flops=logits.numel(),
+        touched=lambda: total_bytes(mapping),  # logits of requests without the setting stay as they are
+    )
+
+
+@replay_rule("triton::_gumbel_sample_kernel")
+class GumbelSample(ReplayRule):
+    """It is random, and no family's. Where its noise is drawn from bounds nothing; what it finds it writes only."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        set_zeros(bound, "seeds_ptr", "local_argmax_ptr")
+
+
+@valid_input("idx_mapping", op_types=("temperature", "min_p"))
+def valid_requests(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    limit = draft.size("max_num_reqs")
+    return draft.integers(0, limit, draft.shape(name)) if limit else None
+
+
+@cost_function("temperature", "min_p")
+def setting_cost(inputs: CostInputs) -> Cost:
+    """No logits where no request has the setting."""
+    return Cost(inputs.read("idx_mapping"), inputs.read("idx_mapping"), 0, inputs.dtype)
+
+
 @cost_function("sampling", "greedy_sampling", "repetition_penalties")
 def sampling_cost(inputs: CostInputs) -> Cost:
     return inputs.cost(inputs.read("logits") if "logits" in inputs else inputs.read("probs") // 2)
@@ -191,12 +283,12 @@ def valid_top_p(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(0.1, 1.0, draft.shape(name))
 
 
-@valid_input("min_p*", op_types=("sampling",))
+@valid_input("min_p*", op_types=("sampling", "min_p"))
 def valid_min_p(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(0.0, 0.2, draft.shape(name))
 
 
-@valid_input("temperature*", op_types=("sampling",))
+@valid_input("temperature*", op_types=("sampling", "temperature"))
 def valid_temperature(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(0.1, 2.0, draft.shape(name))
 

@@ -16,7 +16,7 @@ import torch
 from handmade import Values, call, tensor
 
 from kcap.replay.calls.runner import Runner
-from kcap.replay.rebuild.launches import NO_SOURCE, UNTRUSTED, Launches, LaunchRule
+from kcap.replay.rebuild.launches import NO_SOURCE, UNTRUSTED, InductorRule, Launches
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.recording.recording import Argument, Call, Launch, Metadata, Sample, load, write_recording
@@ -252,7 +252,7 @@ def prepared(text: str, spec: TensorSpec, name: str = "in_ptr0", **more: Any) ->
     """What inductor's kernel `text` is given for an integer tensor without recorded values."""
     args = [Argument(name=name, value=spec), Argument(name="ks0", value=7)]
     bound = BoundCall("triton::f.s0", args, **more)
-    LaunchRule(text, inductor=True).prepare(bound)
+    InductorRule(text).prepare(bound)
     return bound.contents["0"]
 
 

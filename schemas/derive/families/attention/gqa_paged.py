@@ -1,4 +1,4 @@
-"""gqa_paged: attention of grouped queries over a paged cache, by operators of vLLM, SGLang and FlashInfer.
+"""gqa_paged: attention of grouped queries over a paged cache, by operators of vLLM and FlashInfer.
 
 An operator that returns no log-sum-exp gets a Definition without `lse`, with `nolse` in its name. Rows of
 padding, which operators leave as they were, are zero as in the reference.
@@ -10,7 +10,7 @@ from the cache and new ones from beside it: FlashInfer has no form for that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,13 +22,11 @@ from kcap.schemas.derive.families.attention.core import (
     MakeTensor,
     attend_source,
     attended_pairs,
-    base2_lse,
     refuse_quantized,
     refuse_unless_one,
     window_and_cap,
 )
 from kcap.schemas.derive.families.attention.cpu_cache import unpacked_caches
-from kcap.schemas.derive.families.attention.gqa_ragged import RaggedAttention, ragged_attention
 from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_pages, table_pages
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
@@ -154,12 +152,6 @@ def attention_outputs(
     return outputs
 
 
-UNMODELLED = (
-    *("k_new", "v_new", "q_v", "qv", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
-    *("rotary_sin", "s_aux", "sinks", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
-)
-
-
 @family("gqa_paged", "_C::cpu_attention_with_kv_cache")
 def cpu_attention(call: Invocation) -> KernelInstance:
     """vLLM's on CPU. Its window counts the query's own key. The layout of the caches is read from the metadata."""
@@ -182,57 +174,6 @@ def cpu_attention(call: Invocation) -> KernelInstance:
             causal=bool(call["causal"]),
             window=window - 1 if window > 0 else -1,
             softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
-        )
-    )
-
-
-@family("gqa_paged", "_vllm_fa3_C::fwd", "_vllm_fa2_C::varlen_fwd", "sgl_kernel::fwd")
-def flash_attention(call: Invocation) -> KernelInstance:
-    """FlashAttention 2 and 3 (arXiv:2307.08691, arXiv:2407.08608); without a page table the batch is ragged."""
-    call.refuse(*UNMODELLED)
-    refuse_unless_one(call, "cp_world_size")
-    q, k, right = call.tensor("q"), call.tensor("k"), call["window_size_right"]
-    if q.dim() != 3 or (right or 0) > 0:
-        raise Unrecognized("no batch of joined sequences, or keys after a query's own are in its window")
-    attention = RaggedAttention(
-        q=q,
-        k=k,
-        v=call.tensor("v"),
-        starts=call.tensor("cu_seqlens_q"),
-        kv_starts=call.optional("cu_seqlens_k"),
-        scale=q.shape[-1] ** -0.5 if call["softmax_scale"] is None else float(call.number("softmax_scale")),
-        output=lambda: call.result[0] if call["out"] is None else call.tensor("out"),
-        lse=lambda: base2_lse(call.result[1]),
-        causal=bool(call["is_causal"]) or right == 0,
-        window=int(call.number("window_size_left")),
-        softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
-    )
-    table = call.optional("page_table", "block_table")
-    if table is not None:
-        return _with_table(call, attention, table)
-    call.refuse("seqused_k")
-    return replace(ragged_attention(attention), family="gqa_ragged")
-
-
-def _with_table(call: Invocation, attention: RaggedAttention, table: torch.Tensor) -> KernelInstance:
-    lengths = call.tensor("seqused_k")
-    return paged_attention(
-        PagedAttention(
-            q=attention.q,
-            k=attention.k,
-            v=attention.v,
-            batch=PagedBatch(
-                tokens=len(attention.q),
-                pages=table_pages(table, lengths, attention.k.shape[1]),
-                starts=attention.starts,
-                decode=call["max_seqlen_q"] == 1 and len(attention.q) == len(lengths),
-            ),
-            scale=attention.scale,
-            output=attention.output,
-            lse=attention.lse,
-            causal=attention.causal,
-            window=attention.window,
-            softcap=attention.softcap,
         )
     )
 

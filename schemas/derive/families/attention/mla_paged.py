@@ -1,6 +1,7 @@
 """mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
 
-Operators of FlashInfer, FlashMLA and vLLM on CPU. Triton's decode is left out: there two launches make one kernel.
+Operators of FlashInfer, FlashMLA and vLLM on CPU; FlashAttention is in `flash_attention`. Triton's decode is left out:
+there two launches make one kernel.
 """
 
 from __future__ import annotations

@@ -87,6 +87,44 @@ def test_flashinfers_wrapper(queries: list[int], page_size: int):
     assert kernel.flops() == 2 * HEADS * (2 * CKV + KPE) * pairs
 
 
+def by_flash_attention(requests: Batch, **more: Any) -> Arguments:
+    """As vLLM passes latents to FlashAttention 3: views of one cache, the latent part of the queries apart."""
+    cache = randn(requests.pages, 64, CKV + KPE, seed=2)
+    return {
+        "q": randn(requests.tokens, HEADS, KPE, seed=1),
+        "k": cache[..., None, CKV:],
+        "v": cache[..., None, :CKV],
+        "q_v": randn(requests.tokens, HEADS, CKV, seed=3),
+        "out": None,
+        "cu_seqlens_q": requests.starts,
+        "seqused_k": requests.seq_lens,
+        "max_seqlen_q": max(requests.queries),
+        "page_table": requests.table,
+        "softmax_scale": 0.05,
+        "is_causal": True,
+        "window_size_left": -1,
+        "window_size_right": -1,
+        "softcap": 0.0,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("queries", [[1, 1, 1], [4, 1, 70]])
+def test_flash_attention_over_latents(queries: list[int]):
+    requests = batch(queries, [20, 64, 90], 64)
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> list[torch.Tensor]:
+        cache = torch.cat((v, k), dim=-1)[:, :, 0]
+        out, lse = latent_attention(requests, 0.05)(torch.cat((more["q_v"], q), dim=-1), cache)
+        return [out, lse.T]
+
+    kernel = agrees("_vllm_fa3_C::fwd", run, **by_flash_attention(requests))
+    kind = "decode" if max(queries) == 1 else "prefill_causal"
+    assert (kernel.name, kernel.family) == (f"mla_paged_{kind}_h16_ckv512_kpe64_ps64", "mla_paged")
+    for name, value in {"window_size_left": 9, "softcap": 5.0, "page_table": None, "s_aux": torch.ones(HEADS)}.items():
+        assert declined("_vllm_fa3_C::fwd", **by_flash_attention(requests, **{name: value})), name
+
+
 @pytest.mark.parametrize("operator", ["_flashmla_C::dense_decode_fwd", "sgl_kernel::fwd_kvcache_mla"])
 def test_flash_mla(operator: str):
     requests = batch([1, 1, 1], [20, 64, 90], 64)

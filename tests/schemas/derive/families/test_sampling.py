@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
+from interpreted import kernels
 
 from kcap.replay.datasets.reference import compile_reference
 
@@ -130,3 +131,31 @@ def test_repetition_penalties_of_vllm():
             output_mask=masks[1],
             repetition_penalties=torch.rand(rows) + 0.5,
         )
+
+
+V2 = "v1/worker/gpu/sample/"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "file"), [("temperature", "gumbel.py"), ("min_p", "min_p.py")])
+def test_settings_of_requests_are_vllms(name: str, file: str, dtype: torch.dtype):
+    """Rows of one request share its setting; those without one stay as they are."""
+    kernel = kernels("vllm", V2 + file)[f"_{name}_kernel"]
+    settings = torch.tensor([0.0, 0.7, 1.0, 0.05, 1.3 if name == "temperature" else 0.3])
+
+    def run(**call: Any) -> None:
+        logits = call["logits_ptr"]
+        pointers = (call["expanded_idx_mapping_ptr"], call[f"{name}_ptr"], call["vocab_size"])
+        grid = (len(logits), 2) if name == "temperature" else (len(logits),)
+        kernel[grid](logits, logits.stride(0), *pointers, BLOCK_SIZE=64)
+
+    arguments = {
+        "logits_ptr": randn(7, 100, dtype=dtype),
+        "expanded_idx_mapping_ptr": torch.tensor([4, 0, 1, 1, 2, 3, 0], dtype=torch.int32),
+        f"{name}_ptr": settings,
+        "vocab_size": 100,
+    }
+    operator = f"triton::_{name}_kernel.s01234567"
+    instance = agrees(operator, run, **arguments)
+    assert instance.name == f"{name}{'' if dtype == torch.float32 else '_bf16'}_v100"
+    assert declined(operator, **{**arguments, "vocab_size": 90})

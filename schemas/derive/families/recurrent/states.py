@@ -1,0 +1,120 @@
+"""Which state each sequence has, in a Definition and in replay; inputs under which none is shared or grows on."""
+
+from __future__ import annotations
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.derive.families import ReplayRule, replay_rule, valid_input
+from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
+from kcap.schemas.derive.kernel import TensorArg, lazy_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+
+def state_of_each(call: Invocation, count: int, padding: float | None, *names: str) -> torch.Tensor:
+    """The number of each sequence's state, int32 [count], from the first column of the first of `names`.
+
+    Unrecognized where the others, to which states are written, name other states, or two sequences have one state.
+    """
+    read, *written = (
+        require_values(tensor.reshape(len(tensor), -1)[:count, 0], "states of its sequences")
+        for name in names
+        if (tensor := call.optional(name)) is not None
+    )
+    if any(not torch.equal(read, other) for other in written):
+        raise Unrecognized("it reads one state of a sequence and writes another")
+    used = read[used_states(read, padding)]
+    if len(used) != len(used.unique()):
+        raise Unrecognized("two of its sequences have one state")
+    return read.to(torch.int32)
+
+
+def used_states(states: torch.Tensor, padding: float | None) -> torch.Tensor:
+    """Which of `states` are numbers of states: neither negative nor the padding's."""
+    return (states >= 0) if padding is None else (states >= 0) & (states != padding)
+
+
+def states_arg(call: Invocation, axis: str, count: int, padding: float | None, *names: str) -> TensorArg:
+    """`state_of_each` as an input."""
+    text = "The number of each sequence's state" + ("." if padding is None else f"; {padding:g}: padding, and none.")
+    return lazy_arg("int32", (axis,), lambda: state_of_each(call, count, padding, *names), text)
+
+
+def shrink_states(bound: BoundCall, caches: tuple[str, ...], *names: str) -> None:
+    """Renumber the states that the arguments of these `names` tell, and cut the `caches` down to them.
+
+    State 0 stays: it may stand for padding. Skip where no Sample holds them.
+    """
+    tables: dict[str, torch.Tensor] = {}
+    for name in names:
+        if bound[name] is not None:
+            if (table := bound.content(name)) is None:
+                raise Skip("no Sample holds the states of its sequences")
+            tables[name] = table
+    states = [torch.zeros(1, dtype=torch.int64), *(table.flatten().long() for table in tables.values())]
+    dense, count = renumber_densely(torch.cat(states))
+    parts = dense.split([len(part) for part in states])[1:]
+    for (name, table), part in zip(tables.items(), parts, strict=True):
+        bound.set_content(name, part.reshape(table.shape))
+    shrink_caches(bound, caches, count)
+
+
+@replay_rule("triton::_selective_scan_update_kernel")
+class StateUpdate(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        shrink_states(bound, ("state_ptr",), "state_batch_indices_ptr", "dst_state_batch_indices_ptr")
+
+
+@replay_rule("triton::_causal_conv1d_update_kernel")
+class ConvolutionUpdate(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        shrink_states(bound, ("conv_state_ptr",), "conv_state_indices_ptr")
+
+
+@replay_rule("triton::_causal_conv1d_fwd_kernel")
+class Convolution(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        shrink_states(bound, ("initial_states_ptr",), "cache_indices_ptr")
+
+
+@replay_rule(
+    "triton::fused_recurrent_gated_delta_rule_fwd_kernel",
+    "triton::fused_recurrent_gated_delta_rule_packed_decode_kernel",
+    "triton::fused_sigmoid_gating_delta_rule_update_kernel",
+)
+class DeltaRule(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        if bound["ssm_state_indices"] is not None:  # else the states are the batch's own
+            shrink_states(bound, ("h0", "ht"), "ssm_state_indices")
+
+
+@valid_input("q", "k", op_types=("gdn",))
+def unit_vectors(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Of length one, as in models: the delta rule multiplies the state by 1 - beta |k|^2 each step."""
+    drawn = torch.randn(draft.shape(name), generator=draft.generator)
+    return torch.nn.functional.normalize(drawn, dim=-1)
+
+
+@valid_input("g", op_types=("gdn",))
+def log_decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Negative: the state decays by exp(g)."""
+    return draft.reals(-2.0, 0.0, draft.shape(name))
+
+
+@valid_input("beta", op_types=("gdn",))
+def update_rate(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    return draft.reals(0.0, 1.0, draft.shape(name))
+
+
+@valid_input("A", op_types=("mamba_ssu", "mamba"))
+def decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Negative: the state decays by exp(A dt)."""
+    return draft.reals(-8.0, -0.5, draft.shape(name))
+
+
+@valid_input("*_indices", "cache_indices", "*_slots", op_types=("gdn", "mamba_ssu", "mamba", "causal_conv1d"))
+def state_indices(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
+    """A state each, no two the same: each is written by its own sequence."""
+    states = draft.size("pool_size", "state_cache_size", "num_states")
+    return draft.distinct(draft.shape(name)[0], states) if states else None

@@ -1,0 +1,56 @@
+"""Recurrent states: only those that a Sample's sequences have are rebuilt, by the rule of the kernel's family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kcap.replay.rebuild.launches import rule_of
+from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.recording.recording import Argument, Call
+from kcap.schemas.recording.values import TensorSpec, Value
+
+STATES = TensorSpec((3000, 64, 128), "bfloat16", (10000, 128, 1), 0, "cuda:0", 1)
+UPDATE = "triton::_selective_scan_update_kernel.s01234567"
+RECURRENT = "triton::fused_recurrent_gated_delta_rule_fwd_kernel.s01234567"
+
+
+def prepared(operator: str, values: dict[str, Value], contents: dict[str, torch.Tensor]) -> BoundCall:
+    bound = BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()])
+    for name, content in contents.items():
+        bound.set_content(name, content)
+    rule_of(Call(id=0, operator=operator, args=bound.args), "", inductor=False).prepare(bound)
+    return bound
+
+
+def indices(count: int) -> TensorSpec:
+    return TensorSpec((count, 1), "int32", device="cuda:0", storage=2)
+
+
+def test_states_are_renumbered_together_and_zero_stays() -> None:
+    names = ("state_batch_indices_ptr", "dst_state_batch_indices_ptr")
+    slots = (torch.tensor([[2000], [7], [0], [-1]]), torch.tensor([[2000], [9], [0], [-1]]))
+    values: dict[str, Value] = {"state_ptr": STATES, **dict.fromkeys(names, indices(4))}
+    bound = prepared(UPDATE, values, dict(zip(names, slots, strict=True)))
+    assert [bound.contents[str(place)].flatten().tolist() for place in (1, 2)] == [[3, 1, 0, -1], [3, 2, 0, -1]]
+    assert bound.spec("state_ptr").shape == (4, 64, 128)
+    assert bound.spec("state_ptr").strides == STATES.strides
+
+
+def test_a_launch_whose_states_were_not_sampled_is_skipped() -> None:
+    with pytest.raises(Skip, match="states of its sequences"):
+        prepared(UPDATE, {"state_ptr": STATES, "state_batch_indices_ptr": indices(4)}, {})
+
+
+def test_states_in_place_share_their_storage_and_those_of_a_batch_stay() -> None:
+    values: dict[str, Value] = {"h0": STATES, "ht": STATES, "ssm_state_indices": indices(2)}
+    bound = prepared(RECURRENT, values, {"ssm_state_indices": torch.tensor([[40], [30]])})
+    assert bound.spec("h0") == bound.spec("ht") and bound.spec("h0").shape[0] == 3
+    alone = prepared(RECURRENT, {"h0": STATES, "ht": STATES, "ssm_state_indices": None}, {})
+    assert alone.spec("h0") == STATES
+
+
+def test_what_the_sampler_writes_and_its_seeds_need_no_sample() -> None:
+    wide = TensorSpec((4, 125), "int64", device="cuda:0", storage=3)
+    bound = prepared("triton::_gumbel_sample_kernel.s01234567", {"local_argmax_ptr": wide, "seeds_ptr": wide}, {})
+    assert [bound.contents[path].abs().max() for path in ("0", "1")] == [0, 0]
