@@ -89,9 +89,11 @@ def test_both_ranks_run_the_same_in_each_step(recording: Recording) -> None:
     for call in recording.calls:
         for count in call.counts:
             counts[count.rank, call.operator, call.kind, count.phase] += count.count
-    assert {key[1:]: n for key, n in counts.items() if key[0]} == {
-        key[1:]: n for key, n in counts.items() if not key[0]
-    }
+    ranks: list[Counter[tuple[str, str, str]]] = [
+        Counter({key[1:]: n for key, n in counts.items() if key[0] == rank}) for rank in (0, 1)
+    ]
+    alone = {operator for operator, _, _ in (ranks[0] - ranks[1]) + (ranks[1] - ranks[0])}
+    assert ranks[0] == ranks[1], [call for call in recording.calls if call.operator in alone]
     listed = [[(s.index, s.phase, s.queries, s.lengths) for s in recording.steps if s.rank == rank] for rank in (0, 1)]
     assert listed[0] == listed[1]
     assert recording.metadata.disagreements == []

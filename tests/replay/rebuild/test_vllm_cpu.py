@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import orjson
 import pytest
+import torch
 from handmade import Values
 
 from kcap.replay.jobs import REPLAY_WORKER
@@ -53,6 +54,7 @@ def run(worker: Worker, call: Call, sample: Sample | None = None) -> dict[str, o
     return answer
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM has oneDNN for CPUs with AVX-512 only")
 def test_a_onednn_linear_gets_a_handle_and_a_weight_of_its_own(start: Record) -> None:
     values = Values()
     pointer = Sample(call=0, phase="decode", tensors={"3": values([0xDEAD])})  # never used: it would crash

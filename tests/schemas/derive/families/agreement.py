@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from kcap.bench.check.checker import as_list, compare_outputs, copy_of
@@ -13,6 +14,15 @@ from kcap.schemas.derive.families import recognize
 from kcap.schemas.derive.invocation import Invocation
 from kcap.schemas.derive.kernel import KernelInstance
 from kcap.schemas.flashinfer.definition import Definition, from_bytes, to_bytes
+
+needs_avx512 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM has this operator for CPUs with AVX-512 only"
+)
+
+
+def load_vllm_kernels() -> None:
+    """Register vLLM's operators of this machine, which has one library for each kind of CPU; skips without vLLM."""
+    pytest.importorskip("vllm.platforms").current_platform.import_kernels()
 
 
 def kernel_of(operator: str, **arguments: Any) -> KernelInstance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 
 OPERATORS = {
     "silu_and_mul": torch.nn.functional.silu,
@@ -17,7 +17,7 @@ SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (128, 352)]
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_reference_is_vllms_cpu_operator(name: str, dtype: torch.dtype):
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     run = getattr(torch.ops._C, name)
     for seed, (rows, hidden) in enumerate(SIZES):
         x = randn(rows, 2 * hidden, dtype=dtype, seed=seed)

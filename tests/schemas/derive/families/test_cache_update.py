@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
 from paging import batch
 
 from kcap.schemas.derive.kernel import KernelInstance
@@ -29,11 +29,11 @@ def projected(tokens: int, heads: int, dim: int, dtype: torch.dtype, seed: int =
     return {"key": both[:, 0], "value": both[:, 1], "slot_mapping": slots_for(tokens, seed)}
 
 
-@pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
+@pytest.mark.parametrize("isa", ["vec", "vec16", pytest.param("amx", marks=needs_avx512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_reference_is_vllms_cpu_operator(isa: str, dtype: torch.dtype):
     """AMX's layout is written without AMX."""
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, (tokens, heads, dim) in enumerate(SIZES):
         key_cache, value_cache = randn(PAGES, heads, 2 * ROWS, dim, dtype=dtype, seed=seed + 9).chunk(2, dim=2)
         call_arguments = {
@@ -46,8 +46,9 @@ def test_reference_is_vllms_cpu_operator(isa: str, dtype: torch.dtype):
         assert kernel.name.endswith(f"_kv{heads}_d{dim}_ps{ROWS}")
 
 
+@needs_avx512
 def test_latent_reference_is_vllms_cpu_operator():
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     run = torch.ops._C.concat_and_cache_mla_cpu
     for seed, (tokens, ckv, kpe) in enumerate([(1, 64, 16), (7, 512, 64), (33, 128, 32), (64, 96, 16), (100, 256, 64)]):
         kernel = agrees(

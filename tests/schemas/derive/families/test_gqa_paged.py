@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from paging import Batch, attention, batch, starts, tokens_of
 
 from kcap.schemas.derive.families.attention.gqa_paged import flashinfer_prefill
@@ -55,7 +55,7 @@ def on_cpu(
 
 @pytest.fixture
 def vllm() -> Callable[..., Any]:
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     return torch.ops._C.cpu_attention_with_kv_cache
 
 

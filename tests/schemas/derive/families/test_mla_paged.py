@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from paging import Batch, attention, batch, starts, tokens_of
 
 HEADS, CKV, KPE = 16, 512, 64
@@ -19,7 +19,7 @@ Arguments = dict[str, Any]
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_reference_is_vllms_cpu_operator(dtype: torch.dtype):
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, lengths in enumerate(DECODES):
         requests = batch([1] * len(lengths), lengths, 16, seed)
         kernel = agrees(

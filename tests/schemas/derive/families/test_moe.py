@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
 
 SIZES = [(1, 4, 32, 64, 2), (5, 8, 64, 32, 3), (17, 16, 96, 128, 8), (64, 4, 128, 256, 1), (3, 32, 32, 32, 4)]
 
@@ -30,7 +30,7 @@ def packed(weight: torch.Tensor, isa: str) -> torch.Tensor:
 
 
 def test_reference_is_vllms_cpu_operator():
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, (tokens, e, intermediate, hidden, k) in enumerate(SIZES):
         w1, w2 = matrices(e, intermediate, hidden, seed)
         x, (weights, ids) = randn(tokens, hidden, seed=seed), routed(tokens, e, k, seed)
@@ -53,9 +53,9 @@ def test_reference_is_vllms_cpu_operator():
         assert torch.equal(kernel.inputs["gemm2_weights"].get(), w2)
 
 
-@pytest.mark.parametrize("isa", ["vec", "amx"])
+@pytest.mark.parametrize("isa", ["vec", pytest.param("amx", marks=needs_avx512)])
 def test_weights_are_matrices_whatever_their_layout(isa: str):
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     w1, w2 = matrices(3, 64, 96)
     x, (weights, ids) = randn(2, 96), routed(2, 3, 2)
     packs = {"w13": packed(w1, isa), "w2": packed(w2, isa)}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
 
 FP8 = torch.float8_e4m3fn
 SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
 
 
+@needs_avx512
 def test_int8_references_are_vllms_cpu_operators():
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, (rows, hidden) in enumerate(SIZES):
         x, out, scale = (
             randn(rows, hidden, seed=seed),

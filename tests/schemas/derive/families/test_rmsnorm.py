@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 
 SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_references_are_vllms_cpu_operators(dtype: torch.dtype):
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, (rows, hidden) in enumerate(SIZES):
         x, residual, weight = (randn(*shape, dtype=dtype, seed=seed) for shape in ((rows, hidden),) * 2 + ((hidden,),))
         out = torch.empty_like(x)

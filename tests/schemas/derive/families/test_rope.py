@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 
 ROTARY = "_C::rotary_embedding"
 SIZES = [(1, 4, 2, 64), (7, 8, 1, 128), (33, 2, 2, 96), (64, 32, 8, 128), (130, 3, 3, 64)]
@@ -42,7 +42,7 @@ def rotated(x: torch.Tensor, call_arguments: Arguments) -> torch.Tensor:
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_reference_is_vllms_cpu_operator(dtype: torch.dtype, is_neox: bool):
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, (tokens, heads, kv, size) in enumerate(SIZES):
         for rot in (size, size // 2):
             call_arguments = arguments(tokens, heads, kv, size, rot, dtype, seed)

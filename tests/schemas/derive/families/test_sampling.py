@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined, kernel_of, randn
+from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from interpreted import kernels
 
 from kcap.replay.datasets.reference import compile_reference
@@ -22,7 +22,7 @@ def test_reference_is_atens_argmax():
 
 
 def test_reference_is_vllms_cpu_operator():
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     for seed, (rows, v) in enumerate(SIZES):
         agrees("_C::greedy_argmax", torch.ops._C.greedy_argmax, logits=randn(rows, v, dtype=torch.float32, seed=seed))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import agrees, checked, declined
+from agreement import agrees, checked, declined, load_vllm_kernels
 from paging import Batch, batch
 
 BATCHES = [([1], [1]), ([3, 5], [3, 5]), ([1, 1, 1], [40, 128, 129]), ([64, 2], [300, 2]), ([7, 1, 130], [9, 64, 130])]
@@ -29,7 +29,7 @@ def arguments(requests: Batch, suffix: str = "") -> Arguments:
 
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 def test_reference_is_vllms_cpu_operator(page_size: int):
-    pytest.importorskip("vllm._C")
+    load_vllm_kernels()
     run = torch.ops._C.compute_slot_mapping_kernel_impl
     for seed, (queries, lengths) in enumerate(BATCHES):
         requests = batch(queries, lengths, page_size, seed)
