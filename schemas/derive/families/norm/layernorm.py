@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from kcap.schemas.derive.families import family
-from kcap.schemas.derive.families.norm import AXES, epsilon, norm_instance, rows
+from kcap.schemas.derive.families.norm.rmsnorm import AXES, epsilon, norm_instance, rows
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, LazyValue, abbreviate, dtype_name, lazy_arg, tensor_arg
 
