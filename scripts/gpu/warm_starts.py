@@ -33,7 +33,7 @@ from kcap.schemas.recording.recording import Recording
 PROMPTS = [[(7 * i + 13 * j) % 400 + 3 for j in range(64 + 16 * i)] for i in range(16)]
 LIMIT_S = 300.0
 # As much cache at each start, whatever memory compiling has left: the size of the cache is part of a Call.
-CACHE = {"vllm": {"num_gpu_blocks_override": 4096}, "sglang": {"max_total_tokens": 65_536}}
+SAME_CACHE = {"vllm": {"num_gpu_blocks_override": 4096}, "sglang": {"max_total_tokens": 65_536}}
 
 
 def run(engine: Engine, arguments: dict[str, Any], recorded: bool, folder: Path) -> tuple[float, Recording | None]:
@@ -79,9 +79,10 @@ def main() -> None:
     if engine is None or engine.OFFLINE is None:
         parser.error(f"{given.framework} cannot be started offline")
     target = find_model(given.model, "dummy")
-    cache = CACHE.get(engine.FRAMEWORK.package, {})
+    cache = SAME_CACHE.get(engine.FRAMEWORK.package, {})
     arguments = engine.arguments(Start(target, "dummy", given.num_layers, False, cache, 2048))
     folder = Path(tempfile.mkdtemp(prefix="warm-starts-"))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the first batch is of the requests that have come so far
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     if engine.FRAMEWORK.cache:
         os.environ[engine.FRAMEWORK.cache] = str(folder / "cache")
