@@ -37,7 +37,7 @@ from kcap.capture.shards.counts import close_shards
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
-from kcap.system.native_build import cache_folder, is_writable
+from kcap.system.native_build import Unavailable, cache_folder, is_writable
 
 POLL = 0.2  # seconds between two looks at what runs
 NOTHING_KEPT = "nothing was recorded, and nothing is kept"
@@ -90,11 +90,12 @@ def own_caches(environment: Mapping[str, str]) -> dict[str, str]:
     What was compiled without kcap lacks what `fragments` adds, and what is compiled with it concerns no other start.
     """
     found = {}
-    for engine in engines.adapters().values():
-        if variable := engine.FRAMEWORK.cache:
+    for framework in (engine.FRAMEWORK for engine in adapters().values()):
+        if variable := framework.cache:
             users = Path(environment.get(variable, ""))
-            apart = users if is_writable(users) else cache_folder()
-            found[variable] = str(apart / f"{engine.FRAMEWORK.package}-{CACHE_TAG}")
+            with contextlib.suppress(Unavailable):  # then it has its own or none: not for kcap to say
+                apart = users if is_writable(users) else cache_folder()
+                found[variable] = str(apart / f"{framework.package}-{CACHE_TAG}")
     return found
 
 
@@ -233,7 +234,6 @@ def _set_window(session: Session, opened: bool) -> None:
 def _prepare_recorder(session: Session) -> None:
     """Build the native recorder before the engine starts; a failure is the engine processes' own to report."""
     from kcap.capture.recorder.native_recorder import build
-    from kcap.system.native_build import Unavailable
 
     if session.recorder == "python":
         return

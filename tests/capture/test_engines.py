@@ -17,9 +17,12 @@ import pytest
 import kcap as kcap_package
 from kcap.capture import activate, engines
 from kcap.capture.controller import frameworks
+from kcap.capture.controller.run import own_caches
 from kcap.capture.engines.pytorch import adapter
 from kcap.capture.engines.sglang import adapter as sglang_adapter
 from kcap.capture.engines.vllm import adapter as vllm_adapter
+from kcap.capture.taps.kernels.fragments import CACHE_TAG
+from kcap.system.native_build import Unavailable
 
 Kcap = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -331,3 +334,19 @@ def test_an_engine_that_a_setting_keeps_kcap_out_of_is_not_recorded_as_a_program
     assert adapter.engine_left_out() == ""
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     assert adapter.engine_left_out() == "VLLM_PLUGINS=other leaves kcap out of vLLM"
+
+
+def test_what_an_engine_compiles_while_recorded_lies_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    users = tmp_path / "users"
+    assert own_caches({"VLLM_CACHE_ROOT": str(users)}) == {"VLLM_CACHE_ROOT": str(users / f"vllm-{CACHE_TAG}")}
+    kcaps = {"VLLM_CACHE_ROOT": str(tmp_path / "home/kcap" / f"vllm-{CACHE_TAG}")}
+    assert own_caches({}) == kcaps
+    (tmp_path / "file").touch()
+    assert own_caches({"VLLM_CACHE_ROOT": str(tmp_path / "file/below")}) == kcaps, "nothing can be written there"
+    monkeypatch.setattr("kcap.capture.controller.run.cache_folder", no_place)
+    assert own_caches({}) == {}
+
+
+def no_place() -> Path:
+    raise Unavailable("nowhere")
