@@ -216,9 +216,8 @@ def attended(session: Session, noted: ExitStack, shown: AbstractContextManager[P
             for number in asked.take():
                 _set_window(session, number == signal.SIGUSR1)
 
-        attend(Phase("preparing the recorder"))
         ending.raised = KcapError("ended before anything was started; nothing is kept")
-        _prepare_recorder(session)
+        _prepare_recorder(session, attend)
         ending.raised = None
         yield RunControl(session, progress, attend, ending)
 
@@ -231,12 +230,13 @@ def _set_window(session: Session, opened: bool) -> None:
         click.echo(f"kcap: {error}", err=True)
 
 
-def _prepare_recorder(session: Session) -> None:
+def _prepare_recorder(session: Session, attend: Callable[[Phase], None]) -> None:
     """Build the native recorder before the engine starts; a failure is the engine processes' own to report."""
     from kcap.capture.recorder.native_recorder import build
 
     if session.recorder == "python":
         return
+    attend(Phase("preparing the recorder"))
     try:
         build()
     except (Unavailable, ImportError) as error:
