@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,6 @@ from typing import Any
 
 import orjson
 import pytest
-import torch
 from shard_lines import MATRIX, Line, call, step_lines, write_shard
 
 from kcap.capture.fold.recording import fold_session
@@ -149,29 +149,37 @@ def test_text_of_an_operator_never_becomes_code_of_the_wrapper(text: str, monkey
     assert line.metadata == f"{told}\n{LINE}%a = buf0"
 
 
-def test_what_is_compiled_while_recorded_is_cached_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+COMPILES = """
+import torch
+from torch._dynamo.utils import counters
+
+from kcap.capture.taps.kernels.fragments import Annotations
+
+
+def is_hit():
+    torch.compiler.reset()
+    counters.clear()
+    torch.compile(lambda x: (x + 1).relu())(torch.ones(8))
+    return bool(counters["inductor"]["fxgraph_cache_hit"])
+
+
+torch.compiler.config.cache_key_tag = "mine"
+found = [is_hit(), is_hit()]
+both = [Annotations(f"torch._inductor.codegen.{name}", f"{name.title()}Scheduling") for name in ("triton", "cpp")]
+for each in both:
+    each.install()
+found += [is_hit(), is_hit()]
+for each in both:
+    each.uninstall()
+print(*found, is_hit(), torch.compiler.config.cache_key_tag)
+"""
+
+
+def test_what_is_compiled_while_recorded_is_cached_apart(tmp_path: Path) -> None:
     """The comments of what was compiled before are not complete; what is compiled now is no concern of others."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    counters, config = importlib.import_module("torch._dynamo.utils").counters, torch.compiler.config
-
-    def is_hit() -> bool:
-        torch.compiler.reset()
-        counters.clear()
-        torch.compile(lambda x: (x + 1).relu())(torch.ones(8))
-        return bool(counters["inductor"]["fxgraph_cache_hit"])
-
-    monkeypatch.setattr(config, "cache_key_tag", "mine")
-    assert [is_hit(), is_hit()] == [False, True]
-    both = [Annotations(f"torch._inductor.codegen.{name}", name.title() + "Scheduling") for name in ("triton", "cpp")]
-    for each in both:
-        each.install()
-    try:
-        assert [is_hit(), is_hit()] == [False, True]
-    finally:
-        for each in both:
-            each.uninstall()
-        torch.compiler.reset()
-    assert (is_hit(), config.cache_key_tag) == (True, "mine")
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, env=environment)
+    assert ran.stdout.split() == ["False", "True", "False", "True", "True", "mine"], ran.stderr
 
 
 def test_a_class_that_is_not_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
