@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from kcap.capture.controller import progress, run
 from kcap.capture.controller.progress import Phase, Progress, engine_phase, last_line
-from kcap.capture.session import Session
+from kcap.capture.session import REGISTERED_ENDING, Session
 from kcap.capture.shards.counts import is_alive
 from kcap.capture.window.hooking import announce
 from kcap.capture.window.window import Window
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from kcap import cli
 from kcap.capture.controller import output, run
-from kcap.capture.session import Session
+from kcap.capture.session import REGISTERED_ENDING, Session
 from kcap.errors import KcapError
 
 try:
@@ -130,7 +130,7 @@ def test_where_there_is_no_terminal_a_line_says_each_phase(start: Start, tmp_pat
     kcap.send_signal(signal.SIGINT)
     _, errors = kcap.communicate(timeout=60)
     phases = [line.partition(" s, ")[2].partition(":")[0] for line in errors.splitlines() if " s, " in line]
-    assert phases == ["preparing the recorder", "starting the engine", "Ctrl-C"]
+    assert phases == ["starting the engine", "Ctrl-C"]
 
 
 def test_on_a_terminal_one_line_has_the_engines_last(start: Start, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_only_a_program_of_the_users_own_has_time_to_end(
     session = Session(str(tmp_path / "shards"), command=command, client=client)
     session.write()
     if adapter:
-        Window(session).register(adapter)
+        Path(session.directory, f"1{REGISTERED_ENDING}").write_text(adapter)
     assert run.runs_engine(session) is engine
 
 
