@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from kcap.capture.controller import progress, run
 from kcap.capture.controller.progress import Phase, Progress, engine_phase, last_line
-from kcap.capture.session import REGISTERED_ENDING, Session
+from kcap.capture.session import Session
 from kcap.capture.shards.counts import is_alive
 from kcap.capture.window.hooking import announce
 from kcap.capture.window.window import Window
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from kcap import cli
 from kcap.capture.controller import output, run
-from kcap.capture.session import REGISTERED_ENDING, Session
+from kcap.capture.session import Session
 from kcap.errors import KcapError
 
 try:
@@ -227,7 +227,8 @@ def test_only_a_program_of_the_users_own_has_time_to_end(
     session = Session(str(tmp_path / "shards"), command=command, client=client)
     session.write()
     if adapter:
-        Path(session.directory, f"1{REGISTERED_ENDING}").write_text(adapter)
+        with contextlib.closing(Window(session)) as window:
+            window.register(adapter)
     assert run.runs_engine(session) is engine
 
 
