@@ -216,6 +216,9 @@ void kcap_leave() {
   if (t.top && t.top->from_python) kcap::guarded([&] { kcap::ended(t, *t.top); });
 }
 
+// 1: what this thread calls is not recorded until as many -1 came.
+void kcap_ignore(int change) { this_thread().ignored += change; }
+
 // A process group, by the name or the handle that operators are given it by. `label`: what the engine calls it.
 int kcap_group(const char* name, int64_t handle, int size, int rank, const char* label) {
   return kcap::guarded([&] { kcap::groups().add(name, handle, size, rank, label); });

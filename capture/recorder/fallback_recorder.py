@@ -62,7 +62,8 @@ class DispatchModeRecorder:
             return None
 
     def _listens(self, mode: Mode) -> bool:
-        return self._open and not self._capturing and (self._stepping or self._loose) and mode.parent != "aten"
+        wanted = self._open and (self._stepping or self._loose) and not self._capturing
+        return wanted and not mode.ignored and mode.parent != "aten"
 
     def _record(self, call: Described, alone: bool) -> int | None:
         """`alone`: nothing will be recorded in it."""
@@ -141,6 +142,12 @@ class DispatchModeRecorder:
         mode = self._of_this_thread()
         if mode.entered:
             self.left(mode, mode.entered.pop()[0])
+
+    def ignore_begin(self) -> None:
+        self._of_this_thread().ignored += 1
+
+    def ignore_end(self) -> None:
+        self._of_this_thread().ignored -= 1
 
     # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 
@@ -264,6 +271,7 @@ class Mode(TorchDispatchMode):
         self.on = False
         self.stack: list[str] = []
         self.entered: list[tuple[int, bool]] = []
+        self.ignored = 0
 
     @property
     def parent(self) -> str | None:

@@ -86,6 +86,12 @@ class NativeRecorder:
     def leave(self) -> None:
         self._quick.kcap_leave()
 
+    def ignore_begin(self) -> None:
+        self._quick.kcap_ignore(1)
+
+    def ignore_end(self) -> None:
+        self._quick.kcap_ignore(-1)
+
     def graph_begin(self, nodes: bool) -> None:
         self._quick.kcap_graph_begin(int(nodes))
 

@@ -52,6 +52,10 @@ class Recorder(Protocol):
         """
 
     def leave(self) -> None: ...
+    def ignore_begin(self) -> None:
+        """What this thread calls until `ignore_end` is not recorded: a compiler's own work, say. May be nested."""
+
+    def ignore_end(self) -> None: ...
 
     # CUDA graphs. What is called on a thread from `graph_begin` on is the graph's, until it ends or is abandoned.
     def graph_begin(self, nodes: bool) -> None: ...

@@ -72,13 +72,14 @@ class Taps:
     def install(self) -> None:
         """Install each that is not yet; one that fails is noted and left out."""
         from kcap.capture.taps.kernels.ahead_of_time import AheadOfTime
+        from kcap.capture.taps.kernels.dynamo import Dynamo
         from kcap.capture.taps.kernels.inductor import Inductor, InductorCpp
         from kcap.capture.taps.kernels.triton import Triton
         from kcap.capture.taps.libraries import deep_gemm, flashinfer, tvm_ffi
 
         if self._all:
             return
-        kernels = [kind(self.externals) for kind in (Triton, Inductor, InductorCpp, AheadOfTime)]
+        kernels = [kind(self.externals) for kind in (Triton, Inductor, InductorCpp, AheadOfTime, Dynamo)]
         self._libraries = [
             Library(module.PACKAGE, module.install, self.externals) for module in (flashinfer, deep_gemm, tvm_ffi)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,14 @@ class Host(Protocol):
     def tap_failed(self, tap: str, error: BaseException) -> None: ...
 
 
+class PerThread(threading.local):
+    """`spans`: of the library calls under way, what a profiler is to see of each. `ignored`: how deep in `ignoring`."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.ignored = 0
+
+
 class Externals:
     """Numbers the operators and launches that taps name, and passes their calls on to the recorder."""
 
@@ -40,12 +48,12 @@ class Externals:
         self._operators: dict[tuple[str, tuple[str, ...], bool, bool], int] = {}
         self._launches: dict[bytes, int] = {}
         self._written: set[str] = set()
-        self._local = threading.local()
+        self._thread = PerThread()
 
     @property
     def listening(self) -> bool:
         """Whether a call may be recorded now; the recorder knows for certain."""
-        return self._host.open or self._host.capturing > 0
+        return (self._host.open or self._host.capturing > 0) and not self._thread.ignored
 
     def failed(self, tap: str, error: BaseException) -> None:
         """The tap's own failure: noted, and the tap is to switch itself off."""
@@ -87,7 +95,7 @@ class Externals:
         recorder = self._host.recorder
         recorded = recorder is not None and recorder.call(operator, launch, values, enter, False)
         if recorded and enter:
-            self._spans().append(None)
+            self._thread.spans.append(None)
         return recorded
 
     def enter(
@@ -103,7 +111,7 @@ class Externals:
         number = self.operator(operator, [name for name, _ in arguments], work)
         entered = recorder.call(number, -1, [value for _, value in arguments], True, detail)
         if entered:
-            self._spans().append(_span(operator) if self._host.profiling else None)
+            self._thread.spans.append(_span(operator) if self._host.profiling else None)
         return entered
 
     def enter_region(self, operator: int, values: Sequence[Any]) -> bool:
@@ -116,18 +124,25 @@ class Externals:
             self._host.recorder.leave()
 
     def leave(self) -> None:
-        spans = self._spans()
+        spans = self._thread.spans
         if spans and (span := spans.pop()) is not None:
             span.__exit__(None, None, None)
         if self._host.recorder is not None:
             self._host.recorder.leave()
 
-    def _spans(self) -> list[Any]:
-        """Of this thread's library calls: what a profiler is to see of each."""
-        spans: list[Any] | None = getattr(self._local, "spans", None)
-        if spans is None:
-            spans = self._local.spans = []
-        return spans
+    @contextlib.contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Record nothing of this thread: it compiles or tunes, which caches may have done already at another start."""
+        recorder = self._host.recorder
+        self._thread.ignored += 1
+        if recorder is not None:
+            recorder.ignore_begin()
+        try:
+            yield
+        finally:
+            self._thread.ignored -= 1
+            if recorder is not None:
+                recorder.ignore_end()
 
 
 def _span(operator: str) -> Any:

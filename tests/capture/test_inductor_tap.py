@@ -106,6 +106,18 @@ def test_a_cpp_kernel_counts_in_every_step_under_a_name_for_people(recorded: Cal
     assert health(recording, "inductor_cpp").status == "ok"
 
 
+def test_a_step_that_compiles_has_the_calls_of_one_that_does_not(recorded: Callable[[str], Recording]) -> None:
+    """The first step compiles, `mixed` finds its code in a cache, and a step of `decode` compiles nothing."""
+    ran: dict[str, dict[str, int]] = {"prefill": {}, "decode": {}, "mixed": {}}
+    recording = recorded("first")
+    for call in recording.calls:
+        for count in call.counts:
+            if count.phase in ran and call.operator not in ("aten::matmul", "aten::mm", "aten::numpy_T"):
+                ran[count.phase][call.operator] = count.count
+    assert ran["prefill"] == ran["mixed"] == {name: count // 3 for name, count in ran["decode"].items()}
+    assert health(recording, "dynamo").status == "ok"
+
+
 def test_a_kernel_compiled_anew_is_the_same_operator_with_its_source(recorded: Callable[[str], Recording]) -> None:
     recording = recorded("first")
     _, call = cpp(recording)

@@ -265,6 +265,7 @@ void ended(Thread& t, Frame& frame) {
 
 // Whether what this thread calls now is recorded.
 inline bool listening(Thread& t) {
+  if (C10_UNLIKELY(t.ignored > 0)) return false;
   if (C10_UNLIKELY(t.capture != nullptr) && t.owner == g) return !g->closed.load(std::memory_order_relaxed);
   if (!g->open.load(std::memory_order_relaxed)) return false;
   adopt_if_new(t);

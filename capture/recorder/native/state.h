@@ -129,7 +129,7 @@ struct Capture {
 struct Thread {
   Recorder* owner = nullptr;  // whose entries `entries` and `program` hold
   Frame* top = nullptr;
-  int aten_depth = 0, depth = 0;
+  int aten_depth = 0, depth = 0, ignored = 0;
   bool busy = false, stepping = false, sampled = true, unfinished = false;
   size_t phase = 3;
   uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there

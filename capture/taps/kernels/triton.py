@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,6 @@ class Triton(CompiledKernels):
         super().__init__(listener)
         self.launches = Launches(listener)
         self._seen = False
-        self._benchmarks = threading.local()
 
     def _hook_all(self) -> None:
         for module, kind, method, around in (
@@ -53,18 +51,11 @@ class Triton(CompiledKernels):
     # ---- around Triton's own ----
 
     def _bench(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        entered = self._benchmarked()
-        before = getattr(self._benchmarks, "depth", 0)
-        self._benchmarks.depth = before + 1
-        try:
+        with self.listener.ignoring():
             return original(*args, **kwargs)
-        finally:
-            self._benchmarks.depth = before
-            if entered:
-                self.listener.leave()
 
     def _listens(self, warmup: Any) -> bool:
-        return not warmup and self.listener.listening and not getattr(self._benchmarks, "depth", 0)
+        return not warmup and self.listener.listening
 
     def _run(self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any) -> Any:
         if not self._listens(warmup):
@@ -100,11 +91,6 @@ class Triton(CompiledKernels):
         return run
 
     # ---- what the tap makes of them ----
-
-    @contained
-    def _benchmarked(self) -> bool:
-        """A benchmark clears caches by torch's own operators: they are its detail."""
-        return self._listens(False) and self.listener.enter("triton::autotune", [], work=False)
 
     @contained
     def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, kwargs: dict[str, Any], enter: bool = False) -> bool:

@@ -1,0 +1,36 @@
+"""Dynamo: what it runs to compile a function is no call of the program, and may be in a cache at the next start."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from kcap.capture.hooks.imports import when_imported
+from kcap.capture.taps.external import contained
+from kcap.capture.taps.kernels.launches import CompiledKernels
+
+RUNS = "CUDAGRAPH_RECORDING"  # runs the function for good as its graph is recorded
+
+
+class Dynamo(CompiledKernels):
+    """Wraps what torch calls around each of its compilations: of a frame, or of a backward at its first use."""
+
+    name = "dynamo"
+
+    def _hook_all(self) -> None:
+        when_imported("torch._dynamo.callback", self._hook)
+
+    @contained
+    def _hook(self, module: ModuleType) -> None:
+        self._methods.around(module.CompilationCallbackHandler, "install_callbacks", self._compiles)
+
+    def _health(self) -> tuple[str, str]:
+        return "ok", ""
+
+    @contextlib.contextmanager
+    def _compiles(self, original: Callable[..., Any], handler: Any, trigger: Any, compile_id: str) -> Iterator[None]:
+        ignored = contextlib.nullcontext() if trigger.name == RUNS else self.listener.ignoring()
+        with ignored, original(handler, trigger, compile_id):
+            yield
