@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import gzip
 import hashlib
 import itertools
 from collections import Counter, defaultdict
@@ -108,7 +109,7 @@ def _spread(candidates: list[Candidate]) -> list[Candidate]:
 def _sampled_tensor(tensor: TensorContent, values: dict[str, bytes]) -> SampledTensor:
     name = None
     if tensor.values is not None:
-        content = save({"value": tensor.values})
-        name = hashlib.sha256(content).hexdigest() + ".safetensors"
+        content = gzip.compress(save({"value": tensor.values}), mtime=0)
+        name = hashlib.sha256(content).hexdigest() + ".safetensors.gz"
         values[name] = content
     return SampledTensor(file=name, low=tensor.low, high=tensor.high)

@@ -15,6 +15,7 @@ from kcap.schemas.recording.recording import Argument, GraphUse, Launch, ValueFi
 
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 Phase = Annotated[int, Field(ge=0, le=3)]
+MOST_VALUES = 1 << 27  # of a sampled tensor
 
 
 class Line(BaseModel):
@@ -165,6 +166,15 @@ class KernelNameLine(Line):
     function: str
 
 
+def _without_runs(values: list[Any], dtype: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """`values`, in which a run of equal ones is [VALUE, COUNT]."""
+    pairs = [pair if isinstance(pair, list) else (pair, 1) for pair in values]
+    numbers, counts = [number for number, _ in pairs], [count for _, count in pairs]
+    if sum(counts) > MOST_VALUES or min(counts, default=1) < 1:
+        raise ValueError("runs of too many values, or of none")
+    return np.repeat(np.array(numbers, dtype), counts)
+
+
 class TensorContent(Line):
     """An integer tensor of a sample: its range, and its values where they are kept."""
 
@@ -178,7 +188,7 @@ class TensorContent(Line):
         if not isinstance(tensor, dict) or "values" not in tensor:
             return tensor
         try:
-            values = np.array(tensor["values"], tensor["dtype"]).reshape(tensor["shape"])
+            values = _without_runs(tensor["values"], tensor["dtype"]).reshape(tensor["shape"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(str(error)) from None
         if values.dtype.kind not in "iu":

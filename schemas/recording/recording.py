@@ -5,7 +5,7 @@
     programs.jsonl   the ordered Calls of one step or captured graph, with the times it ran
     steps.jsonl      a bounded sample of steps; the exact totals are in recording.json
     samples.jsonl    what single invocations held; integer values lie in values/, named by their SHA-256
-    values/          safetensors files, each with one tensor `value`
+    values/          safetensors files, gzip'd (or, older ones, not), each with one tensor `value`
     kernels/         the sources of kernels that no library holds (Triton, inductor), and the ATen operators that those
                      of inductor stand for (.txt), named by their SHA-256
 
@@ -14,7 +14,9 @@ Writing is deterministic: the same content gives the same bytes.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -68,6 +70,12 @@ __all__ = [
     "load",
     "write_recording",
 ]
+
+
+GZIP = b"\x1f\x8b"
+
+
+MOST_BYTES = 1 << 30  # of one value
 
 
 class Recording:
@@ -149,24 +157,35 @@ class Recording:
 
     def value(self, tensor: SampledTensor) -> Any:
         """The sampled integer tensor as a torch tensor, or None where only its range was recorded."""
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
-        return self._value(tensor, load_file)
+        return self._value(tensor, load)
 
     def array(self, tensor: SampledTensor) -> Any:
         """The same as a numpy array, for which torch is not needed."""
-        from safetensors.numpy import load_file
+        from safetensors.numpy import load
 
-        return self._value(tensor, load_file)
+        return self._value(tensor, load)
 
-    def _value(self, tensor: SampledTensor, load_file: Callable[[Path], dict[str, Any]]) -> Any:
+    def _value(self, tensor: SampledTensor, read: Callable[[bytes], dict[str, Any]]) -> Any:
         if tensor.file is None:
             return None
         path = self.path / "values" / Path(tensor.file).name
         try:
-            return load_file(path)["value"]
+            return read(_unpacked(path))["value"]
         except Exception as error:
             raise FormatError(str(path), f"not a readable safetensors file ({error})") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    content = path.read_bytes()
+    if not content.startswith(GZIP):
+        return content
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES} bytes")
+    return content
 
 
 def load(path: str | os.PathLike[str]) -> Recording:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -219,6 +220,22 @@ def test_samples_are_spread_over_the_steps_and_the_same_every_time(record: Recor
     assert len(steps) == 4
     assert sum(steps) / 4 > 300, "the first steps, seen before the drift was known, must not outweigh the rest"
     assert first == drawn()
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_sampled_values_are_those_that_were_there_however_they_repeat(
+    recorder: str, dtype: torch.dtype, record: Record
+) -> None:
+    drawn = random.Random(1)
+    counts = [[drawn.randrange(1 + size % 3) for _ in range(size)] for size in (1, 3, 4, 5, 20, 21, 22, 23, 600)]
+    counts += [[2] * 3, [0] * 2000, [1, 1, 1, 1, 9, 9, 9, 4, 4, 4, 4]]
+    tables = [torch.tensor(count, dtype=dtype) for count in counts]
+    recording = record(lambda _: [torch.ops.kcaptest.paged(A, table) for table in tables], recorder)
+    held = {
+        tuple(recording.array(tensor).tolist()) for sample in recording.samples for tensor in sample.tensors.values()
+    }
+    assert held == set(map(tuple, counts))
 
 
 @both

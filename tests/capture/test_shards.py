@@ -16,16 +16,19 @@ import torch
 import torch._dynamo  # once, here: the fallback pulls it in, and so would every forked victim
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 import kcap
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import BYTES, CLOSED, STEPS, all_closed, steps_so_far
+from kcap.capture.shards.lines import TensorContent
 from kcap.capture.shards.reader import read_shard, stems
 from kcap.capture.window.window import StepShape, Window
 from kcap.schemas.recording.recording import Recording
 
 A = torch.eye(4)
+RUNS = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(1, 9), st.booleans()), max_size=20)
 STEP = ("aten::mm", "aten::add.Tensor", "aten::mul.Tensor")
 
 
@@ -266,3 +269,17 @@ def test_a_kill_while_a_step_runs_leaves_that_step_out(tmp_path: Path) -> None:
     (stem,) = stems(tmp_path / "shards")
     shard = read_shard(stem)
     assert (shard.header(CLOSED), shard.header(STEPS)) == (0, 2)
+
+
+@given(RUNS)
+def test_values_in_runs_are_read_as_what_they_stand_for(runs: list[tuple[int, int, bool]]) -> None:
+    written = [item for value, count, packed in runs for item in ([[value, count]] if packed else [value] * count)]
+    meant = [value for value, count, _ in runs for _ in range(count)]
+    content = TensorContent.model_validate({"dtype": "int32", "shape": [len(meant)], "values": written})
+    assert content.values is not None and content.values.tolist() == meant and content.values.dtype == "int32"
+
+
+@pytest.mark.parametrize("values", [[[1, -3]], [[1, 0]], [[1, 1 << 40]], [[1]], [[1, 2, 3]], [["a", 2]], [[1, 1.5]]])
+def test_runs_that_cannot_be_are_no_values(values: list[object]) -> None:
+    with pytest.raises(ValidationError):
+        TensorContent.model_validate({"dtype": "int32", "shape": [2], "values": values})

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
+#include <thread>
 
 #include "signature.h"
 
@@ -160,6 +163,24 @@ inline std::vector<int64_t> elements(const SampledTensor& t) {
   return out;
 }
 
+// As a JSON list, in which a run of kShortestRun equal values or more is [VALUE, COUNT]: block tables are mostly zeros.
+constexpr size_t kShortestRun = 4;
+inline void put_runs(std::string& out, const std::vector<int64_t>& values) {
+  out += '[';
+  for (size_t i = 0; i < values.size();) {
+    size_t end = i + 1;
+    while (end < values.size() && values[end] == values[i]) end++;
+    const std::string value = std::to_string(values[i]);
+    const bool run = end - i >= kShortestRun;
+    for (size_t k = i; k < (run ? i + 1 : end); k++) {
+      if (k) out += ',';
+      out += run ? "[" + value + "," + std::to_string(end - i) + "]" : value;
+    }
+    i = end;
+  }
+  out += ']';
+}
+
 inline void put_sampled(std::string& out, const SampledTensor& t) {
   const auto values = elements(t);
   put_key(out, t.path.c_str());
@@ -172,7 +193,7 @@ inline void put_sampled(std::string& out, const SampledTensor& t) {
     out += values.empty() ? "" : ",";
     out += "\"dtype\":"; put_string(out, dtype_name(t.type));
     out += ",\"shape\":"; put_ints(out, t.shape);
-    out += ",\"values\":"; put_ints(out, values);
+    out += ",\"values\":"; put_runs(out, values);
   }
   out += '}';
 }
@@ -193,9 +214,11 @@ inline bool is_index_type(const Tensor& t) {
   return type == at::kInt || type == at::kLong || type == at::kShort;
 }
 
-// Samples wait here, in turns, until their copies have arrived: the engine's stream is never waited for.
+// Samples wait here, in turns, until their copies have arrived: the engine's stream is never waited for. A thread of its
+// own writes them.
 class Banks {
  public:
+  // `write` is called by that thread, and may not throw.
   explicit Banks(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
 
   // Copies `data` as the stream will see it when what comes next runs; false: no room now.
@@ -211,7 +234,7 @@ class Banks {
     std::lock_guard<std::mutex> guard(mutex_);
     Bank& bank = banks_[current_];
     const size_t room = (bytes + 255) & ~size_t{255};
-    cramped_ = bank.fenced || bank.used + room > kBankBytes || (bank.used && stream != stream_);  // a bank has one fence
+    cramped_ = bank.fenced || bank.writing || bank.used + room > kBankBytes || (bank.used && stream != stream_);  // a bank has one fence
     if (cramped_ || !cuda_.ready() || cuda_.capturing(stream)) return false;
     char* to = cuda_.ring() + static_cast<size_t>(current_) * kBankBytes + bank.used;
     if (!cuda_.copy(to, data, bytes, stream)) return false;
@@ -248,6 +271,7 @@ class Banks {
     std::lock_guard<std::mutex> guard(mutex_);
     Bank& bank = banks_[current_];
     cramped_ = false;
+    if (bank.writing) return;
     if (bank.samples.empty() && !bank.used && !bank.fenced) return drain_next(false);
     if (bank.used && !bank.fenced) bank.fenced = cuda_.fence(current_, stream_);
     if (bank.used && !bank.fenced) return;  // its stream is being captured: at a later turn
@@ -255,8 +279,17 @@ class Banks {
     current_ = (current_ + 1) % kBanks;
     drain_next(false);
   }
-  size_t finish() {  // how many Samples never arrived
+  // Waits until all that arrived is written; how many Samples never arrived.
+  size_t finish() {
     for (int i = 0; i < kBanks; i++) rotate_waiting();
+    if (writer_.joinable()) {
+      {
+        std::lock_guard<std::mutex> guard(mutex_);
+        finished_ = true;
+      }
+      changed_.notify_all();
+      writer_.join();
+    }
     size_t lost = 0;
     for (const Bank& bank : banks_) lost += bank.samples.size();
     return lost;
@@ -265,28 +298,54 @@ class Banks {
  private:
   struct Bank {
     size_t used = 0;
-    bool fenced = false;
+    bool fenced = false, writing = false;  // writing: its memory is still read, samples are the next turn's
     std::vector<PendingSample> samples;
   };
   void drain_next(bool wait) {
     for (int i = 0; i < kBanks; i++)
-      if (banks_[i].fenced && cuda_.arrived(i, wait)) flush(banks_[i]);
+      if (banks_[i].fenced && !banks_[i].writing && cuda_.arrived(i, wait)) flush(banks_[i]);
   }
   void rotate_waiting() {
     rotate();
-    std::lock_guard<std::mutex> guard(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     drain_next(true);
+    changed_.wait(lock, [&] { return jobs_.empty(); });
   }
   void flush(Bank& bank) {
-    std::string out;
-    for (const auto& sample : bank.samples) out += sample_line(sample);
-    bank = Bank();
-    if (!out.empty()) write_(out);
+    if (bank.samples.empty()) { bank = Bank(); return; }
+    bank.writing = true;
+    jobs_.push_back({&bank, std::move(bank.samples)});
+    bank.samples.clear();
+    if (!writer_.joinable()) writer_ = std::thread([this] { write_jobs(); });
+    changed_.notify_all();
   }
+  void write_jobs() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return finished_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      const Job& job = jobs_.front();
+      lock.unlock();
+      for (const auto& sample : job.samples) write_(sample_line(sample));
+      lock.lock();
+      job.bank->used = 0;
+      job.bank->fenced = job.bank->writing = false;
+      jobs_.pop_front();
+      changed_.notify_all();
+    }
+  }
+  struct Job {
+    Bank* bank;
+    std::vector<PendingSample> samples;
+  };
   std::function<void(std::string_view)> write_;
   std::mutex mutex_;
   Cuda cuda_;
   Bank banks_[kBanks];
+  std::deque<Job> jobs_;  // the first is under way
+  std::condition_variable changed_;
+  std::thread writer_;
+  bool finished_ = false;
   int current_ = 0;
   std::atomic<bool> cramped_{false};  // a copy found no room
   Cuda::Handle stream_ = nullptr;

@@ -161,6 +161,8 @@ constexpr int kMaxVariants = 16;
 constexpr size_t kOther = 3;  // the phase of what runs outside any step
 constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20;
 
+void failed(const char* reason) noexcept;
+
 struct Recorder {
   std::atomic<bool> open{false}, loose{false}, closed{false};
   std::atomic<int> captures{0};         // under way
@@ -169,7 +171,13 @@ struct Recorder {
   std::atomic<uint64_t> steps{0};
   Operators operators;
   Shard shard;
-  Banks banks{[this](std::string_view text) { shard.write(text); }};
+  Banks banks{[this](std::string_view text) {
+    try {
+      shard.write(text);
+    } catch (const std::exception& error) {
+      failed(error.what());
+    }
+  }};
   std::mutex mutex;
   std::atomic<bool> full{false};
   std::deque<Entry> entries;

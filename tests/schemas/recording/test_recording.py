@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from safetensors.numpy import save
 
 import kcap
 from kcap.errors import FormatError
@@ -337,6 +341,27 @@ def test_damaged_value_file_is_a_format_error(recording: Path) -> None:
     (recording / "values/x").write_bytes(b"\xff" * 100)
     with pytest.raises(FormatError, match="safetensors"):
         load(recording).value(SampledTensor(file="x"))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_values_are_read_packed_or_not(recording: Path, pack: Callable[[bytes], bytes]) -> None:
+    held = np.array([[3, 0, 0], [0, 0, 7]], np.int32)
+    (recording / "values/x").write_bytes(pack(save({"value": held})))
+    tensor = SampledTensor(file="x")
+    assert (load(recording).array(tensor) == held).all() and load(recording).array(tensor).dtype == held.dtype
+    assert load(recording).value(tensor).tolist() == held.tolist()
+
+
+def test_packed_values_that_are_torn_or_too_many_are_a_format_error(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = gzip.compress(save({"value": np.zeros(100, np.int64)}))
+    (recording / "values/torn").write_bytes(packed[:-12])
+    (recording / "values/large").write_bytes(packed)
+    monkeypatch.setattr("kcap.schemas.recording.recording.MOST_BYTES", 500)
+    for name in ("torn", "large"):
+        with pytest.raises(FormatError, match=f"values/{name}"):
+            load(recording).array(SampledTensor(file=name))
 
 
 def test_value_file_outside_the_recording_is_not_read(recording: Path) -> None:
