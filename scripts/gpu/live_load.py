@@ -6,7 +6,8 @@ Starts `vllm serve` under `kcap record --window manual`, dummy weights and a tok
 requests of `vllm bench serve` again and again (random, 512 tokens in, 128 out): at most so many at once (`--load 32`)
 or so many a second (`--load rate=8`). A pair is a round with the window closed and one with it open, in alternating
 order; before each pair stands another with it closed, whose ratio to the pair's own is the A/A spread. `--plain`
-begins with rounds of a server without kcap. Ends with a table, and what the Recording holds: its size, its Calls by operator.
+begins with rounds of a server without kcap. Ends with a table, and what the Recording holds: its size, its Calls by
+operator.
 """
 
 from __future__ import annotations
