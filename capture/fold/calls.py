@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.shards.counts import LAYER_NAMES
-from kcap.capture.shards.lines import CallLine, DriftLine, RegionLine
+from kcap.capture.shards.counts import LAYER_NAMES, MAX_EXACT
+from kcap.capture.shards.lines import CallLine, DriftLine, RegionLine, ShapesLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.operators import does_work
 from kcap.schemas.recording.recording import PHASES as PHASE_NAMES
@@ -31,6 +31,7 @@ class Fold:
         self.signatures: dict[bytes, CallLine] = {}
         self.counts: dict[bytes, Counter[tuple[int, int, Mode]]] = defaultdict(Counter)
         self.invocations: Counter[tuple[int, int, int]] = Counter()  # of a shard's own call, in a phase
+        self.shapes: Counter[bytes] = Counter()  # of a rounded call, how many it stands for
         self._wrappers = {name for shard in self.shards for name in _opened_wrappers(shard)}
         for index, shard in enumerate(self.shards):
             self._add_calls(index, shard)
@@ -40,6 +41,8 @@ class Fold:
         for region in shard.lines(RegionLine):
             if region.of in lines:
                 lines[region.id] = lines[region.of].model_copy(update={"kind": "region", "id": region.id})
+        shapes = {line.call: line.shapes for line in shard.lines(ShapesLine)}
+        own: Counter[bytes] = Counter()
         for number, line in lines.items():
             if line.operator in self._wrappers:
                 line = line.model_copy(update={"kind": "region"})
@@ -47,7 +50,10 @@ class Fold:
             folded = self._fold(line)
             key = _signature(folded)
             self.of[index, number] = key
+            if number in shapes:
+                own[key] += shapes[number]
             self.signatures[key] = min(self.signatures.get(key, folded), folded, key=_fragment_order)
+        self.shapes |= own
 
     def _fold(self, line: CallLine) -> CallLine:
         scalars, offsets = self._drift.get(_called_as(line), (0, 0))
@@ -96,9 +102,22 @@ class Fold:
         line = self.signatures[key]
         call = Call(
             id=number, operator=line.operator, kind=line.kind, parent=line.parent, work=line.work, args=line.args,
-            launch=line.launch, counts=counts,
+            launch=line.launch, counts=counts, shapes=max(self.shapes[key], 1),
         )  # fmt: skip
         return call if does_work(call) == call.work else call.model_copy(update={"work": does_work(call)})
+
+
+def rounded_notes(calls: Iterable[Call]) -> list[str]:
+    """Which operators ran more signatures than are kept apart."""
+    rounded: dict[str, list[int]] = defaultdict(list)
+    for call in calls:
+        if call.shapes > 1:
+            rounded[call.operator].append(call.shapes)
+    return [
+        f"{operator}: beyond {MAX_EXACT} calls, {sum(shapes):,} more are counted in {len(shapes):,}, by the powers of"
+        " two that their sizes lie between; each has the arguments of the first"
+        for operator, shapes in rounded.items()
+    ]
 
 
 def _opened_wrappers(shard: Shard) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kcap.capture.fold.calls import Fold
+from kcap.capture.fold.calls import Fold, rounded_notes
 from kcap.capture.fold.coverage import summarize
 from kcap.capture.fold.coverage.session import session_coverage
 from kcap.capture.fold.metadata import make_metadata, why_empty
@@ -38,6 +38,7 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
     samples, values = merge_samples(fold, ids)
     kernels = _kernel_sources(Path(session.directory), calls)
     coverage, notes = session_coverage(fold, programs, ids)
+    notes += rounded_notes(calls)
     facts: dict[str, Any] = {"seal": _seal_of(kernels, notes, sealed)}
     if coverage:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)

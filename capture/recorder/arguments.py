@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 ALL = -1  # every argument's bit
+SMALL = 16  # integers below it may be dimensions
 PATH_NUMBER = re.compile(r"\.\d+")
 MADE_BY_COMPILER = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -47,6 +49,12 @@ class Described:
             body["launch"] = self.launch
         return orjson.dumps({**body, "args": args}) + b"\n"
 
+    def rounded(self) -> bytes:
+        """Equal for calls whose numbers and sizes lie between the same powers of two, wherever their tensors begin."""
+        launch = {name: value for name, value in (self.launch or {}).items() if name != "grid"}
+        args = [{**arg, "value": _rounded(_without_offsets(arg["value"]))} for arg in self.args]
+        return orjson.dumps([self.operator, self.parent, self.region, launch, args])
+
     def drifted(self, scalars: int, offsets: int) -> tuple[dict[str, Any], dict[str, int]]:
         """What `line` leaves out, by the arguments' numbers."""
         numbered = [(i, str(i), arg["value"]) for i, arg in enumerate(self.args)]
@@ -59,6 +67,18 @@ class Described:
                 for path, offset in _offsets_of(value, name)
             },
         )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return (math.frexp(value)[1], value > 0) if value else value
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) < SMALL:
+        return value
+    return [(abs(value) - 1).bit_length(), value > 0]
 
 
 def holds_scalar(arg: dict[str, Any]) -> bool:

@@ -172,7 +172,7 @@ int64_t kcap_launch(const char* json) {
   int64_t number = -1;
   kcap::guarded([&] {
     std::lock_guard<std::mutex> guard(g->mutex);
-    g->launches.push_back({static_cast<uint32_t>(g->launches.size()) + 1, json});
+    g->launches.push_back({static_cast<uint32_t>(g->launches.size()) + 1, json, kcap::gridless(json)});
     number = static_cast<int64_t>(g->launches.size()) - 1;
   });
   return number;
@@ -235,6 +235,8 @@ int kcap_close() {
     kcap::muting().off();
     g->closed = true;
     g->shard.header(kcap::hSamplesSkipped) += g->banks.finish();
+    for (const kcap::Entry& entry : g->entries)
+      if (entry.shapes) kcap::write_shapes(entry);
     g->shard.header(kcap::hClosed) = 1;
     g->shard.close();
   });

@@ -254,6 +254,7 @@ class DispatchModeRecorder:
 
     def close(self) -> None:
         self.stop()
+        self._table.finish()
         self._shard.cells[CLOSED] = 1
         self._shard.close()
 

@@ -14,7 +14,16 @@ import torch
 
 from kcap.capture.recorder.arguments import ALL, Described, holds_scalar, is_plain
 from kcap.capture.recorder.sampled_arguments import keeps_values
-from kcap.capture.shards.counts import FAILED, LAYER_NAMES, LOOSE_STEPS, MAX_BATCHES, MAX_CALLS, STEPS, Counts
+from kcap.capture.shards.counts import (
+    FAILED,
+    LAYER_NAMES,
+    LOOSE_STEPS,
+    MAX_BATCHES,
+    MAX_CALLS,
+    MAX_EXACT,
+    STEPS,
+    Counts,
+)
 
 MAX_VARIANTS = 16
 
@@ -34,6 +43,9 @@ class CallTable:
         self._lock = threading.RLock()
         self._ids: dict[bytes, int] = {}
         self._calls: list[Described] = []
+        self._exact: Counter[str] = Counter()  # calls of an operator
+        self._rounded: dict[bytes, int] = {}
+        self._shapes: Counter[int] = Counter()  # of a rounded call, how many it stands for
         self._regions: dict[int, int] = {}
         self._variants: Counter[bytes] = Counter()
         self._first: dict[bytes, Described] = {}
@@ -62,10 +74,32 @@ class CallTable:
         if number is not None or len(self._calls) >= MAX_CALLS:
             return number
         with self._lock:
-            number = self._ids[masked] = self._add(call)
-            self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
-            self._look_for_drift(call)
+            exact = self._exact[call.operator] < MAX_EXACT and len(self._calls) < MAX_CALLS // 2
+            number = None if exact else self._rounded.get(call.rounded())
+            if number is None:
+                number = self._add(call)
+                self._write(b'{"t":"call","id":%d,%s' % (number, masked[1:]))
+            self._ids[masked] = number
+            if exact:
+                self._exact[call.operator] += 1
+                self._look_for_drift(call)
+            else:
+                self._rounded[call.rounded()] = number
+                self._count_shape(number)
         return number
+
+    def _count_shape(self, number: int) -> None:
+        self._shapes[number] += 1
+        if self._shapes[number].bit_count() == 1:
+            self._write_shapes(number)
+
+    def _write_shapes(self, number: int) -> None:
+        self._write(b'{"t":"shapes","call":%d,"shapes":%d}\n' % (number, self._shapes[number]))
+
+    def finish(self) -> None:
+        """Write what is only known at the end."""
+        for number in self._shapes:
+            self._write_shapes(number)
 
     def _add(self, call: Described) -> int:
         self._calls.append(call)
@@ -100,7 +134,7 @@ class CallTable:
 
     def sample(self, number: int, call: Described, phase: int, step: int | None) -> None:
         """The first SAMPLES invocations in a phase; tensors on a GPU are not read: that would stall its stream."""
-        if self._sampled[number, phase] >= SAMPLES:
+        if self._sampled[number, phase] >= SAMPLES or (number in self._shapes and call is not self._calls[number]):
             return
         tensors = {
             str(i): _content(tensor)

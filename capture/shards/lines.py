@@ -79,6 +79,14 @@ class RegionLine(Line):
     of: Number
 
 
+class ShapesLine(Line):
+    """The call stands for so many distinct ones, whose sizes lie between the same powers of two. The last one holds."""
+
+    t: Literal["shapes"]
+    call: Number
+    shapes: Number
+
+
 class DriftLine(Line):
     """Which of the operator's arguments (a bit each) differ from call to call: in a scalar, in a storage offset."""
 
@@ -234,7 +242,7 @@ class NoteLine(Line):
 
 
 AnyLine = (
-    ProcessLine | GroupLine | CallLine | RegionLine | DriftLine | ProgramLine | GraphLine | AnnotationLine | BatchLine
-    | StepLine | ProfiledLine | KernelNameLine | SampleLine | WindowLine | TapLine | NoteLine
+    ProcessLine | GroupLine | CallLine | RegionLine | ShapesLine | DriftLine | ProgramLine | GraphLine | AnnotationLine
+    | BatchLine | StepLine | ProfiledLine | KernelNameLine | SampleLine | WindowLine | TapLine | NoteLine
 )  # fmt: skip
 LINE: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discriminator="t")])

@@ -112,6 +112,8 @@ def table(summary: Summary, columns: Columns, parts: bool = False) -> Table:
         out.add_column(columns.second, no_wrap=not fold, overflow=overflow, max_width=columns.arguments_width)
     elif columns.second:
         out.add_column(columns.second, justify="right", no_wrap=True)
+    if columns.varies_width:
+        out.add_column("that differ in", no_wrap=True, overflow="ellipsis", max_width=columns.varies_width)
     for name in columns.numbers:
         out.add_column(name, justify="right", no_wrap=True)
     for row in summary.rows:
@@ -182,6 +184,13 @@ class Columns:
         elif by != "kernel":
             self.name_width = min(longest, self.name_width + spare)
         self.arguments_width = max(width - self._fixed_width(rows), LEAST_ARGUMENTS)
+        self.varies_width = 0
+        if (
+            by == "operator"
+            and any(row.varies for row in rows)
+            and width - self._fixed_width(rows) - 2 >= LEAST_ARGUMENTS
+        ):
+            self.varies_width = width - self._fixed_width(rows) - 2
 
     def _fixed_width(self, rows: Sequence[Row]) -> int:
         """All columns' but the arguments', with the two blanks after each."""
@@ -200,7 +209,10 @@ class Columns:
         if self.metadata and self.rank_columns:
             yield from rank_cells(self.metadata, row.name)
         if self.second:
-            yield Text(row.signature if self.second == "arguments" else f"{row.calls:,}")
+            more = f", or {row.shapes - 1:,} more of its size" if self.second == "arguments" and row.shapes > 1 else ""
+            yield Text(row.signature + more if self.second == "arguments" else f"{max(row.calls, row.shapes):,}")
+        if self.varies_width:
+            yield Text(row.varies, "dim")
         for name in self.numbers:
             yield self._number(row, name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -12,6 +12,7 @@ from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Recording
 from kcap.schemas.recording.records import kernel_invocations
 from kcap.schemas.recording.signature import call_key, call_signature, signature
+from kcap.schemas.recording.values import TensorSpec, Value
 from kcap.schemas.results import coverage
 from kcap.show.estimate import Rates, estimated_times, moved_bytes, typical_rates
 
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 By = Literal["kernel", "operator", "family", "phase", "rank"]
 BY: tuple[By, ...] = ("kernel", "operator", "family", "phase", "rank")
 NO_FAMILY = "(none)"
+MOST_VARYING = 4  # parts of arguments, that are named for an operator
 
 
 @dataclass(slots=True)
 class Row:
     """One line of the table. `calls`: distinct Calls in it; `graph`: how many of `count` a graph replayed.
+
+    `varies`: of an operator's row, in what its Calls differ. `shapes`: how many distinct signatures its Calls stand
+    for.
 
     `gpu_us`: microseconds of the engine's own kernels in the profiled steps. `estimated_us`: of all invocations, where
     no step was profiled. `parts`: of a composite, the rows of the operators that it ran as; `kernels`: how often these
@@ -34,11 +39,13 @@ class Row:
 
     name: str
     signature: str = ""
+    varies: str = ""
     key: str = ""
     parent: str | None = None
     kind: str = "kernel"
     work: bool = True
     calls: int = 0
+    shapes: int = 0
     count: int = 0
     graph: int = 0
     gpu_us: float = 0.0
@@ -257,7 +264,16 @@ def _fold_family(families: Mapping[int, str], calls: Iterable[Call], times: Time
 
 def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
     for call in calls:
-        row = Row(call.operator, call_signature(call), call_key(call), call.parent, call.kind, call.work, calls=1)
+        row = Row(
+            call.operator,
+            call_signature(call),
+            key=call_key(call),
+            parent=call.parent,
+            kind=call.kind,
+            work=call.work,
+            calls=1,
+            shapes=call.shapes,
+        )
         times.add_to(row, call)
         for count in call.counts:
             row.add(count)
@@ -275,6 +291,7 @@ def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times:
             name, kind, work = key
             row = rows.setdefault(key, Row(name, kind=kind, work=work))
             row.calls += 1
+            row.shapes += call.shapes
         for count in call.counts:
             row = rows[key_of(call, count)]
             row.add(count)
@@ -282,9 +299,46 @@ def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times:
     return rows.values()
 
 
+def _by_operator(calls: Sequence[Call], times: Times) -> Iterator[Row]:
+    alike: dict[RowKey, list[Call]] = defaultdict(list)
+    for call in calls:
+        alike[call.operator, call.kind, call.work].append(call)
+    for row in _fold(calls, lambda call, count: (call.operator, call.kind, call.work), times):
+        row.varies = varies(alike[row.name, row.kind, row.work])
+        yield row
+
+
+def varies(calls: Sequence[Call]) -> str:
+    """In what the Calls of one operator differ, most first: `a.shape[0] ×51, dim ×2` (how many values each has)."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for call in calls:
+        values["parent"].add(str(call.parent))
+        values["grid"].add(str(call.launch and call.launch.grid))
+        values["compiled"].add(str(call.launch and call.launch.model_copy(update={"grid": [], "fragment": None})))
+        for index, argument in enumerate(call.args):
+            for place, value in _places(argument.name or str(index), argument.value):
+                values[place].add(value)
+    several = sorted((-len(found), place) for place, found in values.items() if len(found) > 1)
+    return ", ".join(f"{place} ×{-negative}" for negative, place in several[:MOST_VARYING])
+
+
+def _places(name: str, value: Value) -> Iterator[tuple[str, str]]:
+    """What of an argument can differ by itself: a tensor's sizes, dtype and layout, any other value as a whole."""
+    if not isinstance(value, TensorSpec):
+        yield name, str(value)
+        return
+    yield f"{name}.ndim", str(len(value.shape))
+    for dim, size in enumerate(value.shape):
+        yield f"{name}.shape[{dim}]", str(size)
+    yield f"{name}.dtype", str(value.dtype)
+    yield f"{name}.strides", str(value.strides)
+    yield f"{name}.offset", str(value.offset)
+    yield f"{name}.storage", str(value.storage)
+
+
 _FOLDS: dict[By, Callable[[Iterable[Call], Times], Iterable[Row]]] = {
     "kernel": _by_kernel,
-    "operator": lambda calls, times: _fold(calls, lambda call, count: (call.operator, call.kind, call.work), times),
+    "operator": lambda calls, times: _by_operator(list(calls), times),
     "phase": lambda calls, times: _fold(calls, lambda call, count: (count.phase, "kernel", True), times),
     "rank": lambda calls, times: _fold(calls, lambda call, count: (f"rank {count.rank}", "kernel", True), times),
 }

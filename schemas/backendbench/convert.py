@@ -26,6 +26,7 @@ OFFSET = "storage offsets"
 SHARED = "shared storage"
 INTEGERS = "values of integer tensors"
 HOST = "device: recorded on the CPU, written without a device"
+SHAPES = "further shapes, which are counted with this one"
 
 
 def from_recording(recording: Recording) -> tuple[list[TraceLine], Loss]:
@@ -155,6 +156,7 @@ def _losses(call: Call, on_host: bool) -> list[str]:
         SHARED: len({spec.storage for spec in specs}) < len(specs),
         INTEGERS: any(BY_NAME[spec.dtype].kind == "int" for spec in specs),
         HOST: on_host and bool(specs),
+        SHAPES: call.shapes > 1,
     }
     return [reason for reason, applies in lost.items() if applies]
 

@@ -85,7 +85,8 @@ def _calls(parts: Sequence[Part]) -> list[Call]:
             key = part.call_keys[call.id]
             earlier = merged.get(key)
             counts = add_counts([*(earlier.counts if earlier else []), *part.moved(call.counts)])
-            merged[key] = call.model_copy(update={"id": earlier.id if earlier else len(merged), "counts": counts})
+            number, shapes = (earlier.id, earlier.shapes) if earlier else (len(merged), 1)
+            merged[key] = call.model_copy(update={"id": number, "counts": counts, "shapes": max(call.shapes, shapes)})
     return list(merged.values())
 
 

@@ -181,7 +181,9 @@ class Call(Record):
     namespace of the engine's: `vllm_ir::rms_norm` (an operator of vLLM's IR, named as torch's dispatcher would),
     `vllm_custom_op::silu_and_mul` (one of its CustomOp classes: the arguments of `forward`, then the module's own
     parameters, buffers and plain attributes by their names). `parent` is the operator of the region around it. `work`
-    is False for views and allocations: kernels of no work, hidden unless asked for.
+    is False for views and allocations: kernels of no work, hidden unless asked for. `shapes`: of how many distinct
+    signatures the counts are. It is more than 1 only where one process ran over 256 of the operator: of those beyond,
+    the ones whose sizes lie between the same powers of two are one Call, and `args` are those of the first.
     """
 
     id: int = Field(ge=0)
@@ -192,6 +194,7 @@ class Call(Record):
     args: list[Argument] = []
     launch: Launch | None = None
     counts: list[Count] = []
+    shapes: int = Field(default=1, ge=1)
 
     @cached_property
     def total(self) -> int:

@@ -12,7 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from kcap.schemas.recording.recording import Recording
+from kcap.capture.shards.counts import MAX_EXACT
+from kcap.schemas.recording.recording import Call, Recording
 
 Record = Callable[..., Recording]
 Counted = Callable[[Recording], dict[str, int]]
@@ -27,6 +28,11 @@ def kernel(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op("kcaptest::region", mutates_args=())
 def region(x: torch.Tensor, layer_name: str) -> torch.Tensor:
     return torch.ops.kcaptest.kernel(x * 2) + torch.ops.kcaptest.kernel(x)
+
+
+@torch.library.custom_op("kcaptest::gather", mutates_args=())
+def gather(block_table: torch.Tensor) -> torch.Tensor:
+    return block_table * 2
 
 
 @torch.library.custom_op("kcaptest::raising", mutates_args=())
@@ -286,3 +292,33 @@ def test_the_fallback_counts_its_own_thread_only(record: Record, counted: Counte
         torch.add(A, A)
 
     assert counted(record(body, "python")) == {"aten::add.Tensor": 1}
+
+
+@both
+def test_many_shapes_of_one_operator_are_counted_by_size(recorder: str, record: Record) -> None:
+    rows = [*range(1, 1 + MAX_EXACT), *range(300, 700, 2), 300, 600, 5]
+
+    def body(_: Any) -> None:
+        weight, indices = torch.ones(8, 3), torch.arange(700, dtype=torch.int32)
+        for count in rows:
+            torch.mm(torch.ones(count, 8), weight)
+            torch.ops.kcaptest.gather(indices[:count])
+
+    recording = record(body, recorder=recorder)
+    for operator in ("aten::mm", "kcaptest::gather"):
+        calls = [call for call in recording.calls if call.operator == operator]
+        rounded = {call.total: call.shapes for call in calls if call.shapes > 1}
+        assert len(calls) == MAX_EXACT + 2 and sum(call.total for call in calls) == len(rows)
+        # 300 to 512, and to 698; both 300 and 600 came twice
+        assert rounded == {107 + 1: 107, 93 + 1: 93}
+        assert next(call.total for call in calls if (5,) in shapes_of(call) or (5, 8) in shapes_of(call)) == 2
+    sampled = {call.id: shapes_of(call) for call in recording.calls if call.operator == "kcaptest::gather"}
+    samples = [sample for sample in recording.samples if sample.call in sampled]
+    assert {sample.call for sample in samples} == sampled.keys()
+    for sample in samples:  # of the first of a size alone
+        assert [tuple(recording.value(tensor).shape) for tensor in sample.tensors.values()] == sampled[sample.call]
+    assert any("beyond 256 calls, 200 more are counted in 2" in note for note in recording.metadata.notes)
+
+
+def shapes_of(call: Call) -> list[tuple[int, ...]]:
+    return [tensor.shape for _, tensor in call.tensors()]

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 import kcap
-from kcap.capture.shards.counts import CLOSED, FAILED, MAX_CALLS, OVERFLOW
-from kcap.capture.shards.lines import CallLine
+from kcap.capture.shards.counts import CLOSED, FAILED, MAX_CALLS, MAX_EXACT, OVERFLOW
+from kcap.capture.shards.lines import CallLine, ShapesLine
 from kcap.capture.shards.reader import read_shard, stems
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -163,14 +163,16 @@ window.close()
 """
 
 
-def test_more_calls_than_the_table_holds_are_counted_as_overflow(python: Python, tmp_path: Path) -> None:
+def test_of_more_shapes_than_the_table_holds_every_call_is_counted(python: Python, tmp_path: Path) -> None:
     made = MAX_CALLS + 1000
     ran = python(OVERFLOWING, tmp_path, made)
     assert ran.returncode == 0, ran.stderr
     (stem,) = stems(tmp_path)
     shard = read_shard(stem)
-    operators = {line.id: line.operator for line in shard.lines(CallLine)}
-    counts = [sum(shard.loose_counts(number)) for number, name in operators.items() if name == "aten::exp"]
-    assert shard.header(OVERFLOW) > 0
-    assert sum(counts) + shard.header(OVERFLOW) == made
-    assert (shard.header(FAILED), shard.header(CLOSED)) == (0, 1)
+    numbers = [line.id for line in shard.lines(CallLine) if line.operator == "aten::exp"]
+    shapes = {line.call: line.shapes for line in shard.lines(ShapesLine)}
+    assert len(shapes) == made.bit_length() - MAX_EXACT.bit_length() + 1
+    assert len(numbers) == MAX_EXACT + len(shapes) and set(numbers) >= shapes.keys()
+    assert sum(sum(shard.loose_counts(number)) for number in numbers) == made
+    assert sum(shapes.values()) == made - MAX_EXACT
+    assert (shard.header(OVERFLOW), shard.header(FAILED), shard.header(CLOSED)) == (0, 0, 1)

@@ -164,7 +164,7 @@ void mark_regions(Thread& t, bool detail = false) {
 }
 
 // What a capture notes of a call, beside that it is part of the graph.
-void capture_call(Thread& t, Entry& e, const Call& call);
+void capture_call(Thread& t, Entry& e, const Call& call, bool sampled);
 
 std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
   const Signature identity = signature(call, t);
@@ -180,8 +180,9 @@ std::unique_ptr<Frame> begun(Thread& t, const Call& call) {
     return push(t, nullptr, 0, call.op->aten);
   }
   if (!call.op->aten && !call.op->region) mark_regions(t, call.detail);
-  if (C10_UNLIKELY(t.capture != nullptr)) capture_call(t, *entry, call);
-  else if (C10_UNLIKELY(entry->sampled)) sample_if_due(t, *entry, call);
+  const bool sampled = C10_UNLIKELY(entry->sampled) && (!entry->shapes || entry->first == identity.key);
+  if (C10_UNLIKELY(t.capture != nullptr)) capture_call(t, *entry, call, sampled);
+  else if (C10_UNLIKELY(sampled)) sample_if_due(t, *entry, call);
   auto frame = push(t, entry, call.op->serial, call.op->aten);
   t.program.push_back(entry);
   return frame;

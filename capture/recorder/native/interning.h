@@ -48,6 +48,14 @@ uint64_t offsets_of(const IValue& v) {  // a list's tensors drift together
   return all.hash().a;
 }
 
+Hash gridless(std::string_view launch) {
+  const size_t from = launch.find("\"grid\":["), to = from == launch.npos ? from : launch.find(']', from);
+  Mixer all;
+  all.add_text(launch.substr(0, from));
+  if (to != launch.npos) all.add_text(launch.substr(to));
+  return all.hash();
+}
+
 uint32_t launch_id(const Launch* launch) { return launch ? launch->id : 0; }
 
 void measure_slots(Entry& e, const Call& call, const Operator* parent) {
@@ -116,33 +124,73 @@ void note_variant(Entry* entry) {
   if (++count > kMaxVariants) note_drift(*first, *entry);
 }
 
-Entry* interned_by_another(Thread& t, const Hash& key) {
+void remember(Thread& t, const Hash& key, Entry* entry) {
+  if (g->interned.size() >= kMaxKeys && !g->interned.count(key)) return;
+  g->interned[key] = entry;
+  t.entries.add(key, entry);
+}
+
+void write_shapes(const Entry& e) {
+  g->shard.write("{\"t\":\"shapes\",\"call\":" + std::to_string(e.id) + ",\"shapes\":" + std::to_string(e.shapes) + "}\n");
+}
+
+bool is_power_of_two(uint64_t n) { return n && !(n & (n - 1)); }
+
+// An operator has kMaxExact calls by their exact signature; the recorder half of those that it can number.
+bool is_rounded(const Operator& op) { return op.calls >= kMaxExact || g->entries.size() >= kMaxCalls / 2; }
+
+Hash rounded_key(const Call& call, const Operator* parent) {
+  BasicHasher<true> hasher(*call.op, parent ? parent->serial : 0);
+  hasher.hash.add(0x524F554E44);
+  if (call.launch) hasher.hash.add(call.launch->gridless.a, call.launch->gridless.b);
+  hasher.arguments(call.inputs);
+  return hasher.hash.hash();
+}
+
+// What `key` stands for, if it or, of a rounded one, its like is known; else `key` becomes the name that it is to have.
+Entry* known(Thread& t, Hash& key, const Call& call, const Operator* parent) {
   std::lock_guard<std::mutex> guard(g->mutex);
-  const auto it = g->interned.find(key);
-  if (it == g->interned.end()) return nullptr;
-  t.entries.add(key, it->second);
-  return it->second;
+  auto it = g->interned.find(key);
+  if (it != g->interned.end()) {
+    t.entries.add(key, it->second);
+    return it->second;
+  }
+  if (!is_rounded(*call.op)) return nullptr;
+  const Hash name = rounded_key(call, parent);
+  it = g->interned.find(name);
+  if (it == g->interned.end()) { key = name; return nullptr; }
+  Entry* entry = it->second;
+  if (g->interned.size() < kMaxKeys && is_power_of_two(++entry->shapes)) write_shapes(*entry);
+  remember(t, key, entry);
+  return entry;
 }
 
 Entry* intern_new(Thread& t, const Hash& key, const Call& call, const Operator* parent) {
-  if (g->full) return interned_by_another(t, key);
+  Hash name = key;
+  if (Entry* entry = known(t, name, call, parent)) return entry;
+  if (g->full) return nullptr;
   Entry entry_to_add;
   entry_to_add.op = call.op;
   entry_to_add.launch = call.launch;
   measure_slots(entry_to_add, call, parent);
   entry_to_add.sampled = samples_anything(call);
+  entry_to_add.shapes = name == key ? 0 : 1;
+  entry_to_add.first = key;
   for (size_t phase = 0; phase < kPhases; phase++) entry_to_add.reservoirs[phase].state = key.a ^ (phase + 1);
   const std::string arguments = arguments_json(call);
   std::lock_guard<std::mutex> guard(g->mutex);
-  auto [it, fresh] = g->interned.try_emplace(key, nullptr);
+  auto [it, fresh] = g->interned.try_emplace(name, nullptr);
+  Entry* entry = it->second;
   if (fresh) {
-    it->second = add_entry(std::move(entry_to_add));
-    if (!it->second) { g->interned.erase(it); return nullptr; }
-    g->shard.write(call_line(*it->second, parent, arguments));
-    note_variant(it->second);
+    entry = it->second = add_entry(std::move(entry_to_add));
+    if (!entry) { g->interned.erase(it); return nullptr; }
+    call.op->calls++;
+    g->shard.write(call_line(*entry, parent, arguments));
+    if (entry->shapes) write_shapes(*entry);
+    else note_variant(entry);
   }
-  t.entries.add(key, it->second);
-  return it->second;
+  remember(t, key, entry);
+  return entry;
 }
 
 Entry* intern(Thread& t, const Hash& key, const Call& call, const Operator* parent) {

@@ -40,6 +40,7 @@ struct Operator {
   // Arguments (bit i) whose scalar, or whose tensor's offset, was seen to drift from step to step.
   std::atomic<uint64_t> drifting{0}, drifting_offsets{0};
   std::atomic<Operator*> in_graph{nullptr};  // its twin
+  size_t calls = 0;  // distinct, behind the recorder's mutex
   std::atomic<bool> opened{false};           // something that computes was recorded in a call of the wrapper
 };
 

@@ -87,8 +87,8 @@ void note_inputs(Capture& capture, Entry& e, const Call& call) {
   if (!sample.inputs.empty()) capture.samples.push_back(std::move(sample));
 }
 
-void capture_call(Thread& t, Entry& e, const Call& call) {
-  if (e.sampled) note_inputs(*t.capture, e, call);
+void capture_call(Thread& t, Entry& e, const Call& call, bool sampled) {
+  if (sampled) note_inputs(*t.capture, e, call);
   if (!g->count_nodes.load(std::memory_order_relaxed)) return;
   const size_t now = nodes_so_far();
   t.capture->nodes.push_back({now, now});

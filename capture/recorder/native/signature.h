@@ -4,6 +4,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/macros/Macros.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -121,13 +122,28 @@ inline bool is_scalar_like(const IValue& v) {
   return !items.empty() && std::all_of(items.begin(), items.end(), is_scalar);
 }
 
-class Hasher {
+// A number by the power of two that it does not exceed. Small integers, which may be dimensions, stay as they are.
+inline int64_t rounded(int64_t v) {
+  constexpr int64_t kSmall = 16;
+  if (-kSmall < v && v < kSmall) return v;
+  const int64_t width = 64 - __builtin_clzll((v < 0 ? -static_cast<uint64_t>(v) : static_cast<uint64_t>(v)) - 1);
+  return v < 0 ? -kSmall - width : kSmall + width;
+}
+inline double rounded(double v) {
+  if (!std::isfinite(v) || v == 0) return v;
+  int exponent = 0;
+  return std::ldexp(std::copysign(1.0, std::frexp(v, &exponent)), exponent);
+}
+
+// `kRounded`: calls whose numbers and sizes lie between the same powers of two are equal.
+template <bool kRounded>
+class BasicHasher {
  public:
-  Hasher(uint32_t serial, uint32_t parent, uint64_t drifting, uint64_t drifting_offsets)
+  BasicHasher(uint32_t serial, uint32_t parent, uint64_t drifting, uint64_t drifting_offsets)
       : drifting_(drifting), drifting_offsets_(drifting_offsets) {
     hash.add(serial, parent);
   }
-  Hasher(const Operator& op, uint32_t parent) : Hasher(op.serial, parent, op.drifting.load(), op.drifting_offsets.load()) {}
+  BasicHasher(const Operator& op, uint32_t parent) : BasicHasher(op.serial, parent, op.drifting.load(), op.drifting_offsets.load()) {}
   Mixer hash;
   Reality real = Reality::real;  // of the arguments so far: once it is not, no accessor is called any more
 
@@ -142,7 +158,7 @@ class Hasher {
       } else if (v.isNone()) {
         h.add(1);
       } else if (steady && v.isInt()) {
-        h.add(2, static_cast<uint64_t>(v.toInt()));
+        h.add(2, static_cast<uint64_t>(held(v.toInt())));
       } else {
         hash = h;
         argument(v, i);
@@ -159,12 +175,17 @@ class Hasher {
   }
 
  private:
+  template <class Number>
+  C10_ALWAYS_INLINE static Number held(Number v) {
+    if constexpr (kRounded) return rounded(v);
+    return v;
+  }
   void value(const IValue& v) {
     if (v.isTensor()) return tensor(v.toTensor());
     if (v.isNone()) return hash.add(1);
-    if (v.isInt()) { hash.add(2); return hash.add(v.toInt()); }
+    if (v.isInt()) { hash.add(2); return hash.add(held(v.toInt())); }
     if (v.isBool()) return hash.add(3 + v.toBool());
-    if (v.isDouble()) { hash.add(5); return hash.add(v.toDouble()); }
+    if (v.isDouble()) { hash.add(5); return hash.add(held(v.toDouble())); }
     if (v.isList()) return list(v.toListRef());
     if (v.isString()) return text(v.toStringRef());
     if (v.isDevice()) return device(v.toDevice());
@@ -196,9 +217,9 @@ class Hasher {
   }
   C10_ALWAYS_INLINE void plain(Mixer& h, const c10::TensorImpl& impl) {
     const auto sizes = impl.sizes(), strides = impl.strides();
-    const uint64_t offset = C10_UNLIKELY(drifting_offsets_ & bit_) ? ~0ull : static_cast<uint64_t>(impl.storage_offset());
+    const uint64_t offset = kRounded || C10_UNLIKELY(drifting_offsets_ & bit_) ? ~0ull : static_cast<uint64_t>(impl.storage_offset());
     h.add(kind(impl) | sizes.size() << 8 | static_cast<uint64_t>(storages_.number(impl)), offset);
-    for (size_t d = 0; d < sizes.size(); d++) h.add(static_cast<uint64_t>(sizes[d]), static_cast<uint64_t>(strides[d]));
+    for (size_t d = 0; d < sizes.size(); d++) h.add(static_cast<uint64_t>(held(sizes[d])), static_cast<uint64_t>(held(strides[d])));
   }
   void tensor(const Tensor& t) {
     if (!t.defined()) return hash.add(0xDEAD);
@@ -212,12 +233,15 @@ class Hasher {
   void number(const Tensor& t) {  // read in place: nothing is dispatched
     uint64_t words[2] = {0, 0};
     hash.add(16 + static_cast<uint64_t>(t.scalar_type()));
+    if (kRounded && t.scalar_type() == at::kLong) return hash.add(held(*static_cast<const int64_t*>(t.const_data_ptr())));
+    if (kRounded && t.scalar_type() == at::kDouble) return hash.add(held(*static_cast<const double*>(t.const_data_ptr())));
     std::memcpy(words, t.const_data_ptr(), std::min<size_t>(t.element_size(), sizeof words));
     hash.add(words[0], words[1]);
   }
   Storages storages_;
   uint64_t drifting_, drifting_offsets_, bit_ = 0;
 };
+using Hasher = BasicHasher<false>;
 
 // Writes values as JSON; `drifting` arguments become {"drift": type} and drifting offsets null.
 class Describer {

@@ -17,6 +17,7 @@ namespace kcap {
 struct Launch {
   uint32_t id = 0;
   std::string json;
+  Hash gridless;  // the same for any grid
 };
 
 // One invocation, by the dispatcher or as Python tells it.
@@ -33,6 +34,8 @@ struct Entry {  // an interned call, or (without an operator) a captured graph
   const Launch* launch = nullptr;
   Entry* region = nullptr;                 // its twin, once another custom operator was recorded inside it
   bool sampled = false;
+  uint64_t shapes = 0;                     // of a rounded call: how many distinct ones it stands for
+  Hash first;                              // the signature of the first of them, which alone is sampled
   Hash base;                               // the signature without what can drift
   std::vector<uint64_t> scalars, offsets;  // what can drift, per argument
   Reservoir reservoirs[kPhases];
@@ -158,6 +161,8 @@ inline Thread& this_thread() {
 }
 
 constexpr int kMaxVariants = 16;
+constexpr size_t kMaxExact = 256;      // calls of one operator; further ones are rounded
+constexpr size_t kMaxKeys = 1 << 18;   // signatures whose call is remembered
 constexpr size_t kOther = 3;  // the phase of what runs outside any step
 constexpr size_t kMaxProgramWords = 64u << 20, kMaxProgram = 4u << 20;
 
