@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-MAX_STEP_LINES = 20_000
+MAX_STEP_LINES = 2_000
 MAX_LISTED = 512  # sequences whose lengths a step's line lists
 
 

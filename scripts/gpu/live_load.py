@@ -37,6 +37,7 @@ from kcap.capture.controller.frameworks import find_model
 
 PORT = 8765
 READY_S = 400.0
+LONGEST = 4096  # tokens of a request with its answer
 FIGURES = ("output_throughput", "mean_tpot_ms", "p99_tpot_ms", "mean_ttft_ms", "p99_ttft_ms")
 Round = dict[str, float]
 
@@ -64,7 +65,9 @@ def model_with_tokenizer(model: str, folder: Path, layers: int | None) -> Path:
 def server(model: Path, arguments: list[str], recorded: Path | None, log: Path) -> Iterator[None]:
     """`vllm serve` until the block ends; `recorded`: the Recording that kcap makes of it."""
     serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(PORT)]
-    command = [*serve, "--load-format", "dummy", "--max-model-len", "4096", *arguments]
+    config = json.loads((model / "config.json").read_text())
+    length = min(LONGEST, config.get("max_position_embeddings", LONGEST))
+    command = [*serve, "--load-format", "dummy", "--max-model-len", str(length), *arguments]
     if recorded is not None:
         command = [sys.executable, "-m", "kcap", "record", "-o", str(recorded), "--window", "manual", "--", *command]
     with log.open("w") as file:
