@@ -102,6 +102,7 @@ size_t phase_of(const Thread& t) { return t.stepping ? t.phase : kOther; }
 
 void count_loose(Thread& t) {
   const size_t phase = phase_of(t);
+  g->shard.flush();
   for (const Entry* e : t.program) g->shard.loose(e->id, phase).fetch_add(1, std::memory_order_relaxed);
   t.program.clear();
 }

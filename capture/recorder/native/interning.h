@@ -102,7 +102,7 @@ void note_drift(const Entry& a, const Entry& b) {
   std::string line = "{\"t\":\"drift\",\"operator\":";
   put_string(line, a.op->name);
   if (a.op->graph) line += ",\"graph\":true";
-  g->shard.write(line + ",\"scalars\":" + std::to_string(before | scalars) + ",\"offsets\":" + std::to_string(before_offsets | offsets) + "}\n");
+  g->shard.add(line + ",\"scalars\":" + std::to_string(before | scalars) + ",\"offsets\":" + std::to_string(before_offsets | offsets) + "}\n");
 }
 
 Entry* add_entry(Entry&& entry_to_add) {
@@ -131,7 +131,7 @@ void remember(Thread& t, const Hash& key, Entry* entry) {
 }
 
 void write_shapes(const Entry& e) {
-  g->shard.write("{\"t\":\"shapes\",\"call\":" + std::to_string(e.id) + ",\"shapes\":" + std::to_string(e.shapes) + "}\n");
+  g->shard.add("{\"t\":\"shapes\",\"call\":" + std::to_string(e.id) + ",\"shapes\":" + std::to_string(e.shapes) + "}\n");
 }
 
 bool is_power_of_two(uint64_t n) { return n && !(n & (n - 1)); }
@@ -185,7 +185,7 @@ Entry* intern_new(Thread& t, const Hash& key, const Call& call, const Operator* 
     entry = it->second = add_entry(std::move(entry_to_add));
     if (!entry) { g->interned.erase(it); return nullptr; }
     call.op->calls++;
-    g->shard.write(call_line(*entry, parent, arguments));
+    g->shard.add(call_line(*entry, parent, arguments));
     if (entry->shapes) write_shapes(*entry);
     else note_variant(entry);
   }
@@ -212,7 +212,7 @@ Entry* region_of(Entry* e) {
   entry_to_add.offsets = e->offsets;
   Entry* region = add_entry(std::move(entry_to_add));
   if (!region) return nullptr;
-  g->shard.write("{\"t\":\"region\",\"id\":" + std::to_string(region->id) + ",\"of\":" + std::to_string(e->id) + "}\n");
+  g->shard.add("{\"t\":\"region\",\"id\":" + std::to_string(region->id) + ",\"of\":" + std::to_string(e->id) + "}\n");
   return e->region = region;
 }
 

@@ -19,7 +19,7 @@ uint32_t intern_program(const std::vector<Entry*>& program) {
   if (!fresh) return it->second;
   std::string line = "{\"t\":\"program\",\"id\":" + std::to_string(it->second) + ",\"calls\":[";
   for (size_t i = 0; i < program.size(); i++) line += (i ? "," : "") + std::to_string(program[i]->id);
-  g->shard.write(line + "]}\n");
+  g->shard.add(line + "]}\n");
   auto [like, first] = g->shapes.try_emplace(base.hash());
   if (first && (g->program_words += program.size()) < kMaxProgramWords) like->second = program;
   else for (size_t i = 0; i < std::min(like->second.size(), program.size()); i++)
@@ -44,8 +44,9 @@ void count_step(Thread& t, int64_t tokens, int64_t sequences, const char* detail
   auto [it, fresh] = g->batches.try_emplace(key.hash(), g->batches.size());
   const std::string shape = ",\"program\":" + std::to_string(program) + ",\"phase\":" + std::to_string(t.phase) +
                             ",\"tokens\":" + std::to_string(tokens) + ",\"sequences\":" + std::to_string(sequences);
-  if (fresh) g->shard.write("{\"t\":\"batch\",\"id\":" + std::to_string(it->second) + shape + "}\n");
-  if (details && *details) g->shard.write("{\"t\":\"step\",\"index\":" + std::to_string(index) + shape + details + "}\n");
+  if (fresh) g->shard.add("{\"t\":\"batch\",\"id\":" + std::to_string(it->second) + shape + "}\n");
+  if (details && *details) g->shard.add("{\"t\":\"step\",\"index\":" + std::to_string(index) + shape + details + "}\n");
+  if (fresh) g->shard.flush();
   g->shard.batch(it->second)++;
   g->shard.header(hSteps)++;
 }

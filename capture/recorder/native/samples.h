@@ -326,7 +326,9 @@ class Banks {
       if (jobs_.empty()) return;
       const Job& job = jobs_.front();
       lock.unlock();
-      for (const auto& sample : job.samples) write_(sample_line(sample));
+      std::string lines;
+      for (const auto& sample : job.samples) lines += sample_line(sample);
+      write_(lines);
       lock.lock();
       job.bank->used = 0;
       job.bank->fenced = job.bank->writing = false;

@@ -1,5 +1,6 @@
 // What a process leaves on disk while it runs: `<stem>.jsonl`, appended line by line, and `<stem>.counts`, a shared
-// mapping, so that a kill loses nothing that was counted. A line is on disk before any count that refers to it.
+// mapping, so that a kill loses nothing that was counted. A line is on disk before any count that refers to it; until
+// then it may wait for others, since a call of the system for each would slow a step that has many new calls.
 #pragma once
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -44,6 +45,7 @@ class Shard {
 
   void close() {
     std::lock_guard<std::mutex> guard(mutex_);
+    put();
     release();
   }
   // Without the lock, which a forked child may find held for ever. What a thread under way still counts or writes goes
@@ -55,22 +57,42 @@ class Shard {
     lines_ = -1;
   }
 
-  void write(std::string_view text) {
+  // On disk at the next flush at the latest.
+  void add(std::string_view text) {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (closed_) return;
-    while (!text.empty()) {
-      const ssize_t n = ::write(lines_, text.data(), text.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) fail("write");
-      text.remove_prefix(static_cast<size_t>(n));
-    }
+    waiting_ += text;
+    waits_.store(true, std::memory_order_relaxed);
+    if (waiting_.size() >= kMostWaiting) put();
+  }
+  void flush() {
+    if (!waits_.load(std::memory_order_relaxed)) return;
+    std::lock_guard<std::mutex> guard(mutex_);
+    put();
+  }
+  void write(std::string_view text) {
+    add(text);
+    flush();
   }
 
  private:
+  static constexpr size_t kMostWaiting = 1 << 16;
+  void put() {
+    std::string_view text = waiting_;
+    while (!text.empty() && !closed_) {
+      const ssize_t n = ::write(lines_, text.data(), text.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) { waiting_.erase(0, waiting_.size() - text.size()); fail("write"); }
+      text.remove_prefix(static_cast<size_t>(n));
+    }
+    waiting_.clear();
+    waits_.store(false, std::memory_order_relaxed);
+  }
   static constexpr size_t kBytes = 8 * (hSize + kMaxBatches + kMaxCalls * kPhases);
   [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
   int lines_ = -1;
   bool closed_ = false;
+  std::string waiting_;
+  std::atomic<bool> waits_{false};
   Cell unmapped_[hSize] = {};  // what failed before the counts could be mapped is told to nobody
   Cell* cells_ = unmapped_;
   std::mutex mutex_;
