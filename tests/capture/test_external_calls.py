@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcap.capture.recorder.native_recorder import LONGEST_LIST, Packer
+from kcap.capture.taps import external
 from kcap.capture.taps.external import Externals
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.values import Folded, Opaque, TensorSpec, TorchConstant, Value, encode
@@ -200,3 +202,15 @@ def test_texts_past_the_limit_take_no_more_room(monkeypatch: pytest.MonkeyPatch)
     words = [int.from_bytes(packer([f"text {n}"])[1], sys.byteorder) for n in (0, 1, 2, 3, 4, 5, 6, 2)]
     assert words == [0, 1, 2, 3, 4, 4, 4, 2]
     assert numbered[4:] == [b'\x01{"opaque":"text"}']
+
+
+def test_beyond_the_most_launches_those_that_differ_in_the_grid_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(external, "MOST_LAUNCHES", 2)
+    bodies: list[bytes] = []
+    host: Any = SimpleNamespace(recorder=SimpleNamespace(launch=lambda body: bodies.append(body) or len(bodies) - 1))
+    listener = external.Externals(host, Path())
+    numbers = [listener.launch({"function": "f", "grid": [size], "num_warps": 4}) for size in (1, 2, 3, 4, 1)]
+    assert numbers == [0, 1, 2, 2, 0] and b"grid" not in bodies[2]
+    assert [listener.launch({"function": name, "grid": [9]}) for name in "gh"] == [3, None], "nor without end"

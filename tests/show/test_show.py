@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kcap.schemas.recording.recording import Metadata, write_recording
-from kcap.show.summary import of_trace
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, write_recording
+from kcap.schemas.recording.values import TensorSpec
+from kcap.show.summary import of_trace, varies
 
 Kcap = Callable[..., Any]
 
@@ -151,3 +152,21 @@ def test_long_trace_is_read_as_a_stream_in_bounded_memory(by: Any, more: int) ->
     tracemalloc.stop()
     assert (summary.total, summary.more) == (sum(range(20_000)), more)
     assert peak < 1 << 20  # bytes
+
+
+def test_an_operators_row_says_in_what_its_calls_differ() -> None:
+    calls = [
+        Call(
+            id=number,
+            operator="aten::mm",
+            args=[
+                Argument(name="self", value=TensorSpec((rows, 64), "bfloat16")),
+                Argument(name="dim", value=number % 2),
+            ],
+            counts=[Count(phase="decode", count=1)],
+            shapes=shapes,
+        )
+        for number, (rows, shapes) in enumerate([(1, 1), (2, 1), (300, 40)])
+    ]
+    assert varies(calls) == "self.shape[0] ×3, dim ×2"
+    assert varies(calls[:1]) == ""
