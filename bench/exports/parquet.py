@@ -23,6 +23,7 @@ import orjson
 
 from kcap.bench.contents import Contents
 from kcap.bench.exports import Exporter, ExportRequest, exporter
+from kcap.schemas.backendbench.convert import SHAPES
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Metadata, Sample
 from kcap.schemas.recording.signature import call_key, signature
@@ -49,6 +50,8 @@ class FlatCalls(Exporter):
         if contents.recording is not None:
             for call in contents.kernels:
                 ledger.reduce(call.operator, NOT_FLAT, call.total)
+                if call.shapes > 1:
+                    ledger.reduce(call.operator, SHAPES, call.total)
         return ledger.loss("parquet", contents.total)
 
     def following(self, output: Path) -> str:

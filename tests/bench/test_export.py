@@ -296,3 +296,11 @@ def test_the_export_target_in_the_readme_is_whole(everything, tmp_path, monkeypa
     loss = find_exporter("csv").write(ExportRequest(open_contents(everything, False), tmp_path / "out"))
     rows = (tmp_path / "out" / "calls.csv").read_text().splitlines()
     assert sum(int(row.split(",")[1]) for row in rows) == loss.exported == loss.total
+
+
+@pytest.mark.parametrize("target", OF_CALLS)
+def test_a_call_that_stands_for_more_shapes_is_exported_as_its_first(target, recorded, exported):
+    _, loss = exported(recorded([MM.model_copy(update={"shapes": 40}), ADD]), target)
+    assert [lost for lost in loss["lost"] if lost["operator"] == MM.operator] == []
+    (reduced,) = (one for one in loss["reduced"] if "further shapes" in one["reason"])
+    assert (reduced["operator"], reduced["count"], reduced["calls"]) == (MM.operator, MM.total, 1)

@@ -14,6 +14,7 @@ from kcap.bench.check.draws import TargetDraw, draw_bounded
 from kcap.bench.check.verification import Draws, WorkloadDraw, check_draws
 from kcap.bench.exports import ExportRequest
 from kcap.bench.problems import Problem, Problems, problems_of
+from kcap.schemas.backendbench.convert import SHAPES
 from kcap.schemas.flashinfer.dataset import blob_path
 from kcap.schemas.flashinfer.definition import (
     Definition,
@@ -141,6 +142,7 @@ class Account:
                 on = replace(on, device="cpu")  # a reference is torch alone
             self.draws = check_draws(contents, derived, draw, on)
         self.regions = {call.id for call in contents.calls if call.kind == "region"}
+        self.rounded = {call.id for call in contents.calls if call.shapes > 1}
         self.taken: set[str] = set()  # operators of regions
         self.refused: dict[str, str] = {}  # operators of regions, and why
 
@@ -184,6 +186,8 @@ class Account:
                 self.refused[operator] = reason or ""
             elif reason is not None and count:
                 self.ledger.lose(operator, reason, count)
+            elif number in self.rounded:
+                self.ledger.reduce(operator, SHAPES, count)
 
     def loss(self, target: str) -> ExportLoss:
         covered = self.problems.derived.covered if self.problems.derived else {}
