@@ -239,21 +239,34 @@ def test_each_distinct_launch_is_a_call_of_its_own(recorder: str, record: Record
     def body(session: Any) -> None:
         externals = told(session)
         operator = externals.operator("triton::f.unread", ["x"])
-        for launch in 2 * launches(externals, 300):
+        for launch in 2 * launches(externals, 200):
             assert launch is not None and externals.launched(operator, launch, [X])
 
     recording = record(body, recorder)
-    assert operators(recording.calls) == 300 * ["triton::f.unread"]
-    assert [call.total for call in recording.calls] == 300 * [2]
+    assert operators(recording.calls) == 200 * ["triton::f.unread"]
+    assert [call.total for call in recording.calls] == 200 * [2]
     grids = [call.launch.grid for call in recording.calls if call.launch]
-    assert sorted(grids) == [[n] for n in range(300)]
+    assert sorted(grids) == [[n] for n in range(200)]
 
 
-def test_launches_past_the_limit_have_no_number(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_further_launches_are_counted_by_the_size_of_their_grids(recorder: str, record: Record) -> None:
+    def body(session: Any) -> None:
+        externals = told(session)
+        operator = externals.operator("triton::f.unread", ["x", "n"])
+        for size, launch in enumerate(launches(externals, 600)):
+            assert launch is not None and externals.launched(operator, launch, [X, size])
+
+    recording = record(body, recorder)
+    assert sum(call.total for call in recording.calls) == 600
+    assert {call.shapes: call.total for call in recording.calls if call.shapes > 1} == {256: 256, 87: 87}
+
+
+def test_launches_past_the_limit_have_no_grid_of_their_own(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "MOST_LAUNCHES", 3)
 
     def body(session: Any) -> None:
-        assert launches(told(session), 5) == [0, 1, 2, None, None]
+        assert launches(told(session), 5) == [0, 1, 2, 3, 3]
         assert launches(told(session), 3) == [0, 1, 2]
 
     record(body)

@@ -378,7 +378,9 @@ import torch, kcap
 a = torch.eye(4)
 with torch.no_grad(), kcap.record(sys.argv[1], recorder=sys.argv[3]):
     for i in range(int(sys.argv[2])):
-        torch.exp(a.expand(1 + i, 4, 4))
+        torch.cat((1 + i) * [a])  # a longer line each
+        for _ in range(10):
+            torch.exp(a)
     print("the program ended")
 """
 
@@ -400,7 +402,7 @@ def test_a_disk_that_fills_loses_nothing_that_was_recorded(
     recorder: str, small_disk: Callable[[str], Path], python: Python, kcap: Kcap, tmp_path: Path
 ) -> None:
     disk = small_disk("5300k")
-    ran = python(FILLING, disk / "out", 8000, recorder)
+    ran = python(FILLING, disk / "out", 250, recorder)
     assert ran.stdout == "the program ended\n"
     assert "No space left on device: what was recorded is in" in ran.stderr
     (left,) = disk.glob(".out.*")
