@@ -197,10 +197,11 @@ def run_victim(session: Session, tell: int) -> None:
     """Records steps for ever; each step's number goes into the pipe right after it ended, so what is told has ended."""
     window = Window(session)
     window.start()
-    a = A
+    a, long = A, torch.zeros(4096)
     for step in range(10**9):
         window.begin(StepShape("decode", [1], [step]))
         torch.mm(a, a)
+        torch.exp(long[: 1 + step])  # a new call, and with it a Program that was not written before
         for _ in range(step % 5):
             a = a + step
         window.end()
@@ -221,6 +222,7 @@ def test_every_step_that_had_ended_survives_sigkill(recorder: str, tmp_path: Pat
         ended = sum(metadata.steps.values())
         assert told <= ended <= told + 1  # killed between a step's end and its telling
         assert {call.total for call in recording.calls if call.operator == "aten::mm"} == ({ended} if ended else set())
+        assert sum(call.total for call in recording.calls if call.operator == "aten::exp") == ended
         adds = sum(call.total for call in recording.calls if call.operator == "aten::add.Tensor")
         assert adds == sum(step % 5 for step in range(ended))
         listed = [step.index for step in recording.steps]  # of which the native recorder's last ones may have waited
