@@ -93,7 +93,7 @@ class Tap(_Part):
     detail: str = ""
 
 
-FORMAT = (1, 5)
+FORMAT = (1, 6)
 Mode = Literal["eager", "graph"]
 GraphUse = Literal["eager", "piecewise", "full"]
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
