@@ -112,11 +112,6 @@ def as_list(numbers: Numbers) -> list[int]:
 Prompt = str | list[int]
 
 
-def no_tokens_text(model: str) -> str:
-    """What is said of a pooling or embedding model, which an offline engine cannot be asked to generate with."""
-    return f"{model} generates no tokens (a pooling model): record a program of yours, kcap record -o DIR -- python …"
-
-
 @dataclass(frozen=True)
 class Workload:
     """What to ask of the engine. Without `prompts`: `num_prompts` random ones of `input_len` token ids, seeded.

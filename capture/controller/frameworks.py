@@ -56,14 +56,14 @@ def find_model(model: str, load_format: str) -> Target:
         file = folder / "config.json"
         if not file.is_file():
             raise CallError(f"{model} is no model: it has no config.json")
-        return Target(model, str(folder), _layer_count(file), has_tokenizer(folder))
+        return Target(model, str(folder), *_sizes(file), tokenizer=has_tokenizer(folder))
     bundled, cached = models.find_config(model), _cached_config(model)
     if bundled is None and cached is None:
         _refuse_unknown(model, load_format)
     if bundled and (load_format == "dummy" or model.lower().startswith(models.OWN)) and cached is None:
-        return Target(model, str(bundled), _layer_count(bundled / "config.json"), tokenizer=False, bundled=True)
-    layers = _layer_count(cached or (bundled / "config.json" if bundled else None))
-    return Target(model, model, layers, weights_from_hub=bundled is not None and cached is None)
+        return Target(model, str(bundled), *_sizes(bundled / "config.json"), tokenizer=False, bundled=True)
+    sizes = _sizes(cached or (bundled / "config.json" if bundled else None))
+    return Target(model, model, *sizes, weights_from_hub=bundled is not None and cached is None)
 
 
 def _refuse_unknown(model: str, load_format: str) -> None:
@@ -94,17 +94,23 @@ def _cached_config(model: str) -> Path | None:
     return Path(file) if isinstance(file, str) else None
 
 
-def _layer_count(file: Path | None) -> int | None:
+CONTEXT_KEYS = ("max_position_embeddings", "max_target_positions")
+
+
+def _sizes(file: Path | None) -> tuple[int | None, int | None]:
+    """Layers and context of the model with this config.json."""
     import orjson
 
     if file is None:
-        return None
+        return None, None
     try:
         config = orjson.loads(file.read_bytes())
     except ValueError as error:
         raise CallError(f"{file}: {error}") from None
-    layers = (config.get("text_config") or config).get("num_hidden_layers")
-    return layers if isinstance(layers, int) else None
+    text = config.get("text_config") or config
+    layers, *contexts = (text.get(key) for key in ("num_hidden_layers", *CONTEXT_KEYS))
+    context = next((size for size in contexts if isinstance(size, int)), None)
+    return layers if isinstance(layers, int) else None, context
 
 
 PLANNED = (

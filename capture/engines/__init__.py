@@ -83,14 +83,15 @@ class Framework:
 class Target:
     """A model as an engine is to load it. `path`: what the engine is given; `model`: what the user named.
 
-    `layers_model`: None where unknown. `tokenizer`: False where `path` is a directory without one. `bundled`: `path` is
-    kcap's own configuration, without weights.
+    `layers_model`: None where unknown. `context`: the tokens that it was made for, None where unknown. `tokenizer`:
+    False where `path` is a directory without one. `bundled`: `path` is kcap's own configuration, without weights.
     `weights_from_hub`: the engine must ask the hub, though kcap's own configuration would do for dummy weights.
     """
 
     model: str
     path: str
     layers_model: int | None
+    context: int | None = None
     tokenizer: bool = True
     bundled: bool = False
     weights_from_hub: bool = False
@@ -107,6 +108,12 @@ class Start:
     eager: bool
     given: dict[str, Any]
     longest: int
+
+    @property
+    def context(self) -> int:
+        """The context of a bundled model: as the requests need, 2,048 at least, and no more than it was made for."""
+        wanted = max(2048, self.longest)
+        return min(wanted, self.target.context or wanted)
 
 
 class Engine(Protocol):

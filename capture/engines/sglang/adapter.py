@@ -70,7 +70,7 @@ def arguments(start: Start) -> dict[str, Any]:
     if not start.target.tokenizer and "tokenizer_path" not in start.given:
         chosen["skip_tokenizer_init"] = True
     if start.target.bundled:
-        chosen |= {"dtype": "bfloat16", "context_length": max(2048, start.longest + SPARE)}
+        chosen |= {"dtype": "bfloat16", "context_length": max(start.context, start.longest + SPARE)}
     if start.num_layers is not None:
         chosen["json_model_override_args"] = f'{{"num_hidden_layers": {start.num_layers}}}'
     if start.eager:

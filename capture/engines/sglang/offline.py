@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.session import Prompt, Session, Workload, no_tokens_text, read_session
+from kcap.capture.session import Prompt, Session, Workload, read_session
 from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
 
@@ -34,7 +34,11 @@ def main(job_file: str) -> None:
 
     engine = Engine(**arguments)
     if not engine.tokenizer_manager.model_config.is_generation:
-        raise RuntimeError(no_tokens_text(arguments["model_path"]))
+        model = arguments["model_path"]
+        raise RuntimeError(
+            f"{model} generates no tokens (a pooling model): record it with --framework vLLM, or a program of yours, "
+            "kcap record -o DIR -- python …"
+        )
     loads = workload.loads(_vocabulary(engine))
     if session.check_coverage:
         _generate(engine, *profiled_loads(loads, workload.output_len), session)

@@ -61,7 +61,7 @@ def arguments(start: Start) -> dict[str, Any]:
     if not start.target.tokenizer and "tokenizer" not in start.given:
         chosen["skip_tokenizer_init"] = True
     if start.target.bundled:
-        chosen |= {"dtype": "bfloat16", "max_model_len": max(2048, start.longest)}
+        chosen |= {"dtype": "bfloat16", "max_model_len": start.context}
     if start.num_layers is not None:
         chosen["hf_overrides"] = {"num_hidden_layers": start.num_layers}
     if start.eager:

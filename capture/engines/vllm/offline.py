@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from kcap.capture.session import Prompt, Session, Workload, no_tokens_text, read_session
+from kcap.capture.session import Prompt, Session, Workload, read_session
 from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
 
@@ -19,7 +19,6 @@ def main(job_file: str) -> None:
     workload = Workload(**job["workload"])
     from vllm import LLM
 
-    _refuse_pooling(job["engine_arguments"])
     llm = LLM(**job["engine_arguments"])
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     loads = workload.loads(vocabulary)
@@ -33,21 +32,6 @@ def main(job_file: str) -> None:
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
 
 
-CHOOSE_RUNNER = ("model", "runner", "trust_remote_code", "revision", "hf_overrides", "tokenizer", "skip_tokenizer_init")
-
-
-def _refuse_pooling(arguments: dict[str, Any]) -> None:
-    """Before weights are loaded: RuntimeError for a model that vLLM would run with no sampling."""
-    from vllm.config import ModelConfig
-
-    try:
-        runner = ModelConfig(**{name: arguments[name] for name in CHOOSE_RUNNER if name in arguments}).runner_type
-    except (ValueError, OSError):  # which LLM says with all its arguments
-        return
-    if runner == "pooling":
-        raise RuntimeError(no_tokens_text(arguments["model"]))
-
-
 def _forget_prompts(llm: Any) -> None:
     """Let the counted steps run as if those before had not been."""
     if llm.reset_prefix_cache() not in (True, None):
@@ -59,36 +43,57 @@ def _forget_prompts(llm: Any) -> None:
 
 
 def _generate(llm: Any, loads: list[list[Prompt]], tokens: int, session: Session) -> list[list[int]]:
-    """Run the loads one after another until all are done or the window has closed; each request's token ids."""
+    """Run the loads one after another until all are done or the window has closed; each request's token ids.
+
+    A pooling model generates none: of it each request is one forward.
+    """
     done: dict[int, list[int]] = {}
     submitted = 0
+    params = _params(llm.llm_engine, tokens)
     for load in loads:
-        _submit(llm.llm_engine, load, submitted, tokens)
+        for number, prompt in enumerate(load, submitted):
+            text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+            llm.llm_engine.add_request(str(number), text, params)
         submitted += len(load)
         if not _finish(llm.llm_engine, done, session):
             break
     return [done.get(number, []) for number in range(sum(map(len, loads)))]
 
 
-def _submit(engine: Any, load: list[Prompt], first: int, tokens: int) -> None:
-    """Submit every request of a load, the first as number `first`."""
+POOLING = (
+    "embed",
+    "classify",
+    "token_embed",
+    "token_classify",
+)  # what is asked of a pooling model, the likeliest first
+
+
+def _params(engine: Any, tokens: int) -> Any:
+    """How each request is to be answered."""
+    if engine.model_config.runner_type == "pooling":
+        from vllm import PoolingParams
+
+        offered = engine.get_supported_tasks()
+        return PoolingParams(task=next((task for task in POOLING if task in offered), None))
     from vllm import SamplingParams
 
     detokenize = getattr(engine, "tokenizer", None) is not None
-    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=detokenize)
-    for number, prompt in enumerate(load, first):
-        text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-        engine.add_request(str(number), text, params)
+    return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=detokenize)
 
 
 def _finish(engine: Any, done: dict[int, list[int]], session: Session) -> bool:
     """Step until nothing is left; False where the window has closed before."""
     while engine.has_unfinished_requests():
         for output in engine.step():
-            done[_number(output.request_id)] = list(output.outputs[0].token_ids)
+            done[_number(output.request_id)] = _token_ids(output.outputs)
         if session.steps is not None and window_over(Path(session.directory)):
             return False
     return True
+
+
+def _token_ids(outputs: Any) -> list[int]:
+    """Of a request's `outputs`: a list of generated ones, or what a pooling model returns."""
+    return list(outputs[0].token_ids) if isinstance(outputs, list) else []
 
 
 def _number(request_id: str) -> int:

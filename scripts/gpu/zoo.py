@@ -1,0 +1,271 @@
+"""Whether kcap holds on architectures beside Llama: records each, replays it, compares with the engine, exports it.
+
+    python scripts/gpu/zoo.py [NAME]… [--jobs N] [--only record|replay|fidelity|export]… [--limit S] [--output DIR]
+
+Each model is a configuration that kcap has (`capture/controller/models`), with dummy weights and a few of its layers;
+those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prints a table last, a row for each model:
+
+- covered: of the GPU time in the profiled steps, what is of recorded calls; at least 97 %
+- families: of that time, what is in named families; at least 95 %
+- replayed: of the counts; every other kernel has its reason printed above the table
+- fidelity: the largest deviation of a kind of step, and how many kinds are within their bounds
+- verified: of the Definitions that can be checked, those that agree with the recorded operator; at least 95 %
+
+`--jobs N` starts N models at once, which is faster, and falsifies the times that fidelity compares with. On a CPU,
+which knows no coverage and no fidelity, it tells the other three. A model that the engine cannot run says so in the
+engine's own words. Exits with 1 unless every model reaches every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marks import mark
+
+import kcap
+from kcap.errors import DONE, PARTIAL, KcapError
+from kcap.show.summary import NO_FAMILY, of_recording
+from kcap.system.machine import has_gpu
+
+PROMPTS, ANSWER = "1,12", "24"  # how many, and the tokens of each answer: two loads
+ON_CPU = ("--num-prompts", "1,4", "--input-len", "96,24", "--output-len", "6")
+# Prompts do not fit into one step, so that some steps mix them with decodes; few sizes are captured, to start sooner.
+SERVING = ("max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}')
+STAGES = ("record", "replay", "fidelity", "export")
+LEAST = {"covered": 0.97, "families": 0.95, "replayed": 0.95, "verified": 0.95}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the zoo. `arguments`: KEY=VALUE of the engine; `program`: which of zoo_programs.py runs it instead."""
+
+    id: str
+    layers: int
+    stands_for: str
+    arguments: tuple[str, ...] = ()
+    program: str | None = None
+    input_len: str = "1024,320"
+
+
+ZOO = {
+    "gemma-2": Model("google/gemma-2-9b", 4, "softcap, sliding window"),
+    "deepseek-v2": Model("deepseek-ai/DeepSeek-V2-Lite", 4, "MLA, shared experts"),
+    "deepseek-v3": Model("deepseek-ai/DeepSeek-V3", 4, "MLA, grouped routing, FP8 by blocks"),
+    "qwen3-moe": Model("Qwen/Qwen3-30B-A3B", 4, "experts, default backend"),
+    "qwen3-next": Model("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, "gated delta nets, experts"),
+    "mamba-2": Model("mistralai/Mamba-Codestral-7B-v0.1", 4, "state space, chunked scan"),
+    "mamba": Model("state-spaces/mamba-2.8b-hf", 4, "state space, selective scan"),
+    "bamba": Model("ibm-ai-platform/Bamba-9B-v2", 10, "hybrid of Mamba-2 and attention"),
+    "fp8-block": Model("Qwen/Qwen3-8B-FP8", 4, "FP8 by blocks"),
+    "awq": Model("Qwen/Qwen2.5-7B-Instruct-AWQ", 4, "4-bit weights"),
+    "gpt-oss": Model("openai/gpt-oss-20b", 4, "MXFP4 experts, sinks"),
+    "lora": Model("meta-llama/Llama-3.1-8B", 4, "LoRA adapters", program="lora"),
+    "vision": Model("Qwen/Qwen2.5-VL-7B-Instruct", 4, "vision encoder", program="vision"),
+    "speech": Model("openai/whisper-large-v3", 4, "encoder and decoder", program="speech"),
+    "embedding": Model("BAAI/bge-large-en-v1.5", 4, "pooling, no decoder", input_len="512,320"),
+    "opt": Model("facebook/opt-6.7b", 4, "layer norms, biases"),
+}
+
+
+@dataclass
+class Findings:
+    """What was found of a model. `figures`: shares by the name of their column; `notes`: in words, above the table."""
+
+    name: str
+    figures: dict[str, float | None] = field(default_factory=dict)
+    worst_error: float | None = None  # of a kind of step, the better of serving and Program
+    kinds: int | None = None
+    kinds_within: int = 0
+    notes: list[str] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+
+    @property
+    def passed(self) -> bool:
+        reached = all(share is not None and share >= LEAST[what] for what, share in self.figures.items())
+        return not self.failure and reached and (self.kinds is None or self.kinds_within == self.kinds > 0)
+
+    def row(self) -> str:
+        if self.failure:
+            return f"{self.name:12} {self.failure}"
+        shares = (self.figures.get(column) for column in LEAST)
+        cells = [f"{'·' if share is None else f'{share:.1%}':>9}" for share in shares]
+        fidelity = "·" if self.kinds is None else f"{self.kinds_within} of {self.kinds}"
+        fidelity += "" if self.worst_error is None else f", {self.worst_error:.1%}"
+        cells.insert(3, f"{fidelity:>15}")
+        return f"{self.name:12} {' '.join(cells)} {sum(self.seconds.values()):7.0f} s"
+
+
+class Zoo:
+    """Runs the stages for one model at a time; Recordings and datasets lie in `output`."""
+
+    def __init__(self, output: Path, until: float, jobs: int, device: str) -> None:
+        self.output, self.until, self.jobs, self.device = output, until, jobs, device
+
+    def run(self, findings: Findings, stages: Sequence[str]) -> Findings:
+        """The `stages` in their order, until one fails or the time is over."""
+        for stage in stages:
+            if findings.failure:
+                break
+            if time.monotonic() > self.until:
+                findings.failure = f"{stage}: not tried, the limit was over"
+                break
+            began = time.monotonic()
+            try:
+                getattr(self, stage)(findings)
+            except (KcapError, OSError, ValueError, LookupError) as error:  # the others go on
+                findings.failure = f"{stage}: {type(error).__name__}: {error}"
+            findings.seconds[stage] = int(time.monotonic() - began)
+            print(f"{findings.name}: {stage} took {findings.seconds[stage]} s  {findings.failure}", flush=True)
+        return findings
+
+    def recording(self, name: str) -> Path:
+        return self.output / f"{name}.kcap"
+
+    def record(self, findings: Findings) -> None:
+        model, path = ZOO[findings.name], self.recording(findings.name)
+        coverage = ("--check-coverage",) if self.device == "cuda" else ()
+        log = self.output / f"{findings.name}.log"
+        if model.program:
+            program = str(Path(__file__).with_name("zoo_programs.py"))
+            words = ["--", sys.executable, program, model.program, model.id, str(model.layers), *self._memory()]
+        else:
+            arguments = [*model.arguments, *(SERVING if self.device == "cuda" else ()), *self._memory()]
+            load = ("--num-prompts", PROMPTS, "--input-len", model.input_len, "--output-len", ANSWER)
+            words = ["--model", model.id, "--load-format", "dummy", "--num-layers", str(model.layers)]
+            words += [*(load if self.device == "cuda" else ON_CPU), "--engine-log", str(log)]
+            words += [word for argument in arguments for word in ("--engine-arg", argument)]
+        done = self._kcap("record", *coverage, "-o", str(path), "--force", *words)
+        (self.output / f"{findings.name}.record.txt").write_text(done.stdout + done.stderr)
+        if not (path / "recording.json").is_file():
+            last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
+            findings.failure = f"not recorded (status {done.returncode}): {last[0][:160]}"
+            return
+        recording = kcap.load(path)
+        taps = [f"tap {tap.name}: {tap.detail}" for tap in recording.metadata.taps if tap.status == "failed"]
+        findings.notes += [*taps, *recording.metadata.notes]
+        if self.device == "cuda":
+            share = (recording.metadata.coverage or {}).get("share")
+            findings.figures["covered"] = share
+            if share is not None and share < LEAST["covered"]:
+                findings.notes.append(f"coverage: {json.dumps(recording.metadata.coverage)[:1500]}")
+        summary = of_recording(recording, "family")
+        times = {row.name: row.gpu_us or row.estimated_us for row in summary.rows}
+        total = sum(times.values())
+        findings.figures["families"] = 1 - times.get(NO_FAMILY, 0.0) / total if total else None
+        families = derived_families(recording)
+        operators: Counter[str] = Counter()
+        for row in of_recording(recording, "kernel").rows:
+            if families.get(row.key, NO_FAMILY) == NO_FAMILY:
+                operators[row.name] += row.gpu_us or row.estimated_us
+        findings.notes += [f"in no family: {us / total:6.2%}  {name}" for name, us in operators.most_common(12)]
+
+    def replay(self, findings: Findings) -> None:
+        done = self._kcap("replay", str(self.recording(findings.name)), "--json", "--seconds", "0.02")
+        found = json.loads(done.stdout)
+        findings.figures["replayed"] = found["replayed"]["share"]
+        for part in ("skipped", "failed"):
+            for reason in found[part]["reasons"]:
+                findings.notes.append(f"{part}: {json.dumps(reason)[:400]}")
+
+    def fidelity(self, findings: Findings) -> None:
+        if self.device != "cuda":
+            return
+        done = self._kcap("replay", str(self.recording(findings.name)), "--compare-engine", "--json")
+        if done.returncode not in (DONE, PARTIAL):
+            findings.failure = f"fidelity: {done.stderr.strip()[-300:]}"
+            return
+        found = json.loads(done.stdout)
+        (self.output / f"{findings.name}.fidelity.json").write_text(done.stdout)
+        kinds = found["kinds"]
+        errors = [min(state["error"] for state in kind["states"].values()) for kind in kinds]
+        findings.kinds, findings.worst_error = len(kinds), max(errors, default=None)
+        findings.kinds_within = sum(not kind["outside"] for kind in kinds)
+        for kind in kinds:
+            findings.notes += [f"{kind_name(kind)}: {line}" for line in kind["outside"]]
+
+    def export(self, findings: Findings) -> None:
+        dataset = self.output / f"{findings.name}.dataset"
+        words = ("--to", "flashinfer-bench", "-o", str(dataset), "--allow-truncated", "--force")
+        done = self._kcap("export", str(self.recording(findings.name)), *words)
+        if done.returncode not in (DONE, PARTIAL):
+            findings.failure = f"export: {done.stderr.strip()[-300:]}"
+            return
+        lines = [json.loads(line) for line in (dataset / "checks.jsonl").read_text().splitlines()]
+        status = Counter(line["status"] for line in lines)
+        checked = sum(status[word] for word in ("agrees", "differs", "failed"))
+        findings.figures["verified"] = status["agrees"] / checked if checked else None
+        for line in lines:
+            if line["status"] != "agrees":
+                findings.notes.append(f"{line['status']}: {line['definition']}: {str(line.get('reason'))[:300]}")
+
+    def _memory(self) -> tuple[str, ...]:
+        """Of several models on one GPU none can measure what is free: each gets a cache of its own size."""
+        return () if self.jobs == 1 or self.device != "cuda" else (f"kv_cache_memory_bytes={4 << 30}",)
+
+    def _kcap(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kcap", *words]
+        left = max(self.until - time.monotonic(), 1)
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=left)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, "{}", f"the limit was over after {left:.0f} s")
+
+
+def derived_families(recording: kcap.Recording) -> dict[str, str]:
+    """The family of each Call that has one, by the key of its row."""
+    from kcap.schemas.derive.derive import derive
+    from kcap.schemas.recording.signature import call_key
+
+    families = derive(recording).family_of()
+    return {call_key(call): families[call.id] for call in recording.kernels() if call.id in families}
+
+
+def kind_name(kind: dict[str, Any]) -> str:
+    return " ".join(str(kind[part]) for part in ("phase", "sequences", "tokens", "mode") if part in kind)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ZOO)}")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", action="append", choices=STAGES)
+    parser.add_argument("--limit", type=float, default=7200, help="seconds  [default: 7200]")
+    parser.add_argument("--output", type=Path, default=Path("gpu-check/zoo"))
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(ZOO):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(ZOO)}")
+    args.output.mkdir(parents=True, exist_ok=True)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
+    device = "cuda" if has_gpu() else "cpu"
+    zoo = Zoo(args.output.resolve(), time.monotonic() + args.limit, args.jobs, device)
+    stages = [stage for stage in STAGES if stage in (args.only or STAGES)]
+    together = [stage for stage in stages if stage != "fidelity" or args.jobs == 1]
+    every = [Findings(name) for name in args.names or ZOO]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda findings: zoo.run(findings, together), every))
+    for findings in every:
+        zoo.run(findings, [stage for stage in stages if stage not in together])
+    for findings in every:
+        print(f"\n{findings.name}: {ZOO[findings.name].stands_for}", *findings.notes, sep="\n    ")
+    heads = [f"{name:>9}" for name in LEAST]
+    heads.insert(3, f"{'fidelity':>15}")
+    print(f"\n    {'':12} {' '.join(heads)}")
+    for findings in every:
+        print(f"{mark(findings.passed)} {findings.row()}")
+    sys.exit(not all(findings.passed for findings in every))
+
+
+if __name__ == "__main__":
+    main()
