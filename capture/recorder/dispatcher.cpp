@@ -118,10 +118,13 @@ int kcap_graph_begin(int nodes) {
   });
 }
 
-// How many nodes the capture has so far; asked before it ends.
+// How many nodes the capture has, which are kept for its line; asked before it ends.
 int64_t kcap_graph_nodes() {
   size_t count = 0;
-  kcap::guarded([&] { count = kcap::nodes_so_far(); });
+  kcap::guarded([&] {
+    count = kcap::nodes_so_far();
+    if (count && this_thread().capture) this_thread().capture->graph_nodes = kcap::g->banks.describe_capture();
+  });
   return static_cast<int64_t>(count);
 }
 

@@ -106,7 +106,11 @@ class ProgramLine(Line):
 
 
 class GraphLine(Line):
-    """A captured CUDA graph. `number` is its place among the captures; `nodes`: from and to, for each call."""
+    """A captured CUDA graph. `number` is its place among the captures; `nodes`: from and to, for each call.
+
+    `kernels`: for each node which of `names` its kernel has (an empty one: none); `after`: the nodes that a node waits
+    for, unless that is the one before it alone.
+    """
 
     t: Literal["graph"]
     id: Number
@@ -114,6 +118,9 @@ class GraphLine(Line):
     calls: list[Number]
     nodes: list[tuple[Number, Number]] = []
     total: Number = 0  # nodes; 0: not known
+    names: list[str] = []
+    kernels: list[Number] = []
+    after: list[tuple[Number, list[Number]]] = []
     size: Number | None = None
     scope: GraphUse | None = None
 
@@ -122,6 +129,10 @@ class GraphLine(Line):
         last = self.total or 1 << 63
         if any(not start <= end <= last for start, end in self.nodes):
             raise ValueError("a call's nodes are not among the graph's")
+        if any(name >= len(self.names) for name in self.kernels) or len(self.kernels) not in (0, self.total):
+            raise ValueError("its nodes' names are not those of its nodes")
+        if any(other >= node or node >= self.total for node, before in self.after for other in before):
+            raise ValueError("a node waits for one that is not before it")
         return self
 
 

@@ -15,6 +15,7 @@ H200 = Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz"
 REGION = Ran(0, "vllm::unified_attention", region=True)
 FORWARD, MM, WIDE = Ran(1, "_vllm_fa3_C::fwd"), Ran(2, "aten::mm.out"), Ran(3, "aten::mm.out")
 NORM, SILU = Ran(4, "triton::norm.ab", "norm"), Ran(5, "triton::silu.cd", "silu")
+ADD, FILL = Ran(6, "aten::add"), Ran(7, "aten::zero_")
 UNKNOWN = "the graph's nodes are not known, and no call of it is known to launch this"
 SEVERAL = "the graph's nodes are not known, and it may be of several of its calls"
 
@@ -223,3 +224,52 @@ def test_a_gpus_own_trace_gives_a_graphs_kernels_to_the_calls_that_the_same_eage
         expected[11] = None  # a copy in a graph is a kernel of a name of its own
     assert [in_order(result) for result in (first, second)] == [[50, *expected, 51]] * 2
     assert [result.disagreements for result in (*plain, first, second)] == [[]] * 4
+
+
+def branches(*kernels: str, after: dict[int, list[int]], calls: list[Ran]) -> Replayed:
+    """A graph of calls of one node each."""
+    ranges = [(number, number + 1) for number in range(len(kernels))]
+    return Replayed(calls, len(kernels), ranges, list(kernels), after)
+
+
+def test_kernels_of_branches_that_overlap_are_told_by_their_names(profile: Profile) -> None:
+    """`silu` and `flash` were captured after `mm`, and run beside it."""
+    body = [NORM, MM, SILU, FORWARD, WIDE]
+    graph = branches("norm", "gemm", "silu", "flash", "wide", after={2: [0], 4: [1, 3]}, calls=body)
+    result = replayed(profile, graph, kernels=("norm", "silu", "gemm", "flash", "wide"))
+    assert in_order(result) == [4, 5, 2, 1, 3]
+
+
+def test_of_two_kernels_of_one_name_the_one_runs_that_waits_for_nothing(profile: Profile) -> None:
+    """The first `gemm` to start is the second to be captured: the other still waits for `flash`."""
+    body = [NORM, FORWARD, MM, WIDE, ADD]
+    graph = branches("norm", "flash", "gemm", "gemm", "wide", after={3: [0], 4: [2, 3]}, calls=body)
+    result = replayed(profile, graph, kernels=("norm", "gemm", "flash", "gemm", "wide"))
+    assert in_order(result) == [4, 3, 1, 2, 6]
+
+
+def test_what_waits_for_a_join_waits_for_all_that_joins(profile: Profile) -> None:
+    """Node 3 runs nothing: an event was recorded there."""
+    graph = branches(
+        "norm", "flash", "gemm", "", "gemm", after={2: [0], 3: [1, 2], 4: [3]}, calls=[NORM, FORWARD, MM, ADD, WIDE]
+    )
+    result = replayed(profile, graph, kernels=("norm", "gemm", "flash", "gemm"))
+    assert in_order(result) == [4, 2, 1, 3]
+
+
+def test_copies_and_fills_are_what_the_driver_makes_of_them(profile: Profile) -> None:
+    graph = branches("memset", "gemm", "memcpy", after={}, calls=[FILL, MM, WIDE])
+    result = replayed(profile, graph, kernels=("Memset (Device)", "gemm", "memcpy32_post"))
+    assert in_order(result) == [7, 2, 3]
+
+
+def test_a_kernel_of_no_node_is_told_by_what_launched_such_kernels(profile: Profile) -> None:
+    graph = branches("norm", "gemm", after={}, calls=[NORM, MM])
+    result = replayed(profile, graph, kernels=("norm", "gemm", "unheard of"))
+    assert in_order(result) == [4, 2, None] and reasons(result)["unheard of"] == UNKNOWN
+
+
+def test_nodes_whose_names_are_other_functions_are_not_believed(profile: Profile) -> None:
+    graph = branches("silu", "norm", after={}, calls=[NORM, SILU])
+    result = replayed(profile, graph, kernels=("silu", "norm"))
+    assert calls(result) == {"silu": 5, "norm": 4}

@@ -1,14 +1,19 @@
-"""On a GPU: what the recorder does there breaks no capture of a CUDA graph."""
+"""On a GPU: what the recorder does there breaks no capture of a CUDA graph, and tells what each node of it is."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import kcap
 from kcap.schemas.recording.recording import Recording
+from kcap.schemas.results import coverage
 
 Record = Callable[..., Recording]
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
@@ -42,3 +47,52 @@ def test_a_capture_inside_the_recording_is_left_whole(record: Record) -> None:
     held = [tensor for sample in recording.samples for tensor in sample.tensors.values()]
     assert held
     assert {(tensor.low, tensor.high) for tensor in held} == {(0, 5)}
+
+
+BRANCHES = """
+import torch
+
+import kcap
+
+side = torch.cuda.Stream()
+a, b = (torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+
+
+def forward():
+    here = torch.cuda.current_stream()
+    side.wait_stream(here)
+    x = a @ b
+    with torch.cuda.stream(side):
+        y = torch.softmax(b.float(), -1)
+        y = y.sum(-1)
+    z = torch.sigmoid(x) @ b
+    here.wait_stream(side)
+    return z.float().sum(-1) + y.zero_()
+
+
+with kcap.step("prefill"):
+    forward()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    out = forward()
+for _ in range(24):
+    with kcap.step("decode"):
+        graph.replay()
+torch.cuda.synchronize()
+"""
+
+
+def test_branches_of_a_graph_are_told_apart(tmp_path: Path) -> None:
+    """What runs beside something else starts in another order than it was captured in."""
+    program, output = tmp_path / "branches.py", tmp_path / "branches.kcap"
+    program.write_text(BRANCHES)
+    command = [sys.executable, "-m", "kcap", "record", "--check-coverage", "-o", str(output), "--", sys.executable]
+    done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=300)
+    recording = kcap.load(output)
+    steps = list(coverage.read(output / coverage.FILE))
+    seen = {kernel.reason or recording.calls[kernel.call].operator for step in steps for kernel in step.kernels}
+    kernels = {call.operator for call in recording.kernels() if call.total}
+    assert steps and all(step.explained_us == step.gpu_us for step in steps), (seen, done.stderr)
+    assert seen == kernels
+    assert {"aten::matmul", "aten::softmax.int", "aten::sigmoid", "aten::zero_"} <= kernels

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -15,6 +16,8 @@ import pytest
 from fake_graphs import health
 
 import kcap
+from kcap.capture.taps.kernels.launches import Kernel
+from kcap.capture.taps.kernels.triton import Triton
 from kcap.schemas.recording.recording import Call, Recording
 from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import TensorSpec, TorchConstant
@@ -283,3 +286,24 @@ def test_a_value_that_cannot_be_a_key_is_a_launch_all_the_same() -> None:
     assert numbers == [1, 2, 3, 2, None, None]
     assert heard[0]["constexprs"] == {"N": [1, 2]}
     assert known.health() == ("off", "0 kernels; 2 launches are not recorded: too many different ones")
+
+
+class Named:
+    """As `@triton.jit(repr=...)` makes one."""
+
+    _repr = str
+
+
+def test_a_function_that_names_its_kernels_itself_is_known_by_these_names() -> None:
+    """The profiler sees the name, the recorder the function. Only a GPU compiles it."""
+    told: list[tuple[str, str]] = []
+    listener: Any = SimpleNamespace(
+        kernel_name=lambda name, function: told.append((name, function)), failed=pytest.fail, listening=True
+    )
+    tap, fn = Triton(listener), Named()
+    tap.on = True
+    tap.launches._kernels[fn] = Kernel(0, [], [], {"function": "matmul"})
+    for name in ("matmul_bf16", "matmul_bf16", "matmul", "matmul_fp8"):
+        compiled = SimpleNamespace(name=name)
+        assert tap._run(lambda *args, result=compiled, **kwargs: result, fn, grid=(1,), warmup=False) is compiled
+    assert told == [("matmul_bf16", "matmul"), ("matmul_fp8", "matmul")]

@@ -200,8 +200,29 @@ Attribution = tuple[Gpu, Ran | str]  # the Call, or why there is none
 
 def attribute_replay(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution]:
     """Every event of one replay, by the nodes that each Call added; by names where these are not known or differ."""
+    if graph.kernels and (found := _by_node_names(events, graph, learnt)):
+        return found
     ordered = _captured_order(events)
     return _by_nodes(ordered, graph) or list(_by_names(ordered, graph, learnt))
+
+
+def _by_node_names(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution] | None:
+    """By the name of each node's kernel; events of no node's name by what launched such kernels plainly."""
+    owners = graph.owners()
+    if owners is None or not _names_agree(graph.kernels, owners, graph):
+        return None
+    ordered = sorted(events, key=lambda event: (event.start, event.stream))
+    nodes = graph.nodes_of(event.name for event in ordered)
+    others = [event for event, node in zip(ordered, nodes, strict=True) if node is None]
+    by_name = iter(_by_names(others, graph, learnt))
+    return [
+        next(by_name) if node is None else (event, _owner(owners[node], graph))
+        for event, node in zip(ordered, nodes, strict=True)
+    ]
+
+
+def _owner(number: int | None, graph: Replayed) -> Ran | str:
+    return CAPTURED_OUTSIDE if number is None else graph.calls[number]
 
 
 def _captured_order(events: list[Gpu]) -> list[Gpu]:
@@ -211,19 +232,18 @@ def _captured_order(events: list[Gpu]) -> list[Gpu]:
 
 
 def _by_nodes(events: list[Gpu], graph: Replayed) -> list[Attribution] | None:
-    owners = graph.owners(len(events))
-    if owners is None or not _names_agree(events, owners, graph):
+    owners = graph.owners()
+    if owners is None or len(owners) != len(events) or not _names_agree([e.name for e in events], owners, graph):
         return None
-    calls = (CAPTURED_OUTSIDE if owner is None else graph.calls[owner] for owner in owners)
-    return list(zip(events, calls, strict=True))
+    return [(event, _owner(owner, graph)) for event, owner in zip(events, owners, strict=True)]
 
 
-def _names_agree(events: list[Gpu], owners: list[int | None], graph: Replayed) -> bool:
+def _names_agree(kernels: list[str], owners: list[int | None], graph: Replayed) -> bool:
     """Every kernel of a known function belongs to a Call that launches it, and no such Call lacks its kernel."""
     functions = Functions(graph.calls)
     lacking = {owner for owner in owners if owner is not None and graph.calls[owner].function}
-    for event, owner in zip(events, owners, strict=True):
-        name = functions.match(event.name)
+    for kernel, owner in zip(kernels, owners, strict=True):
+        name = functions.match(kernel)
         if name is not None and (owner is None or name != graph.calls[owner].function):
             return False
         if name is not None:

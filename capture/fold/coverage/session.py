@@ -50,7 +50,7 @@ def _shard_coverage(
 
     def item(number: int) -> Ran | Replayed:
         graph: GraphLine | None = programs.graph_lines.get((index, number))
-        return call(number) if graph is None else Replayed(list(map(call, graph.calls)), graph.total, graph.nodes)
+        return call(number) if graph is None else _replayed(graph, list(map(call, graph.calls)), functions)
 
     lines = {line.index: line for line in shard.lines(ProfiledLine)}
     steps = [
@@ -59,3 +59,9 @@ def _shard_coverage(
     for attributed in attribute(trace, steps):
         line = lines[attributed.index]
         yield covered(attributed, programs.step(index, line), line.sm_mhz)
+
+
+def _replayed(graph: GraphLine, calls: list[Ran], functions: dict[str, str]) -> Replayed:
+    names = [functions.get(name, name) for name in graph.names]
+    kernels = [names[number] for number in graph.kernels]
+    return Replayed(calls, graph.total, graph.nodes, kernels, dict(graph.after))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kcap.capture.fold.coverage.trace import Op, Span, Thread, Trace
@@ -37,23 +37,63 @@ class Replayed:
 
     What each of `calls` added to it while it was captured, in nodes (kernels, copies, memsets) of `total` (0: not
     known): `ranges`, from the first to past the last, where a region's hold those of the calls inside it. Empty: not
-    known.
+    known. `kernels`: each node's name, empty where the GPU runs nothing for it; `after`: the nodes that a node waits
+    for, unless that is the one before it alone.
     """
 
     calls: list[Ran]
     total: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+    after: Mapping[int, list[int]] = field(default_factory=dict)
 
-    def owners(self, count: int) -> list[int | None] | None:
-        """Which of `calls` each of `count` nodes is of (None: of none); None if the numbers do not fit `count`."""
-        if self.total != count or len(self.ranges) != len(self.calls):
+    def owners(self) -> list[int | None] | None:
+        """Which of `calls` each node is of (None: of none); None where that is not known."""
+        if not self.total or len(self.ranges) != len(self.calls):
             return None
-        owners: list[int | None] = [None] * count
+        owners: list[int | None] = [None] * self.total
         for number, (start, end) in enumerate(self.ranges):  # a call comes after the one around it
-            if not 0 <= start <= end <= count:
+            if not 0 <= start <= end <= self.total:
                 return None
             owners[start:end] = [number] * (end - start)
         return owners
+
+    def nodes_of(self, names: Iterable[str]) -> list[int | None]:
+        """The node of each kernel, by its name, in the order in which they started; None where none is left.
+
+        Branches run beside each other, so that kernels start in another order than they were captured in. A kernel is
+        the first node of its name that waits for nothing any more.
+        """
+        waits = self._waits()
+        left: dict[str, list[int]] = defaultdict(list)
+        for node, name in enumerate(self.kernels):
+            if name:
+                left[_kind(name)].append(node)
+        done: set[int] = set()
+        nodes: list[int | None] = []
+        for name in names:
+            of_name = left[_kind(name)]
+            if not of_name:
+                nodes.append(None)
+                continue
+            first = next((node for node in of_name if waits[node] <= done), of_name[0])
+            of_name.remove(first)
+            done.add(first)
+            nodes.append(first)
+        return nodes
+
+    def _waits(self) -> list[set[int]]:
+        """For each node those before it that run something on the GPU."""
+        waits: list[set[int]] = []
+        for node in range(len(self.kernels)):
+            before = self.after.get(node, [node - 1] if node else [])
+            waits.append({found for other in before for found in ([other] if self.kernels[other] else waits[other])})
+        return waits
+
+
+def _kind(kernel: str) -> str:
+    """A kernel's name; of copies and fills, which the driver carries out as it likes, only that they are."""
+    return next((kind for kind in ("memcpy", "memset") if kernel.lower().startswith(kind)), kernel)
 
 
 @dataclass(frozen=True)

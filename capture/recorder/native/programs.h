@@ -1,6 +1,7 @@
 // Programs: what a step ran, counted when it ends; what was called while a CUDA graph was captured, counted by replays.
 #pragma once
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "calls.h"
@@ -126,6 +127,24 @@ std::pair<std::vector<Entry*>, std::unique_ptr<Capture>> capture_over(Thread& t)
   return {std::move(program), std::move(capture)};
 }
 
+// `kernels`: of each node the number of its name among `names`; `after`: what a node waits for, unless that is the node
+// before it alone.
+void put_nodes(std::string& line, const std::vector<GraphNode>& nodes) {
+  std::map<std::string, size_t> names;
+  std::string kernels, texts, after;
+  for (size_t i = 0; i < nodes.size(); i++) {
+    const auto& [name, waits] = nodes[i];
+    const auto [it, fresh] = names.emplace(name, names.size());
+    if (fresh) { texts += names.size() > 1 ? "," : ""; put_string(texts, name); }
+    kernels += (i ? "," : "") + std::to_string(it->second);
+    if (waits == (i ? std::vector<size_t>{i - 1} : std::vector<size_t>{})) continue;
+    after += (after.empty() ? "[" : ",[") + std::to_string(i) + ",";
+    put_ints(after, waits);
+    after += "]";
+  }
+  line += ",\"names\":[" + texts + "],\"kernels\":[" + kernels + "],\"after\":[" + after + "]";
+}
+
 std::string graph_line(const Entry& e, const std::vector<Entry*>& program, const Capture& capture, size_t nodes, const char* info) {
   std::string line = "{\"t\":\"graph\",\"id\":" + std::to_string(e.id) + ",\"number\":" + std::to_string(g->graphs.size()) + ",\"calls\":[";
   for (size_t i = 0; i < program.size(); i++) line += (i ? "," : "") + std::to_string(program[i]->id);
@@ -135,6 +154,7 @@ std::string graph_line(const Entry& e, const std::vector<Entry*>& program, const
     for (size_t i = 0; i < capture.nodes.size(); i++)
       line += (i ? ",[" : "[") + std::to_string(capture.nodes[i].start) + "," + std::to_string(capture.nodes[i].end) + "]";
     line += "]";
+    if (!capture.graph_nodes.empty()) put_nodes(line, capture.graph_nodes);
   }
   return line + info + "}\n";
 }

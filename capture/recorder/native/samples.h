@@ -1,16 +1,20 @@
 // Which invocations are sampled, and how their integer tensors are copied.
 #pragma once
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <cxxabi.h>
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 
 #include "signature.h"
 
@@ -43,6 +47,12 @@ struct Reservoir {
   void missed() { next = seen + (uint64_t{1} << std::min(misses++, 20)); }  // no room: not asked for again and again
 };
 
+// A node of a graph. `name`: its kernel's, "memcpy", "memset"; empty where the GPU runs nothing for it.
+struct GraphNode {
+  std::string name;
+  std::vector<size_t> after;  // the nodes that it waits for
+};
+
 // The CUDA driver, found at run time: raw asynchronous copies on the engine's own stream, into pinned memory.
 class Cuda {
  public:
@@ -59,14 +69,29 @@ class Cuda {
   }
   // How many nodes the graph has that this stream captures into; 0 where none does.
   size_t nodes(Handle stream) const {
-    int status = 0;
-    uint64_t id = 0;
-    Handle graph = nullptr;
-    const Handle* dependencies = nullptr;
+    const Handle graph = graph_of(stream);
     size_t count = 0;
-    if (!capture_info_ || !graph_nodes_ || capture_info_(stream, &status, &id, &graph, &dependencies, &count) != 0 || status != 1) return 0;
-    count = 0;
-    return graph_nodes_(graph, nullptr, &count) == 0 ? count : 0;
+    return graph && graph_nodes_(graph, nullptr, &count) == 0 ? count : 0;
+  }
+  // Those nodes, in the order in which they were added; empty where this driver does not tell.
+  std::vector<GraphNode> describe(Handle stream) const {
+    size_t count = nodes(stream), edges = 0;
+    if (!count || !node_type_ || !kernel_of_node_ || !function_name_ || !graph_edges_) return {};
+    const Handle graph = graph_of(stream);
+    std::vector<Handle> handles(count);
+    if (graph_nodes_(graph, handles.data(), &count) != 0 || count != handles.size()) return {};
+    std::vector<GraphNode> described(count);
+    std::unordered_map<Handle, size_t> index;
+    for (size_t i = 0; i < count; i++) {
+      index[handles[i]] = i;
+      described[i].name = node_name(handles[i]);
+    }
+    if (graph_edges_(graph, nullptr, nullptr, nullptr, &edges) != 0) return {};
+    std::vector<Handle> from(edges), to(edges);
+    std::vector<uint64_t> data(edges);  // CUgraphEdgeData
+    if (edges && graph_edges_(graph, from.data(), to.data(), data.data(), &edges) != 0) return {};
+    for (size_t i = 0; i < edges; i++) described[index[to[i]]].after.push_back(index[from[i]]);
+    return described;
   }
   bool fence(int bank, Handle stream) { return !capturing(stream) && record_(events_[bank], stream) == 0; }
   bool arrived(int bank, bool wait) {
@@ -85,6 +110,39 @@ class Cuda {
     int (*exchange_)(int*);
     int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
   };
+  struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS_v2
+    Handle function;
+    unsigned grid[3], block[3], shared;
+    void **parameters, **extra;
+    Handle kernel, context;
+  };
+  Handle graph_of(Handle stream) const {
+    int status = 0;
+    uint64_t id = 0;
+    Handle graph = nullptr;
+    const Handle* dependencies = nullptr;
+    size_t count = 0;
+    if (!capture_info_ || !graph_nodes_ || capture_info_(stream, &status, &id, &graph, &dependencies, &count) != 0) return nullptr;
+    return status == 1 ? graph : nullptr;
+  }
+  // As a profiler names it (libkineto leaves names of 1,024 characters and more as they are).
+  std::string node_name(Handle node) const {
+    int type = -1;
+    if (node_type_(node, &type) != 0) return "";
+    if (type == 1 || type == 2) return type == 1 ? "memcpy" : "memset";  // CU_GRAPH_NODE_TYPE_MEMCPY, _MEMSET
+    KernelNode kernel{};
+    const char* name = nullptr;
+    if (type != 0 || kernel_of_node_(node, &kernel) != 0) return "";
+    if (kernel.function) function_name_(&name, kernel.function);
+    else if (kernel.kernel && kernel_name_) kernel_name_(&name, kernel.kernel);
+    if (!name) return "";
+    constexpr size_t kLongest = 1024;
+    int status = -1;
+    char* demangled = std::strlen(name) < kLongest ? abi::__cxa_demangle(name, nullptr, nullptr, &status) : nullptr;
+    std::string text = demangled && status == 0 ? demangled : name;
+    std::free(demangled);
+    return text;
+  }
   void load() {
     void* lib = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (!lib) return;
@@ -100,6 +158,11 @@ class Cuda {
       return;
     get(capture_info_, "cuStreamGetCaptureInfo_v2");
     get(graph_nodes_, "cuGraphGetNodes");
+    get(graph_edges_, "cuGraphGetEdges_v2");
+    get(node_type_, "cuGraphNodeGetType");
+    get(kernel_of_node_, "cuGraphKernelNodeGetParams_v2");
+    get(function_name_, "cuFuncGetName");
+    get(kernel_name_, "cuKernelGetName");
     const Relaxed relaxed(*this);
     constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
     for (auto& event : events_)
@@ -118,6 +181,11 @@ class Cuda {
   int (*exchange_mode_)(int*) = nullptr;
   int (*capture_info_)(Handle, int*, uint64_t*, Handle*, const Handle**, size_t*) = nullptr;
   int (*graph_nodes_)(Handle, Handle*, size_t*) = nullptr;
+  int (*graph_edges_)(Handle, Handle*, Handle*, uint64_t*, size_t*) = nullptr;
+  int (*node_type_)(Handle, int*) = nullptr;
+  int (*kernel_of_node_)(Handle, KernelNode*) = nullptr;
+  int (*function_name_)(const char**, Handle) = nullptr;
+  int (*kernel_name_)(const char**, Handle) = nullptr;
 };
 
 struct SampledTensor {
@@ -246,9 +314,11 @@ class Banks {
 
   size_t nodes_of_capture() {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (!cuda_.ready()) return 0;
-    const c10::impl::VirtualGuardImpl guard_impl(c10::DeviceType::CUDA);
-    return cuda_.nodes(guard_impl.getStream(guard_impl.getDevice()).native_handle());
+    return cuda_.ready() ? cuda_.nodes(current_stream()) : 0;
+  }
+  std::vector<GraphNode> describe_capture() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return cuda_.ready() ? cuda_.describe(current_stream()) : std::vector<GraphNode>{};
   }
 
   void add(PendingSample&& sample) {
@@ -296,6 +366,10 @@ class Banks {
   }
 
  private:
+  static Cuda::Handle current_stream() {
+    const c10::impl::VirtualGuardImpl guard_impl(c10::DeviceType::CUDA);
+    return guard_impl.getStream(guard_impl.getDevice()).native_handle();
+  }
   struct Bank {
     size_t used = 0;
     bool fenced = false, writing = false;  // writing: its memory is still read, samples are the next turn's

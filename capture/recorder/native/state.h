@@ -127,6 +127,7 @@ struct Capture {
   uint64_t epoch;
   std::vector<GraphSample> samples;
   std::vector<NodeRange> nodes;  // one for each call of the graph; empty unless they are asked for
+  std::vector<GraphNode> graph_nodes;  // all, in the order in which they were added; likewise
 };
 
 struct Thread {

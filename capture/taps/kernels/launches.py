@@ -80,6 +80,7 @@ class Launches:
         self._kernels: MutableMapping[Any, Kernel] = WeakIdKeyDictionary()
         self._known: dict[Any, int | None] = {}
         self.unread: dict[str, str] = {}  # kernel -> why its source could not be read
+        self._named: set[str] = set()  # kernels of which it was told whose they are
         self.kernels = self.lost = 0
 
     def kernel(self, fn: Any, parameters: Parameters, fragment: Fragment = lambda: None) -> Kernel:
@@ -92,6 +93,15 @@ class Launches:
             kernel = self._kernels[fn] = self._read(fn, *parameters(), fragment())
             self.kernels += 1
         return kernel
+
+    def compiled(self, fn: Any, name: str | None) -> None:
+        """A kernel of the function `fn`, which was launched, is called `name`."""
+        kernel = self._kernels.get(fn)
+        if kernel is None or not name or name in self._named:
+            return
+        self._named.add(name)
+        if name != (function := kernel.fields["function"]):
+            self._listener.kernel_name(name, function)
 
     def _read(self, fn: Any, parameters: list[str], constexprs: list[str], fragment: str | None) -> Kernel:
         try:

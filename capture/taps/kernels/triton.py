@@ -66,7 +66,10 @@ class Triton(CompiledKernels):
             self._launched(fn, bound, size, kwargs)
             return size
 
-        return original(fn, *args, grid=seen, warmup=warmup, **kwargs)
+        compiled = original(fn, *args, grid=seen, warmup=warmup, **kwargs)
+        if getattr(fn, "_repr", None) is not None:
+            self._named(fn, compiled)
+        return compiled
 
     def _interpret(
         self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any
@@ -91,6 +94,11 @@ class Triton(CompiledKernels):
         return run
 
     # ---- what the tap makes of them ----
+
+    @contained
+    def _named(self, fn: Any, compiled: Any) -> None:
+        """A function that names each of its kernels itself (`@triton.jit(repr=…)`)."""
+        self.launches.compiled(fn, getattr(compiled, "name", None))
 
     @contained
     def _launched(self, fn: Any, bound: dict[str, Any], grid: Any, kwargs: dict[str, Any], enter: bool = False) -> bool:
