@@ -182,6 +182,50 @@ def test_what_is_compiled_while_recorded_is_cached_apart(tmp_path: Path) -> None
     assert ran.stdout.split() == ["False", "True", "False", "True", "True", "mine"], ran.stderr
 
 
+COMBINES = """
+from unittest import mock
+
+import torch
+import torch._inductor.config as config
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import ForeachKernelSchedulerNode
+
+from kcap.capture.taps.kernels.fragments import Annotations, _in_text
+
+Annotations("torch._inductor.codegen.triton", "TritonScheduling").install()
+import torch._inductor.codegen.triton
+
+config.cpu_backend, config.combo_kernels, config.fx_graph_cache = "triton", True, False
+ForeachKernelSchedulerNode.set_group_algorithm_for_combo_kernels(lambda scheduler: scheduler._topological_sort_nodes())
+generate, texts = GraphLowering.codegen, []
+
+
+def codegen(graph):
+    result = generate(graph)
+    texts.append(result[0].value)
+    return result
+
+
+with (
+    mock.patch.object(GraphLowering, "codegen", codegen),
+    mock.patch.object(AsyncCompile, "triton", lambda *args, **kwargs: mock.Mock()),
+    mock.patch("torch.utils._triton.triton_hash_with_backend", lambda: ""),
+):
+    torch.compile(lambda x: torch.cat([x[:, 4:].sin(), x[:, :4] - 1], 1))(torch.ones(8, 8))
+print(_in_text(texts[0], "triton_poi_fused_0"))
+"""
+
+
+def test_kernels_that_run_as_one_have_the_operators_of_all(tmp_path: Path) -> None:
+    """vLLM has inductor combine kernels; of those torch itself writes down no operator. Only code is generated here."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", COMBINES], capture_output=True, text=True, env=environment)
+    assert "aten.sin.default" in ran.stdout and "aten.sub.Tensor" in ran.stdout, ran.stderr
+    assert "return %sin,%sub" in ran.stdout
+
+
 def test_a_class_that_is_not_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "generating", ModuleType("generating"))
     annotations = Annotations("generating", "Scheduling")

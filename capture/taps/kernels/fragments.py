@@ -147,7 +147,9 @@ def annotate(name: str, nodes: Any) -> None:
     if getattr(line, "kernel_name", None) != name or not hasattr(line, "metadata") or wrapper.comment != "#":
         return  # what was defined before is only called again
     single = [part for node in nodes if hasattr(node, "get_nodes") for part in node.get_nodes()]
-    comment = line.metadata or "\n".join(get_kernel_metadata(single, wrapper))
+    comment = line.metadata or ""
+    if HEAD not in comment:  # a C++ kernel has none, and of several kernels that run as one torch writes only the head
+        comment = "\n".join(get_kernel_metadata(single, wrapper))
     if HEAD in comment:
         line.metadata = _comment("\n".join([comment, *(LINE + text for text in _missing(single))]))
 
