@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcap.schemas.derive.families import family_of, recognize
+from kcap.schemas.derive.fragment.family import fused_family
 from kcap.schemas.derive.generic.derive import derive_generic
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, invocation_of
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
@@ -22,18 +23,20 @@ from kcap.schemas.recording.records import Call, Metadata, kernel_invocations
 class Derived:
     """All Definitions of a Recording with their Calls, the most called first.
 
-    `refused`: Calls (by id) that no Definition can hold, with the reason. `covered`: Calls inside a region that has a
-    Definition, with its family; they have none of their own.
+    `refused`: Calls (by id) that no Definition can hold, with the reason; `fused`: of these the fused kernels whose
+    family is known. `covered`: Calls inside a region that has a Definition, with its family; they have none of their
+    own.
     """
 
     kernels: list[DerivedDefinition]
     refused: dict[int, str] = field(default_factory=dict)
     covered: dict[int, str] = field(default_factory=dict)
+    fused: dict[int, str] = field(default_factory=dict)
 
     def family_of(self) -> dict[int, str]:
         """The named family of each Call that has one, by the Call's id."""
         own = {use.call.id: kernel.family for kernel in self.kernels if kernel.family for use in kernel.uses}
-        return {**self.covered, **own}
+        return {**self.covered, **self.fused, **own}
 
     def invocations_of(self, calls: Sequence[Call], definitions: Collection[str]) -> int:
         """How often the kernels in `calls` ran that the Definitions of these names stand for.
@@ -49,7 +52,8 @@ class Derived:
 
     def invocations_in_families(self, calls: Sequence[Call]) -> int:
         """How often the kernels in `calls` ran that belong to a named family, or are inside a region that does."""
-        return self.invocations_of(calls, {kernel.definition.name for kernel in self.kernels if kernel.family})
+        defined = self.invocations_of(calls, {kernel.definition.name for kernel in self.kernels if kernel.family})
+        return defined + kernel_invocations(call for call in calls if call.id in self.fused)
 
 
 def derive(recording: Recording) -> Derived:
@@ -73,7 +77,10 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     generic, refused = derive_generic(matches.rest, recording)
     kernels = _with_names(_join_same([*matches.kernels, *generic]), metadata)
     families = {call: family_of(region)[0] for call, region in matches.covered.items()}
-    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families)
+    fused = {
+        call.id: family for call in matches.rest if call.id in refused and (family := fused_family(call, recording))
+    }
+    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families, fused)
 
 
 def match_families(calls: Iterable[Call]) -> FamilyMatches:
@@ -164,13 +171,17 @@ def _join_same(kernels: list[DerivedDefinition]) -> list[DerivedDefinition]:
 def _with_names(kernels: list[DerivedDefinition], metadata: Metadata) -> list[DerivedDefinition]:
     """The Definitions with tags, under names of their own.
 
-    A name that no family gave, or that two Definitions share, ends with six digits of the content hash, so that it
-    means the same in every Recording.
+    A name that was not given by a family, or that two Definitions share, ends with six digits of the content hash, so
+    that it means the same in every Recording.
     """
     names: dict[str, int] = defaultdict(int)
     for kernel in kernels:
         names[kernel.definition.name] += 1
-    return [_with_name_and_tags(k, not k.family or names[k.definition.name] > 1, metadata) for k in kernels]
+    generic = [kernel.uses[0].bind is not bind_family for kernel in kernels]
+    return [
+        _with_name_and_tags(kernel, numbered or names[kernel.definition.name] > 1, metadata)
+        for kernel, numbered in zip(kernels, generic, strict=True)
+    ]
 
 
 def _with_name_and_tags(kernel: DerivedDefinition, numbered: bool, metadata: Metadata) -> DerivedDefinition:

@@ -159,7 +159,7 @@ class CallUse:
 
 @dataclass(frozen=True)
 class DerivedDefinition:
-    """A Definition and the Calls that it was derived from. `family` is empty where no family knows them."""
+    """A Definition and the Calls that it was derived from. `family`: whose work they do; empty if that is unknown."""
 
     definition: Definition
     family: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from kcap.schemas.derive.fragment.family import fused_family
 from kcap.schemas.derive.fragment.reference import FragmentReference, Port, Unknown, reference_of
 from kcap.schemas.derive.generic.definition import GenericKernel
 from kcap.schemas.derive.generic.group import Grouping
@@ -28,7 +29,8 @@ def derive_generic(calls: list[Call], recording: Recording | None) -> tuple[list
     refused: Refused = {}
     launched = [call for call in calls if call.namespace in SOURCES]
     signatures = [*_operators(calls, refused), *fused_signatures(launched, recording, refused)]
-    return [kernel for signature, members in signatures for kernel in _kernels(signature, members, refused)], refused
+    kernels = [kernel for signature, members in signatures for kernel in _kernels(signature, members, refused)]
+    return [replace(kernel, family=fused_family(kernel.uses[0].call, recording)) for kernel in kernels], refused
 
 
 def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature, list[Member]]]:

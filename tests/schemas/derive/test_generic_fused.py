@@ -10,6 +10,8 @@ import torch
 
 import kcap
 from kcap.replay.datasets.reference import compile_reference
+from kcap.schemas.derive.derive import derive as derive_recording
+from kcap.schemas.derive.fragment.family import family_of_operators
 from kcap.schemas.derive.generic import derive
 from kcap.schemas.derive.invocation import invocation_of
 from kcap.schemas.derive.kernel import DerivedDefinition
@@ -79,3 +81,41 @@ def test_a_launch_without_a_fragment_is_refused_with_the_reason(recording: Recor
 def test_a_launch_without_its_recording_is_refused(recording: Recording):
     kernels, refused = derive.derive_generic(recording.calls, None)
     assert not kernels and set(refused) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("operators", "family"),
+    [
+        ("mul convert_element_type add", "pointwise"),
+        ("pow mean rsqrt mul add", "rmsnorm"),
+        ("var_mean sub rsqrt mul add", "layernorm"),
+        ("slice tanh mul add", "activation"),
+        ("amax sub exp sum div", "softmax"),
+        ("embedding mul", "embedding"),
+        ("index slice mul sub cat", "rope"),
+        ("", ""),
+    ],
+)
+def test_a_fused_kernel_is_of_the_family_whose_work_it_does(operators: str, family: str):
+    assert family_of_operators(set(operators.split()), quantizes=False) == family
+
+
+@pytest.mark.parametrize(("operators", "family"), [("abs amax div", "quantize"), ("mean rsqrt mul", "rmsnorm_quant")])
+def test_one_that_quantizes_is_of_that_family(operators: str, family: str):
+    assert family_of_operators(set(operators.split()), quantizes=True) == family
+
+
+def test_its_family_is_known_where_it_gets_no_definition(tmp_path: Path):
+    """It reads `buf9`, of which the fragment does not say which of its nodes it is."""
+    text = FRAGMENT.replace(b"call(arg0_1, mul, s0)", b"call(buf9, arg0_1, mul, s0)")
+    text = b'%buf9 : Tensor "f32[s0, 1][1, s0]cpu" = PlaceHolder[target=buf9]\n' + text
+    name = f"{hashlib.sha256(text).hexdigest()}.txt"
+    call = launch(0, 3, fragment=name)
+    sums = Argument(name="in_ptr9", value=TensorSpec((3, 1), "float32", storage=7))
+    call = call.model_copy(update={"args": [sums, *call.args]})
+    write_recording(tmp_path / "r.kcap", Metadata(), [call], kernels={name: text})
+    recording = kcap.load(tmp_path / "r.kcap")
+    derived = derive_recording(recording)
+    assert not derived.kernels and "which none of its fragment's operators takes" in derived.refused[0]
+    assert derived.family_of() == {0: "pointwise"}
+    assert derived.invocations_in_families(recording.calls) == 1
