@@ -151,7 +151,7 @@ def draw_below(spec: TensorSpec, limit: int, recorded: tuple[int, int] | None) -
 # inductor asserts `(0 <= tmp) & (tmp < N)`, in Triton and in C++ with the same text; N may be a size such as ks0.
 INDEX_ASSERTION = re.compile(r"index out of bounds: (?:0 <= )?[^<\"']+ < ([^<\"']+)[\"']")
 POINTER_PARAMETER = re.compile(r"(in|out|in_out)_ptr\d+")
-NUMEL_PARAMETER = re.compile(r"[xyzr]\d*_?numel")
+NUMEL_PARAMETER = re.compile(r"[xyzr]\d*_?numel(_\d+)?")  # of a combination of kernels, each has its own
 
 
 @dataclass(frozen=True)
