@@ -1,6 +1,8 @@
 """Whether kcap holds on architectures beside Llama: records each, replays it, compares with the engine, exports it.
 
-    python scripts/gpu/zoo.py [NAME]… [--jobs N] [--only record|replay|fidelity|export]… [--limit S] [--output DIR]
+    python scripts/gpu/zoo.py [NAME]… [--jobs N] [--only STAGE]… [--patience S] [--limit S] [--output DIR]
+
+The stages are record, replay, fidelity and export; the later ones also take Recordings that lie in DIR already.
 
 Each model is a configuration that kcap has (`capture/controller/models`), with dummy weights and a few of its layers;
 those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prints a table last, a row for each model:
@@ -58,23 +60,26 @@ class Model:
     input_len: str = "1024,320"
 
 
+# On Hopper vLLM's own choice for unquantized experts are FlashInfer's, which are compiled for over eight minutes first.
+TRITON = ("moe_backend=triton",)
 ZOO = {
-    "gemma-2": Model("google/gemma-2-9b", 4, "softcap, sliding window"),
-    "deepseek-v2": Model("deepseek-ai/DeepSeek-V2-Lite", 4, "MLA, shared experts"),
+    "qwen3-next": Model("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, "gated delta nets, experts", TRITON),
     "deepseek-v3": Model("deepseek-ai/DeepSeek-V3", 4, "MLA, grouped routing, FP8 by blocks"),
-    "qwen3-moe": Model("Qwen/Qwen3-30B-A3B", 4, "experts, default backend"),
-    "qwen3-next": Model("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, "gated delta nets, experts"),
+    "deepseek-v2": Model("deepseek-ai/DeepSeek-V2-Lite", 4, "MLA, shared experts", TRITON),
+    "gpt-oss": Model("openai/gpt-oss-20b", 4, "MXFP4 experts, sinks"),
+    "bamba": Model("ibm-ai-platform/Bamba-9B-v2", 10, "hybrid of Mamba-2 and attention"),
     "mamba-2": Model("mistralai/Mamba-Codestral-7B-v0.1", 4, "state space, chunked scan"),
     "mamba": Model("state-spaces/mamba-2.8b-hf", 4, "state space, selective scan"),
-    "bamba": Model("ibm-ai-platform/Bamba-9B-v2", 10, "hybrid of Mamba-2 and attention"),
+    "gemma-2": Model("google/gemma-2-9b", 4, "softcap, sliding window"),
     "fp8-block": Model("Qwen/Qwen3-8B-FP8", 4, "FP8 by blocks"),
     "awq": Model("Qwen/Qwen2.5-7B-Instruct-AWQ", 4, "4-bit weights"),
-    "gpt-oss": Model("openai/gpt-oss-20b", 4, "MXFP4 experts, sinks"),
     "lora": Model("meta-llama/Llama-3.1-8B", 4, "LoRA adapters", program="lora"),
     "vision": Model("Qwen/Qwen2.5-VL-7B-Instruct", 4, "vision encoder", program="vision"),
     "speech": Model("openai/whisper-large-v3", 4, "encoder and decoder", program="speech"),
     "embedding": Model("BAAI/bge-large-en-v1.5", 4, "pooling, no decoder", input_len="512,320"),
     "opt": Model("facebook/opt-6.7b", 4, "layer norms, biases"),
+    "qwen3-moe": Model("Qwen/Qwen3-30B-A3B", 4, "experts, Triton backend", TRITON),
+    "qwen3-moe-default": Model("Qwen/Qwen3-30B-A3B", 4, "experts, vLLM's own choice of a backend"),
 }
 
 
@@ -110,8 +115,8 @@ class Findings:
 class Zoo:
     """Runs the stages for one model at a time; Recordings and datasets lie in `output`."""
 
-    def __init__(self, output: Path, until: float, jobs: int, device: str) -> None:
-        self.output, self.until, self.jobs, self.device = output, until, jobs, device
+    def __init__(self, output: Path, until: float, patience: float, jobs: int, device: str) -> None:
+        self.output, self.until, self.patience, self.jobs, self.device = output, until, patience, jobs, device
 
     def run(self, findings: Findings, stages: Sequence[str]) -> Findings:
         """The `stages` in their order, until one fails or the time is over."""
@@ -212,15 +217,17 @@ class Zoo:
 
     def _memory(self) -> tuple[str, ...]:
         """Of several models on one GPU none can measure what is free: each gets a cache of its own size."""
-        return () if self.jobs == 1 or self.device != "cuda" else (f"kv_cache_memory_bytes={4 << 30}",)
+        if self.jobs == 1 or self.device != "cuda":
+            return ()
+        return f"kv_cache_memory_bytes={4 << 30}", "gpu_memory_utilization=0.1"
 
     def _kcap(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kcap", *words]
-        left = max(self.until - time.monotonic(), 1)
+        left = max(min(self.until - time.monotonic(), self.patience), 1)
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=left)
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, "{}", f"the limit was over after {left:.0f} s")
+            return subprocess.CompletedProcess(command, 124, "{}", f"it was not done after {left:.0f} s")
 
 
 def derived_families(recording: kcap.Recording) -> dict[str, str]:
@@ -241,15 +248,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ZOO)}")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", action="append", choices=STAGES)
+    parser.add_argument("--patience", type=float, default=600, help="seconds for one stage  [default: 600]")
     parser.add_argument("--limit", type=float, default=7200, help="seconds  [default: 7200]")
     parser.add_argument("--output", type=Path, default=Path("gpu-check/zoo"))
     args = parser.parse_args()
     if unknown := set(args.names) - set(ZOO):
         parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(ZOO)}")
     args.output.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("VLLM_DEEP_GEMM_WARMUP", "skip")  # it compiles kernels of sizes that are not run here
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
     device = "cuda" if has_gpu() else "cpu"
-    zoo = Zoo(args.output.resolve(), time.monotonic() + args.limit, args.jobs, device)
+    zoo = Zoo(args.output.resolve(), time.monotonic() + args.limit, args.patience, args.jobs, device)
     stages = [stage for stage in STAGES if stage in (args.only or STAGES)]
     together = [stage for stage in stages if stage != "fidelity" or args.jobs == 1]
     every = [Findings(name) for name in args.names or ZOO]

@@ -151,7 +151,7 @@ def write_tokenizer(folder: Path, size: int, special: Sequence[str], kind: str, 
 
 def main() -> None:
     program, model, layers, *more = sys.argv[1:]
-    ENGINE.update({key: int(number) for key, number in (word.split("=") for word in more)})
+    ENGINE.update({key: json.loads(number) for key, number in (word.split("=") for word in more)})
     source = find_config(model)
     if source is None:
         sys.exit(f"kcap has no configuration of {model}")

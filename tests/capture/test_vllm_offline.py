@@ -18,19 +18,26 @@ from kcap.capture.window.window import StepShape, Window
 class Engine:
     """Each request ends with the first step."""
 
-    def __init__(self) -> None:
-        self.model_config = SimpleNamespace(get_vocab_size=lambda: 100)
+    def __init__(self, runner: str = "generate") -> None:
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 100, runner_type=runner)
         self.waiting: list[str] = []
+        self.asked: list[object] = []
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("token_classify", "classify")
 
     def add_request(self, number: str, prompt: object, params: object) -> None:
         self.waiting.append(number)
+        self.asked.append(params)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting)
 
     def step(self) -> list[Any]:
         done, self.waiting = self.waiting, []
-        return [SimpleNamespace(request_id=number, outputs=[SimpleNamespace(token_ids=[7])]) for number in done]
+        pooled = self.model_config.runner_type == "pooling"
+        outputs = SimpleNamespace(data=None) if pooled else [SimpleNamespace(token_ids=[7])]
+        return [SimpleNamespace(request_id=number, outputs=outputs) for number in done]
 
 
 @pytest.fixture
@@ -44,14 +51,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "job.json"
 
 
-def stand_in(
-    monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | None = None, runner: str = "generate"
-) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | None = None) -> None:
     llm = SimpleNamespace(llm_engine=engine or Engine(), reset_prefix_cache=lambda: answer)
-    module = SimpleNamespace(LLM=lambda **arguments: llm, SamplingParams=lambda **params: params)
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    config = SimpleNamespace(ModelConfig=lambda **arguments: SimpleNamespace(runner_type=runner))
-    monkeypatch.setitem(sys.modules, "vllm.config", config)
+    params = dict.fromkeys(("SamplingParams", "PoolingParams"), lambda **params: params)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **arguments: llm, **params))
 
 
 def test_a_prefix_cache_that_cannot_be_emptied_ends_the_recording(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +64,12 @@ def test_a_prefix_cache_that_cannot_be_emptied_ends_the_recording(job: Path, mon
     assert not job.with_name("outputs.json").exists()
 
 
-def test_a_pooling_model_is_pointed_to_a_program(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, True, runner="pooling")
-    with pytest.raises(RuntimeError, match=r"m generates no tokens .* kcap record -o DIR -- python"):
-        offline.main(str(job))
+def test_a_pooling_model_is_asked_for_what_it_offers(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(runner="pooling")
+    stand_in(monkeypatch, True, engine)
+    offline.main(str(job))
+    assert engine.asked == [{"task": "classify"}] * 4  # the profiled steps' two, and the counted ones'
+    assert orjson.loads(job.with_name("outputs.json").read_bytes()) == [[], []]
 
 
 @pytest.mark.parametrize("answer", [True, None])
