@@ -67,7 +67,7 @@ ZOO = {
     "deepseek-v3": Model("deepseek-ai/DeepSeek-V3", 4, "MLA, grouped routing, FP8 by blocks"),
     "deepseek-v2": Model("deepseek-ai/DeepSeek-V2-Lite", 4, "MLA, shared experts", TRITON),
     "gpt-oss": Model("openai/gpt-oss-20b", 4, "MXFP4 experts, sinks"),
-    "bamba": Model("ibm-ai-platform/Bamba-9B-v2", 10, "hybrid of Mamba-2 and attention"),
+    "falcon-h1": Model("tiiuae/Falcon-H1-7B-Base", 4, "Mamba-2 beside attention"),
     "mamba-2": Model("mistralai/Mamba-Codestral-7B-v0.1", 4, "state space, chunked scan"),
     "mamba": Model("state-spaces/mamba-2.8b-hf", 4, "state space, selective scan"),
     "gemma-2": Model("google/gemma-2-9b", 4, "softcap, sliding window"),

@@ -32,8 +32,8 @@ SIZES: dict[str, dict[str, int]] = {
     | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
     "mistralai/Mamba-Codestral-7B-v0.1": dict(zip(SCAN, (4096, 64, 128, 4, 32768), strict=True)) | {"n_groups": 8},
     "state-spaces/mamba-2.8b-hf": dict(zip(SCAN, (2560, 64, 16, 4, 50280), strict=True)) | {"time_step_rank": 160},
-    "ibm-ai-platform/Bamba-9B-v2": dict(zip(DENSE, (4096, 14336, 32, 32, 8, 128256), strict=True))
-    | {"mamba_d_state": 128, "mamba_n_heads": 128, "mamba_n_groups": 1},
+    "tiiuae/Falcon-H1-7B-Base": dict(zip(DENSE, (3072, 12288, 44, 12, 2, 130048), strict=True))
+    | {"mamba_d_state": 256, "mamba_n_heads": 24, "mamba_n_groups": 1},
     "facebook/opt-6.7b": {"hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32, "num_attention_heads": 32},
     "BAAI/bge-large-en-v1.5": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
     "openai/whisper-large-v3": {"d_model": 1280, "encoder_layers": 32, "decoder_layers": 32, "num_mel_bins": 128},
