@@ -8,8 +8,8 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcap.schemas.derive.families import family_of, recognize
-from kcap.schemas.derive.fragment.family import fused_family
 from kcap.schemas.derive.generic.derive import derive_generic
+from kcap.schemas.derive.generic.family import family_of_work
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, invocation_of
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, framework_of
@@ -23,7 +23,7 @@ from kcap.schemas.recording.records import Call, Metadata, kernel_invocations
 class Derived:
     """All Definitions of a Recording with their Calls, the most called first.
 
-    `refused`: Calls (by id) that no Definition can hold, with the reason; `fused`: of these the fused kernels whose
+    `refused`: Calls (by id) that no Definition can hold, with the reason; `refused_families`: of these those whose
     family is known. `covered`: Calls inside a region that has a Definition, with its family; they have none of their
     own.
     """
@@ -31,12 +31,12 @@ class Derived:
     kernels: list[DerivedDefinition]
     refused: dict[int, str] = field(default_factory=dict)
     covered: dict[int, str] = field(default_factory=dict)
-    fused: dict[int, str] = field(default_factory=dict)
+    refused_families: dict[int, str] = field(default_factory=dict)
 
     def family_of(self) -> dict[int, str]:
         """The named family of each Call that has one, by the Call's id."""
         own = {use.call.id: kernel.family for kernel in self.kernels if kernel.family for use in kernel.uses}
-        return {**self.covered, **self.fused, **own}
+        return {**self.covered, **self.refused_families, **own}
 
     def invocations_of(self, calls: Sequence[Call], definitions: Collection[str]) -> int:
         """How often the kernels in `calls` ran that the Definitions of these names stand for.
@@ -53,7 +53,7 @@ class Derived:
     def invocations_in_families(self, calls: Sequence[Call]) -> int:
         """How often the kernels in `calls` ran that belong to a named family, or are inside a region that does."""
         defined = self.invocations_of(calls, {kernel.definition.name for kernel in self.kernels if kernel.family})
-        return defined + kernel_invocations(call for call in calls if call.id in self.fused)
+        return defined + kernel_invocations(call for call in calls if call.id in self.refused_families)
 
 
 def derive(recording: Recording) -> Derived:
@@ -77,10 +77,9 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     generic, refused = derive_generic(matches.rest, recording)
     kernels = _with_names(_join_same([*matches.kernels, *generic]), metadata)
     families = {call: family_of(region)[0] for call, region in matches.covered.items()}
-    fused = {
-        call.id: family for call in matches.rest if call.id in refused and (family := fused_family(call, recording))
-    }
-    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families, fused)
+    undefined = (call for call in matches.rest if call.id in refused)
+    refused_families = {call.id: family for call in undefined if (family := family_of_work(call, recording))}
+    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families, refused_families)
 
 
 def match_families(calls: Iterable[Call]) -> FamilyMatches:

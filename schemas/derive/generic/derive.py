@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kcap.schemas.derive.fragment.family import fused_family
 from kcap.schemas.derive.fragment.reference import FragmentReference, Port, Unknown, reference_of
 from kcap.schemas.derive.generic.definition import GenericKernel
+from kcap.schemas.derive.generic.family import family_of_work
 from kcap.schemas.derive.generic.group import Grouping
 from kcap.schemas.derive.generic.outputs import Output, Reference, Signature, why_no_kernel
 from kcap.schemas.derive.generic.pattern import Member, Operator, Parameter, Path, Pattern, Tensor, read_pattern
@@ -30,7 +30,7 @@ def derive_generic(calls: list[Call], recording: Recording | None) -> tuple[list
     launched = [call for call in calls if call.namespace in SOURCES]
     signatures = [*_operators(calls, refused), *fused_signatures(launched, recording, refused)]
     kernels = [kernel for signature, members in signatures for kernel in _kernels(signature, members, refused)]
-    return [replace(kernel, family=fused_family(kernel.uses[0].call, recording)) for kernel in kernels], refused
+    return [replace(kernel, family=family_of_work(kernel.uses[0].call, recording)) for kernel in kernels], refused
 
 
 def _operators(calls: list[Call], refused: Refused) -> Iterator[tuple[Signature, list[Member]]]:

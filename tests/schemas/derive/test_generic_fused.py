@@ -11,8 +11,8 @@ import torch
 import kcap
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.derive.derive import derive as derive_recording
-from kcap.schemas.derive.fragment.family import family_of_operators
 from kcap.schemas.derive.generic import derive
+from kcap.schemas.derive.generic.family import aten_family, family_of_operators
 from kcap.schemas.derive.invocation import invocation_of
 from kcap.schemas.derive.kernel import DerivedDefinition
 from kcap.schemas.flashinfer.definition import check_definition
@@ -119,3 +119,21 @@ def test_its_family_is_known_where_it_gets_no_definition(tmp_path: Path):
     assert not derived.kernels and "which none of its fragment's operators takes" in derived.refused[0]
     assert derived.family_of() == {0: "pointwise"}
     assert derived.invocations_in_families(recording.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("operator", "family"),
+    [
+        ("aten::copy_", "copy"),
+        ("aten::to.dtype", "copy"),
+        ("aten::zero_", "fill"),
+        ("aten::index.Tensor", "indexing"),
+        ("aten::add.Tensor", "pointwise"),
+        ("aten::sub_.Tensor", "pointwise"),
+        ("aten::cumsum", ""),
+        ("aten::no_such_operator", ""),
+        ("vllm::copy_", ""),
+    ],
+)
+def test_an_operator_of_aten_is_of_the_family_that_torch_tags_it_as(operator: str, family: str):
+    assert aten_family(operator) == family

@@ -1,7 +1,7 @@
-"""The family whose work a fused kernel of inductor does, by the ATen operators that it stands for.
+"""The family whose work a kernel does that no recognizer takes: by aten's operator, or by those that it was fused from.
 
-It is known of kernels that get no Definition, too: where a kernel takes the sums that another one left, its fragment
-does not say which of its nodes they are.
+It is known of kernels that get no Definition, too: where a fused kernel takes the sums that another one left, its
+fragment does not say which of its nodes they are.
 """
 
 from __future__ import annotations
@@ -9,10 +9,38 @@ from __future__ import annotations
 from kcap.errors import FormatError
 from kcap.schemas.derive.fragment.text import read_fragment
 from kcap.schemas.derive.fragment.values import FragmentError
+from kcap.schemas.derive.generic.pattern import registered_operator
+from kcap.schemas.derive.invocation import Unrecognized
+from kcap.schemas.recording.operators import SOURCES, base_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
 
 ACTIVATIONS = frozenset({"erf", "exp", "gelu", "relu", "sigmoid", "silu", "tanh"})
+ATEN = {
+    "copy": "cat clone constant_pad_nd contiguous copy_ repeat stack to _to_copy",
+    "fill": "fill_ full ones zero_ zeros",
+    "indexing": "gather index index_copy_ index_put_ index_select masked_select nonzero scatter scatter_ scatter_add_",
+}
+FAMILY_BY_BASE = {base: family for family, bases in ATEN.items() for base in bases.split()}
+
+
+def family_of_work(call: Call, recording: Recording | None) -> str:
+    """Empty where that is not known."""
+    return fused_family(call, recording) if call.namespace in SOURCES else aten_family(call.operator)
+
+
+def aten_family(operator: str) -> str:
+    """`copy`, `fill`, `indexing`, or what torch tags the operator as: `pointwise`, `reduction`."""
+    namespace, _, base = base_of(operator).partition("::")
+    if namespace != "aten":
+        return ""
+    if base in FAMILY_BY_BASE:
+        return FAMILY_BY_BASE[base]
+    try:
+        tags = {str(tag).rpartition(".")[2] for tag in registered_operator(operator).tags}
+    except Unrecognized:
+        return ""
+    return next((tag for tag in ("pointwise", "reduction") if tag in tags), "")
 
 
 def fused_family(call: Call, recording: Recording | None) -> str:
