@@ -276,16 +276,47 @@ def test_an_annotation_that_names_nothing_here_is_not_evaluated(load: Load, tmp_
         ("def plain(x): return x", "tl.store(x_ptr, plain(1))", "'plain' is a function"),
         ("", "tl.store(x_ptr, nowhere)", "nothing says what 'nowhere' in kernel is"),
         ("import types; lost = types.ModuleType('lost')", "tl.store(x_ptr, lost.x)", "'lost' cannot be imported"),
-        ("@triton.jit\ndef scaled(x): return x\nfrom helpers import twice", "tl.store(x_ptr, twice(scaled(1)))", "two"),
-        ("SCALE = tl.constexpr(1)\nfrom helpers import scaled", "tl.store(x_ptr, scaled(SCALE))", "'SCALE'"),
     ],
 )
 def test_what_no_source_can_say_is_refused_by_name(load: Load, before: str, body: str, reason: str) -> None:
-    load(HELPERS + "@triton.jit\ndef twice(x):\n    return scaled(x) * 2\n", "helpers")
     kernel = load(f"{before}\n@triton.jit\ndef kernel(x_ptr):\n    {body}\n").kernel
     for _ in range(2):  # the second answer is a remembered one
         with pytest.raises(Unreadable, match=reason):
             read_source(kernel)
+
+
+CLASHING = """
+from helpers import scaled as grown, twice
+
+SCALE = tl.constexpr(7.0)
+
+@triton.jit
+def scaled(x):
+    return x + SCALE
+
+@triton.jit
+def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(out_ptr + at, twice(scaled(x)) + grown(x) * SCALE, mask=at < n)
+"""
+
+
+def test_things_of_one_name_in_several_modules_are_told_apart(tmp_path: Path) -> None:
+    """`scaled` and `SCALE` mean one thing in the kernel's module and another in that of what it calls."""
+    original, alone = tmp_path / "original", tmp_path / "alone"
+    for folder in (original, alone):
+        folder.mkdir()
+    (original / "helpers.py").write_text(HEAD + HELPERS + "@triton.jit\ndef twice(x):\n    return scaled(x) * 2\n")
+    (original / "kernels.py").write_text(HEAD + CLASHING)
+    read = f"import sys; sys.path.insert(0, {str(original)!r}); from kernels import kernel\n"
+    read += "from kcap.capture.taps.kernels.triton_source import read_source\n"
+    text = python(read + "print(read_source(kernel).text, end='')")
+    assert text == python(read + "print(read_source(kernel).text, end='')")
+    (alone / "alone.py").write_text(text)
+    runs = ((original, "kernels"), (alone, "alone"))
+    outputs = {python(RUN.format(folder=str(f), module=m, function="kernel"), TRITON_INTERPRET="1") for f, m in runs}
+    assert len(outputs) == 1
 
 
 def test_a_function_without_a_file_is_refused() -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import orjson
 import pytest
+import torch
 from fake_graphs import health
 
 import kcap
 from kcap.capture.taps.kernels.launches import Kernel
-from kcap.capture.taps.kernels.triton import Triton
+from kcap.capture.taps.kernels.triton import Triton, _stored
 from kcap.schemas.recording.recording import Call, Recording
 from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import TensorSpec, TorchConstant
@@ -307,3 +308,10 @@ def test_a_function_that_names_its_kernels_itself_is_known_by_these_names() -> N
         compiled = SimpleNamespace(name=name)
         assert tap._run(lambda *args, result=compiled, **kwargs: result, fn, grid=(1,), warmup=False) is compiled
     assert told == [("matmul_bf16", "matmul"), ("matmul_fp8", "matmul")]
+
+
+def test_a_tensor_in_a_wrapper_is_recorded_as_the_tensor_that_it_is() -> None:
+    tensor = torch.ones(3)
+    wrapped = SimpleNamespace(storage=SimpleNamespace(data=tensor, layout=None), dtype=None)
+    assert _stored(wrapped) is tensor
+    assert [_stored(value) for value in (7, None, 2.5, "text")] == [7, None, 2.5, "text"] and _stored(tensor) is tensor

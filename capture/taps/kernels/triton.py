@@ -120,7 +120,7 @@ class Triton(CompiledKernels):
         kernel = self.launches.kernel(fn, lambda: _parameters(fn, bound))
         constexprs = {name: bound[name] for name in kernel.constexprs if name in bound}
         launch = self.launches.launch(kernel, grid, constexprs, warps, stages, options)
-        values = [bound.get(name) for name in kernel.parameters]
+        values = [_stored(bound.get(name)) for name in kernel.parameters]
         return launch is not None and self.listener.launched(kernel.operator, launch, values, enter)
 
     @contained
@@ -141,6 +141,14 @@ class Triton(CompiledKernels):
         bound = dict(zip(fn.arg_names, args, strict=False))
         meta = compiled.metadata
         self._tell(fn, bound, grid, meta.num_warps, meta.num_stages, {})
+
+
+def _stored(value: Any) -> Any:
+    """The tensor in what `triton_kernels` wraps around one (its `Tensor`), of which Triton takes the address alone."""
+    if isinstance(value, int):
+        return value
+    data = getattr(getattr(value, "storage", None), "data", None)
+    return data if hasattr(data, "data_ptr") else value
 
 
 def _parameters(fn: Any, bound: dict[str, Any]) -> tuple[list[str], list[str]]:

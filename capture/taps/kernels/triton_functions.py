@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -38,15 +38,28 @@ class Function:
     scope: Mapping[str, Any] | None
     postponed: bool  # its module postpones the evaluation of annotations
 
-    @property
-    def block(self) -> str:
-        return f"@{self.decorator}\n{self.text}\n"
+    def block_named(self, name: str) -> str:
+        """Decorator and text, the function called `name`."""
+        text = self.text if name == self.name else DEFINITION.sub(f"def {name}(", self.text, count=1)
+        return f"@{self.decorator}\n{text}\n"
 
     def tree(self) -> ast.FunctionDef:
         (node,) = ast.parse(self.text).body
         if not isinstance(node, ast.FunctionDef):
             raise Unreadable(f"the source of {self.name} is no plain function")
         return node
+
+
+def rename(function: Function, names: Mapping[str, str]) -> Function:
+    """`function` with each of these names read as another; its text stays as it is otherwise."""
+    if not names:
+        return function
+    lines = [line.encode() for line in function.text.splitlines()]
+    reads = [n for n in ast.walk(function.tree()) if isinstance(n, ast.Name) and n.id in names]
+    for node in sorted(reads, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        line, start, end = lines[node.lineno - 1], node.col_offset, node.end_col_offset
+        lines[node.lineno - 1] = line[:start] + names[node.id].encode() + line[end:]
+    return replace(function, text="\n".join(line.decode() for line in lines))
 
 
 def is_jit(value: object) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import keyword
 import re
 import weakref
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from kcap.capture.taps.kernels.triton_functions import (
     is_jit,
     names_of,
     read_function,
+    rename,
     unwrap,
     well_known,
 )
@@ -32,6 +33,7 @@ __all__ = ["Source", "Unreadable", "human_name", "read_source"]
 
 INDUCTOR = re.compile(r"triton_[a-z]+_(fused(?:_\w+?)?)_\d+", re.ASCII)
 LONGEST_NAME = 160
+MOST_OF_ONE_NAME = 9  # things in one source
 POSTPONED = "from __future__ import annotations"
 
 
@@ -110,10 +112,10 @@ class _Module:
         self.constants: dict[str, str] = {}
         self.functions: dict[str, str] = {}
         self.postponed = False
-        self.seen: set[int] = set()
+        self.called: dict[int, str] = {}  # the name of each function that was taken in, by id
 
     def source(self, kernel: Function) -> Source:
-        self.need(kernel)
+        kernel = self.need(kernel)
         name = human_name(kernel.name)
         function = kernel.name
         if INDUCTOR.fullmatch(kernel.name):
@@ -134,44 +136,61 @@ class _Module:
         blocks = ["\n".join(head) + "\n"] + (["\n".join(constants) + "\n"] if constants else [])
         return "\n".join(blocks) + "".join(f"\n\n{block}" for block in self.functions.values())
 
-    def need(self, function: Function) -> None:
-        """Take in everything that `function` reads from outside."""
+    def need(self, function: Function) -> Function:
+        """Take in everything that `function` reads from outside; it, with the names that these things have here."""
         self.postponed |= function.postponed
         names = names_of(function.tree())
-        for name in sorted(names.used):
-            self.take(function, name, names.attributes[name])
+        renamed = {name: self.take(function, name, names.attributes[name]) for name in sorted(names.used)}
         for name in sorted(names.annotations):
             try:
-                self.take(function, name, None)
+                renamed[name] = self.take(function, name, None)
             except Unreadable:
                 self.postponed = True  # then nobody evaluates it
+        return rename(function, {name: new for name, new in renamed.items() if new != name})
 
-    def take(self, function: Function, name: str, attributes: Set[str] | None) -> None:
+    def take(self, function: Function, name: str, attributes: Set[str] | None) -> str:
+        """What `name` in `function` is called here."""
         try:
             value = well_known(name) if function.scope is None else function.scope[name]
         except (KeyError, ImportError):
             if hasattr(builtins, name):
-                return
+                return name
             dropped = " (inductor dropped its globals)" if function.scope is None else ""
             raise Unreadable(f"nothing says what '{name}' in {function.name} is{dropped}") from None
         if line := import_line(name, value):
             self.put(self.imports, name, line)
-        elif is_jit(value):
-            self.call(name, value)
-        elif text := expression(value) or attributes_only(value, attributes):
-            self.put(self.constants, name, text)
-        else:
-            raise Unreadable(f"its global '{name}' is a {type(value).__name__}, which no source can say")
+            return name
+        if is_jit(value):
+            return self.call(name, value)
+        if text := expression(value) or attributes_only(value, attributes):
+            new = self.free_name(name, lambda _: text)
+            self.put(self.constants, new, text)
+            return new
+        raise Unreadable(f"its global '{name}' is a {type(value).__name__}, which no source can say")
 
-    def call(self, name: str, value: Any) -> None:
+    def call(self, name: str, value: Any) -> str:
         """A function that is called as `name`, and what it needs before it."""
         helper = read_function(value)
-        if id(value) not in self.seen:
-            self.seen.add(id(value))
-            self.need(helper)
-        self.put(self.functions, helper.name, helper.block)
-        if name != helper.name:
-            self.put(self.functions, name, f"{name} = {helper.name}\n")
+        own = self.called.get(id(value))
+        if own is None:
+            self.called[id(value)] = helper.name  # it may call itself
+            helper = self.need(helper)
+            own = self.called[id(value)] = self.free_name(helper.name, helper.block_named)
+            self.put(self.functions, own, helper.block_named(own))
+        if name == helper.name:
+            return own
+        alias = self.free_name(name, lambda new: f"{new} = {own}\n")
+        self.put(self.functions, alias, f"{alias} = {own}\n")
+        return alias
+
+    def free_name(self, name: str, text: Callable[[str], str]) -> str:
+        """`name`, with a number where something else is called so; `text`: what it means, by the name that it has."""
+        tables = (self.imports, self.constants, self.functions)
+        candidates = (name, *(f"{name}__{number}" for number in range(2, MOST_OF_ONE_NAME)))
+        for candidate in candidates:
+            if all(table.get(candidate, text(candidate)) == text(candidate) for table in tables):
+                return candidate
+        raise Unreadable(f"too many different things are called '{name}' in it and in what it calls")
 
     def put(self, table: dict[str, str], name: str, text: str) -> None:
         """Give `name` its meaning; Unreadable if it has another one already."""
