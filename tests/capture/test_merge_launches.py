@@ -143,6 +143,19 @@ def test_a_graph_of_endless_nodes_takes_no_memory(session: Session, tmp_path: Pa
     assert recording.metadata.coverage["kernels"] == 2
 
 
+def test_calls_that_only_profiled_steps_ran_keep_their_scalars_and_offsets(session: Session, tmp_path: Path) -> None:
+    """Such steps are not sampled: without what folds out of a call, it could not be replayed."""
+    drift = {"t": "drift", "operator": "x::d", "scalars": 2, "offsets": 1}
+    far = {"tensor": {**MATRIX["tensor"], "offset": 64}}
+    lines = [*GRAPHED, call(4, "x::d", far, 7), graph(5, [4]), drift, *step_lines([0])]
+    lines += [{"t": "program", "id": 1, "calls": [5]}, {**PROFILED, "program": 1}]
+    write_shard(session, 0, lines, [5])
+    recording = fold_session(session, tmp_path / "out")
+    (sample,) = [sample for sample in recording.samples if recording.calls[sample.call].operator == "x::d"]
+    assert (sample.phase, sample.step, sample.scalars, sample.offsets) == ("decode", None, {"1": 7}, {"0": 64})
+    assert totals(recording) == {"x::a": 5, "x::d": 0}, "it does not count"
+
+
 def test_a_profiled_step_without_its_trace_is_a_note(session: Session, tmp_path: Path) -> None:
     write_shard(session, 0, [*GRAPHED, *step_lines([0]), PROFILED], [5])
     recording = fold_session(session, tmp_path / "out")

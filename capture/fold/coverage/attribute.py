@@ -208,7 +208,7 @@ def attribute_replay(events: list[Gpu], graph: Replayed, learnt: KernelOperators
 
 def _by_node_names(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution] | None:
     """By the name of each node's kernel; events of no node's name by what launched such kernels plainly."""
-    owners = graph.owners()
+    owners = graph.owners(len(graph.kernels))
     if owners is None or not _names_agree(graph.kernels, owners, graph):
         return None
     ordered = sorted(events, key=lambda event: (event.start, event.stream))
@@ -232,8 +232,8 @@ def _captured_order(events: list[Gpu]) -> list[Gpu]:
 
 
 def _by_nodes(events: list[Gpu], graph: Replayed) -> list[Attribution] | None:
-    owners = graph.owners()
-    if owners is None or len(owners) != len(events) or not _names_agree([e.name for e in events], owners, graph):
+    owners = graph.owners(len(events))
+    if owners is None or not _names_agree([event.name for event in events], owners, graph):
         return None
     return [(event, _owner(owner, graph)) for event, owner in zip(events, owners, strict=True)]
 

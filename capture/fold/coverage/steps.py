@@ -47,13 +47,13 @@ class Replayed:
     kernels: list[str] = field(default_factory=list)
     after: Mapping[int, list[int]] = field(default_factory=dict)
 
-    def owners(self) -> list[int | None] | None:
-        """Which of `calls` each node is of (None: of none); None where that is not known."""
-        if not self.total or len(self.ranges) != len(self.calls):
+    def owners(self, count: int) -> list[int | None] | None:
+        """Which of `calls` each of `count` nodes is of (None: of none); None if the numbers do not fit `count`."""
+        if self.total != count or len(self.ranges) != len(self.calls):
             return None
-        owners: list[int | None] = [None] * self.total
+        owners: list[int | None] = [None] * count
         for number, (start, end) in enumerate(self.ranges):  # a call comes after the one around it
-            if not 0 <= start <= end <= self.total:
+            if not 0 <= start <= end <= count:
                 return None
             owners[start:end] = [number] * (end - start)
         return owners
