@@ -138,7 +138,7 @@ def build_inputs(
     }
     fill_floats(bound, target, buffers)
     inputs = inputs_on_buffers(bound, target, buffers)
-    fill_integers(bound, target, buffers)
+    write_contents(bound, target, buffers)
     return inputs
 
 
@@ -230,9 +230,12 @@ def fill_floats(bound: BoundCall, target: Target, buffers: dict[StorageKey, torc
             write_leading(tensor_view(spec, buffers[key]), torch.randint(0, 2, compact_shape(spec), dtype=torch.bool))
 
 
-def fill_integers(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> None:
-    """Write the resolved values; a tensor larger than its values (unused rows were not kept) is zero elsewhere."""
-    for path, spec in bound.integers():
+def write_contents(bound: BoundCall, target: Target, buffers: dict[StorageKey, torch.Tensor]) -> None:
+    """Write the values that were recorded, or that a replay rule set.
+
+    An integer tensor larger than its values (unused rows were not kept) is zero elsewhere.
+    """
+    for path, spec in bound.tensors():
         if (values := bound.contents.get(path)) is None:
             continue
         write_leading(tensor_view(spec, buffers[storage_key(spec, target)]), values)

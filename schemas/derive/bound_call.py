@@ -71,7 +71,7 @@ class BoundCall:
         return value
 
     def content(self, name: str) -> torch.Tensor | None:
-        """The values of the integer tensor called `name`; None if they were not recorded or set."""
+        """The values of the tensor called `name`; None if they were not recorded or set. Floats are never recorded."""
         return self.contents.get(str(self.index(name)))
 
     def set_content(self, name: str, values: torch.Tensor) -> None:
@@ -173,6 +173,7 @@ REPLAY_RULES: Registry[str, ReplayRule] = Registry("operator with a replay rule"
 class ReplayRule:
     """How to make valid arguments for one operator; each method's default leaves it to generic rebuilding."""
 
+    unnamed_args: tuple[str, ...] = ()  # its first arguments, where its schema has no names for them (`_0`, `_1` …)
     rebuilt_args: tuple[str, ...] = ()  # opaque arguments that `rebuild_args` makes; the recorded ones are dropped
     idempotent_writes: tuple[str, ...] = ()  # arguments that are written with the same content each time
 

@@ -6,10 +6,13 @@ import torch
 
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule, replay_rule, valid_input
+from kcap.schemas.derive.families.recurrent.chunks import DELTA_TYPES
 from kcap.schemas.derive.index_arguments import renumber_densely, shrink_caches
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import TensorArg, lazy_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+STATEFUL = ("gdn", "mamba_ssu", "mamba", "causal_conv1d", "selective_scan")  # op_types that name their states
 
 
 def state_of_each(call: Invocation, count: int, padding: float | None, *names: str) -> torch.Tensor:
@@ -78,6 +81,12 @@ class Convolution(ReplayRule):
         shrink_states(bound, ("initial_states_ptr",), "cache_indices_ptr")
 
 
+@replay_rule("_C::selective_scan_fwd")
+class SelectiveScan(ReplayRule):
+    def prepare(self, bound: BoundCall) -> None:
+        shrink_states(bound, ("ssm_states",), "cache_indices")
+
+
 @replay_rule(
     "triton::fused_recurrent_gated_delta_rule_fwd_kernel",
     "triton::fused_recurrent_gated_delta_rule_packed_decode_kernel",
@@ -89,7 +98,7 @@ class DeltaRule(ReplayRule):
             shrink_states(bound, ("h0", "ht"), "ssm_state_indices")
 
 
-@valid_input("q", "k", op_types=("gdn",))
+@valid_input("q", "k", op_types=("gdn", *DELTA_TYPES))
 def unit_vectors(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Of length one, as in models: the delta rule multiplies the state by 1 - beta |k|^2 each step."""
     drawn = torch.randn(draft.shape(name), generator=draft.generator)
@@ -102,18 +111,18 @@ def log_decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(-2.0, 0.0, draft.shape(name))
 
 
-@valid_input("beta", op_types=("gdn",))
+@valid_input("beta", op_types=("gdn", *DELTA_TYPES))
 def update_rate(draft: WorkloadDraft, name: str) -> torch.Tensor:
     return draft.reals(0.0, 1.0, draft.shape(name))
 
 
-@valid_input("A", op_types=("mamba_ssu", "mamba"))
+@valid_input("A", op_types=("mamba_ssu", "mamba", "mamba2_chunk_cumsum", "selective_scan"))
 def decay(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Negative: the state decays by exp(A dt)."""
     return draft.reals(-8.0, -0.5, draft.shape(name))
 
 
-@valid_input("*_indices", "cache_indices", "*_slots", op_types=("gdn", "mamba_ssu", "mamba", "causal_conv1d"))
+@valid_input("*_indices", "cache_indices", "*_slots", op_types=STATEFUL)
 def state_indices(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """A state each, no two the same: each is written by its own sequence."""
     states = draft.size("pool_size", "state_cache_size", "num_states")

@@ -37,15 +37,19 @@ def folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="kcap-interpreted-")
 
 
-def kernels(package: str, *files: str) -> dict[str, Launcher]:
-    """The functions decorated with `triton.jit` in these files of `package`; without it the test is skipped."""
+def kernels(package: str, *files: str, head: str = "") -> dict[str, Launcher]:
+    """The functions decorated with `triton.jit` in these files of `package`; without it the test is skipped.
+
+    `head`: constants of these files that they take as defaults.
+    """
     pytest.importorskip("triton")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed")
     root = Path(spec.submodule_search_locations[0])
-    text = HEAD + "\n\n".join(part for file in files for part in jitted(ast.parse((root / file).read_text())))
-    return interpreted(f"interpreted_{abs(hash((package, files)))}", text)
+    trees = [ast.parse((root / file).read_text()) for file in files]
+    text = "\n\n".join([HEAD + head, *(part for tree in trees for part in jitted(tree))])
+    return interpreted(f"interpreted_{abs(hash((package, files, head)))}", text)
 
 
 def jitted(tree: ast.Module) -> Iterable[str]:
@@ -55,8 +59,19 @@ def jitted(tree: ast.Module) -> Iterable[str]:
         if isinstance(node, ast.FunctionDef) and "triton.jit" in map(decorator_name, node.decorator_list):
             if node.name not in seen:
                 node.decorator_list = [one for one in node.decorator_list if decorator_name(one) != "triton.autotune"]
-                yield ast.unparse(node)
+                yield ast.unparse(ast.fix_missing_locations(CountersAsTensors().visit(node)))
             seen.add(node.name)
+
+
+class CountersAsTensors(ast.NodeTransformer):
+    """Makes a loop's counter a tensor where its methods are called, as it is in a compiled kernel."""
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self.generic_visit(node)
+        counter = ast.unparse(node.target)
+        if any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == counter for part in ast.walk(node)):
+            node.body[:0] = ast.parse(f"{counter} = tl.to_tensor({counter})").body
+        return node
 
 
 def decorator_name(node: ast.expr) -> str:
@@ -99,11 +114,43 @@ def interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(InterpreterBuilder, "create_splat", splat)
+        patch.setattr(InterpreterBuilder, "cast_impl", cast(InterpreterBuilder.cast_impl))
+        patch.setattr(InterpreterBuilder, "create_fp_to_fp", cast(InterpreterBuilder.create_fp_to_fp))
+        for operation in ("create_dot", "binary_op"):
+            patch.setattr(InterpreterBuilder, operation, in_float32(getattr(InterpreterBuilder, operation)))
         for module in (tl, tl.standard):
             for name, value in list(vars(module).items()):
                 if isinstance(value, JITFunction):
                     patch.setattr(module, name, InterpretedFunction(value.fn))
         yield
+
+
+def cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A conversion to bfloat16 that rounds to the nearest, as a GPU does. Triton 3.9's own cuts the last bits off."""
+    import torch
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def convert(builder: Any, source: Any, target: Any, *rounding: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
+            return original(builder, source, target, *rounding)
+        rounded = torch.from_numpy(source.data).to(torch.bfloat16).view(torch.uint16)
+        return TensorHandle(rounded.numpy(), tl.bfloat16)
+
+    return convert
+
+
+def in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that computes with bfloat16. Triton 3.9's own takes their bits for integers."""
+    import triton.language as tl
+
+    def operate(builder: Any, left: Any, right: Any, *others: Any) -> Any:
+        if left.dtype.scalar != tl.bfloat16 or right.dtype.scalar != tl.bfloat16:
+            return original(builder, left, right, *others)
+        wide = original(builder, *(builder.cast_impl(side, tl.float32) for side in (left, right)), *others)
+        return wide if original.__name__ == "create_dot" else builder.cast_impl(wide, tl.bfloat16)
+
+    return operate
 
 
 def splat(_: Any, block: Any, scalar: Any) -> Any:

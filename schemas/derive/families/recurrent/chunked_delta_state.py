@@ -1,0 +1,174 @@
+"""gdn_chunk_state, gdn_chunk_output: what the gated delta rule's chunks pass on and give, by `chunked_delta_rule`'s WY.
+
+The state, [values, keys] of each head, goes from chunk to chunk of a sequence: it decays, and takes on what it did not
+give for the chunk's keys before. An output is what the state before its chunk gives for its query, and what the tokens
+before it in the chunk do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.families import ReplayRule, family, replay_rule, valid_input
+from kcap.schemas.derive.families.recurrent.chunked_delta_rule import (
+    DECAY,
+    KEYS,
+    VALUES,
+    delta_kernel,
+    dtype_word,
+    gate_of,
+    joined,
+    sequences_of,
+)
+from kcap.schemas.derive.families.recurrent.chunks import chunks_of, counts_work, read_bytes
+from kcap.schemas.derive.invocation import Invocation
+from kcap.schemas.derive.kernel import KernelInstance, abbreviate, dtype_name, scalar_arg, tensor_arg
+from kcap.schemas.derive.workload_draft import WorkloadDraft
+
+STATE = """    assert k.shape[1:] == ({num_k_heads}, {head_size}) and u.shape[1:] == ({num_v_heads}, {v_head_size})
+    shape = (len(chunk_indices), {num_v_heads}, {v_head_size}, {head_size})
+    h = torch.zeros(shape, dtype=torch.float32, device=k.device)
+    v_new = torch.zeros(u.shape, dtype=torch.float32, device=u.device)
+    final_state = initial_state.to(torch.float32).clone()
+{each_chunk}        state = h[chunk] = final_state[sequence]
+        before = torch.einsum("thk,hvk->thv", w[start:end].to(torch.float32), state.to(w.dtype).to(torch.float32))
+        value = v_new[start:end] = u[start:end].to(torch.float32) - before{decay}
+        key = k[start:end].to(torch.float32).repeat_interleave({num_v_heads} // {num_k_heads}, dim=1)
+        final_state[sequence] = state + torch.einsum("thv,thk->hvk", value.to(k.dtype).to(torch.float32), key)
+    return h.to(torch.{dtype}), v_new.to(u.dtype){final}
+"""
+STATE_DECAY = """
+        sums = gate[start:end].to(torch.float32)
+        value = value * torch.exp(sums[-1] - sums)[..., None]
+        state = state * torch.exp(sums[-1])[:, None, None]"""
+
+OUTPUT = """    assert q.shape[1:] == k.shape[1:] == ({num_k_heads}, {head_size})
+    assert v_new.shape[1:] == ({num_v_heads}, {v_head_size})
+    output = torch.zeros(v_new.shape, dtype=torch.float32, device=v_new.device)
+{each_chunk}        query, key = (m[start:end].to(torch.float32) for m in (q, k))
+        products = torch.einsum("ihk,jhk->hij", query, key).repeat_interleave({num_v_heads} // {num_k_heads}, dim=0)
+        query = query.repeat_interleave({num_v_heads} // {num_k_heads}, dim=1)
+        before = torch.einsum("thk,hvk->thv", query, h[chunk].to(torch.float32)){decay}
+        within = torch.einsum("hij,jhv->ihv", products.tril(), v_new[start:end].to(torch.float32))
+        output[start:end] = (before + within) * scale
+    return output.to(torch.{dtype})
+"""
+OUTPUT_DECAY = f"""{DECAY}
+        before = before * torch.exp(sums).mT[..., None]"""
+
+STATES = ("num_chunks", "num_v_heads", "v_head_size", "head_size")
+
+
+@family("gdn_chunk_state", "triton::chunk_gated_delta_rule_fwd_kernel_h_blockdim64")
+def chunk_state(call: Invocation) -> KernelInstance:
+    """`v`: u of the WY representation; `h`: [1, chunks, heads, value size, key size]; `h0`, `ht`: [sequences, …].
+
+    `chunk_offsets`: where the chunks of each sequence begin, of which it is told which chunk is whose.
+    """
+    call.refuse("gk", "USE_EXP2")
+    inputs = {
+        "k": joined(call, "k", *KEYS),
+        "w": joined(call, "w", "total_tokens", "num_v_heads", "head_size"),
+        "u": joined(call, "v", *VALUES),
+        **gate_of(call),
+        "initial_state": tensor_arg(call.tensor("h0"), "num_seqs", *STATES[1:]),
+        **sequences_of(call, indices_of(call.tensor("chunk_offsets"), call.tensor("h").shape[1])),
+    }
+    outputs = {
+        "h": joined(call, "h", *STATES, description="The state before each chunk."),
+        "v_new": joined(call, "v_new", *VALUES, description="Of each value what the state did not give before."),
+    }
+    if (final := call.optional("ht")) is not None:
+        outputs["final_state"] = tensor_arg(final, "num_seqs", *STATES[1:])
+    words = ("" if "gate" in inputs else "_nogate") + ("" if final is not None else "_nofinal")
+    words += abbreviate(call.tensor("k").dtype, torch.bfloat16) + dtype_word(call.tensor("h0"), "state")
+    return delta_kernel(
+        call,
+        "gdn_chunk_state",
+        words,
+        inputs,
+        outputs,
+        STATE,
+        {
+            "decay": STATE_DECAY if "gate" in inputs else "",
+            "dtype": outputs["h"].dtype,
+            "final": "" if final is None else f", final_state.to(torch.{dtype_name(final.dtype)})",
+        },
+        "The state of the gated delta rule before each chunk, and after the last of each sequence.",
+        state_work,
+        ("len_indptr == num_seqs + 1",),
+    )
+
+
+def indices_of(chunk_offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """The sequence of each of `count` chunks, and its number within that; without values where there are none."""
+    if chunk_offsets.is_meta:
+        return torch.empty(count, 2, dtype=torch.int32, device="meta")
+    offsets = chunk_offsets.long()
+    sequences = torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff())
+    numbers = torch.arange(len(sequences), device=offsets.device) - offsets[sequences]
+    return torch.stack([sequences, numbers], dim=1).to(torch.int32)
+
+
+@counts_work("gdn_chunk_state")
+def state_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
+    """Each token reads the state, and changes it."""
+    state = inputs["initial_state"]
+    return read_bytes(inputs), 4 * chunks_of(inputs, size).tokens * int(state[:1].numel())
+
+
+@replay_rule("triton::chunk_gated_delta_rule_fwd_kernel_h_blockdim64")
+class ChunkState(ReplayRule):
+    """Keys of length one and states that decay, as in models: else they grow from chunk to chunk."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        for name, scale in (("k", 1.0), ("w", 0.125)):
+            unit = torch.nn.functional.normalize(torch.randn(bound.spec(name).shape), dim=-1)
+            bound.set_content(name, scale * unit)
+        if bound["g"] is not None:
+            bound.set_content("g", -torch.rand(bound.spec("g").shape))
+
+
+@family("gdn_chunk_output", "triton::chunk_fwd_kernel_o")
+def chunk_output(call: Invocation) -> KernelInstance:
+    """`v`: the values that the state changes by; `h`: the state before each chunk."""
+    inputs = {
+        "q": joined(call, "q", *KEYS),
+        "k": joined(call, "k", *KEYS),
+        "v_new": joined(call, "v", *VALUES),
+        "h": joined(call, "h", *STATES, description="The state before each chunk."),
+        **gate_of(call),
+        **sequences_of(call),
+        "scale": scalar_arg(float(call.number("scale")), description="Scale of the queries."),
+    }
+    out = call.tensor("o")
+    words = ("" if "gate" in inputs else "_nogate") + abbreviate(out.dtype, torch.bfloat16)
+    return delta_kernel(
+        call,
+        "gdn_chunk_output",
+        words,
+        inputs,
+        {"output": joined(call, "o", *VALUES)},
+        OUTPUT,
+        {"decay": OUTPUT_DECAY if "gate" in inputs else "", "dtype": dtype_name(out.dtype)},
+        "The output of the gated delta rule: what the state before each chunk gives, and the tokens within it.",
+        output_work,
+    )
+
+
+@counts_work("gdn_chunk_output")
+def output_work(inputs: Mapping[str, Any], size: int) -> tuple[int, int]:
+    chunks, key, value = chunks_of(inputs, size), int(inputs["k"][:1].numel()), int(inputs["v_new"][:1].numel())
+    state = int(inputs["h"][:1].numel())
+    return read_bytes(inputs), 2 * (chunks.tokens * state + chunks.pairs * (key + value))
+
+
+@valid_input("w", op_types=("gdn_chunk_state",))
+def short_keys(draft: WorkloadDraft, name: str) -> torch.Tensor:
+    """Shorter than one: a chunk with longer ones would make the state grow."""
+    drawn = torch.randn(draft.shape(name), generator=draft.generator)
+    return torch.nn.functional.normalize(drawn, dim=-1) / 8
