@@ -141,6 +141,15 @@ class Programs:
         """A shard's own program: its calls and graphs by the shard's own numbers."""
         return self._own.get((index, own), [])
 
+    def profiled_calls(self, index: int) -> set[tuple[int, int]]:
+        """A shard's own calls in its profiled steps, those of replayed graphs among them, each with the phase."""
+        ran: set[tuple[int, int]] = set()
+        for line in self._fold.shards[index].lines(ProfiledLine):
+            for call in self._own.get((index, line.program), []):
+                graph = self.graph_lines.get((index, call))
+                ran |= {(inner, line.phase) for inner in (graph.calls if graph else [call])}
+        return ran
+
     def order(self) -> list[bytes]:
         """Every Call's signature in the order in which the Programs ran them."""
         return list(dict.fromkeys(call for program in self._kept for call in self._flat(program)))

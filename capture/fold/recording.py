@@ -35,7 +35,7 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
     programs = Programs(fold)
     fold.count_loose()
     calls, ids = fold.calls(programs.order())
-    samples, values = merge_samples(fold, ids)
+    samples, values = merge_samples(fold, ids, programs)
     kernels = _kernel_sources(Path(session.directory), calls)
     coverage, notes = session_coverage(fold, programs, ids)
     notes += rounded_notes(calls)

@@ -14,6 +14,7 @@ import orjson
 from safetensors.numpy import save
 
 from kcap.capture.fold.calls import Fold
+from kcap.capture.fold.programs import Programs
 from kcap.capture.shards.counts import STEPS
 from kcap.capture.shards.lines import SampleLine, TensorContent
 from kcap.schemas.recording.recording import PHASES, Sample, SampledTensor
@@ -48,14 +49,18 @@ class Candidate:
         return self.step, scalars, *self.offsets.items(), *tensors
 
 
-def merge_samples(fold: Fold, ids: dict[bytes, int]) -> tuple[list[Sample], dict[str, bytes]]:
-    """At most SAMPLES_PER_CALL Samples a Call, phase and rank, spread over the steps, and the values they name."""
+def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tuple[list[Sample], dict[str, bytes]]:
+    """At most SAMPLES_PER_CALL Samples a Call, phase and rank, spread over the steps, and the values they name.
+
+    Profiled steps are not sampled: of a Call that only they ran in a phase, the scalars and offsets are known.
+    """
     candidates: defaultdict[tuple[int, int, int], list[Candidate]] = defaultdict(list)
     for index, shard in enumerate(fold.shards):
         steps = shard.header(STEPS)
         counted = [line for line in shard.lines(SampleLine) if line.step is None or line.step < steps]
         latest = {(line.call, line.phase, line.slot): line for line in counted}
-        lines = [*latest.values(), *_scalar_lines(fold, index, {(line.call, line.phase) for line in latest.values()})]
+        sampled = {(line.call, line.phase) for line in latest.values()}
+        lines = [*latest.values(), *_scalar_lines(fold, index, sampled, programs.profiled_calls(index))]
         drawn = Counter((line.call, line.phase) for line in lines)
         for line in lines:
             number = ids.get(fold.of.get((index, line.call), b""))
@@ -80,12 +85,19 @@ def merge_samples(fold: Fold, ids: dict[bytes, int]) -> tuple[list[Sample], dict
     return samples, values
 
 
-def _scalar_lines(fold: Fold, index: int, sampled: set[tuple[int, int]]) -> Iterator[SampleLine]:
-    """A line for each call whose only values are the scalars that its fold leaves out."""
+def _scalar_lines(
+    fold: Fold, index: int, sampled: set[tuple[int, int]], profiled: set[tuple[int, int]]
+) -> Iterator[SampleLine]:
+    """A line for each call whose only values are the scalars that its fold leaves out. `profiled`: calls by the shard's
+    own numbers, and the phases that profiled steps ran them in."""
+    phases_by_call: defaultdict[int, set[int]] = defaultdict(set)
+    for number, phase in profiled:
+        phases_by_call[number].add(phase)
     for shard, number in fold.of:
         if shard != index or not any(fold.drifted(index, number)):
             continue
-        for phase in sorted({phase for phase, _, _ in fold.counts.get(fold.of[shard, number], ())}):
+        counted = {phase for phase, _, _ in fold.counts.get(fold.of[shard, number], ())}
+        for phase in sorted(counted or phases_by_call[number]):
             if (number, phase) not in sampled:
                 yield SampleLine(t="sample", call=number, phase=phase, slot=0)
 

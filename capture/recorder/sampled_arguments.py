@@ -21,6 +21,9 @@ from collections.abc import Iterable
 
 VALUE_ARGUMENTS = frozenset(
     {
+        *("ExptData", "ExptHist", "ExptIndx", "ExptOffs", "ExptOffsSum"),  # OpenAI's triton_kernels: tokens by expert
+        *("GatherIndx", "InIndx", "ScatterSrcIndx", "WriteBackIndx"),
+        "Req_to_tokens",  # vLLM's pages, SGLang's slots
         "batch_ids",
         "block_ids",
         "expanded_idx_mapping",
@@ -28,7 +31,10 @@ VALUE_ARGUMENTS = frozenset(
         "expert_ids",
         "grouped_layout",
         "idx_mapping",
+        "inv_permuted_idx",  # the row of each token and expert
         "leftpad_k",
+        "lora_ids",  # numbers of adapters
+        "lora_token_start_loc",
         "m_indices",
         "masked_m",
         "permuted_idx_to_expanded_idx",
@@ -36,9 +42,13 @@ VALUE_ARGUMENTS = frozenset(
         "pos_ids",
         "problem_sizes1",
         "problem_sizes2",
+        "recv_topk",  # experts of tokens that other ranks sent
+        "recv_topk_ids",
         "sorted_token_ids",  # rows sorted by expert, not ids of tokens
         "tile_idx_to_mn_limit",
+        "token_indices_sorted_by_lora_ids",  # rows
         "token_selected_experts",
+        "token_to_seq",
         "topk_ids",
         "topk_indices",
         "weight_indices",

@@ -141,6 +141,7 @@ STORED_WORDS = r"q?weights?|bias|gamma|w\d*|mat2|(k|v|kv)?_?caches?|(k|v|kv)_buf
 STORED_SUFFIX = r"(_(scales?|scale_inv|zeros?|zero_points?|zp|bias|sf|global_scale))?"
 STORED_NAME = re.compile(rf"(.*_)?({STORED_WORDS}){STORED_SUFFIX}")
 SECOND_FACTOR = re.compile(rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)")  # of a product a @ b
+ADAPTER_NAME = "lora"  # vLLM's `lora_ptr`; its tables of indices end with the word, too
 ROUTER_NAME = re.compile(r"top_?k|rout|expert_weights")
 PAGED_NAMES = frozenset({"k", "v", "kv", "key", "value"})
 PAGE_TABLE_NAME = re.compile(r"(block|page)_?tables?|(paged_)?kv_(indices|page_indices)")
@@ -175,6 +176,7 @@ def is_persistent_name(name: str, paged: bool = False, product: bool = False) ->
         return False
     return (
         bool(STORED_NAME.fullmatch(name))
+        or name == ADAPTER_NAME
         or (paged and name in PAGED_NAMES)
         or (product and bool(SECOND_FACTOR.fullmatch(name)))
     )

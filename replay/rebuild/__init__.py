@@ -1,4 +1,5 @@
 """From a recorded Call and one Sample to a callable and its arguments.
 
-`rebuild` resolves every value; `memory` allocates and fills the buffers; `operators` and `launches` find the callable.
+`rebuild` resolves every value, `batches` those of a step's sequences that no Sample holds; `memory` allocates and fills
+the buffers; `operators` and `launches` find the callable.
 """

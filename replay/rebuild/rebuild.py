@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kcap.replay.rebuild import memory, operators
+from kcap.replay.rebuild.batches import StepBatches
 from kcap.replay.rebuild.launches import Launches, is_launch
 from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_on_buffers
 from kcap.replay.rebuild.operators import Operator, resolve_operator
@@ -54,6 +55,7 @@ class Rebuilder:
         self.target = Target(device, home)
         self.recording = load(root) if root else None
         self.launches = Launches(self.recording, trust)
+        self.batches = StepBatches(self.recording)
 
     def resolve(self, call: Call, sample: Sample | None, trim_tables: bool = False) -> ResolvedCall:
         """Every value of `call` on `sample`; Skip says why it cannot be rebuilt here.
@@ -62,6 +64,8 @@ class Rebuilder:
         """
         operator, rule = self._resolve_operator(call)
         bound = bind_call(call, sample, operator.schema, self._load)
+        name_arguments(bound, rule)
+        self.batches.fill(bound, call, sample)
         rebuilt_args = apply_rule(bound, rule)
         if trim_tables:
             rule.trim_tables(bound)
@@ -91,6 +95,13 @@ class Rebuilder:
 
     def _load(self, tensor: SampledTensor) -> torch.Tensor | None:
         return self.recording.value(tensor) if self.recording else None
+
+
+def name_arguments(bound: BoundCall, rule: families.ReplayRule) -> None:
+    """Give the first arguments the names that `rule` knows, where the operator's schema has none."""
+    if rule.unnamed_args and bound.args[0].name == "_0":
+        for index, name in enumerate(rule.unnamed_args[: len(bound.args)]):
+            bound.args[index] = bound.args[index].model_copy(update={"name": name})
 
 
 def apply_rule(bound: BoundCall, rule: families.ReplayRule) -> list[str]:

@@ -159,7 +159,11 @@ def _total_count(lines: list[PurposeRow]) -> float:
 DECODE_FIRST = sorted(PHASES, key=lambda phase: phase != "decode")
 
 # By op_type; any other op_type is its own purpose.
-PURPOSES = dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), "attention") | {"rope_store": "rope"}
+ATTENTION = (
+    *("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"),
+    *("attention_split", "attention_split_merge", "attention_merge"),
+)
+PURPOSES = dict.fromkeys(ATTENTION, "attention") | {"rope_store": "rope"}
 
 # Launches of SGLang and vLLM that are only a part of a kernel, so that no family has them.
 STAGES = (

@@ -84,6 +84,9 @@ def test_an_operator_of_the_dispatcher_keeps_them_by_its_own_name(recorder: str,
 WALKED = [  # arguments of vLLM's and SGLang's kernels
     *("cu_chunk_seqlens_ptr", "cache_indices_ptr", "last_chunk_indices_ptr", "seq_idx_ptr", "state_batch_indices_ptr"),
     *("query_start_loc_ptr", "ssm_state_indices", "num_accepted_tokens_ptr", "chunk_offsets", "B_Start_Loc", "seqLens"),
+    *("token_indices_sorted_by_lora_ids", "num_tokens_per_lora", "lora_token_start_loc", "lora_ids", "token_to_seq"),
+    "Req_to_tokens",
+    *("GatherIndx", "ExptData", "ExptOffsSum", "InIndx", "inv_permuted_idx", "recv_topk", "recv_topk_ids"),
     *("rowStarts", "state_table_ptr", "cu_num_logits_ptr", "idx_mapping_ptr", "retrieve_next_row_idx", "token_offsets"),
 ]
 TOKENS = [
@@ -103,6 +106,9 @@ TOKENS = [
         "labels",
         "target_ptr",
         "block_table_ptrs",
+        "lora_ptr",
+        "recv_ids",
+        "lora_token_ids",
         "bad_word_token_ids_ptr",
         "query_ids",
     ),

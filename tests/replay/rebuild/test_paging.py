@@ -84,9 +84,18 @@ def test_a_9_gb_cache_is_rebuilt_at_the_pages_in_use_and_once(k: TensorSpec, v: 
     assert memory.buffer_sizes(bound, "cuda:0", "cuda")["cuda:0", 1] == 2 * 4 * PAGE * 2
 
 
-def test_attention_without_a_block_table_is_skipped() -> None:
-    bound = attention(cache(0), cache(PAGES * PAGE), None, [20])
-    with pytest.raises(Skip, match="block table"):
+def test_sequences_without_a_recorded_table_have_pages_of_their_own() -> None:
+    bound = attention(cache(0), cache(PAGES * PAGE), None, [20, 3])
+    families.replay_rule_for(bound.operator).prepare(bound)
+    table = bound.content("page_table")
+    assert table is not None and (table[0, :2].tolist(), table[1, 0].item()) == ([0, 1], 2)
+    assert bound.spec("k").shape[0] == 3
+
+
+def test_attention_of_unknown_lengths_is_skipped() -> None:
+    bound = attention(cache(0), cache(PAGES * PAGE), [[30000, 17]], [20])
+    del bound.contents[str(bound.index("seqused_k"))]
+    with pytest.raises(Skip, match="sequence lengths"):
         families.replay_rule_for(bound.operator).prepare(bound)
 
 

@@ -108,7 +108,7 @@ def test_attention_runs_on_the_recorded_lengths_with_new_metadata(start: Record)
 def test_attention_without_its_lengths_is_skipped(start: Record) -> None:
     answer = run(start(Values()), attention())
     assert answer["status"] == "skipped"
-    assert "block table" in str(answer["reason"])
+    assert "no step that lists its sequences" in str(answer["reason"])
 
 
 def test_the_cache_update_writes_to_valid_slots(start: Record) -> None:

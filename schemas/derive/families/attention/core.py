@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized
+from kcap.schemas.derive.kernel import TensorArg, tensor_arg
 
 MakeTensor = Callable[[], torch.Tensor]
 
 ATTEND = '''CHUNK = 512  # queries at once: bounds the memory that logits take
 
 
-def attend(q, k, v, sm_scale):
+def attend(q, k, v, sm_scale{sinks}):
     """q: [num_q, heads, dim], k and v: [num_kv, kv_heads, dim], float32; the last query stands at the last key."""
     num_q, num_kv, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -24,31 +26,73 @@ def attend(q, k, v, sm_scale):
     for start in range(0, num_q, CHUNK):
         rows = slice(start, start + CHUNK)
         logits = torch.einsum("qhd,khd->qhk", q[rows], k) * sm_scale
-{cap}{mask}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1), v))
+{cap}{mask}{sink}        outputs.append(torch.einsum("qhk,khd->qhd", torch.softmax(logits, dim=-1){keys}, v))
         lses.append(torch.logsumexp(logits, dim=-1) / math.log(2.0))
     return torch.cat(outputs), torch.cat(lses)
 '''
 
 SCALE_DESCRIPTION = "Softmax scale. Default is (1/sqrt(head_dim))."
 LSE_DESCRIPTION = "The 2-based log-sum-exp of attention logits."
+SINKS_DESCRIPTION = "A logit of each head that no key has: it takes its share of the softmax."
 CAP = "        logits = {softcap} * torch.tanh(logits / {softcap})\n"
 MASK = '        logits.masked_fill_(({hidden})[:, None, :], float("-inf"))\n'
-LATER = "kv_pos[None, :] > q_pos[rows, None]"
-EARLIER = "(kv_pos[None, :] < q_pos[rows, None] - {window})"
+LATER = "kv_pos[None, :] > q_pos[rows, None]{right}"
+EARLIER = "kv_pos[None, :] < q_pos[rows, None] - {window}"
+SINK = "        logits = torch.cat((logits, sinks.to(torch.float32)[:, None].expand(*logits.shape[:2], 1)), dim=-1)\n"
 
 
-def attend_source(causal: bool, window: int, softcap: float = 0.0) -> str:
-    """The text of `attend`. `window`: keys before the query's own that it sees; -1: all. `softcap`: the bound that a
-    tanh keeps the logits in (Gemma 2, arXiv:2408.00118); 0: none."""
-    hidden = [f"({LATER})" if window >= 0 else LATER] if causal else []
-    hidden += [EARLIER.format(window=window)] if window >= 0 else []
-    mask = MASK.format(hidden=" | ".join(hidden)) if hidden else ""
-    return ATTEND.format(mask=mask, cap=CAP.format(softcap=softcap) if softcap else "")
+@dataclass(frozen=True)
+class AttentionVariant:
+    """What a kernel adds to plain attention, as FlashInfer calls it: which keys a query sees, what its logits become.
+
+    `window`, `right`: keys before and after the query's own that it sees, -1: all; under a causal mask none after it.
+    `softcap`: the bound that a tanh keeps the logits in (Gemma 2, arXiv:2408.00118), 0: none. `sinks`: a logit of each
+    head that no key has, [heads] (gpt-oss, arXiv:2508.10925).
+    """
+
+    causal: bool = True
+    window: int = -1
+    right: int = -1
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+    @property
+    def words(self) -> str:
+        """All of it but the causal mask, in a Definition's name."""
+        words = f"_window{self.window}" if self.window >= 0 else ""
+        words += f"_right{self.right}" if self.right >= 0 and not self.causal else ""
+        return words + (f"_softcap{self.softcap:g}" if self.softcap else "") + ("_sinks" if self.has_sinks else "")
+
+    @property
+    def has_sinks(self) -> bool:
+        return self.sinks is not None
+
+    def inputs(self) -> dict[str, TensorArg]:
+        """The inputs of a Definition that it adds, last in order."""
+        if self.sinks is None:
+            return {}
+        return {"sinks": tensor_arg(self.sinks, "num_qo_heads", description=SINKS_DESCRIPTION)}
+
+    def attend_source(self) -> str:
+        """The text of `attend`."""
+        hidden = [LATER.format(right="")] if self.causal else []
+        hidden += [LATER.format(right=f" + {self.right}")] if self.right >= 0 and not self.causal else []
+        hidden += [EARLIER.format(window=self.window)] if self.window >= 0 else []
+        any_hidden = " | ".join(f"({text})" for text in hidden) if len(hidden) > 1 else "".join(hidden)
+        return ATTEND.format(
+            sinks=", sinks" if self.has_sinks else "",
+            cap=CAP.format(softcap=self.softcap) if self.softcap else "",
+            mask=MASK.format(hidden=any_hidden) if hidden else "",
+            sink=SINK if self.has_sinks else "",
+            keys="[..., :num_kv]" if self.has_sinks else "",
+        )
+
+    def pairs(self, lengths: torch.Tensor, queries: torch.Tensor) -> int:
+        """Pairs of a query and a key that it sees, over all sequences; `lengths`, `queries`: [sequences]."""
+        return attended_pairs(lengths, queries, self.causal, self.window, self.right)
 
 
-def window_and_cap(window: int, softcap: float) -> str:
-    """Both in a Definition's name."""
-    return (f"_window{window}" if window >= 0 else "") + (f"_softcap{softcap:g}" if softcap else "")
+CAUSAL = AttentionVariant()
 
 
 def base2_lse(lse: torch.Tensor) -> torch.Tensor:
@@ -56,13 +100,16 @@ def base2_lse(lse: torch.Tensor) -> torch.Tensor:
     return (lse / math.log(2.0)).transpose(0, 1)
 
 
-def attended_pairs(lengths: torch.Tensor, queries: torch.Tensor, causal: bool, window: int) -> int:
-    """Pairs of a query and a key that it sees, over all sequences; `lengths`, `queries`: [sequences]."""
+def attended_pairs(
+    lengths: torch.Tensor, queries: torch.Tensor, causal: bool, window: int = -1, right: int = -1
+) -> int:
+    """As `AttentionVariant.pairs`."""
     queries, ends = queries.long(), lengths.long().repeat_interleave(queries.long())
     firsts = (queries.cumsum(0) - queries).repeat_interleave(queries)
     own = ends - queries.repeat_interleave(queries) + torch.arange(len(ends), device=ends.device) - firsts
     begin = (own - window).clamp(min=0) if window >= 0 else torch.zeros_like(own)
-    return int(((own + 1 if causal else ends) - begin).clamp(min=0).sum())
+    end = own + 1 if causal else ends if right < 0 else torch.minimum(own + right + 1, ends)
+    return int((end - begin).clamp(min=0).sum())
 
 
 def first_key_seen(lengths: torch.Tensor, queries: torch.Tensor, window: int) -> torch.Tensor:

@@ -38,7 +38,9 @@ def paged_cost(inputs: CostInputs, page_size: int, queries: list[str], row: int,
     tokens = int(counts.sum())
     read = pages.rows(counts, window) * row
     read += sum(tokens * inputs[name][:1].numel() * inputs[name].element_size() for name in queries)
-    return inputs.cost(read, 2 * first.shape[1] * dims * attended_pairs(lengths, counts, True, window))
+    return inputs.cost(
+        read + read_of_sinks(inputs), 2 * first.shape[1] * dims * attended_pairs(lengths, counts, True, window)
+    )
 
 
 @cost_function("gqa_ragged", "mla_ragged")
@@ -49,7 +51,11 @@ def ragged_cost(inputs: CostInputs) -> Cost:
     rows = int((keys - first_key_seen(keys, queries, window)).sum())
     row = k[:1].numel() * k.element_size() + v[:1].numel() * v.element_size()
     flops = 2 * q.shape[1] * (q.shape[2] + v.shape[2]) * attended_pairs(keys, queries, True, window)
-    return inputs.cost(rows * row + inputs.read("q"), flops)
+    return inputs.cost(rows * row + inputs.read("q") + read_of_sinks(inputs), flops)
+
+
+def read_of_sinks(inputs: CostInputs) -> int:
+    return inputs.read("sinks") if "sinks" in inputs else 0
 
 
 def pages_of(inputs: CostInputs, page_size: int) -> Pages:

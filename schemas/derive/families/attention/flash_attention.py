@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from kcap.schemas.derive.families import family
-from kcap.schemas.derive.families.attention.core import base2_lse, refuse_unless_one
+from kcap.schemas.derive.families.attention.core import AttentionVariant, base2_lse, refuse_unless_one
 from kcap.schemas.derive.families.attention.gqa_paged import PagedAttention, paged_attention
 from kcap.schemas.derive.families.attention.gqa_ragged import RaggedAttention, ragged_attention
 from kcap.schemas.derive.families.attention.mla_paged import LatentAttention, latent_attention
@@ -20,7 +20,7 @@ from kcap.schemas.derive.kernel import KernelInstance
 
 UNMODELLED = (
     *("k_new", "v_new", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
-    *("rotary_sin", "s_aux", "sinks", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
+    *("rotary_sin", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
 )
 
 
@@ -29,9 +29,9 @@ def flash_attention(call: Invocation) -> KernelInstance:
     """Without a page table the batch is ragged; with a second part of the queries the caches hold latents."""
     call.refuse(*UNMODELLED)
     refuse_unless_one(call, "cp_world_size")
-    q, k, right = call.tensor("q"), call.tensor("k"), call["window_size_right"]
-    if q.dim() != 3 or (right or 0) > 0:
-        raise Unrecognized("no batch of joined sequences, or keys after a query's own are in its window")
+    q, k, variant = call.tensor("q"), call.tensor("k"), attention_variant(call)
+    if q.dim() != 3:
+        raise Unrecognized("no batch of joined sequences")
     attention = RaggedAttention(
         q=q,
         k=k,
@@ -40,10 +40,8 @@ def flash_attention(call: Invocation) -> KernelInstance:
         kv_starts=call.optional("cu_seqlens_k"),
         scale=q.shape[-1] ** -0.5 if call["softmax_scale"] is None else float(call.number("softmax_scale")),
         output=lambda: call.result[0] if call["out"] is None else call.tensor("out"),
-        lse=lambda: base2_lse(call.result[1]),
-        causal=bool(call["is_causal"]) or right == 0,
-        window=int(call.number("window_size_left")),
-        softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
+        lse=None if variant.has_sinks else lambda: base2_lse(call.result[1]),
+        variant=variant,
     )
     table, q_v = call.optional("page_table", "block_table"), call.optional("q_v", "qv")
     if table is not None and q_v is not None:
@@ -53,6 +51,22 @@ def flash_attention(call: Invocation) -> KernelInstance:
         return _with_table(call, attention, table)
     call.refuse("seqused_k")
     return replace(ragged_attention(attention), family="gqa_ragged")
+
+
+def attention_variant(call: Invocation) -> AttentionVariant:
+    """`window_size_right`: under a causal mask the operator takes it for 0, without one -1 is no bound.
+
+    What the log-sum-exp is beside sinks is not documented: such a Definition has none.
+    """
+    right = -1 if call["window_size_right"] is None else int(call.number("window_size_right"))
+    causal = bool(call["is_causal"]) or right == 0
+    return AttentionVariant(
+        causal=causal,
+        window=int(call.number("window_size_left")),
+        right=-1 if causal else right,
+        softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
+        sinks=call.optional("s_aux", "sinks"),
+    )
 
 
 def _batch(call: Invocation, attention: RaggedAttention, table: torch.Tensor) -> PagedBatch:
@@ -75,9 +89,7 @@ def _with_table(call: Invocation, attention: RaggedAttention, table: torch.Tenso
             scale=attention.scale,
             output=attention.output,
             lse=attention.lse,
-            causal=attention.causal,
-            window=attention.window,
-            softcap=attention.softcap,
+            variant=attention.variant,
         )
     )
 
@@ -85,8 +97,8 @@ def _with_table(call: Invocation, attention: RaggedAttention, table: torch.Tenso
 def _latent(call: Invocation, attention: RaggedAttention, table: torch.Tensor, q_nope: torch.Tensor) -> KernelInstance:
     """DeepSeek's: `k` holds the rotated part of each key, `v` the latent, which is its rest and the value."""
     k, v = attention.k, attention.v
-    if k.shape[2] != 1 or v.shape[2] != 1 or attention.window >= 0 or attention.softcap:
-        raise Unrecognized("it has several heads of keys, a window or a bound of the logits")
+    if k.shape[2] != 1 or v.shape[2] != 1 or attention.variant.words:
+        raise Unrecognized("it has several heads of keys, a window, sinks or a bound of the logits")
     return latent_attention(
         LatentAttention(
             q_nope=q_nope,
@@ -97,6 +109,6 @@ def _latent(call: Invocation, attention: RaggedAttention, table: torch.Tensor, q
             scale=attention.scale,
             output=attention.output,
             lse=attention.lse,
-            causal=attention.causal,
+            causal=attention.variant.causal,
         )
     )

@@ -4,31 +4,30 @@ An operator that returns no log-sum-exp gets a Definition without `lse`, with `n
 padding, which operators leave as they were, are zero as in the reference.
 
 Launches of which two make one kernel are left out: the 3D path of vLLM's Triton kernel (segments, then their reduction)
-and SGLang's decode (`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`). So is SGLang's extension, which reads old keys
-from the cache and new ones from beside it: FlashInfer has no form for that.
+and SGLang's decode (`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`; vLLM's are in `parts`). So is SGLang's
+extension, which reads old keys from the cache and new ones from beside it: FlashInfer has no form for that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kcap.schemas.derive.families import family
 from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
+    CAUSAL,
     LSE_DESCRIPTION,
     SCALE_DESCRIPTION,
+    AttentionVariant,
     MakeTensor,
-    attend_source,
-    attended_pairs,
     refuse_quantized,
     refuse_unless_one,
-    window_and_cap,
 )
 from kcap.schemas.derive.families.attention.cpu_cache import unpacked_caches
 from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_pages, table_pages
-from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
 GATHER = """    for b in range(kv_indptr.shape[0] - 1):
@@ -53,7 +52,7 @@ def run({arguments}):
     lse = torch.full(q.shape[:2], -float("inf"), dtype=torch.float32, device=q.device)
 {gather}        k = k_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
         v = v_cache[pages].flatten(0, 1)[:num_kv].to(torch.float32)
-        output[rows], lse[rows] = attend(q[rows].to(torch.float32), k, v, sm_scale)
+        output[rows], lse[rows] = attend(q[rows].to(torch.float32), k, v, sm_scale{sinks})
     return {returned}
 """
 
@@ -64,8 +63,7 @@ CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
 class PagedAttention:
     """One invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
 
-    `window`: keys before its own that a query sees, -1: all. `softcap`: bound of the logits, 0: none. `output`:
-    [tokens, heads, dim], `lse`: base 2, [tokens, heads].
+    `output`: [tokens, heads, dim], `lse`: base 2, [tokens, heads].
     """
 
     q: torch.Tensor
@@ -75,9 +73,7 @@ class PagedAttention:
     scale: float
     output: MakeTensor
     lse: MakeTensor | None = None
-    causal: bool = True
-    window: int = -1
-    softcap: float = 0.0
+    variant: AttentionVariant = CAUSAL
 
 
 def paged_attention(attention: PagedAttention) -> KernelInstance:
@@ -87,19 +83,22 @@ def paged_attention(attention: PagedAttention) -> KernelInstance:
     if attention.k.shape != attention.v.shape or d != attention.k.shape[3]:
         raise Unrecognized("its values have a size of their own")
     batch = attention.batch
+    variant = attention.variant
+    if batch.decode:  # its one query stands at the last key
+        variant = replace(variant, causal=False, right=-1)
     inputs = {
         "q": tensor_arg(attention.q, batch.axis, "num_qo_heads", "head_dim"),
         "k_cache": tensor_arg(attention.k, *CACHE_AXES),
     }
     inputs |= {"v_cache": tensor_arg(attention.v, *CACHE_AXES), **batch.inputs()}
-    inputs["sm_scale"] = scalar_arg(attention.scale, description=SCALE_DESCRIPTION)
-    causal = "_causal" if attention.causal and not batch.decode else ""
-    words = causal + window_and_cap(attention.window, attention.softcap)
+    inputs |= {"sm_scale": scalar_arg(attention.scale, description=SCALE_DESCRIPTION), **variant.inputs()}
+    words = ("_causal" if variant.causal else "") + variant.words
     words += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     kind = "decode" if batch.decode else "prefill"
     text = REFERENCE.format(
-        attend=attend_source(bool(causal), attention.window, attention.softcap),
+        attend=variant.attend_source(),
         arguments=", ".join(inputs),
+        sinks=", sinks" if variant.has_sinks else "",
         gather=gather_source(batch),
         returned="output, lse" if attention.lse else "output",
         h=h,
@@ -116,9 +115,7 @@ def paged_attention(attention: PagedAttention) -> KernelInstance:
         reference=text,
         description=f"Batched Grouped Query Attention {kind} with a paged KV cache.",
         constraints=batch.constraints,
-        flops=lambda: (
-            4 * h * d * attended_pairs(batch.pages.lengths(), batch.queries(), attention.causal, attention.window)
-        ),
+        flops=lambda: 4 * h * d * attention.variant.pairs(batch.pages.lengths(), batch.queries()),
         touched=lambda: _touched(attention),
     )
 
@@ -126,8 +123,9 @@ def paged_attention(attention: PagedAttention) -> KernelInstance:
 def _touched(attention: PagedAttention) -> int:
     """Bytes: rows of padding are neither read nor written."""
     queries, (h, d), kv = attention.batch.queries(), attention.q.shape[1:], attention.k.shape[2]
-    rows, tokens = attention.batch.pages.rows(queries, attention.window), int(queries.sum())
-    return int(2 * (kv * rows + h * tokens) * d * attention.q.element_size() + (4 * h * tokens if attention.lse else 0))
+    rows, tokens = attention.batch.pages.rows(queries, attention.variant.window), int(queries.sum())
+    moved = 2 * (kv * rows + h * tokens) * d * attention.q.element_size() + (4 * h * tokens if attention.lse else 0)
+    return int(moved) + total_bytes(*(arg.value for arg in attention.variant.inputs().values()))
 
 
 def gather_source(batch: PagedBatch) -> str:
@@ -155,7 +153,7 @@ def attention_outputs(
 @family("gqa_paged", "_C::cpu_attention_with_kv_cache")
 def cpu_attention(call: Invocation) -> KernelInstance:
     """vLLM's on CPU. Its window counts the query's own key. The layout of the caches is read from the metadata."""
-    call.refuse("alibi_slopes", "s_aux", "dynamic_causal")
+    call.refuse("alibi_slopes", "dynamic_causal")
     q, lengths, window = call.tensor("query"), call.tensor("seq_lens"), int(call.number("sliding_window_size"))
     k, v = unpacked_caches(call.tensor("key_cache"), call.tensor("value_cache"), call.optional("scheduler_metadata"))
     return paged_attention(
@@ -171,9 +169,12 @@ def cpu_attention(call: Invocation) -> KernelInstance:
             ),
             scale=float(call.number("scale")),
             output=lambda: call.tensor("output"),
-            causal=bool(call["causal"]),
-            window=window - 1 if window > 0 else -1,
-            softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
+            variant=AttentionVariant(
+                causal=bool(call["causal"]),
+                window=window - 1 if window > 0 else -1,
+                softcap=float(call.number("softcap")) if call["softcap"] else 0.0,
+                sinks=call.optional("s_aux"),
+            ),
         )
     )
 
@@ -206,15 +207,17 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
         scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
         output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
         lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
-        causal=starts is None or bool(call["plan.causal"]),
-        window=flashinfer_wrapper.planned_window(call),
-        softcap=flashinfer_wrapper.planned_softcap(call),
+        variant=AttentionVariant(
+            causal=starts is None or bool(call["plan.causal"]),
+            window=flashinfer_wrapper.planned_window(call),
+            softcap=flashinfer_wrapper.planned_softcap(call),
+        ),
     )
     return paged_attention(attention)
 
 
 UNMODELLED_BY_TRITON = (
-    *("USE_ALIBI_SLOPES", "USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_SINKS", "USE_MM_PREFIX", "USE_FP8"),
+    *("USE_ALIBI_SLOPES", "USE_ALIBI_SQRT", "USE_QQ_BIAS", "USE_MM_PREFIX", "USE_FP8"),
     *("IS_3D", "KV_QUANT_MODE", "Q_IS_FP8"),
 )
 
@@ -241,7 +244,10 @@ def unified_attention(call: Invocation) -> KernelInstance:
             batch=batch,
             scale=float(call.number("scale")),
             output=lambda: call.tensor("output_ptr").view(q.shape),
-            window=int(call.number("SLIDING_WINDOW")) - 1,
-            softcap=float(call.number("softcap")) if call["USE_SOFTCAP"] else 0.0,
+            variant=AttentionVariant(
+                window=int(call.number("SLIDING_WINDOW")) - 1,
+                softcap=float(call.number("softcap")) if call["USE_SOFTCAP"] else 0.0,
+                sinks=call.tensor("sink_ptr") if call["USE_SINKS"] else None,
+            ),
         )
     )

@@ -13,16 +13,15 @@ import torch
 from kcap.schemas.derive.families import family
 from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
+    CAUSAL,
     LSE_DESCRIPTION,
     SCALE_DESCRIPTION,
+    AttentionVariant,
     MakeTensor,
-    attend_source,
-    attended_pairs,
     first_key_seen,
     refuse_quantized,
-    window_and_cap,
 )
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
 REFERENCE = """import math
@@ -32,7 +31,7 @@ import torch
 {attend}
 
 @torch.no_grad()
-def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
+def run({arguments}):
     assert q.shape[1:] == ({h}, {d})
     assert k.shape[1:] == ({kv}, {d}) and v.shape[1:] == ({kv}, {vo})
     output = torch.zeros((q.shape[0], {h}, {vo}), dtype=q.dtype, device=q.device)
@@ -43,7 +42,7 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
         if rows.start == rows.stop or keys.start == keys.stop:
             continue
         q_b, k_b, v_b = q[rows].to(torch.float32), k[keys].to(torch.float32), v[keys].to(torch.float32)
-        output[rows], lse[rows] = attend(q_b, k_b, v_b, sm_scale)
+        output[rows], lse[rows] = attend(q_b, k_b, v_b, sm_scale{sinks})
     return {returned}
 """
 
@@ -52,9 +51,8 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale):
 class RaggedAttention:
     """An invocation. `q`: [tokens, heads, dim], `k`, `v`: [keys, kv heads, dim].
 
-    `starts`, `kv_starts`: where each sequence's queries and keys begin, [sequences + 1]. `window`: keys before its own
-    that a query sees, -1: all. `softcap`: bound of the logits, 0: none. `output`: [tokens, heads, dim], `lse`: base 2,
-    [tokens, heads].
+    `starts`, `kv_starts`: where each sequence's queries and keys begin, [sequences + 1]. `output`: [tokens, heads,
+    dim], `lse`: base 2, [tokens, heads].
     """
 
     q: torch.Tensor
@@ -65,9 +63,7 @@ class RaggedAttention:
     scale: float
     output: MakeTensor
     lse: MakeTensor | None = None
-    causal: bool = True
-    window: int = -1
-    softcap: float = 0.0
+    variant: AttentionVariant = CAUSAL
 
     def qo_indptr(self) -> torch.Tensor:
         return self._all(self.starts, self.q)
@@ -92,7 +88,8 @@ def ragged_attention(attention: RaggedAttention) -> KernelInstance:
     kind, qk_axis, vo_axis = ("gqa", "head_dim", "head_dim") if d == vo else ("mla", "qk_dim", "vo_dim")
     dims = f"_d{d}" if d == vo else f"_qk{d}_vo{vo}"
     heads = f"_h{h}_kv{kv}" if d == vo or h != kv else f"_h{h}"
-    properties = ("_causal" if attention.causal else "") + window_and_cap(attention.window, attention.softcap)
+    variant, inputs = attention.variant, _inputs(attention, qk_axis, vo_axis)
+    properties = ("_causal" if variant.causal else "") + variant.words
     properties += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     consts = {"num_qo_heads": h, "num_kv_heads": kv, qk_axis: d, vo_axis: vo}
     shape = ("total_q", "num_qo_heads", vo_axis)
@@ -103,10 +100,12 @@ def ragged_attention(attention: RaggedAttention) -> KernelInstance:
         name=f"{kind}_ragged_prefill{properties}{heads}{dims}",
         op_type=f"{kind}_ragged",
         axes={**consts, "total_q": None, "total_kv": None, "len_indptr": None},
-        inputs=_inputs(attention, qk_axis, vo_axis),
+        inputs=inputs,
         outputs=outputs,
         reference=REFERENCE.format(
-            attend=attend_source(attention.causal, attention.window, attention.softcap),
+            attend=variant.attend_source(),
+            arguments=", ".join(inputs),
+            sinks=", sinks" if variant.has_sinks else "",
             returned="output, lse" if attention.lse else "output",
             h=h,
             kv=kv,
@@ -128,21 +127,23 @@ def _inputs(attention: RaggedAttention, qk_axis: str, vo_axis: str) -> dict[str,
         "qo_indptr": lazy_arg("int32", ("len_indptr",), attention.qo_indptr, "Query offsets for each sequence."),
         "kv_indptr": lazy_arg("int32", ("len_indptr",), attention.kv_indptr, "Key-value offsets for each sequence."),
         "sm_scale": scalar_arg(attention.scale, description=SCALE_DESCRIPTION),
+        **attention.variant.inputs(),
     }
 
 
 def _flops(attention: RaggedAttention, heads: int, dims: int) -> int:
     queries, keys = attention.qo_indptr().diff(), attention.kv_indptr().diff()
-    return 2 * heads * dims * attended_pairs(keys, queries, attention.causal, attention.window)
+    return 2 * heads * dims * attention.variant.pairs(keys, queries)
 
 
 def _touched(attention: RaggedAttention) -> int:
     """Bytes: of the keys and values only those that a query sees."""
     queries, keys = attention.qo_indptr().diff(), attention.kv_indptr().diff()
-    rows = int((keys - first_key_seen(keys, queries, attention.window)).sum())
+    rows = int((keys - first_key_seen(keys, queries, attention.variant.window)).sum())
     (tokens, h, d), (_, kv, vo) = attention.q.shape, attention.v.shape
     numbers = (kv * rows + h * tokens) * (d + vo)
-    return int(numbers * attention.q.element_size() + (4 * h * tokens if attention.lse else 0))
+    moved = numbers * attention.q.element_size() + (4 * h * tokens if attention.lse else 0)
+    return int(moved) + total_bytes(*(arg.value for arg in attention.variant.inputs().values()))
 
 
 @family("gqa_ragged", "flashinfer::BatchPrefillWithRaggedKVCacheWrapper")
@@ -161,9 +162,11 @@ def flashinfer_ragged(call: Invocation) -> KernelInstance:
             scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
             output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
             lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
-            causal=bool(call["plan.causal"]),
-            window=flashinfer_wrapper.planned_window(call),
-            softcap=flashinfer_wrapper.planned_softcap(call),
+            variant=AttentionVariant(
+                causal=bool(call["plan.causal"]),
+                window=flashinfer_wrapper.planned_window(call),
+                softcap=flashinfer_wrapper.planned_softcap(call),
+            ),
         )
     )
 
@@ -186,7 +189,7 @@ def scaled_dot_product_attention(call: Invocation) -> KernelInstance:
             kv_starts=sequence_starts(k),
             scale=q.shape[-1] ** -0.5 if call["scale"] is None else float(call.number("scale")),
             output=lambda: join_batches(call.result),
-            causal=bool(call["is_causal"]),
+            variant=AttentionVariant(causal=bool(call["is_causal"])),
         )
     )
 

@@ -1,7 +1,7 @@
 """mla_paged: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache, with FlashInfer's names.
 
-Operators of FlashInfer, FlashMLA and vLLM on CPU; FlashAttention is in `flash_attention`. Triton's decode is left out:
-there two launches make one kernel.
+Operators of FlashInfer, FlashMLA and vLLM on CPU; FlashAttention is in `flash_attention`, Triton's decode, of which two
+launches make one kernel, in `parts`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import torch
 from kcap.schemas.derive.families import family
 from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
+    AttentionVariant,
     MakeTensor,
-    attend_source,
-    attended_pairs,
-    base2_lse,
     refuse_quantized,
 )
 from kcap.schemas.derive.families.attention.gqa_paged import attention_outputs, gather_source
 from kcap.schemas.derive.families.attention.pages import PagedBatch, last_lengths, listed_pages, table_pages
+from kcap.schemas.derive.families.attention.replay_rules import DENSE
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, scalar_arg, tensor_arg
 
@@ -79,6 +78,7 @@ def latent_attention(attention: LatentAttention) -> KernelInstance:
         **batch.inputs(),
         "sm_scale": scalar_arg(attention.scale, description=LATENT_SCALE_DESCRIPTION),
     }
+    variant = AttentionVariant(causal=attention.causal)
     kind = "decode" if batch.decode else "prefill_causal" if attention.causal else "prefill"
     words = ("" if attention.lse else "_nolse") + abbreviate(attention.q_nope.dtype, torch.bfloat16)
     return KernelInstance(
@@ -88,7 +88,7 @@ def latent_attention(attention: LatentAttention) -> KernelInstance:
         inputs=inputs,
         outputs=attention_outputs(batch, attention.q_nope.dtype, "head_dim_ckv", attention.output, attention.lse),
         reference=REFERENCE.format(
-            attend=attend_source(kind == "prefill_causal", -1),
+            attend=AttentionVariant(causal=kind == "prefill_causal").attend_source(),
             arguments=", ".join(inputs),
             gather=gather_source(batch),
             returned="output, lse" if attention.lse else "output",
@@ -99,9 +99,7 @@ def latent_attention(attention: LatentAttention) -> KernelInstance:
         ),
         description="Batched Multi-head Latent Attention with a paged KV cache.",
         constraints=batch.constraints,
-        flops=lambda: (
-            2 * h * (2 * c + p) * attended_pairs(batch.pages.lengths(), batch.queries(), attention.causal, -1)
-        ),
+        flops=lambda: 2 * h * (2 * c + p) * variant.pairs(batch.pages.lengths(), batch.queries()),
         touched=lambda: _touched(attention),
     )
 
@@ -112,9 +110,6 @@ def _touched(attention: LatentAttention) -> int:
     rows, tokens = attention.batch.pages.rows(queries), int(queries.sum())
     numbers = rows * (c + p) + tokens * h * (2 * c + p)
     return int(numbers * attention.ckv.element_size() + (4 * h * tokens if attention.lse else 0))
-
-
-DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scale", "is_causal")
 
 
 @family("mla_paged", "flashinfer::BatchMLAPagedAttentionWrapper")
@@ -167,18 +162,34 @@ def cpu_decode(call: Invocation) -> KernelInstance:
     "sgl_kernel::fwd_kvcache_mla",
 )
 def flash_mla(call: Invocation) -> KernelInstance:
-    """FlashMLA with one query a sequence: [sequences, 1, heads, latent + rotated]; its log-sum-exp is natural."""
+    """FlashMLA: [sequences, queries, heads, latent + rotated], as many queries of each; its log-sum-exp is natural.
+
+    Several queries of a sequence (speculated tokens) make a prefill, in which rows of padding are zero.
+    """
     renamed = with_dense_names(call)
     renamed.refuse("is_fp8", "indices", "attn_sink", "extra_k_cache", "vcache")
     q, cache = renamed.tensor("q"), renamed.tensor("kcache", "kv_cache")
-    if q.dim() != 4 or q.shape[1] != 1 or cache.dim() != 4 or cache.shape[2] != 1:
-        raise Unrecognized("it has several queries a sequence, or several heads of keys")
-    q, cache = q[:, 0], cache[:, :, 0]
-    batch = table_of(renamed, "block_table", renamed.tensor("seqlens_k"), q, cache)
-    size = int(renamed.number("head_size_v"))
-    return decode(
-        renamed, q, cache, size, batch, lambda: call.result[0][:, 0], lambda: base2_lse(call.result[1][:, :, 0].mT)
-    )
+    if q.dim() != 4 or cache.dim() != 4 or cache.shape[2] != 1:
+        raise Unrecognized("it has several heads of keys")
+    lengths, (sequences, queries) = renamed.tensor("seqlens_k"), q.shape[:2]
+    q, cache = q.flatten(0, 1), cache[:, :, 0]
+    batch = table_of(renamed, "block_table", lengths, q, cache)
+    if queries > 1:
+        starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
+        batch = replace(batch, starts=starts, decode=False)
+
+    def without_padding(rows: torch.Tensor, padding: float) -> torch.Tensor:
+        has_tokens = (lengths > 0).to(rows.device).reshape(-1, *[1] * (rows.dim() - 1))
+        return torch.where(has_tokens, rows, padding).flatten(0, 1)
+
+    def output() -> torch.Tensor:
+        return without_padding(call.result[0], 0.0)
+
+    def lse() -> torch.Tensor:
+        return without_padding(call.result[1].mT / math.log(2.0), -float("inf"))
+
+    size, causal = int(renamed.number("head_size_v")), bool(renamed["is_causal"])
+    return decode(renamed, q, cache, size, batch, output, lse, causal)
 
 
 def with_dense_names(call: Invocation) -> Invocation:
@@ -202,6 +213,7 @@ def decode(
     batch: PagedBatch,
     output: MakeTensor,
     lse: MakeTensor | None,
+    causal: bool = True,
 ) -> KernelInstance:
     """A decode over queries and a cache whose last dimension is the latent, then the rotated part."""
     return latent_attention(
@@ -214,5 +226,6 @@ def decode(
             scale=float(call.number("softmax_scale", "scale")),
             output=output,
             lse=lse,
+            causal=causal,
         )
     )

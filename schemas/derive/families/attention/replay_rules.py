@@ -14,7 +14,24 @@ from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_ru
 from kcap.schemas.derive.index_arguments import renumber_densely, set_zeros, shrink_caches, table_in_use
 from kcap.schemas.derive.invocation import torch_dtype
 
+DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scale", "is_causal")  # FlashMLA's
 CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head size]
+
+
+NO_BATCH = "no Sample, and no step that lists its sequences,"
+
+
+def use_dense_pages(bound: BoundCall, table: str, lengths: str, page_size: int, caches: tuple[str, ...]) -> None:
+    """Renumber the pages in use densely and cut the caches down to them. Without a recorded table each sequence gets
+    pages of its own."""
+    tokens, recorded = bound.content(lengths), bound.content(table)
+    if tokens is None:
+        raise Skip(f"{NO_BATCH} holds its sequence lengths")
+    spec = bound.spec(table)
+    own = recorded if recorded is not None else torch.arange(spec.numel).reshape(spec.shape)
+    dense, pages = renumber_densely(table_in_use(own, tokens, page_size))
+    bound.set_content(table, dense)
+    shrink_caches(bound, caches, pages)
 
 
 @replay_rule("_C::cpu_attention_with_kv_cache")
@@ -24,13 +41,9 @@ class CpuAttention(ReplayRule):
     rebuilt_args = ("scheduler_metadata",)
 
     def prepare(self, bound: BoundCall) -> None:
-        table, lengths = bound.content("block_table"), bound.content("seq_lens")
-        if table is None or lengths is None or bound.content("query_start_loc") is None:
-            raise Skip("no Sample holds its block table, sequence lengths and query starts")
-        page_size = bound.spec("key_cache").shape[2]
-        dense, pages = renumber_densely(table_in_use(table, lengths, page_size))
-        bound.set_content("block_table", dense)
-        shrink_caches(bound, CPU_CACHES, pages)
+        if bound.content("query_start_loc") is None:
+            raise Skip(f"{NO_BATCH} holds its query starts")
+        use_dense_pages(bound, "block_table", "seq_lens", bound.spec("key_cache").shape[2], CPU_CACHES)
 
     def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
         query, cache = bound.spec("query"), bound.spec("key_cache")
@@ -73,17 +86,10 @@ class PagedAttentionRule(ReplayRule):
     starts = "cu_seqlens_q"
 
     def prepare(self, bound: BoundCall) -> None:
-        lengths, starts = bound.content(self.lengths), bound.content(self.starts)
-        if bound[self.starts] is not None and starts is None:
-            raise Skip("no Sample holds its query starts")
-        if bound[self.table] is None:
-            return
-        table = bound.content(self.table)
-        if table is None or lengths is None:
-            raise Skip("no Sample holds its block table and sequence lengths")
-        dense, pages = renumber_densely(table_in_use(table, lengths, bound.spec("k").shape[1]))
-        bound.set_content(self.table, dense)
-        shrink_caches(bound, ("k", "v"), pages)
+        if bound[self.starts] is not None and bound.content(self.starts) is None:
+            raise Skip(f"{NO_BATCH} holds its query starts")
+        if bound[self.table] is not None:
+            use_dense_pages(bound, self.table, self.lengths, bound.spec("k").shape[1], ("k", "v"))
 
 
 @replay_rule("_vllm_fa2_C::varlen_fwd")
@@ -92,6 +98,25 @@ class FlashAttention2(PagedAttentionRule):
         super().prepare(bound)
         if bound[self.table] is not None:
             set_zeros(bound, "cu_seqlens_k")  # a placeholder beside seqused_k: vLLM passes uninitialized memory
+
+
+@replay_rule("_flashmla_C::dense_decode_fwd")
+class FlashMla(ReplayRule):
+    """What schedules its tiles is made by a run without it.
+
+    vLLM 0.22's schema names no argument, so that no Sample holds their values: the step's lengths stand in for them.
+    """
+
+    rebuilt_args = ("tile_scheduler_metadata", "num_splits")
+    unnamed_args = (*DENSE, *rebuilt_args)
+
+    def prepare(self, bound: BoundCall) -> None:
+        use_dense_pages(bound, "block_table", "seqlens_k", bound.spec("kcache").shape[1], ("kcache",))
+
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        run = torch.ops._flashmla_C.dense_decode_fwd
+        _, _, metadata, splits = run(*(rebuilt_argument(bound, inputs, name) for name in DENSE), None, None, None)
+        return {"tile_scheduler_metadata": metadata, "num_splits": splits}
 
 
 @replay_rule("_vllm_fa3_C::fwd")

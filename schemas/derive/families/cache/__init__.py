@@ -1,1 +1,2 @@
-"""Key-value caches: `update` and `rope_store` write new rows to their slots, `slot_mapping` places tokens."""
+"""Key-value caches: `update` and `rope_store` write new rows to their slots, `slot_mapping` places tokens, `gather`
+reads the rows of sequences."""

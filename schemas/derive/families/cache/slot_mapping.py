@@ -96,3 +96,11 @@ def distinct_slots(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
 class SlotMapping(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         set_zeros(bound, "slot_mapping")
+
+
+@replay_rule("triton::_compute_slot_mapping_kernel")
+class TritonSlotMapping(ReplayRule):
+    """Pages are only written down, so that any will do where no Sample holds the table."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        set_zeros(bound, "slot_mapping_ptr", "block_table_ptr")

@@ -49,14 +49,20 @@ def tokens_of(cache: torch.Tensor, requests: Batch, row: int) -> torch.Tensor:
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = -1
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int = -1, right: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """PyTorch's own attention of one sequence, [tokens, heads, dim], and its natural log-sum-exp, [heads, tokens]."""
     n, m, group = len(q), len(k), q.shape[1] // k.shape[1]
     far = torch.arange(m)[None, :] - torch.arange(n)[:, None] - (m - n)
     seen = (far <= 0 if causal else torch.ones_like(far, dtype=torch.bool)) & ((far >= -window) | (window < 0))
+    seen &= (far <= right) | (right < 0)
     heads = [x.float().transpose(0, 1)[None] for x in (q, k, v)]
     attended = torch.nn.functional.scaled_dot_product_attention(*heads, seen, scale=scale, enable_gqa=True)
     logits = heads[0][0] @ heads[1][0].repeat_interleave(group, 0).mT * scale
     lse = logits.masked_fill(~seen, -float("inf")).logsumexp(-1)
     return attended[0].transpose(0, 1).to(q.dtype), lse
+
+
+def share_of_keys(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """What sinks [heads] leave of the softmax to the keys, [tokens, heads, 1]; `lse`: natural, [heads, tokens]."""
+    return torch.sigmoid(lse - sinks.float()[:, None]).T[..., None]

@@ -103,6 +103,90 @@ def test_flash_attention_without_a_page_table():
         )
 
 
+@pytest.mark.parametrize("window", [-1, 20])
+def test_sinks_and_soft_capping(window: int):
+    """gpt-oss and Gemma 2, in decodes, prefills and both together."""
+    library("vllm.vllm_flash_attn._vllm_fa3_C")
+    run = positional(torch.ops._vllm_fa3_C.fwd)
+    for seed, (queries, lengths) in enumerate([*BATCHES, ([1, 1, 64], [40, 90, 64])]):
+        requests = batch(queries, lengths, ROWS, seed)
+        for more in ({"s_aux": randn(HEADS, seed=seed)}, {"softcap": 30.0}):
+            call_arguments = paged(requests, seed, window, page_table=requests.table, **FA3)
+            kernel = agrees("_vllm_fa3_C::fwd", run, **{**call_arguments, **moved(more)})
+            assert ("sinks" in kernel.inputs) == ("s_aux" in more)
+
+
+@pytest.mark.parametrize("window", [-1, 20])
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+def test_attention_of_an_encoder(dim: int, window: int):
+    library("vllm.vllm_flash_attn._vllm_fa3_C")
+    lengths = [7, 300, 1, 64]
+    tensors = {name: randn(sum(lengths), HEADS, dim, seed=seed) for seed, name in enumerate("qkv")}
+    sides = {"window_size_left": window, "window_size_right": window, "softcap": 0.0, "is_causal": False}
+    bounds = {
+        "cu_seqlens_q": starts(lengths),
+        "cu_seqlens_k": starts(lengths),
+        "max_seqlen_q": 300,
+        "max_seqlen_k": 300,
+    }
+    run = positional(torch.ops._vllm_fa3_C.fwd)
+    agrees("_vllm_fa3_C::fwd", run, **moved({**tensors, **bounds, **sides, **FA3, "softmax_scale": dim**-0.5}))
+
+
+def test_prefill_of_latent_attention():
+    """A prompt's own keys, then a chunk of what is cached, of which a sequence may have none."""
+    library("vllm.vllm_flash_attn._vllm_fa3_C")
+    for queries, keys, causal in [([5, 200], [5, 200], True), ([5, 200, 3], [64, 300, 0], False)]:
+        q = randn(sum(queries), 16, 192, seed=1)
+        tensors = {"q": q, "k": randn(sum(keys), 16, 192, seed=2), "v": randn(sum(keys), 16, 128, seed=3)}
+        bounds = {"cu_seqlens_q": starts(queries), "cu_seqlens_k": starts(keys)}
+        bounds |= {"max_seqlen_q": max(queries), "max_seqlen_k": max(keys)}
+        sides = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "softmax_scale": 0.07}
+        run = positional(torch.ops._vllm_fa3_C.fwd)
+        agrees("_vllm_fa3_C::fwd", run, **moved({**tensors, **bounds, **sides, **FA3, "is_causal": causal}))
+
+
+def test_flash_attention_over_latents():
+    library("vllm.vllm_flash_attn._vllm_fa3_C")
+    for seed, (queries, lengths) in enumerate(
+        [([1, 1, 1], [40, 128, 129]), ([2, 2], [64, 65]), ([1, 1, 70], [20, 9, 90])]
+    ):
+        requests = batch(queries, lengths, 64, seed)
+        cache = randn(requests.pages, 64, 576, seed=seed)
+        latents = {"k": cache[..., None, 512:], "v": cache[..., None, :512], "page_table": requests.table, "out": None}
+        parts = {"q": randn(requests.tokens, 16, 64, seed=1), "q_v": randn(requests.tokens, 16, 512, seed=2)}
+        call_arguments = {**paged(requests, seed, **FA3), **moved({**latents, **parts})}
+        kernel = agrees("_vllm_fa3_C::fwd", positional(torch.ops._vllm_fa3_C.fwd), **call_arguments)
+        assert kernel.family == "mla_paged"
+
+
+def test_parts_of_latent_attention():
+    library("vllm._custom_ops")
+    requests = batch([40, 3, 17], [56, 35, 17], ROWS)
+    gathered = {
+        "src_cache": randn(requests.pages, ROWS, 576),
+        "dst": randn(requests.tokens + 9, 576, seed=1),
+        "block_table": requests.table,
+        "cu_seq_lens": requests.starts,
+        "token_to_seq": torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor([40, 3, 17])),
+        "num_tokens": requests.tokens,
+        "kv_cache_dtype": "auto",
+        "scale": torch.ones(1),
+        "seq_starts": torch.tensor([16, 32, 0], dtype=torch.int32),
+    }
+    operator = "_C_cache_ops::gather_and_maybe_dequant_cache"
+    agrees(operator, positional(torch.ops._C_cache_ops.gather_and_maybe_dequant_cache), **moved(gathered))
+    parts = {"ql_nope": randn(7, 128, 512), "q_pe": randn(7, 128, 64, seed=1), "q_out": randn(7, 128, 576, seed=2)}
+    agrees("_C_cache_ops::concat_mla_q", positional(torch.ops._C_cache_ops.concat_mla_q), **moved(parts))
+    for merged in (None, 11):
+        halves = {"output": randn(33, 16, 128), "output_lse": torch.zeros(16, 33)}
+        for seed, name in enumerate(("prefix", "suffix")):
+            halves[f"{name}_output"] = randn(33, 16, 128, seed=seed)
+            halves[f"{name}_lse"] = randn(16, 33, dtype=torch.float32, seed=seed)
+        more = {"prefill_tokens_with_context": merged}
+        agrees("_C::merge_attn_states", positional(torch.ops._C.merge_attn_states), **moved(halves), **more)
+
+
 def test_cache_update():
     library("vllm._custom_ops")
     for seed, tokens in enumerate([1, 7, 33, 64, 100]):
@@ -143,6 +227,19 @@ def test_flash_mla():
             positional(operator),
             **moved(dict(zip(names, call_arguments, strict=False))),
         )
+
+
+def test_flash_mla_of_several_queries_a_sequence():
+    library("vllm._flashmla_C")
+    operator = torch.ops._flashmla_C.dense_decode_fwd
+    names = [argument.name for argument in operator.default._schema.arguments]
+    for seed, lengths in enumerate([[3], [33, 5], [128, 31, 64, 3]]):
+        requests = batch([3] * len(lengths), lengths, 64, seed)
+        q = randn(len(lengths), 3, 16, 576, seed=seed)
+        cache = randn(requests.pages, 64, 1, 576, seed=seed + 1)
+        call_arguments = (q, cache, 512, requests.seq_lens, requests.table, 192**-0.5, True)
+        named = moved(dict(zip(names, call_arguments, strict=False)))
+        assert "qo_indptr" in agrees("_flashmla_C::dense_decode_fwd", positional(operator), **named).inputs
 
 
 @pytest.mark.parametrize("kind", ["Decode", "Prefill"])

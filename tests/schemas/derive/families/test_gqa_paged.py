@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
-from paging import Batch, attention, batch, starts, tokens_of
+from paging import Batch, attention, batch, share_of_keys, starts, tokens_of
 
 from kcap.schemas.derive.families.attention.gqa_paged import flashinfer_prefill
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
@@ -92,6 +92,15 @@ def test_soft_capping_is_vllms_cpu_operator(vllm: Callable[..., Any], queries: l
     assert "5.0 * torch.tanh(logits / 5.0)" in kernel.reference
 
 
+@pytest.mark.parametrize("queries", [[1, 1], [70, 1]])
+def test_sinks_are_vllms_cpu_operators(vllm: Callable[..., Any], queries: list[int]):
+    requests = batch(queries, [90, 64], 32)
+    sinks = randn(HEADS, dtype=torch.bfloat16, seed=4)
+    for dtype in (torch.bfloat16, torch.float32):
+        kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, dtype, window=16, s_aux=sinks))
+        assert "_window15_sinks_" in kernel.name
+
+
 def test_attention_that_is_not_causal_is_vllms_cpu_operator(vllm: Callable[..., Any]):
     requests = batch([30, 7], [90, 64], 32)
     kernel = agrees("_C::cpu_attention_with_kv_cache", vllm, **on_cpu(requests, torch.float32, causal=False))
@@ -129,8 +138,10 @@ def flash_attention(requests: Batch) -> Callable[..., Any]:
         lse = torch.zeros(q.shape[1], len(q))
         for row, (start, n) in enumerate(zip(requests.starts.tolist(), requests.queries, strict=False)):
             keys, values, rows = tokens_of(k, requests, row), tokens_of(v, requests, row), slice(start, start + n)
-            window, scale = more["window_size_left"], more["softmax_scale"]
-            out[rows], lse[:, rows] = attention(q[rows], keys, values, scale, more["is_causal"], window)
+            bounds = more["is_causal"], more["window_size_left"], more.get("window_size_right", -1)
+            out[rows], lse[:, rows] = attention(q[rows], keys, values, more["softmax_scale"], *bounds)
+        if more.get("s_aux") is not None:
+            out.copy_(out * share_of_keys(lse, more["s_aux"]))
         return [out, lse]
 
     return run
@@ -154,6 +165,33 @@ def test_window_of_flash_attention():
     kernel = agrees("_vllm_fa3_C::fwd", flash_attention(requests), **flash(requests, torch.float32, 16, **more))
     assert kernel.name == "gqa_paged_prefill_causal_window12_fp32_h8_kv2_d64_ps16"
     assert kernel.flops() == 4 * HEADS * DIM * (9 * 13 + 40 * 13)
+
+
+MIXED = [([1] * 4, [20, 64, 1, 90]), ([1, 1, 64], [20, 64, 64]), ([1, 30, 1, 7], [50, 90, 64, 7])]
+
+
+@pytest.mark.parametrize(("queries", "lengths"), MIXED)
+def test_sinks_and_windows_of_flash_attention(queries: list[int], lengths: list[int]):
+    """gpt-oss: sinks in every layer, a window in every second. Decodes, prefills and chunks of prefills together."""
+    requests = batch(queries, lengths, 16)
+    kind = "decode" if max(queries) == 1 else "prefill_causal"
+    for window in (-1, 12):
+        more = {"window_size_left": window, "window_size_right": 0, "s_aux": randn(HEADS, seed=4)}
+        arguments = flash(requests, torch.bfloat16, 16, **more)
+        kernel = agrees("_vllm_fa3_C::fwd", flash_attention(requests), **arguments)
+        words = "_window12_sinks" if window > 0 else "_sinks"
+        assert kernel.name == f"gqa_paged_{kind}{words}_nolse_h8_kv2_d64_ps16"
+        assert (list(kernel.inputs)[-1], list(kernel.outputs)) == ("sinks", ["output"])
+        assert kernel.inputs["sinks"].shape == ("num_qo_heads",)
+
+
+def test_cross_attention_reads_all_keys():
+    """Of an encoder and a decoder (Whisper): the queries of a decoder's prompt see the keys of its whole encoder."""
+    for queries, lengths in [([4, 1, 70], [50, 64, 33]), ([1, 1], [50, 64])]:
+        requests = batch(queries, lengths, 16)
+        arguments = flash(requests, torch.float16, 16, is_causal=False)
+        kernel = agrees("_vllm_fa3_C::fwd", flash_attention(requests), **arguments)
+        assert kernel.name.startswith("gqa_paged_decode_fp16" if max(queries) == 1 else "gqa_paged_prefill_fp16")
 
 
 def test_padding_of_a_graphs_decode_is_zero():
@@ -198,6 +236,8 @@ def test_unified_attention_in_triton(window: int):
         assert kernel.name.startswith("gqa_paged_decode" if queries[0] == 1 else "gqa_paged_prefill_causal")
     capped = kernel_of(operator, **tensors, **{**constants, "USE_SOFTCAP": True, "softcap": 50.0})
     assert "_softcap50_" in capped.name
+    sunk = kernel_of(operator, **tensors, **{**constants, "USE_SINKS": True, "sink_ptr": randn(HEADS)})
+    assert "_sinks_" in sunk.name and list(sunk.inputs)[-1] == "sinks"
     for name in ("IS_3D", "USE_SINKS", "USE_ALIBI_SLOPES"):
         assert declined(operator, **tensors, **{**constants, name: True}), name
     assert declined(operator, **tensors, **{**constants, "CHUNK_LOOKBACK": 2})
@@ -232,7 +272,7 @@ def test_names_and_axes_of_llama_are_flashinfers():
     assert list(prefill.inputs)[3] == "qo_indptr" and "total_q" in prefill.var_axes
     capped = kernel_of("_vllm_fa3_C::fwd", **{**arguments, "softcap": 30.0})
     assert capped.name == "gqa_paged_decode_softcap30_h32_kv8_d128_ps16"
-    for name in ("s_aux", "q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
+    for name in ("q_v", "k_new", "leftpad_k", "rotary_cos", "cp_tot_seqused_k"):
         assert declined("_vllm_fa3_C::fwd", **{**arguments, name: meta(32)}), name
     assert declined("_vllm_fa3_C::fwd", **{**arguments, "k": meta(57056, 16, 8, 128, dtype=torch.float8_e4m3fn)})
     quantized = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("q", "k", "v")}

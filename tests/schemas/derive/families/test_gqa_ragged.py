@@ -106,6 +106,66 @@ def test_flash_attention_without_a_page_table():
     assert kernel.name == "gqa_ragged_prefill_causal_h8_kv2_d64" and kernel.family == "gqa_ragged"
 
 
+def test_prefill_of_latent_attention_by_flash_attention():
+    """DeepSeek's: queries and keys of 192, values of 128; a chunk of what is cached is seen whole by every query."""
+    for queries, keys, causal in [([5, 2], [5, 2], True), ([5, 2, 1], [16, 3, 0], False)]:
+        call_arguments = arguments(queries, keys, 8, 192, 128, **{"plan.sm_scale": 0.2, "plan.causal": causal})
+
+        def run(call_arguments: Arguments = call_arguments, **_: Any) -> list[torch.Tensor]:
+            out, lse = flashinfer(**call_arguments)
+            return [torch.where(lse.isneginf()[..., None], 0, out), (lse * math.log(2)).T, torch.empty(0)]
+
+        kernel = agrees(
+            "_vllm_fa3_C::fwd",
+            run,
+            **{name: call_arguments[name] for name in ("q", "k", "v")},
+            cu_seqlens_q=call_arguments["plan.qo_indptr"],
+            cu_seqlens_k=call_arguments["plan.kv_indptr"],
+            max_seqlen_q=max(queries),
+            softmax_scale=0.2,
+            is_causal=causal,
+            window_size_left=-1,
+            window_size_right=-1,
+            softcap=0.0,
+            cp_world_size=1,
+        )
+        assert kernel.name == f"mla_ragged_prefill{'_causal' * causal}_h8_qk192_vo128"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+def test_attention_of_an_encoder(dtype: torch.dtype, dim: int):
+    """Every token sees the others of its sequence (BERT, Whisper, a vision encoder), or those near it (ModernBERT)."""
+    lengths = [7, 30, 1]
+    for window in (-1, 5):
+        call_arguments = {
+            **{name: randn(38, 4, dim, dtype=dtype, seed=seed) for seed, name in enumerate(("q", "k", "v"))},
+            "out": None,
+            "cu_seqlens_q": starts(lengths),
+            "cu_seqlens_k": starts(lengths),
+            "seqused_k": None,
+            "block_table": None,
+            "softmax_scale": None,
+            "is_causal": False,
+            "window_size_left": window,
+            "window_size_right": window,
+        }
+
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> list[torch.Tensor]:
+            window, scale = more["window_size_left"], q.shape[-1] ** -0.5
+            parts = [
+                attention(q[a:b], k[a:b], v[a:b], scale, False, window, window)
+                for a, b in pairwise(more["cu_seqlens_q"].tolist())
+            ]
+            return [torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts], dim=1)]
+
+        kernel = agrees("_vllm_fa3_C::fwd", run, **call_arguments)
+        words = "" if window < 0 else "_window5_right5"
+        assert kernel.name.startswith(f"gqa_ragged_prefill{words}") and kernel.name.endswith(f"_h4_kv4_d{dim}")
+        seen = sum(min(n, i + 6) - max(0, i - 5) if window > 0 else n for n in lengths for i in range(n))
+        assert kernel.flops() == 4 * 4 * dim * seen
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_reference_is_atens_operator(dtype: torch.dtype):
     for seed, (n, h, kv, s, d) in enumerate([(1, 4, 4, 7, 16), (3, 8, 2, 33, 64), (2, 6, 6, 130, 32), (1, 2, 1, 1, 8)]):

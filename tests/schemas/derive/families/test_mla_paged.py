@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, randn
 from paging import Batch, attention, batch, starts, tokens_of
+
+from kcap.replay.rebuild.memory import Target, build_inputs
+from kcap.replay.rebuild.rebuild import apply_rule, name_arguments
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.families import replay_rule_for
+from kcap.schemas.recording.records import Argument
+from kcap.schemas.recording.values import TensorSpec
 
 HEADS, CKV, KPE = 16, 512, 64
 DECODES = [[1], [33, 5], [128, 31, 64, 1], [200, 7, 90], [16, 16, 300]]
@@ -148,7 +156,63 @@ def test_flash_mla(operator: str):
     assert kernel_of(operator, **unnamed).name == "mla_paged_decode_h16_ckv512_kpe64_ps64"
     assert declined(operator, **call_arguments, is_fp8=True)
     assert declined(operator, **call_arguments, indices=requests.table)
-    assert declined(operator, **{**call_arguments, "q": randn(3, 2, HEADS, CKV + KPE)})
+    assert declined(operator, **{**call_arguments, cache: randn(requests.pages, 64, 2, CKV + KPE)})
+
+
+def test_flash_mla_of_several_queries_a_sequence():
+    """Speculated tokens; the last sequence pads a graph's batch: what the kernel leaves for it is no output."""
+    requests = batch([3, 3], [20, 90], 64)
+    lengths = torch.nn.functional.pad(requests.seq_lens, (0, 1))
+
+    def run(q: torch.Tensor, kcache: torch.Tensor, softmax_scale: float, **_: Any) -> list[torch.Tensor]:
+        out, lse = latent_attention(requests, softmax_scale)(q[:2].flatten(0, 1), kcache[:, :, 0])
+        pad = torch.full((1, 3, HEADS, CKV), float("nan"))
+        outputs = torch.cat((out.unflatten(0, (2, 3)), pad.to(out.dtype)))
+        return [outputs, torch.cat((lse.unflatten(0, (2, 3)), pad[..., 0])).mT]
+
+    kernel = agrees(
+        "_flashmla_C::dense_decode_fwd",
+        run,
+        q=randn(3, 3, HEADS, CKV + KPE, seed=1),
+        kcache=randn(requests.pages, 64, 1, CKV + KPE, seed=2),
+        head_size_v=CKV,
+        seqlens_k=lengths,
+        block_table=torch.nn.functional.pad(requests.table, (0, 0, 0, 1)),
+        softmax_scale=0.05,
+        is_causal=True,
+    )
+    assert kernel.name == "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64"
+    assert kernel.inputs["qo_indptr"].get().tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_replay_of_flash_mla_makes_its_schedule(monkeypatch: pytest.MonkeyPatch, named: bool):
+    """The metadata of a Sample's lengths comes from a run without any; vLLM 0.22's schema has no names."""
+    shapes = {"q": (2, 1, 16, 576), "kcache": (900, 64, 1, 576), "seqlens_k": (2,), "block_table": (2, 8)}
+    values: dict[str, Any] = {"q": 0, "kcache": 0, "head_size_v": 512, "seqlens_k": 0, "block_table": 0}
+    values |= {"softmax_scale": 0.1, "is_causal": True, "tile_scheduler_metadata": 0, "num_splits": 0, "out": None}
+    for place, name in enumerate(values):
+        if name in shapes or name in ("tile_scheduler_metadata", "num_splits"):
+            dtype = "bfloat16" if name in ("q", "kcache") else "int32"
+            values[name] = TensorSpec(shapes.get(name, (4,)), dtype, storage=place)
+    names = list(values) if named else [f"_{place}" for place in range(len(values))]
+    args = [Argument(name=name, value=value) for name, value in zip(names, values.values(), strict=True)]
+    contents = {"3": torch.tensor([100, 5]), "4": torch.tensor([[7, 9] + [0] * 6, [800] + [0] * 7])}
+    bound, rule = (
+        BoundCall("_flashmla_C::dense_decode_fwd", args, contents),
+        replay_rule_for("_flashmla_C::dense_decode_fwd"),
+    )
+    name_arguments(bound, rule)
+    assert apply_rule(bound, rule) == ["tile_scheduler_metadata", "num_splits"]
+    assert bound.spec("kcache").shape == (3, 64, 1, 576)
+    inputs = build_inputs(bound, Target("cpu", "cpu"), {})
+
+    def run(*arguments: Any) -> list[Any]:
+        assert arguments[7:] == (None, None, None) and arguments[3].tolist() == [100, 5]
+        return [None, None, "metadata", "splits"]
+
+    monkeypatch.setattr(torch.ops, "_flashmla_C", SimpleNamespace(dense_decode_fwd=run), raising=False)
+    assert rule.rebuild_args(bound, inputs) == {"tile_scheduler_metadata": "metadata", "num_splits": "splits"}
 
 
 def test_names_of_flashinfers_dataset():

@@ -1,0 +1,115 @@
+"""The sequences of a step that ran a Call, for arguments that no Sample holds.
+
+A Call that only profiled steps ran has no Sample: copies would be among their kernels. And what a graph keeps in memory
+of its own is in no Sample either. But steps.jsonl and coverage.jsonl list the new tokens and the context of each
+sequence, from which query starts, lengths and positions follow exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.recording.recording import Call, Recording, Sample, Step
+from kcap.schemas.results import coverage
+from kcap.schemas.results.coverage import StepCoverage
+
+QUERY_STARTS = frozenset({"cu_seqlens_q", "query_start_loc", "query_start_len", "qo_indptr"})
+LENGTHS = frozenset({"seqused_k", "seq_lens", "seqlens_k", "b_seqlen"})
+POSITIONS = frozenset({"positions"})
+OF_SEQUENCES = QUERY_STARTS | LENGTHS
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The new tokens and the context of each sequence of a step. `rows`: how many rows its tensors of tokens may have,
+    which a graph pads."""
+
+    queries: torch.Tensor
+    lengths: torch.Tensor
+    rows: frozenset[int]
+
+    @classmethod
+    def of(cls, step: Step | StepCoverage) -> StepBatch | None:
+        """None where the step does not list its sequences."""
+        if not step.lengths or len(step.queries) != len(step.lengths):
+            return None
+        rows = {sum(step.queries), step.padded or 0}
+        return cls(torch.tensor(step.queries), torch.tensor(step.lengths), frozenset(rows))
+
+    def values(self, name: str, size: int) -> torch.Tensor | None:
+        """The `size` values of an argument called `name`, those after the sequences as an engine pads them."""
+        if name in QUERY_STARTS and size > len(self.queries):
+            starts = torch.nn.functional.pad(self.queries.cumsum(0), (1, 0))
+            return torch.cat((starts, starts[-1:].expand(size - len(starts))))
+        values = self.lengths if name in LENGTHS else self._positions() if name in POSITIONS else None
+        if values is None or size < len(values):
+            return None
+        return torch.nn.functional.pad(values, (0, size - len(values)))
+
+    def _positions(self) -> torch.Tensor:
+        """Of each token in its sequence, whose last one is new."""
+        ends = self.queries.cumsum(0)
+        return torch.arange(int(ends[-1])) + (self.lengths - ends).repeat_interleave(self.queries)
+
+
+class StepBatches:
+    """The batches of a Recording's steps, by the Calls that they ran."""
+
+    def __init__(self, recording: Recording | None) -> None:
+        self._recording = recording
+
+    def fill(self, bound: BoundCall, call: Call, sample: Sample | None) -> None:
+        """Give values to the query starts, lengths and positions of `bound` that have none.
+
+        None to those of other tokens, an encoder's, which are told by the rows of its tensors.
+        """
+        names = {path: _name(bound, path) for path, _ in bound.tensors()}
+        missing = {
+            path: (names[path], spec.shape[0])
+            for path, spec in bound.integers()
+            if path not in bound.contents and len(spec.shape) == 1 and names[path] in OF_SEQUENCES | POSITIONS
+        }
+        if not missing or (batch := self._batch(call, sample)) is None:
+            return
+        rows = {spec.shape[0] for path, spec in bound.tensors() if spec.shape and names[path] not in OF_SEQUENCES}
+        if not rows & batch.rows:
+            return
+        for path, (name, size) in missing.items():
+            if (values := batch.values(name, size)) is not None:
+                bound.contents[path] = values
+
+    def _batch(self, call: Call, sample: Sample | None) -> StepBatch | None:
+        if sample is not None and (batch := self._by_step.get((sample.rank, sample.step))) is not None:
+            return batch
+        return self._by_call.get(call.id)
+
+    @cached_property
+    def _by_step(self) -> dict[tuple[int, int | None], StepBatch]:
+        """By rank and index, those of the counted steps."""
+        steps = self._recording.steps if self._recording else []
+        return {(step.rank, step.index): batch for step in steps if (batch := StepBatch.of(step)) is not None}
+
+    @cached_property
+    def _by_call(self) -> dict[int, StepBatch]:
+        """Of each Call the batch of the first step that ran it, profiled ones before counted ones."""
+        by_call: dict[int, StepBatch] = {}
+        for step in self._steps():
+            if (batch := StepBatch.of(step)) is not None and self._recording and step.program is not None:
+                for call in self._recording.ran(self._recording.program(step.program)):
+                    by_call.setdefault(call.id, batch)
+        return by_call
+
+    def _steps(self) -> Iterator[Step | StepCoverage]:
+        if self._recording is not None:
+            profiled = self._recording.path / coverage.FILE
+            yield from coverage.read(profiled) if profiled.exists() else ()
+            yield from self._recording.steps
+
+
+def _name(bound: BoundCall, path: str) -> str:
+    return (bound.holder(path).name or "").lower().removesuffix("_ptr")
