@@ -2,7 +2,7 @@
 
 Rows are in one matrix, by `group_ends` (aten: where each group's rows end) or `group_ids` (DeepGEMM: each row's group,
 -1 for padding), or padded to the longest group: `masked_m` rows of each count. Rows of no group are zero here; kernels
-leave them as they were.
+leave them as they were. A scale for each row and each channel is one of blocks of 1 by K.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kcap.schemas.derive.bound_call import BoundCall
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
-from kcap.schemas.derive.families import cost_function, family, valid_input
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.gemm.quantized_gemm import QUANTIZED_DTYPES, block_size_of, matrix_and_scale
 from kcap.schemas.derive.invocation import (
     FLOATS,
@@ -101,7 +102,13 @@ def contiguous(call: Invocation) -> KernelInstance:
     return grouped_gemm_instance(call, operand_of(call["a"]), operand_of(call["b"]), groups)
 
 
-@family("grouped_gemm", "deep_gemm::m_grouped_fp8_gemm_nt_masked", "deep_gemm::m_grouped_bf16_gemm_nt_masked")
+@family(
+    "grouped_gemm",
+    "deep_gemm::m_grouped_fp8_gemm_nt_masked",
+    "deep_gemm::m_grouped_bf16_gemm_nt_masked",
+    "deep_gemm::fp8_m_grouped_gemm_nt_masked",  # as older versions call them
+    "deep_gemm::bf16_m_grouped_gemm_nt_masked",
+)
 def masked(call: Invocation) -> KernelInstance:
     counts = call.tensor("masked_m")
 
@@ -112,6 +119,39 @@ def masked(call: Invocation) -> KernelInstance:
     return grouped_gemm_instance(
         call, operand_of(call["a"]), operand_of(call["b"]), Groups("masked_m", counts, "G", mask, lambda c: c)
     )
+
+
+@family("grouped_gemm", "_C::cutlass_moe_mm")
+def cutlass_moe_mm(call: Invocation) -> KernelInstance:
+    """`a_tensors`: [M, K], `b_tensors`: [G, N, K] of float8; a scale for each row or for all, and for each channel or
+    expert. `problem_sizes`: [G, 3], rows and N in either order; batched experts, whose rows have gaps, are declined.
+    """
+    a, b, c = (call.tensor(name) for name in ("a_tensors", "b_tensors", "out_tensors"))
+    a_scale, b_scale = call.tensor("a_scales"), call.tensor("b_scales")
+    (g, n, _), rows = b.shape, len(a)
+    a_scale = a_scale.reshape(-1, 1).expand(rows, 1)
+    b_scale = b_scale.reshape(g, -1, 1)
+    if b_scale.shape[1] not in (1, n):
+        raise Unrecognized("its scales are not of channels")
+    ends = ends_of_problems(call.tensor("expert_offsets"), call.tensor("problem_sizes"), n)
+
+    def mask(product: torch.Tensor) -> torch.Tensor:
+        inside = torch.arange(len(product), device=product.device) < ends[-1]
+        return product.where(inside[:, None], torch.zeros_like(product))
+
+    named = Invocation(call.operator, {"out": c})
+    groups = Groups("group_ends", ends, "G", mask, lambda e: e.diff(prepend=e.new_zeros(1)))
+    return grouped_gemm_instance(named, (a, a_scale), (b, b_scale), groups)
+
+
+def ends_of_problems(starts: torch.Tensor, sizes: torch.Tensor, n: int) -> torch.Tensor:
+    """Where each group's rows end, int32; without data where they were not sampled."""
+    if starts.is_meta or sizes.is_meta:
+        return torch.empty(len(starts), dtype=torch.int32, device="meta")
+    ends = starts.to(torch.int64) + sizes[:, 0].to(torch.int64) * sizes[:, 1] // n
+    if int(starts[0]) or not torch.equal(ends[:-1], starts[1:].to(torch.int64)):
+        raise Unrecognized("the groups' rows have gaps")
+    return ends.to(torch.int32)
 
 
 Operand = tuple[torch.Tensor, torch.Tensor | None]
@@ -209,6 +249,15 @@ def rows_of_groups(inputs: CostInputs) -> torch.Tensor:
         return inputs.index("masked_m")
     ids = inputs.index("group_ids")
     return ids[ids >= 0].bincount()
+
+
+@replay_rule("_C::cutlass_moe_mm")
+class CutlassMoeMm(ReplayRule):
+    """Strides are those of whole rows, the same for each expert."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        for name, matrix in (("a_strides", "a_tensors"), ("b_strides", "b_tensors"), ("c_strides", "out_tensors")):
+            bound.set_content(name, torch.full(bound.spec(name).shape, bound.spec(matrix).shape[-1]))
 
 
 GROUPED_OP_TYPES = ("grouped_gemm",)

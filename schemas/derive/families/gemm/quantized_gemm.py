@@ -1,5 +1,9 @@
 """quantized_gemm: C = (A * A_scale) @ (B * B_scale).T of float8 or int8, with the Definition document's names.
 
+FlashInfer's `fp8_blockscale_gemm_sm90`, which vLLM calls on Hopper for fewer than 32 tokens, quantizes a bfloat16 A on
+its way, with a scale for each 128 columns of a row. Where DeepGEMM takes float32 scales, vLLM has rounded them up to
+powers of two, column by column with rows padded to four: that is nothing but their values and strides.
+
 A scale is for the whole matrix ([]), for each of its rows (A's tokens [M], B's channels [N]), or for blocks of it
 ([M, K_group] and [N_group, K_group]: `N_group` and `K_group` count blocks, of 128 by 128 in DeepSeek's models).
 
@@ -26,6 +30,19 @@ def run({inputs}):
     a = A.to(torch.float32) * {a_scale}
     b = B.to(torch.float32) * {b_scale}
     return {result}.to(torch.{dtype})
+"""
+DYNAMIC_REFERENCE = """import torch
+
+
+@torch.no_grad()
+def run(A, B, B_scale):
+    assert B.shape == ({n}, {k})
+    groups = A.to(torch.float32).unflatten(-1, (-1, 128))
+    A_scale = groups.abs().amax(dim=-1, keepdim=True) / 448.0
+    q = (groups / A_scale.clamp(min=1e-30)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    a = (q.to(torch.float32) * A_scale).flatten(-2)
+    b = B.to(torch.float32) * {b_scale}
+    return torch.matmul(a, b.T).to(torch.{dtype})
 """
 QUANTIZED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
@@ -59,6 +76,31 @@ def fp8_gemm_nt(call: Invocation) -> KernelInstance:
 @family("quantized_gemm", "triton::_w8a8_triton_block_scaled_mm", "triton::_w8a8_block_fp8_matmul")
 def block_scaled_mm(call: Invocation) -> KernelInstance:
     return quantized_gemm_instance(call, *(call.tensor(name) for name in ("A", "B", "As", "Bs")))
+
+
+@family("quantized_gemm", "flashinfer::fp8_blockscale_gemm_sm90")
+def fp8_blockscale_gemm(call: Invocation) -> KernelInstance:
+    """`input`: [M, K] of bfloat16, `weight`: [N, K] of float8 with a scale for each block of 128 by 128."""
+    call.refuse("input_scale")
+    a, b, b_scale = call.tensor("input"), call.tensor("weight"), call.tensor("weight_scale")
+    (m, k), n = a.shape, b.shape[0]
+    if a.dtype != torch.bfloat16 or b.dtype != torch.float8_e4m3fn or k % 128:
+        raise Unrecognized("not a product of bfloat16 and float8 by whole blocks")
+    scale, out = Scale.of("B", b_scale, n, k), result_dtype(call, torch.bfloat16)
+    if scale.per != "block":
+        raise Unrecognized("its weight has no blocks")
+    groups = b_scale.shape
+    return KernelInstance(
+        name=f"quantized_gemm_dynamic{abbreviate(out, torch.bfloat16)}_n{n}_k{k}_ng{groups[0]}_kg{groups[1]}",
+        op_type="gemm",
+        axes={"M": None, "N": n, "K": k, "N_group": groups[0], "K_group": groups[1]},
+        inputs={"A": tensor_arg(a, "M", "K"), "B": tensor_arg(b, "N", "K"), "B_scale": scale.arg},
+        outputs={"C": lazy_arg(out, ("M", "N"), lambda: written_or_returned(call, "out"))},
+        reference=DYNAMIC_REFERENCE.format(n=n, k=k, b_scale=scale.text, dtype=dtype_name(out)),
+        description="C = quantized(A) @ (B * B_scale).T; A gets a scale for each 128 columns of a row.",
+        tags=(f"quantization:{dtype_name(b.dtype)}", "fused"),
+        flops=2 * m * n * k,
+    )
 
 
 def column_major(call: Invocation, names: tuple[str, str, str, str]) -> KernelInstance:

@@ -1,1 +1,4 @@
-"""Mixtures of experts, in the order of a step: `routing`, `align`, then `fused` (both matrices) or `gemm` (one)."""
+"""Mixtures of experts, in the order of a step: `routing`, `align` or `permute`, then both matrices or each of them.
+
+Both: `fused`. One: by Triton (`gemm`), Marlin (`marlin`) or OpenAI's package (`matmul_ogs`, `triton_kernels`).
+"""

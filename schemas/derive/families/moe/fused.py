@@ -178,7 +178,9 @@ def experts_cost(inputs: CostInputs, ids: torch.Tensor, matrices: list[str]) -> 
     expert_slices = [inputs[name][:1] for name in matrices]
     rows = inputs.read(*(name for name in ("hidden_states", "A", "topk_weights", "topk_ids") if name in inputs))
     read = rows + experts_in_use(ids, count) * sum(map(distinct_bytes, expert_slices))
-    return inputs.cost(read, 2 * routed_pairs(ids, count) * sum(expert.numel() for expert in expert_slices))
+    packed = "B_rows" in inputs.sizes  # several numbers to a word
+    products = inputs.sizes["N"] * inputs.sizes["K"] if packed else sum(expert.numel() for expert in expert_slices)
+    return inputs.cost(read, 2 * routed_pairs(ids, count) * products)
 
 
 EXPERT_AXES = ("num_experts", "num_local_experts", "E")

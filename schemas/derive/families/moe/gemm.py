@@ -27,9 +27,10 @@ def run({inputs}):
             continue
         rows, slots = torch.nonzero(topk_ids == g, as_tuple=True)
         a, b = A[rows].to(torch.float32), B[g].to(torch.float32)
-{scales}        C[rows, slots] = a @ b.T
+{scales}        C[rows, slots] = a @ b.T{bias}
     return {result}.to(torch.{dtype})
 """
+WHOLE_SCALES = "        a, b = a * A_scale, b * B_scale[g]\n"
 WEIGHTED = "(C * topk_weights[..., None].to(torch.float32))"
 
 
@@ -37,10 +38,10 @@ WEIGHTED = "(C * topk_weights[..., None].to(torch.float32))"
 def fused_moe_kernel(call: Invocation) -> KernelInstance:
     """`a_ptr`: [rows, K], `b_ptr`: [experts, N, K], `c_ptr`: [..., N] with as many rows as all tokens have experts.
 
-    Scales of quantized matrices are [rows, K_group] and [experts, N_group, K_group]. SGLang's kernel of this name is
-    declined: it reads its matrices through descriptors where it has some.
+    Scales of quantized matrices are [rows, K_group] and [experts, N_group, K_group], or one for A and [experts]. A bias
+    is added before the weights multiply. SGLang's kernel of this name is declined: it reads its matrices through
+    descriptors where it has some.
     """
-    call.refuse("b_bias_ptr")
     a, b, c = (call.tensor(name) for name in ("a_ptr", "b_ptr", "c_ptr"))
     scales = call.optional("a_scale_ptr"), call.optional("b_scale_ptr")
     if (
@@ -54,8 +55,17 @@ def fused_moe_kernel(call: Invocation) -> KernelInstance:
     if rest or (scales[0] is None) != (scales[1] is None):
         raise Unrecognized("rows without all of their experts, or without scales")
     inputs = {"A": tensor_arg(a, "num_rows", "K"), "B": tensor_arg(b, "num_experts", "N", "K")}
-    inputs |= block_scales(*scales, ("num_rows",), "num_experts")
+    inputs |= whole_scales(*scales, e) or block_scales(*scales, ("num_rows",), "num_experts")
+    if (bias := call.optional("b_bias_ptr")) is not None:
+        inputs["bias"] = tensor_arg(bias, "num_experts", "N")
     return _instance(call, inputs, (rows, top_k, e, n, k))
+
+
+def whole_scales(a: torch.Tensor | None, b: torch.Tensor | None, experts: int) -> dict[str, TensorArg]:
+    """The inputs of a scale for all of A and of one for each expert's matrix; empty if there are others."""
+    if a is None or b is None or a.numel() != 1 or b.numel() != experts:
+        return {}
+    return {"A_scale": tensor_arg(a.reshape(())), "B_scale": tensor_arg(b.reshape(experts), "num_experts")}
 
 
 def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, int, int, int, int]) -> KernelInstance:
@@ -65,11 +75,20 @@ def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, 
     inputs["topk_ids"] = lazy_arg("int32", chosen, lambda: expert_of_rows(call, rows, top_k))
     if weights is not None:
         inputs["topk_weights"] = tensor_arg(weights.reshape(rows, top_k), *chosen)
-    word = f"{'_weighted' if weights is not None else ''}{abbreviate(a.dtype, torch.bfloat16)}"
+    whole = "A_scale" in inputs and inputs["A_scale"].shape == ()
+    word = f"{'_weighted' if weights is not None else ''}{'_bias' if 'bias' in inputs else ''}"
+    word += f"{abbreviate(a.dtype, torch.bfloat16)}{'_per_tensor' if whole else ''}"
     return KernelInstance(
         name=f"moe_gemm{word}_topk{top_k}_e{e}_n{n}_k{k}",
         op_type="moe",
-        axes={"num_rows": None, "num_experts": e, "top_k": top_k, "N": n, "K": k, **block_counts(scale)},
+        axes={
+            "num_rows": None,
+            "num_experts": e,
+            "top_k": top_k,
+            "N": n,
+            "K": k,
+            **block_counts(None if whole else scale),
+        },
         inputs=inputs,
         outputs={"C": lazy_arg(c.dtype, ("num_rows", "top_k", "N"), lambda: c.reshape(rows, top_k, n))},
         reference=REFERENCE.format(
@@ -77,7 +96,8 @@ def _instance(call: Invocation, inputs: dict[str, TensorArg], sizes: tuple[int, 
             e=e,
             n=n,
             k=k,
-            scales=scaling(scale, n, k),
+            scales=WHOLE_SCALES if whole else scaling(scale, n, k),
+            bias=" + bias[g].to(torch.float32)" if "bias" in inputs else "",
             result="C" if weights is None else WEIGHTED,
             dtype=dtype_name(c.dtype),
         ),

@@ -87,11 +87,20 @@ def topk_sigmoid(call: Invocation) -> KernelInstance:
     return written_topk(call, "sigmoid")
 
 
+@family("moe_routing", "_moe_C::topk_softplus_sqrt")
+def topk_softplus_sqrt(call: Invocation) -> KernelInstance:
+    """DeepSeek-V4's; its first layers look experts up by token (`tid2eid`)."""
+    call.refuse("tid2eid")
+    return written_topk(call, "sqrtsoftplus", float(call.number("routed_scaling_factor")))
+
+
 @family("moe_routing", "_moe_C::grouped_topk")
 def grouped_topk(call: Invocation) -> KernelInstance:
     """`scoring_func`: 0 if the input holds scores, 1 for sigmoid."""
-    names = ("topk", "renormalize", "num_expert_group", "topk_group", "routed_scaling_factor")
-    router = Router({0: "given", 1: "sigmoid"}.get(call["scoring_func"], ""), *(call[name] for name in names))
+    groups = int(call.number("n_group", "num_expert_group"))
+    top_k, chosen_groups, scale = (call.number(name) for name in ("topk", "topk_group", "routed_scaling_factor"))
+    score = {0: "given", 1: "sigmoid"}.get(call["scoring_func"], "")
+    router = Router(score, int(top_k), bool(call["renormalize"]), groups, int(chosen_groups), float(scale))
     return returned_topk(call, call.tensor("scores"), router, call.tensor("bias"))
 
 
@@ -117,10 +126,10 @@ def scale_of(call: Invocation) -> float:
     return float(call["routed_scaling_factor"] or 1.0) if call["apply_routed_scaling_factor_on_output"] else 1.0
 
 
-def written_topk(call: Invocation, score: str) -> KernelInstance:
+def written_topk(call: Invocation, score: str, scale: float = 1.0) -> KernelInstance:
     """Weights and ids are arguments; `token_expert_indices`, which permutes tokens later, is not modelled."""
     weights, ids = call.tensor("topk_weights"), call.tensor("topk_indices")
-    router = Router(score, ids.shape[1], bool(call["renormalize"]))
+    router = Router(score, ids.shape[1], bool(call["renormalize"]), scale=scale)
     logits, bias = call.tensor("gating_output"), call.optional("bias", "correction_bias")
     return routing_instance(logits, router, bias, (lambda: weights, lambda: ids), ids.dtype)
 

@@ -1,1 +1,1 @@
-"""Norms of rows: `rmsnorm` with what is fused around it, `layernorm` with its gated and grouped kinds."""
+"""Norms of rows: `rmsnorm` with what is fused around it, `dynamic_quant` too, `layernorm` with its gated kinds."""

@@ -70,3 +70,51 @@ def test_vllms_region_says_its_approximation():
 def test_odd_widths_are_declined():
     odd, out = torch.empty(4, 63, device="meta"), torch.empty(4, 31, device="meta")
     assert declined("_C::silu_and_mul", input=odd, out=out)
+
+
+ELEMENTWISE = {  # as vLLM's layers have them in PyTorch
+    "gelu_new": lambda x: 0.5 * x * (1.0 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x.pow(3)))),
+    "gelu_fast": lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_activations_of_each_element(name: str, dtype: torch.dtype):
+    load_vllm_kernels()
+    x, out = randn(5, 3, 96, dtype=dtype), torch.empty(5, 3, 96, dtype=dtype)
+    kernel = agrees(f"_C::{name}", getattr(torch.ops._C, name), out=out, input=x)
+    words = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_quick": "quick_gelu"}
+    assert kernel.name == f"{words[name]}{'' if dtype == torch.bfloat16 else '_fp32'}_h96"
+    agrees(f"_C::{name}", lambda out, input: out.copy_(ELEMENTWISE[name](input.double())), out=out, input=x)
+
+
+def test_relu_in_place_and_not():
+    kernel = agrees("aten::relu", torch.ops.aten.relu.default, self=randn(7, 64))
+    assert kernel.name == "relu_h64" and kernel.family == "activation"
+    assert agrees("aten::relu_", torch.ops.aten.relu_.default, self=randn(7, 64)).key == kernel.key
+    assert declined("aten::relu", self=torch.zeros(7, 64, dtype=torch.int32))
+
+
+def test_gates_that_lie_elsewhere_or_are_bounded():
+    """In PyTorch as vLLM's layers have them (`forward_native`)."""
+    x, silu = 4 * randn(9, 64), torch.nn.functional.silu
+    d = x.double()
+    expected = {
+        "mul_and_silu": (d[:, :32] * silu(d[:, 32:]), {}),
+        "silu_and_mul_with_clamp": (silu(d[:, :32].clamp(max=3.0)) * d[:, 32:].clamp(-3.0, 3.0), {"limit": 3.0}),
+    }
+    gate, up = d[:, ::2].clamp(max=7.0), d[:, 1::2].clamp(-7.0, 7.0)
+    expected["swigluoai_and_mul"] = (up + 1) * gate * torch.sigmoid(1.702 * gate), {"alpha": 1.702, "limit": 7.0}
+    names = set()
+    for operator, (values, settings) in expected.items():
+        result = {"result" if "clamp" in operator else "out": torch.empty(9, 32, dtype=torch.bfloat16)}
+
+        def run(input: torch.Tensor, values: torch.Tensor = values, **other: object) -> None:
+            written = other.get("out", other.get("result"))
+            assert isinstance(written, torch.Tensor)
+            written.copy_(values)
+
+        names.add(agrees(f"_C::{operator}", run, **result, input=x, **settings).name)
+    assert names == {"mul_and_silu_h32", "silu_and_mul_limit3_h32", "swigluoai_and_mul_h32"}

@@ -74,6 +74,35 @@ def test_masked_groups_of_deep_gemm():
         agrees("deep_gemm::m_grouped_fp8_gemm_nt_masked", run, **pairs, d=out, masked_m=counts, expected_m=m)
 
 
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_experts_by_cutlass_as_vllm_calls_it(per_row: bool, swapped: bool):
+    """Experts 0 and 2 of four have rows; `swapped`: for few tokens rows and N change places in `problem_sizes`."""
+    m, g, n, k = 7, 4, 32, 256
+    a, b = (randn(*shape, seed=1).to(torch.float8_e4m3fn) for shape in ((m, k), (g, n, k)))
+    a_scales, b_scales = (scales(m, 1), scales(g, n, 1)) if per_row else (scales(1), scales(g))
+    counts, starts = torch.tensor([3, 0, 4, 0]), torch.tensor([0, 3, 3, 7])
+    columns = (torch.full((g,), n), counts) if swapped else (counts, torch.full((g,), n))
+    sizes = torch.stack([*columns, torch.full((g,), k)], dim=1).int()
+
+    def run(out_tensors: torch.Tensor, **_: Any) -> None:
+        for row in range(m):
+            expert = 0 if row < 3 else 2
+            scale = a_scales.flatten()[row if per_row else 0].double() * b_scales[expert].flatten().double()
+            out_tensors[row] = (b[expert].double() @ a[row].double()) * scale
+
+    strides = {name: torch.full((g,), k) for name in ("a_strides", "b_strides", "c_strides")}
+    tensors = {"a_tensors": a, "b_tensors": b, "a_scales": a_scales, "b_scales": b_scales, "expert_offsets": starts}
+    flags = {"per_act_token": per_row, "per_out_ch": per_row}
+    out = torch.full((m, n), 7.0, dtype=torch.bfloat16)
+    call_arguments = {"out_tensors": out, **tensors, "problem_sizes": sizes, **strides, **flags}
+    kernel = agrees("_C::cutlass_moe_mm", run, **call_arguments)
+    assert kernel.name == f"quantized_grouped_gemm_by_group_ends_g{g}_n{n}_k{k}"
+    assert callable(kernel.flops) and kernel.flops() == 2 * m * n * k
+    gaps = {**call_arguments, "expert_offsets": torch.tensor([0, 8, 16, 24])}  # batched experts
+    assert declined("_C::cutlass_moe_mm", **gaps)
+
+
 def test_names_and_what_is_declined():
     a, b, offs = (
         torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((256, 2048), (128, 2048, 1536), (128,))

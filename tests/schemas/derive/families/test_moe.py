@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import pytest
@@ -93,6 +94,28 @@ def test_flashinfers_gate_is_the_second_half():
             activation_type=3,
         )
         assert kernel.name == f"fused_moe_upgate_topk{k}_e{e}_h{hidden}_i{intermediate}"
+
+
+def test_cutlass_experts_as_vllm_calls_them():
+    """0.22.1 without quantization: all arguments by name, SwiGLU as an `IntEnum`."""
+    (w1, w2), (weights, ids), x = matrices(4, 32, 64), routed(5, 4, 2), randn(5, 64)
+    names = ("fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit", "input_sf")
+    ranks = {"tp_size": 1, "tp_rank": 0, "ep_size": 1, "ep_rank": 0}
+    flags = {"use_deepseek_fp8_block_scale": False, "use_mxfp8_act_scaling": False, "use_w4_group_scaling": False}
+    matrices_of_call = {"fc1_expert_weights": w1, "fc2_expert_weights": w2}
+    routing = {"token_selected_experts": ids, "token_final_scales": weights}
+    rest = {**dict.fromkeys(names), **ranks, **flags, "quant_scales": [], "tune_max_num_tokens": 512}
+    rest["activation_type"] = IntEnum("ActivationType", {"Swiglu": 3}).Swiglu  # type: ignore[attr-defined]
+
+    def run(output: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+        output.copy_(by_tokens(x, w1, w2, weights, ids))
+        return [output]
+
+    call_arguments = {"input": x, **routing, **matrices_of_call, **rest, "output_dtype": torch.bfloat16}
+    kernel = agrees("flashinfer::cutlass_fused_moe", run, **call_arguments, output=torch.empty_like(x))
+    assert kernel.name == "fused_moe_upgate_topk2_e4_h64_i32"
+    assert declined("flashinfer::cutlass_fused_moe", **{**call_arguments, "ep_size": 2})
+    assert declined("flashinfer::cutlass_fused_moe", **{**call_arguments, "activation_type": 5})
 
 
 def qwen3(**other: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
+from interpreted import kernels
 
 from kcap.schemas.derive.families.moe.gemm import block_size
 
@@ -98,6 +99,69 @@ def test_scales_of_blocks_and_of_channels(groups: tuple[int, int], size: tuple[i
     assert instance.tags == ("quantization:float8_e4m3fn",)
 
 
+FP8 = torch.float8_e4m3fn
+SCALES = {  # shapes of A's and B's by what has one, for 5 tokens, 4 experts, 64 rows and 256 columns
+    None: None,
+    "tensor": ((1,), (4,)),
+    "channel": ((5, 1), (4, 64, 1)),
+    "block": ((5, 2), (4, 1, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # by blocks of no columns, where there are none
+@pytest.mark.parametrize("per", SCALES)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("few", [False, True])
+def test_vllms_triton_kernel_itself(per: str | None, with_bias: bool, few: bool):
+    """Interpreted, with the arguments of `invoke_fused_moe_triton_kernel`."""
+    triton = pytest.importorskip("triton")
+    launcher = kernels("vllm", "model_executor/layers/fused_moe/fused_moe.py")["fused_moe_kernel"]
+    ids = torch.tensor([[3, 0], [1, 2], [0, 1], [3, 2], [1, 0]])
+    a, b, weights = randn(5, 256), randn(4, 64, 256, seed=1), torch.rand(5, 2)
+    scales = SCALES[per] and tuple(torch.rand(shape) + 0.1 for shape in SCALES[per])
+    a, b = (matrix.to(FP8) if scales else matrix for matrix in (a, b))
+    buffer, owners, total = aligned(ids, 4, 16)
+    tensors = {"a_ptr": a, "b_ptr": b, "c_ptr": torch.empty(5, 2, 64, dtype=torch.bfloat16)}
+    tensors |= {"b_bias_ptr": randn(4, 64, seed=2) if with_bias else None, "topk_weights_ptr": weights}
+    tensors |= dict(zip(("a_scale_ptr", "b_scale_ptr"), scales or (None, None), strict=True))
+    tensors["sorted_token_ids_ptr"] = None if few else buffer
+    tensors["expert_ids_ptr"] = ids.flatten().int() if few else owners
+    tensors["num_tokens_post_padded_ptr"] = torch.tensor([160], dtype=torch.int32) if few else total
+    strides = dict.fromkeys(("stride_asm", "stride_ask", "stride_bse", "stride_bsk", "stride_bsn"), 0)
+    if scales and per != "tensor":
+        (strides["stride_asm"], strides["stride_ask"]) = scales[0].stride()
+        (strides["stride_bse"], strides["stride_bsn"], strides["stride_bsk"]) = scales[1].stride()
+    strides |= {"stride_bse": 1} if per == "tensor" else {}
+    fixed = {"group_n": 128, "group_k": 128} if per == "block" else {"group_n": 0, "group_k": 0}
+    fixed |= {
+        "naive_block_assignment": few,
+        "MUL_ROUTED_WEIGHT": True,
+        "top_k": 2,
+        "compute_type": triton.language.bfloat16,
+    }
+    fixed |= {"use_fp8_w8a8": per is not None, "use_int8_w8a8": False, "use_int8_w8a16": False}
+    fixed |= {"per_channel_quant": per == "channel", "HAS_BIAS": with_bias}
+
+    def run(a_ptr: torch.Tensor, b_ptr: torch.Tensor, **rest: Any) -> None:
+        blocks = {
+            "BLOCK_SIZE_M": 16,
+            "BLOCK_SIZE_N": 64,
+            "BLOCK_SIZE_K": 64,
+            "GROUP_SIZE_M": 1,
+            "SPLIT_K": 1,
+            "SWAP_AB": False,
+        }
+        sizes = {"N": 64, "K": 256, "EM": 160 if few else len(buffer), "num_valid_tokens": 10}
+        matrices = {"stride_am": 256, "stride_ak": 1, "stride_be": 64 * 256, "stride_bk": 1, "stride_bn": 256}
+        others = {"stride_cm": 64, "stride_cn": 1, "stride_bbe": 64, "stride_bbn": 1}
+        a, b = a_ptr.float(), b_ptr.float()  # the interpreter has no products of float8
+        launcher[16,](a_ptr=a, b_ptr=b, **rest, **sizes, **matrices, **others, **strides, **blocks)
+
+    instance = agrees(KERNEL, run, **tensors, **fixed)
+    words = f"{'_bias' if with_bias else ''}{'_float8_e4m3fn' if per else ''}{'_per_tensor' if per == 'tensor' else ''}"
+    assert instance.name == f"moe_gemm_weighted{words}_topk2_e4_n64_k256"
+
+
 def test_few_tokens_have_an_expert_each():
     ids = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
     agrees(
@@ -147,6 +211,6 @@ def test_a_kernel_compiled_without_weights_ignores_them():
 
 def test_what_is_not_modelled_is_declined():
     assert declined(KERNEL, **qwen3(b_scale_ptr=torch.empty(128)))
-    assert declined(KERNEL, **qwen3(b_bias_ptr=torch.empty(128, 2048)))
+    assert declined(KERNEL, **qwen3(b_bias_ptr=torch.empty(128, 2047)))
     assert declined(KERNEL, **qwen3(a_desc=None))
     assert declined(KERNEL, **qwen3(c_ptr=torch.empty(9, 7, 2048, dtype=torch.bfloat16)))

@@ -56,6 +56,22 @@ def test_of_equal_experts_the_first_are_chosen():
     agrees("_moe_C::topk_softmax", lambda topk_weights, **_: topk_weights.fill_(0.25), **shared)
 
 
+def test_deepseeks_roots_of_softplus():
+    for seed, (tokens, experts, k) in enumerate(SIZES):
+        logits, bias = randn(tokens, experts, dtype=torch.float32, seed=seed), randn(experts, dtype=torch.float32)
+
+        def run(topk_weights: Any, topk_indices: Any, gating_output: Any, bias: Any, **_: Any) -> None:
+            scores = (1 + gating_output.double().exp()).log().sqrt()
+            topk_indices.copy_(torch.topk(scores + bias, topk_indices.shape[1]).indices)
+            weights = scores.gather(1, topk_indices.long())
+            topk_weights.copy_(1.5 * weights / weights.sum(1, keepdim=True))
+
+        results = {"topk_weights": torch.empty(tokens, k), "topk_indices": torch.empty(tokens, k, dtype=torch.int32)}
+        rest = {"gating_output": logits, "bias": bias, "renormalize": True, "routed_scaling_factor": 1.5}
+        agrees("_moe_C::topk_softplus_sqrt", run, **results, **rest, input_ids=None, tid2eid=None)
+        assert declined("_moe_C::topk_softplus_sqrt", **results, **rest, tid2eid=torch.zeros(7, k))
+
+
 def chosen(biased: torch.Tensor, groups: int, kept: int, top_k: int) -> list[int]:
     """The best experts of one token's best groups, by sorting."""
     of = [range(g * len(biased) // groups, (g + 1) * len(biased) // groups) for g in range(groups)]
@@ -69,25 +85,17 @@ def test_groups_as_in_deepseek():
     ):
         logits, bias = randn(tokens, experts, dtype=torch.float32, seed=seed), randn(experts, dtype=torch.float32)
 
-        def run(scores: Any, num_expert_group: int, topk_group: int, bias: Any, **_: Any) -> Any:
+        def run(scores: Any, topk_group: int, bias: Any, groups: int = groups, **_: Any) -> Any:
             sigmoid = scores.sigmoid()
-            ids = torch.tensor([chosen(row, num_expert_group, topk_group, 4) for row in sigmoid + bias])
+            ids = torch.tensor([chosen(row, groups, topk_group, 4) for row in sigmoid + bias])
             weights = sigmoid.gather(1, ids)
             return 2.5 * weights / weights.sum(1, keepdim=True), ids.int()
 
-        kernel = agrees(
-            "_moe_C::grouped_topk",
-            run,
-            scores=logits,
-            num_expert_group=groups,
-            topk_group=kept,
-            topk=4,
-            renormalize=True,
-            routed_scaling_factor=2.5,
-            bias=bias,
-            scoring_func=1,
-        )
-        assert kernel.name == f"moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng{groups}_kg{kept}_e{experts}"
+        rest = {"topk": 4, "renormalize": True, "routed_scaling_factor": 2.5, "bias": bias, "scoring_func": 1}
+        name = f"moe_routing_bias_sigmoid_renorm_scale2.5_topk4_ng{groups}_kg{kept}_e{experts}"
+        for group_name in ("n_group", "num_expert_group"):  # of vLLM 0.22's schema, and of an older one's
+            call_arguments = {"scores": logits, group_name: groups, "topk_group": kept, **rest}
+            assert agrees("_moe_C::grouped_topk", run, **call_arguments).name == name
 
 
 def test_names_of_qwen3():

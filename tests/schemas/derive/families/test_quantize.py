@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, load_vllm_kernels, needs_avx512, randn
+from interpreted import Launcher, kernels
 
 FP8 = torch.float8_e4m3fn
 SIZES = [(1, 64), (7, 128), (16, 96), (33, 1024), (5, 4096)]
@@ -77,9 +80,144 @@ def test_groups_of_columns():
         assert kernel.name == f"quantize_per_group_h{hidden}_g128"
 
 
+def power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """The least one that is not below it."""
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp(torch.ones_like(scale), torch.where(mantissa == 0.5, exponent - 1, exponent))
+
+
+def test_scales_of_groups_are_powers_of_two_for_deep_gemm():
+    """vLLM's default on Hopper: rounded up, in float32, column by column with rows padded to four."""
+    for seed, (rows, hidden) in enumerate([(1, 128), (7, 256), (33, 1024), (5, 4096)]):
+        x, q = randn(rows, hidden, seed=seed) * 2.0**seed, torch.empty(rows, hidden, dtype=FP8)
+        x[0, :128] = 0
+        x[-1, -128:] = 448  # a scale that is one already
+        scales = torch.empty_strided((rows, hidden // 128), (1, -(-rows // 4) * 4))
+
+        def run(input: torch.Tensor, output_q: torch.Tensor, output_s: torch.Tensor, eps: float, **_: Any) -> None:
+            groups = input.float().view(len(input), -1, 128)
+            output_s.copy_(power_of_two((groups.abs().amax(-1).clamp(min=eps) / 448).clamp(min=1e-10)))
+            output_q.copy_(to_fp8(groups, output_s[..., None]).view_as(input))
+
+        limits = {"group_size": 128, "eps": 1e-10, "fp8_min": -448.0, "fp8_max": 448.0, "scale_ue8m0": True}
+        layout = {"dummy_is_scale_transposed": True, "dummy_is_tma_aligned": True}
+        kernel = agrees("_C::per_token_group_fp8_quant", run, input=x, output_q=q, output_s=scales, **limits, **layout)
+        assert kernel.name == f"quantize_per_group_ue8m0_h{hidden}_g128"
+
+
+def test_four_exponents_to_a_word():
+    x, q = randn(5, 1024), torch.empty(5, 1024, dtype=FP8)
+    words = torch.empty_strided((5, 2), (1, 8), dtype=torch.int32)
+
+    def run(input: torch.Tensor, output_q: torch.Tensor, output_s_packed: torch.Tensor, **_: Any) -> None:
+        groups = input.float().view(5, 8, 128)
+        scale = power_of_two(groups.abs().amax(-1) / 448)
+        output_q.copy_(to_fp8(groups, scale[..., None]).view_as(input))
+        exponents = (torch.log2(scale).round().int() + 127).tolist()
+        for row, values in enumerate(exponents):
+            for word in range(2):
+                output_s_packed[row, word] = sum(values[4 * word + i] << 8 * i for i in range(4))
+
+    limits = {"group_size": 128, "eps": 1e-10, "fp8_min": -448.0, "fp8_max": 448.0}
+    packed = {"input": x, "output_q": q, "output_s_packed": words}
+    kernel = agrees("_C::per_token_group_fp8_quant_packed", run, **packed, **limits)
+    assert kernel.name == "quantize_per_group_ue8m0_packed_h1024_g128"
+    three = {"input": x[:, :384], "output_q": q[:, :384], "output_s_packed": words[:, :1]}
+    assert declined("_C::per_token_group_fp8_quant_packed", **three, **limits)
+
+
+def triton_kernel(name: str, q: str, grid: tuple[int, ...]) -> Callable[..., None]:
+    """vLLM's kernel, which writes float32 to `q`: Triton's interpreter cuts digits off where a GPU rounds to float8."""
+    launcher: Launcher = kernels("vllm", "model_executor/layers/quantization/utils/fp8_utils.py")[name]
+
+    def run(**call_arguments: Any) -> None:
+        unrounded = torch.empty(call_arguments[q].shape)
+        launcher[grid](**{**call_arguments, q: unrounded})
+        call_arguments[q].copy_(unrounded.to(FP8))
+
+    return run
+
+
+WHOLE = {"expert_ends_ptr": None, "alpha": 1.0, "beta": 0.0, "EXPERT_ALIGNMENT": 0}  # of vLLM 0.32: no experts' rows
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("by_column", [False, True])
+def test_groups_as_vllms_triton_kernels_quantize_them(rounded: bool, by_column: bool):
+    name = f"_per_token_group_quant_fp8{'_colmajor' if by_column else ''}"
+    run = triton_kernel(name, "y_q_ptr", (12,))
+    x, q = randn(6, 512)[:, :256], torch.empty(6, 256, dtype=FP8)
+    x[2, 128:] = 0
+    scales = torch.empty(2, 6).T if by_column else torch.empty(6, 2)
+    strides = {"y_s_col_stride": 6} if by_column else {}
+    sizes = {"group_size": 128, "y_num_columns": 256, "y_row_stride": 512, "eps": 1e-10}
+    fixed = {"fp8_min": -448.0, "fp8_max": 448.0, "use_ue8m0": rounded, "BLOCK": 128}
+
+    tensors = {"y_ptr": x, "y_q_ptr": q, "y_s_ptr": scales}
+    kernel = agrees(f"triton::{name}.s12345678", run, **tensors, **sizes, **strides, **fixed)
+    assert kernel.name == f"quantize_per_group{'_ue8m0' if rounded else ''}_h256_g128"
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_silu_and_mul_before_groups_as_vllms_triton_kernel_has_it(rounded: bool):
+    name = "_silu_mul_per_token_group_quant_fp8_colmajor"
+    run = triton_kernel(name, "y_q_ptr", (2, 2))
+    x, q = randn(16, 512), torch.empty(16, 256, dtype=FP8)
+    scales = torch.empty(2, 16).T
+    sizes = {**WHOLE, "M": 16, "N": 512, "y_s_col_stride": 16, "eps": 1e-10, "clamp_limit": 0.0}
+    fixed = {"fp8_min": -448.0, "fp8_max": 448.0, "use_ue8m0": rounded, "HAS_CLAMP": False}
+    blocks = {"GROUP_SIZE": 128, "BLOCK_M": 8, "BLOCK_N": 128}
+
+    tensors = {"y_ptr": x, "y_q_ptr": q, "y_s_ptr": scales}
+    kernel = agrees(f"triton::{name}.s12345678", run, **tensors, **sizes, **fixed, **blocks)
+    assert kernel.name == f"silu_and_mul_rounded_factors_quantize_per_group{'_ue8m0' if rounded else ''}_h256_g128"
+    for other in ({"alpha": 1.702}, {"EXPERT_ALIGNMENT": 128}):
+        assert declined(f"triton::{name}", **tensors, **{**sizes, **other}, **fixed, **blocks)
+    assert declined(f"triton::{name}", **tensors, **sizes, **{**fixed, "HAS_CLAMP": True}, **blocks)
+
+
+def test_silu_and_mul_before_packed_scales_as_vllms_triton_kernel_has_it():
+    name = "_silu_mul_quant_fp8_packed_kernel"
+    x, q = randn(6, 2048), torch.empty(6, 1024, dtype=FP8)
+    words = torch.empty((2, 8), dtype=torch.int32).T[:6]
+    tensors = {"input_ptr": x, "output_q_ptr": q, "output_scale_ptr": words}
+    strides = {"input_stride_m": 2048, "output_q_stride_m": 1024, "output_scale_stride_k": 8}
+    fixed = {"N": 2048, "GROUPS_PER_ROW": 8, "PACKS_PER_ROW": 2, "fp8_min": -448.0, "fp8_max": 448.0}
+    blocks = {"GROUP_SIZE": 128, "PACKS_PER_CTA": 1, "BLOCK_M": 8, "HAS_CLAMP": False}
+    rest = {**WHOLE, "M": 6, "clamp_limit": 0.0, **strides, **fixed, **blocks}
+    kernel = agrees(f"triton::{name}", triton_kernel(name, "output_q_ptr", (2, 1)), **tensors, **rest)
+    assert kernel.name == "silu_and_mul_rounded_product_quantize_per_group_ue8m0_packed_h1024_g128"
+
+
+def test_what_vllms_compile_passes_fuse_with_silu_and_mul():
+    x, q = randn(7, 512), torch.empty(7, 256, dtype=FP8)
+    x[0] = 0
+    silu = torch.nn.functional.silu(x[:, :256].double()) * x[:, 256:].double()
+
+    def blocks(out: torch.Tensor, scales: torch.Tensor, **_: Any) -> None:
+        groups = silu.view(7, -1, 128)
+        scales.copy_((groups.abs().amax(-1) / 448).clamp(min=1 / (448 * 512)))
+        out.copy_(to_fp8(groups, scales[..., None]).view(7, 256))
+
+    layout = {"group_size": 128, "scale_ub": None, "is_scale_transposed": True}
+    kernel = agrees("_C::silu_and_mul_per_block_quant", blocks, out=q, input=x, scales=torch.empty(2, 7).T, **layout)
+    assert kernel.name == "silu_and_mul_quantize_per_group_h256_g128"
+    assert kernel.tags == ("quantization:float8_e4m3fn", "fused")
+    scale = torch.tensor([0.02])
+    kernel = agrees(
+        "_C::silu_and_mul_quant",
+        lambda result, scale, **_: result.copy_(to_fp8(silu, scale)),
+        result=q,
+        input=x,
+        scale=scale,
+    )
+    assert kernel.name == "silu_and_mul_quantize_per_tensor_static_h256"
+
+
 def test_static_scales_are_inputs():
     x, q = torch.empty(8, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(8, 4096, dtype=FP8, device="meta")
-    definition = checked(kernel_of("_C::static_scaled_fp8_quant", result=q, input=x, scale=torch.ones(1)))
+    given = {"result": q, "input": x, "scale": torch.ones(1), "group_shape": [-1, -1]}  # as vLLM 0.22.1 passes it
+    definition = checked(kernel_of("_C::static_scaled_fp8_quant", **given))
     assert definition.name == "quantize_per_tensor_static_h4096"
     assert list(definition.inputs) == ["input", "scale"] and list(definition.outputs) == ["output"]
     assert definition.inputs["scale"].shape == [] and definition.tags == ["quantization:float8_e4m3fn"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
+from interpreted import kernels
 
 FP8 = torch.float8_e4m3fn
 SIZES = [(1, 16, 32), (16, 64, 48), (5, 32, 128), (64, 256, 64), (3, 16, 512)]
@@ -86,6 +88,67 @@ def test_blocks_of_128(m: int, n: int, k: int):
     assert triton.name == deep_gemm.name
     mats = {"mat_a": a, "mat_b": b.T, "scales_a": a_scale, "scales_b": b_scale.T, "out_dtype": torch.bfloat16}
     agrees("sgl_kernel::fp8_blockwise_scaled_mm", lambda **_: expected, **mats)
+
+
+def test_deep_gemm_as_vllm_calls_it_on_hopper():
+    """0.22.1: scales of A column by column, rows padded to four; `c` and `recipe` as pybind11 fills them in."""
+    m, n, k = 6, 256, 384
+    a, b, b_scale = quantized(m, k), quantized(n, k, 1), scales(2, 3)
+    a_scale = torch.empty_strided((m, 3), (1, 8)).copy_(scales(m, 3))
+    expected = by_blocks(a, b, a_scale, b_scale)
+    rest = {"recipe": None, "recipe_a": None, "recipe_b": None, "compiled_dims": "nk", "disable_ue8m0_cast": False}
+    out = torch.empty(m, n, dtype=torch.bfloat16)
+    kernel = agrees(
+        "deep_gemm::fp8_gemm_nt",
+        lambda d, **_: d.copy_(expected),
+        a=[a, a_scale],
+        b=[b, b_scale],
+        d=out,
+        c=None,
+        **rest,
+    )
+    assert kernel.name == "quantized_gemm_n256_k384_ng2_kg3"
+    cutlass = {"out": out, "a": a, "b": b.T, "a_scales": a_scale, "b_scales": b_scale.T, "bias": None}
+    assert agrees("_C::cutlass_scaled_mm", lambda out, **_: out.copy_(expected), **cutlass).key == kernel.key
+
+
+def test_blocks_as_vllms_triton_kernel_has_them():
+    kernel = kernels("vllm", "model_executor/layers/quantization/utils/fp8_utils.py")["_w8a8_triton_block_scaled_mm"]
+    m, n, k = 5, 256, 384
+    tensors = {"A": quantized(m, k), "B": quantized(n, k, 1), "C": torch.empty(m, n, dtype=torch.bfloat16)}
+    tensors |= {"As": scales(m, 3), "Bs": scales(2, 3)}
+    sizes = {"M": m, "N": n, "K": k, "group_n": 128, "group_k": 128}
+    strides = {"stride_am": k, "stride_ak": 1, "stride_bk": 1, "stride_bn": k, "stride_cm": n, "stride_cn": 1}
+    strides |= {"stride_As_m": 3, "stride_As_k": 1, "stride_Bs_k": 1, "stride_Bs_n": 3}
+    blocks = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32}
+
+    def run(A: torch.Tensor, B: torch.Tensor, **rest: Any) -> None:
+        kernel[2,](A=A.float(), B=B.float(), **rest)  # the interpreter has no products of float8
+
+    agrees("triton::_w8a8_triton_block_scaled_mm", run, **tensors, **sizes, **strides, **blocks)
+
+
+def returned(value: torch.Tensor, **_: Any) -> torch.Tensor:
+    return value
+
+
+def test_flashinfer_quantizes_on_its_way():
+    """Against the two kernels that it stands for."""
+    for seed, (m, n, k) in enumerate([(1, 128, 256), (7, 256, 384), (31, 200, 128)]):
+        a, b, b_scale = randn(m, k, seed=seed), quantized(n, k, 1), scales(-(-n // 128), k // 128)
+        q, a_scale = torch.empty(m, k, dtype=FP8), torch.empty(m, k // 128)
+        for row in range(m):
+            for group in range(k // 128):
+                part = a[row, 128 * group : 128 * (group + 1)].double()
+                a_scale[row, group] = part.abs().max() / 448
+                q[row, 128 * group : 128 * (group + 1)] = (part / a_scale[row, group]).to(FP8)
+        expected = by_blocks(q, b, a_scale, b_scale)
+        pair = {"input": a, "weight": b, "input_scale": None, "weight_scale": b_scale}
+        settings = {"out": None, "out_dtype": torch.bfloat16}
+        run = partial(returned, expected)
+        kernel = agrees("flashinfer::fp8_blockscale_gemm_sm90", run, **pair, **settings)
+        assert kernel.name == f"quantized_gemm_dynamic_n{n}_k{k}_ng{-(-n // 128)}_kg{k // 128}"
+        assert declined("flashinfer::fp8_blockscale_gemm_sm90", **{**pair, "input_scale": a_scale}, **settings)
 
 
 def test_as_many_blocks_as_channels_are_blocks():

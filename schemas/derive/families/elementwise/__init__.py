@@ -1,0 +1,1 @@
+"""What is done to each element of a row: `activation` (with a gate, too) and `quantize`."""
