@@ -118,9 +118,11 @@ def invocation_of(call: Call, contents: Mapping[str, torch.Tensor] | None = None
 
 
 def constants(call: Call) -> dict[str, Any]:
-    """The constexprs of a Triton kernel by name: a family reads them like arguments."""
-    fixed = call.launch.constexprs if call.launch else {}
-    return {name: without_data(value, name, {}) for name, value in fixed.items()}
+    """The constexprs of a Triton kernel by name, and `num_warps`: a family reads them like arguments."""
+    if call.launch is None:
+        return {}
+    fixed = {name: without_data(value, name, {}) for name, value in call.launch.constexprs.items()}
+    return {"num_warps": call.launch.num_warps, **fixed}
 
 
 def argument_names(call: Call) -> list[str]:

@@ -14,7 +14,7 @@ those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prin
 - verified: of the Definitions that can be checked, those that agree with the recorded operator; at least 95 %
 
 `--jobs N` starts N models at once, which is faster, and falsifies the times that fidelity compares with. On a CPU,
-which knows no coverage and no fidelity, it tells the other three. A model that the engine cannot run says so in the
+which knows no coverage and no fidelity, it tells the other three, of two layers and without compilation. A model that the engine cannot run says so in the
 engine's own words. Exits with 1 unless every model reaches every figure.
 """
 
@@ -41,7 +41,7 @@ from kcap.show.summary import NO_FAMILY, of_recording
 from kcap.system.machine import has_gpu
 
 PROMPTS, ANSWER = "1,12", "24"  # how many, and the tokens of each answer: two loads
-ON_CPU = ("--num-prompts", "1,4", "--input-len", "96,24", "--output-len", "6")
+ON_CPU = ("--num-prompts", "1,4", "--input-len", "96,24", "--output-len", "6", "--eager")
 # Prompts do not fit into one step, so that some steps mix them with decodes; few sizes are captured, to start sooner.
 SERVING = ("max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}')
 STAGES = ("record", "replay", "fidelity", "export")
@@ -140,15 +140,16 @@ class Zoo:
 
     def record(self, findings: Findings) -> None:
         model, path = ZOO[findings.name], self.recording(findings.name)
+        layers = model.layers if self.device == "cuda" else 2
         coverage = ("--check-coverage",) if self.device == "cuda" else ()
         log = self.output / f"{findings.name}.log"
         if model.program:
             program = str(Path(__file__).with_name("zoo_programs.py"))
-            words = ["--", sys.executable, program, model.program, model.id, str(model.layers), *self._memory()]
+            words = ["--", sys.executable, program, model.program, model.id, str(layers), *self._memory()]
         else:
             arguments = [*model.arguments, *(SERVING if self.device == "cuda" else ()), *self._memory()]
             load = ("--num-prompts", PROMPTS, "--input-len", model.input_len, "--output-len", ANSWER)
-            words = ["--model", model.id, "--load-format", "dummy", "--num-layers", str(model.layers)]
+            words = ["--model", model.id, "--load-format", "dummy", "--num-layers", str(layers)]
             words += [*(load if self.device == "cuda" else ON_CPU), "--engine-log", str(log)]
             words += [word for argument in arguments for word in ("--engine-arg", argument)]
         done = self._kcap("record", *coverage, "-o", str(path), "--force", *words)

@@ -150,14 +150,23 @@ def gptq_weight(packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, o
     return PackedWeight("gptq" if offset else "gptq_v2", 8 * words, n, 4, packed, scale, zero, texts)
 
 
+def scalar_type_of(number: int) -> tuple[int, int]:
+    """Bits and bias of an unsigned integer by vLLM's id of its type; Unrecognized for any other type.
+
+    The id has exponent and mantissa of eight bits each, a sign, a bias of 32 bits, and more that is of floats.
+    """
+    exponent, bits, signed, bias = (number >> at & mask for at, mask in ((0, 255), (8, 255), (16, 1), (17, 2**32 - 1)))
+    if exponent or signed:
+        raise Unrecognized("its weight is not of unsigned integers")
+    return bits, bias
+
+
 def marlin_weight(
     k: int, n: int, scalar_type: int, packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None
 ) -> PackedWeight:
-    """`scalar_type`: vLLM's id: exponent and mantissa of eight bits each, a sign, a bias of 32 bits, more of floats."""
-    exponent, bits, signed, bias = (
-        scalar_type >> at & mask for at, mask in ((0, 255), (8, 255), (16, 1), (17, 2**32 - 1))
-    )
-    if exponent or signed or bits not in MARLIN_ORDERS or (bias == 0) != (zero is not None):
+    """`scalar_type`: vLLM's id of the weight's type."""
+    bits, bias = scalar_type_of(scalar_type)
+    if bits not in MARLIN_ORDERS or (bias == 0) != (zero is not None):
         raise Unrecognized("its weight is of floats, or has both a bias and zero points")
     if k % 16 or n % 64 or scale.shape[0] == 0:
         raise Unrecognized("its weight is not of whole tiles")

@@ -50,7 +50,7 @@ def gptq_gemm(call: Invocation) -> KernelInstance:
     return weight_only_instance(call, call.tensor("a"), packed, None)
 
 
-@family("weight_only_gemm", "_C::machete_mm", "_C::allspark_w8a16_gemm", "_C::cutlass_w4a8_mm")
+@family("weight_only_gemm", "_C::allspark_w8a16_gemm", "_C::cutlass_w4a8_mm")
 def prepacked_gemm(call: Invocation) -> KernelInstance:
     raise Unrecognized(f"{call.operator}: its weight lies as CUTLASS's layouts for this device want it")
 
