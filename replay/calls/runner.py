@@ -140,7 +140,9 @@ def restored_storages(
 STORED_WORDS = r"q?weights?|bias|gamma|w\d*|mat2|(k|v|kv)?_?caches?|(k|v|kv)_buffer|kv_pool"
 STORED_SUFFIX = r"(_(scales?|scale_inv|zeros?|zero_points?|zp|bias|sf|global_scale))?"
 STORED_NAME = re.compile(rf"(.*_)?({STORED_WORDS}){STORED_SUFFIX}")
-SECOND_FACTOR = re.compile(rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)")  # of a product a @ b
+SECOND_FACTOR = re.compile(  # of a product a @ b
+    rf"(arg_|.*scales?_)?b{STORED_SUFFIX}|b_(q_weight|meta)|group_(scales|zeros)"
+)
 ADAPTER_NAME = "lora"  # vLLM's `lora_ptr`; its tables of indices end with the word, too
 ROUTER_NAME = re.compile(r"top_?k|rout|expert_weights")
 PAGED_NAMES = frozenset({"k", "v", "kv", "key", "value"})

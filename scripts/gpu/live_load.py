@@ -34,6 +34,7 @@ from typing import Any
 import kcap
 from kcap.capture.controller import window_control
 from kcap.capture.controller.frameworks import find_model
+from kcap.capture.engines.vllm.tokenizer import write_tokenizer
 
 PORT = 8765
 READY_S = 400.0
@@ -44,20 +45,13 @@ Round = dict[str, float]
 
 def model_with_tokenizer(model: str, folder: Path, layers: int | None) -> Path:
     """The model's configuration, and a tokenizer that has a word for each token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     source = Path(find_model(model, "dummy").path)
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
     if layers is not None:
         config["num_hidden_layers"] = layers
         (folder / "config.json").write_text(json.dumps(config))
-    words = {"[UNK]": 0, **{f"w{i}": i for i in range(1, config["vocab_size"])}}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    known = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "eos_token": "[UNK]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(known))
+    write_tokenizer(folder, config["vocab_size"])
     return folder
 
 

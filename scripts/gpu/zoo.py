@@ -14,8 +14,8 @@ those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prin
 - verified: of the Definitions that can be checked, those that agree with the recorded operator; at least 95 %
 
 `--jobs N` starts N models at once, which is faster, and falsifies the times that fidelity compares with. On a CPU,
-which knows no coverage and no fidelity, it tells the other three, of two layers and without compilation. A model that the engine cannot run says so in the
-engine's own words. Exits with 1 unless every model reaches every figure.
+which knows no coverage and no fidelity, it tells the other three, of two layers and without compilation. A model that
+the engine cannot run says so in the engine's own words. Exits with 1 unless every model reaches every figure.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stand_in(monkeypatch: pytest.MonkeyPatch, answer: object, engine: Engine | None = None) -> None:
     llm = SimpleNamespace(llm_engine=engine or Engine(), reset_prefix_cache=lambda: answer)
     params = dict.fromkeys(("SamplingParams", "PoolingParams"), lambda **params: params)
+    monkeypatch.setitem(sys.modules, "vllm.config", SimpleNamespace(ModelConfig=None))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **arguments: llm, **params))
 
 

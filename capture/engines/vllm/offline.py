@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from kcap.capture.engines.vllm.tokenizer import write_tokenizer
 from kcap.capture.session import Prompt, Session, Workload, read_session
 from kcap.capture.shards.counts import close_shards, window_over
 from kcap.capture.window.profiled import profiled_loads
@@ -19,7 +20,7 @@ def main(job_file: str) -> None:
     workload = Workload(**job["workload"])
     from vllm import LLM
 
-    llm = LLM(**job["engine_arguments"])
+    llm = LLM(**_with_tokenizer(job["engine_arguments"], Path(session.directory) / "tokenizer"))
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     loads = workload.loads(vocabulary)
     if session.check_coverage:
@@ -30,6 +31,29 @@ def main(job_file: str) -> None:
     close_shards(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
+
+
+CHOOSE_RUNNER = ("model", "runner", "trust_remote_code", "revision", "hf_overrides", "skip_tokenizer_init")
+
+
+def _with_tokenizer(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The `arguments`, where they leave the tokenizer out of a pooling model, with one of made-up words in `folder`.
+
+    vLLM starts no such model without a tokenizer, though its prompts are token ids.
+    """
+    from vllm.config import ModelConfig
+
+    if not arguments.get("skip_tokenizer_init"):
+        return arguments
+    try:
+        config = ModelConfig(**{name: arguments[name] for name in CHOOSE_RUNNER if name in arguments})
+    except (ValueError, OSError):  # which LLM says with all its arguments
+        return arguments
+    if config.runner_type != "pooling":
+        return arguments
+    folder.mkdir()
+    write_tokenizer(folder, config.get_vocab_size())
+    return {**arguments, "skip_tokenizer_init": False, "tokenizer": str(folder)}
 
 
 def _forget_prompts(llm: Any) -> None:
