@@ -36,7 +36,7 @@ from typing import Any
 from marks import mark
 
 import kcap
-from kcap.errors import DONE, PARTIAL, KcapError
+from kcap.errors import DONE, PARTIAL
 from kcap.show.summary import NO_FAMILY, of_recording
 from kcap.system.machine import has_gpu
 
@@ -129,7 +129,7 @@ class Zoo:
             began = time.monotonic()
             try:
                 getattr(self, stage)(findings)
-            except (KcapError, OSError, ValueError, LookupError) as error:  # the others go on
+            except Exception as error:  # the others go on
                 findings.failure = f"{stage}: {type(error).__name__}: {error}"
             findings.seconds[stage] = int(time.monotonic() - began)
             print(f"{findings.name}: {stage} took {findings.seconds[stage]} s  {findings.failure}", flush=True)
@@ -169,7 +169,10 @@ class Zoo:
         summary = of_recording(recording, "family")
         times = {row.name: row.gpu_us or row.estimated_us for row in summary.rows}
         total = sum(times.values())
-        findings.figures["families"] = 1 - times.get(NO_FAMILY, 0.0) / total if total else None
+        if not total:
+            findings.failure = "record: nothing was counted"
+            return
+        findings.figures["families"] = 1 - times.get(NO_FAMILY, 0.0) / total
         families = derived_families(recording)
         operators: Counter[str] = Counter()
         for row in of_recording(recording, "kernel").rows:

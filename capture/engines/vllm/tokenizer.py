@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def write_tokenizer(folder: Path, size: int) -> None:
     """Write a tokenizer to `folder` that has a word, `w7`, for each of `size` tokens."""
     words = {"[UNK]": 0, **{f"w{i}": i for i in range(1, size)}}
-    tokenizer = {  # as the tokenizers library writes it
+    tokenizer: dict[str, Any] = {  # as the tokenizers library writes it
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,

@@ -16,7 +16,7 @@ from kcap.schemas.derive.families import ReplayRule, family, replay_rule
 from kcap.schemas.derive.families.gemm.packed_weight import scalar_type_of
 from kcap.schemas.derive.families.gemm.weight_only import set_words
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized
-from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, tensor_arg
 
 REFERENCE = """import torch
 
@@ -54,7 +54,7 @@ def machete_mm(call: Invocation) -> KernelInstance:
 
     inputs = {
         "A": tensor_arg(a, "M", "K"),
-        "B": lazy_arg("int32", ("K_packed", "N"), plain, "W, as GPTQ packs it: eight rows to a word."),
+        "B": TensorArg(("K_packed", "N"), "int32", b if b.is_meta else plain, "W: eight rows a word, as GPTQ's."),
         "B_scale": tensor_arg(scale, "K_group", "N"),
     }
     if zero is not None:
