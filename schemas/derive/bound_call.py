@@ -6,7 +6,7 @@ built, `Skip` says why a Call is not replayed. Families register a ReplayRule fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -32,13 +32,14 @@ class BoundCall:
     """A Call whose arguments all have values. Keys of `contents` and `ranges` are argument paths (`"3"`, `"2.1"`).
 
     `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
-    `ranges` the smallest and largest value where only these were recorded.
+    `ranges` the smallest and largest value where only these were recorded. `constants`: a Triton kernel's constexprs.
     """
 
     operator: str
     args: list[Argument]
     contents: dict[str, torch.Tensor] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    constants: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def namespace(self) -> str:
@@ -53,9 +54,9 @@ class BoundCall:
         return next((i for i, argument in enumerate(self.args) if argument.name == name), None)
 
     def __getitem__(self, name: str) -> Value:
-        """The Value of the argument called `name`; None if the Call has none of that name."""
+        """The Value of the argument or constant called `name`; None if the Call has none of that name."""
         index = self.index(name)
-        return None if index is None else self.args[index].value
+        return self.constants.get(name) if index is None else self.args[index].value
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor called `name`; Skip if the argument is no tensor."""
@@ -100,7 +101,7 @@ def bind_call(call: Call, sample: Sample | None, schema: Any | None, load: LoadV
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     args = [_named(argument, index, names) for index, argument in enumerate(call.args)]
     args = [a.model_copy(update={"value": _with_sample(a.value, str(i), sample)}) for i, a in enumerate(args)]
-    bound = BoundCall(call.operator, args)
+    bound = BoundCall(call.operator, args, constants=call.launch.constexprs if call.launch else {})
     for path, sampled in (sample.tensors if sample else {}).items():
         if (values := load(sampled)) is not None:
             bound.contents[path] = values

@@ -76,6 +76,22 @@ def moe_align(call: Invocation) -> KernelInstance:
     )
 
 
+def drawn_experts(tokens: int, top_k: int, experts: int) -> torch.Tensor:
+    """Experts for each token, no two the same: int64 [tokens, top_k]."""
+    return torch.rand(tokens, max(experts, top_k)).argsort(dim=-1)[:, :top_k] % experts
+
+
+def align_blocks(ids: torch.Tensor, experts: int, block: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What moe_align makes of the experts `ids` of each slot: slots by expert, [length], and the experts of blocks."""
+    counts = torch.bincount(ids, minlength=experts)
+    blocks = (counts + block - 1) // block
+    order = ids.argsort(stable=True)
+    within = torch.arange(len(ids)) - (counts.cumsum(0) - counts)[ids[order]]
+    slots = torch.full((max(length, int(blocks.sum()) * block),), len(ids))
+    slots[((blocks.cumsum(0) - blocks) * block)[ids[order]] + within] = order
+    return slots[:length], torch.arange(experts).repeat_interleave(blocks)
+
+
 def ascending(tokens: torch.Tensor, experts: torch.Tensor, end: int, block: int, ids: torch.Tensor) -> torch.Tensor:
     """The first `end` of `tokens` in order within each expert, the rest as padding."""
     padding = ids.numel()

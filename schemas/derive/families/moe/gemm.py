@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.families import family
+from kcap.schemas.derive.bound_call import BoundCall, Skip
+from kcap.schemas.derive.families import ReplayRule, family, replay_rule
 from kcap.schemas.derive.families.gemm.grouped_gemm import block_counts, block_scales, scaling
 from kcap.schemas.derive.families.gemm.quantized_gemm import QUANTIZED_DTYPES
 from kcap.schemas.derive.families.moe import fused
+from kcap.schemas.derive.families.moe.align import align_blocks, drawn_experts
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
+from kcap.schemas.recording.values import TensorSpec
 
 REFERENCE = """import torch
 
@@ -142,3 +145,29 @@ def _expert_ids(call: Invocation, rows: int, top_k: int) -> torch.Tensor:
 def block_size(tokens: int, blocks: int) -> int:
     """Tokens in a block, a power of two; the last block of the buffer may be cut."""
     return 1 << (-(-tokens // blocks) - 1).bit_length()
+
+
+@replay_rule("triton::fused_moe_kernel")
+class FusedMoeKernel(ReplayRule):
+    """A graph that chooses the experts itself leaves no Sample of them: each token gets other ones, drawn."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        experts, written = bound["expert_ids_ptr"], bound["c_ptr"]
+        if not isinstance(experts, TensorSpec) or bound.content("expert_ids_ptr") is not None:
+            return
+        if not isinstance(written, TensorSpec) or len(written.shape) != 3:
+            raise Skip("no Sample holds the experts of its rows, and its output does not say how many each has")
+        count, slots, block = bound.spec("b_ptr").shape[0], bound["sorted_token_ids_ptr"], bound["BLOCK_SIZE_M"]
+        if not isinstance(block, int):
+            raise Skip("no Sample holds the experts of its rows, nor is the size of its blocks known")
+        ids = drawn_experts(*written.shape[:2], count).flatten()[: bound.integer("num_valid_tokens")]
+        if isinstance(slots, TensorSpec) and bound["naive_block_assignment"] is not True:
+            order, blocks = align_blocks(ids, count, block, slots.shape[0])
+            bound.set_content("sorted_token_ids_ptr", order)
+        else:
+            blocks = ids  # a block for each row
+        blocks = blocks[: experts.shape[0]]
+        padded = torch.nn.functional.pad(blocks, (0, experts.shape[0] - len(blocks)))
+        bound.set_content("expert_ids_ptr", padded)
+        if isinstance(bound["num_tokens_post_padded_ptr"], TensorSpec):
+            bound.set_content("num_tokens_post_padded_ptr", torch.tensor([len(blocks) * block]))

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import torch
 
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs, distinct_bytes
-from kcap.schemas.derive.families import cost_function, family, valid_input
+from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
+from kcap.schemas.derive.families.moe.align import drawn_experts
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.recording.values import TensorSpec
 
 REFERENCE = """import torch
 
@@ -206,3 +209,38 @@ def valid_gather(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     """Any row of A, whatever its number is divided by."""
     tokens = draft.size("num_tokens")
     return draft.integers(0, tokens, draft.shape(name)) if tokens else None
+
+
+TABLES = ("ExptHist", "ExptOffs", "ExptData")
+
+
+@replay_rule("triton::_matmul_ogs", "triton::_p_matmul_ogs")
+class MatmulOgs(ReplayRule):
+    """A graph that routes by itself leaves no Sample of it: each token gets other experts, drawn.
+
+    `ExptData` has for each block of rows its expert, and its number among the expert's in the upper half; -1: none
+    (`compute_expt_data` of triton_kernels/routing.py).
+    """
+
+    def prepare(self, bound: BoundCall) -> None:
+        tables = [name for name in TABLES if isinstance(bound[name], TensorSpec)]
+        if not tables or all(bound.content(name) is not None for name in tables):
+            return
+        rows, experts = bound.spec("YPtr").shape[1], bound.spec("ExptHist").shape[0]
+        top_k, block = bound["N_EXPTS_ACT"], bound["BLOCK_M"]
+        if not isinstance(top_k, int) or not isinstance(block, int) or rows % top_k:
+            raise Skip("no Sample holds the rows of its experts, nor is it known how many each token has")
+        ids = drawn_experts(rows // top_k, top_k, experts).flatten()
+        counts = torch.bincount(ids, minlength=experts)
+        blocks = (counts + block - 1) // block
+        number = torch.arange(int(blocks.sum())) - (blocks.cumsum(0) - blocks).repeat_interleave(blocks)
+        data = torch.full(bound.spec("ExptData").shape, -1, dtype=torch.int64)
+        owners = torch.arange(experts).repeat_interleave(blocks)[: len(data)]
+        data[: len(owners)] = owners + (number[: len(data)] << 16)
+        bound.set_content("ExptHist", counts)
+        bound.set_content("ExptOffs", torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
+        bound.set_content("ExptData", data)
+        order = ids.argsort(stable=True)
+        for name, values in {"ExptOffsSum": blocks.sum(), "GatherIndx": order, "ScatterSrcIndx": order}.items():
+            if isinstance(bound[name], TensorSpec):
+                bound.set_content(name, values)

@@ -15,6 +15,7 @@ from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
+from kcap.schemas.recording.values import TensorSpec
 
 TOPK = """import torch
 
@@ -118,6 +119,19 @@ cost_function("moe_sum_rows")(CostInputs.whole)  # FLOPs are few, and not counte
 def rows_of_tokens(draft: WorkloadDraft, name: str) -> torch.Tensor | None:
     shape, rows = draft.shape(name), draft.size("num_rows")
     return None if rows is None else draft.distinct(shape[0] * shape[1], rows).reshape(shape)
+
+
+@replay_rule("triton::_reduce_grouped")
+class ReduceGrouped(ReplayRule):
+    """Each token's rows are some of all, no two the same."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        index = bound["InIndx"]
+        if isinstance(index, TensorSpec) and bound.content("InIndx") is None:
+            rows = bound.spec("X").shape[2]
+            bound.set_content(
+                "InIndx", torch.randperm(max(rows, index.numel))[: index.numel].reshape(index.shape) % rows
+            )
 
 
 @replay_rule("triton::_topk_forward")
