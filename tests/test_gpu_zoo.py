@@ -1,0 +1,131 @@
+"""What `scripts/gpu/zoo.py` says of each model, and that it goes on whatever becomes of one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcap.capture.controller.models import find_config
+from kcap.schemas.recording.recording import Recording, write_recording
+from kcap.schemas.recording.records import Argument, Call, Count, Metadata
+from kcap.schemas.recording.values import TensorSpec
+
+SCRIPTS = Path(__file__).parents[1] / "scripts" / "gpu"
+REACHED = {"covered": 0.99, "families": 0.96, "replayed": 1.0, "verified": 0.95}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    for name in ("zoo", "zoo_programs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("zoo")
+
+
+def test_each_model_is_one_that_kcap_has(script: Any) -> None:
+    programs = importlib.import_module("zoo_programs")
+    for model in script.ZOO.values():
+        assert find_config(model.id) is not None, model.id
+        assert model.program is None or callable(getattr(programs, model.program))
+
+
+@pytest.mark.parametrize(
+    ("figures", "kinds", "within", "passed"),
+    [
+        (REACHED, None, 0, True),
+        (REACHED, 3, 3, True),
+        (REACHED, 3, 2, False),
+        (REACHED, 0, 0, False),
+        ({**REACHED, "covered": 0.96}, None, 0, False),
+        ({**REACHED, "verified": None}, None, 0, False),
+    ],
+)
+def test_a_model_passes_with_all_its_figures(
+    script: Any, figures: dict[str, float | None], kinds: int | None, within: int, passed: bool
+) -> None:
+    findings = script.Findings("gemma-2", figures, kinds=kinds, kinds_within=within, worst_error=0.021)
+    assert findings.passed == passed
+    row = findings.row()
+    assert "99.0%" in row or "96.0%" in row
+    assert kinds is None or f"{within} of {kinds}, 2.1%" in row
+
+
+class Answers:
+    """In the place of kcap: what each of its commands does."""
+
+    def __init__(self, script: Any, monkeypatch: pytest.MonkeyPatch, output: Path, recorded: bool = True) -> None:
+        self.commands: list[list[str]] = []
+        self.recorded = recorded
+        self.zoo = script.Zoo(output, time.monotonic() + 60, 60.0, 1, "cpu")
+        monkeypatch.setattr(self.zoo, "_kcap", self.run)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        self.commands.append(list(words))
+        return subprocess.CompletedProcess(words, *getattr(self, words[0])(words))
+
+    def record(self, words: tuple[str, ...]) -> tuple[int, str, str]:
+        if self.recorded:
+            tensors = {name: TensorSpec((4, 4), "float32", storage=i) for i, name in enumerate(("self", "mat2"))}
+            call = Call(
+                id=0,
+                operator="aten::mm",
+                args=[Argument(name=name, value=spec) for name, spec in tensors.items()],
+                counts=[Count(phase="decode", count=3)],
+            )
+            write_recording(Path(words[words.index("-o") + 1]), Metadata(), [call])
+        return 0 if self.recorded else 1, "", "kcap: the model's own last line\n"
+
+    def replay(self, words: tuple[str, ...]) -> tuple[int, str, str]:
+        part = {"reasons": [{"reason": "because", "calls": 1, "count": 1}]}
+        return 3, json.dumps({"replayed": {"share": 0.75}, "skipped": part, "failed": {"reasons": []}}), ""
+
+    def export(self, words: tuple[str, ...]) -> tuple[int, str, str]:
+        folder = Path(words[words.index("-o") + 1])
+        folder.mkdir(exist_ok=True)
+        lines = [
+            {"status": status, "definition": status} for status in ("agrees", "agrees", "agrees", "differs", "skipped")
+        ]
+        (folder / "checks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return 0, "", ""
+
+
+def test_the_stages_fill_the_row_of_a_model(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = Answers(script, monkeypatch, tmp_path)
+    findings = answers.zoo.run(script.Findings("opt"), ("record", "replay", "fidelity", "export"))
+    assert not findings.failure
+    assert findings.figures == {"families": 1.0, "replayed": 0.75, "verified": 0.75} and findings.kinds is None
+    assert [words[0] for words in answers.commands] == ["record", "replay", "export"]
+    assert any("because" in note for note in findings.notes) and any(
+        note.startswith("differs") for note in findings.notes
+    )
+    assert isinstance(script.kcap.load(tmp_path / "opt.kcap"), Recording)
+
+
+def test_a_model_that_the_engine_cannot_run_says_why(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = Answers(script, monkeypatch, tmp_path, recorded=False)
+    findings = answers.zoo.run(script.Findings("opt"), ("record", "replay"))
+    assert "the model's own last line" in findings.row() and not findings.passed
+    assert [words[0] for words in answers.commands] == ["record"]
+
+
+def test_what_a_program_runs_is_recorded_as_a_command(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = Answers(script, monkeypatch, tmp_path)
+    answers.zoo.run(script.Findings("speech"), ("record",))
+    (words,) = answers.commands
+    assert words[words.index("--") + 2 :][1:] == ["speech", "openai/whisper-large-v3", "2"]
+
+
+def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPTS / "zoo.py"), "dodo"], capture_output=True, text=True)
+    assert done.returncode == 2 and "no such model: dodo; there are" in done.stderr
