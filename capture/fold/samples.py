@@ -59,7 +59,7 @@ def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tupl
         steps = shard.header(STEPS)
         counted = [line for line in shard.lines(SampleLine) if line.step is None or line.step < steps]
         latest = {(line.call, line.phase, line.slot): line for line in counted}
-        sampled = {(line.call, line.phase) for line in latest.values()}
+        sampled = {(fold.of.get((index, line.call), b""), line.phase) for line in latest.values()}
         lines = [*latest.values(), *_scalar_lines(fold, index, sampled, programs.profiled_calls(index))]
         drawn = Counter((line.call, line.phase) for line in lines)
         for line in lines:
@@ -86,10 +86,14 @@ def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tupl
 
 
 def _scalar_lines(
-    fold: Fold, index: int, sampled: set[tuple[int, int]], profiled: set[tuple[int, int]]
+    fold: Fold, index: int, sampled: set[tuple[bytes, int]], profiled: set[tuple[int, int]]
 ) -> Iterator[SampleLine]:
-    """A line for each call whose only values are the scalars that its fold leaves out. `profiled`: calls by the shard's
-    own numbers, and the phases that profiled steps ran them in."""
+    """A line for each call whose only values are the scalars that its fold leaves out.
+
+    `sampled`: Calls that have a Sample, by phase. Of a Call that the shard has under several numbers, as it had before
+    an argument of it drifted, one is enough. `profiled`: calls by the shard's own numbers, and the phases that profiled
+    steps ran them in.
+    """
     phases_by_call: defaultdict[int, set[int]] = defaultdict(set)
     for number, phase in profiled:
         phases_by_call[number].add(phase)
@@ -98,7 +102,7 @@ def _scalar_lines(
             continue
         counted = {phase for phase, _, _ in fold.counts.get(fold.of[shard, number], ())}
         for phase in sorted(counted or phases_by_call[number]):
-            if (number, phase) not in sampled:
+            if (fold.of[shard, number], phase) not in sampled:
                 yield SampleLine(t="sample", call=number, phase=phase, slot=0)
 
 

@@ -132,6 +132,18 @@ def test_samples_stand_for_the_invocations_that_they_were_drawn_from(
     assert [s.scalars["1"] for s in merged(session, tmp_path).samples] == [4, 254, 504, 754]
 
 
+def test_an_invocation_before_a_scalar_drifted_is_no_sample_beside_those_that_hold_tensors(
+    session: Session, shard: Write, tmp_path: Path
+) -> None:
+    early = [call(0, "x::a", MATRIX, 1), call(1, "x::a", MATRIX, {"drift": "int"})]
+    drift = {"t": "drift", "operator": "x::a", "scalars": 2, "offsets": 0}
+    tensors = {"0": {"dtype": "int32", "shape": [2], "values": [3, 4], "low": 3, "high": 4}}
+    drawn = {"t": "sample", "call": 1, "phase": 1, "slot": 0, "step": 1, "scalars": {"1": 7}, "tensors": tensors}
+    shard(0, [*early, drift, drawn, *step_lines([0]), *step_lines([1], batch=1)], [1, 1])
+    (sample,) = merged(session, tmp_path).samples
+    assert sample.scalars == {"1": 7} and sample.tensors
+
+
 def test_a_region_is_its_own_call(session: Session, shard: Write, tmp_path: Path) -> None:
     lines = [call(0, "x::outer", MATRIX), {"t": "region", "id": 1, "of": 0}, call(2, "x::inner", parent="x::outer")]
     shard(0, [*lines, *step_lines([1, 2, 0])], [3])
