@@ -19,7 +19,7 @@ from kcap.capture.window.profiled import MOST_OFFLINE, TOKENS, profiled_loads
 from kcap.commands import record
 from kcap.commands.record import NumbersRange
 
-WORDS = ("--model", "kcap/tiny-llama", "--load-format", "dummy", "-o")
+WORDS = ("--model", "meta-llama/Llama-3.1-8B", "--load-format", "dummy", "-o")
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6))
@@ -74,6 +74,12 @@ def test_the_longest_prompt_decides_the_context(started: Any) -> None:
     job = started("--num-prompts", "1,16,128", "--input-len", "256,4096,128", "--output-len", 16)
     assert job["engine_arguments"]["max_model_len"] == 4096 + 16
     assert (job["workload"]["num_prompts"], job["workload"]["input_len"]) == ([1, 16, 128], [256, 4096, 128])
+
+
+def test_no_context_is_longer_than_the_model_was_made_for(started: Any) -> None:
+    """vLLM refuses one that is; a model that embeds needs no room for an answer."""
+    longest = ("--input-len", 512, "--output-len", 16)
+    assert started("--model", "BAAI/bge-large-en-v1.5", *longest)["engine_arguments"]["max_model_len"] == 512
 
 
 def test_one_length_holds_for_all_loads(started: Any) -> None:

@@ -4,7 +4,16 @@ import torch
 
 # vLLM's library for a CPU without AVX-512 has neither products nor collectives of its own.
 AVX512 = torch.cpu._is_avx512_supported()
-LINEAR = "_C::onednn_mm" if AVX512 else "aten::linear"
+# With AMX small weights are packed, the others oneDNN's.
+LINEARS = ("_C::onednn_mm", "_C::weight_packed_linear") if AVX512 else ("aten::linear",)
+LINEAR = "linear"
+
+
+def plain(operator: str) -> str:
+    """LINEAR for any operator that is a linear layer on some CPU; others by their own name."""
+    return LINEAR if operator in LINEARS else operator
+
+
 LAYERS = 2
 PROMPTS = [[(seed * 7919 + i * 104_729) % 50_000 for i in range(48)] for seed in range(8)]
 OUTPUT = 12

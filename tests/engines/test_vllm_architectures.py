@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mixed_batches import LINEAR
+from mixed_batches import LINEAR, plain
 
 import kcap
 from kcap.schemas.derive.derive import derive
@@ -38,7 +38,7 @@ def in_a_step(recording: Recording, phase: str) -> Counter[str]:
     for call in recording.calls:
         for count in call.counts:
             if count.phase == phase:
-                counts[call.operator.split(".")[0]] += count.count
+                counts[plain(call.operator.split(".")[0])] += count.count
     steps = recording.metadata.steps[phase]
     assert all(count % steps == 0 for name, count in counts.items() if name in (LINEAR, ATTENTION, CACHE_UPDATE))
     return Counter({name: count // steps for name, count in counts.items()})

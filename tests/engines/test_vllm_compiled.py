@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixed_batches import LAYERS, LINEAR, OUTPUT, PROMPTS
+from mixed_batches import LAYERS, LINEARS, OUTPUT, PROMPTS
 
 import kcap
 from kcap.schemas.recording import seal
@@ -25,7 +25,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
 
 ATTENTION, CACHE_UPDATE = "_C::cpu_attention_with_kv_cache", "_C::cpu_attn_reshape_and_cache"
-PRODUCTS = {LINEAR, "aten::mm.out"}  # inductor makes the second of a linear without bias that vLLM leaves to torch
+PRODUCTS = {*LINEARS, "aten::mm.out"}  # inductor makes the second of a linear without bias that vLLM leaves to torch
 # What vLLM compiles between its linears and attentions, by a word in the fused kernel's name, and how often a step
 # runs it: two norms a layer and the last one, each with the residual before it; rotary embedding; SiLU and product.
 FUSED = {"rsqrt": 2 * LAYERS + 1, "index_select": LAYERS, "silu": LAYERS}
@@ -62,7 +62,7 @@ def test_compiled_steps_account_for_every_token(recording: Recording) -> None:
 
 Sizes = tuple[tuple[int, ...], ...]
 Shapes = tuple[str, Sizes]
-OWN = {"_C::onednn_mm", ATTENTION, CACHE_UPDATE}
+OWN = {*LINEARS, ATTENTION, CACHE_UPDATE}
 
 
 def decodes(recording: Recording) -> dict[int, set[tuple[Shapes, ...]]]:
@@ -168,7 +168,7 @@ def replayed(
 def test_fused_kernels_and_linears_are_replayed(replayed: tuple[int, list[Measurement]], recording: Recording) -> None:
     """By the one who recorded them: their sources are sealed, so nobody is asked to trust them."""
     ok = {each.call for each in replayed[1] if each.status == "ok" and each.median_us}
-    wanted = {call.id for call in recording.kernels() if call.operator.startswith(("cpp::", LINEAR, ATTENTION))}
+    wanted = {call.id for call in recording.kernels() if call.operator.startswith(("cpp::", *LINEARS, ATTENTION))}
     assert wanted
     assert wanted <= ok
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixed_batches import LINEAR
+from mixed_batches import LINEARS
 from shard_steps import steps_by_process
 
 import kcap
@@ -153,7 +153,7 @@ def assert_recorded_whole(recording: Recording) -> None:
     scheduled = sum(batch["tokens"] * batch["steps"] for batch in recording.metadata.batches)
     assert scheduled == sum(prompt + output - 1 for prompt, output in [*TALKS, (11, 4)])
     assert 1 < max(batch["sequences"] for batch in recording.metadata.batches) <= 3, "requests ran together"
-    linears = sum(call.total for call in recording.kernels() if call.operator == LINEAR)
+    linears = sum(call.total for call in recording.kernels() if call.operator in LINEARS)
     attention = sum(call.total for call in recording.kernels() if call.operator == "_C::cpu_attention_with_kv_cache")
     assert (linears, attention) == ((4 * LAYERS + 1) * steps, LAYERS * steps)
 
@@ -181,5 +181,5 @@ def test_a_worker_that_is_killed_leaves_a_partial_recording(
     assert not recording.metadata.complete
     steps = sum(recording.metadata.steps.values())
     assert 20 <= steps < 496
-    assert sum(call.total for call in recording.kernels() if call.operator == LINEAR) == 13 * steps
+    assert sum(call.total for call in recording.kernels() if call.operator in LINEARS) == 13 * steps
     assert [step.index for step in recording.steps] == list(range(steps))
