@@ -101,7 +101,7 @@ def _scalar_lines(
         if shard != index or not any(fold.drifted(index, number)):
             continue
         counted = {phase for phase, _, _ in fold.counts.get(fold.of[shard, number], ())}
-        for phase in sorted(counted or phases_by_call[number]):
+        for phase in sorted(counted | phases_by_call[number]):
             if (fold.of[shard, number], phase) not in sampled:
                 yield SampleLine(t="sample", call=number, phase=phase, slot=0)
 

@@ -129,11 +129,16 @@ class GraphLine(Line):
         last = self.total or 1 << 63
         if any(not start <= end <= last for start, end in self.nodes):
             raise ValueError("a call's nodes are not among the graph's")
-        if any(name >= len(self.names) for name in self.kernels) or len(self.kernels) not in (0, self.total):
-            raise ValueError("its nodes' names are not those of its nodes")
-        if any(other >= node or node >= self.total for node, before in self.after for other in before):
-            raise ValueError("a node waits for one that is not before it")
         return self
+
+    @property
+    def node_names(self) -> list[str]:
+        """The name of each node's kernel; none where they are not told of all, or a node waits for a later one."""
+        if len(self.kernels) != self.total or any(number >= len(self.names) for number in self.kernels):
+            return []
+        if any(other >= node for node, before in self.after for other in before):
+            return []
+        return [self.names[number] for number in self.kernels]
 
 
 class AnnotationLine(Line):

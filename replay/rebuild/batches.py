@@ -38,8 +38,8 @@ class StepBatch:
         """None where the step does not list its sequences."""
         if not step.lengths or len(step.queries) != len(step.lengths):
             return None
-        rows = {sum(step.queries), step.padded or 0}
-        return cls(torch.tensor(step.queries), torch.tensor(step.lengths), frozenset(rows))
+        rows = frozenset({sum(step.queries), step.padded or 0} - {0})
+        return cls(torch.tensor(step.queries), torch.tensor(step.lengths), rows)
 
     def values(self, name: str, size: int) -> torch.Tensor | None:
         """The `size` values of an argument called `name`, those after the sequences as an engine pads them."""
@@ -84,9 +84,10 @@ class StepBatches:
                 bound.contents[path] = values
 
     def _batch(self, call: Call, sample: Sample | None) -> StepBatch | None:
+        """Of the Sample's own step; of any that ran the Call where there is no Sample with tensors to contradict it."""
         if sample is not None and (batch := self._by_step.get((sample.rank, sample.step))) is not None:
             return batch
-        return self._by_call.get(call.id)
+        return None if sample is not None and sample.tensors else self._by_call.get(call.id)
 
     @cached_property
     def _by_step(self) -> dict[tuple[int, int | None], StepBatch]:

@@ -74,7 +74,8 @@ def serve(arguments: list[str], model: Path, recorded: bool, folder: Path) -> tu
             body = {"model": str(model), "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
             headers = {"Content-Type": "application/json"}
             url = f"http://127.0.0.1:{PORT}/v1/completions"
-            with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                 answer.read()
         if recorded:
             window_control.close_window(window_control.find_session(output))

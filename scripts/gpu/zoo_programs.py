@@ -27,7 +27,7 @@ ENGINE: dict[str, Any] = {  # as zoo.py starts the others
     "load_format": "dummy",
     "dtype": "bfloat16",
     "max_num_seqs": 32,
-    "max_num_batched_tokens": 4096,
+    "max_num_batched_tokens": 2048,
     "enable_prefix_caching": False,  # else the second time has no prefill
     "compilation_config": {"cudagraph_capture_sizes": [1, 4, 16]},
     **({} if torch.cuda.is_available() else {"enforce_eager": True}),

@@ -10,6 +10,7 @@ import pytest
 from profiles import Profile, calls, differences, reasons
 
 from kcap.capture.fold.coverage import Attributed, ProfiledStep, Ran, Replayed, attribute, read_trace
+from kcap.capture.shards.lines import GraphLine
 
 H200 = Path(__file__).parents[1] / "data" / "coverage" / "h200.json.gz"
 REGION = Ran(0, "vllm::unified_attention", region=True)
@@ -273,3 +274,28 @@ def test_nodes_whose_names_are_other_functions_are_not_believed(profile: Profile
     graph = branches("silu", "norm", after={}, calls=[NORM, SILU])
     result = replayed(profile, graph, kernels=("silu", "norm"))
     assert calls(result) == {"silu": 5, "norm": 4}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "after", "names"),
+    [
+        ([0, 1, 0], [], ["a", "b", "a"]),
+        ([0, 1, 0], [(2, [0, 1])], ["a", "b", "a"]),
+        ([0, 1], [], []),
+        ([0, 2, 0], [], []),
+        ([0, 1, 0], [(1, [2])], []),
+        ([0, 1, 0], [(1, [1])], []),
+    ],
+)
+def test_names_that_do_not_fit_a_graphs_nodes_are_not_used(
+    kernels: list[int], after: list[tuple[int, list[int]]], names: list[str]
+) -> None:
+    """They only tell whose a kernel is: the graph itself is whole."""
+    line = {"t": "graph", "id": 0, "number": 0, "calls": [], "total": 3, "names": ["a", "b"]}
+    assert GraphLine.model_validate({**line, "kernels": kernels, "after": after}).node_names == names
+
+
+def test_names_of_another_kind_leave_the_order(profile: Profile) -> None:
+    """As a profiler names them that demangles otherwise."""
+    graph = branches("_Zgemm", "_Zflash", after={}, calls=[MM, FORWARD])
+    assert in_order(replayed(profile, graph, kernels=("gemm<int>()", "flash<int>()"))) == [2, 1]

@@ -35,7 +35,7 @@ def main(job_file: str) -> None:
         llm.llm_engine.engine_core.shutdown()  # at the interpreter's exit its threads may still run, and abort
 
 
-CHOOSE_RUNNER = ("model", "runner", "trust_remote_code", "revision", "hf_overrides", "skip_tokenizer_init")
+CHOOSE_RUNNER = ("model", "runner", "convert", "trust_remote_code", "revision", "hf_overrides", "skip_tokenizer_init")
 
 
 def _with_tokenizer(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _with_tokenizer(arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
         return arguments
     if config.runner_type != "pooling":
         return arguments
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     write_tokenizer(folder, config.get_vocab_size())
     return {**arguments, "skip_tokenizer_init": False, "tokenizer": str(folder)}
 

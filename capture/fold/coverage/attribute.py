@@ -207,12 +207,14 @@ def attribute_replay(events: list[Gpu], graph: Replayed, learnt: KernelOperators
 
 
 def _by_node_names(events: list[Gpu], graph: Replayed, learnt: KernelOperators) -> list[Attribution] | None:
-    """By the name of each node's kernel; events of no node's name by what launched such kernels plainly."""
+    """By the names of the nodes' kernels; any other kernel by the operator that launched such outside of graphs."""
     owners = graph.owners(len(graph.kernels))
     if owners is None or not _names_agree(graph.kernels, owners, graph):
         return None
     ordered = sorted(events, key=lambda event: (event.start, event.stream))
     nodes = graph.nodes_of(event.name for event in ordered)
+    if None in nodes and (by_count := _by_nodes(_captured_order(events), graph)):
+        return by_count
     others = [event for event, node in zip(ordered, nodes, strict=True) if node is None]
     by_name = iter(_by_names(others, graph, learnt))
     return [

@@ -62,6 +62,5 @@ def _shard_coverage(
 
 
 def _replayed(graph: GraphLine, calls: list[Ran], functions: dict[str, str]) -> Replayed:
-    names = [functions.get(name, name) for name in graph.names]
-    kernels = [names[number] for number in graph.kernels]
+    kernels = [functions.get(name, name) for name in graph.node_names]
     return Replayed(calls, graph.total, graph.nodes, kernels, dict(graph.after))

@@ -87,6 +87,9 @@ class Replayed:
         waits: list[set[int]] = []
         for node in range(len(self.kernels)):
             before = self.after.get(node, [node - 1] if node else [])
+            if len(before) == 1 and not self.kernels[before[0]]:
+                waits.append(waits[before[0]])  # shared: thousands may wait for one join
+                continue
             waits.append({found for other in before for found in ([other] if self.kernels[other] else waits[other])})
         return waits
 

@@ -47,7 +47,7 @@ struct Reservoir {
   void missed() { next = seen + (uint64_t{1} << std::min(misses++, 20)); }  // no room: not asked for again and again
 };
 
-// A node of a graph. `name`: its kernel's, "memcpy", "memset"; empty where the GPU runs nothing for it.
+// A node of a graph. `name`: its kernel's ("?": not known), "memcpy", "memset"; empty where the GPU runs nothing for it.
 struct GraphNode {
   std::string name;
   std::vector<size_t> after;  // the nodes that it waits for
@@ -90,7 +90,11 @@ class Cuda {
     std::vector<Handle> from(edges), to(edges);
     std::vector<uint64_t> data(edges);  // CUgraphEdgeData
     if (edges && graph_edges_(graph, from.data(), to.data(), data.data(), &edges) != 0) return {};
-    for (size_t i = 0; i < edges; i++) described[index[to[i]]].after.push_back(index[from[i]]);
+    for (size_t i = 0; i < edges; i++) {
+      const auto before = index.find(from[i]), after = index.find(to[i]);
+      if (before == index.end() || after == index.end() || before->second >= after->second) return {};  // in another order
+      described[after->second].after.push_back(before->second);
+    }
     return described;
   }
   bool fence(int bank, Handle stream) { return !capturing(stream) && record_(events_[bank], stream) == 0; }
@@ -120,9 +124,7 @@ class Cuda {
     int status = 0;
     uint64_t id = 0;
     Handle graph = nullptr;
-    const Handle* dependencies = nullptr;
-    size_t count = 0;
-    if (!capture_info_ || !graph_nodes_ || capture_info_(stream, &status, &id, &graph, &dependencies, &count) != 0) return nullptr;
+    if (!capture_info_ || !graph_nodes_ || capture_info_(stream, &status, &id, &graph, nullptr, nullptr) != 0) return nullptr;
     return status == 1 ? graph : nullptr;
   }
   // As a profiler names it (libkineto leaves names of 1,024 characters and more as they are).
@@ -132,10 +134,11 @@ class Cuda {
     if (type == 1 || type == 2) return type == 1 ? "memcpy" : "memset";  // CU_GRAPH_NODE_TYPE_MEMCPY, _MEMSET
     KernelNode kernel{};
     const char* name = nullptr;
-    if (type != 0 || kernel_of_node_(node, &kernel) != 0) return "";
+    if (type != 0) return "";
+    if (kernel_of_node_(node, &kernel) != 0) return "?";
     if (kernel.function) function_name_(&name, kernel.function);
     else if (kernel.kernel && kernel_name_) kernel_name_(&name, kernel.kernel);
-    if (!name) return "";
+    if (!name) return "?";
     constexpr size_t kLongest = 1024;
     int status = -1;
     char* demangled = std::strlen(name) < kLongest ? abi::__cxa_demangle(name, nullptr, nullptr, &status) : nullptr;

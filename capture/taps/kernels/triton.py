@@ -145,7 +145,7 @@ class Triton(CompiledKernels):
 
 def _stored(value: Any) -> Any:
     """The tensor in what `triton_kernels` wraps around one (its `Tensor`), of which Triton takes the address alone."""
-    if isinstance(value, int):
+    if value is None or isinstance(value, int | float) or hasattr(type(value), "storage"):  # torch's own has a method
         return value
     data = getattr(getattr(value, "storage", None), "data", None)
     return data if hasattr(data, "data_ptr") else value

@@ -249,6 +249,8 @@ class LoraRule(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         """A single slice's weights are an argument like others."""
         slices, rows, columns, dtype = self.slices(bound)
+        if any(bound[name] not in (rows * columns, None) for name in ("lora_d0_stride", "lora_strides_d0")):
+            raise Skip("its weights do not lie one behind the other")
         if slices == 1:
             storage = 1 + max(spec.storage for _, spec in bound.tensors())
             shape = (self.count(bound), rows, columns)

@@ -163,6 +163,7 @@ class FusedMoeKernel(ReplayRule):
         ids = drawn_experts(*written.shape[:2], count).flatten()[: bound.integer("num_valid_tokens")]
         if isinstance(slots, TensorSpec) and bound["naive_block_assignment"] is not True:
             order, blocks = align_blocks(ids, count, block, slots.shape[0])
+            blocks = blocks[: slots.shape[0] // block]
             bound.set_content("sorted_token_ids_ptr", order)
         else:
             blocks = ids  # a block for each row

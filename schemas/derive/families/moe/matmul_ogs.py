@@ -129,6 +129,8 @@ def _instance(
     (n, k, e), y, w, x = sizes, call.tensor("YPtr"), call.tensor("WPtr"), call.tensor("XPtr")
     swiglu, quantized, top_k = "alpha" in call.arguments, "B_scale" in inputs, int(call.number("N_EXPTS_ACT"))
     columns = n // 2 if swiglu else n
+    if y.shape[1] != (len(inputs["gather"].get()) if "gather" in inputs else x.shape[1]):
+        raise Unrecognized("rows that are not those of its tokens")
     if y.shape[2] != columns or call["ACTIVATION_REDUCTION_N"] not in (None, 2 if swiglu else 1):
         raise Unrecognized("another activation")
     axes: dict[str, int | None] = {"num_tokens": None, "num_experts": e, "K": k, "N": n, "num_columns": columns}
@@ -146,7 +148,7 @@ def _instance(
     layout = "" if not quantized else f"_mxfp4{'_hopper' if call['SWIZZLE_MX_VALUE'] else ''}"
     word = f"{layout}{f'_gather{top_k}' if gathered else ''}{'_swiglu' if swiglu else ''}"
     word += f"{'_bias' if 'bias' in inputs else ''}{'_weighted' if 'row_weights' in inputs else ''}"
-    swiglu_text = SWIGLU.format(alpha=float(call["alpha"]), limit=float(call["limit"])) if swiglu else ""
+    swiglu_text = SWIGLU.format(alpha=float(call.number("alpha")), limit=float(call.number("limit"))) if swiglu else ""
 
     def output() -> torch.Tensor:
         inside = torch.arange(y.shape[1], device=y.device) < ends[-1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall
+from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.gemm.weight_only import set_words
@@ -128,7 +128,7 @@ class ReduceGrouped(ReplayRule):
     def prepare(self, bound: BoundCall) -> None:
         index = bound["InIndx"]
         if isinstance(index, TensorSpec) and bound.content("InIndx") is None:
-            rows = bound.spec("X").shape[2]
+            rows = max(bound.spec("X").shape[2], 1)
             bound.set_content(
                 "InIndx", torch.randperm(max(rows, index.numel))[: index.numel].reshape(index.shape) % rows
             )
@@ -173,6 +173,8 @@ class RoutingCompute(ReplayRule):
         chosen = torch.zeros(tokens, experts, dtype=torch.int64).scatter_add_(1, ids, torch.ones_like(ids))
         counts = chosen.sum(dim=0)
         partial, tiles = bound.spec("PartialOffs").shape, bound.spec("MDTileStarts").shape
+        if partial[0] * HISTOGRAM_ROWS < tokens:
+            raise Skip(f"its partial histograms are not of {HISTOGRAM_ROWS} tokens each")
         blocks = torch.zeros(partial, dtype=torch.int64)
         blocks[:, :experts].index_add_(0, torch.arange(tokens) // HISTOGRAM_ROWS, chosen)
         first = bound.integer("first_tile_dim_log2")
