@@ -4,6 +4,7 @@ import torch
 
 # vLLM's library for a CPU without AVX-512 has neither products nor collectives of its own.
 AVX512 = torch.cpu._is_avx512_supported()
+AMX = torch.cpu._is_amx_tile_supported()
 # With AMX small weights are packed, the others oneDNN's.
 LINEARS = ("_C::onednn_mm", "_C::weight_packed_linear") if AVX512 else ("aten::linear",)
 LINEAR = "linear"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from mixed_batches import LINEAR, plain
+from mixed_batches import AMX, LINEAR, plain
 
 import kcap
 from kcap.schemas.recording.recording import Recording
@@ -67,8 +67,13 @@ def products(counts: Counter[str]) -> Counter[str]:
 
 
 def test_a_prefill_runs_the_products_of_its_attention_too(per_step: dict[str, Counter[str]]) -> None:
+    """With AMX it multiplies with absorbed matrices, as a decode does; else it makes keys and values of the latents."""
     prefill = per_step["prefill"]
-    kv_b_proj = Counter({plain("aten::linear"): LAYERS})  # makes keys and values of the latents
+    if AMX:
+        assert products(prefill) == {LINEAR: PRODUCTS}
+        assert (prefill["_C::bmm_cpu"], prefill["_C::extend_attention_cpu"]) == (2 * LAYERS, LAYERS)
+        return
+    kv_b_proj = Counter({plain("aten::linear"): LAYERS})
     assert products(prefill) == Counter({LINEAR: PRODUCTS}) + kv_b_proj
     assert prefill["aten::softmax.int"] == LAYERS
 
@@ -76,8 +81,8 @@ def test_a_prefill_runs_the_products_of_its_attention_too(per_step: dict[str, Co
 def test_a_decode_multiplies_with_absorbed_matrices(per_step: dict[str, Counter[str]]) -> None:
     decode = per_step["decode"]
     assert products(decode) == {LINEAR: PRODUCTS}
-    assert decode["aten::bmm.out"] == 2 * LAYERS
-    assert decode["_C::mla_decode_kvcache"] == LAYERS
+    assert decode["_C::bmm_cpu" if AMX else "aten::bmm.out"] == 2 * LAYERS
+    assert decode["_C::decode_attention_cpu" if AMX else "_C::mla_decode_kvcache"] == LAYERS
 
 
 def test_the_wrapper_is_a_region_in_every_phase(recording: Recording, per_step: dict[str, Counter[str]]) -> None:
