@@ -59,8 +59,7 @@ def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tupl
         steps = shard.header(STEPS)
         counted = [line for line in shard.lines(SampleLine) if line.step is None or line.step < steps]
         latest = {(line.call, line.phase, line.slot): line for line in counted}
-        sampled = {(fold.of.get((index, line.call), b""), line.phase) for line in latest.values()}
-        lines = [*latest.values(), *_scalar_lines(fold, index, sampled, programs.profiled_calls(index))]
+        lines = [*latest.values(), *_scalar_lines(fold, index, latest.values(), programs.profiled_calls(index))]
         drawn = Counter((line.call, line.phase) for line in lines)
         for line in lines:
             number = ids.get(fold.of.get((index, line.call), b""))
@@ -86,14 +85,16 @@ def merge_samples(fold: Fold, ids: dict[bytes, int], programs: Programs) -> tupl
 
 
 def _scalar_lines(
-    fold: Fold, index: int, sampled: set[tuple[bytes, int]], profiled: set[tuple[int, int]]
+    fold: Fold, index: int, sampled: Collection[SampleLine], profiled: set[tuple[int, int]]
 ) -> Iterator[SampleLine]:
     """A line for each call whose only values are the scalars that its fold leaves out.
 
-    `sampled`: Calls that have a Sample, by phase. Of a Call that the shard has under several numbers, as it had before
-    an argument of it drifted, one is enough. `profiled`: calls by the shard's own numbers, and the phases that profiled
-    steps ran them in.
+    None beside those of `sampled` that hold tensors of the same Call: before an argument drifted the shard had it under
+    other numbers, of which no tensors were kept. `profiled`: calls by the shard's own numbers, and the phases that
+    profiled steps ran them in.
     """
+    numbers = {(line.call, line.phase) for line in sampled}
+    with_tensors = {(fold.of.get((index, line.call), b""), line.phase) for line in sampled if line.tensors}
     phases_by_call: defaultdict[int, set[int]] = defaultdict(set)
     for number, phase in profiled:
         phases_by_call[number].add(phase)
@@ -102,7 +103,7 @@ def _scalar_lines(
             continue
         counted = {phase for phase, _, _ in fold.counts.get(fold.of[shard, number], ())}
         for phase in sorted(counted | phases_by_call[number]):
-            if (fold.of[shard, number], phase) not in sampled:
+            if (number, phase) not in numbers and (fold.of[shard, number], phase) not in with_tensors:
                 yield SampleLine(t="sample", call=number, phase=phase, slot=0)
 
 
