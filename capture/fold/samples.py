@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, replace
 
 import orjson
