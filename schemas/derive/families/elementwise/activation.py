@@ -56,6 +56,7 @@ def run(input):
     "sgl_kernel::silu_and_mul_cpu",
     "flashinfer::silu_and_mul",
     "vllm_custom_op::silu_and_mul",
+    "sglang_op::SiluAndMul",
 )
 def silu_and_mul(call: Invocation) -> KernelInstance:
     return gated_instance(call, "silu")
@@ -83,9 +84,9 @@ def gelu_tanh_and_mul(call: Invocation) -> KernelInstance:
     return gated_instance(call, "gelu_tanh")
 
 
-@family("activation", "vllm_custom_op::gelu_and_mul")
-def gelu_of_vllm(call: Invocation) -> KernelInstance:
-    """vLLM's class keeps the approximation ("none" or "tanh") as an attribute."""
+@family("activation", "vllm_custom_op::gelu_and_mul", "sglang_op::GeluAndMul")
+def gelu_of_class(call: Invocation) -> KernelInstance:
+    """vLLM's class and SGLang's keep the approximation ("none" or "tanh") as an attribute."""
     return gated_instance(call, {"none": "gelu", "tanh": "gelu_tanh"}.get(call["approximate"], ""))
 
 
@@ -167,16 +168,6 @@ def gated_instance(
         constraints=("gate_up_size == 2 * hidden_size",),
         flops=5 * x.shape[0] * hidden,
     )
-
-
-@family("activation", "sglang_op::SiluAndMul")
-def sglang_class_silu_and_mul(call: Invocation) -> KernelInstance:
-    return gated_instance(call, "silu")
-
-
-@family("activation", "sglang_op::GeluAndMul")
-def sglang_class_gelu_and_mul(call: Invocation) -> KernelInstance:
-    return gated_instance(call, {"none": "gelu", "tanh": "gelu_tanh"}.get(call["approximate"], ""))
 
 
 @family("activation", "_C::gelu_new", "_C::gelu_fast")
