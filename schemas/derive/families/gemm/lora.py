@@ -97,11 +97,15 @@ def adapters(call: Invocation, slices: int, rows: int, columns: int, dtype: torc
     return weight.reshape(1, -1, rows, columns)
 
 
-def adapted(call: Invocation) -> tuple[int, int]:
+def adapted(lora_ids: torch.Tensor, num_tokens_per_lora: torch.Tensor) -> tuple[int, int]:
     """How many tokens have an adapter, and how many adapters have tokens."""
-    counts = require_values(call.tensor("num_tokens_per_lora"), "tokens of each adapter")
-    counts = torch.where(require_values(call.tensor("lora_ids"), "adapters") >= 0, counts, 0)
+    counts = require_values(num_tokens_per_lora, "tokens of each adapter")
+    counts = torch.where(require_values(lora_ids, "adapters") >= 0, counts, 0)
     return int(counts.sum()), int((counts > 0).sum())
+
+
+def adapted_by(call: Invocation) -> tuple[int, int]:
+    return adapted(call.tensor("lora_ids"), call.tensor("num_tokens_per_lora"))
 
 
 @family("lora_shrink", "triton::_lora_shrink_kernel")
@@ -126,9 +130,7 @@ def shrink(call: Invocation) -> KernelInstance:
         op_type="lora_shrink",
         axes={**AXES, "num_slices": s, "rank": r, "hidden_size": k},
         inputs=inputs,
-        outputs={
-            "shrunk_out": lazy_arg(out.dtype, ("num_slices", "num_tokens", "rank"), lambda: call.tensor("out_ptr"))
-        },
+        outputs={"shrunk_out": lazy_arg(out.dtype, SHRUNK, lambda: call.tensor("out_ptr"))},
         reference=SHRINK.format(
             inputs=", ".join(inputs),
             rows=ROWS,
@@ -139,8 +141,8 @@ def shrink(call: Invocation) -> KernelInstance:
         ),
         description="Each token's row times the first matrix of its low-rank adapter.",
         constraints=CONSTRAINTS,
-        flops=lambda: 2 * s * r * k * adapted(call)[0],
-        touched=lambda: adapted(call)[0] * row + adapted(call)[1] * s * r * k * a.element_size(),
+        flops=lambda: 2 * s * r * k * adapted_by(call)[0],
+        touched=lambda: adapted_by(call)[0] * row + adapted_by(call)[1] * s * r * k * a.element_size(),
     )
 
 
@@ -182,16 +184,15 @@ def expand(call: Invocation) -> KernelInstance:
         ),
         description="Each token's row of a low rank times the second matrix of its adapter.",
         constraints=CONSTRAINTS,
-        flops=lambda: 2 * s * r * n * adapted(call)[0],
-        touched=lambda: adapted(call)[0] * row + adapted(call)[1] * s * r * n * b.element_size(),
+        flops=lambda: 2 * s * r * n * adapted_by(call)[0],
+        touched=lambda: adapted_by(call)[0] * row + adapted_by(call)[1] * s * r * n * b.element_size(),
     )
 
 
 @cost_function("lora_shrink", "lora_expand")
 def lora_cost(inputs: CostInputs) -> Cost:
     """Tokens with an adapter read and write their rows, and each adapter with tokens is read once."""
-    counts = torch.where(inputs.index("lora_ids") >= 0, inputs.index("num_tokens_per_lora"), 0)
-    tokens, used = int(counts.sum()), int((counts > 0).sum())
+    tokens, used = adapted(inputs.index("lora_ids"), inputs.index("num_tokens_per_lora"))
     shrinks = "lora_a" in inputs
     weight, shrunk = inputs["lora_a" if shrinks else "lora_b"], inputs["shrunk"]
     row = inputs["x"][:1] if shrinks else shrunk[:, :1]
