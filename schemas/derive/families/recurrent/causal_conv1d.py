@@ -10,8 +10,14 @@ import torch
 
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function, family
-from kcap.schemas.derive.families.recurrent.states import state_of_each, states_arg, used_states
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
+from kcap.schemas.derive.families.recurrent.states import (
+    starts_arg,
+    state_of_each,
+    states_arg,
+    used_states,
+    used_tokens,
+)
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, LazyValue, TensorArg, abbreviate, lazy_arg, tensor_arg
 
 UPDATE = """import torch
@@ -89,15 +95,8 @@ def forward(call: Invocation) -> KernelInstance:
     state, starts, indices = call.tensor("initial_states_ptr"), call.tensor("query_start_loc_ptr"), "cache_indices_ptr"
     count, padding = len(starts) - 1, padding_of(call)
 
-    def query_start_loc() -> torch.Tensor:
-        if int(require_values(starts, "sequence starts")[-1]) != len(x):
-            raise Unrecognized("its sequences are padded")
-        return starts
-
     def used() -> torch.Tensor:
-        """Of each token, whether its sequence is no padding."""
-        sequences = used_states(state_of_each(call, count, padding, indices), padding)
-        return sequences.to(out.device).repeat_interleave(query_start_loc().diff().long())
+        return used_tokens(call, starts, out, padding, indices)
 
     return instance(
         call,
@@ -108,7 +107,7 @@ def forward(call: Invocation) -> KernelInstance:
             "conv_state": tensor_arg(state, *STATE, description="The last tokens of each sequence, updated in place."),
             "conv_state_indices": states_arg(call, "num_seqs", count, padding, indices),
             "has_initial_state": tensor_arg(call.tensor("has_initial_states_ptr"), "num_seqs"),
-            "query_start_loc": lazy_arg(starts.dtype, ("len_indptr",), query_start_loc, "Where each sequence begins."),
+            "query_start_loc": starts_arg(starts, len(x)),
         },
         lazy_arg(x.dtype, ("total_tokens", "dim"), lambda: torch.where(used()[:, None], out, 0.0)),
         lambda: 2 * int(used().sum()) * total_bytes(x[:1]) + count * total_bytes(state[:1]),

@@ -24,7 +24,7 @@ from kcap.schemas.derive.families.recurrent.chunked_delta_rule import (
     joined,
     sequences_of,
 )
-from kcap.schemas.derive.families.recurrent.chunks import chunks_of, counts_work, read_bytes
+from kcap.schemas.derive.families.recurrent.chunks import chunks_of, counts_work, numbered, read_bytes
 from kcap.schemas.derive.invocation import Invocation
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, dtype_name, scalar_arg, tensor_arg
 from kcap.schemas.derive.workload_draft import WorkloadDraft
@@ -108,10 +108,7 @@ def indices_of(chunk_offsets: torch.Tensor, count: int) -> torch.Tensor:
     """The sequence of each of `count` chunks, and its number within that; without values where there are none."""
     if chunk_offsets.is_meta:
         return torch.empty(count, 2, dtype=torch.int32, device="meta")
-    offsets = chunk_offsets.long()
-    sequences = torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff())
-    numbers = torch.arange(len(sequences), device=offsets.device) - offsets[sequences]
-    return torch.stack([sequences, numbers], dim=1).to(torch.int32)
+    return torch.stack(numbered(chunk_offsets.long().diff()), dim=1).to(torch.int32)
 
 
 @counts_work("gdn_chunk_state")

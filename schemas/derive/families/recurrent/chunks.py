@@ -45,6 +45,12 @@ BY_SEQUENCE = """    bounds = cu_seqlens.tolist()
 """
 
 
+def numbered(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of `counts[i]` members of each i, in order, their i and their number within it: int64 [sum of counts]."""
+    owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return owner, torch.arange(len(owner), device=counts.device) - (counts.cumsum(0) - counts)[owner]
+
+
 @dataclass(frozen=True)
 class Chunks:
     """`starts`, `ends`: the first token of each chunk and the one after its last, int64 [num_chunks]."""
@@ -79,9 +85,7 @@ class Chunks:
 
     def positions(self, count: int) -> torch.Tensor:
         """The place of each of `count` tokens in its chunk, from 0; -1 for padding."""
-        lengths = self.lengths
-        owner = torch.arange(len(lengths)).repeat_interleave(lengths)
-        places = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
+        owner, places = numbered(self.lengths)
         positions = torch.full((count,), -1)
         positions[self.starts[owner] + places] = places
         return positions
@@ -212,8 +216,7 @@ def chunk_indices(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """The chunks of the first sequence, then those of the second, and so on; as `cu_seqlens` has them."""
     count, size = draft.shape(name)[0], draft.size("chunk_size") or 1
     chunks = (draft["cu_seqlens"].cpu().long().diff() + size - 1) // size
-    sequences = torch.arange(len(chunks)).repeat_interleave(chunks)
-    numbers = torch.arange(len(sequences)) - (chunks.cumsum(0) - chunks)[sequences]
+    pairs = torch.stack(numbered(chunks), dim=1)
     indices = torch.zeros(count, 2, dtype=torch.int64)
-    indices[: len(sequences)] = torch.stack([sequences, numbers], dim=1)[:count]
+    indices[: len(pairs)] = pairs[:count]
     return indices

@@ -12,8 +12,8 @@ import torch
 
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function, family
-from kcap.schemas.derive.families.recurrent.states import state_of_each, states_arg, used_states
-from kcap.schemas.derive.invocation import Invocation, Unrecognized, require_values, total_bytes
+from kcap.schemas.derive.families.recurrent.states import starts_arg, states_arg, used_tokens
+from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, dtype_name, lazy_arg, tensor_arg
 
 REFERENCE = """import torch
@@ -68,15 +68,8 @@ def selective_scan(call: Invocation) -> KernelInstance:
     padding, count = int(call.number("null_block_id", "pad_slot_id")), len(starts) - 1
     (d, s), g, out = a.shape, b.shape[0], dt.mT if z is None else z.mT
 
-    def query_start_loc() -> torch.Tensor:
-        if int(require_values(starts, "sequence starts")[-1]) != u.shape[1]:
-            raise Unrecognized("its sequences are padded")
-        return starts
-
     def used() -> torch.Tensor:
-        """Of each token, whether its sequence is no padding."""
-        sequences = used_states(state_of_each(call, count, padding, "cache_indices"), padding)
-        return sequences.to(out.device).repeat_interleave(query_start_loc().diff().long())
+        return used_tokens(call, starts, out, padding, "cache_indices")
 
     inputs = {
         "x": tensor_arg(u.mT, *TOKENS),
@@ -93,7 +86,7 @@ def selective_scan(call: Invocation) -> KernelInstance:
     inputs["cache_indices"] = states_arg(call, "num_seqs", count, padding, "cache_indices")
     if has_initial is not None:
         inputs["has_initial_state"] = tensor_arg(has_initial, "num_seqs")
-    inputs["query_start_loc"] = lazy_arg(starts.dtype, ("len_indptr",), query_start_loc, "Where each sequence begins.")
+    inputs["query_start_loc"] = starts_arg(starts, u.shape[1])
     biased = "dt[token].to(torch.float32)" + (" + dt_bias.to(torch.float32)" if bias is not None else "")
     words = ("_z" if z is not None else "") + "".join(f"_no{name}" for name, part in optional.items() if part is None)
     words += ("" if softplus else "_nosoftplus") + ("" if has_initial is not None else "_noinitial")

@@ -38,6 +38,26 @@ def used_states(states: torch.Tensor, padding: float | None) -> torch.Tensor:
     return (states >= 0) if padding is None else (states >= 0) & (states != padding)
 
 
+def _whole_starts(starts: torch.Tensor, tokens: int) -> torch.Tensor:
+    """`starts`: where each of the joined sequences begins, and where they end; Unrecognized unless after `tokens`."""
+    if int(require_values(starts, "sequence starts")[-1]) != tokens:
+        raise Unrecognized("its sequences are padded")
+    return starts
+
+
+def starts_arg(starts: torch.Tensor, tokens: int) -> TensorArg:
+    """`starts` as the input `query_start_loc`; Unrecognized, when it is read, if tokens follow the last sequence."""
+    return lazy_arg(starts.dtype, ("len_indptr",), lambda: _whole_starts(starts, tokens), "Where each sequence begins.")
+
+
+def used_tokens(
+    call: Invocation, starts: torch.Tensor, out: torch.Tensor, padding: float | None, name: str
+) -> torch.Tensor:
+    """Of each token of `out`, [tokens, …], whether its sequence is no padding."""
+    sequences = used_states(state_of_each(call, len(starts) - 1, padding, name), padding)
+    return sequences.to(out.device).repeat_interleave(_whole_starts(starts, len(out)).diff().long())
+
+
 def states_arg(call: Invocation, axis: str, count: int, padding: float | None, *names: str) -> TensorArg:
     """`state_of_each` as an input."""
     text = "The number of each sequence's state" + ("." if padding is None else f"; {padding:g}: padding, and none.")
