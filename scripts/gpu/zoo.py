@@ -2,7 +2,9 @@
 
     python scripts/gpu/zoo.py [NAME]… [--jobs N] [--only STAGE]… [--patience S] [--limit S] [--output DIR]
 
-The stages are record, replay, fidelity and export; the later ones also take Recordings that lie in DIR already.
+The stages are warm, which only fills the engine's caches of compiled code, record, fidelity, replay and export; the
+last three also take Recordings that lie in DIR already. Record and fidelity measure time: there each model has a GPU
+to itself. The others take N models at once on each GPU (`--jobs N`); where N is 1, warm is left out.
 
 Each model is a configuration that kcap has (`capture/controller/models`), with dummy weights and a few of its layers;
 those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prints a table last, a row for each model:
@@ -13,9 +15,9 @@ those that need an adapter, pictures or sound are run by `zoo_programs.py`. Prin
 - fidelity: the largest deviation of a kind of step, and how many kinds are within their bounds
 - verified: of the Definitions that can be checked, those that agree with the recorded operator; at least 95 %
 
-`--jobs N` starts N models at once, which is faster, and falsifies the times that fidelity compares with. On a CPU,
-which knows no coverage and no fidelity, it tells the other three, of two layers and without compilation. A model that
-the engine cannot run says so in the engine's own words. Exits with 1 unless every model reaches every figure.
+On a CPU, which knows no coverage and no fidelity, it tells the other three, of two layers and without compilation. A
+model that the engine cannot run says so in the engine's own words. Exits with 1 unless every model reaches every
+figure.
 """
 
 from __future__ import annotations
@@ -31,20 +33,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
+import torch
 from marks import mark
 
 import kcap
 from kcap.errors import DONE, FAILED, PARTIAL
 from kcap.show.summary import NO_FAMILY, of_recording
-from kcap.system.machine import has_gpu
 
 PROMPTS, ANSWER = "1,12", "24"  # how many, and the tokens of each answer: two loads
 ON_CPU = ("--num-prompts", "1,4", "--input-len", "96,24", "--output-len", "6", "--eager")
 # Prompts do not fit into one step, so that some steps mix them with decodes; few sizes are captured, to start sooner.
+MEMORY = (f"kv_cache_memory_bytes={4 << 30}", "gpu_memory_utilization=0.1")  # of several on a GPU none can measure it
 SERVING = ("max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}')
-STAGES = ("record", "replay", "fidelity", "export")
+STAGES = ("warm", "record", "fidelity", "replay", "export")
+MEASURED = ("record", "fidelity")  # time is, so each needs a GPU to itself
 LEAST = {"covered": 0.97, "families": 0.95, "replayed": 0.95, "verified": 0.95}
 
 
@@ -95,6 +100,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     seconds: Counter[str] = field(default_factory=Counter)
     failure: str = ""
+    gpu: str = ""  # that its stage runs on
 
     @property
     def passed(self) -> bool:
@@ -114,46 +120,44 @@ class Findings:
 
 
 class Zoo:
-    """Runs the stages for one model at a time; Recordings and datasets lie in `output`."""
+    """Runs a stage for one model; Recordings and datasets lie in `output`. `gpus`: how many there are."""
 
-    def __init__(self, output: Path, until: float, patience: float, jobs: int, device: str) -> None:
-        self.output, self.until, self.patience, self.jobs, self.device = output, until, patience, jobs, device
+    def __init__(self, output: Path, until: float, patience: float, gpus: int) -> None:
+        self.output, self.until, self.patience, self.gpus = output, until, patience, gpus
 
-    def run(self, findings: Findings, stages: Sequence[str]) -> Findings:
-        """The `stages` in their order, until one fails or the time is over."""
-        for stage in stages:
-            if findings.failure:
-                break
-            if time.monotonic() > self.until:
-                findings.failure = f"{stage}: not tried, the limit was over"
-                break
-            began = time.monotonic()
-            try:
-                getattr(self, stage)(findings)
-            except Exception as error:  # the others go on
-                findings.failure = f"{stage}: {type(error).__name__}: {error}"
-            findings.seconds[stage] = int(time.monotonic() - began)
-            print(f"{findings.name}: {stage} took {findings.seconds[stage]} s  {findings.failure}", flush=True)
-        return findings
+    def run(self, every: Sequence[Findings], stage: str, jobs: int) -> None:
+        """The `stage` for all that no earlier one failed for, `jobs` at once on each GPU."""
+        gpus: SimpleQueue[str] = SimpleQueue()
+        for job in range(jobs * max(self.gpus, 1)):
+            gpus.put(str(job % self.gpus) if self.gpus else "")
+        with ThreadPoolExecutor(gpus.qsize()) as pool:
+            list(pool.map(lambda findings: self._run(findings, stage, gpus), every))
+
+    def _run(self, findings: Findings, stage: str, gpus: SimpleQueue[str]) -> None:
+        if findings.failure:
+            return
+        if time.monotonic() > self.until:
+            findings.failure = f"{stage}: not tried, the limit was over"
+            return
+        began, findings.gpu = time.monotonic(), gpus.get()
+        try:
+            getattr(self, stage)(findings)
+        except Exception as error:  # the others go on
+            findings.failure = f"{stage}: {type(error).__name__}: {error}"
+        gpus.put(findings.gpu)
+        findings.seconds[stage] = int(time.monotonic() - began)
+        print(f"{findings.name}: {stage} took {findings.seconds[stage]} s  {findings.failure}", flush=True)
 
     def recording(self, name: str) -> Path:
         return self.output / f"{name}.kcap"
 
+    def warm(self, findings: Findings) -> None:
+        self._start(findings, self.recording(f"{findings.name}-warm"))
+
     def record(self, findings: Findings) -> None:
-        model, path = ZOO[findings.name], self.recording(findings.name)
-        layers = model.layers if self.device == "cuda" else 2
-        coverage = ("--check-coverage",) if self.device == "cuda" else ()
-        log = self.output / f"{findings.name}.log"
-        if model.program:
-            program = str(Path(__file__).with_name("zoo_programs.py"))
-            words = ["--", sys.executable, program, model.program, model.id, str(layers), *self._memory()]
-        else:
-            arguments = [*model.arguments, *(SERVING if self.device == "cuda" else ()), *self._memory()]
-            load = ("--num-prompts", PROMPTS, "--input-len", model.input_len, "--output-len", ANSWER)
-            words = ["--model", model.id, "--load-format", "dummy", "--num-layers", str(layers)]
-            words += [*(load if self.device == "cuda" else ON_CPU), "--engine-log", str(log)]
-            words += [word for argument in arguments for word in ("--engine-arg", argument)]
-        done = self._kcap("record", *coverage, "-o", str(path), "--force", *words)
+        path = self.recording(findings.name)
+        coverage = ("--check-coverage",) if self.gpus else ()
+        done = self._start(findings, path, *coverage)
         (self.output / f"{findings.name}.record.txt").write_text(done.stdout + done.stderr)
         if not (path / "recording.json").is_file():
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
@@ -162,14 +166,13 @@ class Zoo:
         recording = kcap.load(path)
         taps = [f"tap {tap.name}: {tap.detail}" for tap in recording.metadata.taps if tap.status == "failed"]
         findings.notes += [*taps, *recording.metadata.notes]
-        if self.device == "cuda":
+        if self.gpus:
             share = (recording.metadata.coverage or {}).get("share")
             findings.figures["covered"] = share
             if share is not None and share < LEAST["covered"]:
                 findings.notes.append(f"coverage: {json.dumps(recording.metadata.coverage)[:1500]}")
         summary = of_recording(recording, "family")
-        measured = self.device == "cuda"
-        times = {row.name: row.gpu_us if measured else row.estimated_us for row in summary.rows}
+        times = {row.name: row.gpu_us if self.gpus else row.estimated_us for row in summary.rows}
         total = sum(times.values())
         if not total:
             findings.failure = "record: nothing was counted"
@@ -179,11 +182,11 @@ class Zoo:
         operators: Counter[str] = Counter()
         for row in of_recording(recording, "kernel").rows:
             if families.get(row.key, NO_FAMILY) == NO_FAMILY:
-                operators[row.name] += row.gpu_us if measured else row.estimated_us
+                operators[row.name] += row.gpu_us if self.gpus else row.estimated_us
         findings.notes += [f"in no family: {us / total:6.2%}  {name}" for name, us in operators.most_common(12)]
 
     def replay(self, findings: Findings) -> None:
-        done = self._kcap("replay", str(self.recording(findings.name)), "--json", "--seconds", "0.02")
+        done = self._kcap(findings, "replay", str(self.recording(findings.name)), "--json", "--seconds", "0.02")
         if done.returncode not in (DONE, FAILED, PARTIAL):
             findings.failure = f"replay: {done.stderr.strip()[-300:]}"
             return
@@ -194,9 +197,9 @@ class Zoo:
                 findings.notes.append(f"{part}: {json.dumps(reason)[:400]}")
 
     def fidelity(self, findings: Findings) -> None:
-        if self.device != "cuda":
+        if not self.gpus:
             return
-        done = self._kcap("replay", str(self.recording(findings.name)), "--compare-engine", "--json")
+        done = self._kcap(findings, "replay", str(self.recording(findings.name)), "--compare-engine", "--json")
         if done.returncode not in (DONE, PARTIAL):
             findings.failure = f"fidelity: {done.stderr.strip()[-300:]}"
             return
@@ -212,7 +215,7 @@ class Zoo:
     def export(self, findings: Findings) -> None:
         dataset = self.output / f"{findings.name}.dataset"
         words = ("--to", "flashinfer-bench", "-o", str(dataset), "--allow-truncated", "--force")
-        done = self._kcap("export", str(self.recording(findings.name)), *words)
+        done = self._kcap(findings, "export", str(self.recording(findings.name)), *words)
         if done.returncode not in (DONE, PARTIAL):
             findings.failure = f"export: {done.stderr.strip()[-300:]}"
             return
@@ -224,17 +227,29 @@ class Zoo:
             if line["status"] != "agrees":
                 findings.notes.append(f"{line['status']}: {line['definition']}: {str(line.get('reason'))[:300]}")
 
-    def _memory(self) -> tuple[str, ...]:
-        """Of several models on one GPU none can measure what is free: each gets a cache of its own size."""
-        if self.jobs == 1 or self.device != "cuda":
-            return ()
-        return f"kv_cache_memory_bytes={4 << 30}", "gpu_memory_utilization=0.1"
+    def _start(self, findings: Findings, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        """A start of the engine and its load, recorded into `path`."""
+        model = ZOO[findings.name]
+        layers = model.layers if self.gpus else 2
+        log = self.output / f"{findings.name}.log"
+        if model.program:
+            program = str(Path(__file__).with_name("zoo_programs.py"))
+            words = ["--", sys.executable, program, model.program, model.id, str(layers)]
+            words += MEMORY if self.gpus else ()
+        else:
+            arguments = (*model.arguments, *(SERVING + MEMORY if self.gpus else ()))
+            load = ("--num-prompts", PROMPTS, "--input-len", model.input_len, "--output-len", ANSWER)
+            words = ["--model", model.id, "--load-format", "dummy", "--num-layers", str(layers)]
+            words += [*(load if self.gpus else ON_CPU), "--engine-log", str(log)]
+            words += [word for argument in arguments for word in ("--engine-arg", argument)]
+        return self._kcap(findings, "record", *options, "-o", str(path), "--force", *words)
 
-    def _kcap(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _kcap(self, findings: Findings, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kcap", *words]
         left = max(min(self.until - time.monotonic(), self.patience), 1)
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": findings.gpu} if self.gpus > 1 else {})
         try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=left)
+            return subprocess.run(command, capture_output=True, text=True, timeout=left, env=environment)
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 124, "{}", f"it was not done after {left:.0f} s")
 
@@ -255,7 +270,7 @@ def kind_name(kind: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ZOO)}")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="models at once on each GPU, where no time is measured")
     parser.add_argument("--only", action="append", choices=STAGES)
     parser.add_argument("--patience", type=float, default=600, help="seconds for one stage  [default: 600]")
     parser.add_argument("--limit", type=float, default=7200, help="seconds  [default: 7200]")
@@ -266,15 +281,11 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("VLLM_DEEP_GEMM_WARMUP", "skip")  # it compiles kernels of sizes that are not run here
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine admits a load whole, not as it arrives
-    device = "cuda" if has_gpu() else "cpu"
-    zoo = Zoo(args.output.resolve(), time.monotonic() + args.limit, args.patience, args.jobs, device)
-    stages = [stage for stage in STAGES if stage in (args.only or STAGES)]
-    together = [stage for stage in stages if stage != "fidelity" or args.jobs == 1]
+    gpus = torch.cuda.device_count()
+    zoo = Zoo(args.output.resolve(), time.monotonic() + args.limit, args.patience, gpus)
     every = [Findings(name) for name in args.names or ZOO]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda findings: zoo.run(findings, together), every))
-    for findings in every:
-        zoo.run(findings, [stage for stage in stages if stage not in together])
+    for stage in args.only or (STAGES if args.jobs > 1 else STAGES[1:]):
+        zoo.run(every, stage, 1 if stage in MEASURED else args.jobs)
     for findings in every:
         print(f"\n{findings.name}: {ZOO[findings.name].stands_for}", *findings.notes, sep="\n    ")
     heads = [f"{name:>9}" for name in LEAST]
