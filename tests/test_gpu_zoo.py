@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,15 @@ class Answers:
     def __init__(self, script: Any, monkeypatch: pytest.MonkeyPatch, output: Path, recorded: bool = True) -> None:
         self.commands: list[list[str]] = []
         self.recorded = recorded
-        self.zoo = script.Zoo(output, time.monotonic() + 60, 60.0, 1, "cpu")
+        self.zoo = script.Zoo(output, time.monotonic() + 60, 60.0, gpus=0)
         monkeypatch.setattr(self.zoo, "_kcap", self.run)
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def stages(self, findings: Any, *stages: str) -> Any:
+        for stage in stages:
+            self.zoo.run([findings], stage, jobs=1)
+        return findings
+
+    def run(self, findings: Any, *words: str) -> subprocess.CompletedProcess[str]:
         self.commands.append(list(words))
         return subprocess.CompletedProcess(words, *getattr(self, words[0])(words))
 
@@ -98,7 +105,7 @@ class Answers:
 
 def test_the_stages_fill_the_row_of_a_model(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = Answers(script, monkeypatch, tmp_path)
-    findings = answers.zoo.run(script.Findings("opt"), ("record", "replay", "fidelity", "export"))
+    findings = answers.stages(script.Findings("opt"), "record", "fidelity", "replay", "export")
     assert not findings.failure
     assert findings.figures == {"families": 1.0, "replayed": 0.75, "verified": 0.75} and findings.kinds is None
     assert [words[0] for words in answers.commands] == ["record", "replay", "export"]
@@ -112,7 +119,7 @@ def test_a_model_that_the_engine_cannot_run_says_why(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answers = Answers(script, monkeypatch, tmp_path, recorded=False)
-    findings = answers.zoo.run(script.Findings("opt"), ("record", "replay"))
+    findings = answers.stages(script.Findings("opt"), "record", "replay")
     assert "the model's own last line" in findings.row() and not findings.passed
     assert [words[0] for words in answers.commands] == ["record"]
 
@@ -121,9 +128,46 @@ def test_what_a_program_runs_is_recorded_as_a_command(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answers = Answers(script, monkeypatch, tmp_path)
-    answers.zoo.run(script.Findings("speech"), ("record",))
+    answers.stages(script.Findings("speech"), "record")
     (words,) = answers.commands
     assert words[words.index("--") + 2 :][1:] == ["speech", "openai/whisper-large-v3", "2"]
+
+
+def test_where_time_is_measured_each_model_has_a_gpu_to_itself(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    zoo, at_once, most = script.Zoo(tmp_path, time.monotonic() + 60, 60.0, gpus=2), Counter[str](), Counter[str]()
+
+    def stage(findings: Any) -> None:
+        at_once[findings.gpu] += 1
+        most[findings.gpu] = max(most[findings.gpu], at_once[findings.gpu])
+        time.sleep(0.05)
+        at_once[findings.gpu] -= 1
+
+    monkeypatch.setattr(zoo, "replay", stage)
+    for jobs in (1, 3):
+        most.clear()
+        zoo.run([script.Findings(str(number)) for number in range(8)], "replay", jobs)
+        assert most == {"0": jobs, "1": jobs}
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    zoo, file = script.Zoo(tmp_path, time.monotonic() + 60, 2.0, gpus=0), tmp_path / "alive"
+    program = f"import time\nwhile True: open({str(file)!r}, 'a').write('.'); time.sleep(0.05)"
+    script_file = tmp_path / "spawns"
+    script_file.write_text(f'{sys.orig_argv[0]} -c "{program}" & wait\n')
+    monkeypatch.setattr(script.subprocess, "Popen", partial(_popen, script.subprocess.Popen, str(script_file)))
+    done = zoo._kcap(script.Findings("opt"), "record")
+    assert done.returncode == 124 and "not done after 2 s" in done.stderr
+    written = file.stat().st_size
+    time.sleep(0.3)
+    assert written and file.stat().st_size == written
+
+
+def _popen(started: Any, program: str, command: list[str], **options: Any) -> Any:
+    return started(["/bin/sh", program], **options)
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are() -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 import torch
@@ -109,14 +111,12 @@ class Findings:
         return not self.failure and reached and compared and bool(self.figures or self.kinds)
 
     def row(self) -> str:
-        if self.failure:
-            return f"{self.name:12} {self.failure}"
         shares = (self.figures.get(column) for column in LEAST)
         cells = [f"{'·' if share is None else f'{share:.1%}':>9}" for share in shares]
         fidelity = "·" if self.kinds is None else f"{self.kinds_within} of {self.kinds}"
         fidelity += "" if self.worst_error is None else f", {self.worst_error:.1%}"
         cells.insert(3, f"{fidelity:>15}")
-        return f"{self.name:12} {' '.join(cells)} {sum(self.seconds.values()):7.0f} s"
+        return f"{self.name:12} {' '.join(cells)} {sum(self.seconds.values()):7.0f} s  {self.failure}".rstrip()
 
 
 class Zoo:
@@ -124,6 +124,7 @@ class Zoo:
 
     def __init__(self, output: Path, until: float, patience: float, gpus: int) -> None:
         self.output, self.until, self.patience, self.gpus = output, until, patience, gpus
+        self.deriving = Lock()  # torch's fake tensors are one thread's
 
     def run(self, every: Sequence[Findings], stage: str, jobs: int) -> None:
         """The `stage` for all that no earlier one failed for, `jobs` at once on each GPU."""
@@ -145,7 +146,7 @@ class Zoo:
         except Exception as error:  # the others go on
             findings.failure = f"{stage}: {type(error).__name__}: {error}"
         gpus.put(findings.gpu)
-        findings.seconds[stage] = int(time.monotonic() - began)
+        findings.seconds[stage] = round(time.monotonic() - began)
         print(f"{findings.name}: {stage} took {findings.seconds[stage]} s  {findings.failure}", flush=True)
 
     def recording(self, name: str) -> Path:
@@ -163,7 +164,10 @@ class Zoo:
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
             findings.failure = f"not recorded (status {done.returncode}): {last[0][:160]}"
             return
-        recording = kcap.load(path)
+        with self.deriving:
+            self._families(findings, kcap.load(path))
+
+    def _families(self, findings: Findings, recording: kcap.Recording) -> None:
         taps = [f"tap {tap.name}: {tap.detail}" for tap in recording.metadata.taps if tap.status == "failed"]
         findings.notes += [*taps, *recording.metadata.notes]
         if self.gpus:
@@ -248,10 +252,16 @@ class Zoo:
         command = [sys.executable, "-m", "kcap", *words]
         left = max(min(self.until - time.monotonic(), self.patience), 1)
         environment = os.environ | ({"CUDA_VISIBLE_DEVICES": findings.gpu} if self.gpus > 1 else {})
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=left, env=environment)
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, "{}", f"it was not done after {left:.0f} s")
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=left)
+                return subprocess.CompletedProcess(command, process.returncode, output, errors)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # with its engine and that one's compilers
+                return subprocess.CompletedProcess(command, 124, "{}", f"it was not done after {left:.0f} s")
 
 
 def derived_families(recording: kcap.Recording) -> dict[str, str]:
