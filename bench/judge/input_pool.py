@@ -1,18 +1,15 @@
-"""The inputs of a Workload for every invocation, in one pool of memory that is shared with candidates.
+"""The inputs of a Workload for every invocation, made from one pool of memory.
 
 What is random has more content in the pool than one invocation takes. On the CPU that is put together from small pieces
 of it in an order that nobody can tell before, each at most once; on a GPU it is one piece, which begins anywhere. What
 a rule made (offsets, pages, experts) comes in several variants. What the Workload itself gives is the same each time.
 
-Small inputs are filled by the driver in the candidate's process. Large ones on the CPU the judge makes itself, and
-hands over as a batch begins (`HandedInputs`): they lie in memory that is new for each batch, and that no other process
-has before the judge's clock runs. So nothing can be computed ahead, and the time that filling takes is in no clock:
-between invocations a candidate's process only copies outputs. driver/native/handed.h is the other side of it.
+On the CPU the judge alone has the pool, and fills an `Arena` that it shares with a candidate, while that stands still:
+nothing can be computed ahead, and filling is in no time. On a GPU the driver fills them from a copy of the pool.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import fcntl
@@ -20,7 +17,6 @@ import functools
 import mmap
 import os
 import secrets
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -162,99 +158,49 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-LEAST_HANDED = 1 << 20  # bytes of inputs. A candidate's driver fills smaller ones: they stay in the core's own caches
-HANDED_BATCH_BYTES = 256 << 20
-FEWEST_HANDED_SETS, MOST_HANDED_SETS = 3, 64  # invocations in a batch, for each of which there is a set of inputs
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+class Arena:
+    """The inputs of one candidate's invocations on the CPU, and their outputs in destination passing style.
 
-
-def are_handed_over(drawn: InputPool) -> bool:
-    """Whether its inputs are handed over."""
-    return drawn.input_bytes >= LEAST_HANDED
-
-
-def handed_set_count(drawn: InputPool) -> int:
-    """Of inputs, in one batch."""
-    return max(min(HANDED_BATCH_BYTES // max(drawn.input_bytes, 1), MOST_HANDED_SETS), FEWEST_HANDED_SETS)
-
-
-@dataclass
-class HandedInputs:
-    """The inputs of one candidate's batches; those of the last are kept, to be compared."""
-
-    filler: Filler
-    inputs: int
-    descriptor: int | None = None
-    view: mmap.mmap | None = field(default=None, repr=False)
-
-    @classmethod
-    def open(cls, opening: bytes, drawn: InputPool) -> HandedInputs:
-        """`opening`: what the candidate is told of the Workload. KcapError where there is no memory for it."""
-        try:
-            return cls(Filler(opening, drawn.pool), len(drawn.contents))
-        except RuntimeError as error:
-            raise KcapError(str(error)) from None
-
-    def fill(self, seed: int, first: int, count: int) -> tuple[bytes, int]:
-        """Inputs of `count` invocations of `seed`, from number `first` on: what to say of them, and their memory."""
-        self._release()
-        most = self.filler.most
-        self.descriptor = os.memfd_create("batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, most)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-        self.view = mmap.mmap(self.descriptor, most)
-        places = array.array("Q", bytes(8 * count * self.inputs))
-        size = self.filler.fill(self.view, seed, first, count, places)
-        return struct.pack("<Q", size) + places.tobytes(), self.descriptor
-
-    def changed(self, numbers: list[int]) -> int | None:
-        """The first input that is not what it was in one of these invocations of the last batch, by its place."""
-        changed = (self.filler.changed(number) for number in numbers)
-        return next((index for index in changed if index is not None), None)
-
-    def close(self) -> None:
-        self._release()
-        self.filler.close()
-
-    def _release(self) -> None:
-        """Give the memory back, whoever else still has it."""
-        if self.view is not None:
-            with contextlib.suppress(OSError):
-                self.view.madvise(mmap.MADV_REMOVE)
-            self.view.close()
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-        self.descriptor = self.view = None
-
-
-class Filler:
-    """The inputs of one Workload's batches, made in the judge's own process; `opening`: what candidates are told of it.
-
-    RuntimeError where `pool`, the descriptor of what they are made of, cannot be mapped.
+    `opening`: what the candidate is told of the Workload. KcapError where there is no memory for it.
     """
 
-    def __init__(self, opening: bytes, pool: int) -> None:
+    def __init__(self, opening: bytes, drawn: InputPool) -> None:
         self._library = _filler_library()
-        self._handle = self._library.kcap_filler(opening, len(opening), pool)
+        try:
+            self._handle = self._library.kcap_filler(opening, len(opening), drawn.pool)
+        except RuntimeError as error:
+            raise KcapError(str(error)) from None
+        size = self._library.kcap_filler_bytes(self._handle)
+        self.descriptor = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, size)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+        self.view = mmap.mmap(self.descriptor, size)
+        base = ctypes.addressof((ctypes.c_char * 0).from_buffer(self.view))
+        self._library.kcap_filler_begin(self._handle, base)
 
-    @property
-    def most(self) -> int:
-        """Bytes that the inputs of all sets take at most."""
-        return int(self._library.kcap_filler_most(self._handle))
-
-    def fill(self, memory: mmap.mmap, seed: int, first: int, count: int, places: array.array[int]) -> int:
-        """Fill `memory` for `count` invocations, and `places`, where in it each input of each lies; the bytes taken."""
-        base = (ctypes.c_char * len(memory)).from_buffer(memory)
-        room = (ctypes.c_uint64 * len(places)).from_buffer(places)
-        return int(self._library.kcap_filler_fill(self._handle, base, seed, first, count, room))
+    def fill(self, seed: int, first: int, count: int) -> None:
+        """Fill the inputs of `count` invocations of `seed`, from number `first` on; outputs hold bits that are none."""
+        self._library.kcap_filler_fill(self._handle, seed, first, count)
 
     def changed(self, number: int) -> int | None:
-        """The place of the first input of an invocation of the last batch that is no longer what it was filled with."""
+        """The first input of an invocation of the last batch that is not what it was, by its place."""
         index = int(self._library.kcap_filler_changed(self._handle, number))
         return None if index < 0 else index
 
+    def output(self, number: int, index: int, size: int) -> bytes:
+        """An output in destination passing style: `size` bytes."""
+        at = self._library.kcap_filler_output(self._handle, number, index)
+        return self.view[at : at + size]
+
     def close(self) -> None:
         self._library.kcap_filler_close(self._handle)
+        with contextlib.suppress(OSError):
+            self.view.madvise(mmap.MADV_REMOVE)  # whoever else still has it
+        self.view.close()
+        os.close(self.descriptor)
+
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @functools.cache
@@ -265,9 +211,12 @@ def _filler_library() -> ctypes.PyDLL:
     handle, number = ctypes.c_void_p, ctypes.c_uint32
     library.kcap_filler.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
     library.kcap_filler.restype = handle
-    library.kcap_filler_fill.argtypes = [handle, handle, ctypes.c_uint64, number, number, handle]
-    library.kcap_filler_fill.restype = ctypes.c_size_t
-    library.kcap_filler_most.argtypes, library.kcap_filler_most.restype = [handle], ctypes.c_size_t
+    library.kcap_filler_bytes.argtypes, library.kcap_filler_bytes.restype = [handle], ctypes.c_size_t
+    library.kcap_filler_begin.argtypes, library.kcap_filler_begin.restype = [handle, handle], None
+    library.kcap_filler_output.argtypes = [handle, number, number]
+    library.kcap_filler_output.restype = ctypes.c_size_t
+    library.kcap_filler_fill.argtypes = [handle, ctypes.c_uint64, number, number]
+    library.kcap_filler_fill.restype = None
     library.kcap_filler_changed.argtypes = [handle, number]
     library.kcap_filler_close.argtypes, library.kcap_filler_close.restype = [handle], None
     return library

@@ -12,10 +12,11 @@ from typing import Any
 
 from kcap.bench.judge.candidate import Candidate, NoGraph, start_candidate
 from kcap.bench.judge.input_pool import InputPool, open_input_pool
-from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, SpokeUnasked, TooSlow
+from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
 from kcap.bench.judge.reference import AtFault, ReferenceOracle, ReferencePrecision, open_oracle, unanswered
+from kcap.bench.judge.timing import WAY_SHARE
 from kcap.bench.judge.trial import Trial
-from kcap.bench.judge.verdict import Floors, Rejected, Undecided
+from kcap.bench.judge.verdict import Floors, Rejected
 from kcap.errors import KcapError
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.constraints import BrokenConstraint
@@ -25,7 +26,6 @@ from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.results.outcome import Clocked, Outcome, Status
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
-DOUBTFUL = 0.5  # of a time: a slack from there on is named
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -63,7 +63,7 @@ class Judge:
         names = self._names(solution, definition, workload)
         try:
             verdict = self._judge(solution, definition, workload)
-        except (AtFault, Undecided, Skip, KcapError, BrokenConstraint) as error:
+        except (AtFault, Skip, KcapError, BrokenConstraint) as error:
             verdict = {"status": "NOT_JUDGED", "reason": str(error)}
         except OSError as error:
             verdict = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
@@ -213,13 +213,14 @@ def status_of(error: ProcessEnded | TooSlow) -> tuple[Status, str]:
     match error:
         case TooSlow():
             return "TIMEOUT", str(error)
-        case SpokeUnasked():
+        case Stirred():
             return "REWARD_HACK", str(error)
     return "RUNTIME_ERROR", f"its process ended: {error}"
 
 
 def timing_caveats(time: Clocked | None) -> list[str]:
-    """What to know of a time that the judge's clock hardly vouches for."""
-    if time is None or time.slack_us is None or time.slack_us < DOUBTFUL * time.median_us:
+    """What to know of a time in which the way to the process and back is more than a small share."""
+    if time is None or time.way_us is None or time.way_us <= 1.5 * WAY_SHARE * time.median_us:
         return []
-    return [f"its clock is held to within {time.slack_us:.3g} µs only: filling its inputs takes long beside the kernel"]
+    share = time.way_us / time.median_us
+    return [f"the way to its process and back is {share:.0%} of its time: no more invocations fit into a batch"]

@@ -104,16 +104,15 @@ def _explored(reference: Candidate, drawn: InputPool, start: Callable[[], Candid
 
 def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
     try:
-        answer = reference.run(seed, 1, number, upcast, keep=[0])
-        if answer.code == protocol.FINE:
-            answer = reference.deliver([0])
+        report = reference.run(seed, 1, number, upcast).report
+        if report.code == protocol.FINE:
+            report = reference.deliver([0])
+        if report.code == protocol.FINE:
+            return reference.outputs(0)
     except (ProcessEnded, TooSlow) as error:
         raise unanswered(error) from None
-    if answer.code == protocol.INPUT:
-        raise AtFault(f"its reference {answer.text}")
-    if answer.code != protocol.FINE:
-        raise AtFault(f"its reference fails: {answer.text}")
-    return reference.outputs(0)
+    words = "its reference" if report.code == protocol.INPUT else "its reference fails:"
+    raise AtFault(f"{words} {report.text}")
 
 
 def _agree(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:

@@ -1,31 +1,17 @@
-"""One Solution on one Workload: right on fresh inputs, timed, and right in the invocations that were timed."""
+"""One Solution on one Workload: right on fresh inputs, timed, and right in every batch that was timed."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from kcap.bench.accuracy import SAME, Difference, describe_tolerances, difference, worst_accuracy
-from kcap.bench.judge.candidate import Candidate, fresh_seed
+from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.reference import ReferenceOracle, at_fault
-from kcap.bench.judge.timing import Batches, KeptInvocation, TimedPair, size_batches, time_both
-from kcap.bench.judge.verdict import (
-    CONSTANT,
-    STALE,
-    UNWRITTEN,
-    Rejected,
-    SeenOutputs,
-    Undecided,
-    check_answer,
-    is_unwritten,
-)
+from kcap.bench.judge.timing import Batch, TimedPair, size_batches, time_both
+from kcap.bench.judge.verdict import CONSTANT, STALE, UNWRITTEN, Rejected, SeenOutputs, check_report, is_unwritten
 from kcap.schemas.results.outcome import Accuracy
-
-DRAWS = 3  # fresh inputs before the clock starts
-KEPT_OF_BATCH = 2
-MOST_COMPARED = 6  # of the timed invocations
 
 NOT_FINITE = "has inf or nan where the reference has numbers"
 
@@ -50,23 +36,8 @@ class Trial:
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        sample = ReservoirSample(self.candidate)
-        ours, theirs = size_batches(self.candidate, drawn, self.seconds), self._reference()
-        try:
-            times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sample.add)
-        except (Rejected, Undecided):
-            self._timed(sample)  # wrong outputs say more than what was wrong with the clock
-            raise
-        self._timed(sample)
-        check_answer(self.candidate.replaced())
-        return times
-
-    def _reference(self) -> Batches:
-        try:
-            batches = size_batches(self.truth.reference, self.truth.drawn, self.seconds)
-        except Rejected as rejected:
-            raise at_fault(rejected.status, str(rejected)) from None
-        return replace(batches, wrong=at_fault)
+        theirs = size_batches(self.truth.reference, drawn, at_fault)
+        return time_both(size_batches(self.candidate, drawn), theirs, self.seconds, self._compare_timed)
 
     @property
     def accuracy(self) -> Accuracy | None:
@@ -78,31 +49,32 @@ class Trial:
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
-        check_answer(self.candidate.run(seed, DRAWS, keep=range(DRAWS)))
-        check_answer(self.candidate.deliver(range(DRAWS)))
-        wrong = [self._compare(self.candidate.outputs(number), seed, number) for number in range(DRAWS)]
-        if any(wrong):
-            reason = next(reason for reason in wrong if reason)
-            hack = self.seen.constant and not reason.endswith(NOT_FINITE)
-            raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else reason)
+        check_report(self.candidate.run(seed, FEW).report)
+        pairs = self._pairs(Batch(seed, FEW, [*range(FEW)]))
+        wrong = [reason for outputs, truth in pairs if (reason := self._note(outputs, truth))]
+        if wrong:
+            hack = self.seen.constant and not wrong[0].endswith(NOT_FINITE)
+            raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else wrong[0])
 
-    def _timed(self, sample: ReservoirSample) -> None:
+    def _compare_timed(self, batch: Batch) -> None:
         wrong = []
-        for kept, outputs in sample.chosen():
+        for outputs, truth in self._pairs(batch):
             self.timed += 1
-            truth = self.truth.expected(kept.seed, kept.number)
             stale, empty = self.seen.stale(outputs, truth), is_unwritten(outputs) and not is_unwritten(truth)
             if reason := self._note(outputs, truth):
                 wrong.append(UNWRITTEN if empty else STALE if stale else reason)
         if not wrong:
             return
-        worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), wrong[0])
-        hack = worst in (UNWRITTEN, STALE) or len(wrong) * 2 >= self.timed
-        words = worst if worst in (UNWRITTEN, STALE) else f"right at first, wrong in timed invocations: {worst}"
+        worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), None)
+        hack = worst or len(wrong) * 2 >= self.timed
+        words = worst or f"right at first, wrong in timed invocations: {wrong[0]}"
         raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
 
-    def _compare(self, outputs: Outputs, seed: int, number: int) -> str | None:
-        return self._note(outputs, self.truth.expected(seed, number))
+    def _pairs(self, batch: Batch) -> list[tuple[Outputs, Outputs]]:
+        """The outputs of the chosen invocations, and the truth of each."""
+        check_report(self.candidate.deliver(batch.chosen))
+        found = [self.candidate.outputs(number) for number in batch.chosen]
+        return [(out, self.truth.expected(batch.seed, number)) for out, number in zip(found, batch.chosen, strict=True)]
 
     def _note(self, outputs: Outputs, truth: Outputs) -> str | None:
         """Why `outputs` are wrong; None where they are right."""
@@ -124,32 +96,3 @@ def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, off:
     if not out.is_floating_point():
         return f"{name}: differs by up to {off.absolute:g}, where it must be equal"
     return f"{name}: is off by {off.error:.3g} times what is allowed"
-
-
-@dataclass
-class ReservoirSample:
-    """Outputs of timed invocations, a few of all at random: every batch has the same chance, and the last is in it."""
-
-    candidate: Candidate
-    kept: list[tuple[KeptInvocation, Outputs]] = field(default_factory=list)
-    last: list[tuple[KeptInvocation, Outputs]] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, batch: list[KeptInvocation]) -> None:
-        """Take the outputs of a few of `batch`, before the next one's are in their place."""
-        self.last = []
-        for invocation in batch:
-            self.count += 1
-            index = secrets.randbelow(self.count)
-            if index >= MOST_COMPARED - 1 and self.last:
-                continue
-            held = (invocation, self.candidate.outputs(invocation.number))
-            self.last = self.last or [held]
-            if len(self.kept) < MOST_COMPARED - 1:
-                self.kept.append(held)
-            elif index < MOST_COMPARED - 1:
-                self.kept[index] = held
-
-    def chosen(self) -> list[tuple[KeptInvocation, Outputs]]:
-        rest = [held for held in self.last if not any(held[0] == invocation for invocation, _ in self.kept)]
-        return self.kept + rest

@@ -27,14 +27,16 @@ OWN_USER, NO_CAPABILITIES, ONLY_READING, NO_NEW_PRIVILEGES = (
 
 FIRST_USER, USER_COUNT = 61184, 4336  # where systemd, too, takes users that exist only while a service runs
 GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
-_CHANGE_USER = 1 << 0 | 1 << 6 | 1 << 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
+_CHANGE_USER = 1 << 0 | 1 << 6 | 1 << 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID,
+_READ_ITS_MEMORY = 1 << 19  # and CAP_SYS_PTRACE, as the judge reads a candidate's outputs where they are
 _SEARCH = 2  # CAP_DAC_READ_SEARCH
 _RAISE = 2  # PR_CAP_AMBIENT_RAISE
 
 
 def user_for(folder: Path) -> int:
     """The user that owns the scratch `folder`, the same one each time; OSError where this process cannot be it."""
-    if effective_capabilities() & _CHANGE_USER != _CHANGE_USER:
+    needed = _CHANGE_USER | _READ_ITS_MEMORY
+    if effective_capabilities() & needed != needed:
         raise OSError(errno.EPERM, "only root can become another user")
     for pattern in GPU_DEVICES:
         for device in Path("/dev").glob(pattern):

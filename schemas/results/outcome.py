@@ -55,7 +55,7 @@ class Accuracy(Record):
 class Clocked(Record):
     """Times by one clock: every sample of it, each the mean of `n` invocations.
 
-    `slack_us`: to within how much of one invocation the judge's own wall clock vouches for them.
+    `way_us`: how much of an invocation's time is the way to its process and back, which is in it; of the judge alone.
     """
 
     median_us: Time
@@ -66,7 +66,7 @@ class Clocked(Record):
     stop: StopRule | None = None
     method: Method | None = None
     cache: Cache | None = None
-    slack_us: Time | None = None
+    way_us: Time | None = None
 
     def line(self) -> bytes:
         raise TypeError("a Clocked is part of an Outcome's line")

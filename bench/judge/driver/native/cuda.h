@@ -1,35 +1,35 @@
-// Invocations on a GPU, a batch at a time, each on a set of inputs of its own: all are filled, the device is idle, then
-// events stand around the batch on one stream. Outputs are copied aside on the same stream right behind it: what another
-// stream or thread does later comes too late.
+// Invocations on a GPU, a batch at a time, each on a set of inputs of its own. All are filled and the device is idle when the
+// judge lets the batch run; when it is idle again this process stands still.
 //
 // A batch is captured as a CUDA graph where it can be: what is timed then is the replay, in which no code of the
 // Solution's runs on the host. What cannot be captured is launched, and the host's time counts where the GPU waits for it.
-// Either begins behind a kernel that spins for a while, the same in every process: the judge's clock sees it, too.
+//
+// Unlike on the CPU, inputs are filled here, from a copy of the pool: code that takes the driver's place can see them before
+// the judge's clock runs.
 #pragma once
 
-#include "host.h"
+#include "place.h"
 #include "runtime.h"
 
 namespace kcap {
 
-constexpr uint32_t METHOD_GRAPH = 1, METHOD_EVENTS = 2;
+constexpr uint32_t METHOD_GRAPH = 1;
 constexpr size_t CUDA_ALIGN = 512;  // of torch's allocator
-constexpr int64_t SPIN_CYCLES = 400'000;  // 0.2 ms at 2 GHz: longer than a graph's launch
 
 // Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
 struct Torch {
   int device;
   void* stream;                       // raw handle of the stream that graphs are captured and replayed on
   PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
-  PyObject *make_graph, *begin, *end, *replay, *spin, *empty_cache;
+  PyObject *make_graph, *begin, *end, *replay, *empty_cache;
 
   explicit Torch(PyObject* given) {
-    PyObject* values[11];
-    for (int i = 0; i < 11; ++i) values[i] = PyTuple_GetItem(given, i);
+    PyObject* values[10];
+    for (int i = 0; i < 10; ++i) values[i] = PyTuple_GetItem(given, i);
     device = int(PyLong_AsLong(values[0]));
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
     set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
-    begin = values[6], end = values[7], replay = values[8], spin = values[9], empty_cache = values[10];
+    begin = values[6], end = values[7], replay = values[8], empty_cache = values[9];
   }
 
   void use(PyObject* which) const {
@@ -73,54 +73,51 @@ class Cuda : public Place {
     Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
     pool_ = Memory(cuda_, workload.pool_bytes);
     arena_ = Memory(cuda_, sets_.total);
-    aside_ = Memory(cuda_, workload.slot_bytes * workload.sets);
     sets_.begin(arena_.base);
     cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
-    for (auto& event : events_) cuda_.check(cuda_.event_create(&event), "no event");
   }
 
-  Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
-    if (run.empty) throw std::runtime_error("on a GPU there is no batch without calls");
-    if (run.count > workload_.sets) throw std::runtime_error("more invocations than sets of inputs");
-    Answer answer;
-    last_ = run;
-    bool graph = run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs;
-    if (graph && captured_ != run.count) capture(run, callable);
-    torch_.use(graph ? torch_.own : torch_.usual);
-    void* stream = graph ? torch_.stream : nullptr;
-    fill(run, graph, stream);
+  void prepare(const Run& run, PyObject* callable) override {
+    if (captures(run) && captured_ != run.count) capture(run, callable);
+    torch_.use(captures(run) ? torch_.own : torch_.usual);
+    fill(run, captures(run), captures(run) ? torch_.stream : nullptr);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
-    std::vector<Owned> returned;
-    Outputs launched;
-    bool together = together_;
-    if (run.count > 1) spin();
-    cuda_.event_record(events_[0], stream);
-    if (graph) Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
-    else returned = launch(run, callable, answer, launched, together);
-    cuda_.event_record(events_[1], stream);
-    auto& tensors = graph ? outputs_ : launched;
-    for (uint32_t i = 0; (graph || !together) && i < run.count; ++i) set_aside(i, tensors, stream);
-    if (!graph && run.count > 1) together_ = !apart(launched);
-    cuda_.event_record(events_[2], stream);
-    cuda_.check(cuda_.event_wait(events_[2]), "the batch");
-    uint64_t done = now();
-    cuda_.check(cuda_.wait(), "what runs beside the batch");
-    answer.stray_ns = now() - done;
-    report(run, answer, shared, graph);
-    poison_returned(run, tensors);
-    return answer;
   }
 
-  void deliver(uint32_t i, uint8_t* shared) override {
-    auto to = shared + i * workload_.slot_bytes;
-    cuda_.check(cuda_.copy(to, aside(i), workload_.slot_bytes, TO_HOST, nullptr), "outputs");
+  Report run(const Run& run, PyObject* callable) override {
+    Report report;
+    last_ = run;
+    if (captures(run)) {
+      report.method = METHOD_GRAPH;
+      Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
+    } else {
+      launch(run, callable, report);
+      if (!together_ && 1 < run.count && run.count <= FEW && (together_ = !apart(launched_))) launch(run, callable, report);
+    }
+    cuda_.check(cuda_.wait(), "the batch");
+    return report;
+  }
+
+  void deliver(uint32_t i, uint8_t* memory) override {
+    auto* slot = memory + i * workload_.slot_bytes;
+    auto& tensors = captures(last_) ? outputs_ : launched_;
+    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
+      auto& output = workload_.outputs[j];
+      const void* from = workload_.destination ? sets_.outputs[i][j] : tensors[i][j].const_data_ptr();
+      size_t bytes = workload_.destination ? output.bytes : tensors[i][j].nbytes();
+      int way = workload_.destination || tensors[i][j].is_cuda() ? TO_HOST : HOST_TO_HOST;
+      cuda_.check(cuda_.copy(slot + output.offset, from, bytes, way, nullptr), "outputs");
+    }
     cuda_.check(cuda_.wait(), "copying outputs");
     check_inputs(last_, i);
   }
 
  private:
   using Outputs = std::vector<std::vector<at::Tensor>>;
+  static constexpr uint32_t FEW = 8;  // invocations, as the first runs of a Workload have
+
+  bool captures(const Run& run) const { return run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs; }
 
   void fill(const Run& run, bool graph, void* stream) {
     for (uint32_t i = 0; i < run.count; ++i) {
@@ -143,11 +140,6 @@ class Cuda : public Place {
     cuda_.reset_persisting(), cuda_.forget_error();
   }
 
-  void spin() const {
-    Owned cycles(PyLong_FromLongLong(SPIN_CYCLES));
-    Torch::call(torch_.spin, {cycles.object}, "the kernel that spins");
-  }
-
   Owned invoke(uint32_t i, const Run& run, PyObject* callable) const {
     Owned arguments(sets_.arguments(i, run.upcast));
     Owned returned(PyObject_CallObject(callable, arguments.object));
@@ -155,17 +147,17 @@ class Cuda : public Place {
     return returned;
   }
 
-  // Every invocation in its turn. `together`: outputs are copied aside right behind it, as the next may return the same
-  // memory; that counts as its time.
-  std::vector<Owned> launch(const Run& run, PyObject* callable, Answer& answer, Outputs& tensors, bool together) {
-    std::vector<Owned> returned;
+  // Every invocation in its turn. Where several return the same memory, each one's is copied behind it, in its time.
+  void launch(const Run& run, PyObject* callable, Report& report) {
+    launched_.clear();
     for (uint32_t i = 0; i < run.count; ++i) {
-      answer.iteration = i;
-      returned.push_back(invoke(i, run, callable));
-      if (!workload_.destination) tensors.push_back(outputs(run, returned[i]));
-      if (together) set_aside(i, tensors, nullptr);
+      report.iteration = i;
+      Owned returned(invoke(i, run, callable));
+      if (workload_.destination) continue;
+      launched_.push_back(outputs(run, returned));
+      for (auto& tensor : launched_.back())
+        if (together_) tensor = tensor.detach().clone();
     }
-    return returned;
   }
 
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
@@ -207,40 +199,6 @@ class Cuda : public Place {
     return true;
   }
 
-  uint8_t* aside(uint32_t i) const { return aside_.base + uint64_t(i) * workload_.slot_bytes; }
-
-  void set_aside(uint32_t i, const Outputs& tensors, void* stream) {
-    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
-      auto& output = workload_.outputs[j];
-      auto* to = aside(i) + output.offset;
-      if (workload_.destination) {
-        cuda_.copy(to, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
-      } else {
-        auto& row = tensors[i][j];
-        cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? ON_DEVICE : FROM_HOST, stream);
-      }
-    }
-  }
-
-  void report(const Run& run, Answer& answer, uint8_t* shared, bool graph) {
-    float milliseconds = 0;
-    cuda_.check(cuda_.event_elapsed(&milliseconds, events_[0], events_[1]), "the events");
-    answer.elapsed_ns = uint64_t(double(milliseconds) * 1e6);
-    answer.method = graph ? METHOD_GRAPH : METHOD_EVENTS;
-    auto* times = reinterpret_cast<uint64_t*>(shared + workload_.times_offset);
-    for (uint32_t i = 0; i < run.count; ++i) times[2 * i] = 0, times[2 * i + 1] = answer.elapsed_ns / run.count;
-  }
-
-  void poison_returned(const Run& run, const Outputs& tensors) {
-    for (uint32_t i = 0; i < tensors.size(); ++i)
-      for (auto& tensor : tensors[i])
-        if (!run.upcast && plain(tensor) && tensor.is_cuda() && tensor.nbytes() && !is_input(tensor.const_data_ptr()))
-          cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), nullptr);
-    cuda_.check(cuda_.wait(), "after the batch");
-  }
-
-  bool is_input(const void* at) const { return at >= arena_.base && at < arena_.base + sets_.total; }
-
   void check_inputs(const Run& run, uint32_t i) {
     for (size_t j = 0; j < workload_.inputs.size(); ++j) {
       auto& input = workload_.inputs[j];
@@ -258,15 +216,14 @@ class Cuda : public Place {
   const Runtime& cuda_;
   const Torch& torch_;
   Sets sets_;
-  Memory pool_, arena_, aside_;
-  void* events_[3] = {};
+  Memory pool_, arena_;
   Owned graph_;
   std::vector<Owned> results_;
-  Outputs outputs_;
+  Outputs outputs_, launched_;
   std::vector<uint8_t> back_;
   uint32_t captured_ = 0;
   Run last_;
-  bool together_ = true;  // on a GPU that captures nothing: outputs of several invocations may share memory
+  bool together_ = false;
 };
 
 }  // namespace kcap

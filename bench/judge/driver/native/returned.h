@@ -10,8 +10,7 @@ namespace kcap {
 
 // What a Solution did wrong; the codes are kcap.bench.judge.driver.protocol's.
 enum Code : uint32_t {
-  FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH,
-  RESERVED
+  FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, NO_GRAPH, RESERVED
 };
 
 struct Wrong : std::runtime_error {

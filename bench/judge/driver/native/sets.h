@@ -1,4 +1,4 @@
-// Sets of inputs and, in destination passing style, of outputs, that invocations take in turns. No two lie alike.
+// Sets of inputs and, in destination passing style, of outputs: one for each invocation of a run. No two lie alike.
 #pragma once
 
 #include <ATen/ops/from_blob.h>
@@ -14,13 +14,11 @@ struct Sets {
   size_t total = 0;
   std::vector<std::vector<uint8_t*>> inputs, outputs;
 
-  // `given`: places for inputs; `taken`: for outputs, in destination passing style.
-  Sets(const Workload& workload, at::Device device, size_t align, bool given = true, bool taken = true)
-      : workload(workload), device(device), align(align) {
-    inputs.resize(workload.sets), outputs.resize(workload.sets), taken = taken && workload.destination;
+  Sets(const Workload& workload, at::Device device, size_t align) : workload(workload), device(device), align(align) {
+    inputs.resize(workload.sets), outputs.resize(workload.sets);
     for (uint32_t s = 0; s < workload.sets; ++s) {
-      for (auto& input : workload.inputs) inputs[s].push_back(given && input.is_tensor() ? place(input) : nullptr);
-      for (auto& output : workload.outputs) outputs[s].push_back(taken ? place(output) : nullptr);
+      for (auto& input : workload.inputs) inputs[s].push_back(input.is_tensor() ? place(input) : nullptr);
+      for (auto& output : workload.outputs) outputs[s].push_back(workload.destination ? place(output) : nullptr);
     }
     total += align;
   }
@@ -64,6 +62,8 @@ struct Sets {
   }
 
  private:
+  uint64_t placed_ = 0;
+
   // Calls `use(where in the input, its content, bytes)` until that gives false.
   template <typename Use>
   bool each_piece(const uint8_t* pool, const Run& run, uint32_t i, size_t j, Use use) const {
@@ -88,7 +88,7 @@ struct Sets {
   }
 
   uint8_t* place(const Tensor& tensor) {
-    total += align * (random_bits() % 64);
+    total += align * (mixed(workload.places, placed_++, 0) % 64);
     size_t at = total;
     total += (tensor.bytes + align - 1) / align * align + align;
     return reinterpret_cast<uint8_t*>(at);

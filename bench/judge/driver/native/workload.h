@@ -1,4 +1,5 @@
-// A Workload as the judge describes it: where the content of each input lies in the pool that it shares, and the outputs.
+// A Workload as the judge describes it: its inputs, of which the judge alone has the pool that they are filled from, and its
+// outputs.
 #pragma once
 
 #include <Python.h>
@@ -12,8 +13,8 @@
 namespace kcap {
 
 enum Kind : uint32_t { POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING };
-enum Operation : uint32_t { OPEN = 1, RUN = 2, CHECK = 3, DELIVER = 4, EMPTY = 5 };
-enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2, HANDED = 4 };
+enum Operation : uint32_t { OPEN = 1, PREPARE = 2, RUN = 3, DELIVER = 4 };
+enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2 };
 
 inline at::ScalarType dtype_of(const std::string& name) {
   static const std::unordered_map<std::string, at::ScalarType> known = {
@@ -120,21 +121,19 @@ class Pieces {
 struct Workload {
   bool destination = false;
   bool graphs = false;  // on a GPU: batches are captured
-  bool handed = false;  // each run brings its inputs with it, and the pool stays with the judge
   uint32_t variants = 1;
-  uint32_t sets = 1;
-  uint32_t threads = 1;
-  uint64_t pool_bytes = 0, shared_bytes = 0, slot_bytes = 0, times_offset = 0, most = 0, slots = 0;
+  uint32_t sets = 1;  // of inputs: as many as there are invocations in a run at most
+  uint64_t pool_bytes = 0, slot_bytes = 0;
+  uint64_t places = 0;  // what chance says of where the sets lie
   std::vector<Input> inputs;
   std::vector<Output> outputs;
 
   void read(Reader from) {
     from.u32();
     uint32_t flags = from.u32();
-    destination = flags & DESTINATION, graphs = flags & GRAPHS, handed = flags & HANDED;
-    variants = from.u32(), sets = from.u32(), threads = from.u32();
-    pool_bytes = from.u64(), shared_bytes = from.u64(), slot_bytes = from.u64();
-    slots = from.u64(), times_offset = from.u64(), most = from.u64();
+    destination = flags & DESTINATION, graphs = flags & GRAPHS;
+    variants = from.u32(), sets = from.u32();
+    pool_bytes = from.u64(), slot_bytes = from.u64(), places = from.u64();
     inputs.resize(from.u32());
     for (auto& input : inputs) input.read(from);
     outputs.resize(from.u32());
@@ -152,26 +151,13 @@ struct Run {
   uint32_t first = 0;  // its number among those of `seed`
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
-  uint64_t seed = 0;
-  bool empty = false;            // all is done but the calls
-  uint64_t bytes = 0;            // HANDED: of the memory that it brings
-  std::vector<uint64_t> places;  // HANDED: where in it each input of each invocation lies
-  int descriptor = -1;
+  uint64_t seed = 0;    // on a GPU: what its inputs are filled by
 
   Run() = default;
-  Run(const Message& message, const Workload& workload) {
-    auto from = message.reader();
-    empty = from.u32() == EMPTY;
+  Run(Reader from, const Workload& workload) {
+    from.u32();
     first = from.u32(), count = from.u32(), upcast = from.u32(), seed = from.u64();
-    if (count > workload.most) throw std::runtime_error("the judge asks for too many invocations");
-    if (count > workload.slots) throw std::runtime_error("the outputs of so many invocations cannot be kept");
-    if (!workload.handed || !count) return;
     if (count > workload.sets) throw std::runtime_error("more invocations than sets of inputs");
-    if (message.descriptors.size() != 1) throw std::runtime_error("the judge brings no inputs");
-    descriptor = message.descriptors[0];
-    bytes = from.u64();
-    places.resize(count * workload.inputs.size());
-    for (auto& place : places) place = from.u64();
   }
 };
 

@@ -1,18 +1,9 @@
-"""What is taken before any Solution's code is in the process: torch's and CUDA's handles, and names worth watching.
-
-The watched names are those that a kernel has no reason to replace: clocks, events, and what results are compared with.
-The judge uses none of them in a candidate's process. That one is not what it was is evidence, not a danger.
-"""
+"""CUDA's and torch's handles for the driver, taken before any Solution's code is in the process."""
 
 from __future__ import annotations
 
-import builtins
 import ctypes
-import gc
 import re
-import statistics
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +34,6 @@ def gpu_handles(device: str) -> tuple[str, tuple[Any, ...]]:
         graph.capture_begin,
         graph.capture_end,
         graph.replay,
-        c._cuda_sleep,
         c._cuda_emptyCache,
         stream,
     )
@@ -66,36 +56,3 @@ def _stream_keywords(stream: torch.cuda.Stream) -> dict[str, int]:
         "device_index": stream.device_index,
         "device_type": stream.device_type,
     }
-
-
-WATCHED: tuple[tuple[Any, str], ...] = (
-    (time, "time perf_counter perf_counter_ns monotonic monotonic_ns process_time time_ns"),
-    (statistics, "mean median fmean quantiles"),
-    (torch, "equal allclose isclose empty empty_like zeros randn rand randint from_numpy"),
-    (torch.testing, "assert_close"),
-    (torch.Tensor, "cpu cuda to copy_ clone data_ptr contiguous equal allclose numpy item shape dtype __eq__"),
-    (torch.cuda, "synchronize current_stream Event Stream CUDAGraph graph"),
-    (torch.cuda.Event, "record elapsed_time synchronize query"),
-    (torch.cuda.CUDAGraph, "replay capture_begin capture_end"),
-    (builtins, "abs all any max min sum isinstance type len float print"),
-    (gc, "get_objects"),
-    (sys, "setprofile settrace"),
-)
-
-Watched = tuple[tuple[Any, str, Any, str], ...]
-
-
-def watched_originals() -> Watched:
-    """What the watched names stand for now: owner, attribute, value, and its full name."""
-    return tuple(
-        (owner, name, getattr(owner, name), f"{_full_name(owner)}.{name}")
-        for owner, names in WATCHED
-        for name in names.split()
-        if hasattr(owner, name)
-    )
-
-
-def _full_name(owner: Any) -> str:
-    if not isinstance(owner, type):
-        return str(owner.__name__)
-    return "torch.Tensor" if owner is torch.Tensor else f"torch.cuda.{owner.__name__}"
