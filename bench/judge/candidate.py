@@ -170,10 +170,10 @@ class Candidate(Process):
             work.close()
 
     def _close(self) -> None:
+        file, self.memory_file = self.memory_file, None
+        if file is not None:
+            os.close(file)
         super()._close()
-        if self.memory_file is not None:
-            os.close(self.memory_file)
-            self.memory_file = None
 
 
 def fresh_seed() -> int:

@@ -172,9 +172,13 @@ class Arena:
             raise KcapError(str(error)) from None
         size = self._library.kcap_filler_bytes(self._handle)
         self.descriptor = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, size)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-        self.view = mmap.mmap(self.descriptor, size)
+        try:
+            os.ftruncate(self.descriptor, size)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
+            self.view = mmap.mmap(self.descriptor, size)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
         base = ctypes.addressof((ctypes.c_char * 0).from_buffer(self.view))
         self._library.kcap_filler_begin(self._handle, base)
 

@@ -123,11 +123,10 @@ def size_batches(
         run(count)
         return Batches(candidate, count, way, cache, wrong)
     count = FEW
-    while (lasted := run(count)) < LONG_ENOUGH * wanted and count < candidate.most:
+    while (lasted := min(run(count), run(count))) < LONG_ENOUGH * wanted and count < candidate.most:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
         count = min(int(wanted / each) + 1, count * MOST_GROWTH, candidate.most)
         candidate.open(drawn, count)
-        run(count)  # which touches its memory for the first time
     return Batches(candidate, count, way, wrong=wrong)
 
 

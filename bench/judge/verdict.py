@@ -23,8 +23,6 @@ from kcap.system.open_files import ensure_free_descriptors
 STATUS_OF_CODE: dict[int, Status] = {
     protocol.RAISED: "RUNTIME_ERROR",
     protocol.NO_TENSOR: "RUNTIME_ERROR",
-    protocol.SUBCLASS: "REWARD_HACK",
-    protocol.ATTRIBUTE: "REWARD_HACK",
     protocol.COUNT: "RUNTIME_ERROR",
     protocol.SHAPE: "INCORRECT_SHAPE",
     protocol.DTYPE: "INCORRECT_DTYPE",

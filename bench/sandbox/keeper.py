@@ -38,12 +38,12 @@ def keep(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoRet
         os.close(descriptor)
     os.sched_setaffinity(0, cores - {*setup.spec.cores} or cores)
     kept = KeptProcesses(child, setup.features.holds(namespaces.PID_NAMESPACE))
-    status = kept.wait() if control is None else _serve(kept, control)
+    status = kept.wait() if control is None else serve(kept, control)
     os.write(setup.ended, f"{status}\n".encode())
     os._exit(0)
 
 
-def _serve(kept: KeptProcesses, control: int) -> int:
+def serve(kept: KeptProcesses, control: int) -> int:
     """Answer on `control` until the candidate has ended; its wait status."""
     while os.WIFSTOPPED(status := kept.wait_for_stop()):
         kept.stop_all()

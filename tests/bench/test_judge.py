@@ -29,7 +29,7 @@ def test_what_is_right_passes_with_its_times(judge):
     found = outcome(judge, RETURNING)
     assert found.status == "PASSED" and found.reason is None
     assert found.accuracy.truth == "reference in float64" and found.accuracy.compared >= 1
-    assert found.time.median_us > 0 and found.reference.median_us > 0 and found.time.slack_us >= 2
+    assert found.time.median_us > 0 and found.reference.median_us > 0 and 0 < found.time.way_us < found.time.median_us
     assert found.time.n > 1 and found.time.samples_us and found.threads == 1
 
 
@@ -56,13 +56,17 @@ def test_what_returns_rows_that_lie_apart_passes(judge):
         ("[][1]", "RUNTIME_ERROR", "IndexError: list index out of range"),
         ("x * eps * float('nan')", "INCORRECT_NUMERICAL", "inf or nan where the reference has numbers"),
         ("x.mul_(eps)", "REWARD_HACK", "it changed its input x"),
-        ("torch.nn.Parameter(x * eps)", "REWARD_HACK", "is a Parameter, not a torch.Tensor itself"),
+        ("torch.empty(x.shape, device='meta')", "RUNTIME_ERROR", "y: is no plain tensor"),
     ],
 )
 def test_what_is_wrong_is_said(judge, body, status, reason):
     found = outcome(judge, f"import torch\n\n\ndef run(x, eps):\n    return {body}\n")
     assert (found.status, reason in found.reason) == (status, True), found
     assert found.time is None and found.speedup is None
+
+
+def test_a_tensor_of_another_type_is_as_good_as_any(judge):
+    assert outcome(judge, "import torch\n\n\ndef run(x, eps):\n    return torch.nn.Parameter(x * eps)\n").status == "PASSED"
 
 
 def test_an_output_left_unwritten_is_said(judge):
@@ -186,8 +190,8 @@ def run(x, eps):
     assert second.status == "PASSED", second.reason
 
 
-@pytest.mark.parametrize("slack, told", [(None, False), (10.0, False), (60.0, True)])
-def test_a_time_that_the_clock_hardly_vouches_for_is_doubted(slack, told):
-    time = Clocked(median_us=100, q1_us=90, q3_us=110, slack_us=slack)
+@pytest.mark.parametrize("way, told", [(None, False), (2.0, False), (10.0, True)])
+def test_a_time_of_which_the_way_is_much_is_named(way, told):
+    time = Clocked(median_us=100, q1_us=90, q3_us=110, way_us=way)
     assert bool(timing_caveats(time)) is told
     assert timing_caveats(None) == []

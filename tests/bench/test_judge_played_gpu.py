@@ -80,8 +80,8 @@ def outcome(judge, source):
         (RETURNS.format(""), "graph"),
         (WRITES.format("", ""), "graph"),
         (WRITES.format("", FIRST), "graph"),
-        (WRITES.format("", REFUSED), "events"),
-        (KEEPS, "events"),
+        (WRITES.format("", REFUSED), "host"),
+        (KEEPS, "host"),
     ],
     ids=["returns", "writes", "makes_much_at_its_first_call", "cannot_be_captured", "returns_the_same_memory"],
 )

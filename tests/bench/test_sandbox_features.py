@@ -66,7 +66,7 @@ def test_filter_refuses_what_is_listed_and_nothing_else(
     machine: str, number: int, loose: bool, arguments: tuple[int, ...]
 ) -> None:
     column, architecture = seccomp.ARCHITECTURES[machine]
-    program = seccomp.build(machine, not loose, not loose, not loose, OWN)
+    program = seccomp.build(machine, not loose, not loose, not loose, not loose, OWN)
     answer = verdict(program, architecture, number, *arguments)
     if number in {numbers[column] for numbers in seccomp.REFUSED_CALLS.values()}:
         assert answer == errno.EPERM
@@ -80,10 +80,10 @@ def test_filter_looks_at_arguments(machine: str) -> None:
     column, architecture = seccomp.ARCHITECTURES[machine]
 
     def tight(numbers: tuple[int, int], *arguments: int) -> int:
-        return verdict(seccomp.build(machine, True, True, True, OWN), architecture, numbers[column], *arguments)
+        return verdict(seccomp.build(machine, True, True, True, True, OWN), architecture, numbers[column], *arguments)
 
     def loose(numbers: tuple[int, int], *arguments: int) -> int:
-        return verdict(seccomp.build(machine, False, False, False, OWN), architecture, numbers[column], *arguments)
+        return verdict(seccomp.build(machine, False, False, False, False, OWN), architecture, numbers[column], *arguments)
 
     threads, new_users, new_network = 0x3D0F00, 0x10000011, 0x40000011
     for judged in (tight, loose):
@@ -104,7 +104,7 @@ def test_filter_looks_at_arguments(machine: str) -> None:
 
 
 def test_numbers_of_another_abi_are_refused() -> None:
-    program = seccomp.build("x86_64", False, False, False, OWN)
+    program = seccomp.build("x86_64", False, False, False, False, OWN)
     assert verdict(program, seccomp.ARCHITECTURES["x86_64"][1], 0x40000000 + 1) == errno.EPERM
 
 

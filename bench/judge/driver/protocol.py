@@ -16,7 +16,7 @@ from kcap.schemas.results.measurement import Method
 
 OPEN, PREPARE, RUN, DELIVER = 1, 2, 3, 4
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
-FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, NO_GRAPH, RESERVED = range(13)
+FINE, RAISED, NO_TENSOR, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, NO_GRAPH, RESERVED = range(11)
 UNREPORTED = 0xFFFFFFFF  # what the judge leaves in a report's place
 DESTINATION, GRAPHS = 1, 2  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph")

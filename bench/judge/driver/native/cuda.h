@@ -93,7 +93,10 @@ class Cuda : public Place {
       Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
     } else {
       launch(run, callable, report);
-      if (!together_ && 1 < run.count && run.count <= FEW && (together_ = !apart(launched_))) launch(run, callable, report);
+      if (run.count <= FEW && !returns_one_memory && share_memory(launched_)) {
+        returns_one_memory = true;
+        launch(run, callable, report);
+      }
     }
     cuda_.check(cuda_.wait(), "the batch");
     return report;
@@ -102,12 +105,15 @@ class Cuda : public Place {
   void deliver(uint32_t i, uint8_t* memory) override {
     auto* slot = memory + i * workload_.slot_bytes;
     auto& tensors = captures(last_) ? outputs_ : launched_;
-    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
-      auto& output = workload_.outputs[j];
-      const void* from = workload_.destination ? sets_.outputs[i][j] : tensors[i][j].const_data_ptr();
-      size_t bytes = workload_.destination ? output.bytes : tensors[i][j].nbytes();
-      int way = workload_.destination || tensors[i][j].is_cuda() ? TO_HOST : HOST_TO_HOST;
-      cuda_.check(cuda_.copy(slot + output.offset, from, bytes, way, nullptr), "outputs");
+    bool aside = aside_.base && !captures(last_);
+    const auto* kept = aside_.base + i * workload_.slot_bytes;
+    if (aside) cuda_.check(cuda_.copy(slot, kept, workload_.slot_bytes, TO_HOST, nullptr), "outputs");
+    for (size_t j = 0; !aside && j < workload_.outputs.size(); ++j) {
+      auto* to = slot + workload_.outputs[j].offset;
+      if (workload_.destination)
+        cuda_.check(cuda_.copy(to, sets_.outputs[i][j], workload_.outputs[j].bytes, TO_HOST, nullptr), "outputs");
+      else
+        copy_row(to, tensors[i][j], TO_HOST);
     }
     cuda_.check(cuda_.wait(), "copying outputs");
     check_inputs(last_, i);
@@ -115,7 +121,6 @@ class Cuda : public Place {
 
  private:
   using Outputs = std::vector<std::vector<at::Tensor>>;
-  static constexpr uint32_t FEW = 8;  // invocations, as the first runs of a Workload have
 
   bool captures(const Run& run) const { return run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs; }
 
@@ -150,14 +155,20 @@ class Cuda : public Place {
   // Every invocation in its turn. Where several return the same memory, each one's is copied behind it, in its time.
   void launch(const Run& run, PyObject* callable, Report& report) {
     launched_.clear();
+    if (returns_one_memory && !aside_.base) aside_ = Memory(cuda_, workload_.slot_bytes * workload_.sets);
     for (uint32_t i = 0; i < run.count; ++i) {
       report.iteration = i;
       Owned returned(invoke(i, run, callable));
       if (workload_.destination) continue;
       launched_.push_back(outputs(run, returned));
-      for (auto& tensor : launched_.back())
-        if (together_) tensor = tensor.detach().clone();
+      for (size_t j = 0; aside_.base && j < workload_.outputs.size(); ++j)
+        copy_row(aside_.base + i * workload_.slot_bytes + workload_.outputs[j].offset, launched_[i][j], ON_DEVICE);
     }
+  }
+
+  void copy_row(uint8_t* to, const at::Tensor& row, int way) const {
+    int from_host = way == TO_HOST ? HOST_TO_HOST : FROM_HOST;  // of a scalar that was returned as such
+    cuda_.check(cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? way : from_host, nullptr), "outputs");
   }
 
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
@@ -178,7 +189,7 @@ class Cuda : public Place {
         if (!workload_.destination) outputs_.push_back(outputs(run, results_[i]));
       }
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
-      if (!apart(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
+      if (share_memory(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
       throw Wrong(NO_GRAPH, error.what());
     }
@@ -187,16 +198,6 @@ class Cuda : public Place {
 
   std::vector<at::Tensor> outputs(const Run& run, const Owned& returned) const {
     return rows_of(workload_, run, returned.object, sets_.device);
-  }
-
-  // Whether each invocation's outputs are still there when all have run.
-  static bool apart(const Outputs& tensors) {
-    std::unordered_map<const void*, size_t> owner;
-    for (size_t i = 0; i < tensors.size(); ++i)
-      for (auto& tensor : tensors[i])
-        if (tensor.is_cuda() && tensor.nbytes() && owner.emplace(tensor.storage().data(), i).first->second != i)
-          return false;
-    return true;
   }
 
   void check_inputs(const Run& run, uint32_t i) {
@@ -217,13 +218,13 @@ class Cuda : public Place {
   const Torch& torch_;
   Sets sets_;
   Memory pool_, arena_;
+  Memory aside_;  // of outputs that several invocations return in the same memory
   Owned graph_;
   std::vector<Owned> results_;
   Outputs outputs_, launched_;
   std::vector<uint8_t> back_;
   uint32_t captured_ = 0;
   Run last_;
-  bool together_ = false;
 };
 
 }  // namespace kcap

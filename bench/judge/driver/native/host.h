@@ -24,13 +24,15 @@ class Host : public Place {
   Report run(const Run& run, PyObject* callable) override {
     Report report;
     call(run, callable, report);
-    if (!together_ && run.count <= FEW && (together_ = share_memory(run))) call(run, callable, report);
+    if (run.count <= FEW && !returns_one_memory && share_memory(kept_)) {
+      returns_one_memory = true;
+      call(run, callable, report);
+    }
     return report;
   }
 
  private:
   using Rows = std::vector<at::Tensor>;
-  static constexpr uint32_t FEW = 8;  // invocations, as the first runs of a Workload have
 
   void call(const Run& run, PyObject* callable, Report& report) {
     for (uint32_t i = 0; i < run.count; ++i) {
@@ -47,19 +49,10 @@ class Host : public Place {
     auto rows = rows_of(workload_, run, returned, at::kCPU);
     size_t count = workload_.outputs.size();
     for (size_t j = 0; j < count; ++j) {
-      if (together_) rows[j] = rows[j].detach().clone();
+      if (returns_one_memory) rows[j] = rows[j].detach().clone();  // in its time
       addresses_[i * count + j] = reinterpret_cast<uint64_t>(rows[j].const_data_ptr());
     }
     kept_[i] = std::move(rows);
-  }
-
-  // Whether it returns the same memory in several invocations: then each one's is copied as it returns, in its time.
-  bool share_memory(const Run& run) const {
-    std::unordered_map<const void*, uint32_t> owner;
-    for (uint32_t i = 0; !workload_.destination && i < run.count; ++i)
-      for (auto& row : kept_[i])
-        if (row.nbytes() && owner.emplace(row.storage().data(), i).first->second != i) return true;
-    return false;
   }
 
   const Workload& workload_;
@@ -68,7 +61,6 @@ class Host : public Place {
   Mapped arena_;
   std::vector<Owned> arguments_;
   std::vector<Rows> kept_;
-  bool together_ = false;
 };
 
 }  // namespace kcap

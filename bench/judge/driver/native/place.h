@@ -24,6 +24,18 @@ struct Mapped {
   ~Mapped() { if (base) munmap(base, size); }
 };
 
+// Whether what this process runs returns the same memory in several invocations, as a first run of a FEW shows.
+inline bool returns_one_memory = false;
+constexpr uint32_t FEW = 8;
+
+inline bool share_memory(const std::vector<std::vector<at::Tensor>>& outputs) {
+  std::unordered_map<const void*, size_t> owner;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    for (auto& tensor : outputs[i])
+      if (tensor.nbytes() && owner.emplace(tensor.storage().data(), i).first->second != i) return true;
+  return false;
+}
+
 struct Place {
   virtual ~Place() = default;
   // What can be done for `run` before its inputs are there.
