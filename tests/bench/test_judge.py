@@ -166,12 +166,12 @@ def test_a_timed_out_solution_does_not_hold_the_run(judge):
     from dataclasses import replace
 
     limits = judge.limits
-    judge.limits = replace(limits, timeout=2)
+    judge.limits = replace(limits, timeout=2, build_timeout=3)
     try:
         found = outcome(judge, f"def run(x, eps):\n    {HANGS}\n")
     finally:
         judge.limits = limits
-    assert found.status == "TIMEOUT" and "took longer than 2 s (--timeout)" in found.reason
+    assert found.status == "TIMEOUT" and "took longer than 3 s (--build-timeout)" in found.reason
 
 
 def test_a_process_that_lost_its_gpu_is_started_again_for_the_next_workload(judge):

@@ -65,6 +65,7 @@ extern "C" void kcap_serve(int socket, int memory, PyObject* callable, void* dev
   kcap::Message message;
   std::unique_ptr<kcap::Session> session;
   kcap::Mapped reported(memory, kcap::REPORT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
+  kcap::system_call(SYS_close, memory);
   while (kcap::stand_still(), kcap::receive(socket, message)) {
     kcap::Report report;
     try {
