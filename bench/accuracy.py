@@ -196,7 +196,7 @@ def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -
     wide_own = torch.where(wide_own.isfinite(), wide_own, wide_truth)
     shape = (-1, out.shape[-1]) if out.dim() and out.shape[-1] >= SHORTEST_ROW else (1, -1)
     out_rows, truth_rows, own_rows = (
-        torch.where(compared, tensor, 0).view(shape) for tensor in (wide_out, wide_truth, wide_own)
+        torch.where(compared, tensor, 0).reshape(shape) for tensor in (wide_out, wide_truth, wide_own)
     )
     tiny = max(torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps, TINY)
     return _finite(out_rows, truth_rows, None if own is None else own_rows, rtol, tiny)
