@@ -21,14 +21,16 @@ from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
+from kcap.replay.datasets.inputs import definition_dtype
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
 DRAWS = 3  # on which they must agree with the reference's own precision
-MOST_ROUNDING = 8.0  # times what a dtype allows: a reference that is further off means something else in another dtype
+MOST_ROUNDING = 8.0  # times what the coarsest dtype allows: what is further off means something else in another dtype
 COUNTS_SHARE = 1 / 16  # of the rms of integers that thresholds decide: what rounding may change in them
 UNLIKELY = 1e-3
+RTOLS = {name: RTOL[definition_dtype(name)] for name in ("float32", "float16", "bfloat16")}  # of inputs
 Outputs: TypeAlias = list[torch.Tensor]
 
 
@@ -117,13 +119,14 @@ def _explored(reference: Candidate, drawn: InputPool, start: Callable[[], Candid
                 reference = _opened(start, drawn)
             return None
 
-    bits = settle_precision(own, higher) if _floats(drawn) else 0
+    bits = settle_precision(drawn.definition, own, higher) if _floats(drawn) else 0
     oracle = ReferenceOracle(reference, drawn, ReferencePrecision(bits, _notes(drawn, own[0])))
     check_as_solution(drawn.definition, again, oracle.truth(seed, 0))
     return oracle
 
 
 def settle_precision(
+    definition: Definition,
     own: Sequence[Outputs],
     higher: Callable[[int], Sequence[Outputs] | None],
     choices: Callable[[int, int], Mapping[int, Choice]] = lambda bits, draw: {},
@@ -136,18 +139,22 @@ def settle_precision(
     for bits in UPCASTS:
         outputs = higher(bits)
         if outputs is not None and all(
-            rounds_to(ours, theirs, choices(bits, draw))
+            rounds_to(definition, ours, theirs, choices(bits, draw))
             for draw, (ours, theirs) in enumerate(zip(own, outputs, strict=True))
         ):
             return bits
     return 0
 
 
-def rounds_to(own: Outputs, higher: Outputs, choices: Mapping[int, Choice]) -> bool:
-    """Whether the reference's outputs in its own precision are those of a higher one but for rounding."""
+def rounds_to(definition: Definition, own: Outputs, higher: Outputs, choices: Mapping[int, Choice]) -> bool:
+    """Whether the reference's outputs in its own precision are those of a higher one but for rounding.
+
+    It may round to the dtype of its inputs on the way: an output of float32 can be as coarse as they are.
+    """
+    coarsest = max((RTOLS.get(tensor.dtype, 0.0) for tensor in definition.inputs.values()), default=0.0)
     for place, (ours, theirs) in enumerate(zip(own, higher, strict=True)):
         off = difference(ours, theirs, None, choices.get(place)).error
-        if off <= (MOST_ROUNDING if ours.dtype in RTOL else SAME):
+        if off <= (MOST_ROUNDING * max(coarsest / RTOL[ours.dtype], 1.0) if ours.dtype in RTOL else SAME):
             continue
         if ours.dtype in RTOL or place in choices or ours.shape != theirs.shape or ours.dtype.is_floating_point:
             return False

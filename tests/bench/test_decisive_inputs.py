@@ -108,7 +108,7 @@ def test_references_of_families_pass_with_room_to_spare(operator):
     axes = {name: size for name, size in kernel.sizes().items() if name in definition.var_axes}
     workload = Workload(uuid="one", axes=axes, inputs=dict.fromkeys(definition.inputs, RandomInput()))
     for own, higher in in_both_precisions(definition, workload, spreads_for(definition)[0]):
-        assert rounds_to(own, higher, {})
+        assert rounds_to(definition, own, higher, {})
         assert max(off.error for off in Truth(higher).differences(own)) < 0.6
 
 

@@ -24,6 +24,7 @@ from kcap.bench.judge.reference import (
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.flashinfer.definition import from_bytes, to_bytes
 
+COARSE = definition("coarse", {"x": of("m n", "bfloat16")}, {"y": of("m n")}, "x.float()")
 SCALE = definition("scale", {"x": of("m n")}, {"y": of("m n")}, "x * 2")
 
 
@@ -36,6 +37,7 @@ def settled(run):
     inputs = [drawn(seed) for seed in range(3)]
     upcast = {64: torch.float64, 32: torch.float32}
     return settle_precision(
+        COARSE,
         [[run(x)] for x in inputs],
         lambda bits: [[out.double() if (out := run(x.to(upcast[bits]))).is_floating_point() else out] for x in inputs],
     )
@@ -43,6 +45,7 @@ def settled(run):
 
 def test_rounding_leaves_the_truth_in_the_highest_precision():
     assert settled(lambda x: (x * 2 + 1).to(x.dtype)) == 64
+    assert settled(lambda x: (x * 1.7).float() * 2) == 64  # float32, as coarse as what was rounded on the way
     assert settled(lambda x: (x * 3 > 0.5).sum(-1)) == 64  # bfloat16 rounds some products to the threshold
 
 
@@ -72,7 +75,7 @@ def test_what_rounds_to_the_truth_passes_as_a_solution(seed):
     x, w = drawn(seed), drawn(seed + 1)
     own = (x * w).to(torch.bfloat16).cumsum(-1, dtype=torch.bfloat16)
     higher = (x.double() * w.double()).cumsum(-1)
-    if rounds_to([own], [higher], {}):
+    if rounds_to(COARSE, [own], [higher], {}):
         assert difference(own, higher, own).error <= 1
 
 
