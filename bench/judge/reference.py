@@ -11,8 +11,9 @@ import ast
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
 from kcap.replay.datasets.inputs import definition_dtype
+from kcap.replay.datasets.invocations import Spread, spreads_for
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.results.outcome import Status
 
@@ -32,6 +34,7 @@ COUNTS_SHARE = 1 / 16  # of the rms of integers that thresholds decide: what rou
 UNLIKELY = 1e-3
 RTOLS = {name: RTOL[definition_dtype(name)] for name in ("float32", "float16", "bfloat16")}  # of inputs
 Outputs: TypeAlias = list[torch.Tensor]
+T = TypeVar("T")
 
 
 class AtFault(Exception):
@@ -171,6 +174,15 @@ def check_as_solution(definition: Definition, outputs: Outputs, truth: Truth) ->
             continue
         words = f"off by {off.error:.3g} times what is allowed" if math.isfinite(off.error) else "another"
         raise AtFault(f"its reference, judged as a Solution, does not pass: its {name} is {words}")
+
+
+def with_widest_spread(definition: Definition, attempt: Callable[[Spread], T]) -> T:
+    """What `attempt` makes of the widest spread of inputs on which the reference can be judged by; AtFault, if none."""
+    *wider, narrowest = spreads_for(definition)
+    for spread in wider:
+        with suppress(AtFault):
+            return attempt(spread)
+    return attempt(narrowest)
 
 
 def without_copies(definition: Definition) -> Definition:

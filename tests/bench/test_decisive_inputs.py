@@ -10,7 +10,7 @@ import torch
 from bench_datasets import of
 
 from kcap.bench.accuracy import Truth
-from kcap.bench.judge.reference import rounds_to
+from kcap.bench.judge.reference import rounds_to, without_copies
 from kcap.replay.datasets.invocations import InvocationDraws, spreads_for
 from kcap.replay.datasets.reference import argument_order, compile_reference, named_outputs
 from kcap.replay.datasets.workloads import default_workload
@@ -43,6 +43,7 @@ def ints(*shape):
     return torch.zeros(shape, dtype=torch.int64)
 
 
+CACHE_UPDATE = "_C_cache_ops::reshape_and_cache_flash"
 CALLS = {
     "aten::layer_norm": {"input": bf16(4, 512), "normalized_shape": [512], "weight": bf16(512), "bias": bf16(512)},
     "aten::softmax": {"self": bf16(4, 32000), "dim": -1},
@@ -52,7 +53,7 @@ CALLS = {
     "aten::embedding": {"weight": bf16(100, 64), "indices": ints(7)},
     "_C::silu_and_mul": {"result": bf16(4, 512), "input": bf16(4, 1024)},
     "_C::rms_norm": {"result": bf16(4, 512), "input": bf16(4, 512), "weight": bf16(512), "epsilon": 1e-6},
-    "_C_cache_ops::reshape_and_cache_flash": {
+    CACHE_UPDATE: {
         "key": bf16(5, 2, 64),
         "value": bf16(5, 2, 64),
         "key_cache": bf16(4, 16, 2, 64),
@@ -110,6 +111,19 @@ def test_references_of_families_pass_with_room_to_spare(operator):
     for own, higher in in_both_precisions(definition, workload, spreads_for(definition)[0]):
         assert rounds_to(definition, own, higher, {})
         assert max(off.error for off in Truth(higher).differences(own)) < 0.6
+
+
+def test_a_familys_cache_is_written_in_place_where_the_reference_is_timed():
+    kernel = recognize(Invocation(CACHE_UPDATE, CALLS[CACHE_UPDATE]))
+    assert kernel is not None
+    definition = kernel.definition()
+    assert definition.written_inputs == {"k_cache": "k_cache_out", "v_cache": "v_cache_out"}
+    drawn = InvocationDraws(definition, default_workload(definition), None, 1).draw(1, 1)
+    pure, in_place = (compile_reference(of_.reference, "x") for of_ in (definition, without_copies(definition)))
+    expected = pure(*drawn)
+    written = in_place(*drawn)
+    assert all(torch.equal(out, right) for out, right in zip(written, expected, strict=True))
+    assert [out.data_ptr() for out in written] == [cache.data_ptr() for cache in drawn[2:4]]
 
 
 ROWS = {"x": of("M D", "bfloat16"), "w": of("D", "bfloat16")}

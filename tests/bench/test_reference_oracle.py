@@ -19,6 +19,7 @@ from kcap.bench.judge.reference import (
     comparisons_needed,
     rounds_to,
     settle_precision,
+    with_widest_spread,
     without_copies,
 )
 from kcap.replay.datasets.reference import compile_reference
@@ -77,6 +78,20 @@ def test_what_rounds_to_the_truth_passes_as_a_solution(seed):
     higher = (x.double() * w.double()).cumsum(-1)
     if rounds_to(COARSE, [own], [higher], {}):
         assert difference(own, higher, own).error <= 1
+
+
+def test_the_widest_spread_that_the_reference_bears_is_taken():
+    tried = []
+
+    def attempt(spread):
+        tried.append(spread)
+        if spread.octaves > 0.2:
+            raise AtFault("overflows")
+        return spread
+
+    assert with_widest_spread(SCALE, attempt) == tried[-1] and len(tried) == 3
+    with pytest.raises(AtFault, match="nowhere"):
+        with_widest_spread(SCALE, lambda spread: (_ for _ in ()).throw(AtFault("nowhere")))
 
 
 CACHE = definition(

@@ -117,7 +117,7 @@ def _index_outputs(definition: Definition) -> list[int]:
 
 EXTENDED = """
 
-from kcap.bench import choices as _kcap_choices
+from kcap.bench.check import choices as _kcap_choices
 
 _kcap_run = run
 
