@@ -11,8 +11,8 @@ from typing import Any, Literal, Required, TypedDict, cast
 import torch
 
 from kcap.bench.accuracy import INCOMPARABLE, RTOL, SAME, Choice, Difference, difference
-from kcap.bench.check.draws import DrawAnswer, DrawRequest, try_draws
 from kcap.bench.check.choices import ChoiceRecorder
+from kcap.bench.check.draws import DrawAnswer, DrawRequest, try_draws
 from kcap.replay.calls.runner import error_fields
 from kcap.replay.datasets.reference import compile_reference
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.bench.check import choices
 from kcap.bench.accuracy import SAME, Choice, difference
+from kcap.bench.check import choices
 from kcap.bench.check.choices import ChoiceRecorder, has_choices, scoring_definition, sizing_definition, truth_of
 from kcap.replay.datasets.reference import compile_reference
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor
