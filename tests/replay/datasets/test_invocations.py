@@ -134,9 +134,9 @@ def test_what_a_rule_makes_is_made_afresh_and_stays_valid(monkeypatch, cheap):
     draws = draws_of(PAGED, T=64, L=9, N=40, num_pages=64)
     seen = set()
     for number in range(40):
-        q, indptr, indices, cache = draws.draw(3, number)
+        _, indptr, indices, cache = draws.draw(3, number)
         assert indptr[0] == 0 and indptr[-1] == 64 and bool((indptr.diff() >= 0).all())
-        assert 0 <= int(indices.min()) and int(indices.max()) < len(cache) and len(indices.unique()) == 40
+        assert int(indices.min()) >= 0 and int(indices.max()) < len(cache) and len(indices.unique()) == 40
         seen.add((tuple(indptr.tolist()), tuple(indices.tolist())))
     assert len(seen) == 40 if cheap else len(seen) > 15
     again = draws.draw(3, 7)
