@@ -1,23 +1,40 @@
 """The reference oracle: the right outputs, by the Definition's reference, in higher precision where it runs in one.
 
 The reference is code from elsewhere and runs as a candidate does; its outputs come to the judge and go nowhere else.
+In which precision it runs is settled on several draws (`settle_precision`). Then it is judged as a Solution once
+(`check_as_solution`): where it does not pass, nobody could, and the Definition is at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import torch
 
-from kcap.bench.accuracy import SAME, difference
+from kcap.bench.accuracy import RTOL, SAME, Choice, Truth, difference
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
+from kcap.replay.datasets.inputs import definition_dtype
+from kcap.replay.datasets.invocations import Spread, spreads_for
+from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
+DRAWS = 3  # on which they must agree with the reference's own precision
+MOST_ROUNDING = 8.0  # times what the coarsest dtype allows: what is further off means something else in another dtype
+COUNTS_SHARE = 1 / 16  # of the rms of integers that thresholds decide: what rounding may change in them
+UNLIKELY = 1e-3
+RTOLS = {name: RTOL[definition_dtype(name)] for name in ("float32", "float16", "bfloat16")}  # of inputs
+Outputs: TypeAlias = list[torch.Tensor]
+T = TypeVar("T")
 
 
 class AtFault(Exception):
@@ -48,6 +65,12 @@ class ReferenceOracle:
     def expected(self, seed: int, number: int) -> list[torch.Tensor]:
         """The outputs of invocation `number` of `seed`; AtFault if the reference has none."""
         return _outputs(self.reference, seed, number, self.precision.upcast)
+
+    def truth(self, seed: int, number: int) -> Truth:
+        """The same with what the reference makes of them in the dtype of its inputs."""
+        outputs = self.expected(seed, number)
+        own = _outputs(self.reference, seed, number, 0) if self.precision.upcast else None
+        return Truth(outputs, own)
 
 
 def unanswered(error: ProcessEnded | TooSlow) -> AtFault:
@@ -82,24 +105,120 @@ def _opened(start: Callable[[], Candidate], drawn: InputPool) -> Candidate:
 
 def _explored(reference: Candidate, drawn: InputPool, start: Callable[[], Candidate]) -> ReferenceOracle:
     seed = fresh_seed()
-    own = _outputs(reference, seed, 0, 0)
+    own = [_outputs(reference, seed, number, 0) for number in range(DRAWS)]
     again = _outputs(reference, seed, 0, 0)
-    if not _agree(again, own):
+    if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
         raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
-    _check_finite(drawn, own)
-    notes = _notes(drawn, own)
-    for bits in UPCASTS if _floats(drawn) else ():
+    _check_finite(drawn, own[0])
+
+    def higher(bits: int) -> list[Outputs] | None:
+        nonlocal reference
         try:
-            higher = _outputs(reference, seed, 0, bits)
+            return [_outputs(reference, seed, number, bits) for number in range(DRAWS)]
         except AtFault as fault:
             if POISON in str(fault):
                 reference.end(keep=True)
             if reference.how is not None:
                 reference = _opened(start, drawn)
+            return None
+
+    bits = settle_precision(drawn.definition, own, higher) if _floats(drawn) else 0
+    oracle = ReferenceOracle(reference, drawn, ReferencePrecision(bits, _notes(drawn, own[0])))
+    check_as_solution(drawn.definition, again, oracle.truth(seed, 0))
+    return oracle
+
+
+def settle_precision(
+    definition: Definition,
+    own: Sequence[Outputs],
+    higher: Callable[[int], Sequence[Outputs] | None],
+    choices: Callable[[int, int], Mapping[int, Choice]] = lambda bits, draw: {},
+) -> int:
+    """The bits of the highest precision in which the reference means what it does in the dtype of its inputs; 0: none.
+
+    `own`: its outputs of several draws; `higher`: the same in so many bits, None where it does not run in them;
+    `choices`: of so many bits and a draw, by output.
+    """
+    for bits in UPCASTS:
+        outputs = higher(bits)
+        if outputs is not None and all(
+            rounds_to(definition, ours, theirs, choices(bits, draw))
+            for draw, (ours, theirs) in enumerate(zip(own, outputs, strict=True))
+        ):
+            return bits
+    return 0
+
+
+def rounds_to(definition: Definition, own: Outputs, higher: Outputs, choices: Mapping[int, Choice]) -> bool:
+    """Whether the reference's outputs in its own precision are those of a higher one but for rounding.
+
+    It may round to the dtype of its inputs on the way: an output of float32 can be as coarse as they are.
+    """
+    coarsest = max((RTOLS.get(tensor.dtype, 0.0) for tensor in definition.inputs.values()), default=0.0)
+    for place, (ours, theirs) in enumerate(zip(own, higher, strict=True)):
+        off = difference(ours, theirs, None, choices.get(place)).error
+        if off <= (MOST_ROUNDING * max(coarsest / RTOL[ours.dtype], 1.0) if ours.dtype in RTOL else SAME):
             continue
-        if _agree(own, higher):
-            return ReferenceOracle(reference, drawn, ReferencePrecision(bits, notes))
-    return ReferenceOracle(reference, drawn, ReferencePrecision(0, notes))
+        if ours.dtype in RTOL or place in choices or ours.shape != theirs.shape or ours.dtype.is_floating_point:
+            return False
+        counts = theirs.double()
+        if float((ours.double() - counts).norm()) > COUNTS_SHARE * float(counts.norm()):
+            return False
+    return True
+
+
+def check_as_solution(definition: Definition, outputs: Outputs, truth: Truth) -> None:
+    """AtFault where the reference's `outputs`, of another run on the same inputs, would not pass as a Solution's."""
+    for name, off in zip(definition.outputs, truth.differences(outputs), strict=True):
+        if off.error <= SAME:
+            continue
+        words = f"off by {off.error:.3g} times what is allowed" if math.isfinite(off.error) else "another"
+        raise AtFault(f"its reference, judged as a Solution, does not pass: its {name} is {words}")
+
+
+def with_widest_spread(definition: Definition, attempt: Callable[[Spread], T]) -> T:
+    """What `attempt` makes of the widest spread of inputs on which the reference can be judged by; AtFault, if none."""
+    *wider, narrowest = spreads_for(definition)
+    for spread in wider:
+        with suppress(AtFault):
+            return attempt(spread)
+    return attempt(narrowest)
+
+
+def without_copies(definition: Definition) -> Definition:
+    """`definition`, with a reference that writes in place what may be written: it is timed as a Solution may be."""
+    if not definition.written_inputs:
+        return definition
+    tree = _WithoutClones(definition.written_inputs).visit(ast.parse(definition.reference))
+    return definition.model_copy(update={"reference": ast.unparse(tree) + "\n"})
+
+
+class _WithoutClones(ast.NodeTransformer):
+    def __init__(self, names: Container[str]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=name) as written, attr="clone") if name in self.names:
+                return written
+        return self.generic_visit(node)
+
+
+def comparisons_needed(truths: Sequence[bytes], entries: int = 1) -> int | None:
+    """How many invocations to compare so that a table of `entries` answers, or a constant, passes less than once in a
+    thousand times; None where no number does, for all truths were the same.
+
+    `truths`: what is right in each invocation seen so far, as fingerprints. What the likeliest `entries` of them are
+    worth is taken from their share, at the upper end of what the sample allows (Wilson's interval, two sigmas).
+    """
+    counts = Counter(truths)
+    if len(counts) <= 1:
+        return None
+    size, z = len(truths), 2.0
+    share = sum(count for _, count in counts.most_common(entries)) / size
+    middle, spread = share + z**2 / (2 * size), z * math.sqrt(share * (1 - share) / size + z**2 / (4 * size**2))
+    likely = min((middle + spread) / (1 + z**2 / size), 1 - 1 / (2 * size))
+    return math.ceil(math.log(UNLIKELY) / math.log(likely))
 
 
 def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
@@ -113,10 +232,6 @@ def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[
         raise unanswered(error) from None
     words = "its reference" if report.code == protocol.INPUT else "its reference fails:"
     raise AtFault(f"{words} {report.text}")
-
-
-def _agree(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:
-    return all(difference(out, true).error <= SAME for out, true in zip(outputs, truth, strict=True))
 
 
 def _floats(drawn: InputPool) -> bool:
