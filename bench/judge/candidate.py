@@ -19,7 +19,7 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.protocol import Report, Result
-from kcap.bench.judge.input_pool import Arena, InputPool
+from kcap.bench.judge.input_pool import Arena, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, remove_folder
 from kcap.errors import KcapError
@@ -30,6 +30,7 @@ from kcap.schemas.flashinfer.solution import Solution
 SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
 MOST_SETS = 8192
 FEW = 3  # invocations of a first run
+CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
 
 
 @dataclass
@@ -69,18 +70,21 @@ class Candidate(Process):
         on_gpu = self.limits.gpu is not None
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
         slot = sum(result.reserved for result in drawn.results)
-        sizes = drawn.size, slot, drawn.variants, sets, flags, secrets.randbits(64)
-        content = protocol.open_message(drawn.contents, drawn.results, *sizes)
+        layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if on_gpu else CPU_ALIGN)
+        sizes = drawn.size, slot, drawn.variants, sets, flags, layout.stride
+        content = protocol.open_message(drawn.contents, drawn.results, *sizes, [*layout.inputs, *layout.outputs])
         memory = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, max(sets * (slot if on_gpu else protocol.ADDRESS.size * len(drawn.results)), 1))
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            arena = None if on_gpu else Arena(content, drawn)
+            arena = None if on_gpu else Arena(drawn, layout, sets)
         except BaseException:
             os.close(memory)
             raise
         self.workload = OpenWorkload(drawn, sets, memory, arena, called=called)
-        report = self.ask(content, [memory, drawn.pool if arena is None else arena.descriptor]).report
+        source = drawn.pool if arena is None else arena.descriptor
+        assert source is not None
+        report = self.ask(content, [memory, source]).report
         if report.code != protocol.FINE:
             raise ProcessEnded(report.text)
 
@@ -121,10 +125,10 @@ class Candidate(Process):
         assert work is not None
         if work.arena is None:
             return self.ask(protocol.deliver_message(numbers)).report
-        changed = next((index for index in map(work.arena.changed, numbers) if index is not None), None)
+        changed = next((name for name in map(work.arena.changed, numbers) if name is not None), None)
         if changed is None:
             return Report(protocol.FINE)
-        return Report(protocol.INPUT, text=f"changed its input {work.drawn.contents[changed].name}")
+        return Report(protocol.INPUT, text=f"changed its input {changed}")
 
     def outputs(self, number: int) -> list[torch.Tensor]:
         """Copies of those of invocation `number` of the last run; ProcessEnded where it leaves none to be read."""
@@ -146,7 +150,7 @@ class Candidate(Process):
             slot = sum(each.reserved for each in work.drawn.results)
             os.preadv(work.memory, [room], number * slot + result.offset)
         elif self.destination:
-            room[:] = work.arena.output(number, index, len(room))
+            room[:] = work.arena.output(number, index)
         else:
             place = (number * len(work.drawn.results) + index) * protocol.ADDRESS.size
             (address,) = protocol.ADDRESS.unpack(os.pread(work.memory, protocol.ADDRESS.size, place))

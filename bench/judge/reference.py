@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from kcap.bench.accuracy import RTOL, SAME, Choice, Truth, difference
+from kcap.bench.check import choices
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
@@ -43,34 +44,53 @@ class AtFault(Exception):
 
 @dataclass(frozen=True)
 class ReferencePrecision:
-    """How a Workload's reference is run. `upcast`: the bits of its floating inputs, 0 for their own dtype."""
+    """How a Workload's reference is run. `upcast`: the bits of its floating inputs, 0 for their own dtype; `sizes`: of
+    the scores by which it chooses indices, None where it chooses none (kcap.bench.check.choices).
+    """
 
     upcast: int = 0
     notes: tuple[str, ...] = ()
+    sizes: torch.Tensor | None = None
 
     @property
     def name(self) -> str:
         """In words."""
         return f"reference in float{self.upcast}" if self.upcast else "reference in the dtype of its inputs"
 
+    def form(self, definition: Definition) -> Definition:
+        """What gives the truth of `definition`."""
+        return definition if self.sizes is None else choices.scoring_definition(definition, self.sizes)
+
+
+Start: TypeAlias = Callable[
+    [Definition], Candidate
+]  # the process of a form of the Definition, another if that has ended
+
 
 @dataclass(frozen=True)
 class ReferenceOracle:
-    """The reference, with a Workload open."""
+    """The reference, with a Workload open. `reference` gives the truth, in a form that returns scores with its choices;
+    `timed`: the process that runs it as it is timed, in place where it may.
+    """
 
     reference: Candidate
+    timed: Candidate
     drawn: InputPool
     precision: ReferencePrecision
 
-    def expected(self, seed: int, number: int) -> list[torch.Tensor]:
-        """The outputs of invocation `number` of `seed`; AtFault if the reference has none."""
-        return _outputs(self.reference, seed, number, self.precision.upcast)
+    def truth(self, seed: int, number: int, own: bool = True) -> Truth:
+        """The right outputs of invocation `number` of `seed`; AtFault if the reference has none.
 
-    def truth(self, seed: int, number: int) -> Truth:
-        """The same with what the reference makes of them in the dtype of its inputs."""
-        outputs = self.expected(seed, number)
-        own = _outputs(self.reference, seed, number, 0) if self.precision.upcast else None
-        return Truth(outputs, own)
+        `own`: with what it makes of the inputs in their own dtype, and with what else it may choose.
+        """
+        definition, sizes = self.drawn.definition, self.precision.sizes
+        outputs = _outputs(self.reference, seed, number, self.precision.upcast)
+        if not own:
+            return Truth(outputs[: len(definition.outputs)])
+        if not self.precision.upcast and sizes is None:
+            return Truth(outputs)
+        own_outputs = _outputs(self.reference, seed, number, 0) if self.precision.upcast else outputs
+        return choices.truth_of(definition, outputs, own_outputs, sizes)
 
 
 def unanswered(error: ProcessEnded | TooSlow) -> AtFault:
@@ -84,29 +104,35 @@ def at_fault(_: Status, reason: str) -> AtFault:
     return AtFault(f"its reference fails: {reason}")
 
 
-def open_oracle(
-    start: Callable[[], Candidate], drawn: InputPool, precision: ReferencePrecision | None
-) -> ReferenceOracle:
+def open_oracle(start: Start, drawn: InputPool, precision: ReferencePrecision | None) -> ReferenceOracle:
     """Open `drawn` with the reference, and find how to run it if that is not known; AtFault where it cannot be judged
-    by. `start` gives its process, and another where that has ended.
+    by.
     """
-    reference = _opened(start, drawn)
-    return ReferenceOracle(reference, drawn, precision) if precision else _explored(reference, drawn, start)
+    definition = drawn.definition
+    if precision is None:
+        precision = _explored(start, drawn)
+    reference = _opened(start, drawn, precision.form(definition))
+    in_place = without_copies(definition)
+    timed = reference if in_place == precision.form(definition) else _opened(start, drawn, in_place)
+    return ReferenceOracle(reference, timed, drawn, precision)
 
 
-def _opened(start: Callable[[], Candidate], drawn: InputPool) -> Candidate:
-    reference = start()
+def _opened(start: Start, drawn: InputPool, form: Definition) -> Candidate:
+    reference = start(form)
     try:
-        reference.open(drawn)
+        reference.open(drawn if form == drawn.definition else drawn.with_outputs_of(form))
     except (ProcessEnded, TooSlow) as error:
         raise unanswered(error) from None
     return reference
 
 
-def _explored(reference: Candidate, drawn: InputPool, start: Callable[[], Candidate]) -> ReferenceOracle:
-    seed = fresh_seed()
+def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
+    definition, seed = drawn.definition, fresh_seed()
+    sizes = _sizes_of_choices(start, drawn, seed)
+    form = ReferencePrecision(sizes=sizes).form(definition)
+    reference = _opened(start, drawn, form)
     own = [_outputs(reference, seed, number, 0) for number in range(DRAWS)]
-    again = _outputs(reference, seed, 0, 0)
+    again, higher_by_bits = _outputs(reference, seed, 0, 0), dict[int, list[Outputs]]()
     if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
         raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
     _check_finite(drawn, own[0])
@@ -114,52 +140,67 @@ def _explored(reference: Candidate, drawn: InputPool, start: Callable[[], Candid
     def higher(bits: int) -> list[Outputs] | None:
         nonlocal reference
         try:
-            return [_outputs(reference, seed, number, bits) for number in range(DRAWS)]
+            higher_by_bits[bits] = [_outputs(reference, seed, number, bits) for number in range(DRAWS)]
+            return [outputs[: len(definition.outputs)] for outputs in higher_by_bits[bits]]
         except AtFault as fault:
             if POISON in str(fault):
                 reference.end(keep=True)
             if reference.how is not None:
-                reference = _opened(start, drawn)
+                reference = _opened(start, drawn, form)
             return None
 
-    bits = settle_precision(drawn.definition, own, higher) if _floats(drawn) else 0
-    oracle = ReferenceOracle(reference, drawn, ReferencePrecision(bits, _notes(drawn, own[0])))
-    check_as_solution(drawn.definition, again, oracle.truth(seed, 0))
-    return oracle
+    def choices_of(bits: int, draw: int) -> Mapping[int, Choice]:
+        return choices.truth_of(definition, higher_by_bits[bits][draw], own[draw], sizes).choices
+
+    ours = [outputs[: len(definition.outputs)] for outputs in own]
+    bits = settle_precision(definition, ours, higher, choices_of) if _floats(drawn) else 0
+    truth = choices.truth_of(definition, higher_by_bits[bits][0] if bits else own[0], own[0], sizes)
+    check_as_solution(definition, again[: len(definition.outputs)], truth)
+    return ReferencePrecision(bits, _notes(drawn, own[0]), sizes)
+
+
+def _sizes_of_choices(start: Start, drawn: InputPool, seed: int) -> torch.Tensor | None:
+    """Of the scores by which the reference chooses indices; None where it chooses none."""
+    if not choices.has_choices(drawn.definition):
+        return None
+    sizing = _opened(start, drawn, choices.sizing_definition(drawn.definition))
+    sizes = _outputs(sizing, seed, 0, 0)[-1]
+    sizing.end()
+    return sizes if bool(sizes[:, 0].any()) else None
 
 
 def settle_precision(
     definition: Definition,
     own: Sequence[Outputs],
     higher: Callable[[int], Sequence[Outputs] | None],
-    choices: Callable[[int, int], Mapping[int, Choice]] = lambda bits, draw: {},
+    choices_of: Callable[[int, int], Mapping[int, Choice]] = lambda bits, draw: {},
 ) -> int:
     """The bits of the highest precision in which the reference means what it does in the dtype of its inputs; 0: none.
 
     `own`: its outputs of several draws; `higher`: the same in so many bits, None where it does not run in them;
-    `choices`: of so many bits and a draw, by output.
+    `choices_of`: of so many bits and a draw, by output.
     """
     for bits in UPCASTS:
         outputs = higher(bits)
         if outputs is not None and all(
-            rounds_to(definition, ours, theirs, choices(bits, draw))
+            rounds_to(definition, ours, theirs, choices_of(bits, draw))
             for draw, (ours, theirs) in enumerate(zip(own, outputs, strict=True))
         ):
             return bits
     return 0
 
 
-def rounds_to(definition: Definition, own: Outputs, higher: Outputs, choices: Mapping[int, Choice]) -> bool:
+def rounds_to(definition: Definition, own: Outputs, higher: Outputs, chosen: Mapping[int, Choice]) -> bool:
     """Whether the reference's outputs in its own precision are those of a higher one but for rounding.
 
     It may round to the dtype of its inputs on the way: an output of float32 can be as coarse as they are.
     """
     coarsest = max((RTOLS.get(tensor.dtype, 0.0) for tensor in definition.inputs.values()), default=0.0)
     for place, (ours, theirs) in enumerate(zip(own, higher, strict=True)):
-        off = difference(ours, theirs, None, choices.get(place)).error
+        off = difference(ours, theirs, None, chosen.get(place)).error
         if off <= (MOST_ROUNDING * max(coarsest / RTOL[ours.dtype], 1.0) if ours.dtype in RTOL else SAME):
             continue
-        if ours.dtype in RTOL or place in choices or ours.shape != theirs.shape or ours.dtype.is_floating_point:
+        if ours.dtype in RTOL or place in chosen or ours.shape != theirs.shape or ours.dtype.is_floating_point:
             return False
         counts = theirs.double()
         if float((ours.double() - counts).norm()) > COUNTS_SHARE * float(counts.norm()):
@@ -239,14 +280,14 @@ def _floats(drawn: InputPool) -> bool:
 
 
 def _check_finite(drawn: InputPool, outputs: list[torch.Tensor]) -> None:
-    for result, output in zip(drawn.results, outputs, strict=True):
+    for result, output in zip(drawn.results, outputs, strict=False):
         if output.is_floating_point() and output.numel() and not output.double().isfinite().any():
             raise AtFault(f"no number of its reference's output {result.name} is finite")
 
 
 def _notes(drawn: InputPool, outputs: list[torch.Tensor]) -> tuple[str, ...]:
     notes = []
-    for result, output in zip(drawn.results, outputs, strict=True):
+    for result, output in zip(drawn.results, outputs, strict=False):
         if output.is_floating_point() and (share := 1 - float(output.double().isfinite().double().mean())) > 0:
             notes.append(f"{result.name}: {share:.1%} of the reference's numbers are inf or nan, and must be")
     if not drawn.varied:

@@ -6,13 +6,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kcap.bench.accuracy import SAME, Difference, describe_tolerances, difference, worst_accuracy
+from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, worst_accuracy
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
-from kcap.bench.judge.reference import ReferenceOracle, at_fault
-from kcap.bench.judge.timing import Batch, TimedPair, size_batches, time_both
-from kcap.bench.judge.verdict import CONSTANT, STALE, UNWRITTEN, Rejected, SeenOutputs, check_report, is_unwritten
+from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
+from kcap.bench.judge.timing import RANDOM, Batch, TimedPair, size_batches, time_both
+from kcap.bench.judge.verdict import (
+    CONSTANT,
+    STALE,
+    UNWRITTEN,
+    Rejected,
+    SeenOutputs,
+    check_report,
+    fingerprint,
+    is_unwritten,
+)
 from kcap.schemas.results.outcome import Accuracy
 
+MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right
 NOT_FINITE = "has inf or nan where the reference has numbers"
 
 Outputs = list[torch.Tensor]
@@ -20,12 +30,13 @@ Outputs = list[torch.Tensor]
 
 @dataclass
 class Trial:
-    """`seen` and `differences` grow with every output that is compared."""
+    """`seen`, `truths` and `differences` grow with every invocation whose outputs are compared."""
 
     candidate: Candidate
     truth: ReferenceOracle
     seconds: float
     seen: SeenOutputs = field(default_factory=SeenOutputs)
+    truths: list[bytes] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     timed: int = 0
 
@@ -36,8 +47,11 @@ class Trial:
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        theirs = size_batches(self.truth.reference, drawn, at_fault)
-        return time_both(size_batches(self.candidate, drawn), theirs, self.seconds, self._compare_timed)
+        theirs = size_batches(self.truth.timed, drawn, at_fault)
+        ours = size_batches(self.candidate, drawn)
+        times = time_both(ours, theirs, self.seconds, self._compare_timed)
+        self._compare_more(ours.count)
+        return times
 
     @property
     def accuracy(self) -> Accuracy | None:
@@ -50,19 +64,16 @@ class Trial:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
         check_report(self.candidate.run(seed, FEW).report)
-        pairs = self._pairs(Batch(seed, FEW, [*range(FEW)]))
-        wrong = [reason for outputs, truth in pairs if (reason := self._note(outputs, truth))]
+        compared = self._compare(Batch(seed, FEW, [*range(FEW)]))
+        wrong = [reason for reason, _ in compared if reason]
         if wrong:
             hack = self.seen.constant and not wrong[0].endswith(NOT_FINITE)
             raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else wrong[0])
 
     def _compare_timed(self, batch: Batch) -> None:
-        wrong = []
-        for outputs, truth in self._pairs(batch):
-            self.timed += 1
-            stale, empty = self.seen.stale(outputs, truth), is_unwritten(outputs) and not is_unwritten(truth)
-            if reason := self._note(outputs, truth):
-                wrong.append(UNWRITTEN if empty else STALE if stale else reason)
+        compared = self._compare(batch)
+        self.timed += len(compared)
+        wrong = [unworked or reason for reason, unworked in compared if reason]
         if not wrong:
             return
         worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), None)
@@ -70,22 +81,39 @@ class Trial:
         words = worst or f"right at first, wrong in timed invocations: {wrong[0]}"
         raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
 
-    def _pairs(self, batch: Batch) -> list[tuple[Outputs, Outputs]]:
-        """The outputs of the chosen invocations, and the truth of each."""
+    def _compare_more(self, count: int) -> None:
+        """As many that a constant or a remembered answer fails, where there are few that are right."""
+        while len(self.truths) < min(comparisons_needed(self.truths) or 0, MOST_COMPARED):
+            seed = fresh_seed()
+            check_report(self.candidate.run(seed, count).report)
+            wanted = min(MOST_COMPARED - len(self.truths), count)
+            self._compare_timed(Batch(seed, count, RANDOM.sample(range(count), wanted)))
+
+    def _compare(self, batch: Batch) -> list[tuple[str | None, str | None]]:
+        """Of each chosen invocation: why its outputs are wrong, None where they are right; and how they show that it
+        did not work on its inputs.
+        """
         check_report(self.candidate.deliver(batch.chosen))
         found = [self.candidate.outputs(number) for number in batch.chosen]
-        return [(out, self.truth.expected(batch.seed, number)) for out, number in zip(found, batch.chosen, strict=True)]
+        return [self._note(outputs, batch.seed, number) for outputs, number in zip(found, batch.chosen, strict=True)]
 
-    def _note(self, outputs: Outputs, truth: Outputs) -> str | None:
-        """Why `outputs` are wrong; None where they are right."""
-        self.seen.add(outputs, truth)
-        reasons = []
-        for result, out, true in zip(self.truth.drawn.results, outputs, truth, strict=True):
-            off = difference(out, true)
-            self.differences.append(off)
-            if not off.error <= SAME:
-                reasons.append(_describe_difference(result.name, out, true, off))
-        return reasons[0] if reasons else None
+    def _note(self, outputs: Outputs, seed: int, number: int) -> tuple[str | None, str | None]:
+        truth = self.truth.truth(seed, number, own=False)
+        off = truth.differences(outputs)
+        if any(not each.error <= SAME for each in off):
+            truth = self.truth.truth(seed, number)
+            off = truth.differences(outputs)
+        stale = self.seen.stale(outputs, truth.outputs)
+        empty = is_unwritten(outputs) and not is_unwritten(truth.outputs)
+        self.seen.add(outputs, truth.outputs)
+        self.truths.append(fingerprint(truth.outputs))
+        self.differences += off
+        return self._reason(outputs, truth, off), UNWRITTEN if empty else STALE if stale else None
+
+    def _reason(self, outputs: Outputs, truth: Truth, off: list[Difference]) -> str | None:
+        every = zip(self.truth.drawn.results, outputs, truth.outputs, off, strict=True)
+        reasons = (_describe_difference(result.name, *each) for result, *each in every if not each[-1].error <= SAME)
+        return next(reasons, None)
 
 
 def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, off: Difference) -> str:

@@ -2,7 +2,6 @@
 // clock, and nothing that it reports is evidence: the judge's own clock runs from when this process may run until all of its
 // sandbox stands still, and what it finds in memory then is compared.
 #include "native/cuda.h"
-#include "native/filler.h"
 #include "native/host.h"
 
 namespace kcap {
@@ -91,34 +90,3 @@ extern "C" void* kcap_open(const char* library, PyObject* torch) {
     return nullptr;
   }
 }
-
-// Of the judge's own process: native/filler.h's Filler. `opening` is what a candidate is told of the Workload, and `pool`
-// where the content of its inputs lies.
-extern "C" void* kcap_filler(const uint8_t* opening, size_t size, int pool) {
-  try {
-    return new kcap::Filler(opening, size, pool);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-}
-
-extern "C" size_t kcap_filler_bytes(void* filler) { return static_cast<kcap::Filler*>(filler)->bytes(); }
-
-extern "C" void kcap_filler_begin(void* filler, uint8_t* base) { static_cast<kcap::Filler*>(filler)->begin(base); }
-
-extern "C" size_t kcap_filler_output(void* filler, uint32_t i, uint32_t j) {
-  return static_cast<kcap::Filler*>(filler)->output(i, j);
-}
-
-extern "C" void kcap_filler_fill(void* filler, uint64_t seed, uint32_t first, uint32_t count) {
-  try {
-    static_cast<kcap::Filler*>(filler)->fill(seed, first, count);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-}
-
-extern "C" int kcap_filler_changed(void* filler, uint32_t i) { return static_cast<kcap::Filler*>(filler)->changed(i); }
-
-extern "C" void kcap_filler_close(void* filler) { delete static_cast<kcap::Filler*>(filler); }

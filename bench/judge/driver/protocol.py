@@ -66,6 +66,11 @@ class Result:
     def pack(self) -> bytes:
         return _pack_tensor(self.name, dtype_name(self.dtype), self.shape) + struct.pack("<Q", self.offset)
 
+    @property
+    def bytes(self) -> int:
+        """Of its elements in its own dtype."""
+        return int(self.dtype.itemsize * torch.Size(self.shape).numel())
+
 
 def open_message(
     contents: Sequence[Content],
@@ -75,15 +80,17 @@ def open_message(
     variants: int,
     sets: int,
     flags: int,
-    places: int,
+    stride: int,
+    places: Sequence[int],
 ) -> bytes:
     """A Workload, as the driver reads it. `pool`: bytes of it; `slot`: of the outputs of one invocation, on a GPU;
-    `places`: a random number, by which the sets of inputs lie where they do.
+    `stride`: from one set of inputs to the next; `places` in it: of inputs, and of outputs in destination passing
+    style.
     """
-    head = struct.pack("<IIII", OPEN, flags, variants, sets) + struct.pack("<QQQ", pool, slot, places)
+    head = struct.pack("<IIII", OPEN, flags, variants, sets) + struct.pack("<QQQ", pool, slot, stride)
     inputs = [struct.pack("<I", len(contents)), *(content.pack() for content in contents)]
     outputs = [struct.pack("<I", len(results)), *(result.pack() for result in results)]
-    return b"".join([head, *inputs, *outputs])
+    return b"".join([head, *inputs, *outputs, struct.pack(f"<I{len(places)}Q", len(places), *places)])
 
 
 def prepare_message(first: int, count: int, seed: int, upcast: int) -> bytes:

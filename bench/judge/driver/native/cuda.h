@@ -14,7 +14,6 @@
 namespace kcap {
 
 constexpr uint32_t METHOD_GRAPH = 1;
-constexpr size_t CUDA_ALIGN = 512;  // of torch's allocator
 
 // Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
 struct Torch {
@@ -68,12 +67,12 @@ class Cuda : public Place {
  public:
   Cuda(const Workload& workload, const uint8_t* pool, const Runtime& cuda, const Torch& torch)
       : workload_(workload), host_pool_(pool), cuda_(cuda), torch_(torch),
-        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device)), CUDA_ALIGN) {
+        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
     Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
     pool_ = Memory(cuda_, workload.pool_bytes);
-    arena_ = Memory(cuda_, sets_.total);
-    sets_.begin(arena_.base);
+    arena_ = Memory(cuda_, sets_.bytes());
+    sets_.base = arena_.base;
     cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
   }
 
@@ -111,7 +110,7 @@ class Cuda : public Place {
     for (size_t j = 0; !aside && j < workload_.outputs.size(); ++j) {
       auto* to = slot + workload_.outputs[j].offset;
       if (workload_.destination)
-        cuda_.check(cuda_.copy(to, sets_.outputs[i][j], workload_.outputs[j].bytes, TO_HOST, nullptr), "outputs");
+        cuda_.check(cuda_.copy(to, sets_.output(i, j), workload_.outputs[j].bytes, TO_HOST, nullptr), "outputs");
       else
         copy_row(to, tensors[i][j], TO_HOST);
     }
@@ -127,7 +126,7 @@ class Cuda : public Place {
   void fill(const Run& run, bool graph, void* stream) {
     for (uint32_t i = 0; i < run.count; ++i) {
       for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
-        cuda_.fill(sets_.outputs[i][j], 0xFF, workload_.outputs[j].bytes, stream);
+        cuda_.fill(sets_.output(i, j), 0xFF, workload_.outputs[j].bytes, stream);
       if (graph && !workload_.destination)
         for (auto& tensor : outputs_[i])
           if (plain(tensor) && tensor.is_cuda() && tensor.nbytes())
@@ -136,7 +135,13 @@ class Cuda : public Place {
     for (uint32_t i = 0; i < run.count; ++i)  // after the outputs: one may be an input itself
       for (size_t j = 0; j < workload_.inputs.size(); ++j)
         if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
-          cuda_.copy(sets_.inputs[i][j], sets_.content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
+          cuda_.copy(sets_.input(i, j), content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
+  }
+
+  // Where in the pool the content of an input begins.
+  const uint8_t* content(const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
+    uint64_t number = run.first + i;
+    return pool + workload_.inputs[j].begin(run.seed, number, j, workload_.variant(run.seed, number));
   }
 
   // The part of the L2 that outlasts everything else must be what it was before the Solution came.
@@ -205,9 +210,9 @@ class Cuda : public Place {
       auto& input = workload_.inputs[j];
       if (!input.is_tensor()) continue;
       back_.resize(input.bytes);
-      cuda_.check(cuda_.copy(back_.data(), sets_.inputs[i][j], input.bytes, TO_HOST, nullptr), "copying inputs back");
+      cuda_.check(cuda_.copy(back_.data(), sets_.input(i, j), input.bytes, TO_HOST, nullptr), "copying inputs back");
       cuda_.check(cuda_.wait(), "copying inputs back");
-      if (!same(back_.data(), sets_.content(host_pool_, run, i, j), input.bytes))
+      if (!same(back_.data(), content(host_pool_, run, i, j), input.bytes))
         throw Wrong(INPUT, "changed its input " + input.name);
     }
   }

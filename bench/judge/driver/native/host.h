@@ -11,9 +11,9 @@ class Host : public Place {
  public:
   // `addresses`: of each output of each invocation.
   Host(const Workload& workload, int arena, uint64_t* addresses)
-      : workload_(workload), addresses_(addresses), sets_(workload, at::kCPU, 64), kept_(workload.sets) {
-    arena_ = Mapped(arena, sets_.total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
-    sets_.begin(arena_.base);
+      : workload_(workload), addresses_(addresses), sets_(workload, at::kCPU), kept_(workload.sets) {
+    arena_ = Mapped(arena, sets_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+    sets_.base = arena_.base;
   }
 
   void prepare(const Run& run, PyObject*) override {

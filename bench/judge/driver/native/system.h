@@ -1,4 +1,4 @@
-// System calls, copies and mixing of the driver, inline: no table of library addresses lies between it and the kernel.
+// System calls of the driver, inline: no table of library addresses lies between it and the kernel.
 #pragma once
 
 #include <cstddef>
@@ -30,26 +30,6 @@ inline long system_call(long number, long a = 0, long b = 0, long c = 0) {
 // Until the judge lets this process run again: how it says that it has done what it was asked.
 inline void stand_still() {
   system_call(SYS_tgkill, system_call(SYS_getpid), system_call(SYS_gettid), SIGSTOP);
-}
-
-inline void copy(void* to, const void* from, size_t count) {
-#if defined(__x86_64__)
-  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(count) : : "memory");
-#else
-  auto* target = static_cast<volatile uint8_t*>(to);
-  auto* source = static_cast<const uint8_t*>(from);
-  for (size_t i = 0; i < count; ++i) target[i] = source[i];
-#endif
-}
-
-// All bits set: nan in every floating dtype, -1 in every integer one.
-inline void poison(void* to, size_t count) {
-#if defined(__x86_64__)
-  asm volatile("rep stosb" : "+D"(to), "+c"(count) : "a"(0xFF) : "memory");
-#else
-  auto* target = static_cast<volatile uint8_t*>(to);
-  for (size_t i = 0; i < count; ++i) target[i] = 0xFF;
-#endif
 }
 
 inline bool same(const void* one, const void* other, size_t count) {

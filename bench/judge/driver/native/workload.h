@@ -1,5 +1,4 @@
-// A Workload as the judge describes it: its inputs, of which the judge alone has the pool that they are filled from, and its
-// outputs.
+// A Workload as the judge describes it: its inputs, its outputs, and where they lie.
 #pragma once
 
 #include <Python.h>
@@ -62,8 +61,6 @@ struct Input : Tensor {
     return kind == POOLED ? offset + mixed(seed, i, j) % (slack + 1) * item : offset + variant * stride;
   }
 
-  size_t held() const { return bytes / item + slack; }  // elements of a POOLED one in the pool
-
   PyObject* scalar() const {
     switch (kind) {
       case INTEGER: return PyLong_FromLongLong(integer);
@@ -87,44 +84,14 @@ struct Output : Tensor {
   uint64_t offset = 0;  // in a slot
 };
 
-// The order in which an invocation takes pieces of its content from the pool, each at most once: whoever remembers
-// results of what lies side by side there finds too little of it to save anything.
-class Pieces {
- public:
-  static constexpr size_t SIZE = 128;  // bytes
-
-  Pieces(const Input& input, uint64_t random) : each_(SIZE / input.item), item_(input.item) {
-    first_ = mixed(random, 0, 0) % each_;
-    count_ = (input.held() - first_) / each_;
-    while ((uint64_t(1) << bits_) < count_) ++bits_;
-    for (uint64_t i = 0; i < 3; ++i) odd_[i] = mixed(random, 1, i) | 1;
-    plus_ = mixed(random, 2, 0);
-  }
-
-  // Bytes from the beginning of the input's content to piece `k`: a permutation of 0 … count - 1 (multiplication by odd
-  // numbers and shifts, each of which can be undone, until the result is one of them).
-  size_t at(uint64_t k) const {
-    uint64_t mask = (uint64_t(1) << bits_) - 1, half = (bits_ + 1) / 2;
-    do {
-      k = (k * odd_[0] + plus_) & mask, k ^= k >> half;
-      k = (k * odd_[1]) & mask, k ^= k >> half;
-      k = (k * odd_[2]) & mask;
-    } while (k >= count_);
-    return (first_ + k * each_) * item_;
-  }
-
- private:
-  size_t each_, item_;
-  uint64_t first_ = 0, count_ = 1, bits_ = 1, plus_ = 0, odd_[3] = {};
-};
-
 struct Workload {
   bool destination = false;
   bool graphs = false;  // on a GPU: batches are captured
   uint32_t variants = 1;
   uint32_t sets = 1;  // of inputs: as many as there are invocations in a run at most
   uint64_t pool_bytes = 0, slot_bytes = 0;
-  uint64_t places = 0;  // what chance says of where the sets lie
+  uint64_t stride = 0;           // bytes from one set to the next
+  std::vector<uint64_t> places;  // in a set: of each input, and in destination passing style of each output
   std::vector<Input> inputs;
   std::vector<Output> outputs;
 
@@ -133,11 +100,13 @@ struct Workload {
     uint32_t flags = from.u32();
     destination = flags & DESTINATION, graphs = flags & GRAPHS;
     variants = from.u32(), sets = from.u32();
-    pool_bytes = from.u64(), slot_bytes = from.u64(), places = from.u64();
+    pool_bytes = from.u64(), slot_bytes = from.u64(), stride = from.u64();
     inputs.resize(from.u32());
     for (auto& input : inputs) input.read(from);
     outputs.resize(from.u32());
     for (auto& output : outputs) output.Tensor::read(from), output.offset = from.u64();
+    places.resize(from.u32());
+    for (auto& place : places) place = from.u64();
   }
 
   // One invocation in four has the index inputs of another variant, if there is one.
