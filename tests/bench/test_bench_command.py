@@ -10,7 +10,7 @@ import pytest
 from bench_datasets import SCALE
 from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench.executors import local
+from kcap.bench.run.executors import local
 from kcap.schemas.flashinfer import benchmark_result
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer import trace as traces_file

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.bench.summary.score import ALL_PHASES, Saving, Score, score_key
-from kcap.bench.summary.summary import Summary
+from kcap.bench.run.summary.score import ALL_PHASES, Saving, Score, score_key
+from kcap.bench.run.summary.summary import Summary
 from kcap.replay.calls.report import duration
 from kcap.schemas.results.bench_run import Machine
 from kcap.schemas.validation.report import printable
