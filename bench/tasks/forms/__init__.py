@@ -1,0 +1,51 @@
+"""The folders that a task can be: one file each, its TaskForm registered under the file's name with dashes.
+
+`kcap` is the form that `kcap judge` reads. Each of the others is a harness's own, and holds it, or a dataset.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from kcap.bench.tasks.make import MadeTask
+from kcap.system.registry import Registry, plugin_names
+
+TASK_FORMS: Registry[str, TaskForm] = Registry("task form")
+
+
+class TaskForm(ABC):
+    """Writes a task as one harness takes it. `needs`: what the command that follows needs beside kcap."""
+
+    needs: str = ""
+
+    @abstractmethod
+    def write(self, made: MadeTask, folder: Path) -> None:
+        """Write into `folder`, which is empty."""
+
+    @abstractmethod
+    def following(self, output: Path) -> str:
+        """The command that uses what was written, as a shell takes it."""
+
+
+def task_form(name: str) -> Callable[[type[TaskForm]], type[TaskForm]]:
+    """Register a TaskForm as `name`."""
+
+    def register(kind: type[TaskForm]) -> type[TaskForm]:
+        TASK_FORMS.add(name, kind())
+        return kind
+
+    return register
+
+
+def find_form(name: str) -> TaskForm:
+    """The TaskForm `name`, one of `form_names()`."""
+    importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    return TASK_FORMS[name]
+
+
+def form_names() -> list[str]:
+    """The name of every form: that of its file, with dashes."""
+    return sorted(name.replace("_", "-") for name in plugin_names(__name__))

@@ -1,0 +1,82 @@
+"""`flashinfer-bench`: a dataset of the one Definition, with the example as the Solution of the author `baseline`.
+
+That is what FlashInfer-Bench's TraceSet loads, and what AgentKernelArena's builder of tasks from datasets takes, which
+looks for its baseline below `solutions/baseline/`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from kcap.bench.contents import CheckTarget
+from kcap.bench.exports import ExportRequest
+from kcap.bench.exports.common.cases import Account
+from kcap.bench.exports.flashinfer_bench import DRAW, comparable, write_problems
+from kcap.bench.problems import Problem, Problems
+from kcap.bench.run.subject import RecordingSubject
+from kcap.bench.tasks.forms import TaskForm, task_form
+from kcap.bench.tasks.instruction import Place, instruction
+from kcap.bench.tasks.make import MadeTask
+from kcap.errors import KcapError
+from kcap.schemas.flashinfer import solution as solutions_file
+from kcap.schemas.flashinfer.dataset import seal_dataset, with_folder
+from kcap.schemas.flashinfer.solution import BuildSpec, Solution, SourceFile
+from kcap.schemas.results.export_loss import LossLedger
+
+AUTHOR = "baseline"
+PLACE = Place(
+    solution="a Solution in FlashInfer-Bench's form, or a `.py` file",
+    start="`solutions/baseline/` has one that passes: the reference, which the Definition has as `reference`.",
+    commands=("kcap bench . --solutions DIR -o judged", "flashinfer-bench run --local ."),
+    remarks="Either writes a Trace for each Workload; `kcap bench` weighs them by how often the engine ran them.",
+)
+
+
+@task_form("flashinfer-bench")
+class FlashInferBench(TaskForm):
+    def write(self, made: MadeTask, folder: Path) -> None:
+        problem = passable(made)
+        write_problems(folder, [problem])
+        if made.sealed:
+            seal_dataset(folder)
+        definition = made.definition
+        path = folder / "solutions" / AUTHOR / definition.op_type / definition.name / "example.json"
+        solutions_file.write(with_folder(path), example(made))
+        (folder / "instruction.md").write_text(instruction(made, PLACE))
+
+    def following(self, output: Path) -> str:
+        return f"kcap validate {shlex.quote(str(output))}"
+
+
+def passable(made: MadeTask) -> Problem:
+    """The Problem with what FlashInfer-Bench draws at random and must not stored; KcapError where nothing is left."""
+    subject = made.subject
+    if not isinstance(subject, RecordingSubject) or subject.problems.derived is None:
+        return made.problem
+    derived = subject.problems.derived
+    kernels = [kernel for kernel in derived.kernels if kernel.definition.name == made.definition.name]
+    problems = Problems([replace(made.problem)], LossLedger(), replace(derived, kernels=kernels))
+    on = CheckTarget(made.request.device, made.request.trust)
+    request = ExportRequest(subject.contents, made.request.output, checked_on=on)
+    left = comparable(Account(request, DRAW, problems))
+    if not left:
+        raise KcapError(f"{made.definition.name}: no input that FlashInfer-Bench draws suits it: use another --form")
+    return left[0]
+
+
+def example(made: MadeTask) -> Solution:
+    return Solution(
+        name=f"{made.definition.name}_example",
+        definition=made.definition.name,
+        author=AUTHOR,
+        description="The reference, as a start.",
+        spec=BuildSpec(
+            language="python",
+            target_hardware=[made.task.device or "any"],
+            entry_point="solution.py::run",
+            destination_passing_style=False,
+        ),
+        sources=[SourceFile(path="solution.py", content=made.example)],
+    )
