@@ -147,8 +147,8 @@ def workload_table(workloads: Sequence[TaskWorkload]) -> str:
         sizes = ", ".join(f"{name} {size}" for name, size in workload.axes.items())
         engine = mean_us(workload.engine_us, workload.counts)
         rows.append(
-            f"| {short_id(workload.workload)} | {sizes or '–'} | {sum(workload.counts.values()):,} | {workload.share:.1%} "
-            f"| {_us(engine)} | {_us(workload.floor_us)} | {workload.bound or '–'} |"
+            f"| {short_id(workload.workload)} | {sizes or '–'} | {sum(workload.counts.values()):,} "
+            f"| {workload.share:.1%} | {_us(engine)} | {_us(workload.floor_us)} | {workload.bound or '–'} |"
         )
     if len(workloads) > MOST_ROWS:
         rows.append(f"\n{len(workloads) - MOST_ROWS} more are in `workloads.jsonl`.")
