@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kcap.bench.run.subject import blobs_digest, dataset_identity
 from kcap.bench.run.summary.baseline import Baseline, References, measured_baseline
-from kcap.bench.solutions import FoundSolution, read_solution, suffixes
+from kcap.bench.solutions import FoundSolution, RefusedSolution, read_solution, suffixes
 from kcap.errors import CallError, FormatError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, check_trust, workload_weights
 from kcap.schemas.files.jsonfile import read_json
@@ -79,10 +79,8 @@ class OpenTask:
     @cached_property
     def baseline(self) -> Baseline:
         """The engine's own kernels where they were measured, else the reference."""
-        if not self.measurements:
-            return References()
         measured = measured_baseline(self.measurements, self.dataset.counts, ())
-        return replace(measured, totals=self.task.totals)
+        return replace(measured, totals=self.task.totals) if any(measured.times.values()) else References()
 
     def copy_datasets(self, root: Path) -> None:
         """Copy what a judge reads below `root`: what is changed in the folder meanwhile changes nothing."""
@@ -143,8 +141,8 @@ def identity(dataset: Dataset, definition: str) -> str:
     return sha256(f"{text} {blobs_digest(dataset, workloads)}".encode()).hexdigest()
 
 
-def find_solution(opened: OpenTask, path: Path) -> FoundSolution:
-    """The Solution that `path` is, or the one in the folder that it is; CallError with the reason where there is none.
+def find_solution(opened: OpenTask, path: Path) -> FoundSolution | RefusedSolution:
+    """The Solution that `path` is, or the one in the folder that it is; CallError where there is none, or several.
 
     Of a task's own folder it is the one in solution/.
     """
@@ -155,10 +153,7 @@ def find_solution(opened: OpenTask, path: Path) -> FoundSolution:
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:5]) or "none"
         raise CallError(f"{folder}: one Solution is judged at a time, and there are {len(files)} ({names}): name one")
-    found = read_solution(files[0], files[0].parent, {opened.name: opened.definition}, opened.name)
-    if not isinstance(found, FoundSolution):
-        raise CallError(found.reason)
-    return found
+    return read_solution(files[0], files[0].parent, {opened.name: opened.definition}, opened.name)
 
 
 def _candidates(folder: Path) -> Sequence[Path]:

@@ -91,8 +91,8 @@ def _why(task: Task) -> str:
             f"- {name}: {duration(room.engine_us)} now, {duration(room.floor_us)} at the machine's floor; "
             f"at most {gain} can be gained{share}"
         )
-    if not task.room and task.baseline is None:
-        lines.append("How long it took there was not measured: gains are counted against the reference.")
+    if not task.room:
+        lines.append("How long it took there is not known: gains are counted against the reference.")
     return "\n".join(lines)
 
 

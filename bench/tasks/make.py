@@ -31,7 +31,7 @@ from kcap.replay.roofline.floor import floor_parts
 from kcap.schemas.derive.cost import Cost
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.files.jsonfile import dump_json
-from kcap.schemas.flashinfer.dataset import Dataset, is_sealed, seal_dataset
+from kcap.schemas.flashinfer.dataset import Dataset, invocations, is_sealed, seal_dataset
 from kcap.schemas.flashinfer.definition import Definition, ScalarInput, Workload
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.results.measurement import Measurement, read_measurements
@@ -110,6 +110,19 @@ class MadeTask:
         (folder / HELD_OUT_FILE).write_bytes(dump_json(kept.model_dump(mode="json")))
 
 
+def definition_rows(path: Path, trust: bool) -> list[tuple[str, str, int, int]]:
+    """Each Definition of `path` that has Workloads: its name, its type, how many, and its invocations; those first that
+    ran most often."""
+    subject = open_subject(path, trust)
+    counts = invocations(subject.counts)
+    rows = [
+        (name, definition.op_type, len(subject.workloads[name]), counts[name])
+        for name, definition in subject.definitions.items()
+        if subject.workloads.get(name)
+    ]
+    return sorted(rows, key=lambda row: (-row[3], row[0]))
+
+
 def make_task(request: TaskRequest) -> MadeTask:
     """CallError where the call cannot work; KcapError where the Definition's reference is at fault."""
     if request.measurements is not None and not request.measurements.is_file():
@@ -145,8 +158,9 @@ def make_task(request: TaskRequest) -> MadeTask:
 
 def _find_definition(subject: Subject, name: str) -> Definition:
     if name not in subject.definitions:
-        near = ", ".join(get_close_matches(name, subject.definitions, cutoff=0.4)) or "none like it"
-        raise CallError(f"--definition {name}: {subject.path} has no such Definition ({near})")
+        near = get_close_matches(name, subject.definitions, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"kcap task {subject.path} lists those that there are"
+        raise CallError(f"--definition {name}: {subject.path} has no such Definition: {hint}")
     if not subject.workloads.get(name):
         raise CallError(f"--definition {name}: {subject.path} has no Workloads of it")
     return subject.definitions[name]
@@ -200,7 +214,7 @@ def _task(
 ) -> Task:
     metadata = subject.metadata or Metadata()
     name = problem.definition.name
-    workloads = list(_workloads(problem, measured, lines, request.device or subject.home))
+    workloads = list(_workloads(problem, measured, lines, metadata.device))
     devices = sorted({line.device_name for line in lines if line.device_name})
     return Task(
         kcap=__version__,
@@ -216,7 +230,7 @@ def _task(
         invocations=sum(sum(one.counts.values()) for one in workloads),
         steps=metadata.steps,
         kernels=_kernels(subject, problem),
-        baseline=measured.title if measured and lines else None,
+        baseline=measured.title if measured and any(one.engine_us for one in workloads) else None,
         totals=measured.totals if measured else {},
         workloads=workloads,
         room=room_of(workloads, measured.totals if measured else {}),
@@ -225,14 +239,14 @@ def _task(
 
 
 def _workloads(
-    problem: Problem, measured: Measured | None, lines: Sequence[Measurement], device: str | None
+    problem: Problem, measured: Measured | None, lines: Sequence[Measurement], recorded_on: str | None
 ) -> Iterator[TaskWorkload]:
     weights = workload_weights(problem.counts)
     name = problem.definition.name
     total = sum(sum(weights.get((name, uuid), UNCOUNTED_PHASES).values()) for uuid in problem.workloads) or 1
     # Its counts are of the Workloads that are left, so that the times are too
     times = measured_baseline(lines, problem.counts, ()).times if measured and lines else {}
-    ceilings, measured_floors = _ceilings(lines, device), _floors(problem, lines)
+    ceilings, measured_floors = _ceilings(lines, recorded_on), _floors(problem, lines)
     for uuid, workload in problem.workloads.items():
         counts = dict(weights.get((name, uuid), UNCOUNTED_PHASES))
         cost = workload_cost(problem.definition, workload, problem.blobs.get(uuid, {}))
@@ -288,14 +302,10 @@ def workload_cost(definition: Definition, workload: Workload, blob: Mapping[str,
     return cost_of_workload(definition, inputs)
 
 
-def _ceilings(lines: Sequence[Measurement], device: str | None) -> Ceilings | None:
-    """Of the device that was measured, else of this machine's of that type; None where none were measured here."""
-    names = {line.device_name for line in lines if line.device_name}
-    if len(names) == 1:
-        return ceilings_of_device(names.pop())
-    if device and device.startswith("cuda") and torch.cuda.is_available():
-        return ceilings_of_device(torch.cuda.get_device_name())
-    return None
+def _ceilings(lines: Sequence[Measurement], recorded_on: str | None) -> Ceilings | None:
+    """Of the device that was measured, else of the one that was recorded on; None where none are known here."""
+    names = {line.device_name for line in lines if line.device_name} or {recorded_on or ""}
+    return ceilings_of_device(names.pop()) if len(names) == 1 else None
 
 
 def room_of(workloads: Iterable[TaskWorkload], totals: Mapping[str, float]) -> dict[str, Room]:
@@ -372,6 +382,8 @@ def _notes(
         yield "no counts are known: each Workload counts as one invocation"
     if measured is None:
         yield "the engine's own times are not known (kcap task --measurements): gains are against the reference"
+    elif measured and not any(one.engine_us for one in workloads):
+        yield "its calls have no times of their own in the measurements: gains are against the reference"
     elif untimed := sum(not one.engine_us for one in workloads):
         yield f"{untimed} of the {len(workloads)} Workloads have no time of the engine's: nothing is gained on them"
 

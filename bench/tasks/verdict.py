@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from functools import cached_property
 
 from kcap.bench.run.summary.baseline import Baseline, References, why_not_comparable
 from kcap.bench.run.summary.score import GRAVEST, Saving, Score, savings, score_solutions
-from kcap.bench.solutions import FoundSolution
+from kcap.bench.solutions import FoundSolution, RefusedSolution
 from kcap.bench.tasks.compiler_messages import compiler_messages
 from kcap.bench.tasks.folder import OpenTask
 from kcap.bench.tasks.make import bound_of, workload_cost
@@ -217,6 +218,26 @@ class Judgement:
             statuses=dict(Counter(outcome.status for outcome in self.held_out)),
             speedup=score.weighted,
         )
+
+
+REFUSED_LINE = re.compile(r"\(line (\d+)\)")
+
+
+def refused_verdict(opened: OpenTask, refused: RefusedSolution) -> Verdict:
+    """Of a file that is no Solution: what a compiler would say, without a judge."""
+    line = REFUSED_LINE.search(refused.reason)
+    messages = [CompilerMessage(file=refused.file.name, line=int(line[1]), text=refused.reason)] if line else []
+    verdict = Verdict(
+        kcap=__version__,
+        definition=opened.name,
+        solution=refused.name,
+        file=str(refused.file),
+        status="COMPILE_ERROR",
+        reason=refused.reason,
+        compiler=messages,
+        device=opened.task.device or "",
+    )
+    return verdict.model_copy(update={"next": list(next_steps(verdict))})
 
 
 def _gain(saving: Saving) -> Gain:

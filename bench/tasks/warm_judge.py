@@ -16,12 +16,12 @@ from typing import Any
 
 from kcap.bench.run.executors import SlotRequest, find_executor
 from kcap.bench.run.executors.common.dispatcher import WorkUnit, ask_judge
-from kcap.bench.run.executors.common.slot import JUDGE_WORKER, Slot
+from kcap.bench.run.executors.common.slot import Slot
 from kcap.bench.run.executors.local import choose_device
 from kcap.bench.run.options import Options
-from kcap.bench.solutions import FoundSolution
+from kcap.bench.solutions import FoundSolution, RefusedSolution
 from kcap.bench.tasks.folder import OpenTask
-from kcap.bench.tasks.verdict import Judgement
+from kcap.bench.tasks.verdict import Judgement, refused_verdict
 from kcap.errors import CallError
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.schemas.results.outcome import Outcome
@@ -49,11 +49,10 @@ class JudgeOptions:
 class WarmJudge:
     """A context in which Solutions of one task are judged, one after another. One thread uses it."""
 
-    def __init__(self, opened: OpenTask, options: JudgeOptions, module: str = JUDGE_WORKER) -> None:
+    def __init__(self, opened: OpenTask, options: JudgeOptions) -> None:
         self.opened = opened
         self.options = options
         self.environment: dict[str, Any] = {}
-        self._module = module
         self._stack = ExitStack()
         self._slot: Slot | None = None
         self._limit_s = 0.0
@@ -95,7 +94,7 @@ class WarmJudge:
             session["hidden"] = [*session.get("hidden", []), str(self.opened.held_out.root.resolve())]
         local = find_executor("local")
         local.check(device, bench_options.threads)
-        slots = self._stack.enter_context(local.open(SlotRequest(device, session, 1, self._module)))
+        slots = self._stack.enter_context(local.open(SlotRequest(device, session, most=1)))
         self._slot = slots[0]
         self.environment = self._slot.start()
         if error := self.environment.get("error"):
@@ -117,12 +116,14 @@ class WarmJudge:
             definition = held_out.definitions[self.opened.name]
             yield from self._ask(found, definition, held_out.workloads.get(self.opened.name, []))
 
-    def verdict(self, found: FoundSolution, quick: bool = False, tell: Tell = ignore) -> Verdict:
+    def verdict(self, found: FoundSolution | RefusedSolution, quick: bool = False, tell: Tell = ignore) -> Verdict:
         """Judge `found` on the most counted Workload alone (`quick`), or on all.
 
         Those that were kept back come last, and only where it passed on the others. `tell` is called with what is said
         of each Workload as soon as it is there.
         """
+        if isinstance(found, RefusedSolution):
+            return refused_verdict(self.opened, found)
         began = time.monotonic()
         outcomes: list[Outcome] = []
         first_seconds = None

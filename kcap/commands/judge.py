@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -126,12 +127,13 @@ def command(
 
 
 def _judge(request: Request, opened: OpenTask, warm: WarmJudge) -> int:
+    from kcap.bench.solutions import FoundSolution, RefusedSolution
     from kcap.bench.tasks.folder import find_solution
 
     found = find_solution(opened, request.path)
-    with warm as judge:
+    with nullcontext(warm) if isinstance(found, RefusedSolution) else warm as judge:
         verdict = judge.verdict(found, request.quick, _ignore if request.as_json else _tell)
-    if request.profile:
+    if request.profile and isinstance(found, FoundSolution):
         from kcap.bench.tasks.profiler import with_profile
 
         verdict = with_profile(verdict, opened, found)
@@ -183,11 +185,11 @@ def reward_of(verdict: Verdict) -> float:
 
 def exit_code(verdict: Verdict, fail_on: FailOn) -> int:
     statuses = [workload.status for workload in verdict.workloads]
-    if all(status == "NOT_JUDGED" for status in statuses):
+    if statuses and all(status == "NOT_JUDGED" for status in statuses):
         return FAILED
     wrong = verdict.status not in ("PASSED", "NOT_JUDGED")
     if fail_on != "never" and wrong:
         return FAILED
-    if fail_on == "slower" and not wrong and reward_of(verdict) <= 1:
+    if fail_on == "slower" and verdict.status == "PASSED" and reward_of(verdict) <= 1:
         return FAILED
-    return PARTIAL if verdict.status == "NOT_JUDGED" else DONE
+    return PARTIAL if "NOT_JUDGED" in (verdict.status, *statuses) else DONE

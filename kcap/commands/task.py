@@ -26,8 +26,8 @@ HELD_OUT = OutputKind((HELD_OUT_FILE,), "not made by kcap task, and is not repla
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--definition", required=True, metavar="NAME", help="Which Definition (kcap show PATH --by family).")
-@click.option("-o", "output", type=PATH, required=True, metavar="DIR", help="The folder to write.")
+@click.option("--definition", metavar="NAME", help="Which Definition.  [default: list those that there are]")
+@click.option("-o", "output", type=PATH, metavar="DIR", help="The folder to write.")
 @click.option("--form", type=click.Choice(FORMS), default="kcap", show_default=True, help="Whose form the folder has.")
 @click.option("--workloads", type=POSITIVE, metavar="N", help="Only the N most counted Workloads.")
 @click.option("--measurements", type=PATH, help="Times of the engine's own kernels: of kcap replay PATH -o.")
@@ -39,8 +39,8 @@ HELD_OUT = OutputKind((HELD_OUT_FILE,), "not made by kcap task, and is not repla
 @click.option("--trust", is_flag=True, help="Run code of PATH that you did not record or export here yourself.")
 def command(
     path: Path,
-    definition: str,
-    output: Path,
+    definition: str | None,
+    output: Path | None,
     form: str,
     workloads: int | None,
     measurements: Path | None,
@@ -61,6 +61,7 @@ def command(
 
     \b
     Example:
+      kcap task llama.kcap
       kcap replay llama.kcap -o llama.measurements.jsonl
       kcap task llama.kcap --definition rmsnorm_h4096 --measurements llama.measurements.jsonl -o task
       kcap judge task --quick
@@ -69,6 +70,10 @@ def command(
     from kcap.bench.tasks.forms import find_form  # needs torch
     from kcap.bench.tasks.make import TaskRequest, make_task
 
+    if definition is None:
+        return list_definitions(path, trust)
+    if output is None:
+        raise CallError("-o DIR is missing: the folder to write")
     if bool(held_out) is not bool(held_out_to):
         raise CallError("--held-out N and --held-out-to DIR go together: how many Workloads are kept back, and where")
     sources = [path, *([measurements] if measurements else [])]
@@ -89,6 +94,18 @@ def command(
     needs = f", {chosen.needs}" if chosen.needs else ""
     click.echo(f"Next{needs}: {chosen.following(output)}", err=True)
     return DONE if passes else PARTIAL
+
+
+def list_definitions(path: Path, trust: bool) -> int:
+    from kcap.bench.tasks.make import definition_rows
+    from kcap.show.console import console, plain_table, print_table
+
+    table = plain_table(("invocations", "workloads"), ("op_type", "definition"))
+    for name, op_type, workloads, count in definition_rows(path, trust):
+        table.add_row(f"{count:,}", f"{workloads:,}", op_type, name)
+    print_table(console(), table)
+    click.echo(f"Next: kcap task {path} --definition NAME -o task", err=True)
+    return DONE
 
 
 def _check_apart(output: Path, held_out_to: Path) -> None:

@@ -42,8 +42,9 @@ class FlashInferBench(TaskForm):
         if made.sealed:
             seal_dataset(folder)
         definition = made.definition
-        path = folder / "solutions" / AUTHOR / definition.op_type / definition.name / "example.json"
-        solutions_file.write(with_folder(path), example(made))
+        solution = example(made)
+        path = folder / "solutions" / AUTHOR / definition.op_type / definition.name / f"{solution.name}.json"
+        solutions_file.write(with_folder(path), solution)
         (folder / "instruction.md").write_text(instruction(made, PLACE))
 
     def following(self, output: Path) -> str:
