@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kcap.bench.tasks.forms import find_form, form_names
 from kcap.errors import DONE, PARTIAL, CallError
 from kcap.schemas.results.task import HELD_OUT_FILE, TASK_FILE
 from kcap.system.output import OutputKind, atomic_directory, check_output
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)
-FORMS = ("kcap", "flashinfer-bench", "harbor", "agentkernelarena")
 TASK = OutputKind(
     (TASK_FILE, "task.toml", "config.yaml", "kcap.seal", "instruction.md"),
     "not made by kcap task, and is not replaced: choose another -o",
@@ -28,7 +28,9 @@ HELD_OUT = OutputKind((HELD_OUT_FILE,), "not made by kcap task, and is not repla
 @click.argument("path", type=PATH)
 @click.option("--definition", metavar="NAME", help="Which Definition.  [default: list those that there are]")
 @click.option("-o", "output", type=PATH, metavar="DIR", help="The folder to write.")
-@click.option("--form", type=click.Choice(FORMS), default="kcap", show_default=True, help="Whose form the folder has.")
+@click.option(
+    "--form", type=click.Choice(form_names()), default="kcap", show_default=True, help="Whose form the folder has."
+)
 @click.option("--workloads", type=POSITIVE, metavar="N", help="Only the N most counted Workloads.")
 @click.option("--measurements", type=PATH, help="Times of the engine's own kernels: of kcap replay PATH -o.")
 @click.option("--held-out", type=click.IntRange(min=0), default=0, metavar="N", help="Keep back N of the Workloads.")
@@ -67,8 +69,7 @@ def command(
       kcap judge task --quick
       kcap task llama.kcap --definition rmsnorm_h4096 --held-out 2 --held-out-to kept --form harbor -o harbor-task
     """
-    from kcap.bench.tasks.forms import find_form  # needs torch
-    from kcap.bench.tasks.make import TaskRequest, make_task
+    from kcap.bench.tasks.make import TaskRequest, make_task  # needs torch
 
     if definition is None:
         return list_definitions(path, trust)

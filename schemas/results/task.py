@@ -65,7 +65,7 @@ class Room(BaseModel):
 
 
 class HeldOut(BaseModel):
-    """The Workloads that are judged last and are not in the folder: how many there are, and the folder that has them."""
+    """The Workloads that are judged last and are not in the folder: how many there are, and which folder has them."""
 
     model_config = ConfigDict(frozen=True)
 

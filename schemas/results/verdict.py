@@ -72,9 +72,9 @@ class WorkloadVerdict(_Part):
 
 
 class Gain(_Part):
-    """What the Solution saves of the baseline's time on the Workloads that passed. `total_us`: of all that was measured.
+    """What the Solution saves of the baseline's time on the Workloads that passed.
 
-    `speedup`: `before_us` over `after_us`. `share`: of the total that is saved; None where the total is not known.
+    `speedup`: `before_us` over `after_us`. `total_us`: of all that was measured; `share`: what of it is saved.
     """
 
     before_us: Time

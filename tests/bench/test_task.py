@@ -17,9 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.bench.tasks.folder import find_task, open_task
-from kcap.bench.tasks.forms import form_names
 from kcap.bench.tasks.make import choose_held_out
-from kcap.commands.task import FORMS
 from kcap.errors import CallError
 from kcap.schemas.flashinfer.dataset import Dataset, write_dataset
 from kcap.schemas.flashinfer.definition import ScalarInput
@@ -233,10 +231,6 @@ def test_a_task_is_found_from_any_file_in_it(task, dataset, tmp_path):
     assert find_task(tmp_path / "task" / "solution" / "solution.py") == tmp_path / "task"
     with pytest.raises(CallError, match="--task"):
         find_task(tmp_path / "dataset")
-
-
-def test_every_form_is_an_option():
-    assert sorted(FORMS) == form_names()
 
 
 def test_harbors_form_has_its_files_and_keeps_the_tests_apart(task, dataset, tmp_path):

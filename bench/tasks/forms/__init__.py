@@ -1,6 +1,7 @@
 """The folders that a task can be: one file each, its TaskForm registered under the file's name with dashes.
 
-`kcap` is the form that `kcap judge` reads. Each of the others is a harness's own, and holds it, or a dataset.
+`kcap` is the form that `kcap judge` reads. Each of the others is a harness's own, and holds it, or a dataset. A form's
+module is imported when it is asked for: it needs torch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kcap.bench.tasks.make import MadeTask
 from kcap.system.registry import Registry, plugin_names
+
+if TYPE_CHECKING:
+    from kcap.bench.tasks.make import MadeTask
 
 TASK_FORMS: Registry[str, TaskForm] = Registry("task form")
 
