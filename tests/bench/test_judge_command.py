@@ -307,8 +307,12 @@ def test_a_path_in_a_request_is_the_tasks_or_the_callers(task, tmp_path, monkeyp
 def test_only_answers_come_on_standard_output(task):
     root = task()
     program = (
-        "import sys\nfrom functools import partial\nfrom kcap.bench.run.executors import SlotRequest\n"
-        "from kcap.bench.tasks import warm_judge\nwarm_judge.SlotRequest = partial(SlotRequest, module='fake_judge')\n"
+        "import os, sys\nfrom functools import partial\nfrom kcap.bench.run.executors import SlotRequest\n"
+        "from kcap.bench.tasks import warm_judge\n"
+        "def noisy(*args, **options):\n"
+        "    os.write(1, b'a library greets')\n"
+        "    return SlotRequest(*args, **options, module='fake_judge')\n"
+        "warm_judge.SlotRequest = noisy\n"
         "from kcap.cli import main\nmain(sys.argv[1:])"
     )
     write_solution(root / "solution" / "solution.py", us=5)

@@ -1,6 +1,7 @@
-"""An agent's loop, played by a program with the real judge on the CPU: wrong, right, faster, by the verdicts alone.
+"""An agent's loop, played by a program with the real judge: wrong, right, faster, by the verdicts alone.
 
-The program reads nothing but the verdicts. It asks 30 times, and half of its answers come within 15 seconds.
+The program reads nothing but the verdicts. It asks 30 times; half of its answers come within 15 seconds on a CPU, and
+within 10 on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, ScalarInput
 
 JUDGEMENTS = 30
-MOST_MEDIAN_S = 15.0
+MOST_MEDIAN_S = {"cpu": 15.0, "cuda:0": 10.0}
 EPS = ScalarInput(value=1e-5)
 NORM = Definition(
     name="norm",
@@ -65,14 +66,15 @@ def next_attempt(verdict) -> str:
 
 
 @pytest.mark.slow
-def test_a_program_goes_from_wrong_to_right_to_faster_by_the_verdicts_alone(kcap, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_a_program_goes_from_wrong_to_right_to_faster_by_the_verdicts_alone(kcap, tmp_path, device):
     workloads = [workload(NORM, f"w{size}", m=size, eps=EPS) for size in (16, 64, 200)]
     counts = [counted(NORM, one.uuid, 10 * (call + 1), call) for call, one in enumerate(workloads)]
     write_dataset(tmp_path / "dataset", [NORM, SCALE], {"norm": workloads}, {}, counts)
-    args = ("--definition", "norm", "-o", tmp_path / "task", "--trust", "--no-check", "--device", "cpu")
+    args = ("--definition", "norm", "-o", tmp_path / "task", "--trust", "--no-check", "--device", device)
     assert kcap("task", tmp_path / "dataset", *args, "--held-out", 1, "--held-out-to", tmp_path / "kept").code == 0
     seconds, seen, attempt = [], [], "broken"
-    with WarmJudge(open_task(tmp_path / "task", trust=True), JudgeOptions(device="cpu", seconds=0.03)) as judge:
+    with WarmJudge(open_task(tmp_path / "task", trust=True), JudgeOptions(device=device, seconds=0.03)) as judge:
         while len(seconds) < JUDGEMENTS:
             quick = len(seconds) % 2 == 0
             began = time.monotonic()
@@ -84,4 +86,4 @@ def test_a_program_goes_from_wrong_to_right_to_faster_by_the_verdicts_alone(kcap
     print(f"median {median(seconds):.2f} s, longest {max(seconds):.2f} s")
     assert {("broken", "COMPILE_ERROR"), ("raises", "RUNTIME_ERROR"), ("shape", "INCORRECT_SHAPE")} <= set(seen)
     assert {("tail", "INCORRECT_NUMERICAL"), ("slow", "PASSED"), ("fast", "PASSED")} <= set(seen)
-    assert median(seconds) < MOST_MEDIAN_S
+    assert median(seconds) < MOST_MEDIAN_S[device]
