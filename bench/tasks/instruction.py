@@ -132,7 +132,10 @@ def tolerance(definition: Definition) -> str:
 def _engine(task: Task) -> str:
     rows = []
     for kernel in task.kernels:
-        source = f"its source is in `{kernel.source}`" if kernel.source else "a compiled operator"
+        compiled = "a compiled operator" if kernel.language == "operator" else f"{kernel.language}, without its source"
+        source = (
+            f"its source is in `{kernel.source}`, how it was launched in `task.json`" if kernel.source else compiled
+        )
         rows.append(f"- `{kernel.operator}`, {kernel.invocations:,} times: {source}")
     return "\n".join(rows) or "It is not known."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ from kcap.schemas.results.task import (
 from kcap.version import __version__
 
 BASELINE_FOLDER = "baseline"
+SUFFIXES = {"triton": ".py", "cpp": ".cpp"}
+LAUNCHED = {"function", "grid", "constexprs", "num_warps", "num_stages"}
+MOST_LAUNCHES = 16
 
 
 @dataclass(frozen=True)
@@ -143,14 +147,15 @@ def make_task(request: TaskRequest) -> MadeTask:
     lines = list(read_measurements(request.measurements)) if request.measurements else []
     measured = measured_baseline(lines, subject.counts, subject.calls) if lines else None
     of_task = measurements_of(lines, problem.counts, subject.calls)
+    sources = dict(_sources(subject, problem))
     made = MadeTask(
         request,
-        _task(request, subject, problem, measured, of_task),
+        _task(request, subject, problem, measured, of_task, sources),
         problem,
         subject,
         sealed,
         of_task,
-        dict(_sources(subject, problem)),
+        dict(sources.values()),
         _part(whole, held_out) if held_out else None,
     )
     return replace(made, task=made.task.model_copy(update={"identity": _identity(made), "held_out": _kept(made)}))
@@ -211,6 +216,7 @@ def _task(
     problem: Problem,
     measured: Measured | None,
     lines: Sequence[Measurement],
+    sources: Mapping[str, tuple[str, str]],
 ) -> Task:
     metadata = subject.metadata or Metadata()
     name = problem.definition.name
@@ -229,7 +235,7 @@ def _task(
         identity="",
         invocations=sum(sum(one.counts.values()) for one in workloads),
         steps=metadata.steps,
-        kernels=_kernels(subject, problem),
+        kernels=_kernels(subject, problem, sources),
         baseline=measured.title if measured and any(one.engine_us for one in workloads) else None,
         totals=measured.totals if measured else {},
         workloads=workloads,
@@ -329,47 +335,50 @@ def room_of(workloads: Iterable[TaskWorkload], totals: Mapping[str, float]) -> d
     return room
 
 
-def _kernels(subject: Subject, problem: Problem) -> list[EngineKernel]:
+def _kernels(subject: Subject, problem: Problem, sources: Mapping[str, tuple[str, str]]) -> list[EngineKernel]:
     """The most invoked first."""
-    invocations: Counter[str] = Counter()
-    calls: dict[str, Call | None] = {}
-    by_id = {call.id: call for call in subject.calls}
-    for operator, call_id, count in {
+    calls = _calls_of(subject, problem)
+    totals: Counter[str] = Counter()
+    for operator, _, count in {
         (count.operator, count.call, sum(phase.count for phase in count.counts)) for count in problem.counts
     }:
-        invocations[operator] += count
-        calls[operator] = by_id.get(call_id)
-    sources = _source_names(calls)
+        totals[operator] += count
     return [
         EngineKernel(
             operator=operator,
             invocations=number,
-            language=call.launch.language if (call := calls[operator]) and call.launch else "operator",
-            source=sources.get(operator),
+            language=next((call.launch.language for call in calls[operator] if call.launch), "operator"),
+            source=sources[operator][0] if operator in sources else None,
+            launches=_launches(calls[operator]),
         )
-        for operator, number in sorted(invocations.items(), key=lambda item: (-item[1], item[0]))
+        for operator, number in sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
-def _source_names(calls: Mapping[str, Call | None]) -> dict[str, str]:
-    suffix = {"triton": "py", "cpp": "cpp"}
-    return {
-        operator: f"{BASELINE_FOLDER}/{operator.rpartition('::')[2]}.{suffix[call.launch.language]}"
-        for operator, call in calls.items()
-        if call is not None and call.launch is not None and call.launch.kernel is not None
-    }
-
-
-def _sources(subject: Subject, problem: Problem) -> Iterator[tuple[str, str]]:
-    """The engine's kernels' sources that the Recording has."""
-    recording = subject.contents.recording if isinstance(subject, RecordingSubject) else None
+def _calls_of(subject: Subject, problem: Problem) -> dict[str, list[Call]]:
+    """By operator, the Calls that the Workloads stand for; none of a dataset."""
     by_id = {call.id: call for call in subject.calls}
-    calls = {count.operator: by_id.get(count.call) for count in problem.counts}
-    for operator, path in _source_names(calls).items():
-        call = calls[operator]
-        if recording is not None and call is not None and call.launch is not None:
-            with suppress(FormatError):
-                yield path, recording.source(call.launch)
+    calls: dict[str, list[Call]] = {count.operator: [] for count in problem.counts}
+    for operator, call in dict.fromkeys((count.operator, count.call) for count in problem.counts):
+        calls[operator] += [by_id[call]] if call in by_id else []
+    return calls
+
+
+def _launches(calls: Iterable[Call]) -> list[dict[str, Any]]:
+    launches = [call.launch.model_dump(mode="json", include=LAUNCHED) for call in calls if call.launch is not None]
+    return [launch for number, launch in enumerate(launches) if launch not in launches[:number]][:MOST_LAUNCHES]
+
+
+def _sources(subject: Subject, problem: Problem) -> Iterator[tuple[str, tuple[str, str]]]:
+    """By operator, the path in the folder and the text of a kernel whose source the Recording has."""
+    recording = subject.contents.recording if isinstance(subject, RecordingSubject) else None
+    for operator, calls in _calls_of(subject, problem).items():
+        for call in calls[:1]:
+            if recording is not None and call.launch is not None:
+                name = re.sub(r"[^\w.-]", "_", operator.rpartition("::")[2]).lstrip(".")
+                with suppress(FormatError):
+                    source = recording.source(call.launch)
+                    yield operator, (f"{BASELINE_FOLDER}/{name}{SUFFIXES[call.launch.language]}", source)
 
 
 def _notes(

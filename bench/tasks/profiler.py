@@ -94,7 +94,7 @@ def kernels_of(text: str) -> Iterator[dict[str, Any]]:
     if start is None:
         return
     rows = csv.DictReader(io.StringIO("\n".join(lines[start:])))
-    units = next(rows, {})  # the row below the names
+    units = next(rows, {})  # of the counters, in the row below their names
     for row in rows:
         counters = {
             name: value * SCALES.get(units.get(metric) or "", 1.0)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from kcap.bench.run.summary.report import describe_wrong
 from kcap.bench.run.summary.score import ALL_PHASES
 from kcap.replay.calls.report import duration
-from kcap.schemas.results.outcome import WrongElements
 from kcap.schemas.results.verdict import Gain, HeldOutVerdict, Spread, Verdict, WorkloadVerdict
 from kcap.schemas.validation.report import printable
 from kcap.show.console import plain_table, print_table
@@ -44,21 +44,6 @@ def failure_lines(verdict: Verdict) -> Iterator[Text]:
     for workload in verdict.workloads:
         for wrong in workload.wrong:
             yield Text(printable(f"  at {sizes_of(workload)}: {describe_wrong(wrong)}"))
-
-
-def describe_wrong(wrong: WrongElements) -> str:
-    """`y[3, 7] is 1.5, expected 1 ± 0.0002; 64 of 4,096 are wrong: row 3 alone of 64`."""
-    place = f"{wrong.output}[{', '.join(map(str, wrong.index))}]"
-    worst = f"{place} is {_number(wrong.found)}, expected {_number(wrong.expected)}"
-    worst += f" ± {wrong.tolerance:.3g}" if wrong.tolerance else ""
-    if not wrong.wrong:
-        return f"{worst}; {wrong.where}"
-    nans = f", {wrong.not_a_number:,} of them nan" if wrong.not_a_number else ""
-    return f"{worst}; {wrong.wrong:,} of {wrong.total:,} are wrong{nans}: {wrong.where}"
-
-
-def _number(value: float | int | str) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def sizes_of(workload: WorkloadVerdict) -> str:

@@ -7,7 +7,7 @@ that a person or an agent reads. Times are microseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
@@ -20,7 +20,10 @@ Bound = Literal["memory", "compute"]
 
 
 class EngineKernel(BaseModel):
-    """What the engine runs for the Definition: an operator, or a kernel whose source is in the folder (`source`)."""
+    """What the engine runs for the Definition: an operator, or a kernel whose source is in the folder (`source`).
+
+    `launches`: how such a kernel was launched, each way once: grid, constants, warps, as a Recording's Calls have it.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,6 +31,7 @@ class EngineKernel(BaseModel):
     invocations: int = 0
     language: str = ""
     source: str | None = None
+    launches: Sequence[Mapping[str, Any]] = []
 
 
 class TaskWorkload(BaseModel):

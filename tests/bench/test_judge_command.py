@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -320,3 +321,33 @@ def test_only_answers_come_on_standard_output(task):
     done = subprocess.run(command, input=b'{"id":1}\n', capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [orjson.loads(line)["event"] for line in done.stdout.splitlines()][-1] == "verdict"
+
+
+def test_an_mcp_client_gets_the_verdict_and_the_reason_of_a_bad_call(task, tmp_path):
+    pytest.importorskip("mcp")
+    from kcap.bench.tasks.mcp_server import JudgeThread, make_server
+
+    root = task()
+    write_solution(root / "solution" / "solution.py", us=5)
+    judge = JudgeThread(open_task(root, trust=True), JudgeOptions(device="cpu"))
+
+    async def ask():
+        server = make_server(judge)
+        assert {tool.name for tool in await server.list_tools()} == {"task", "judge_solution"}
+        right = await server.call_tool("judge_solution", {"quick": True})
+        with pytest.raises(Exception, match="no such Solution"):
+            await server.call_tool("judge_solution", {"path": "none.py"})
+        return right, await server.call_tool("task", {})
+
+    try:
+        right, page = asyncio.run(ask())
+    finally:
+        judge.close()
+    assert '"status": "PASSED"' in str(right) or "'status': 'PASSED'" in str(right)
+    assert "Write a faster scale" in str(page)
+
+
+def test_without_its_package_mcp_names_what_to_install(kcap, task, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    done = kcap("judge", task(), "--trust", "--mcp")
+    assert (done.code, done.err) == (2, "kcap: --mcp needs the package mcp: pip install 'kcap[mcp]'\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -21,6 +22,9 @@ from kcap.bench.tasks.make import choose_held_out
 from kcap.errors import CallError
 from kcap.schemas.flashinfer.dataset import Dataset, write_dataset
 from kcap.schemas.flashinfer.definition import ScalarInput
+from kcap.schemas.recording.recording import write_recording
+from kcap.schemas.recording.records import Argument, Call, Count, Launch, Metadata
+from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import Measurement, Roofline, write_measurements
 from kcap.schemas.results.task import TASK_ADAPTER
 
@@ -329,3 +333,73 @@ def test_a_tasks_files_are_valid(task, kcap, dataset, tmp_path):
     for path in (tmp_path / "task" / "task.json", tmp_path / "kept" / "held_out.json"):
         assert kcap("validate", path).code == 0
     assert kcap("validate", tmp_path / "task" / "dataset").code == 0
+
+
+SOURCE = b"import triton\n\n\ndef fused_mul(in_ptr0, out_ptr0, xnumel, XBLOCK): ...\n"
+FRAGMENT = b"""%arg0_1 : Tensor "f32[s0, 8][8, 1]cpu" = PlaceHolder[target=arg0_1]
+%mul : Tensor "f32[s0, 8][8, 1]cpu"[num_users=1] = \
+call_function[target=torch.ops.aten.mul.Tensor](args = (%arg0_1, %arg0_1), kwargs = {})
+return %mul
+call(arg0_1, mul, s0)
+"""
+
+
+def launched(number, rows, operator="triton::fused_mul.s0123abcd"):
+    tensors = {n: TensorSpec((rows, 8), "float32", storage=i) for i, n in enumerate(("in_ptr0", "out_ptr0"))}
+    launch = Launch(
+        function="fused_mul",
+        kernel=f"{hashlib.sha256(SOURCE).hexdigest()}.py",
+        fragment=f"{hashlib.sha256(FRAGMENT).hexdigest()}.txt",
+        grid=[rows, 1, 1],
+        constexprs={"XBLOCK": 8},
+        num_warps=4,
+    )
+    arguments = [Argument(name=n, value=v) for n, v in {**tensors, "xnumel": rows * 8}.items()]
+    counts = [Count(phase="decode", count=10 * rows)]
+    return Call(id=number, operator=operator, args=arguments, launch=launch, counts=counts)
+
+
+def recorded_launches(path, *calls):
+    kernels = {
+        f"{hashlib.sha256(SOURCE).hexdigest()}.py": SOURCE,
+        f"{hashlib.sha256(FRAGMENT).hexdigest()}.txt": FRAGMENT,
+    }
+    write_recording(path, Metadata(), calls, kernels=kernels)
+    return path
+
+
+@pytest.fixture
+def launched_task(task, kcap, tmp_path):
+    """Runs `kcap task` on the one Definition of these Calls; gives its kernel as task.json has it."""
+
+    def run(*calls):
+        path = recorded_launches(tmp_path / "r.kcap", *calls)
+        name = kcap("task", path).out.split()[-1]
+        done = task("--device", "cpu", path=path, definition=name)
+        assert done.code == 0, done.err
+        (kernel,) = read_task(tmp_path / "task").kernels
+        return kernel
+
+    return run
+
+
+def test_the_engines_triton_kernel_is_in_the_folder_with_how_it_was_launched(launched_task, tmp_path):
+    kernel = launched_task(launched(0, 3), launched(1, 5))
+    assert (tmp_path / "task" / kernel.source).read_bytes() == SOURCE
+    assert (kernel.language, kernel.invocations) == ("triton", 80)
+    assert [launch["grid"] for launch in kernel.launches] == [[3, 1, 1], [5, 1, 1]]
+    assert kernel.launches[0]["num_warps"] == 4
+    assert f"`{kernel.source}`" in (tmp_path / "task" / "instruction.md").read_text()
+
+
+def test_a_kernel_whose_source_was_not_read_is_named_without_it(launched_task, tmp_path):
+    call = launched(0, 3)
+    launch = call.launch.model_copy(update={"kernel": None, "unread": "no file"})
+    kernel = launched_task(call.model_copy(update={"launch": launch}))
+    assert kernel.source is None and not (tmp_path / "task" / "baseline").exists()
+    assert "triton, without its source" in (tmp_path / "task" / "instruction.md").read_text()
+
+
+def test_an_operators_name_is_no_way_out_of_the_folder(launched_task, tmp_path):
+    kernel = launched_task(launched(0, 3, operator="triton::../../evil.s0123abcd"))
+    assert (tmp_path / "task" / kernel.source).resolve().parent == tmp_path / "task" / "baseline"
