@@ -16,6 +16,7 @@ from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.results.outcome import WrongAxis, WrongElements
 
 EDGE_SHARE = 4  # the wrong elements are a tail where they are at most a fourth of an axis, and reach its end
+SCATTERED_SHARE = 2  # of an axis more than half, with gaps between
 SHORTEST_TILE, LONGEST_TILE = 2, 1024
 NO_AXES: tuple[str, ...] = ()
 
@@ -164,8 +165,16 @@ def _describe(axes: Sequence[WrongAxis], wrong: int, total: int) -> str:
     """In words: `rows 0 to 63 of 64; n 4064 to 4095 of 4096 (a tail)`."""
     if wrong == total:
         return "every element"
-    parts = [_describe_axis(axis, number, len(axes)) for number, axis in enumerate(axes) if axis.positions < axis.size]
-    return "; ".join(parts) or "elements all over the output, in every row and column"
+    parts = [_describe_axis(axis, number, len(axes)) for number, axis in enumerate(axes) if not _is_scattered(axis)]
+    return "; ".join(parts) or "elements all over the output"
+
+
+def _is_scattered(axis: WrongAxis) -> bool:
+    """Whether elements are wrong nearly all along the axis, in no order that is known."""
+    between = axis.last - axis.first + 1
+    return axis.positions == axis.size or (
+        axis.tile is None and axis.positions < between and axis.positions * SCATTERED_SHARE > axis.size
+    )
 
 
 def _describe_axis(axis: WrongAxis, number: int, count: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kcap.bench.run.summary.baseline import Baseline, References, why_not_comparable
+from kcap.bench.run.summary.report import describe_wrong
 from kcap.bench.run.summary.score import GRAVEST, Saving, Score, savings, score_solutions
 from kcap.bench.solutions import FoundSolution, RefusedSolution
 from kcap.bench.tasks.compiler_messages import compiler_messages
@@ -282,6 +283,9 @@ def next_steps(verdict: Verdict) -> Iterator[str]:
         yield NEXT_BY_STATUS[verdict.status]
         for message in verdict.compiler[:1]:
             yield f"{message.file}:{message.line}: {message.text}"
+        wrong = [(one, output) for one in verdict.workloads for output in one.wrong]
+        for one, output in wrong[:1]:
+            yield f"at {sizes_of(one)}: {describe_wrong(output)}"
         return
     if verdict.quick:
         yield "right on the most counted Workload: judge all of them, without --quick"

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcap.bench.tasks.forms import find_form, form_names
+from kcap.bench.tasks.forms import MARK, find_form, form_names
 from kcap.errors import DONE, PARTIAL, CallError
+from kcap.schemas.files.jsonfile import dump_json
 from kcap.schemas.results.task import HELD_OUT_FILE, TASK_FILE
-from kcap.system.output import OutputKind, atomic_directory, check_output
+from kcap.system.output import OutputKind, atomic_directory, check_output, write_atomically
 
 if TYPE_CHECKING:
     from kcap.bench.tasks.make import MadeTask
 
 PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)
-TASK = OutputKind(
-    (TASK_FILE, "task.toml", "config.yaml", "kcap.seal", "instruction.md"),
-    "not made by kcap task, and is not replaced: choose another -o",
-)
+MARKERS = (TASK_FILE, f"tests/task/{TASK_FILE}", f"scripts/task/{TASK_FILE}", MARK)  # of the forms' folders
+TASK = OutputKind(MARKERS, "not made by kcap task, and is not replaced: choose another -o")
 HELD_OUT = OutputKind((HELD_OUT_FILE,), "not made by kcap task, and is not replaced: choose another --held-out-to")
 
 
@@ -137,6 +136,8 @@ def example_passes(output: Path, device: str | None, trust: bool) -> bool:
     opened = open_task(output, trust)
     with WarmJudge(opened, JudgeOptions(device=device, seconds=0.03)) as judge:
         verdict = judge.verdict(find_solution(opened, output), quick=True)
+    task = opened.task.model_copy(update={"example": verdict.status})
+    write_atomically(output / TASK_FILE, dump_json(task.model_dump(mode="json")))
     if verdict.status == "PASSED":
         return True
     click.echo(f"kcap: the example does not pass here: {verdict.status}: {verdict.reason}", err=True)

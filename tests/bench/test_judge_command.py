@@ -132,7 +132,10 @@ def test_the_wrong_elements_are_said_with_the_place_the_numbers_and_how_many(jud
     assert "y[1, 3] is 0, expected 1.5 ± 0.0001; 2 of 8 are wrong: row 1" in done.out
     verdict = verdict_of(judge("--json", **told))
     assert verdict.workloads[0].wrong == [WRONG]
-    assert verdict.next == ["compare with reference.py at the elements that are wrong"]
+    assert verdict.next == [
+        "compare with reference.py at the elements that are wrong",
+        "at m 3: y[1, 3] is 0, expected 1.5 ± 0.0001; 2 of 8 are wrong: row 1",
+    ]
 
 
 def test_the_compilers_text_comes_with_file_and_line_and_the_rest_is_not_tried(judge, tmp_path):

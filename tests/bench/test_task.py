@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.bench.tasks.folder import find_task, open_task
+from kcap.bench.tasks.forms import form_names
 from kcap.bench.tasks.make import choose_held_out
 from kcap.errors import CallError
 from kcap.schemas.flashinfer.dataset import Dataset, write_dataset
@@ -201,10 +202,35 @@ def test_without_a_definition_those_that_there_are_are_listed(kcap, dataset):
     assert (done.code, done.out.split()[-4:]) == (0, ["43", "4", "test", "scale"])
 
 
-def test_a_folder_that_kcap_task_did_not_make_is_never_replaced(task, dataset, tmp_path):
+@pytest.mark.parametrize("name", ["thesis.txt", "task.toml", "config.yaml", "instruction.md"])
+def test_a_folder_that_kcap_task_did_not_make_is_never_replaced(task, dataset, tmp_path, name):
     (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "thesis.txt").write_text("years")
-    assert (task("--force").code, (tmp_path / "task" / "thesis.txt").read_text()) == (2, "years")
+    (tmp_path / "task" / name).write_text("years")
+    assert (task("--force").code, (tmp_path / "task" / name).read_text()) == (2, "years")
+
+
+@pytest.mark.parametrize("form", form_names())
+def test_a_task_of_any_form_is_replaced_by_force_alone(task, dataset, tmp_path, form):
+    assert task("--form", form).code == 0
+    (tmp_path / "task" / "stale").write_text("")
+    assert (task("--form", form).code, task("--form", form, "--force").code) == (2, 0)
+    assert not (tmp_path / "task" / "stale").exists()
+
+
+def test_the_example_passes_by_the_judge(kcap, dataset, tmp_path):
+    args = ("--definition", "scale", "-o", tmp_path / "task", "--trust", "--device", "cpu")
+    done = kcap("task", dataset, *args)
+    assert done.code == 0, done.err
+    assert read_task(tmp_path / "task").example == "PASSED"
+
+
+def test_an_example_that_does_not_pass_is_said_and_the_task_stays(kcap, tmp_path):
+    broken = SCALE.model_copy(update={"reference": "def run(x, eps):\n    return 1 / 0\n"})
+    write_dataset(tmp_path / "dataset", [broken], {"scale": [workload(SCALE, "s1", eps=EPS)]}, {})
+    args = ("--definition", "scale", "-o", tmp_path / "task", "--trust", "--device", "cpu")
+    done = kcap("task", tmp_path / "dataset", *args)
+    assert (done.code, "the example does not pass here" in done.err) == (3, True)
+    assert read_task(tmp_path / "task").example not in ("PASSED", None)
 
 
 def test_a_dataset_from_elsewhere_needs_trust(kcap, dataset, tmp_path):

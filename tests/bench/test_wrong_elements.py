@@ -69,6 +69,14 @@ def test_tiles_are_told_by_their_length():
     assert wrong.where == "rows 32 to 255 of 256 (128 of them, in tiles of 32)"
 
 
+def test_what_is_scattered_is_not_given_a_place():
+    truth = drawn((64, 64), torch.float64)
+    out = truth.float()
+    out[torch.rand(64, 64, generator=torch.Generator().manual_seed(1)) > 0.5] += 1
+    out[7] = truth[7]
+    assert wrong_elements("y", out, truth).where == "elements all over the output"
+
+
 def test_axes_have_the_names_of_the_definition():
     truth = torch.ones(2, 3, 4)
     out = truth.clone()

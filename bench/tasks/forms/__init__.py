@@ -17,6 +17,7 @@ from kcap.system.registry import Registry, plugin_names
 if TYPE_CHECKING:
     from kcap.bench.tasks.make import MadeTask
 
+MARK = "kcap.task"  # a file that tells a folder of `kcap task` where its form has no task.json
 TASK_FORMS: Registry[str, TaskForm] = Registry("task form")
 
 

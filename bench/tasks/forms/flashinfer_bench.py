@@ -16,7 +16,7 @@ from kcap.bench.exports.common.cases import Account
 from kcap.bench.exports.flashinfer_bench import DRAW, comparable, write_problems
 from kcap.bench.problems import Problem, Problems
 from kcap.bench.run.subject import RecordingSubject
-from kcap.bench.tasks.forms import TaskForm, task_form
+from kcap.bench.tasks.forms import MARK, TaskForm, task_form
 from kcap.bench.tasks.instruction import Place, instruction
 from kcap.bench.tasks.make import MadeTask
 from kcap.errors import KcapError
@@ -46,6 +46,7 @@ class FlashInferBench(TaskForm):
         path = folder / "solutions" / AUTHOR / definition.op_type / definition.name / f"{solution.name}.json"
         solutions_file.write(with_folder(path), solution)
         (folder / "instruction.md").write_text(instruction(made, PLACE))
+        (folder / MARK).write_text(f"{definition.name}\n")
 
     def following(self, output: Path) -> str:
         return f"kcap validate {shlex.quote(str(output))}"
