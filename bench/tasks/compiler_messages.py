@@ -26,8 +26,8 @@ def compiler_messages(log: str, sources: Sequence[str] = ()) -> list[CompilerMes
     """The messages in `log`, errors first. `sources`: the Solution's own files, by which a traceback's frames are told:
     of Python, the last frame in one of them, else the last of all.
     """
-    found = [*_of_compilers(log), *_of_python(log, sources)]
-    distinct = list({message.model_dump_json(): message for message in found}.values())
+    messages = [*_of_compilers(log), *_of_python(log, sources)]
+    distinct = list({message.model_dump_json(): message for message in messages}.values())
     return sorted(distinct, key=lambda message: message.severity != "error")[:MOST]
 
 

@@ -66,7 +66,7 @@ class OpenTask:
     @cached_property
     def workloads(self) -> list[Workload]:
         """The most counted first."""
-        return sorted(self.dataset.workloads.get(self.name, ()), key=lambda one: -self.count(one.uuid))
+        return sorted(self.dataset.workloads.get(self.name, ()), key=lambda workload: -self.count(workload.uuid))
 
     def count(self, uuid: str) -> int:
         return sum(self.weights.get((self.name, uuid), UNCOUNTED_PHASES).values())

@@ -9,7 +9,7 @@ import torch
 
 from kcap.bench.accuracy import describe_tolerances
 from kcap.bench.run.summary.score import ALL_PHASES
-from kcap.bench.tasks.make import MadeTask, mean_us
+from kcap.bench.tasks.draft import TaskDraft, mean_us
 from kcap.replay.calls.report import duration
 from kcap.schemas.flashinfer.definition import Definition, DefinitionTensor
 from kcap.schemas.results.task import Task, TaskWorkload
@@ -28,7 +28,7 @@ RULES = """\
 
 
 @dataclass(frozen=True)
-class Place:
+class FormText:
     """Where a form has the Solution, what lies there at first, and the commands that judge it."""
 
     solution: str = "`solution/solution.py`"
@@ -47,34 +47,34 @@ class Place:
     )
 
 
-OWN = Place()
+OWN = FormText()
 
 
-def instruction(made: MadeTask, place: Place = OWN) -> str:
+def instruction(draft: TaskDraft, form_text: FormText = OWN) -> str:
     """The page."""
-    task, definition = made.task, made.definition
+    task, definition = draft.task, draft.definition
     parts = [
         f"# Write a faster {definition.name}",
-        _what(task, definition, place),
+        _what(task, definition, form_text),
         f"## Why\n{_why(task)}",
         f"## Interface\n{_interface(definition)}",
         f"## What has to hold\n{tolerance(definition)}\n\n{RULES}",
         f"## What the engine runs\n{_engine(task)}",
         f"## Workloads\n{workload_table(task.workloads)}",
-        f"## How to judge\n{_how(task, place)}",
+        f"## How to judge\n{_how(task, form_text)}",
     ]
     if task.notes:
         parts.append("## Know this\n" + "\n".join(f"- {note}" for note in task.notes))
     return "\n\n".join(parts) + "\n"
 
 
-def _what(task: Task, definition: Definition, place: Place) -> str:
+def _what(task: Task, definition: Definition, form_text: FormText) -> str:
     source = " ".join(word for word in (task.framework, task.framework_version) if word)
     served = f", as {source} ran it for {task.model}" if source and task.model else ""
     described = f" {definition.description.strip()}" if definition.description else ""
     return (
-        f"Write {place.solution}: a function `run` that computes what the reference does, "
-        f"faster{served}.{described}\n\n{place.start}"
+        f"Write {form_text.solution}: a function `run` that computes what the reference does, "
+        f"faster{served}.{described}\n\n{form_text.start}"
     )
 
 
@@ -125,8 +125,10 @@ def _tensor_row(kind: str, name: str, tensor: DefinitionTensor) -> str:
 
 def tolerance(definition: Definition) -> str:
     dtypes = [getattr(torch, output.dtype, None) for output in definition.outputs.values()]
-    known = [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
-    return f"An output may differ from the reference, computed in higher precision, by: {describe_tolerances(known)}."
+    comparable = [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
+    return (
+        f"An output may differ from the reference, computed in higher precision, by: {describe_tolerances(comparable)}."
+    )
 
 
 def _engine(task: Task) -> str:
@@ -167,8 +169,8 @@ def _us(us: float | None) -> str:
     return "–" if us is None else f"{us:.2f}"
 
 
-def _how(task: Task, place: Place) -> str:
-    lines = ["```", *place.commands, "```", "", place.remarks]
+def _how(task: Task, form_text: FormText) -> str:
+    lines = ["```", *form_text.commands, "```", "", form_text.remarks]
     if task.held_out is not None:
         lines.append(f"{task.held_out.workloads} more Workloads are kept back and judged last: be right for any sizes.")
     return "\n".join(lines)

@@ -29,10 +29,10 @@ def main(file: Path) -> None:
     solution = Solution.model_validate(request["solution"])
     os.environ |= environment(Path(request["folder"]))
     run, device = build(solution, Path(request["folder"])), request["device"]
-    made = make_inputs(definition, workload, Dataset(Path(request["dataset"])), device)
-    arguments = [*made.inputs]
+    workload_inputs = make_inputs(definition, workload, Dataset(Path(request["dataset"])), device)
+    arguments = [*workload_inputs.inputs]
     if solution.spec.destination_passing_style:
-        arguments += _outputs(definition, made.axes, device)
+        arguments += _outputs(definition, workload_inputs.axes, device)
     run(*arguments)  # what is compiled at the first call is compiled now
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

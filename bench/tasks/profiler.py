@@ -47,15 +47,15 @@ NO_RIGHT = (
 )
 
 
-def with_profile(verdict: Verdict, opened: OpenTask, found: FoundSolution) -> Verdict:
+def with_profile(verdict: Verdict, opened: OpenTask, solution_file: FoundSolution) -> Verdict:
     """`verdict` with the counters, or with a note of why there are none."""
     try:
-        return verdict.model_copy(update={"profile": profile(verdict, opened, found)})
+        return verdict.model_copy(update={"profile": profile(verdict, opened, solution_file)})
     except KcapError as error:
         return verdict.model_copy(update={"notes": [*verdict.notes, str(error)]})
 
 
-def profile(verdict: Verdict, opened: OpenTask, found: FoundSolution) -> Mapping[str, Any]:
+def profile(verdict: Verdict, opened: OpenTask, solution_file: FoundSolution) -> Mapping[str, Any]:
     """The counters by kernel; KcapError says why there are none."""
     if not verdict.device.startswith("cuda"):
         raise KcapError(NO_GPU.format(verdict.device or "no GPU"))
@@ -64,7 +64,7 @@ def profile(verdict: Verdict, opened: OpenTask, found: FoundSolution) -> Mapping
     workload = opened.workloads[0]
     with tempfile.TemporaryDirectory(prefix="kcap-profile-") as folder:
         request = {
-            "solution": found.solution.model_dump(mode="json"),
+            "solution": solution_file.solution.model_dump(mode="json"),
             "definition": definitions_file.to_bytes(opened.definition).decode(),
             "workload": workload.model_dump(mode="json"),
             "dataset": str(opened.dataset.root.resolve()),

@@ -21,7 +21,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from kcap.bench.tasks.folder import OpenTask, find_solution
-from kcap.bench.tasks.warm_judge import Tell, WarmJudge, ignore
+from kcap.bench.tasks.warm_judge import OnWorkload, WarmJudge, ignore
 from kcap.errors import FormatError, KcapError
 from kcap.schemas.files.jsonfile import parse_json
 from kcap.schemas.results.verdict import Verdict, WorkloadVerdict
@@ -59,12 +59,12 @@ def _answer(judge: WarmJudge, line: bytes, number: int, say: Say) -> None:
     try:
         name = _id_of(line)
         request = parse_json(line, REQUEST, f"request {number}")
-        tell = partial(_say_workload, say, request.id)
+        on_workload = partial(_say_workload, say, request.id)
         say(
             {
                 "event": "verdict",
                 "id": request.id,
-                "verdict": judge_request(judge, request, tell).model_dump(mode="json"),
+                "verdict": judge_request(judge, request, on_workload).model_dump(mode="json"),
             }
         )
     except KcapError as error:
@@ -89,21 +89,21 @@ def _machine(judge: WarmJudge) -> dict[str, Any]:
     return {name: judge.environment.get(name) for name in ("device", "device_name", "torch")}
 
 
-def judge_request(judge: WarmJudge, request: JudgeRequest, tell: Tell = ignore) -> Verdict:
+def judge_request(judge: WarmJudge, request: JudgeRequest, on_workload: OnWorkload = ignore) -> Verdict:
     """The Verdict of what `request` names; KcapError where it names nothing that could be judged."""
     opened = judge.opened
     if request.source is None:
         path = opened.root if request.path is None else resolve_path(opened, request.path)
-        return judge.verdict(find_solution(opened, path), request.quick, tell)
+        return judge.verdict(find_solution(opened, path), request.quick, on_workload)
     if request.path is not None:
         raise FormatError("request", "has path and source: give one of them")
     with tempfile.TemporaryDirectory(prefix="kcap-source-") as folder:
         file = Path(folder) / "solution.py"
         file.write_text(request.source)
-        return judge.verdict(find_solution(opened, file), request.quick, tell)
+        return judge.verdict(find_solution(opened, file), request.quick, on_workload)
 
 
 def resolve_path(opened: OpenTask, path: str) -> Path:
     """`path` as it is, or below the task's folder."""
-    given = Path(path)
-    return given if given.is_absolute() or given.exists() else opened.root / given
+    here = Path(path)
+    return here if here.is_absolute() or here.exists() else opened.root / here

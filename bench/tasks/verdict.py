@@ -14,8 +14,8 @@ from kcap.bench.run.summary.report import describe_wrong
 from kcap.bench.run.summary.score import GRAVEST, Saving, Score, savings, score_solutions
 from kcap.bench.solutions import FoundSolution, RefusedSolution
 from kcap.bench.tasks.compiler_messages import compiler_messages
+from kcap.bench.tasks.draft import bound_of, workload_cost
 from kcap.bench.tasks.folder import OpenTask
-from kcap.bench.tasks.make import bound_of, workload_cost
 from kcap.bench.tasks.report import sizes_of
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, workload_weights
 from kcap.replay.roofline.ceilings import Ceilings, read_ceilings
@@ -45,7 +45,7 @@ class Judgement:
     """What was asked and what came of it. `held_out`: Outcomes on Workloads that the folder does not have."""
 
     opened: OpenTask
-    found: FoundSolution
+    solution_file: FoundSolution
     outcomes: Sequence[Outcome]
     held_out: Sequence[Outcome] = ()
     quick: bool = False
@@ -63,9 +63,9 @@ class Judgement:
         verdict = Verdict(
             kcap=__version__,
             definition=self.opened.name,
-            solution=self.found.solution.name,
-            author=self.found.solution.author,
-            file=str(self.found.file),
+            solution=self.solution_file.solution.name,
+            author=self.solution_file.solution.author,
+            file=str(self.solution_file.file),
             status=status,
             reason=self._reason(worst),
             complete=self._complete(held_out),
@@ -107,7 +107,7 @@ class Judgement:
     def _compiler(self, worst: Outcome | None) -> list[CompilerMessage]:
         if worst is None or worst in self.held_out or worst.status not in ("COMPILE_ERROR", "RUNTIME_ERROR"):
             return []
-        sources = [source.path for source in self.found.solution.sources]
+        sources = [source.path for source in self.solution_file.solution.sources]
         return compiler_messages(worst.log, sources)
 
     @cached_property
@@ -283,40 +283,44 @@ def next_steps(verdict: Verdict) -> Iterator[str]:
         yield NEXT_BY_STATUS[verdict.status]
         for message in verdict.compiler[:1]:
             yield f"{message.file}:{message.line}: {message.text}"
-        wrong = [(one, output) for one in verdict.workloads for output in one.wrong]
-        for one, output in wrong[:1]:
-            yield f"at {sizes_of(one)}: {describe_wrong(output)}"
+        wrong = [(workload, output) for workload in verdict.workloads for output in workload.wrong]
+        for workload, output in wrong[:1]:
+            yield f"at {sizes_of(workload)}: {describe_wrong(output)}"
         return
     if verdict.quick:
         yield "right on the most counted Workload: judge all of them, without --quick"
-    timed = [one for one in verdict.workloads if one.time is not None]
-    slower = [one for one in timed if one.speedup is not None and one.speedup < 1]
+    timed = [workload for workload in verdict.workloads if workload.time is not None]
+    slower = [workload for workload in timed if workload.speedup is not None and workload.speedup < 1]
     if slower:
-        worst = max(slower, key=lambda one: _lost_us(one))
+        worst = max(slower, key=_lost_us)
         yield f"slower than {verdict.baseline} at {sizes_of(worst)}: {1 / (worst.speedup or 1):.2f} times its time"
-    heaviest = max(timed, key=lambda one: (one.time.median_us if one.time else 0) * (one.count or 1), default=None)
+    heaviest = max(
+        timed,
+        key=lambda workload: (workload.time.median_us if workload.time else 0) * (workload.count or 1),
+        default=None,
+    )
     if heaviest is not None and heaviest.time is not None:
         yield from _room_at(heaviest)
 
 
-def _lost_us(one: WorkloadVerdict) -> float:
-    return (one.time.median_us if one.time else 0.0) * (1 - (one.speedup or 1)) * (one.count or 1)
+def _lost_us(workload: WorkloadVerdict) -> float:
+    return (workload.time.median_us if workload.time else 0.0) * (1 - (workload.speedup or 1)) * (workload.count or 1)
 
 
-def _room_at(one: WorkloadVerdict) -> Iterator[str]:
+def _room_at(workload: WorkloadVerdict) -> Iterator[str]:
     """Where most of its time goes, and how far that is from the floor."""
-    where = f"most of its time goes to {sizes_of(one)}"
-    match one.limited_by:
+    where = f"most of its time goes to {sizes_of(workload)}"
+    match workload.limited_by:
         case "launch":
-            yield f"{where}, where it takes hardly more than a launch: fewer kernels would help, a faster one would not"
-        case "memory" | "compute" if one.times_floor is not None and math.isfinite(one.times_floor):
-            rate = f"{one.gb_s:,.0f} GB/s" if one.limited_by == "memory" and one.gb_s else ""
-            rate = f"{one.tflop_s:.3g} TFLOP/s" if one.limited_by == "compute" and one.tflop_s else rate
+            yield f"{where}, where it takes hardly more than a launch: only fewer kernels would help"
+        case "memory" | "compute" if workload.times_floor is not None and math.isfinite(workload.times_floor):
+            rate = f"{workload.gb_s:,.0f} GB/s" if workload.limited_by == "memory" and workload.gb_s else ""
+            rate = f"{workload.tflop_s:.3g} TFLOP/s" if workload.limited_by == "compute" and workload.tflop_s else rate
             reached = f" ({rate} now)" if rate else ""
-            if one.times_floor <= NEAR_FLOOR:
-                yield f"{where}, which is {one.times_floor:.2f} times the floor: little is left{reached}"
+            if workload.times_floor <= NEAR_FLOOR:
+                yield f"{where}, which is {workload.times_floor:.2f} times the floor: little is left{reached}"
             else:
-                bound = "memory" if one.limited_by == "memory" else "arithmetic"
-                yield f"{where}, {one.times_floor:.1f} times the floor, which {bound} sets{reached}"
+                bound = "memory" if workload.limited_by == "memory" else "arithmetic"
+                yield f"{where}, {workload.times_floor:.1f} times the floor, which {bound} sets{reached}"
         case _:
             yield where

@@ -27,7 +27,7 @@ from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.schemas.results.outcome import Outcome
 from kcap.schemas.results.verdict import Verdict, WorkloadVerdict
 
-Tell = Callable[[WorkloadVerdict], object]
+OnWorkload = Callable[[WorkloadVerdict], object]
 
 
 def ignore(_: WorkloadVerdict) -> None:
@@ -105,41 +105,45 @@ class WarmJudge:
         threads = {line.threads for line in self.opened.measurements if line.median_us is not None}
         return threads.pop() if device == "cpu" and len(threads) == 1 else None
 
-    def judge(self, found: FoundSolution, workloads: Sequence[Workload]) -> Iterator[Outcome]:
+    def judge(self, solution_file: FoundSolution, workloads: Sequence[Workload]) -> Iterator[Outcome]:
         """The Outcome on each of `workloads`, as soon as it is there."""
-        yield from self._ask(found, self.opened.definition, workloads)
+        yield from self._ask(solution_file, self.opened.definition, workloads)
 
-    def judge_held_out(self, found: FoundSolution) -> Iterator[Outcome]:
+    def judge_held_out(self, solution_file: FoundSolution) -> Iterator[Outcome]:
         """The Outcomes on the Workloads that were kept back."""
         held_out = self.opened.held_out
         if held_out is not None:
             definition = held_out.definitions[self.opened.name]
-            yield from self._ask(found, definition, held_out.workloads.get(self.opened.name, []))
+            yield from self._ask(solution_file, definition, held_out.workloads.get(self.opened.name, []))
 
-    def verdict(self, found: FoundSolution | RefusedSolution, quick: bool = False, tell: Tell = ignore) -> Verdict:
-        """Judge `found` on the most counted Workload alone (`quick`), or on all.
+    def verdict(
+        self, solution_file: FoundSolution | RefusedSolution, quick: bool = False, on_workload: OnWorkload = ignore
+    ) -> Verdict:
+        """Judge `solution_file` on the most counted Workload alone (`quick`), or on all.
 
         Those that were kept back come last, and only where it passed on the others. `tell` is called with what is said
         of each Workload as soon as it is there.
         """
-        if isinstance(found, RefusedSolution):
-            return refused_verdict(self.opened, found)
+        if isinstance(solution_file, RefusedSolution):
+            return refused_verdict(self.opened, solution_file)
         began = time.monotonic()
         outcomes: list[Outcome] = []
         first_seconds = None
-        for outcome in self.judge(found, self.opened.workloads[:1] if quick else self.opened.workloads):
+        for outcome in self.judge(solution_file, self.opened.workloads[:1] if quick else self.opened.workloads):
             outcomes.append(outcome)
             first_seconds = first_seconds or round(time.monotonic() - began, 3)
-            tell(Judgement(self.opened, found, outcomes).workload(outcome))
+            on_workload(Judgement(self.opened, solution_file, outcomes).workload(outcome))
             if outcome.status == "COMPILE_ERROR":
                 break
         right = all(outcome.status == "PASSED" for outcome in outcomes)
-        held_out = list(self.judge_held_out(found)) if right and not quick else []
+        held_out = list(self.judge_held_out(solution_file)) if right and not quick else []
         seconds = round(time.monotonic() - began, 3)
-        return Judgement(self.opened, found, outcomes, held_out, quick, first_seconds, seconds).verdict()
+        return Judgement(self.opened, solution_file, outcomes, held_out, quick, first_seconds, seconds).verdict()
 
-    def _ask(self, found: FoundSolution, definition: Definition, workloads: Sequence[Workload]) -> Iterator[Outcome]:
+    def _ask(
+        self, solution_file: FoundSolution, definition: Definition, workloads: Sequence[Workload]
+    ) -> Iterator[Outcome]:
         assert self._slot is not None, "used outside its context"
-        unit = WorkUnit(str(found.file), found.solution, definition, tuple(workloads))
+        unit = WorkUnit(str(solution_file.file), solution_file.solution, definition, tuple(workloads))
         for workload, request in unit.requests():
             yield ask_judge(self._slot, unit, workload, request, self._limit_s)

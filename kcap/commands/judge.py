@@ -130,13 +130,13 @@ def _judge(request: Request, opened: OpenTask, warm: WarmJudge) -> int:
     from kcap.bench.solutions import FoundSolution, RefusedSolution
     from kcap.bench.tasks.folder import find_solution
 
-    found = find_solution(opened, request.path)
-    with nullcontext(warm) if isinstance(found, RefusedSolution) else warm as judge:
-        verdict = judge.verdict(found, request.quick, _ignore if request.as_json else _tell)
-    if request.profile and isinstance(found, FoundSolution):
+    solution_file = find_solution(opened, request.path)
+    with nullcontext(warm) if isinstance(solution_file, RefusedSolution) else warm as judge:
+        verdict = judge.verdict(solution_file, request.quick, _ignore if request.as_json else _echo_workload)
+    if request.profile and isinstance(solution_file, FoundSolution):
         from kcap.bench.tasks.profiler import with_profile
 
-        verdict = with_profile(verdict, opened, found)
+        verdict = with_profile(verdict, opened, solution_file)
     if request.as_json:
         click.echo(orjson.dumps(verdict.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
     else:
@@ -149,7 +149,7 @@ def _judge(request: Request, opened: OpenTask, warm: WarmJudge) -> int:
 def _ignore(_: WorkloadVerdict) -> None: ...
 
 
-def _tell(workload: WorkloadVerdict) -> None:
+def _echo_workload(workload: WorkloadVerdict) -> None:
     """A line on standard error as soon as a Workload is judged."""
     from kcap.bench.tasks.report import sizes_of
     from kcap.schemas.validation.report import printable

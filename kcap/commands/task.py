@@ -14,7 +14,7 @@ from kcap.schemas.results.task import HELD_OUT_FILE, TASK_FILE
 from kcap.system.output import OutputKind, atomic_directory, check_output, write_atomically
 
 if TYPE_CHECKING:
-    from kcap.bench.tasks.make import MadeTask
+    from kcap.bench.tasks.draft import TaskDraft
 
 PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)
@@ -68,7 +68,7 @@ def command(
       kcap judge task --quick
       kcap task llama.kcap --definition rmsnorm_h4096 --held-out 2 --held-out-to kept --form harbor -o harbor-task
     """
-    from kcap.bench.tasks.make import TaskRequest, make_task  # needs torch
+    from kcap.bench.tasks.draft import TaskRequest, draft_task  # needs torch
 
     if definition is None:
         return list_definitions(path, trust)
@@ -82,14 +82,14 @@ def command(
         check_output(held_out_to, force, kind=HELD_OUT, sources=sources)
         _check_apart(output, held_out_to)
     request = TaskRequest(path, definition, output, workloads, measurements, held_out, held_out_to, device, trust)
-    made = make_task(request)
+    draft = draft_task(request)
     chosen = find_form(form)
     with atomic_directory(output) as folder:
-        chosen.write(made, folder)
+        chosen.write(draft, folder)
     if held_out_to is not None:
         with atomic_directory(held_out_to, private=True) as folder:
-            made.write_held_out(folder)
-    click.echo(summary(made, output))
+            draft.write_held_out(folder)
+    click.echo(summary(draft, output))
     passes = not check or form != "kcap" or example_passes(output, device, trust)
     needs = f", {chosen.needs}" if chosen.needs else ""
     click.echo(f"Next{needs}: {chosen.following(output)}", err=True)
@@ -97,7 +97,7 @@ def command(
 
 
 def list_definitions(path: Path, trust: bool) -> int:
-    from kcap.bench.tasks.make import definition_rows
+    from kcap.bench.tasks.draft import definition_rows
     from kcap.show.console import console, plain_table, print_table
 
     table = plain_table(("invocations", "workloads"), ("op_type", "definition"))
@@ -109,16 +109,16 @@ def list_definitions(path: Path, trust: bool) -> int:
 
 
 def _check_apart(output: Path, held_out_to: Path) -> None:
-    one, other = output.resolve(), held_out_to.resolve()
-    if one.is_relative_to(other) or other.is_relative_to(one):
+    given_away, kept = output.resolve(), held_out_to.resolve()
+    if given_away.is_relative_to(kept) or kept.is_relative_to(given_away):
         raise CallError(f"--held-out-to {held_out_to}: has to lie outside of {output}, which is given away")
 
 
-def summary(made: MadeTask, output: Path) -> str:
+def summary(draft: TaskDraft, output: Path) -> str:
     from kcap.bench.run.summary.score import ALL_PHASES
     from kcap.replay.calls.report import duration
 
-    task = made.task
+    task = draft.task
     held_out = f", {task.held_out.workloads} kept back" if task.held_out else ""
     lines = [f"{output}: {task.definition}, {len(task.workloads)} Workloads{held_out}"]
     if room := task.room.get(ALL_PHASES):

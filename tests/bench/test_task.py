@@ -17,9 +17,9 @@ from bench_datasets import SCALE, counted, workload, write_small
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcap.bench.tasks.draft import choose_held_out
 from kcap.bench.tasks.folder import find_task, open_task
 from kcap.bench.tasks.forms import form_names
-from kcap.bench.tasks.make import choose_held_out
 from kcap.errors import CallError
 from kcap.schemas.flashinfer.dataset import Dataset, write_dataset
 from kcap.schemas.flashinfer.definition import ScalarInput

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kcap.system.registry import Registry, plugin_names
 
 if TYPE_CHECKING:
-    from kcap.bench.tasks.make import MadeTask
+    from kcap.bench.tasks.draft import TaskDraft
 
 MARK = "kcap.task"  # a file that tells a folder of `kcap task` where its form has no task.json
 TASK_FORMS: Registry[str, TaskForm] = Registry("task form")
@@ -27,7 +27,7 @@ class TaskForm(ABC):
     needs: str = ""
 
     @abstractmethod
-    def write(self, made: MadeTask, folder: Path) -> None:
+    def write(self, draft: TaskDraft, folder: Path) -> None:
         """Write into `folder`, which is empty."""
 
     @abstractmethod

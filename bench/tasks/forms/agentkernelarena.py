@@ -17,15 +17,15 @@ import shlex
 import shutil
 from pathlib import Path
 
+from kcap.bench.tasks.draft import TaskDraft
 from kcap.bench.tasks.forms import TaskForm, task_form
 from kcap.bench.tasks.forms.common import arena_evaluate
 from kcap.bench.tasks.forms.kcap import write_task
-from kcap.bench.tasks.instruction import Place, instruction
-from kcap.bench.tasks.make import MadeTask
+from kcap.bench.tasks.instruction import FormText, instruction
 from kcap.schemas.flashinfer.dataset import with_folder
 
 SOLUTION = "source/solution.py"
-PLACE = Place(
+TEXT = FormText(
     solution=f"`{SOLUTION}`",
     start="At first it is the reference, which passes. Its first line, `# definition: NAME`, has to stay; nothing in "
     "`scripts/` may be changed.",
@@ -62,17 +62,17 @@ evaluation:
 class AgentKernelArena(TaskForm):
     needs = "in a clone of AgentKernelArena, with this folder below tasks/"
 
-    def write(self, made: MadeTask, folder: Path) -> None:
-        name = made.definition.name
+    def write(self, draft: TaskDraft, folder: Path) -> None:
+        name = draft.definition.name
         description = f"Write a faster {name}: it computes what the reference does." + (
-            f" The engine ran it {made.task.invocations} times." if made.task.kernels else ""
+            f" The engine ran it {draft.task.invocations} times." if draft.task.kernels else ""
         )
         quoted = json.dumps(description), json.dumps(name)
         config = CONFIG.format(description=quoted[0], operator=quoted[1], solution=SOLUTION)
         (folder / "config.yaml").write_text(config)
-        (folder / "README.md").write_text(instruction(made, PLACE))
-        with_folder(folder / SOLUTION).write_text(made.example)
-        write_task(made, folder / "scripts" / "task")
+        (folder / "README.md").write_text(instruction(draft, TEXT))
+        with_folder(folder / SOLUTION).write_text(draft.example)
+        write_task(draft, folder / "scripts" / "task")
         shutil.rmtree(folder / "scripts" / "task" / "solution")
         shutil.copyfile(arena_evaluate.__file__, folder / "scripts" / "evaluate.py")
 

@@ -16,9 +16,9 @@ from kcap.bench.exports.common.cases import Account
 from kcap.bench.exports.flashinfer_bench import DRAW, comparable, write_problems
 from kcap.bench.problems import Problem, Problems
 from kcap.bench.run.subject import RecordingSubject
+from kcap.bench.tasks.draft import TaskDraft
 from kcap.bench.tasks.forms import MARK, TaskForm, task_form
-from kcap.bench.tasks.instruction import Place, instruction
-from kcap.bench.tasks.make import MadeTask
+from kcap.bench.tasks.instruction import FormText, instruction
 from kcap.errors import KcapError
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer.dataset import seal_dataset, with_folder
@@ -26,7 +26,7 @@ from kcap.schemas.flashinfer.solution import BuildSpec, Solution, SourceFile
 from kcap.schemas.results.export_loss import LossLedger
 
 AUTHOR = "baseline"
-PLACE = Place(
+TEXT = FormText(
     solution="a Solution in FlashInfer-Bench's form, or a `.py` file",
     start="`solutions/baseline/` has one that passes: the reference, which the Definition has as `reference`.",
     commands=("kcap bench . --solutions DIR -o judged", "flashinfer-bench run --local ."),
@@ -36,49 +36,49 @@ PLACE = Place(
 
 @task_form("flashinfer-bench")
 class FlashInferBench(TaskForm):
-    def write(self, made: MadeTask, folder: Path) -> None:
-        problem = passable(made)
+    def write(self, draft: TaskDraft, folder: Path) -> None:
+        problem = passable(draft)
         write_problems(folder, [problem])
-        if made.sealed:
+        if draft.sealed:
             seal_dataset(folder)
-        definition = made.definition
-        solution = example(made)
+        definition = draft.definition
+        solution = example(draft)
         path = folder / "solutions" / AUTHOR / definition.op_type / definition.name / f"{solution.name}.json"
         solutions_file.write(with_folder(path), solution)
-        (folder / "instruction.md").write_text(instruction(made, PLACE))
+        (folder / "instruction.md").write_text(instruction(draft, TEXT))
         (folder / MARK).write_text(f"{definition.name}\n")
 
     def following(self, output: Path) -> str:
         return f"kcap validate {shlex.quote(str(output))}"
 
 
-def passable(made: MadeTask) -> Problem:
+def passable(draft: TaskDraft) -> Problem:
     """The Problem with what FlashInfer-Bench draws at random and must not stored; KcapError where nothing is left."""
-    subject = made.subject
+    subject = draft.subject
     if not isinstance(subject, RecordingSubject) or subject.problems.derived is None:
-        return made.problem
+        return draft.problem
     derived = subject.problems.derived
-    kernels = [kernel for kernel in derived.kernels if kernel.definition.name == made.definition.name]
-    problems = Problems([replace(made.problem)], LossLedger(), replace(derived, kernels=kernels))
-    on = CheckTarget(made.request.device, made.request.trust)
-    request = ExportRequest(subject.contents, made.request.output, checked_on=on)
+    kernels = [kernel for kernel in derived.kernels if kernel.definition.name == draft.definition.name]
+    problems = Problems([replace(draft.problem)], LossLedger(), replace(derived, kernels=kernels))
+    on = CheckTarget(draft.request.device, draft.request.trust)
+    request = ExportRequest(subject.contents, draft.request.output, checked_on=on)
     left = comparable(Account(request, DRAW, problems))
     if not left:
-        raise KcapError(f"{made.definition.name}: no input that FlashInfer-Bench draws suits it: use another --form")
+        raise KcapError(f"{draft.definition.name}: no input that FlashInfer-Bench draws suits it: use another --form")
     return left[0]
 
 
-def example(made: MadeTask) -> Solution:
+def example(draft: TaskDraft) -> Solution:
     return Solution(
-        name=f"{made.definition.name}_example",
-        definition=made.definition.name,
+        name=f"{draft.definition.name}_example",
+        definition=draft.definition.name,
         author=AUTHOR,
         description="The reference, as a start.",
         spec=BuildSpec(
             language="python",
-            target_hardware=[made.task.device or "any"],
+            target_hardware=[draft.task.device or "any"],
             entry_point="solution.py::run",
             destination_passing_style=False,
         ),
-        sources=[SourceFile(path="solution.py", content=made.example)],
+        sources=[SourceFile(path="solution.py", content=draft.example)],
     )

@@ -18,15 +18,15 @@ import re
 import shlex
 from pathlib import Path
 
+from kcap.bench.tasks.draft import TaskDraft
 from kcap.bench.tasks.forms import TaskForm, task_form
 from kcap.bench.tasks.forms.kcap import write_task
-from kcap.bench.tasks.instruction import Place, instruction
-from kcap.bench.tasks.make import MadeTask
+from kcap.bench.tasks.instruction import FormText, instruction
 from kcap.schemas.flashinfer.dataset import with_folder
 from kcap.version import __version__
 
 HERE = "/app/task"
-PLACE = Place(
+TEXT = FormText(
     solution=f"`{HERE}/solution/solution.py`",
     start=f"All files are in `{HERE}`. At first it is the reference, which passes; `example.py` is a copy of it. Its "
     "first line, `# definition: NAME`, has to stay.",
@@ -68,15 +68,15 @@ cp {here}/example.py {here}/solution/solution.py
 class Harbor(TaskForm):
     needs = "with Harbor"
 
-    def write(self, made: MadeTask, folder: Path) -> None:
-        (folder / "task.toml").write_text(settings(made))
-        (folder / "instruction.md").write_text(instruction(made, PLACE))
-        write_task(made, folder / "environment" / "task")
-        write_task(made, folder / "tests" / "task")
+    def write(self, draft: TaskDraft, folder: Path) -> None:
+        (folder / "task.toml").write_text(settings(draft))
+        (folder / "instruction.md").write_text(instruction(draft, TEXT))
+        write_task(draft, folder / "environment" / "task")
+        write_task(draft, folder / "tests" / "task")
         held_out = ""
-        if made.held_out is not None:
+        if draft.held_out is not None:
             (folder / "tests" / "held_out").mkdir()
-            made.write_held_out(folder / "tests" / "held_out")
+            draft.write_held_out(folder / "tests" / "held_out")
             held_out = "--held-out /tests/held_out "
         dockerfile = DOCKERFILE.format(version=__version__, here=HERE)
         (folder / "environment" / "Dockerfile").write_text(dockerfile)
@@ -90,9 +90,9 @@ class Harbor(TaskForm):
         return f"harbor run -p {shlex.quote(str(output))} -a oracle"
 
 
-def settings(made: MadeTask) -> str:
+def settings(draft: TaskDraft) -> str:
     """task.toml."""
-    task = made.task
+    task = draft.task
     name = re.sub(r"[^a-z0-9-]+", "-", task.definition.lower()).strip("-")
     gpus = 0 if task.device == "cpu" else 1
     about = f"Write a faster {task.definition}" + (f", as run for {task.model}" if task.model else "")

@@ -61,7 +61,7 @@ def judge(action: str) -> dict[str, Any]:
         built = verdict["status"] not in NO_COMPILER
         return _result(built, [], verdict)
     described = cases()
-    judged = [_case(action, described[one["workload"]], one) for one in verdict["workloads"]]
+    judged = [_case(action, described[workload["workload"]], workload) for workload in verdict["workloads"]]
     return _result(all(case["status"] == "PASS" for case in judged), judged, verdict)
 
 

@@ -73,7 +73,7 @@ class TaskRequest:
 
 
 @dataclass(frozen=True)
-class MadeTask:
+class TaskDraft:
     """A task, before it lies in any form. `sources`: of the engine's kernels, by their path in the folder.
 
     `sealed`: the references were exported by this user. `held_out`: the Problem of the Workloads kept back.
@@ -127,7 +127,7 @@ def definition_rows(path: Path, trust: bool) -> list[tuple[str, str, int, int]]:
     return sorted(rows, key=lambda row: (-row[3], row[0]))
 
 
-def make_task(request: TaskRequest) -> MadeTask:
+def draft_task(request: TaskRequest) -> TaskDraft:
     """CallError where the call cannot work; KcapError where the Definition's reference is at fault."""
     if request.measurements is not None and not request.measurements.is_file():
         raise CallError(f"{request.measurements}: no such file (kcap replay PATH -o {request.measurements} writes one)")
@@ -141,14 +141,14 @@ def make_task(request: TaskRequest) -> MadeTask:
             raise KcapError(f"{definition.name}: {prepared.faults[definition.name]}: no task is made of it")
         whole = _problem(Dataset.load_problems(prepared.root), definition.name)
     weights = workload_weights(subject.counts)
-    chosen = [one.uuid for one in choose_workloads(subject, weights, request.workloads)[definition.name]]
+    chosen = [workload.uuid for workload in choose_workloads(subject, weights, request.workloads)[definition.name]]
     held_out = choose_held_out(chosen, request.held_out)
     problem = _part(whole, [uuid for uuid in chosen if uuid not in held_out])
     lines = list(read_measurements(request.measurements)) if request.measurements else []
     measured = measured_baseline(lines, subject.counts, subject.calls) if lines else None
     of_task = measurements_of(lines, problem.counts, subject.calls)
     sources = dict(_sources(subject, problem))
-    made = MadeTask(
+    draft = TaskDraft(
         request,
         _task(request, subject, problem, measured, of_task, sources),
         problem,
@@ -158,7 +158,7 @@ def make_task(request: TaskRequest) -> MadeTask:
         dict(sources.values()),
         _part(whole, held_out) if held_out else None,
     )
-    return replace(made, task=made.task.model_copy(update={"identity": _identity(made), "held_out": _kept(made)}))
+    return replace(draft, task=draft.task.model_copy(update={"identity": _identity(draft), "held_out": _kept(draft)}))
 
 
 def _find_definition(subject: Subject, name: str) -> Definition:
@@ -195,19 +195,19 @@ def choose_held_out(uuids: Sequence[str], number: int) -> list[str]:
             f"--held-out {number}: the Definition has {len(uuids)} Workloads, and one at least has to be left"
         )
     rest = uuids[1:]
-    return [rest[(2 * place + 1) * len(rest) // (2 * number)] for place in range(number)]
+    return [rest[(2 * part + 1) * len(rest) // (2 * number)] for part in range(number)]
 
 
-def _kept(made: MadeTask) -> HeldOut | None:
-    if made.held_out is None or made.request.held_out_to is None:
+def _kept(draft: TaskDraft) -> HeldOut | None:
+    if draft.held_out is None or draft.request.held_out_to is None:
         return None
-    return HeldOut(workloads=len(made.held_out.workloads), path=str(made.request.held_out_to.resolve()))
+    return HeldOut(workloads=len(draft.held_out.workloads), path=str(draft.request.held_out_to.resolve()))
 
 
-def _identity(made: MadeTask) -> str:
+def _identity(draft: TaskDraft) -> str:
     with tempfile.TemporaryDirectory(prefix="kcap-task-") as folder:
-        made.write_dataset(Path(folder))
-        return identity(Dataset.load_problems(Path(folder)), made.definition.name)
+        draft.write_dataset(Path(folder))
+        return identity(Dataset.load_problems(Path(folder)), draft.definition.name)
 
 
 def _task(
@@ -233,10 +233,10 @@ def _task(
         device=request.device or subject.home,
         measured_on=", ".join(devices) or None,
         identity="",
-        invocations=sum(sum(one.counts.values()) for one in workloads),
+        invocations=sum(sum(workload.counts.values()) for workload in workloads),
         steps=metadata.steps,
         kernels=_kernels(subject, problem, sources),
-        baseline=measured.title if measured and any(one.engine_us for one in workloads) else None,
+        baseline=measured.title if measured and any(workload.engine_us for workload in workloads) else None,
         totals=measured.totals if measured else {},
         workloads=workloads,
         room=room_of(workloads, measured.totals if measured else {}),
@@ -296,12 +296,12 @@ def workload_cost(definition: Definition, workload: Workload, blob: Mapping[str,
     """What one invocation must move and compute. Random inputs take no memory here: only their sizes count."""
     inputs: dict[str, Any] = {}
     for name, tensor in definition.inputs.items():
-        given = workload.inputs.get(name)
-        if isinstance(given, ScalarInput):
-            inputs[name] = given.value
+        workload_input = workload.inputs.get(name)
+        if isinstance(workload_input, ScalarInput):
+            inputs[name] = workload_input.value
         elif name in blob:
             inputs[name] = blob[name]
-        elif given is not None and tensor.shape is not None:
+        elif workload_input is not None and tensor.shape is not None:
             with suppress(ValueError, AttributeError):  # an axis without a size; a dtype that this torch lacks
                 sizes = definition.sizes(tensor.shape, workload.axes)
                 inputs[name] = torch.empty(sizes, dtype=torch_dtype(tensor.dtype), device="meta")
@@ -391,9 +391,9 @@ def _notes(
         yield "no counts are known: each Workload counts as one invocation"
     if measured is None:
         yield "the engine's own times are not known (kcap task --measurements): gains are against the reference"
-    elif measured and not any(one.engine_us for one in workloads):
+    elif measured and not any(workload.engine_us for workload in workloads):
         yield "its calls have no times of their own in the measurements: gains are against the reference"
-    elif untimed := sum(not one.engine_us for one in workloads):
+    elif untimed := sum(not workload.engine_us for workload in workloads):
         yield f"{untimed} of the {len(workloads)} Workloads have no time of the engine's: nothing is gained on them"
 
 
