@@ -47,7 +47,8 @@ class WorkloadVerdict(_Part):
     `time` is of the Solution, `reference` of the Definition's reference, both by one clock; `engine_us` of the engine's
     own kernel, as `kcap replay` measured it. `floor_us`: what this machine cannot go below; `times_floor`: the time
     over it. `speedup`: the engine's time over the Solution's, or the reference's where the engine's is not known.
-    `limited_by`: what bounds a kernel at this size, `gb_s` and `tflop_s`: what the Solution reaches.
+    `limited_by`: what bounds a kernel at this size; `gb_s` and `tflop_s`: what the Solution reaches, of the bytes and
+    FLOPs that no kernel can do without.
     """
 
     workload: str
