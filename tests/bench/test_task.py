@@ -354,11 +354,15 @@ def test_a_recordings_task_has_what_was_recorded(kcap, everything, tmp_path):
     open_task(tmp_path / "task", trust=False)  # sealed: it was exported here
 
 
-def test_a_tasks_files_are_valid(task, kcap, dataset, tmp_path):
-    task("--held-out", 1, "--held-out-to", tmp_path / "kept")
-    for path in (tmp_path / "task" / "task.json", tmp_path / "kept" / "held_out.json"):
-        assert kcap("validate", path).code == 0
-    assert kcap("validate", tmp_path / "task" / "dataset").code == 0
+def test_a_task_is_valid_as_a_whole_and_in_its_files(task, kcap, dataset, tmp_path):
+    path = measured(tmp_path / "times.jsonl", {"s1": 10.0})
+    task("--held-out", 1, "--held-out-to", tmp_path / "kept", "--measurements", path)
+    whole = kcap("validate", tmp_path / "task")
+    assert (whole.code, whole.out) == (0, f"{tmp_path / 'task'}: valid, a task\n")
+    for file in (tmp_path / "task" / "task.json", tmp_path / "kept" / "held_out.json"):
+        assert kcap("validate", file).code == 0
+    (tmp_path / "task" / "dataset" / "workloads" / "test" / "scale.jsonl").write_text("{}\n")
+    assert kcap("validate", tmp_path / "task").code == 1
 
 
 SOURCE = b"import triton\n\n\ndef fused_mul(in_ptr0, out_ptr0, xnumel, XBLOCK): ...\n"
