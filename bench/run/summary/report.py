@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.bench.summary.score import ALL_PHASES, Saving, Score, score_key
-from kcap.bench.summary.summary import Summary
+from kcap.bench.run.summary.score import ALL_PHASES, Saving, Score, score_key
+from kcap.bench.run.summary.summary import Summary
 from kcap.replay.calls.report import duration
 from kcap.schemas.results.bench_run import Machine
+from kcap.schemas.results.outcome import WrongElements
 from kcap.schemas.validation.report import printable
 
 SHOWN = 12
@@ -117,7 +118,24 @@ def _against(score: Score) -> str:
     counts = {**score.statuses, **({"missing": missing} if missing else {})}
     statuses = ", ".join(f"{status} {n}" for status, n in counts.items() if status != "PASSED")
     reason = score.worst.reason if score.worst else None
+    if score.worst and score.worst.wrong:
+        reason = describe_wrong(score.worst.wrong[0])
     return printable(f"{statuses}: {reason}" if reason else statuses)
+
+
+def describe_wrong(wrong: WrongElements) -> str:
+    """`y[3, 7] is 1.5, expected 1 ± 0.0002; 64 of 4,096 are wrong: row 3 alone of 64`."""
+    place = f"{wrong.output}[{', '.join(map(str, wrong.index))}]"
+    worst = f"{place} is {_number(wrong.found)}, expected {_number(wrong.expected)}"
+    worst += f" ± {wrong.tolerance:.3g}" if wrong.tolerance else ""
+    if not wrong.wrong:
+        return f"{worst}; {wrong.where}"
+    nans = f", {wrong.not_a_number:,} of them nan" if wrong.not_a_number else ""
+    return f"{worst}; {wrong.wrong:,} of {wrong.total:,} are wrong{nans}: {wrong.where}"
+
+
+def _number(value: float | int | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _times(speedup: float | None) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from kcap.bench.run.bench_run import BenchRun
 from kcap.bench.run.output import solution_key
-from kcap.bench.summary.baseline import Baseline, References, count_doubtful, measured_baseline, why_not_comparable
-from kcap.bench.summary.score import Saving, Score, best_scores, savings, score_key, score_solutions, sum_savings
+from kcap.bench.run.summary.baseline import Baseline, References, count_doubtful, measured_baseline, why_not_comparable
+from kcap.bench.run.summary.score import Saving, Score, best_scores, savings, score_key, score_solutions, sum_savings
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES
 from kcap.schemas.results import measurement as measurements_file
 from kcap.schemas.results.bench_run import Machine, RefusedFile

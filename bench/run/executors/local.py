@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
-from kcap.bench.executors import Executor, SlotRequest, executor
-from kcap.bench.executors.common.slot import LocalSlot, Slot
+from kcap.bench.run.executors import Executor, SlotRequest, executor
+from kcap.bench.run.executors.common.slot import LocalSlot, Slot
 from kcap.errors import CallError
 from kcap.system.machine import torch_here
 

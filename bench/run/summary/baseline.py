@@ -111,6 +111,21 @@ def _numbers(calls: Sequence[Call]) -> Callable[[Measurement], int | None]:
     return call_id
 
 
+def measurements_of(
+    measurements: Iterable[Measurement], counts: Sequence[WorkloadCount], calls: Sequence[Call]
+) -> list[Measurement]:
+    """Those of the Calls or the Workloads that `counts` name, under the ids that Calls have in `calls`."""
+    call_id, wanted = _numbers(calls), {count.call for count in counts}
+    workloads = {(count.definition, count.workload) for count in counts}
+    chosen = []
+    for line in measurements:
+        if line.workload is not None:
+            chosen += [line] if (line.definition, line.workload) in workloads else []
+        elif (call := call_id(line)) in wanted:
+            chosen.append(line.model_copy(update={"call": call}))
+    return chosen
+
+
 def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Those of the GPU's time, where there are any: host-side operators are not part of it."""
     on_gpu = [line for line in measurements if line.method in ("graph", "events")]

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.executors.common.slot import LocalSlot
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
+from kcap.bench.run.executors.common.slot import LocalSlot
 from kcap.errors import KcapError
 
 

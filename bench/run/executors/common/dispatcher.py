@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from kcap.bench.executors.common.slot import Slot, Stopped
 from kcap.bench.judge.messages import JudgeRequest
+from kcap.bench.run.executors.common.slot import Slot, Stopped
 from kcap.errors import KcapError
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.definition import Definition, Workload
@@ -106,7 +106,7 @@ class Dispatcher:
         """Whether the slot can take another."""
         for done, (workload, request) in enumerate(unit.requests()):
             try:
-                outcome = self._ask(slot, unit, workload, request)
+                outcome = ask_judge(slot, unit, workload, request, self.limit_s)
             except Stopped:
                 raise
             except (KcapError, OSError) as error:
@@ -126,16 +126,17 @@ class Dispatcher:
         self.units.give_back(unit)
         self._news.put(LostSlot(error))
 
-    def _ask(self, slot: Slot, unit: WorkUnit, workload: Workload, request: JudgeRequest) -> Outcome:
-        """The judge's Outcome under the names that it was asked for; NOT_JUDGED if it dies twice."""
-        reason = ""
-        for _ in range(ATTEMPTS):
-            answer = slot.run(request, self.limit_s)
-            try:
-                return Outcome.model_validate({**answer, **_names(unit, workload)})
-            except ValidationError:
-                reason = str(answer.get("reason") or "its answer is no Outcome")
-        return _failed(unit, workload, reason)
+
+def ask_judge(slot: Slot, unit: WorkUnit, workload: Workload, request: JudgeRequest, limit_s: float) -> Outcome:
+    """The judge's Outcome under the names that it was asked for; NOT_JUDGED if it dies twice."""
+    reason = ""
+    for _ in range(ATTEMPTS):
+        answer = slot.run(request, limit_s)
+        try:
+            return Outcome.model_validate({**answer, **_names(unit, workload)})
+        except ValidationError:
+            reason = str(answer.get("reason") or "its answer is no Outcome")
+    return _failed(unit, workload, reason)
 
 
 def _failed(unit: WorkUnit, workload: Workload, reason: str) -> Outcome:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kcap.bench.summary.baseline import Baseline
+from kcap.bench.run.summary.baseline import Baseline
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights
 from kcap.schemas.results.outcome import Outcome, Status
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.executors import Executor, SlotRequest, executor
-from kcap.bench.executors.common.actor import JudgeActor, dataset_bytes, dataset_files
-from kcap.bench.executors.common.slot import Slot, Stopped
 from kcap.bench.judge.messages import JudgeRequest
+from kcap.bench.run.executors import Executor, SlotRequest, executor
+from kcap.bench.run.executors.common.actor import JudgeActor, dataset_bytes, dataset_files
+from kcap.bench.run.executors.common.slot import Slot, Stopped
 from kcap.errors import CallError, KcapError
 from kcap.system.worker_process import START_LIMIT_S
 

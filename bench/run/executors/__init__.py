@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from kcap.bench.executors.common.slot import JUDGE_WORKER, Slot
 from kcap.bench.judge.messages import JudgeSession
+from kcap.bench.run.executors.common.slot import JUDGE_WORKER, Slot
 from kcap.system.registry import Registry, plugin_names
 
 EXECUTORS: Registry[str, Executor] = Registry("executor")
