@@ -159,8 +159,10 @@ def _extended(
 ) -> Definition:
     names = ", ".join(parameters(function(definition.reference, "run")) or definition.inputs)
     added = EXTENDED.format(names=names, function=name, outputs=list(definition.outputs), places=places)
-    return definition.model_copy(
-        update={
+    fields = {name: getattr(definition, name) for name in type(definition).model_fields}
+    return Definition.model_construct(
+        **{
+            **fields,
             "axes": {**definition.axes, **axes},
             "outputs": {**definition.outputs, **outputs},
             "reference": definition.reference + added,

@@ -162,7 +162,7 @@ class Judge:
         assert running.candidate is not None
         trial = Trial(running.candidate, truth, self.seconds)
         verdict = self._verdict(trial, running)
-        return {**verdict, "accuracy": trial.accuracy, "confined": trial.candidate.confined}
+        return {**verdict, "accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
 
     def _verdict(self, trial: Trial, running: RunningSolution) -> dict[str, Any]:
         candidate = trial.candidate

@@ -20,7 +20,8 @@ from kcap.bench.judge.verdict import (
     fingerprint,
     is_unwritten,
 )
-from kcap.schemas.results.outcome import Accuracy
+from kcap.bench.wrong_elements import wrong_elements
+from kcap.schemas.results.outcome import Accuracy, WrongElements
 
 MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right
 NOT_FINITE = "has inf or nan where the reference has numbers"
@@ -38,6 +39,7 @@ class Trial:
     seen: SeenOutputs = field(default_factory=SeenOutputs)
     truths: list[bytes] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    wrong: list[WrongElements] = field(default_factory=list)  # of the first invocation that was wrong
     timed: int = 0
 
     def run(self) -> TimedPair:
@@ -108,7 +110,18 @@ class Trial:
         self.seen.add(outputs, truth.outputs)
         self.truths.append(fingerprint(truth.outputs))
         self.differences += off
+        self.wrong = self.wrong or self._wrong_elements(outputs, truth, off)
         return self._reason(outputs, truth, off), UNWRITTEN if empty else STALE if stale else None
+
+    def _wrong_elements(self, outputs: Outputs, truth: Truth, off: list[Difference]) -> list[WrongElements]:
+        definition = self.truth.drawn.definition.outputs
+        every = zip(self.truth.drawn.results, outputs, truth.outputs, off, strict=True)
+        found = (
+            wrong_elements(result.name, out, true, definition[result.name].shape or ())
+            for result, out, true, each in every
+            if not each.error <= SAME
+        )
+        return [each for each in found if each is not None]
 
     def _reason(self, outputs: Outputs, truth: Truth, off: list[Difference]) -> str | None:
         every = zip(self.truth.drawn.results, outputs, truth.outputs, off, strict=True)

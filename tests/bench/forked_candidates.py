@@ -90,5 +90,6 @@ def _end_all() -> None:
     """End all that this process forked: it leads their group, and nobody else has to reap them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
+    os.killpg(0, signal.SIGCONT)  # candidates stand still
     with contextlib.suppress(ChildProcessError):
         os.wait()  # for all of them, as SIGCHLD is ignored
