@@ -71,8 +71,8 @@ class Cuda : public Place {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
     Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
     pool_ = Memory(cuda_, workload.pool_bytes);
-    arena_ = Memory(cuda_, sets_.bytes());
-    sets_.base = arena_.base;
+    auto arena = std::make_shared<Memory>(cuda_, sets_.bytes());
+    sets_.base = arena->base, sets_.memory = arena;
     cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
   }
 
@@ -222,7 +222,7 @@ class Cuda : public Place {
   const Runtime& cuda_;
   const Torch& torch_;
   Sets sets_;
-  Memory pool_, arena_;
+  Memory pool_;
   Memory aside_;  // of outputs that several invocations return in the same memory
   Owned graph_;
   std::vector<Owned> results_;

@@ -12,8 +12,8 @@ class Host : public Place {
   // `addresses`: of each output of each invocation.
   Host(const Workload& workload, int arena, uint64_t* addresses)
       : workload_(workload), addresses_(addresses), sets_(workload, at::kCPU), kept_(workload.sets) {
-    arena_ = Mapped(arena, sets_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
-    sets_.base = arena_.base;
+    auto mapped = std::make_shared<Mapped>(arena, sets_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+    sets_.base = mapped->base, sets_.memory = mapped;
   }
 
   void prepare(const Run& run, PyObject*) override {
@@ -58,7 +58,6 @@ class Host : public Place {
   const Workload& workload_;
   uint64_t* addresses_;
   Sets sets_;
-  Mapped arena_;
   std::vector<Owned> arguments_;
   std::vector<Rows> kept_;
 };

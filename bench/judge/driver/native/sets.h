@@ -3,6 +3,8 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <memory>
+
 #include "python.h"
 
 namespace kcap {
@@ -11,6 +13,7 @@ struct Sets {
   const Workload& workload;
   at::Device device;
   uint8_t* base = nullptr;
+  std::shared_ptr<void> memory;  // lives on with the tensors that a Solution keeps
 
   Sets(const Workload& workload, at::Device device) : workload(workload), device(device) {}
 
@@ -32,10 +35,11 @@ struct Sets {
   }
 
  private:
-  PyObject* wrapped(const Tensor& tensor, uint8_t* memory, uint32_t upcast) const {
-    auto made = at::for_blob(memory, tensor.sizes)
+  PyObject* wrapped(const Tensor& tensor, uint8_t* place, uint32_t upcast) const {
+    auto made = at::for_blob(place, tensor.sizes)
                     .options(at::TensorOptions().dtype(tensor.dtype).device(device))
                     .target_device(device)
+                    .deleter([kept = this->memory](void*) {})
                     .make_tensor();
     bool plain = at::isFloatingType(tensor.dtype) && tensor.dtype != at::ScalarType::Float4_e2m1fn_x2;
     if (upcast && plain) made = made.to(upcast == 64 ? at::kDouble : at::kFloat);
