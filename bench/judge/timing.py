@@ -123,7 +123,7 @@ def size_batches(
         run(count)
         return Batches(candidate, count, way, cache, wrong)
     count = FEW
-    while (lasted := min(run(count), run(count))) < LONG_ENOUGH * wanted and count < candidate.most:
+    while (lasted := min(run(count) for _ in range(3))) < LONG_ENOUGH * wanted and count < candidate.most:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
         count = min(int(wanted / each) + 1, count * MOST_GROWTH, candidate.most)
         candidate.open(drawn, count)

@@ -66,7 +66,10 @@ def test_what_is_wrong_is_said(judge, body, status, reason):
 
 
 def test_a_tensor_of_another_type_is_as_good_as_any(judge):
-    assert outcome(judge, "import torch\n\n\ndef run(x, eps):\n    return torch.nn.Parameter(x * eps)\n").status == "PASSED"
+    assert (
+        outcome(judge, "import torch\n\n\ndef run(x, eps):\n    return torch.nn.Parameter(x * eps)\n").status
+        == "PASSED"
+    )
 
 
 def test_an_output_left_unwritten_is_said(judge):

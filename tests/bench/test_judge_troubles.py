@@ -172,9 +172,9 @@ def test_a_gpu_that_does_not_answer_is_not_there(monkeypatch):
     "source, reason",
     [
         ("import os\nos._exit(3)", "its process ended while it was built: exit code 3"),
-        (REPORTING.format(words=b'5'), "its process ended while it was built: exit code 4"),
-        (REPORTING.format(words=b'[]'), "its process ended while it was built: exit code 4"),
-        (REPORTING.format(words=b'{'), "its process ended while it was built: exit code 4"),
+        (REPORTING.format(words=b"5"), "its process ended while it was built: exit code 4"),
+        (REPORTING.format(words=b"[]"), "its process ended while it was built: exit code 4"),
+        (REPORTING.format(words=b"{"), "its process ended while it was built: exit code 4"),
     ],
 )
 def test_nothing_is_left_of_a_solution_that_ends_while_it_is_built(judge, source, reason):

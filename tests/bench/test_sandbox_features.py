@@ -83,7 +83,9 @@ def test_filter_looks_at_arguments(machine: str) -> None:
         return verdict(seccomp.build(machine, True, True, True, True, OWN), architecture, numbers[column], *arguments)
 
     def loose(numbers: tuple[int, int], *arguments: int) -> int:
-        return verdict(seccomp.build(machine, False, False, False, False, OWN), architecture, numbers[column], *arguments)
+        return verdict(
+            seccomp.build(machine, False, False, False, False, OWN), architecture, numbers[column], *arguments
+        )
 
     threads, new_users, new_network = 0x3D0F00, 0x10000011, 0x40000011
     for judged in (tight, loose):

@@ -17,7 +17,10 @@ AT_FIRST, SIGCONT = 12, 18
 
 
 def timer():
-    event, made = (ctypes.c_int * 16)(0, 0, SIGCONT, 0), ctypes.c_void_p()  # struct sigevent: value, signo, SIGEV_SIGNAL
+    event, made = (
+        (ctypes.c_int * 16)(0, 0, SIGCONT, 0),
+        ctypes.c_void_p(),
+    )  # struct sigevent: value, signo, SIGEV_SIGNAL
     LIBC.timer_create(1, event, ctypes.byref(made))
     every = (ctypes.c_long * 4)(0, 200_000, 0, 200_000)
     LIBC.timer_settime(made, 0, every, None)
