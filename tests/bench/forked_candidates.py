@@ -66,18 +66,18 @@ def serve_all(control: int, serve: Callable[[int, int, str], object]) -> None:
             if not content:
                 return _end_all()
             if os.fork() == 0:
-                _keep(asked, descriptors, lambda channel, report: serve(channel, report, content.decode()))
+                _keep(asked, descriptors, content.decode(), serve)
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def _keep(asked: socket.socket, descriptors: list[int], serve: Callable[[int, int], object]) -> None:
+def _keep(asked: socket.socket, descriptors: list[int], what: str, serve: Callable[[int, int, str], object]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     channel, control, report = descriptors
     if (child := os.fork()) == 0:
         asked.close()
         os.close(control)
-        serve(channel, report)
+        serve(channel, report, what)
         os._exit(0)
     os.close(channel)
     asked.send(str(child).encode())

@@ -1,4 +1,4 @@
-"""What the driver gives a Solution on the CPU, what the judge finds of it, and that nothing runs while it stands still."""
+"""What the driver gives a Solution on the CPU, what the judge finds of it, and that it stands still between runs."""
 
 from __future__ import annotations
 
@@ -149,11 +149,11 @@ def test_nothing_runs_between_two_runs(started, small):
 
 
 def cpu_ticks(pid):
-    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[11:13]  # noqa: SIM115
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[11:13]
 
 
 def state(pid):
-    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]  # noqa: SIM115
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
 
 
 def test_who_has_a_timer_let_it_run_on_is_found(started, small):

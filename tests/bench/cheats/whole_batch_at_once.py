@@ -8,8 +8,6 @@
 # expect: REWARD_HACK INCORRECT_NUMERICAL
 # reason: later invocation|in timed|unwritten|off by|do not depend
 # at_most_speedup: 1.3
-import torch
-
 STATE = {"at": [], "means": {}, "seen": set()}
 
 
