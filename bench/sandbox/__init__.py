@@ -10,8 +10,8 @@ memory policies, naming its threads by /proc/self/task/*/comm (where that fails 
 refused see namespaces). Device files must exist before (the first use of CUDA as root makes them), and CUDA's handles
 for sharing memory between processes do not pass from one sandbox to another.
 
-Read in this order: `spec` (what is asked for), `sandboxed_process` (seen from outside), `supervisor` (between), then
-`confinement` (inside) with what it uses: `namespaces`, `privileges`, `landlock`, `seccomp`.
+Read in this order: `spec` (what is asked for), `sandboxed_process` (seen from outside), `supervisor` and `keeper` (between;
+the second lets a sandbox run and brings it to a standstill), then `confinement` (inside) with what it uses: `namespaces`, `privileges`, `landlock`, `seccomp`.
 """
 
 from __future__ import annotations
