@@ -28,7 +28,7 @@ LONG_ENOUGH = 0.8  # of what a batch should last
 WAYS = 5  # runs of no invocations
 FEWEST = 3  # batches of either
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
-MOST_ON_GPU = 1024  # invocations in one graph
+MOST_ON_GPU = 4096  # invocations in one graph
 GPU_SHARE = 6  # of the free memory, one part in so many
 RANDOM = secrets.SystemRandom()
 
@@ -117,28 +117,15 @@ def size_batches(
         check_report(done.report, wrong)
         return float(done.elapsed_ns)
 
-    if candidate.limits.gpu is not None:
-        count, cache = _count_on_gpu(candidate, drawn, run, wanted, way)
-        candidate.open(drawn, count)
-        run(count)
-        return Batches(candidate, count, way, cache, wrong)
+    most, least = candidate.most, FEW
+    gpu, size = candidate.limits.gpu, max(drawn.bytes, 1)
+    if gpu is not None:  # each invocation has a set of inputs of its own: together they should not fit the L2
+        most = max(min(gpu.memory // GPU_SHARE // size, MOST_ON_GPU), 2)
+        least = max(min(-(-COLD_FACTOR * gpu.l2 // size), most), min(FEW, most))
     count = FEW
-    while (lasted := min(run(count) for _ in range(3))) < LONG_ENOUGH * wanted and count < candidate.most:
+    while ((lasted := min(run(count) for _ in range(3))) < LONG_ENOUGH * wanted and count < most) or count < least:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
-        count = min(int(wanted / each) + 1, count * MOST_GROWTH, candidate.most)
+        count = min(max(int(wanted / each) + 1, least), count * MOST_GROWTH, most)
         candidate.open(drawn, count)
-    return Batches(candidate, count, way, wrong=wrong)
-
-
-def _count_on_gpu(
-    candidate: Candidate, drawn: InputPool, run: Callable[[int], float], wanted: float, way: float
-) -> tuple[int, Cache]:
-    """Every invocation of a batch has a set of inputs of its own: enough of them to last, and not to fit the L2."""
-    gpu = candidate.limits.gpu
-    assert gpu is not None
-    run(FEW)
-    each = max((run(FEW) - way) / FEW, 1)
-    size = max(drawn.bytes, 1)
-    affordable = max(gpu.memory // GPU_SHARE // size, 1)
-    count = int(min(max(wanted // each, -(-COLD_FACTOR * gpu.l2 // size), 2), affordable, MOST_ON_GPU))
-    return count, "cold" if count * size >= COLD_FACTOR * gpu.l2 else "warm"
+    cold = gpu is None or count * size >= COLD_FACTOR * gpu.l2
+    return Batches(candidate, count, way, "cold" if cold else "warm", wrong)

@@ -3,7 +3,8 @@
 In a pid namespace it is process 1: signals from within do nothing to it, and the kernel kills all the others when it
 ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
 ends: then every process of the sandbox is stopped, and only when none of their threads runs any more the keeper says
-so. The kernel keeps their CPU time: whoever got on meanwhile, by a signal that a timer sends, is found by it.
+so. Whoever is let run again meanwhile, by a signal that the kernel sends for a timer, is found: the kernel tells of a
+child, and of the others their CPU time does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kcap.bench.sandbox.spec import SandboxSetup
 
 RUN = b"run"  # what the keeper is told, and what it says
 STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
-STIRRED_NS = 100_000  # of CPU time that a process may have after it was seen to stop: the way out of the kernel
+STIRRED_NS = 5_000_000  # of CPU time that a process may have after it was seen to stop: its way through the kernel
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
 
@@ -87,19 +88,21 @@ class KeptProcesses:
         others = self._stop_others()
         while not all(map(process_tree.still, others)):
             others = self._stop_others()
-        self._cpu_ns = {pid: _cpu_ns(pid) for pid in (self.child, *others)}
+        self._cpu_ns = {pid: _cpu_ns(pid) for pid in others}
 
     def stirred(self) -> bool:
-        """Whether any of them had CPU time since it was stopped."""
+        """Whether any of them ran since it was stopped."""
+        if os.waitpid(self.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)[0]:
+            return True
         return any(_cpu_ns(pid) > before + STIRRED_NS for pid, before in self._cpu_ns.items())
 
     def run_all(self) -> None:
-        if self.alone:
-            os.kill(-1, signal.SIGCONT)
-            return
-        for pid in (self.child, *self._others()):
+        """Let everything run: `child` last, so that what the kernel tells of it is heard before it can stop again."""
+        for pid in self._cpu_ns:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
+        os.kill(self.child, signal.SIGCONT)
+        os.waitpid(self.child, os.WCONTINUED | os.WNOHANG)
 
     def _stop_others(self) -> list[int]:
         if self.alone:

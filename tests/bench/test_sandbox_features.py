@@ -36,7 +36,8 @@ OWN = 4242
 MACHINES = ["x86_64", "aarch64"]
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 ARGUED = (seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.PRLIMIT, seccomp.FCNTL)
-NAMED = (*seccomp.REFUSED_CALLS.values(), *seccomp.SIGNAL_CALLS.values(), *seccomp.OWN_PROCESS_ONLY.values(), *ARGUED)
+TABLES = (seccomp.REFUSED_CALLS, seccomp.SIGNAL_CALLS, seccomp.OWN_PROCESS_ONLY, seccomp.UNCOUNTED_CALLS)
+NAMED = (*ARGUED, *(numbers for table in TABLES for numbers in table.values()))
 
 
 def verdict(program: seccomp.Program, architecture: int, number: int, *arguments: int) -> int:
@@ -102,7 +103,9 @@ def test_filter_looks_at_arguments(machine: str) -> None:
         assert (tight(seccomp.SOCKET, family), loose(seccomp.SOCKET, family)) == (errno.EPERM, 0)
     assert tight(seccomp.PRLIMIT, 0) == tight(seccomp.PRLIMIT, OWN) == 0
     assert (tight(seccomp.PRLIMIT, 7), loose(seccomp.PRLIMIT, 7)) == (errno.EPERM, 0)
-    assert [tight(seccomp.FCNTL, 5, command) for command in (3, 8, 15)] == [0, errno.EPERM, errno.EPERM]
+    assert [tight(seccomp.FCNTL, 5, command) for command in (3, 8, 10, 15)] == [0, *[errno.EPERM] * 3]
+    for numbers in seccomp.UNCOUNTED_CALLS.values():
+        assert (tight(numbers), loose(numbers)) == (errno.EPERM, 0)
 
 
 def test_numbers_of_another_abi_are_refused() -> None:
@@ -113,7 +116,8 @@ def test_numbers_of_another_abi_are_refused() -> None:
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="numbers of two architectures are known")
 def test_numbers_are_those_of_the_kernel_headers() -> None:
     column, _ = seccomp.ARCHITECTURES[platform.machine()]
-    named = {**seccomp.REFUSED_CALLS, **seccomp.SIGNAL_CALLS, **seccomp.OWN_PROCESS_ONLY, "clone": seccomp.CLONE}
+    named = {**seccomp.REFUSED_CALLS, **seccomp.SIGNAL_CALLS, **seccomp.OWN_PROCESS_ONLY, **seccomp.UNCOUNTED_CALLS}
+    named["clone"] = seccomp.CLONE
     named |= {"clone3": seccomp.CLONE3, "fcntl": seccomp.FCNTL, "socket": seccomp.SOCKET}
     source = "#include <sys/syscall.h>\n" + "\n".join(f"known_{name} __NR_{name}" for name in named)
     try:

@@ -38,7 +38,7 @@ class Played:
 @given(st.floats(50, 1e8), st.floats(20_000, 1e6), st.integers(1, 8192))
 def test_batches_last_long_enough_as_far_as_memory_goes(each, way, most):
     played = Played(each, way, max(most, 3))
-    made = size_batches(played, None)
+    made = size_batches(played, SimpleNamespace(bytes=64))
     lasts = way + made.count * each
     assert lasts >= LONG_ENOUGH * max(BATCH_NS, way / WAY_SHARE) or made.count == played.most
     assert made.count == 3 or lasts < 3 * max(BATCH_NS, way / WAY_SHARE)
