@@ -60,7 +60,7 @@ def _confine(setup: SandboxSetup, user: int | None) -> None:
         os.sched_setaffinity(0, spec.cores)
     features.attempt(privileges.RESOURCE_LIMITS, lambda: privileges.limit_resources(spec.memory, spec.disk))
     features.attempt(privileges.PROCESS_LIMIT, lambda: privileges.limit_processes(spec.processes, who))
-    privileges.drop_privileges(user, [*privileges.needed_to_import(), spec.folder], features)
+    privileges.drop_privileges(user, [*privileges.needed_folders(), spec.folder], features)
     libc.prctl(libc.PR_SET_DUMPABLE, 1)  # as any process is: it may look at itself
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which takes it back
     _lock_files(setup)

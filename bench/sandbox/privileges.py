@@ -63,9 +63,19 @@ def drop_privileges(user: int | None, needed: Iterable[Path], features: Features
     features.attempt(NO_NEW_PRIVILEGES, lambda: libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1))
 
 
-def needed_to_import() -> list[Path]:
-    """Folders without which Python, and what is installed for it, does not work."""
-    return [Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if os.path.isdir(entry)]
+SEARCHED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+)  # variables that name folders with programs and libraries
+
+
+def needed_folders() -> list[Path]:
+    """Folders without which Python, and what is installed for it or called from it, does not work."""
+    named = [entry for name in SEARCHED for entry in os.environ.get(name, "").split(os.pathsep)]
+    every = (sys.prefix, sys.base_prefix, *sys.path, *named)
+    return [Path(entry) for entry in every if os.path.isabs(entry) and os.path.isdir(entry)]
 
 
 def _switch(user: int) -> None:

@@ -78,7 +78,7 @@ def _prepare(setup: SandboxSetup) -> int | None:
     if setup.spaces is not None:
         features.held.extend(setup.inherited)
     elif features.holds(namespaces.MOUNT_NAMESPACE):
-        needed = privileges.needed_to_import()
+        needed = privileges.needed_folders()
         namespaces.set_up_mounts(spec.folder, spec.hidden, needed, spec.disk, owner, features)
     if not features.holds(namespaces.SCRATCH_MOUNT) and spec.folder.stat().st_uid != owner:
         with contextlib.suppress(PermissionError):  # a plain user writes where it is let

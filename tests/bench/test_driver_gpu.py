@@ -44,7 +44,7 @@ def start(forked):
 
 @pytest.fixture
 def drawn():
-    with open_input_pool(DOUBLE, workload(DOUBLE, "w", 64), None, None) as made:
+    with open_input_pool(DOUBLE, workload(DOUBLE, "w", 64), None, None, on_gpu=True) as made:
         yield made
 
 
