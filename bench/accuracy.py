@@ -1,22 +1,30 @@
 """How far a kernel's outputs are from the truth, in units of what their dtype allows. Above 1 they are wrong.
 
 One rule for both who ask: the judge, of a Solution against the reference in higher precision, and the reference check,
-of the engine's operator against the reference. `difference` is the larger of two errors of a floating output:
+of the engine's operator against the reference. The error of a floating output is the largest of all its rows:
 
-    of an element      |out - truth| over  rtol * |truth| + rtol * rms(truth)
-    of the whole       rms(out - truth) over  rtol / 4 * rms(truth)
+    of an element      |out - truth| over  rtol * |truth| + rtol * rms(row of truth)
+    of a row           rms(out - truth) over  rtol / 4 * rms(row of truth)
 
-The rms in the first is for sums that cancel: their error is that of what was added. The second tells arithmetic in the
-output's dtype, which stays well below it, from arithmetic in a lower one. Where the truth, rounded to the output's
-dtype, is inf or nan the output must be the same. An int8 output stands for rounded numbers, and may be off by one in
-one element of sixteen. All else (integers, booleans, packed and scale dtypes) must hold the same bits.
+A row is the last dimension; where that is shorter than 16, the whole output. The rms in the first is for sums that
+cancel: their error is that of what was added. The second tells arithmetic in the output's dtype, which stays well below
+it, from arithmetic in a lower one. A row's rms counts as a thirty-second of the whole's at least.
+
+Nobody need be better than the reference itself: where that, run in the dtype of its inputs (`own`), is far from the
+truth, an element may be off by four times the largest error of its row, and a row by three times its rms, or three
+times the usual row's. Where the truth is inf or nan the output must be the same; at the very end of the dtype's range
+inf and a number are both right.
+
+Indices that name the best of some scores (`Choice`) may name another of the same score, within its rounding. Other
+integers must be equal, or lie between what the reference says in its two precisions; an int8 output stands for
+rounded numbers, and may be off by one in one element of sixteen. Packed and scale dtypes must hold the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,6 +43,12 @@ RTOL = {
     torch.float8_e5m2: 0.5,
 }
 RMS_SHARE = 4  # the root mean square error may be a fourth of `rtol`, and of int8's last place
+SHORTEST_ROW = 16  # elements
+LEAST_ROW = 1 / 32  # of the whole's rms
+OWN_ELEMENT, OWN_RMS = 4.0, 3.0  # times the reference's own error
+RARE = 1e-6  # of the elements of an output that a threshold decides, to either side by rounding
+OWN_RARE, MOST_RARE = 4, 1e-3  # times as many as are so in the reference; of all elements at most
+CHOICE_RMS = 4.0  # times the rms of what the scores are rounded by
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TINY = 1e-30
 
@@ -51,14 +65,50 @@ class Difference:
 INCOMPARABLE = Difference(math.inf, math.inf, math.inf)
 
 
-def difference(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+@dataclass(frozen=True)
+class Choice:
+    """What an output of indices was chosen by: `scores`, [rows, candidates], the larger the better.
+
+    `own`: the same in the dtype of the reference's inputs. `ordered`: the best comes first.
+    """
+
+    scores: torch.Tensor
+    own: torch.Tensor
+    ordered: bool = True
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The right outputs. `own`: the reference's in the dtype of its inputs, where that is not what `outputs` are.
+
+    `choices`: by the place of an output of indices.
+    """
+
+    outputs: list[torch.Tensor]
+    own: list[torch.Tensor] | None = None
+    choices: Mapping[int, Choice] = field(default_factory=dict)
+
+    def differences(self, outputs: Sequence[torch.Tensor]) -> list[Difference]:
+        """How far each of `outputs` is from it."""
+        own = self.own or [None] * len(self.outputs)
+        return [
+            difference(out, truth, its_own, self.choices.get(place))
+            for place, (out, truth, its_own) in enumerate(zip(outputs, self.outputs, own, strict=True))
+        ]
+
+
+def difference(
+    out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None = None, choice: Choice | None = None
+) -> Difference:
     """`out` against `truth`, which has the same shape and the same dtype, or float64 for a floating output."""
     dtypes = (out.dtype, torch.float64) if out.dtype in RTOL else (out.dtype,)
     if out.shape != truth.shape or truth.dtype not in dtypes:
         return INCOMPARABLE
     if not truth.numel():
         return Difference()
-    return _rounded(out, truth) if out.dtype in RTOL else _exact(out, truth)
+    if out.dtype in RTOL:
+        return _rounded(out, truth, own)
+    return _exact(out, truth, own) if choice is None else _chosen(out, truth, choice)
 
 
 def worst_accuracy(differences: Sequence[Difference], allowed: str, truth: str, timed: int) -> Accuracy:
@@ -80,13 +130,13 @@ def describe_tolerances(dtypes: Sequence[torch.dtype]) -> str:
         name = str(dtype).removeprefix("torch.")
         if dtype in RTOL:
             rtol = RTOL[dtype]
-            words.append(f"{name}: {rtol:g} of the element + {rtol:g} rms, rms error {rtol / RMS_SHARE:g}")
+            words.append(f"{name}: {rtol:g} of the element + {rtol:g} of its row's rms, rms error {rtol / RMS_SHARE:g}")
         else:
             words.append(f"{name}: {f'1 in one of {RMS_SHARE**2}' if dtype == torch.int8 else 'equal'}")
     return "; ".join(words)
 
 
-def _exact(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+def _exact(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> Difference:
     if torch.equal(raw_bytes(out), raw_bytes(truth)):
         return Difference()
     if out.dtype not in INTEGERS:
@@ -94,39 +144,85 @@ def _exact(out: torch.Tensor, truth: torch.Tensor) -> Difference:
     differs = out != truth
     off = torch.where(differs, (out.double() - truth.double()).abs().clamp_min(1), 0)  # large int64 are no float64
     worst, relative = float(off.max()), float((off / truth.double().abs().clamp_min(1)).max())
-    few = max(out.numel() // RMS_SHARE**2, 1)
-    fine = not worst or (out.dtype == torch.int8 and worst <= 1 and int(differs.sum()) <= few)
-    return Difference(0.0 if fine else math.inf, worst, relative)
+    if own is not None:
+        between = (out >= torch.minimum(own, truth)) & (out <= torch.maximum(own, truth))
+        differs, off = differs & ~between, torch.where(between, 0, off)
+    rare = _rare(own != truth) if own is not None and not torch.equal(own, truth) else 0
+    few = max(out.numel() // RMS_SHARE**2, 1) if out.dtype == torch.int8 and float(off.max()) <= 1 else rare
+    return Difference(0.0 if int(differs.sum()) <= few else math.inf, worst, relative)
 
 
-def _rounded(out: torch.Tensor, truth: torch.Tensor) -> Difference:
+def _rare(own_differs: torch.Tensor) -> int:
+    """How many elements a threshold may decide otherwise, where it does so in these of the reference's own."""
+    size = own_differs.numel()
+    return int(min(OWN_RARE * int(own_differs.sum()), MOST_RARE * size) + RARE * size)
+
+
+def _chosen(out: torch.Tensor, truth: torch.Tensor, choice: Choice) -> Difference:
+    """Right are distinct indices whose scores are those of the truth's, each within its rounding."""
+    scores, own = choice.scores, choice.own.double()
+    rows, candidates = scores.shape
+    ours, theirs = out.reshape(rows, -1).long(), truth.reshape(rows, -1).long()
+    worst = float((ours - theirs).abs().max())
+    wrong = Difference(math.inf, worst, worst)
+    if bool(((ours < 0) | (ours >= candidates)).any()):
+        return wrong
+    ranked = ours.sort(dim=-1).values
+    if bool((ranked[:, 1:] == ranked[:, :-1]).any()):
+        return wrong
+    off = torch.where(scores == own, 0.0, (own - scores).abs()).nan_to_num(0.0, posinf=0.0)
+    rms = off.pow(2).mean(dim=-1, keepdim=True).sqrt()
+    rounding = off.gather(-1, torch.cat([ours, theirs], dim=-1)).amax(dim=-1, keepdim=True) + CHOICE_RMS * rms
+    got, right = scores.gather(-1, ours), scores.gather(-1, theirs)
+    if not choice.ordered:
+        got, right = got.sort(dim=-1).values, right.sort(dim=-1).values
+    same = (got == right) | ((got - right).abs() <= 2 * rounding) | (got.isnan() & right.isnan())
+    return Difference(0.0, worst, worst) if bool(same.all()) else wrong
+
+
+def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> Difference:
     rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
     wide_out, wide_truth = out.to(working), truth.to(working)
     rounded = truth.to(out.dtype).to(working)  # inf, where the dtype does not reach as far
-    finite = rounded.isfinite()
-    if bool(finite.all()) and bool(wide_out.isfinite().all()):
-        return _finite(wide_out, wide_truth, rtol)
-    if not wide_out[finite].isfinite().all() or not _same_specials(wide_out[~finite], rounded[~finite]):
-        return INCOMPARABLE
-    return _finite(wide_out[finite], wide_truth[finite], rtol)
+    wide_own = rounded if own is None else own.to(working)
+    most, size = torch.finfo(out.dtype).max, wide_truth.abs()
+    edge = (size > (1 - rtol) * most) & (size < (1 + rtol) * most) & (wide_out * wide_truth.sign() > (1 - rtol) * most)
+    finite, finite_out = rounded.isfinite(), wide_out.isfinite()
+    if not bool(finite.all()) or not bool(finite_out.all()):
+        special = _same_specials(wide_out, rounded) | _same_specials(wide_out, wide_own) | edge
+        if int((~special).sum()) > _rare(wide_own.isfinite() != finite):
+            return INCOMPARABLE
+    compared = finite & finite_out
+    wide_own = torch.where(wide_own.isfinite(), wide_own, wide_truth)
+    shape = (-1, out.shape[-1]) if out.dim() and out.shape[-1] >= SHORTEST_ROW else (1, -1)
+    out_rows, truth_rows, own_rows = (
+        torch.where(compared, tensor, 0).reshape(shape) for tensor in (wide_out, wide_truth, wide_own)
+    )
+    tiny = max(torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps, TINY)
+    return _finite(out_rows, truth_rows, None if own is None else own_rows, rtol, tiny)
 
 
-def _same_specials(out: torch.Tensor, rounded: torch.Tensor) -> bool:
-    """Whether inf and nan are the same in both."""
-    return bool(torch.equal(out.isnan(), rounded.isnan()) and torch.equal(out.nan_to_num(0.0), rounded.nan_to_num(0.0)))
+def _same_specials(out: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Where both are finite, or inf or nan the same."""
+    return (out.isfinite() & truth.isfinite()) | (out == truth) | (out.isnan() & truth.isnan())
 
 
-def _finite(out: torch.Tensor, truth: torch.Tensor, rtol: float) -> Difference:
-    if not truth.numel():
-        return Difference()
+def _finite(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None, rtol: float, tiny: float) -> Difference:
+    """Of [rows, elements]. `tiny`: what rounds to nothing in the output's dtype."""
     off, size = (out - truth).abs_(), truth.abs()
-    rms = _rms(truth)
-    whole = _rms(off) / max(rtol / RMS_SHARE * rms, TINY)
     worst, relative = float(off.max()), float((off / size.clamp_min(TINY)).max())
-    elements = float(off.div_(size.add_(rms).mul_(rtol).clamp_min_(TINY)).max())
-    return Difference(max(elements, whole), worst, relative)
+    rms = _rms(truth).clamp_min_(LEAST_ROW * float(_rms(truth.view(1, -1))))
+    row, element = (rms * (rtol / RMS_SHARE)).clamp_min_(tiny), size.add_(rms).mul_(rtol).add_(tiny)
+    if own is not None:
+        own_off = (own - truth).abs_()
+        own_row = _rms(own_off)
+        usual = (own_row / rms.clamp_min(TINY)).median() * rms
+        row = torch.maximum(row, OWN_RMS * torch.maximum(own_row, usual))
+        element = torch.maximum(element, OWN_ELEMENT * own_off.amax(dim=-1, keepdim=True))
+    return Difference(max(float((off / element).max()), float((_rms(off) / row).max())), worst, relative)
 
 
-def _rms(tensor: torch.Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-    return norm / math.sqrt(tensor.numel())
+def _rms(rows: torch.Tensor) -> torch.Tensor:
+    """Of each row, [rows, 1]."""
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+    return (norm / math.sqrt(max(rows.shape[-1], 1))).to(rows.dtype)

@@ -20,6 +20,8 @@ COMMANDS = {
     "show": ("kcap.commands.show", "Show what ran: by kernel, operator, family, phase or rank."),
     "replay": ("kcap.commands.replay", "Rebuild recorded calls and time them."),
     "bench": ("kcap.commands.bench", "Judge kernels that others wrote for what was recorded."),
+    "task": ("kcap.commands.task", "Write one Definition as a folder for whoever writes a kernel for it."),
+    "judge": ("kcap.commands.judge", "Judge one Solution of a task: right, how fast, what it gains."),
     "export": ("kcap.commands.export", "Write what was recorded in another benchmark's format."),
     "validate": ("kcap.commands.validate", "Tell what is wrong with files of any format that kcap knows."),
     "merge": ("kcap.commands.merge", "Make one Recording or dataset of several."),

@@ -33,6 +33,7 @@ INSIDE_ENGINES = ("activate", "session", "startup", "engines", "hooks", "window"
 FOR_ENGINES = ("torch", "orjson", "vllm", "sglang")
 MOST_ENTRIES = 12
 CROWDED = {
+    "kcap/commands": "one file a subcommand",
     "capture/recorder/native": "headers of one translation unit, dispatcher.cpp; each is one part of the recorder",
     "schemas/json": "one JSON Schema a format",
 }

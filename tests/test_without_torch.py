@@ -189,6 +189,8 @@ NEED_TORCH = pytest.mark.parametrize(
         "record --model kcap/tiny-llama --load-format dummy -o {out}",
         "record -o {out} -- true",
         "bench {a} --solutions {a} -o {out} --device cpu",
+        "task {a} --definition mm -o {out}",
+        "judge {a}",
         "export {a} --to flashinfer-bench -o {out} --allow-truncated",
         "export {a} --to kernelbench -o {out} --allow-truncated",
         "export {a} --to sol-execbench -o {out} --allow-truncated",

@@ -48,7 +48,7 @@ def _load(solution: Solution, sources: Path, folder: Path, name: str) -> ModuleT
 
     if with_cuda:
         cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"]  # asked for when the module was imported, perhaps long ago
-    paths = {"extra_include_paths": [str(sources)], "build_directory": str(folder)}
+    paths = {"extra_include_paths": [str(sources)], "build_directory": str(folder), "extra_cflags": ["-O3"]}
     try:
         module: ModuleType = cpp_extension.load(name, files, **paths, with_cuda=with_cuda)
     except RuntimeError as error:

@@ -10,7 +10,8 @@ from typing import Any, Literal, Required, TypedDict, cast
 
 import torch
 
-from kcap.bench.accuracy import INCOMPARABLE, RTOL, SAME, Difference, difference
+from kcap.bench.accuracy import INCOMPARABLE, RTOL, SAME, Choice, Difference, difference
+from kcap.bench.check.choices import ChoiceRecorder
 from kcap.bench.check.draws import DrawAnswer, DrawRequest, try_draws
 from kcap.replay.calls.runner import error_fields
 from kcap.replay.datasets.reference import compile_reference
@@ -90,9 +91,10 @@ class Checker:
         form = use.bind(invocation_with_inputs(resolved, inputs, use.call))
         if form.random:
             raise Skip("it draws numbers: two runs agree in distribution alone")
-        expected = self._reference(kernel, form)
+        with ChoiceRecorder() as recorder:
+            expected = self._reference(kernel, form)
         actual = run_operator(use, resolved, inputs, form)
-        result = compare_outputs(form, actual, expected)
+        result = compare_outputs(form, actual, expected, recorder)
         if result["status"] == "agrees" and not any(is_informative(ref) for ref in expected):
             raise Skip("its outputs have no number that could differ")
         return result
@@ -139,11 +141,14 @@ def is_informative(output: Any) -> bool:
     return bool(numbers.numel()) and not (numbers.dtype in RTOL and bool(numbers.double().isnan().all()))
 
 
-def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]) -> CheckAnswer:
+def compare_outputs(
+    form: KernelInstance, actual: list[Any], expected: list[Any], recorder: ChoiceRecorder | None = None
+) -> CheckAnswer:
+    """`recorder`: what the reference chose by scores."""
     if len(expected) != len(form.outputs):
         return {"status": "failed", "reason": f"the reference returns {len(expected)} of {len(form.outputs)} outputs"}
     errors = {
-        name: compare(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu()).error
+        name: compare(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu(), _choice(recorder, ref)).error
         for name, out, ref in zip(form.outputs, actual, expected, strict=True)
     }
     name, error = max(errors.items(), key=lambda item: item[1])
@@ -152,6 +157,18 @@ def compare_outputs(form: KernelInstance, actual: list[Any], expected: list[Any]
     return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} times what is allowed"}
 
 
-def compare(out: torch.Tensor, reference: torch.Tensor) -> Difference:
-    """The operator's output against the reference's, which has the operator's dtype too."""
-    return difference(out, reference) if out.dtype == reference.dtype else INCOMPARABLE
+def _choice(recorder: ChoiceRecorder | None, output: Any) -> Choice | None:
+    recorded = recorder.choice_of(output) if recorder and isinstance(output, torch.Tensor) else None
+    if recorded is None:
+        return None
+    return Choice(recorded.scores.cpu().double(), recorded.scores.cpu(), recorded.ordered)
+
+
+def compare(out: torch.Tensor, reference: torch.Tensor, choice: Choice | None = None) -> Difference:
+    """The operator's output against the reference's, which has the operator's dtype too.
+
+    All of it is one row: both round on the way, and which of a row's numbers they round apart is chance.
+    """
+    if out.dtype != reference.dtype or out.shape != reference.shape:
+        return INCOMPARABLE
+    return difference(out.reshape(-1), reference.reshape(-1), None, choice)

@@ -47,7 +47,7 @@ class FlashInferBench(Exporter):
             tag_definitions(problems.problems, checks)
             outcome.write_reference_checks(request.output / outcome.REFERENCE_CHECKS_FILE, checks)
         if problems.derived is not None:
-            problems = replace(problems, problems=_comparable(account))
+            problems = replace(problems, problems=comparable(account))
         write_problems(request.output, problems.problems)
         if request.contents.dataset is None or is_sealed(request.contents.path):
             seal_dataset(request.output)
@@ -59,7 +59,7 @@ class FlashInferBench(Exporter):
         return f"kcap validate {shlex.quote(str(output))}"
 
 
-def _comparable(account: Account) -> list[Problem]:
+def comparable(account: Account) -> list[Problem]:
     """The Problems without the Workloads that no Solution could pass; inputs that must not be random are stored."""
     taken: dict[str, dict[str, Case]] = {}
     for case in account.taken_cases(Case.bounded_too_large, samples=True):

@@ -3,129 +3,181 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import secrets
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import orjson
 import torch
 
-from kcap.bench.judge import input_pool
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
-from kcap.bench.judge.driver.protocol import Answer, Layout, OutputMemory
-from kcap.bench.judge.input_pool import HandedInputs, InputPool
+from kcap.bench.judge.driver.protocol import Report, Result
+from kcap.bench.judge.input_pool import Arena, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
-from kcap.bench.judge.process import ForkServer, Limits, NotBuilt, Process, ProcessEnded, TooSlow, remove_folder
+from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, remove_folder
+from kcap.errors import KcapError
+from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.flashinfer.solution import Solution
 
-SLOTS_BYTES = 256 << 20  # of outputs that are kept at a time
-MOST_INVOCATIONS = 4096
-SETS_BYTES = 256 << 20
-FEWEST_SETS, MOST_SETS = 3, 8
+SETS_BYTES = 256 << 20  # of inputs and outputs of one run, on the CPU
+MOST_SETS = 8192
+FEW = 3  # invocations of a first run
+CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
+
+
+@dataclass
+class OpenWorkload:
+    """What a candidate has open. `sets`: of inputs, one for each invocation of a run; `memory`: the descriptor of the
+    addresses of its outputs, or on a GPU of the outputs themselves; `arena`: None on a GPU.
+    """
+
+    drawn: InputPool
+    sets: int
+    memory: int
+    arena: Arena | None
+    upcast: int = 0  # of the last run
+    called: bool = False
+
+    def close(self) -> None:
+        os.close(self.memory)
+        if self.arena is not None:
+            self.arena.close()
 
 
 @dataclass
 class Candidate(Process):
-    """`graphs`: on a GPU its batches are captured. `handed`: makes its inputs, where they are large and on the CPU."""
+    """`graphs`: on a GPU its batches are captured. `memory_file`: /proc/PID/mem, from which outputs are read."""
 
     destination: bool = False
     graphs: bool = True
-    sets: int = 0
-    shared: OutputMemory | None = None
-    handed: HandedInputs | None = None
-    drawn: InputPool | None = field(default=None, repr=False)
+    workload: OpenWorkload | None = field(default=None, repr=False)
+    memory_file: int | None = None
 
-    def open(self, drawn: InputPool, sets: int | None = None) -> None:
-        """Make `drawn` the Workload that it runs, with `sets` sets of inputs that take turns (None: a few)."""
-        again = self.drawn is drawn
-        self.forget()
+    def open(self, drawn: InputPool, sets: int = FEW) -> None:
+        """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
+        again = self.workload is not None and self.workload.drawn is drawn
+        called = again and self.workload is not None and self.workload.called
         self.spent = self.spent if again else 0.0
-        handing = self.limits.gpu is None and input_pool.are_handed_over(drawn)
-        self.sets = sets or (input_pool.handed_set_count(drawn) if handing else usual_set_count(drawn))
-        slot = sum(result.reserved for result in drawn.results) or 64
-        layout = Layout(slot, max(min(SLOTS_BYTES // slot, MOST_INVOCATIONS), self.sets), MOST_INVOCATIONS)
-        self.shared, self.drawn = OutputMemory.allocate(layout), drawn
-        flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs + protocol.HANDED * handing
-        sizes = drawn.size, drawn.variants, self.sets
-        content = protocol.open_message(drawn.contents, drawn.results, layout, *sizes, flags, self.limits.threads)
-        if handing:
-            self.handed = HandedInputs.open(content, drawn)
-        answer = self.ask(content, [self.shared.descriptor, *([] if handing else [drawn.pool])])
-        if answer.code != protocol.FINE:
-            raise ProcessEnded(answer.text)
+        self.forget()
+        on_gpu = self.limits.gpu is not None
+        flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
+        slot = sum(result.reserved for result in drawn.results)
+        layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if on_gpu else CPU_ALIGN)
+        sizes = drawn.size, slot, drawn.variants, sets, flags, layout.stride
+        content = protocol.open_message(drawn.contents, drawn.results, *sizes, [*layout.inputs, *layout.outputs])
+        memory = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, max(sets * (slot if on_gpu else protocol.ADDRESS.size * len(drawn.results)), 1))
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            arena = None if on_gpu else Arena(drawn, layout, sets)
+        except BaseException:
+            os.close(memory)
+            raise
+        self.workload = OpenWorkload(drawn, sets, memory, arena, called=called)
+        source = drawn.pool if arena is None else arena.descriptor
+        assert source is not None
+        report = self.ask(content, [memory, source]).report
+        if report.code != protocol.FINE:
+            raise ProcessEnded(report.text)
 
     @property
     def most(self) -> int:
-        """Invocations at a time: the outputs of all of them are kept, so that none knows whether it is looked at."""
-        assert self.shared is not None
-        kept = min(self.shared.layout.slots, MOST_INVOCATIONS)
-        return min(kept, self.sets) if self.handed else kept
+        """Invocations of a run at most, on the CPU: all that it takes is there at once."""
+        assert self.workload is not None
+        return max(min(SETS_BYTES // max(self.workload.drawn.bytes, 1), MOST_SETS), 1)
 
-    def run(
-        self, seed: int, count: int, first: int = 0, upcast: int = 0, keep: Sequence[int] = (), empty: bool = False
-    ) -> Answer:
+    def run(self, seed: int, count: int, first: int = 0, upcast: int = 0) -> Done:
         """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured.
 
-        `keep`: those whose outputs are wanted, counted from 0: this process alone knows. On the CPU it copies them
-        at once, on a GPU when they are delivered. `upcast`: floating ones are in float64. `empty`: the driver does
-        all that it does for them but the calls, on the CPU.
+        Their inputs are there, and it is let run, only when the clock runs. `upcast`: floating ones are in float64.
         """
-        assert self.shared is not None and self.drawn is not None
-        self.shared.prepare(keep, self.drawn.results, upcast != 0)
-        take = (lambda: None) if self.limits.gpu else self.shared.take
-        content = protocol.run_message(first, count, seed, upcast, empty)
-        if self.handed and count:
-            places, descriptor = self.handed.fill(seed, first, count)
-            answer = self.ask(content + places, [descriptor], take)
-        else:
-            answer = self.ask(content, at_once=take)
-        if answer.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
-            raise NoGraph(self, answer.text)
-        return answer
+        work = self.workload
+        assert work is not None
+        work.upcast, compiling = upcast, bool(count) and not work.called
+        prepared = self.ask(protocol.prepare_message(first, count, seed, upcast), compiling=compiling)
+        if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
+            raise NoGraph(self, prepared.report.text)
+        if prepared.report.code != protocol.FINE:
+            return prepared
+        if work.arena is not None:
+            work.arena.fill(seed, first, count)
+        done = self.ask(protocol.run_message(first, count, upcast, 0 if work.arena else seed), compiling=compiling)
+        work.called |= bool(count)
+        return done
 
-    def deliver(self, numbers: Sequence[int]) -> Answer:
-        """Whether the inputs of these invocations of the last run, counted from 0, are as they were; on a GPU, their
-        outputs.
+    def nothing(self) -> int:
+        """Nanoseconds of a run of no invocations: what the way there and back takes."""
+        return self.ask(protocol.run_message(0, 0, 0)).elapsed_ns
+
+    def deliver(self, numbers: Sequence[int]) -> Report:
+        """Make what these invocations of the last run, counted from 0, returned readable here, and look whether their
+        inputs are as they were.
         """
-        assert self.shared is not None
-        answer = self.ask(protocol.deliver_message(numbers), at_once=self.shared.take)
-        changed = self.handed.changed(list(numbers)) if self.handed and answer.code == protocol.FINE else None
+        work = self.workload
+        assert work is not None
+        if work.arena is None:
+            return self.ask(protocol.deliver_message(numbers)).report
+        changed = next((name for name in map(work.arena.changed, numbers) if name is not None), None)
         if changed is None:
-            return answer
-        assert self.drawn is not None
-        return replace(answer, code=protocol.INPUT, text=f"changed its input {self.drawn.contents[changed].name}")
-
-    def replaced(self) -> Answer:
-        """Which watched names are no longer what they were."""
-        return self.ask(protocol.check_message())
-
-    def times_ns(self, count: int) -> list[int]:
-        """Of each of the last `count` invocations, by the driver's clock."""
-        assert self.shared is not None
-        return self.shared.times_ns(count)
+            return Report(protocol.FINE)
+        return Report(protocol.INPUT, text=f"changed its input {changed}")
 
     def outputs(self, number: int) -> list[torch.Tensor]:
-        """Those of invocation `number` of the last run, which was to be kept, delivered."""
-        assert self.shared is not None
-        return self.shared.outputs[number]
+        """Copies of those of invocation `number` of the last run; ProcessEnded where it leaves none to be read."""
+        work = self.workload
+        assert work is not None
+        found = []
+        for index, result in enumerate(work.drawn.results):
+            wide = work.upcast and result.dtype.is_floating_point
+            room = torch.empty(result.shape, dtype=torch.float64 if wide else result.dtype)
+            if room.numel():
+                self._read(number, index, result, memoryview(raw_bytes(room).numpy()))
+            found.append(room)
+        return found
+
+    def _read(self, number: int, index: int, result: Result, room: memoryview) -> None:
+        work = self.workload
+        assert work is not None
+        if work.arena is None:
+            slot = sum(each.reserved for each in work.drawn.results)
+            os.preadv(work.memory, [room], number * slot + result.offset)
+        elif self.destination:
+            room[:] = work.arena.output(number, index)
+        else:
+            place = (number * len(work.drawn.results) + index) * protocol.ADDRESS.size
+            (address,) = protocol.ADDRESS.unpack(os.pread(work.memory, protocol.ADDRESS.size, place))
+            self._read_memory(address, room)
+
+    def _read_memory(self, address: int, room: memoryview) -> None:
+        """Of the process itself, which stands still."""
+        assert self.memory_file is not None
+        while room:
+            try:
+                count = os.preadv(self.memory_file, [room], address)
+            except (OSError, OverflowError):
+                count = 0
+            if not count:
+                raise ProcessEnded(f"its outputs are nowhere: {self.end(keep=True)}")
+            address, room = address + count, room[count:]
 
     def forget(self) -> None:
-        memories = self.shared, self.handed
-        self.shared = self.handed = self.drawn = None
-        for memory in memories:
-            if memory is not None:
-                memory.close()
+        work, self.workload = self.workload, None
+        if work is not None:
+            work.close()
 
-
-def usual_set_count(drawn: InputPool) -> int:
-    """Of inputs, where the driver fills them."""
-    return max(min(SETS_BYTES // max(drawn.bytes, 1), MOST_SETS), FEWEST_SETS)
+    def _close(self) -> None:
+        file, self.memory_file = self.memory_file, None
+        if file is not None:
+            os.close(file)
+        super()._close()
 
 
 def fresh_seed() -> int:
@@ -171,8 +223,13 @@ def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after
         else:
             folder = after.folder
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.enter_context(ours)
-        with theirs:
+        undo.enter_context(control)
+        memory = os.memfd_create("report", os.MFD_CLOEXEC)
+        undo.callback(os.close, memory)
+        os.ftruncate(memory, protocol.REPORT_BYTES)
+        with theirs, keepers:
             log = undo.enter_context(tempfile.TemporaryFile(dir=limits.scratch))
             request: StartRequest = {
                 "sandbox": {
@@ -181,13 +238,15 @@ def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after
                     "disk": limits.disk,
                     "processes": limits.processes,
                     "hidden": [str(path) for path in limits.hidden],
+                    "cores": list(limits.cores),
                 },
                 "after": after.pid if after else None,
             }
             order = _order(folder, limits, code)
-            started = _ask_to_start(server, limits, request, order, [theirs.fileno(), log.fileno()])
+            given = [theirs.fileno(), memory, keepers.fileno(), log.fileno()]
+            started = _ask_to_start(server, limits, request, order, given)
         undo.pop_all()
-    return Candidate(server, limits, started["pid"], ours, folder, log, started["confined"])
+    return Candidate(server, limits, started["pid"], ours, control, memory, folder, log, started["confined"])
 
 
 def _ask_to_start(
@@ -203,24 +262,25 @@ def _ask_to_start(
 def _order(folder: Path, limits: Limits, code: Solution | Definition) -> CandidateOrder:
     text = orjson.dumps(code.model_dump(mode="json")).decode()
     kind = "solution" if isinstance(code, Solution) else "definition"
-    return CandidateOrder(str(folder), limits.device, limits.threads, cores=limits.cores, **{kind: text})
+    return CandidateOrder(str(folder), limits.device, limits.threads, **{kind: text})
 
 
 def _await_build(candidate: Candidate) -> None:
-    limit_s = candidate.limits.build_timeout
-    try:
-        report = _read_build_report(candidate.receive(limit_s))
-    except TooSlow:
-        raise TooSlow(f"was not built within {limit_s:g} s (--build-timeout)") from None
-    except ProcessEnded as ended:
-        raise ProcessEnded(f"while it was built: {ended}") from None
+    report = _read_build_report(candidate.built())
     if "failed" in report:
         raise NotBuilt(str(report["failed"]), str(report.get("log", "")) or candidate.printed())
+    if "built" not in report:
+        raise ProcessEnded(f"while it was built: {candidate.end(keep=True, gone=True)}")
+    if candidate.limits.gpu is None:
+        try:
+            candidate.memory_file = os.open(f"/proc/{candidate.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise KcapError(f"a candidate's memory cannot be read: {error.strerror}") from None
 
 
 def _read_build_report(content: bytes) -> BuildReport:
-    """How building went, as its process says; ProcessEnded where that is no report. Foreign code may have sent it."""
+    """How building went, as its process says. Foreign code may have written it."""
     with contextlib.suppress(orjson.JSONDecodeError):
         if isinstance(report := orjson.loads(content), dict):
             return cast(BuildReport, report)
-    raise ProcessEnded("it spoke to the judge itself")
+    return {}

@@ -45,7 +45,7 @@ def disable_malloc_trim() -> None:
         setting(M_MMAP_MAX, 0)
 
 
-PASSED_DESCRIPTORS = 3  # descriptors that come with a request to start: the channel, the log, and what is ordered
+PASSED_DESCRIPTORS = 5  # that come with a request to start: channel, report, control, log, and what is ordered
 FILES_TO_START = 8  # open at a time to start a sandbox, two of them then to end it: pipes, namespaces, /proc
 GONE_S = 5.0  # until a process that closed its channel has ended
 
@@ -86,12 +86,12 @@ class Sandboxes:
         for pid in list(self.owed):
             self._end(pid)
         ensure_free_descriptors(FILES_TO_START)
-        channel, log, written = descriptors
+        channel, report, control, log, written = descriptors
         order = CandidateOrder.from_json(orjson.loads(os.pread(written, os.fstat(written).st_size, 0)))
-        spec, earlier = _sandbox_spec(request["sandbox"], channel), request["after"]
+        spec, earlier = _sandbox_spec(request["sandbox"], (channel, report), control), request["after"]
         after = self.running.pop(earlier, None) if earlier is not None else None
         try:
-            candidate = open_sandbox(spec, log, lambda: run_candidate(order, channel, self.loaded), after=after)
+            candidate = open_sandbox(spec, log, lambda: run_candidate(order, channel, report, self.loaded), after=after)
         finally:
             if after is not None:
                 after.end()
@@ -118,14 +118,16 @@ class Sandboxes:
         return how
 
 
-def _sandbox_spec(limits: SandboxLimits, channel: int) -> SandboxSpec:
+def _sandbox_spec(limits: SandboxLimits, keep: tuple[int, ...], control: int) -> SandboxSpec:
     return SandboxSpec(
         folder=Path(limits["folder"]),
         memory=limits["memory"],
         disk=limits["disk"],
         processes=limits["processes"],
         hidden=tuple(Path(path) for path in limits["hidden"]),
-        keep=(channel,),
+        keep=keep,
+        cores=tuple(limits["cores"]),
+        control=control,
     )
 
 

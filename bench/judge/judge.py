@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from kcap.bench.judge.candidate import Candidate, NoGraph, start_candidate
-from kcap.bench.judge.input_pool import InputPool, open_input_pool
-from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, SpokeUnasked, TooSlow
-from kcap.bench.judge.reference import AtFault, ReferenceOracle, ReferencePrecision, open_oracle, unanswered
+from kcap.bench.judge.input_pool import open_input_pool
+from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
+from kcap.bench.judge.reference import (
+    AtFault,
+    ReferenceOracle,
+    ReferencePrecision,
+    open_oracle,
+    unanswered,
+    with_widest_spread,
+)
+from kcap.bench.judge.timing import WAY_SHARE
 from kcap.bench.judge.trial import Trial
-from kcap.bench.judge.verdict import Floors, Rejected, Undecided
+from kcap.bench.judge.verdict import Floors, Rejected
 from kcap.errors import KcapError
+from kcap.replay.datasets.invocations import Spread
 from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.derive.constraints import BrokenConstraint
 from kcap.schemas.flashinfer.dataset import Dataset
@@ -25,7 +34,6 @@ from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.results.outcome import Clocked, Outcome, Status
 
 REFERENCE_FACTOR = 3  # times the seconds that a Solution gets: it is asked more
-DOUBTFUL = 0.5  # of a time: a slack from there on is named
 MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads are not tried
 
 
@@ -52,9 +60,9 @@ class Judge:
     floors: Floors
     environment: dict[str, Any]
     running: RunningSolution | None = None
-    reference: tuple[Definition, Candidate] | None = None
+    references: dict[tuple[str, str], Candidate] = field(default_factory=dict)  # by the form's name and code
     launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
-    precisions: dict[tuple[str, str], ReferencePrecision] = field(default_factory=dict)
+    settled: dict[tuple[str, str], tuple[Spread, ReferencePrecision]] = field(default_factory=dict)
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
         """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here, nor one of the
@@ -63,7 +71,7 @@ class Judge:
         names = self._names(solution, definition, workload)
         try:
             verdict = self._judge(solution, definition, workload)
-        except (AtFault, Undecided, Skip, KcapError, BrokenConstraint) as error:
+        except (AtFault, Skip, KcapError, BrokenConstraint) as error:
             verdict = {"status": "NOT_JUDGED", "reason": str(error)}
         except OSError as error:
             verdict = {"status": "NOT_JUDGED", "reason": f"this machine lacks what judging takes: {error}"}
@@ -76,7 +84,7 @@ class Judge:
         try:
             self._drop()
         finally:
-            self._drop_reference()
+            self._drop_references()
 
     def _judge(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         """What cannot be captured is started again, to be launched as it is."""
@@ -91,47 +99,60 @@ class Judge:
             self.running.ended, self.running.candidate, self.running.graphs = candidate, None, False
             candidate.end(keep=True)
         else:
-            self._drop_reference()
+            self._drop_references()
             self.launched.add(definition.name)
 
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
+        """On the widest spread of inputs by which the reference can be judged, or the one that was before."""
+        key = definition.name, workload.uuid
+        known = self.settled.get(key)
+        if known:
+            return self._on_spread(solution, definition, workload, known[0])
+        return with_widest_spread(definition, lambda spread: self._on_spread(solution, definition, workload, spread))
+
+    def _on_spread(
+        self, solution: Solution, definition: Definition, workload: Workload, spread: Spread
+    ) -> dict[str, Any]:
         dataset = Dataset(self.root) if self.root else None
-        with open_input_pool(definition, workload, dataset, self.limits.memory) as drawn:
+        on_gpu, key = self.limits.gpu is not None, (definition.name, workload.uuid)
+        with open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu) as drawn:
             try:
-                truth = self._truth(definition, workload, drawn)
+                known = self.settled.get(key)
+                truth = open_oracle(partial(self._reference, definition), drawn, known[1] if known else None)
+                self.settled[key] = spread, truth.precision
                 verdict = self._trial(solution, truth)
             except AtFault:
-                self._drop_reference()
+                self._drop_references()
                 raise
             notes = [*drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
             return {**verdict, "notes": notes}
 
-    def _truth(self, definition: Definition, workload: Workload, drawn: InputPool) -> ReferenceOracle:
-        key = definition.name, workload.uuid
-        truth = open_oracle(partial(self._reference, definition), drawn, self.precisions.get(key))
-        self.precisions[key] = truth.precision
-        return truth
-
-    def _reference(self, definition: Definition) -> Candidate:
-        if self.reference is None or self.reference[0] != definition or self.reference[1].how is not None:
-            self._drop_reference()
+    def _reference(self, definition: Definition, form: Definition) -> Candidate:
+        """The process of a form of `definition`; those of another Definition end."""
+        if any(name != definition.name for name, _ in self.references):
+            self._drop_references()
+        key = definition.name, form.reference
+        found = self.references.get(key)
+        if found is None or found.how is not None:
+            if found is not None:
+                del self.references[key]
+                found.end()
             try:
-                self.reference = definition, self._start_reference(definition)
+                found = self.references[key] = self._start_reference(form)
             except (NotBuilt, TooSlow) as error:
                 raise AtFault(f"its reference: {error}") from None
             except ProcessEnded as error:
                 raise AtFault(f"its reference's process ended {error}") from None
-        return self.reference[1]
+        return found
 
     def _start_reference(self, definition: Definition) -> Candidate:
         timeout, option = REFERENCE_FACTOR * self.limits.timeout, f"{REFERENCE_FACTOR} times {self.limits.option}"
         limits = replace(self.limits, timeout=timeout, option=option)
         return start_candidate(self.server, limits, definition, graphs=definition.name not in self.launched)
 
-    def _drop_reference(self) -> None:
-        reference, self.reference = self.reference, None
-        if reference:
-            reference[1].end()
+    def _drop_references(self) -> None:
+        while self.references:
+            self.references.popitem()[1].end()
 
     def _trial(self, solution: Solution, truth: ReferenceOracle) -> dict[str, Any]:
         running = self._running(solution)
@@ -141,7 +162,7 @@ class Judge:
         assert running.candidate is not None
         trial = Trial(running.candidate, truth, self.seconds)
         verdict = self._verdict(trial, running)
-        return {**verdict, "accuracy": trial.accuracy, "confined": trial.candidate.confined}
+        return {**verdict, "accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
 
     def _verdict(self, trial: Trial, running: RunningSolution) -> dict[str, Any]:
         candidate = trial.candidate
@@ -156,7 +177,7 @@ class Judge:
                 return self._died(running, rejected.status, str(rejected))
             return {"status": rejected.status, "reason": str(rejected), "log": candidate.printed()}
         except (TooSlow, ProcessEnded) as error:
-            if trial.truth.reference.how is not None:  # while it was timed beside the Solution
+            if any(each.how is not None for each in self.references.values()):  # it was the reference that was asked
                 raise unanswered(error) from None
             return self._died(running, *status_of(error))
 
@@ -213,13 +234,14 @@ def status_of(error: ProcessEnded | TooSlow) -> tuple[Status, str]:
     match error:
         case TooSlow():
             return "TIMEOUT", str(error)
-        case SpokeUnasked():
+        case Stirred():
             return "REWARD_HACK", str(error)
     return "RUNTIME_ERROR", f"its process ended: {error}"
 
 
 def timing_caveats(time: Clocked | None) -> list[str]:
-    """What to know of a time that the judge's clock hardly vouches for."""
-    if time is None or time.slack_us is None or time.slack_us < DOUBTFUL * time.median_us:
+    """What to know of a time in which the way to the process and back is more than a small share."""
+    if time is None or time.way_us is None or time.way_us <= 1.5 * WAY_SHARE * time.median_us:
         return []
-    return [f"its clock is held to within {time.slack_us:.3g} µs only: filling its inputs takes long beside the kernel"]
+    share = time.way_us / time.median_us
+    return [f"the way to its process and back is {share:.0%} of its time: no more invocations fit into a batch"]

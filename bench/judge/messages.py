@@ -39,6 +39,7 @@ class SandboxLimits(TypedDict):
     disk: int
     processes: int
     hidden: list[str]
+    cores: list[int]
 
 
 @final
@@ -82,7 +83,7 @@ class Refusal(TypedDict, total=False):
 
 
 class BuildReport(TypedDict, total=False):
-    """A candidate to the judge, when it is built or `failed`, with the end of the compiler's `log`."""
+    """A candidate to the judge: it is built, or that `failed`, with the end of the compiler's `log`."""
 
     built: bool
     failed: str

@@ -1,20 +1,20 @@
-"""A candidate's process seen from the judge: what it gets, what is asked of it, the CPU time it takes, and how it ends.
+"""A candidate's process seen from the judge: what it gets, how it is asked, by whose clock, and how it ends.
 
-It is forked by the fork server, which alone can start and end it. Its CPU time is the kernel's account, not its own.
+It is forked by the fork server, which alone can start and end it. It runs only while it is asked for something: from
+then until its keeper says that all of its sandbox stands still (kcap.bench.sandbox.keeper).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +23,9 @@ import orjson
 
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
-from kcap.bench.judge.driver.protocol import Answer
 from kcap.bench.judge.messages import Ended, EndRequest, Refusal, Started, StartRequest
-from kcap.bench.sandbox.process_tree import descendants
+from kcap.bench.sandbox import keeper
 from kcap.errors import KcapError
-from kcap.system.open_files import ensure_free_descriptors
 from kcap.system.redact import SECRET_NAME
 
 
@@ -58,8 +56,8 @@ class ProcessEnded(Exception):
     """The process ended while it was asked for something; the message says how."""
 
 
-class SpokeUnasked(ProcessEnded):
-    """It said what it was not asked for, or before it was asked, and was ended."""
+class Stirred(ProcessEnded):
+    """Something of its sandbox ran while it had been stopped, and it was ended."""
 
 
 class TooSlow(Exception):
@@ -77,14 +75,28 @@ class NotBuilt(Exception):
 MOST_PRINTED = 2000  # characters of what it printed
 
 
+@dataclass(frozen=True)
+class Done:
+    """What a process says came of a message, and the judge's own clock: nanoseconds from when it was let run until all
+    of its sandbox stood still.
+    """
+
+    report: protocol.Report
+    elapsed_ns: int
+
+
 @dataclass
 class Process:
-    """One process. `confined`: what keeps it in its place."""
+    """One process. `channel`: what it is sent; `control`: to its keeper; `memory`: the descriptor of what it reports.
+    `confined`: what keeps it in its place.
+    """
 
     server: ForkServer
     limits: Limits
     pid: int
     channel: socket.socket
+    control: socket.socket
+    memory: int
     folder: Path
     log: Any
     confined: list[str]
@@ -92,55 +104,56 @@ class Process:
     how: str | None = field(default=None, kw_only=True)  # it ended
     last_words: str = field(default="", kw_only=True)  # the end of what it had printed by then
 
-    def ask(
-        self, content: bytes, descriptors: Sequence[int] = (), at_once: Callable[[], object] = lambda: None
-    ) -> Answer:
-        """Its answer; ProcessEnded, SpokeUnasked or TooSlow where there is none. `at_once` is called when it comes."""
-        nonce = secrets.token_bytes(protocol.NONCE)
-        if self._spoke():
-            raise self._silenced()
-        looked = time.perf_counter_ns()
-        before = cpu_time_of(self.pid)
-        began = time.perf_counter_ns()
+    def ask(self, content: bytes, descriptors: Sequence[int] = (), compiling: bool = False) -> Done:
+        """Let it do what `content` says; ProcessEnded, Stirred or TooSlow where that comes to no end.
+
+        `compiling`: it may take as long as a build, which is not counted in its time on the Workload.
+        """
+        os.pwrite(self.memory, protocol.REPORT.pack(protocol.UNREPORTED, 0, 0, 0), 0)
         try:
-            socket.send_fds(self.channel, [nonce, content], list(descriptors))
+            socket.send_fds(self.channel, [content], list(descriptors))
         except OSError:
             raise ProcessEnded(self.end(keep=True, gone=True)) from None
-        answer = self.receive(max(self.limits.timeout - self.spent, 0.01))
+        if compiling:
+            self.control.settimeout(self.limits.build_timeout)
+        else:
+            self.control.settimeout(max(self.limits.timeout - self.spent, 0.01))
+        began = time.perf_counter_ns()
+        self._let_run(compiling)
         elapsed = time.perf_counter_ns() - began
-        at_once()
-        self.spent += elapsed / 1e9
-        after = cpu_time_of(self.pid)
-        span = time.perf_counter_ns() - looked  # it goes on working when it has answered: unmaps what it was handed
-        try:
-            return protocol.read_answer(answer, nonce, elapsed, after.cpu(before) / span)
-        except ValueError:
-            raise self._silenced() from None
+        self.spent += 0 if compiling else elapsed / 1e9
+        report = protocol.read_report(os.pread(self.memory, protocol.REPORT_BYTES, 0))
+        if report.code == protocol.UNREPORTED:
+            raise ProcessEnded(f"it stopped itself: {self.end(keep=True)}")
+        return Done(report, elapsed)
 
-    def receive(self, timeout: float) -> bytes:
-        """One message of its; ProcessEnded or TooSlow where there is none."""
-        self.channel.settimeout(timeout)
+    def _let_run(self, compiling: bool) -> None:
         try:
-            content = self.channel.recv(protocol.LONGEST)
+            self.control.send(keeper.RUN)
+            said = self.control.recv(16)
         except TimeoutError:
             self.end(keep=True)
-            raise TooSlow(f"took longer than {self.limits.timeout:g} s ({self.limits.option})") from None
+            limits = self.limits
+            longest = limits.build_timeout if compiling else limits.timeout
+            option = "--build-timeout" if compiling else limits.option
+            raise TooSlow(f"took longer than {longest:g} s ({option})") from None
         except OSError:
-            content = b""
-        if not content:
+            said = b""
+        if said == keeper.STIRRED:
+            self.end(keep=True)
+            raise Stirred("it went on working when it had been stopped")
+        if said != keeper.STOPPED:
             raise ProcessEnded(self.end(keep=True, gone=True))
-        return content
 
-    def _spoke(self) -> bool:
-        """Whether something that it said waits to be read: a process that is gone says nothing."""
-        self.channel.setblocking(False)
-        with contextlib.suppress(OSError):
-            return bool(self.channel.recv(1, socket.MSG_PEEK))
-        return False
-
-    def _silenced(self) -> SpokeUnasked:
-        self.end(keep=True)
-        return SpokeUnasked("it spoke to the judge itself")
+    def built(self) -> bytes:
+        """What it says of how it was built; TooSlow where it says nothing in time."""
+        self.control.settimeout(self.limits.build_timeout)
+        try:
+            self.control.recv(16)
+        except TimeoutError:
+            self.end(keep=True)
+            raise TooSlow(f"was not built within {self.limits.build_timeout:g} s (--build-timeout)") from None
+        return os.pread(self.memory, protocol.REPORT_BYTES, 0).partition(b"\0")[0]
 
     def printed(self) -> str:
         """The end of what it printed."""
@@ -174,6 +187,8 @@ class Process:
             self.last_words = self.printed()
         finally:
             self.channel.close()
+            self.control.close()
+            os.close(self.memory)
             self.log.close()
 
     def forget(self) -> None:
@@ -260,84 +275,3 @@ class ForkServer:
         if "error" in answer:
             raise KcapError(answer["error"])
         return cast(Started | Ended, answer)
-
-
-STAT = Path("/proc/stat")
-PROC_FILES = 2  # of /proc that are open at a time
-CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
-
-
-@dataclass(frozen=True)
-class CpuTime:
-    """Nanoseconds of CPU time so far: of the process's first thread, and of all else in its sandbox (`company`)."""
-
-    own: int
-    company: int
-
-    def cpu(self, before: CpuTime) -> int:
-        """What the sandbox has had since `before`."""
-        return max(self.own - before.own, 0) + max(self.company - before.company, 0)
-
-
-@dataclass(frozen=True)
-class MachineCpuTime:
-    """Nanoseconds so far: of the clock, of all processors at work or taken by the host, and of the sandboxes named with
-    this process.
-    """
-
-    clock: int
-    busy: int
-    ours: int
-
-    @classmethod
-    def now(cls, *pids: int) -> MachineCpuTime:
-        """`pids`: of the sandboxes' candidates."""
-        times = [cpu_time_of(pid) for pid in pids]
-        ours = time.process_time_ns() + sum(cpu.own + cpu.company for cpu in times)
-        return cls(time.monotonic_ns(), _busy_ns(), ours)
-
-    def others(self, before: MachineCpuTime) -> float:
-        """How many processors everybody else had since `before`."""
-        taken = self.busy - before.busy - (self.ours - before.ours)
-        return max(taken, 0) / max(self.clock - before.clock, 1)
-
-
-def cpu_time_of(pid: int) -> CpuTime:
-    """What the sandbox of process `pid` used; zeros where Linux does not tell, OSError where no file can be opened."""
-    ensure_free_descriptors(PROC_FILES)
-    own = _first_thread_ns(pid)
-    return CpuTime(own, max(sum(_process_cpu_ns(process) for process in _sandboxed(pid)) - own, 0))
-
-
-def _first_thread_ns(pid: int) -> int:
-    """The first field of a schedstat file (proc(5))."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _busy_ns() -> int:
-    """All of the first line of /proc/stat but idle and iowait (proc(5)); 0 where Linux does not tell."""
-    try:
-        user, nice, system, _, _, irq, softirq, steal = map(int, STAT.read_text().split()[1:9])
-    except (OSError, ValueError):
-        return 0
-    return (user + nice + system + irq + softirq + steal) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-
-def _sandboxed(pid: int) -> list[int]:
-    """All that lives under its parent, which keeps one candidate."""
-    try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError, ValueError):
-        return []
-    return descendants(parent) if parent else [pid]
-
-
-def _process_cpu_ns(pid: int) -> int:
-    """By the clock of another process: clock_getcpuclockid(3)."""
-    try:
-        return time.clock_gettime_ns((~pid << 3) | CPU_CLOCK)
-    except OSError:
-        return 0

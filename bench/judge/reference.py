@@ -1,23 +1,41 @@
 """The reference oracle: the right outputs, by the Definition's reference, in higher precision where it runs in one.
 
 The reference is code from elsewhere and runs as a candidate does; its outputs come to the judge and go nowhere else.
+In which precision it runs is settled on several draws (`settle_precision`). Then it is judged as a Solution once
+(`check_as_solution`): where it does not pass, nobody could, and the Definition is at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import torch
 
-from kcap.bench.accuracy import SAME, difference
+from kcap.bench.accuracy import RTOL, SAME, Choice, Truth, difference
+from kcap.bench.check import choices
 from kcap.bench.judge.candidate import Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
+from kcap.replay.datasets.inputs import definition_dtype
+from kcap.replay.datasets.invocations import Spread, spreads_for
+from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.results.outcome import Status
 
 UPCASTS = (64, 32)  # bits, tried in this order
+DRAWS = 3  # on which they must agree with the reference's own precision
+MOST_ROUNDING = 8.0  # times what the coarsest dtype allows: what is further off means something else in another dtype
+COUNTS_SHARE = 1 / 16  # of the rms of integers that thresholds decide: what rounding may change in them
+UNLIKELY = 1e-3
+RTOLS = {name: RTOL[definition_dtype(name)] for name in ("float32", "float16", "bfloat16")}  # of inputs
+Outputs: TypeAlias = list[torch.Tensor]
+T = TypeVar("T")
 
 
 class AtFault(Exception):
@@ -26,28 +44,53 @@ class AtFault(Exception):
 
 @dataclass(frozen=True)
 class ReferencePrecision:
-    """How a Workload's reference is run. `upcast`: the bits of its floating inputs, 0 for their own dtype."""
+    """How a Workload's reference is run. `upcast`: the bits of its floating inputs, 0 for their own dtype; `sizes`: of
+    the scores by which it chooses indices, None where it chooses none (kcap.bench.check.choices).
+    """
 
     upcast: int = 0
     notes: tuple[str, ...] = ()
+    sizes: torch.Tensor | None = None
 
     @property
     def name(self) -> str:
         """In words."""
         return f"reference in float{self.upcast}" if self.upcast else "reference in the dtype of its inputs"
 
+    def form(self, definition: Definition) -> Definition:
+        """What gives the truth of `definition`."""
+        return definition if self.sizes is None else choices.scoring_definition(definition, self.sizes)
+
+
+Start: TypeAlias = Callable[
+    [Definition], Candidate
+]  # the process of a form of the Definition, another if that has ended
+
 
 @dataclass(frozen=True)
 class ReferenceOracle:
-    """The reference, with a Workload open."""
+    """The reference, with a Workload open. `reference` gives the truth, in a form that returns scores with its choices;
+    `timed`: the process that runs it as it is timed, in place where it may.
+    """
 
     reference: Candidate
+    timed: Candidate
     drawn: InputPool
     precision: ReferencePrecision
 
-    def expected(self, seed: int, number: int) -> list[torch.Tensor]:
-        """The outputs of invocation `number` of `seed`; AtFault if the reference has none."""
-        return _outputs(self.reference, seed, number, self.precision.upcast)
+    def truth(self, seed: int, number: int, own: bool = True) -> Truth:
+        """The right outputs of invocation `number` of `seed`; AtFault if the reference has none.
+
+        `own`: with what it makes of the inputs in their own dtype, and with what else it may choose.
+        """
+        definition, sizes = self.drawn.definition, self.precision.sizes
+        outputs = _outputs(self.reference, seed, number, self.precision.upcast)
+        if not own:
+            return Truth(outputs[: len(definition.outputs)])
+        if not self.precision.upcast and sizes is None:
+            return Truth(outputs)
+        own_outputs = _outputs(self.reference, seed, number, 0) if self.precision.upcast else outputs
+        return choices.truth_of(definition, outputs, own_outputs, sizes)
 
 
 def unanswered(error: ProcessEnded | TooSlow) -> AtFault:
@@ -61,63 +104,175 @@ def at_fault(_: Status, reason: str) -> AtFault:
     return AtFault(f"its reference fails: {reason}")
 
 
-def open_oracle(
-    start: Callable[[], Candidate], drawn: InputPool, precision: ReferencePrecision | None
-) -> ReferenceOracle:
+def open_oracle(start: Start, drawn: InputPool, precision: ReferencePrecision | None) -> ReferenceOracle:
     """Open `drawn` with the reference, and find how to run it if that is not known; AtFault where it cannot be judged
-    by. `start` gives its process, and another where that has ended.
+    by.
     """
-    reference = _opened(start, drawn)
-    return ReferenceOracle(reference, drawn, precision) if precision else _explored(reference, drawn, start)
+    definition = drawn.definition
+    if precision is None:
+        precision = _explored(start, drawn)
+    reference = _opened(start, drawn, precision.form(definition))
+    in_place = without_copies(definition)
+    timed = reference if in_place == precision.form(definition) else _opened(start, drawn, in_place)
+    return ReferenceOracle(reference, timed, drawn, precision)
 
 
-def _opened(start: Callable[[], Candidate], drawn: InputPool) -> Candidate:
-    reference = start()
+def _opened(start: Start, drawn: InputPool, form: Definition) -> Candidate:
+    reference = start(form)
     try:
-        reference.open(drawn)
+        reference.open(drawn if form == drawn.definition else drawn.with_outputs_of(form))
     except (ProcessEnded, TooSlow) as error:
         raise unanswered(error) from None
     return reference
 
 
-def _explored(reference: Candidate, drawn: InputPool, start: Callable[[], Candidate]) -> ReferenceOracle:
-    seed = fresh_seed()
-    own = _outputs(reference, seed, 0, 0)
-    again = _outputs(reference, seed, 0, 0)
-    if not _agree(again, own):
+def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
+    definition, seed = drawn.definition, fresh_seed()
+    sizes = _sizes_of_choices(start, drawn, seed)
+    form = ReferencePrecision(sizes=sizes).form(definition)
+    reference = _opened(start, drawn, form)
+    own = [_outputs(reference, seed, number, 0) for number in range(DRAWS)]
+    again, higher_by_bits = _outputs(reference, seed, 0, 0), dict[int, list[Outputs]]()
+    if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
         raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
-    _check_finite(drawn, own)
-    notes = _notes(drawn, own)
-    for bits in UPCASTS if _floats(drawn) else ():
+    _check_finite(drawn, own[0])
+
+    def higher(bits: int) -> list[Outputs] | None:
+        nonlocal reference
         try:
-            higher = _outputs(reference, seed, 0, bits)
+            higher_by_bits[bits] = [_outputs(reference, seed, number, bits) for number in range(DRAWS)]
+            return [outputs[: len(definition.outputs)] for outputs in higher_by_bits[bits]]
         except AtFault as fault:
             if POISON in str(fault):
                 reference.end(keep=True)
             if reference.how is not None:
-                reference = _opened(start, drawn)
+                reference = _opened(start, drawn, form)
+            return None
+
+    def choices_of(bits: int, draw: int) -> Mapping[int, Choice]:
+        return choices.truth_of(definition, higher_by_bits[bits][draw], own[draw], sizes).choices
+
+    ours = [outputs[: len(definition.outputs)] for outputs in own]
+    bits = settle_precision(definition, ours, higher, choices_of) if _floats(drawn) else 0
+    truth = choices.truth_of(definition, higher_by_bits[bits][0] if bits else own[0], own[0], sizes)
+    check_as_solution(definition, again[: len(definition.outputs)], truth)
+    return ReferencePrecision(bits, _notes(drawn, own[0]), sizes)
+
+
+def _sizes_of_choices(start: Start, drawn: InputPool, seed: int) -> torch.Tensor | None:
+    """Of the scores by which the reference chooses indices; None where it chooses none."""
+    if not choices.has_choices(drawn.definition):
+        return None
+    sizing = _opened(start, drawn, choices.sizing_definition(drawn.definition))
+    sizes = _outputs(sizing, seed, 0, 0)[-1]
+    sizing.end()
+    return sizes if bool(sizes[:, 0].any()) else None
+
+
+def settle_precision(
+    definition: Definition,
+    own: Sequence[Outputs],
+    higher: Callable[[int], Sequence[Outputs] | None],
+    choices_of: Callable[[int, int], Mapping[int, Choice]] = lambda bits, draw: {},
+) -> int:
+    """The bits of the highest precision in which the reference means what it does in the dtype of its inputs; 0: none.
+
+    `own`: its outputs of several draws; `higher`: the same in so many bits, None where it does not run in them;
+    `choices_of`: of so many bits and a draw, by output.
+    """
+    for bits in UPCASTS:
+        outputs = higher(bits)
+        if outputs is not None and all(
+            rounds_to(definition, ours, theirs, choices_of(bits, draw))
+            for draw, (ours, theirs) in enumerate(zip(own, outputs, strict=True))
+        ):
+            return bits
+    return 0
+
+
+def rounds_to(definition: Definition, own: Outputs, higher: Outputs, chosen: Mapping[int, Choice]) -> bool:
+    """Whether the reference's outputs in its own precision are those of a higher one but for rounding.
+
+    It may round to the dtype of its inputs on the way: an output of float32 can be as coarse as they are.
+    """
+    coarsest = max((RTOLS.get(tensor.dtype, 0.0) for tensor in definition.inputs.values()), default=0.0)
+    for place, (ours, theirs) in enumerate(zip(own, higher, strict=True)):
+        off = difference(ours, theirs, None, chosen.get(place)).error
+        if off <= (MOST_ROUNDING * max(coarsest / RTOL[ours.dtype], 1.0) if ours.dtype in RTOL else SAME):
             continue
-        if _agree(own, higher):
-            return ReferenceOracle(reference, drawn, ReferencePrecision(bits, notes))
-    return ReferenceOracle(reference, drawn, ReferencePrecision(0, notes))
+        if ours.dtype in RTOL or place in chosen or ours.shape != theirs.shape or ours.dtype.is_floating_point:
+            return False
+        counts = theirs.double()
+        if float((ours.double() - counts).norm()) > COUNTS_SHARE * float(counts.norm()):
+            return False
+    return True
+
+
+def check_as_solution(definition: Definition, outputs: Outputs, truth: Truth) -> None:
+    """AtFault where the reference's `outputs`, of another run on the same inputs, would not pass as a Solution's."""
+    for name, off in zip(definition.outputs, truth.differences(outputs), strict=True):
+        if off.error <= SAME:
+            continue
+        words = f"off by {off.error:.3g} times what is allowed" if math.isfinite(off.error) else "another"
+        raise AtFault(f"its reference, judged as a Solution, does not pass: its {name} is {words}")
+
+
+def with_widest_spread(definition: Definition, attempt: Callable[[Spread], T]) -> T:
+    """What `attempt` makes of the widest spread of inputs on which the reference can be judged by; AtFault, if none."""
+    *wider, narrowest = spreads_for(definition)
+    for spread in wider:
+        with suppress(AtFault):
+            return attempt(spread)
+    return attempt(narrowest)
+
+
+def without_copies(definition: Definition) -> Definition:
+    """`definition`, with a reference that writes in place what may be written: it is timed as a Solution may be."""
+    if not definition.written_inputs:
+        return definition
+    tree = _WithoutClones(definition.written_inputs).visit(ast.parse(definition.reference))
+    return definition.model_copy(update={"reference": ast.unparse(tree) + "\n"})
+
+
+class _WithoutClones(ast.NodeTransformer):
+    def __init__(self, names: Container[str]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=name) as written, attr="clone") if name in self.names:
+                return written
+        return self.generic_visit(node)
+
+
+def comparisons_needed(truths: Sequence[bytes], entries: int = 1) -> int | None:
+    """How many invocations to compare so that a table of `entries` answers, or a constant, passes less than once in a
+    thousand times; None where no number does, for all truths were the same.
+
+    `truths`: what is right in each invocation seen so far, as fingerprints. What the likeliest `entries` of them are
+    worth is taken from their share, at the upper end of what the sample allows (Wilson's interval, two sigmas).
+    """
+    counts = Counter(truths)
+    if len(counts) <= 1:
+        return None
+    size, z = len(truths), 2.0
+    share = sum(count for _, count in counts.most_common(entries)) / size
+    middle, spread = share + z**2 / (2 * size), z * math.sqrt(share * (1 - share) / size + z**2 / (4 * size**2))
+    likely = min((middle + spread) / (1 + z**2 / size), 1 - 1 / (2 * size))
+    return math.ceil(math.log(UNLIKELY) / math.log(likely))
 
 
 def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
     try:
-        answer = reference.run(seed, 1, number, upcast, keep=[0])
-        if answer.code == protocol.FINE:
-            answer = reference.deliver([0])
+        report = reference.run(seed, 1, number, upcast).report
+        if report.code == protocol.FINE:
+            report = reference.deliver([0])
+        if report.code == protocol.FINE:
+            return reference.outputs(0)
     except (ProcessEnded, TooSlow) as error:
         raise unanswered(error) from None
-    if answer.code == protocol.INPUT:
-        raise AtFault(f"its reference {answer.text}")
-    if answer.code != protocol.FINE:
-        raise AtFault(f"its reference fails: {answer.text}")
-    return reference.outputs(0)
-
-
-def _agree(outputs: list[torch.Tensor], truth: list[torch.Tensor]) -> bool:
-    return all(difference(out, true).error <= SAME for out, true in zip(outputs, truth, strict=True))
+    words = "its reference" if report.code == protocol.INPUT else "its reference fails:"
+    raise AtFault(f"{words} {report.text}")
 
 
 def _floats(drawn: InputPool) -> bool:
@@ -125,14 +280,14 @@ def _floats(drawn: InputPool) -> bool:
 
 
 def _check_finite(drawn: InputPool, outputs: list[torch.Tensor]) -> None:
-    for result, output in zip(drawn.results, outputs, strict=True):
+    for result, output in zip(drawn.results, outputs, strict=False):
         if output.is_floating_point() and output.numel() and not output.double().isfinite().any():
             raise AtFault(f"no number of its reference's output {result.name} is finite")
 
 
 def _notes(drawn: InputPool, outputs: list[torch.Tensor]) -> tuple[str, ...]:
     notes = []
-    for result, output in zip(drawn.results, outputs, strict=True):
+    for result, output in zip(drawn.results, outputs, strict=False):
         if output.is_floating_point() and (share := 1 - float(output.double().isfinite().double().mean())) > 0:
             notes.append(f"{result.name}: {share:.1%} of the reference's numbers are inf or nan, and must be")
     if not drawn.varied:

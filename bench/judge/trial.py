@@ -1,32 +1,29 @@
-"""One Solution on one Workload: right on fresh inputs, timed, and right in the invocations that were timed."""
+"""One Solution on one Workload: right on fresh inputs, timed, and right in every batch that was timed."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from kcap.bench.accuracy import SAME, Difference, describe_tolerances, difference, worst_accuracy
-from kcap.bench.judge.candidate import Candidate, fresh_seed
-from kcap.bench.judge.reference import ReferenceOracle, at_fault
-from kcap.bench.judge.timing import Batches, KeptInvocation, TimedPair, size_batches, time_both
+from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, worst_accuracy
+from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
+from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
+from kcap.bench.judge.timing import RANDOM, Batch, TimedPair, size_batches, time_both
 from kcap.bench.judge.verdict import (
     CONSTANT,
     STALE,
     UNWRITTEN,
     Rejected,
     SeenOutputs,
-    Undecided,
-    check_answer,
+    check_report,
+    fingerprint,
     is_unwritten,
 )
-from kcap.schemas.results.outcome import Accuracy
+from kcap.bench.wrong_elements import wrong_elements
+from kcap.schemas.results.outcome import Accuracy, WrongElements
 
-DRAWS = 3  # fresh inputs before the clock starts
-KEPT_OF_BATCH = 2
-MOST_COMPARED = 6  # of the timed invocations
-
+MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right
 NOT_FINITE = "has inf or nan where the reference has numbers"
 
 Outputs = list[torch.Tensor]
@@ -34,13 +31,15 @@ Outputs = list[torch.Tensor]
 
 @dataclass
 class Trial:
-    """`seen` and `differences` grow with every output that is compared."""
+    """`seen`, `truths` and `differences` grow with every invocation whose outputs are compared."""
 
     candidate: Candidate
     truth: ReferenceOracle
     seconds: float
     seen: SeenOutputs = field(default_factory=SeenOutputs)
+    truths: list[bytes] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    wrong: list[WrongElements] = field(default_factory=list)  # of the first invocation that was wrong
     timed: int = 0
 
     def run(self) -> TimedPair:
@@ -50,23 +49,11 @@ class Trial:
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        sample = ReservoirSample(self.candidate)
-        ours, theirs = size_batches(self.candidate, drawn, self.seconds), self._reference()
-        try:
-            times = time_both(ours, theirs, self.seconds, KEPT_OF_BATCH, sample.add)
-        except (Rejected, Undecided):
-            self._timed(sample)  # wrong outputs say more than what was wrong with the clock
-            raise
-        self._timed(sample)
-        check_answer(self.candidate.replaced())
+        theirs = size_batches(self.truth.timed, drawn, at_fault)
+        ours = size_batches(self.candidate, drawn)
+        times = time_both(ours, theirs, self.seconds, self._compare_timed)
+        self._compare_more(ours.count)
         return times
-
-    def _reference(self) -> Batches:
-        try:
-            batches = size_batches(self.truth.reference, self.truth.drawn, self.seconds)
-        except Rejected as rejected:
-            raise at_fault(rejected.status, str(rejected)) from None
-        return replace(batches, wrong=at_fault)
 
     @property
     def accuracy(self) -> Accuracy | None:
@@ -78,42 +65,68 @@ class Trial:
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
-        check_answer(self.candidate.run(seed, DRAWS, keep=range(DRAWS)))
-        check_answer(self.candidate.deliver(range(DRAWS)))
-        wrong = [self._compare(self.candidate.outputs(number), seed, number) for number in range(DRAWS)]
-        if any(wrong):
-            reason = next(reason for reason in wrong if reason)
-            hack = self.seen.constant and not reason.endswith(NOT_FINITE)
-            raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else reason)
+        check_report(self.candidate.run(seed, FEW).report)
+        compared = self._compare(Batch(seed, FEW, [*range(FEW)]))
+        wrong = [reason for reason, _ in compared if reason]
+        if wrong:
+            hack = self.seen.constant and not wrong[0].endswith(NOT_FINITE)
+            raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", CONSTANT if hack else wrong[0])
 
-    def _timed(self, sample: ReservoirSample) -> None:
-        wrong = []
-        for kept, outputs in sample.chosen():
-            self.timed += 1
-            truth = self.truth.expected(kept.seed, kept.number)
-            stale, empty = self.seen.stale(outputs, truth), is_unwritten(outputs) and not is_unwritten(truth)
-            if reason := self._note(outputs, truth):
-                wrong.append(UNWRITTEN if empty else STALE if stale else reason)
+    def _compare_timed(self, batch: Batch) -> None:
+        compared = self._compare(batch)
+        self.timed += len(compared)
+        wrong = [unworked or reason for reason, unworked in compared if reason]
         if not wrong:
             return
-        worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), wrong[0])
-        hack = worst in (UNWRITTEN, STALE) or len(wrong) * 2 >= self.timed
-        words = worst if worst in (UNWRITTEN, STALE) else f"right at first, wrong in timed invocations: {worst}"
+        worst = next((reason for reason in wrong if reason in (UNWRITTEN, STALE)), None)
+        hack = worst or len(wrong) * 2 >= self.timed
+        words = worst or f"right at first, wrong in timed invocations: {wrong[0]}"
         raise Rejected("REWARD_HACK" if hack else "INCORRECT_NUMERICAL", words)
 
-    def _compare(self, outputs: Outputs, seed: int, number: int) -> str | None:
-        return self._note(outputs, self.truth.expected(seed, number))
+    def _compare_more(self, count: int) -> None:
+        """As many that a constant or a remembered answer fails, where there are few that are right."""
+        while len(self.truths) < min(comparisons_needed(self.truths) or 0, MOST_COMPARED):
+            seed = fresh_seed()
+            check_report(self.candidate.run(seed, count).report)
+            wanted = min(MOST_COMPARED - len(self.truths), count)
+            self._compare_timed(Batch(seed, count, RANDOM.sample(range(count), wanted)))
 
-    def _note(self, outputs: Outputs, truth: Outputs) -> str | None:
-        """Why `outputs` are wrong; None where they are right."""
-        self.seen.add(outputs, truth)
-        reasons = []
-        for result, out, true in zip(self.truth.drawn.results, outputs, truth, strict=True):
-            off = difference(out, true)
-            self.differences.append(off)
-            if not off.error <= SAME:
-                reasons.append(_describe_difference(result.name, out, true, off))
-        return reasons[0] if reasons else None
+    def _compare(self, batch: Batch) -> list[tuple[str | None, str | None]]:
+        """Of each chosen invocation: why its outputs are wrong, None where they are right; and how they show that it
+        did not work on its inputs.
+        """
+        check_report(self.candidate.deliver(batch.chosen))
+        found = [self.candidate.outputs(number) for number in batch.chosen]
+        return [self._note(outputs, batch.seed, number) for outputs, number in zip(found, batch.chosen, strict=True)]
+
+    def _note(self, outputs: Outputs, seed: int, number: int) -> tuple[str | None, str | None]:
+        truth = self.truth.truth(seed, number, own=False)
+        off = truth.differences(outputs)
+        if any(not each.error <= SAME for each in off):
+            truth = self.truth.truth(seed, number)
+            off = truth.differences(outputs)
+        stale = self.seen.stale(outputs, truth.outputs)
+        empty = is_unwritten(outputs) and not is_unwritten(truth.outputs)
+        self.seen.add(outputs, truth.outputs)
+        self.truths.append(fingerprint(truth.outputs))
+        self.differences += off
+        self.wrong = self.wrong or self._wrong_elements(outputs, truth, off)
+        return self._reason(outputs, truth, off), UNWRITTEN if empty else STALE if stale else None
+
+    def _wrong_elements(self, outputs: Outputs, truth: Truth, off: list[Difference]) -> list[WrongElements]:
+        definition = self.truth.drawn.definition.outputs
+        every = zip(self.truth.drawn.results, outputs, truth.outputs, off, strict=True)
+        found = (
+            wrong_elements(result.name, out, true, definition[result.name].shape or ())
+            for result, out, true, each in every
+            if not each.error <= SAME
+        )
+        return [each for each in found if each is not None]
+
+    def _reason(self, outputs: Outputs, truth: Truth, off: list[Difference]) -> str | None:
+        every = zip(self.truth.drawn.results, outputs, truth.outputs, off, strict=True)
+        reasons = (_describe_difference(result.name, *each) for result, *each in every if not each[-1].error <= SAME)
+        return next(reasons, None)
 
 
 def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, off: Difference) -> str:
@@ -124,32 +137,3 @@ def _describe_difference(name: str, out: torch.Tensor, truth: torch.Tensor, off:
     if not out.is_floating_point():
         return f"{name}: differs by up to {off.absolute:g}, where it must be equal"
     return f"{name}: is off by {off.error:.3g} times what is allowed"
-
-
-@dataclass
-class ReservoirSample:
-    """Outputs of timed invocations, a few of all at random: every batch has the same chance, and the last is in it."""
-
-    candidate: Candidate
-    kept: list[tuple[KeptInvocation, Outputs]] = field(default_factory=list)
-    last: list[tuple[KeptInvocation, Outputs]] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, batch: list[KeptInvocation]) -> None:
-        """Take the outputs of a few of `batch`, before the next one's are in their place."""
-        self.last = []
-        for invocation in batch:
-            self.count += 1
-            index = secrets.randbelow(self.count)
-            if index >= MOST_COMPARED - 1 and self.last:
-                continue
-            held = (invocation, self.candidate.outputs(invocation.number))
-            self.last = self.last or [held]
-            if len(self.kept) < MOST_COMPARED - 1:
-                self.kept.append(held)
-            elif index < MOST_COMPARED - 1:
-                self.kept[index] = held
-
-    def chosen(self) -> list[tuple[KeptInvocation, Outputs]]:
-        rest = [held for held in self.last if not any(held[0] == invocation for invocation, _ in self.kept)]
-        return self.kept + rest

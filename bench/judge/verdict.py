@@ -1,4 +1,4 @@
-"""Why a Solution does not pass: what the driver saw, what outputs show, and times below the machine's floor."""
+"""Why a Solution does not pass: what its driver reports, what outputs show, and times below the machine's floor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kcap.bench.judge.driver import protocol
-from kcap.bench.judge.driver.protocol import Answer
+from kcap.bench.judge.driver.protocol import Report
 from kcap.bench.judge.input_pool import InputPool
 from kcap.errors import KcapError
 from kcap.replay.rebuild.memory import raw_bytes
@@ -23,15 +23,12 @@ from kcap.system.open_files import ensure_free_descriptors
 STATUS_OF_CODE: dict[int, Status] = {
     protocol.RAISED: "RUNTIME_ERROR",
     protocol.NO_TENSOR: "RUNTIME_ERROR",
-    protocol.SUBCLASS: "REWARD_HACK",
-    protocol.ATTRIBUTE: "REWARD_HACK",
     protocol.COUNT: "RUNTIME_ERROR",
     protocol.SHAPE: "INCORRECT_SHAPE",
     protocol.DTYPE: "INCORRECT_DTYPE",
     protocol.DEVICE: "RUNTIME_ERROR",
     protocol.INPUT: "REWARD_HACK",
     protocol.DRIVER: "RUNTIME_ERROR",
-    protocol.PATCHED: "REWARD_HACK",
     protocol.RESERVED: "REWARD_HACK",
 }
 
@@ -48,18 +45,14 @@ class Rejected(Exception):
         self.status = status
 
 
-def check_answer(answer: Answer, wrong: Callable[[Status, str], Exception] = Rejected) -> None:
-    """Rejected, or what `wrong` makes of it, where the driver saw something wrong."""
-    if answer.code == protocol.FINE:
+def check_report(report: Report, wrong: Callable[[Status, str], Exception] = Rejected) -> None:
+    """Rejected, or what `wrong` makes of it, where a run came to nothing."""
+    if report.code == protocol.FINE:
         return
-    words = {protocol.PATCHED: "it replaced {}", protocol.INPUT: "it {}", protocol.RESERVED: "it {}"}
-    if answer.code not in STATUS_OF_CODE:
-        raise wrong("REWARD_HACK", "it spoke to the judge itself")
-    raise wrong(STATUS_OF_CODE[answer.code], words.get(answer.code, "{}").format(answer.text))
-
-
-class Undecided(Exception):
-    """It cannot be told, for a reason that is not the Solution's."""
+    words = "it {}" if report.code in (protocol.INPUT, protocol.RESERVED) else "{}"
+    raise wrong(
+        STATUS_OF_CODE.get(report.code, "REWARD_HACK"), words.format(report.text or "it reports what is not so")
+    )
 
 
 @dataclass

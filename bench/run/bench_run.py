@@ -12,10 +12,10 @@ from difflib import get_close_matches
 import click
 
 from kcap.bench.contents import CheckTarget
-from kcap.bench.executors import SlotRequest, find_executor
-from kcap.bench.executors.common.dispatcher import Dispatcher, LostSlot, WorkUnit, queue_by_definition
-from kcap.bench.executors.local import choose_device
 from kcap.bench.run import foreign_formats, output
+from kcap.bench.run.executors import SlotRequest, find_executor
+from kcap.bench.run.executors.common.dispatcher import Dispatcher, LostSlot, WorkUnit, queue_by_definition
+from kcap.bench.run.executors.local import choose_device
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import KeptOutcomes, solution_key
 from kcap.bench.run.subject import PreparedDataset, Subject, open_subject

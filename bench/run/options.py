@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcap.bench import sandbox
 from kcap.bench.judge.messages import JudgeSession
 from kcap.replay.jobs import Choice
 
@@ -64,7 +65,8 @@ class Options:
         """Folders that no Solution may see into. Not all of a dataset: a Python environment may lie beside it."""
         inside = [root / name for name in ("definitions", "workloads", "blob", "solutions", "traces")]
         recording = [self.path.resolve()] if (self.path / "recording.json").exists() else []
-        return [folder for folder in (self.output.resolve(), *recording, *inside) if folder.is_dir()]
+        solutions = [self.solutions.resolve()] if sandbox.may_hide(self.solutions) else []
+        return [folder for folder in (self.output.resolve(), *solutions, *recording, *inside) if folder.is_dir()]
 
     def as_fields(self) -> dict[str, Any]:
         """What bench.json keeps."""

@@ -134,11 +134,16 @@ def _of_dataset(path: Path, trust: bool) -> Subject:
     if not any(dataset.workloads.values()):
         raise CallError(f"{path}: holds no Workloads (kcap export --to flashinfer-bench writes some)")
     definitions = dict(sorted(dataset.definitions.items()))
+    return DatasetSubject(
+        path, definitions, dataset.workloads, dataset.counts, dataset_identity(definitions, dataset.workloads)
+    )
+
+
+def dataset_identity(definitions: Mapping[str, Definition], workloads: Mapping[str, Sequence[Workload]]) -> str:
+    """The SHA-256 of `definitions` and of their `workloads`, without the blobs that these name."""
     parts = [definitions_file.to_bytes(definition) for definition in definitions.values()]
-    parts += [
-        workload.model_dump_json().encode() for name in definitions for workload in dataset.workloads.get(name, ())
-    ]
-    return DatasetSubject(path, definitions, dataset.workloads, dataset.counts, _digest(parts))
+    parts += [workload.model_dump_json().encode() for name in definitions for workload in workloads.get(name, ())]
+    return _digest(parts)
 
 
 def _files(path: Path) -> Iterable[bytes]:

@@ -10,8 +10,9 @@ memory policies, naming its threads by /proc/self/task/*/comm (where that fails 
 refused see namespaces). Device files must exist before (the first use of CUDA as root makes them), and CUDA's handles
 for sharing memory between processes do not pass from one sandbox to another.
 
-Read in this order: `spec` (what is asked for), `sandboxed_process` (seen from outside), `supervisor` (between), then
-`confinement` (inside) with what it uses: `namespaces`, `privileges`, `landlock`, `seccomp`.
+Read in this order: `spec` (what is asked for), `sandboxed_process` (seen from outside), `supervisor` and `keeper`
+(between; the second lets a sandbox run and brings it to a standstill), then `confinement` (inside) with what it uses:
+`namespaces`, `privileges`, `landlock`, `seccomp`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kcap.bench.sandbox.sandboxed_process import ExitStatus, SandboxedProcess
 from kcap.bench.sandbox.spec import Features, SandboxSetup, SandboxSpec
 from kcap.errors import CallError, KcapError
 
-__all__ = ["HOLDS", "ExitStatus", "SandboxSpec", "SandboxedProcess", "guard", "open_sandbox", "probe"]
+__all__ = ["HOLDS", "ExitStatus", "SandboxSpec", "SandboxedProcess", "guard", "may_hide", "open_sandbox", "probe"]
 
 
 def open_sandbox(
@@ -92,9 +93,18 @@ def _check(spec: SandboxSpec) -> None:
     if not spec.folder.is_absolute() or not spec.folder.is_dir():
         raise KcapError(f"{spec.folder}: the scratch must be a folder that exists, given by its absolute path")
     for hidden in spec.hidden:
-        for needed in (Path(sys.prefix), Path(sys.base_prefix), Path(version.__file__)):
-            if needed.resolve().is_relative_to(hidden.resolve()):
-                raise CallError(f"{hidden} holds {needed}, which Solutions need: pass a folder that holds no code")
+        for needed in _needed_in(hidden):
+            raise CallError(f"{hidden} holds {needed}, which Solutions need: pass a folder that holds no code")
+
+
+def may_hide(folder: Path) -> bool:
+    """Whether a candidate could do without what is in `folder`."""
+    return not _needed_in(folder)
+
+
+def _needed_in(folder: Path) -> list[Path]:
+    every = (Path(sys.prefix), Path(sys.base_prefix), Path(version.__file__))
+    return [needed for needed in every if needed.resolve().is_relative_to(folder.resolve())]
 
 
 HOLDS = "holds"

@@ -56,9 +56,11 @@ def _confine(setup: SandboxSetup, user: int | None) -> None:
     os.chdir(spec.folder)
     os.environ["TMPDIR"] = tempfile.tempdir = str(spec.folder)  # tempfile remembers the judge's
     os.nice(1)
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
     features.attempt(privileges.RESOURCE_LIMITS, lambda: privileges.limit_resources(spec.memory, spec.disk))
     features.attempt(privileges.PROCESS_LIMIT, lambda: privileges.limit_processes(spec.processes, who))
-    privileges.drop_privileges(user, [*privileges.needed_to_import(), spec.folder], features)
+    privileges.drop_privileges(user, [*privileges.needed_folders(), spec.folder], features)
     libc.prctl(libc.PR_SET_DUMPABLE, 1)  # as any process is: it may look at itself
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which takes it back
     _lock_files(setup)
@@ -90,7 +92,7 @@ def _filter_calls(setup: SandboxSetup) -> None:
     network = not features.holds(namespaces.NETWORK_NAMESPACE)
     limited = not features.holds(namespaces.PID_NAMESPACE, privileges.OWN_USER)
     signals = limited and not features.holds(landlock.SIGNALS)
-    features.attempt(seccomp.NAME, lambda: seccomp.restrict(network, signals, limited))
+    features.attempt(seccomp.NAME, lambda: seccomp.restrict(network, signals, limited, setup.spec.memory is not None))
 
 
 def _run_body(setup: SandboxSetup) -> int:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kcap.bench.sandbox import libc
@@ -73,20 +74,45 @@ def _same_mounts(descriptor: int) -> None:
 
 
 READ_ONLY_FILES, HIDDEN_FOLDERS, SCRATCH_MOUNT, OWN_SHM = "read-only files", "hidden folders", "scratch", "own /dev/shm"
-MOUNTED = (READ_ONLY_FILES, HIDDEN_FOLDERS, SCRATCH_MOUNT, OWN_SHM)
+OPENED_FOLDERS = "opened folders"
+MOUNTED = (READ_ONLY_FILES, HIDDEN_FOLDERS, OPENED_FOLDERS, SCRATCH_MOUNT, OWN_SHM)
 SHM_FOLDER = Path("/dev/shm")
 PLAIN_MOUNT = libc.MS_NOSUID | libc.MS_NODEV
 SCRATCH_INODES = 1 << 15  # inodes of the scratch: each costs the kernel about a KiB
 
 
-def set_up_mounts(folder: Path, hidden: tuple[Path, ...], disk: int, owner: int, features: Features) -> None:
-    """Mount all but /proc. `disk` is in bytes; `owner` is the user that may write."""
+def set_up_mounts(
+    folder: Path, hidden: tuple[Path, ...], needed: Iterable[Path], disk: int, owner: int, features: Features
+) -> None:
+    """Mount all but /proc. `disk` is in bytes; `owner` is the user that may write, and read below `needed`."""
     libc.mount("none", "/", None, libc.MS_REC | libc.MS_PRIVATE)
+    features.attempt(OPENED_FOLDERS, lambda: _open_folders([*needed, folder], owner))
     features.attempt(READ_ONLY_FILES, libc.make_all_mounts_read_only)
     features.attempt(HIDDEN_FOLDERS, lambda: _hide(hidden, folder))
     room = f"size={disk},nr_inodes={SCRATCH_INODES},uid={owner}"
     features.attempt(SCRATCH_MOUNT, lambda: libc.mount("tmpfs", str(folder), "tmpfs", PLAIN_MOUNT, f"{room},mode=0700"))
     features.attempt(OWN_SHM, lambda: libc.mount("tmpfs", str(SHM_FOLDER), "tmpfs", PLAIN_MOUNT, f"{room},mode=1777"))
+
+
+def _open_folders(needed: Sequence[Path], user: int) -> None:
+    """Where a folder above `needed` is closed to `user`, put an empty one in its place, in which `needed` alone is."""
+    closed: dict[Path, set[Path]] = {}
+    for path in {path.resolve() for path in needed}:
+        above = next((each for each in reversed(path.parents) if _is_closed(each, user)), None)
+        if above is not None:
+            closed.setdefault(above, set()).add(path)
+    for above, paths in closed.items():
+        opened = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in sorted(paths)]
+        libc.mount("tmpfs", str(above), "tmpfs", PLAIN_MOUNT, "size=1m,nr_inodes=1024,mode=0755")
+        for path, descriptor in opened:
+            path.mkdir(parents=True, exist_ok=True)
+            libc.mount(f"/proc/self/fd/{descriptor}", str(path), None, libc.MS_BIND | libc.MS_REC)
+            os.close(descriptor)
+
+
+def _is_closed(folder: Path, user: int) -> bool:
+    status = folder.stat()
+    return user != 0 and not status.st_mode & (stat.S_IXUSR if status.st_uid == user else stat.S_IXOTH)
 
 
 def _hide(hidden: tuple[Path, ...], folder: Path) -> None:

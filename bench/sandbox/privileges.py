@@ -27,14 +27,16 @@ OWN_USER, NO_CAPABILITIES, ONLY_READING, NO_NEW_PRIVILEGES = (
 
 FIRST_USER, USER_COUNT = 61184, 4336  # where systemd, too, takes users that exist only while a service runs
 GPU_DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
-_CHANGE_USER = 1 << 0 | 1 << 6 | 1 << 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
+_CHANGE_USER = 1 << 0 | 1 << 6 | 1 << 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID,
+_READ_ITS_MEMORY = 1 << 19  # and CAP_SYS_PTRACE, as the judge reads a candidate's outputs where they are
 _SEARCH = 2  # CAP_DAC_READ_SEARCH
 _RAISE = 2  # PR_CAP_AMBIENT_RAISE
 
 
 def user_for(folder: Path) -> int:
     """The user that owns the scratch `folder`, the same one each time; OSError where this process cannot be it."""
-    if effective_capabilities() & _CHANGE_USER != _CHANGE_USER:
+    needed = _CHANGE_USER | _READ_ITS_MEMORY
+    if effective_capabilities() & needed != needed:
         raise OSError(errno.EPERM, "only root can become another user")
     for pattern in GPU_DEVICES:
         for device in Path("/dev").glob(pattern):
@@ -61,9 +63,19 @@ def drop_privileges(user: int | None, needed: Iterable[Path], features: Features
     features.attempt(NO_NEW_PRIVILEGES, lambda: libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1))
 
 
-def needed_to_import() -> list[Path]:
-    """Folders without which Python, and what is installed for it, does not work."""
-    return [Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if os.path.isdir(entry)]
+SEARCHED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+)  # variables that name folders with programs and libraries
+
+
+def needed_folders() -> list[Path]:
+    """Folders without which Python, and what is installed for it or called from it, does not work."""
+    named = [entry for name in SEARCHED for entry in os.environ.get(name, "").split(os.pathsep)]
+    every = (sys.prefix, sys.base_prefix, *sys.path, *named)
+    return [Path(entry) for entry in every if os.path.isabs(entry) and os.path.isdir(entry)]
 
 
 def _switch(user: int) -> None:

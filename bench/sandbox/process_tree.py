@@ -46,10 +46,12 @@ def kill_each(pids: list[int]) -> None:
 
 def descendants(pid: int) -> list[int]:
     """The living processes below `pid`, parents first, and its own dead children, which are to be reaped."""
-    pids: list[int] = []
-    for child in children(pid):
-        pids += [child, *descendants(child)]
-    return [below for below in pids if alive(below) or pid == os.getpid()]
+    return [each for each in below(pid) if alive(each) or pid == os.getpid()]
+
+
+def below(pid: int) -> list[int]:
+    """All processes below `pid`, parents first, whatever state they are in."""
+    return [each for child in children(pid) for each in (child, *below(child))]
 
 
 def children(pid: int) -> list[int]:
@@ -61,8 +63,24 @@ def children(pid: int) -> list[int]:
     return [int(child) for text in tasks for child in text.split()]
 
 
+DEAD, STILL = "ZX", "TtZX"  # states of a thread, as proc(5) has them
+
+
 def alive(pid: int) -> bool:
-    return _state(pid)[0] not in ("Z", "X", "")
+    """Whether a thread of `pid` is: where the first one has ended, the process looks dead and is not."""
+    return any(state not in DEAD for state in _thread_states(pid))
+
+
+def still(pid: int) -> bool:
+    """Whether every thread of `pid` is stopped or has ended."""
+    return all(state in STILL for state in _thread_states(pid))
+
+
+def _thread_states(pid: int) -> list[str]:
+    try:
+        return [_state(f"{pid}/task/{task.name}")[0] or "X" for task in os.scandir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
 
 
 def confined(pid: int) -> bool:
@@ -79,7 +97,7 @@ def _children_by_scan(parent: int) -> list[int]:
     return [pid for pid in numbers if _state(pid)[1] == parent]
 
 
-def _state(pid: int) -> tuple[str, int]:
+def _state(pid: int | str) -> tuple[str, int]:
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """A filter of system calls, written as BPF and given to the kernel by prctl: no library. See seccomp(2).
 
 What is refused fails with EPERM, so that a library that asks for something needless goes on. What CUDA needs stays:
-ioctl, mmap, madvise, mbind, sched_setaffinity, eventfd, memfd_create, Unix sockets and threads.
+ioctl, mmap, madvise, mbind, eventfd, Unix sockets and threads; UNCOUNTED_CALLS where a GPU is used.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000
 _NAMESPACES = 0x7E020000  # clone's flags: mount, cgroup, uts, ipc, user, pid, network
 _OWNERS = (8, 15)  # fcntl: F_SETOWN, F_SETOWN_EX choose whom a descriptor signals
+_SIGNAL_OF_A_FILE = 10  # fcntl: F_SETSIG
 _OPEN_FAMILIES = (socket.AF_UNIX, socket.AF_NETLINK)
 Program = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, operand
 
 
-def restrict(network: bool, signals: bool, limits: bool) -> None:
+def restrict(network: bool, signals: bool, limits: bool, counted: bool) -> None:
     """Install the filter for this process and all that come of it.
 
-    `network`, `signals` and `limits` (of another process) refuse these too, where nothing else holds them. OSError on
-    another architecture.
+    `network`, `signals` and `limits` (of another process) refuse these too, where nothing else holds them; `counted`
+    refuses memory that no limit of a process counts, other processors, and signals of the kernel's that let a stopped
+    process run. OSError on another architecture.
     """
     if platform.machine() not in ARCHITECTURES:
         raise OSError(errno.EOPNOTSUPP, f"no table of system calls for {platform.machine()}")
-    program = build(platform.machine(), network, signals, limits, os.getpid())
+    program = build(platform.machine(), network, signals, limits, counted, os.getpid())
     packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     instructions = ctypes.create_string_buffer(packed, len(packed))
     header = struct.pack("@HP", len(program), ctypes.addressof(instructions))
@@ -43,7 +45,7 @@ def restrict(network: bool, signals: bool, limits: bool) -> None:
     libc.prctl(libc.PR_SET_SECCOMP, filter_mode, ctypes.cast(ctypes.create_string_buffer(header), ctypes.c_void_p))
 
 
-def build(machine: str, network: bool, signals: bool, limits: bool, own: int) -> Program:
+def build(machine: str, network: bool, signals: bool, limits: bool, counted: bool, own: int) -> Program:
     """The filter's instructions for `machine`; `own` is the only process that may be signalled and limited."""
     column, architecture = ARCHITECTURES[machine]
     program = [_load(_ARCHITECTURE), (_EQUAL, 1, 0, architecture), _fail(errno.EPERM), _load(_NUMBER)]
@@ -57,6 +59,10 @@ def build(machine: str, network: bool, signals: bool, limits: bool, own: int) ->
         program += _unless(SOCKET[column], 0, _only_values(_OPEN_FAMILIES))
     if signals:
         program += _no_signals(column, own)
+    if counted:
+        for numbers in UNCOUNTED_CALLS.values():
+            program += _refuse(numbers[column])
+        program += _unless(FCNTL[column], 1, [(_EQUAL, 0, 1, _SIGNAL_OF_A_FILE), _fail(errno.EPERM)])
     if limits:
         program += _unless(PRLIMIT[column], 0, _only_values((0, own)))
     return [*program, (_RETURN, 0, 0, _ALLOW)]
@@ -164,6 +170,14 @@ REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
 
 # Refused by their arguments, or only where no namespace makes them harmless.
 CLONE, CLONE3, FCNTL, SOCKET, PRLIMIT = (56, 220), (435, 435), (72, 25), (41, 198), (302, 261)
+UNCOUNTED_CALLS = {
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "sched_setaffinity": (203, 122),
+    "timer_create": (222, 107),
+    "mq_notify": (244, 184),
+}
 OWN_PROCESS_ONLY = {"kill": (62, 129), "tgkill": (234, 131)}
 
 SIGNAL_CALLS = {

@@ -16,8 +16,10 @@ class SandboxSpec:
     disk: int  # what it may write, in the scratch and to shared memory each
     processes: int  # threads and processes at most
     hidden: tuple[Path, ...] = ()  # files and folders whose content it must not see
+    cores: tuple[int, ...] = ()  # processors that it may use, and cannot leave; none: all
     keep: tuple[int, ...] = ()  # descriptors that stay open: every other above 2 is closed
     printed: int = 1 << 20  # how much of its stdout and stderr reaches the log
+    control: int | None = None  # the keeper's end of a socket by which it runs and stands still (see `keeper`)
 
 
 @dataclass(frozen=True)

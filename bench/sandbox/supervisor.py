@@ -1,8 +1,7 @@
-"""Between the judge and the candidate: one process, or two with a pid namespace, that no candidate can outlive.
+"""Between the judge and the keeper of a candidate: a process that no candidate can outlive.
 
-The supervisor is outside: it makes the namespaces and mounts, passes on what is printed up to a limit, and ends when
-the candidate has ended and nothing is left of it. In a pid namespace its child is process 1 there: it only forks the
-candidate and reaps, and the kernel kills all the others when it ends.
+It is outside: it makes the namespaces and mounts, passes on what is printed up to a limit, and ends when the keeper has
+ended and nothing is left of what that kept.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from kcap.bench.sandbox import confinement, libc, namespaces, privileges, process_tree
+from kcap.bench.sandbox import confinement, keeper, libc, namespaces, privileges, process_tree
 from kcap.bench.sandbox.confinement import close_others
 from kcap.bench.sandbox.spec import SandboxSetup
 
@@ -37,7 +36,8 @@ def supervise(setup: SandboxSetup) -> NoReturn:
 
 def _supervise(setup: SandboxSetup) -> None:
     _own_session(setup.asker)
-    close_others((setup.log, setup.report, setup.ended, *setup.spec.keep, *(setup.spaces or ())))
+    handed = (*setup.spec.keep, *(() if setup.spec.control is None else (setup.spec.control,)))
+    close_others((setup.log, setup.report, setup.ended, *handed, *(setup.spaces or ())))
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     setup.features.attempt(privileges.DIES_FIRST, privileges.die_first)
     user = _prepare(setup)
@@ -45,10 +45,8 @@ def _supervise(setup: SandboxSetup) -> None:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        if setup.features.holds(namespaces.PID_NAMESPACE):
-            _first_process(setup, writing, proc, user)
-        confinement.run_confined(setup, writing, proc, user)
-    for descriptor in (writing, proc, setup.report, *setup.spec.keep):
+        keeper.keep(setup, writing, proc, user)
+    for descriptor in (writing, proc, setup.report, *handed):
         os.close(descriptor)
     _watch(setup, child, reading)
 
@@ -80,32 +78,16 @@ def _prepare(setup: SandboxSetup) -> int | None:
     if setup.spaces is not None:
         features.held.extend(setup.inherited)
     elif features.holds(namespaces.MOUNT_NAMESPACE):
-        namespaces.set_up_mounts(spec.folder, spec.hidden, spec.disk, owner, features)
+        needed = privileges.needed_folders()
+        namespaces.set_up_mounts(spec.folder, spec.hidden, needed, spec.disk, owner, features)
     if not features.holds(namespaces.SCRATCH_MOUNT) and spec.folder.stat().st_uid != owner:
         with contextlib.suppress(PermissionError):  # a plain user writes where it is let
             os.chown(spec.folder, owner, -1)
     return user
 
 
-def _first_process(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
-    """Process 1 of the pid namespace: signals from within do nothing to it, and its memory is out of reach."""
-    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(libc.PR_SET_DUMPABLE, 0)
-    child = os.fork()
-    if child == 0:
-        confinement.run_confined(setup, output, proc, user)
-    for descriptor in (output, proc, setup.report, *setup.spec.keep):
-        os.close(descriptor)
-    while True:
-        pid, status = os.wait()
-        if pid == child:
-            _tell_end(setup, status)
-            os._exit(0)
-
-
 def _watch(setup: SandboxSetup, child: int, reading: int) -> None:
-    """Pass on what is printed until `child` has ended; then end the rest, and pass on what is still in the pipe."""
-    untold = not setup.features.holds(namespaces.PID_NAMESPACE)  # else process 1 tells the end
+    """Pass on what is printed until `child`, the keeper, has ended; then end the rest, and empty the pipe."""
     limited = setup.features.holds(namespaces.SCRATCH_MOUNT)
     with PrintedOutput(reading, setup.log, setup.spec.printed) as output:
         note = ""
@@ -115,14 +97,10 @@ def _watch(setup: SandboxSetup, child: int, reading: int) -> None:
                 os.kill(child, signal.SIGKILL)
             elif not limited:
                 note = _disk_excess(setup.spec.folder, setup.spec.disk)
-        if note or (untold and not output.asked_to_end):
-            _tell_end(setup, status, note)
+        if note:
+            os.write(setup.ended, f"{status} {note}\n".encode())
         process_tree.kill_descendants()
         output.drain()
-
-
-def _tell_end(setup: SandboxSetup, status: int, note: str = "") -> None:
-    os.write(setup.ended, f"{status} {note}\n".encode())
 
 
 def _reaped(child: int) -> int | None:

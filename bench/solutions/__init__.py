@@ -61,7 +61,7 @@ def read_solutions(
     refused: list[RefusedSolution] = []
     taken: dict[tuple[str, str], Path] = {}
     for file in _files(folder):
-        result = _first_of_its_name(_read_solution(file, folder, definitions, default), taken)
+        result = _first_of_its_name(read_solution(file, folder, definitions, default), taken)
         if isinstance(result, FoundSolution):
             solutions.append(result)
         else:
@@ -89,9 +89,10 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in named + linked)
 
 
-def _read_solution(
+def read_solution(
     file: Path, folder: Path, definitions: Mapping[str, Definition], default: str | None
 ) -> FoundSolution | RefusedSolution:
+    """The Solution in `file`, which lies in `folder`; `default` as for `read_solutions`."""
     name, definition = file.stem, None
     try:
         solution_text = SolutionText(file.name, read_text(file, folder), definitions, default)

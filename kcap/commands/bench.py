@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from kcap.bench.executors import executors
+from kcap.bench.run.executors import executors
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import owned, read_run
 from kcap.errors import DONE, FAILED, PARTIAL
 
 if TYPE_CHECKING:
-    from kcap.bench.summary.summary import Summary
+    from kcap.bench.run.summary.summary import Summary
 
 POSITIVE = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0.1)
@@ -61,7 +61,7 @@ def command(as_json: bool, **settings: Any) -> int:
       kcap bench llama.kcap --solutions my_kernels -o judged --resume
     """
     from kcap.bench.run.bench_run import judge_remaining, open_run  # needs torch
-    from kcap.bench.summary.summary import summarize
+    from kcap.bench.run.summary.summary import summarize
 
     options = Options(**settings)
     bench_run = open_run(options)
@@ -77,7 +77,7 @@ def command(as_json: bool, **settings: Any) -> int:
 
 
 def print_summary(options: Options, summary: Summary, as_json: bool) -> None:
-    from kcap.bench.summary import report
+    from kcap.bench.run.summary import report
     from kcap.show.console import console
 
     if as_json:

@@ -22,7 +22,7 @@ from kcap.show.console import console
 from kcap.show.recording import identity
 
 if TYPE_CHECKING:  # these need torch: a comparison by call does without
-    from kcap.bench.summary.baseline import Timed
+    from kcap.bench.run.summary.baseline import Timed
     from kcap.schemas.derive.engine_comparison import (
         ComparedRecording,
         EnginePhase,
@@ -162,7 +162,7 @@ def _recorded(contents: Contents, measured: Path | None) -> ComparedRecording:
 
 def read_times(path: Path, contents: Contents) -> TimeOf:
     """What `kcap replay PATH -o` measured of `contents`; CallError where it is of none of its calls."""
-    from kcap.bench.summary.baseline import Timed, on_the_device
+    from kcap.bench.run.summary.baseline import Timed, on_the_device
 
     timed: dict[str, Timed] = defaultdict(Timed)
     for line in on_the_device(list(measurement.read_measurements(path))):

@@ -41,13 +41,15 @@ class WorkloadInputs:
     """`inputs` in the Definition's order; None where the Workload leaves out an optional one.
 
     `axes`: the sizes of the variable axes, a cache's trimmed to the pages in use. `notes`: how they differ from the
-    Workload. `origins`: whether the Workload gives an input, a rule made it, or it is random.
+    Workload. `origins`: whether the Workload gives an input, a rule made it, or it is random. `free_integers`: those
+    of the "ruled" that no rule knows, each element drawn from SMALL_INTEGERS.
     """
 
     inputs: list[Any]
     notes: list[str]
     axes: dict[str, int]
     origins: dict[str, Literal["given", "ruled", "drawn"]] = field(default_factory=dict)
+    free_integers: list[str] = field(default_factory=list)
 
 
 def make_inputs(
@@ -67,17 +69,24 @@ def make_inputs(
     label = f"{definition.name} {workload.uuid}"
     if reasons := check_workload(definition, workload):
         raise KcapError(f"{label}: {reasons[0]}")
-    draft = _new_draft(definition, workload, dataset, seed)
-    _check_constraints(draft, label)
-    _make_integers(draft, label)
-    families.trim_inputs(draft)
+    draft = draft_inputs(definition, workload, read_given(definition, workload, dataset), seed)
     _check_size(draft, memory.free_bytes(device) * SHARE_OF_FREE if limit is None else limit)
     generator = torch.Generator(device).manual_seed(seed)
     inputs = {name: _placed_input(draft, name, generator) for name in definition.inputs}
     _check_constraints(draft, label, inputs)
-    return WorkloadInputs(
-        list(inputs.values()), draft.notes(), draft.axes, {name: _origin_of(draft, name) for name in inputs}
-    )
+    origins = {name: _origin_of(draft, name) for name in inputs}
+    free = [name for name, origin in origins.items() if origin == "ruled" and name not in draft.ruled]
+    return WorkloadInputs(list(inputs.values()), draft.notes(), draft.axes, origins, free)
+
+
+def draft_inputs(definition: Definition, workload: Workload, stored: GivenInputs, seed: int) -> WorkloadDraft:
+    """The inputs of `workload` that are given or integers, the caches trimmed; the others are made when read."""
+    label = f"{definition.name} {workload.uuid}"
+    draft = _new_draft(definition, workload, stored, seed)
+    _check_constraints(draft, label)
+    _make_integers(draft, label)
+    families.trim_inputs(draft)
+    return draft
 
 
 def _origin_of(draft: WorkloadDraft, name: str) -> Literal["given", "ruled", "drawn"]:
@@ -86,12 +95,10 @@ def _origin_of(draft: WorkloadDraft, name: str) -> Literal["given", "ruled", "dr
     return "drawn" if draft.made.get(name) is None else "ruled"
 
 
-def _new_draft(definition: Definition, workload: Workload, dataset: Dataset | None, seed: int) -> WorkloadDraft:
+def _new_draft(definition: Definition, workload: Workload, stored: GivenInputs, seed: int) -> WorkloadDraft:
     axes = {name: size for name, size in workload.axes.items() if name not in definition.const_axes}
-    stored = read_given(definition, workload, dataset)
-    return WorkloadDraft(
-        definition, axes, stored.values, torch.Generator().manual_seed(seed), _make_by_rule, stored.missing
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return WorkloadDraft(definition, axes, dict(stored.values), generator, _make_by_rule, stored.missing)
 
 
 def _check_constraints(draft: WorkloadDraft, label: str, inputs: dict[str, Any] | None = None) -> None:

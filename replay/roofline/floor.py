@@ -31,11 +31,18 @@ def floor_us(
     `cache`: the state of its inputs. Unless that is `warm`, `fresh` bytes of them rotate (None: in `cold` all that is
     read; in `serving` it is unknown, so none), over so many `sets` (None: as many as the state requires).
     """
+    return max(floor_parts(cost, ceilings, cache, sets, fresh))
+
+
+def floor_parts(
+    cost: Cost, ceilings: Ceilings, cache: Cache = "warm", sets: int | None = None, fresh: int | None = None
+) -> tuple[float, float]:
+    """The floor of the bytes alone and of the FLOPs alone, in microseconds: the larger one is what bounds a kernel."""
     of_bytes, of_flops = MARGINS["cuda" if ceilings.device.startswith("cuda") else "cpu"]
     if fresh is None:
         fresh = cost.read if cache == "cold" else 0
     moving = max(_warm_us(cost, ceilings), 0.0 if cache == "warm" else _rotating_us(fresh, ceilings, sets))
-    return max(moving / of_bytes, _computing_us(cost, ceilings) / of_flops)
+    return moving / of_bytes, _computing_us(cost, ceilings) / of_flops
 
 
 def _warm_us(cost: Cost, ceilings: Ceilings) -> float:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
-from kcap.schemas.flashinfer.definition import DTYPES, AxisConst, AxisVar, Definition, DefinitionTensor, DType
+from kcap.schemas.flashinfer.definition import DTYPES, IN_PLACE, AxisConst, AxisVar, Definition, DefinitionTensor, DType
 from kcap.schemas.flashinfer.descriptions import describe_axis, describe_tensor
 from kcap.schemas.recording.records import Call
 
@@ -43,7 +43,8 @@ class KernelInstance:
 
     `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
     as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs. `random`: it
-    draws random numbers, so that two runs agree only in distribution.
+    draws random numbers, so that two runs agree only in distribution. `in_place`: inputs that may be written, and the
+    output of each, where the names do not say so (`Definition.written_inputs`).
     """
 
     name: str
@@ -58,6 +59,7 @@ class KernelInstance:
     flops: LazyValue | int = 0
     touched: LazyValue | None = None
     random: bool = False
+    in_place: tuple[tuple[str, str], ...] = ()
     family: str = field(default="", compare=False)
 
     @property
@@ -88,7 +90,7 @@ class KernelInstance:
             outputs={name: _definition_tensor(name, arg, True) for name, arg in self.outputs.items()},
             reference=self.reference,
             description=self.description or f"{self.op_type}, as it was recorded.",
-            tags=sorted({*self.tags, *(tags or [])}),
+            tags=sorted({*self.tags, *(tags or []), *(f"{IN_PLACE}{name}={out}" for name, out in self.in_place)}),
             constraints=list(self.constraints),
         )
 

@@ -39,6 +39,7 @@ DType = Literal[
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 VERIFIED, DRAFT = "status:verified", "status:draft"  # tags
+IN_PLACE = "in_place:"  # a tag: in_place:INPUT=OUTPUT
 
 
 class AxisConst(StrictModel):
@@ -110,6 +111,25 @@ class Definition(StrictModel):
     def var_axes(self) -> list[str]:
         """The names of the variable axes."""
         return [name for name, axis in self.axes.items() if isinstance(axis, AxisVar)]
+
+    @cached_property
+    def written_inputs(self) -> dict[str, str]:
+        """The inputs that a kernel may write in place; of each, the output that is then there.
+
+        FlashInfer-Bench has no form for it. Here a tag says so, `in_place:INPUT=OUTPUT`; of a Definition without one,
+        the names do, as in its published dataset: `new_X` or `X_out` is what X becomes. Shape and dtype are the same.
+        """
+        said = [tag.removeprefix(IN_PLACE).partition("=")[::2] for tag in self.tags if tag.startswith(IN_PLACE)]
+        named = [(name, output) for name in self.inputs for output in (f"{name}_out", f"new_{name}")]
+        return {
+            name: output
+            for name, output in said or named
+            if name in self.inputs and output in self.outputs and self._are_alike(name, output)
+        }
+
+    def _are_alike(self, name: str, output: str) -> bool:
+        ours, theirs = self.inputs[name], self.outputs[output]
+        return ours.shape is not None and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
 
     def sizes(self, shape: Sequence[str], axes: Mapping[str, int]) -> tuple[int, ...]:
         """`shape` in elements, its variable axes as `axes` has them; ValueError names the axis that has no size."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.flashinfer.trace import ErrorField
@@ -52,10 +52,50 @@ class Accuracy(Record):
         raise TypeError("an Accuracy is part of an Outcome's line")
 
 
+class WrongAxis(Record):
+    """An axis of an output, by name where one is known, and where on it elements are wrong.
+
+    `positions`: at how many of its `size` positions, between `first` and `last`. `tile`: the length of tiles (a power
+    of two) that are each wrong or right from end to end.
+    """
+
+    axis: str = ""
+    size: int = Field(ge=1)
+    first: int = Field(ge=0)
+    last: int = Field(ge=0)
+    positions: int = Field(ge=1)
+    tile: int | None = None
+
+    def line(self) -> bytes:
+        raise TypeError("a WrongAxis is part of an Outcome's line")
+
+
+class WrongElements(Record):
+    """What of one output was wrong in one invocation: the worst element, how many are wrong, and where.
+
+    The worst is at `index`: it may differ from `expected` by `tolerance`. A number that JSON lacks is text: `nan`,
+    `inf`. `wrong` is 0 where only all elements together are too far off. `where` says in words what `axes` does.
+    """
+
+    output: str
+    index: list[int] = []
+    expected: int | FiniteFloat | str
+    found: int | FiniteFloat | str
+    tolerance: FiniteFloat = 0.0
+    wrong: int = Field(ge=0)
+    total: int = Field(ge=0)
+    not_a_number: int = 0
+    axes: list[WrongAxis] = []
+    where: str = ""
+
+    def line(self) -> bytes:
+        raise TypeError("WrongElements are part of an Outcome's line")
+
+
 class Clocked(Record):
     """Times by one clock: every sample of it, each the mean of `n` invocations.
 
-    `slack_us`: to within how much of one invocation the judge's own wall clock vouches for them.
+    `way_us`: how much of an invocation's time is the way to its process and back, which is in it; of the judge alone.
     """
 
     median_us: Time
@@ -66,7 +106,7 @@ class Clocked(Record):
     stop: StopRule | None = None
     method: Method | None = None
     cache: Cache | None = None
-    slack_us: Time | None = None
+    way_us: Time | None = None
 
     def line(self) -> bytes:
         raise TypeError("a Clocked is part of an Outcome's line")
@@ -77,6 +117,7 @@ class Outcome(Record):
 
     `reason`: why it did not pass, in a line. `log`: the end of what it printed. `floor_us`: what the machine cannot go
     below for the Workload's bytes and FLOPs. `count`: how often the engine ran the Workload; None where not known.
+    `wrong`: of the outputs of the first invocation that was wrong, those that were.
     """
 
     solution: str
@@ -88,6 +129,7 @@ class Outcome(Record):
     reason: str | None = None
     log: str = ""
     accuracy: Accuracy | None = None
+    wrong: list[WrongElements] = []
     time: Clocked | None = None
     reference: Clocked | None = None
     floor_us: Time | None = None

@@ -34,10 +34,13 @@ from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.export_loss import ExportLoss
 from kcap.schemas.results.measurement import Measurement, ProgramMeasurement
 from kcap.schemas.results.outcome import Outcome, ReferenceCheck
+from kcap.schemas.results.task import HELD_OUT_ADAPTER, TASK_ADAPTER, TASK_FILE, HeldOutSet, Task
+from kcap.schemas.results.verdict import VERDICT_ADAPTER, Verdict
 from kcap.schemas.validation.bench_run import check_bench_run
 from kcap.schemas.validation.dataset import check_dataset
 from kcap.schemas.validation.recording import check_recording, check_trace_file
 from kcap.schemas.validation.report import Report
+from kcap.schemas.validation.task import check_task
 
 T = TypeVar("T")
 Check = Callable[[Report, Path], None]
@@ -139,6 +142,10 @@ FORMATS: dict[str, Format] = {
     "bench-run": Format("a run of kcap bench", check_bench_run),
     "bench-record": _document("what a run of kcap bench judged", RUN_ADAPTER, _keys(RunRecord), _nothing),
     "outcome": _lines("Outcomes of kcap bench, one a line", Outcome),
+    "task-folder": Format("a task", check_task),
+    "task": _document("what a task says", TASK_ADAPTER, _keys(Task), _nothing),
+    "held-out": _document("what a task's held-out Workloads are of", HELD_OUT_ADAPTER, _keys(HeldOutSet), _nothing),
+    "verdict": _document("what kcap judge says of a Solution", VERDICT_ADAPTER, _keys(Verdict), _nothing),
     "coverage": _lines("profiled steps, one a line", StepCoverage),
     "counts": _lines("counts of Workloads, one a line", WorkloadCount),
     "reference-check": _lines("checks of references, one a line", ReferenceCheck),
@@ -177,6 +184,8 @@ def _of_folder(path: Path) -> str | None:
         return "recording"
     if (path / RUN_FILE).exists():
         return "bench-run"
+    if (path / TASK_FILE).exists():
+        return "task-folder"
     return "dataset" if (path / "definitions").is_dir() else None
 
 

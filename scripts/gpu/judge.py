@@ -40,6 +40,7 @@ from cheat_catalogue import Entry, entries  # noqa: E402
 from judging import Bench, bench  # noqa: E402
 
 TIMEOUTS = {True: 240.0, False: 15.0}  # seconds on a Workload, of honest ones and of cheats: these may only wait
+BUILDS = {True: 300.0, False: 60.0}
 WIDTH, ROWS = 4096, (1, 16, 128, 4096)
 DEFINITION = Definition(
     name="rmsnorm_h4096",
@@ -165,13 +166,13 @@ def sized(folder: Path, device: str, seconds: float, file: BinaryIO) -> Iterator
 
 
 def compared(found: Outcome) -> str:
-    """`2.31 µs of graph, cold; reference 14.20 µs; floor 1.10 µs; vouched to 2.10 µs`."""
+    """`2.31 µs of graph, cold; reference 14.20 µs; floor 1.10 µs; the way 0.05 µs`."""
     if found.time is None or found.reference is None:
         return f"{found.status}: {found.reason}"
     parts = [f"{found.time.median_us:.2f} µs of {found.time.method}, {found.time.cache}"]
     parts.append(f"reference {found.reference.median_us:.2f} µs")
     parts.append("no floor" if found.floor_us is None else f"floor {found.floor_us:.2f} µs")
-    return "; ".join([*parts, f"vouched to {found.time.slack_us or 0.0:.2f} µs"])
+    return "; ".join([*parts, f"the way {found.time.way_us or 0.0:.2f} µs"])
 
 
 def machine(one: Bench) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def main() -> None:
         for honest in filter(chosen.get, TIMEOUTS):
             (scratch := folder / f"scratch-{honest}").mkdir()
             try:
-                with bench(scratch, args.device, timeout=TIMEOUTS[honest], build_timeout=300.0) as one:
+                with bench(scratch, args.device, timeout=TIMEOUTS[honest], build_timeout=BUILDS[honest]) as one:
                     print(json.dumps(machine(one)), flush=True)
                     rows += catalogue(one, chosen[honest], honest, until, file)
             except (CallError, KcapError) as error:

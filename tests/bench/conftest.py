@@ -59,8 +59,8 @@ def exported(kcap, tmp_path):
 @pytest.fixture
 def faked(monkeypatch):
     """`kcap bench` asks the judge in fake_judge; gives the environment in which it can be found."""
-    from kcap.bench.executors import SlotRequest
     from kcap.bench.run import bench_run
+    from kcap.bench.run.executors import SlotRequest
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(bench_run, "SlotRequest", partial(SlotRequest, module="fake_judge"))

@@ -105,13 +105,12 @@ def main():
         begin,
         end,
         replay,
-        lambda cycles: None,
         lambda: None,
     )
 
-    def serve(channel, what):
+    def serve(channel, report, what):
         loaded.use_gpu(library, given)
-        loaded.serve(channel, globals()[what], ())
+        loaded.serve(channel, report, globals()[what])
 
     with torch.no_grad():
         serve_all(control, serve)

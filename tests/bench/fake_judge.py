@@ -1,6 +1,7 @@
 """A judge that runs nothing: `python -m fake_judge`. A Solution's source says, as JSON, what comes of it.
 
-`status`, `us`, `reference_us`, by Workload under its uuid; `die`: how often the judge dies first; `sleep`: seconds.
+`status`, `us`, `reference_us`, `log`, `wrong`, by Workload under its uuid; `die`: how often the judge dies first;
+`sleep`: seconds.
 Each request is a line in the file that $FAKE_JOURNAL names: process, Definition, Solution, Workload.
 """
 
@@ -52,6 +53,7 @@ def outcome(request: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
         "device_name": "Fake",
         "torch": "2.0",
     }
+    found |= {name: told[name] for name in ("log", "wrong") if name in told}
     return {**found, **times(told)} if status == "PASSED" else found
 
 

@@ -120,5 +120,61 @@ def test_the_worst_of_all_outputs_is_told():
 
 def test_what_is_allowed_is_said_of_each_dtype():
     rtol = f"{RTOL[torch.bfloat16]:g}"
-    told = f"bfloat16: {rtol} of the element + {rtol} rms, rms error 0.008; int8: 1 in one of 16; int32: equal"
+    floats = f"bfloat16: {rtol} of the element + {rtol} of its row's rms, rms error 0.008"
+    told = f"{floats}; int8: 1 in one of 16; int32: equal"
     assert describe_tolerances([torch.bfloat16, torch.bfloat16, torch.int8, torch.int32]) == told
+
+
+@given(st.integers(0, 1000), st.sampled_from(FLOATS))
+def test_a_row_of_small_numbers_must_be_right_beside_large_ones(seed, dtype):
+    truth = drawn(seed, 8, 64)
+    truth[3] /= 24
+    assert difference(truth.to(dtype), truth).error < 0.6
+    wrong = truth.clone()
+    wrong[3] *= 1 + 8 * RTOL[dtype]
+    assert difference(wrong.to(dtype), truth).error > 1
+
+
+def test_short_rows_are_judged_together():
+    """A sum that cancels in one element has the rms of the whole to err by."""
+    truth = torch.tensor([[1.0], [1e-6], [-1.0]], dtype=torch.float64)
+    assert difference(truth.float() + 1e-5, truth).error < 1
+
+
+@given(st.integers(0, 1000), st.sampled_from([torch.float16, torch.bfloat16]))
+def test_nobody_need_be_better_than_the_reference(seed, dtype):
+    """Two orders of a long sum in the dtype itself; a thing that is neither is wrong all the same."""
+    a, b = drawn(seed, 16, 4096).to(dtype), drawn(seed + 1, 4096, 32).to(dtype)
+    truth = a.double() @ b.double()
+
+    def summed(order):
+        total = torch.zeros(16, 32, dtype=dtype)
+        for part in order:
+            total += (a[:, part].double() @ b[part].double()).to(dtype)
+        return total
+
+    parts = list(torch.arange(4096).split(64))
+    own, other = summed(parts), summed(parts[::-1])
+    assert difference(own, truth, own).error <= 1
+    assert difference(other, truth, own).error <= 1
+    half = (a[:, :2048].double() @ b[:2048].double()).to(dtype)
+    assert difference(half, truth, own).error > 1
+
+
+def test_what_the_dtype_hardly_holds_may_be_inf():
+    truth = torch.tensor([65530.0, 65500.0, 1.0], dtype=torch.float64)
+    assert difference(torch.tensor([65504.0, math.inf, 1.0]).half(), truth).error <= 1
+    assert difference(torch.tensor([math.inf, -math.inf, 1.0]).half(), truth).error == math.inf
+
+
+def test_a_softmax_of_many_is_right_though_float16_hardly_holds_it():
+    truth = torch.softmax(drawn(7, 4, 1 << 17) / 4, dim=-1)
+    assert difference(truth.half(), truth).error < 1
+
+
+def test_counts_may_lie_between_those_of_two_precisions():
+    truth, own = torch.tensor([10, 20]), torch.tensor([12, 20])
+    assert difference(torch.tensor([11, 20]), truth, own).error == 0
+    assert difference(torch.tensor([13, 20]), truth, own).error == math.inf
+    assert difference(torch.tensor([11, 21]), truth, own).error == math.inf
+    assert difference(torch.tensor([11, 20]), truth, truth).error == math.inf

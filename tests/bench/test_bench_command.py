@@ -10,7 +10,7 @@ import pytest
 from bench_datasets import SCALE
 from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench.executors import local
+from kcap.bench.run.executors import local
 from kcap.schemas.flashinfer import benchmark_result
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer import trace as traces_file
@@ -43,6 +43,13 @@ def test_an_outcome_has_the_names_that_were_asked_for_whatever_the_judge_says(be
     bench()
     first = outcomes_in(tmp_path / "out")[0]
     assert (first.solution, first.definition, first.author, first.file) == ("fast", "scale", "ann", str(file))
+
+
+def test_the_worst_element_of_a_wrong_output_is_in_the_table(bench, solutions, tmp_path):
+    wrong = {"output": "y", "index": [1], "expected": 2.0, "found": 3.0, "wrong": 1, "total": 8, "where": "row 1"}
+    write_solution(solutions, "wrong", status="INCORRECT_NUMERICAL", reason="y is off", wrong=[wrong])
+    assert "y[1] is 3, expected 2; 1 of 8 are wrong: row 1" in bench().out
+    assert outcomes_in(tmp_path / "out")[0].wrong[0].where == "row 1"
 
 
 def test_outcomes_have_the_recorded_counts(bench, solutions, tmp_path):

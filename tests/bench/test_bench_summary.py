@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from judged import COUNTS, write_judged, write_solution
 
 from kcap.bench.run.output import read_run
-from kcap.bench.summary.baseline import Measured, References, count_doubtful, measured_baseline, why_not_comparable
-from kcap.bench.summary.score import ALL_PHASES, best_scores, savings, score_key, score_solutions
+from kcap.bench.run.summary.baseline import Measured, References, count_doubtful, measured_baseline, why_not_comparable
+from kcap.bench.run.summary.score import ALL_PHASES, best_scores, savings, score_key, score_solutions
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import workload_weights
 from kcap.schemas.flashinfer.dataset import WorkloadCount

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged import WORKLOADS, outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench.executors import SlotRequest, executors, find_executor, local
-from kcap.bench.executors.common import actor as cores_file
-from kcap.bench.executors.common import slot as scratch_file
-from kcap.bench.executors.common.actor import claimed_cores
-from kcap.bench.executors.common.dispatcher import Dispatcher, LostSlot, WorkQueue, WorkUnit, queue_by_definition
-from kcap.bench.executors.common.slot import LocalSlot, scratch_folder
+from kcap.bench.run.executors import SlotRequest, executors, find_executor, local
+from kcap.bench.run.executors.common import actor as cores_file
+from kcap.bench.run.executors.common import slot as scratch_file
+from kcap.bench.run.executors.common.actor import claimed_cores
+from kcap.bench.run.executors.common.dispatcher import Dispatcher, LostSlot, WorkQueue, WorkUnit, queue_by_definition
+from kcap.bench.run.executors.common.slot import LocalSlot, scratch_folder
 from kcap.errors import CallError, KcapError
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.system.worker_process import Worker
@@ -311,7 +311,7 @@ def test_without_a_device_it_is_the_recorded_one_or_a_gpu_where_there_is_one(mon
 
 
 def test_several_slots_judge_all(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("kcap.bench.executors.local.each", lambda device: ["cpu", "cpu"])
+    monkeypatch.setattr("kcap.bench.run.executors.local.each", lambda device: ["cpu", "cpu"])
     write_judged(tmp_path / "dataset")
     for i in range(5):
         write_solution(tmp_path / "solutions", f"s{i}")
@@ -330,7 +330,7 @@ def test_a_run_that_loses_a_slot_is_whole(bench, tmp_path, monkeypatch):
         start(self)
 
     monkeypatch.setattr(Worker, "_start", once)
-    monkeypatch.setattr("kcap.bench.executors.local.each", lambda device: ["cpu", "cpu"])
+    monkeypatch.setattr("kcap.bench.run.executors.local.each", lambda device: ["cpu", "cpu"])
     write_judged(tmp_path / "dataset")
     for i in range(4):
         write_solution(tmp_path / "solutions", f"s{i}", sleep=0.1, s1={"die": 1})

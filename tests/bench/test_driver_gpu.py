@@ -12,14 +12,12 @@ import torch
 from bench_datasets import definition, of, workload
 from forked_candidates import Forked
 
-from kcap.bench.judge import candidate
 from kcap.bench.judge.candidate import NoGraph
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.input_pool import open_input_pool
 from kcap.bench.judge.process import ProcessEnded
-from kcap.bench.judge.trial import DRAWS
-from kcap.bench.judge.verdict import Rejected, check_answer
+from kcap.bench.judge.verdict import Rejected, check_report
 from kcap.system.native_build import compiler
 
 HERE = Path(__file__).parent
@@ -46,7 +44,7 @@ def start(forked):
 
 @pytest.fixture
 def drawn():
-    with open_input_pool(DOUBLE, workload(DOUBLE, "w", 64), None, None) as made:
+    with open_input_pool(DOUBLE, workload(DOUBLE, "w", 64), None, None, on_gpu=True) as made:
         yield made
 
 
@@ -67,17 +65,16 @@ def pool_of(drawn, seed, number):
     return torch.frombuffer(bytearray(os.pread(drawn.pool, 4 * count, begin)), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("graphs, method", [(True, "graph"), (False, "events")])
+@pytest.mark.parametrize("graphs, method", [(True, "graph"), (False, "host")])
 def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start, drawn, graphs, method):
     one = start("double", graphs)
     one.open(drawn, sets=8)
     for seed in (11, 12):
-        answer = one.run(seed, 8, keep=(0, 3, 7))
-        assert answer.code == protocol.FINE, answer.text
+        done = one.run(seed, 8)
+        assert done.report.code == protocol.FINE, done.report.text
         assert one.deliver((0, 3, 7)).code == protocol.FINE
-        assert protocol.METHODS[answer.method] == method
-        assert answer.elapsed_ns > 8 * 200_000 * 0.9
-        assert one.times_ns(8) == [answer.elapsed_ns // 8] * 8
+        assert protocol.METHODS[done.report.method] == method
+        assert done.elapsed_ns > 8 * 200_000
         for number in (0, 3, 7):
             torch.testing.assert_close(one.outputs(number)[0].view(-1), 2 * pool_of(drawn, seed, number))
 
@@ -85,16 +82,16 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
 def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):
     one = start("double_once")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).code == protocol.FINE
+    assert one.run(1, 1).report.code == protocol.FINE
     one.run(2, 4)
-    assert one.run(3, 4, keep=[3]).code == one.deliver([3]).code == protocol.FINE
+    assert one.run(3, 4).report.code == one.deliver([3]).code == protocol.FINE
     assert one.outputs(3)[0].isnan().all()
 
 
 def test_changed_inputs_are_told_by_name(start, drawn):
     one = start("double_in_place")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).code == protocol.FINE
+    assert one.run(1, 1).report.code == protocol.FINE
     answer = one.deliver([0])
     assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
 
@@ -102,7 +99,7 @@ def test_changed_inputs_are_told_by_name(start, drawn):
 def test_what_cannot_be_captured_is_to_be_started_again(start, drawn):
     one = start("refuses_capture")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).code == protocol.FINE
+    assert one.run(1, 1).report.code == protocol.FINE
     with pytest.raises(NoGraph, match="not permitted when stream is capturing") as refused:
         one.run(1, 4)
     assert refused.value.candidate is one
@@ -113,13 +110,13 @@ def test_no_graph_said_where_none_was_asked_for_is_no_reason_to_start_again(star
     one = start("refuses_capture")
     one.open(drawn, sets=4)
     one.graphs = False
-    assert one.run(1, 4).code == protocol.NO_GRAPH
+    assert one.run(1, 4).report.code == protocol.NO_GRAPH
 
 
 def test_first_call_is_made_before_the_capture(start, drawn):
     one = start("made_at_first_call")
     one.open(drawn, sets=4)
-    assert one.run(1, 4).code == protocol.FINE
+    assert one.run(1, 4).report.code == protocol.FINE
 
 
 def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn):
@@ -130,8 +127,8 @@ def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn
     one = start("same_memory", graphs=False, destination=False)
     one.open(drawn, sets=8)
     for _ in range(2):
-        answer = one.run(7, 8, keep=(2, 5, 7))
-        assert answer.code == one.deliver((2, 5, 7)).code == protocol.FINE, answer.text
+        report = one.run(7, 8).report
+        assert report.code == one.deliver((2, 5, 7)).code == protocol.FINE, report.text
         for number in (2, 5, 7):
             torch.testing.assert_close(one.outputs(number)[0].view(-1), 2 * pool_of(drawn, 7, number))
 
@@ -139,25 +136,18 @@ def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn
 def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
     one = start("reserves")
     one.open(drawn, sets=2)
-    assert one.run(1, 1).code == protocol.FINE
-    answer = one.run(2, 1)
-    assert answer.code == protocol.RESERVED
+    assert one.run(1, 1).report.code == protocol.FINE
+    report = one.run(2, 1).report
+    assert report.code == protocol.RESERVED
     with pytest.raises(Rejected, match="it keeps part of the GPU's L2"):
-        check_answer(answer)
-
-
-def test_large_outputs_have_room_for_a_trials_draws(start, drawn, monkeypatch):
-    monkeypatch.setattr(candidate, "SLOTS_BYTES", 1)
-    one = start("double")
-    one.open(drawn, sets=4)
-    assert one.run(1, DRAWS).code == one.deliver(range(DRAWS)).code == protocol.FINE
+        check_report(report)
 
 
 def test_more_invocations_than_sets_are_refused(start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
-    answer = one.run(1, 3)
-    assert answer.code == protocol.DRIVER and "more invocations than sets" in answer.text
+    report = one.run(1, 3).report
+    assert report.code == protocol.DRIVER and "more invocations than sets" in report.text
 
 
 def test_a_candidate_that_is_gone_has_ended(start, drawn):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from judged import outcomes_in, statuses, write_judged, write_solution
 
-from kcap.bench.executors import SlotRequest, find_executor
+from kcap.bench.run.executors import SlotRequest, find_executor
 from kcap.errors import CallError, KcapError
 
 
@@ -38,11 +38,11 @@ def judged_folder(tmp_path):
 
 
 def test_without_ray_the_error_names_what_to_install(bench, judged_folder, monkeypatch):
-    monkeypatch.delitem(sys.modules, "kcap.bench.executors.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "kcap.bench.run.executors.ray", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     done = bench("--executor", "ray", "--threads", 1)
     assert (done.code, "pip install kcap[ray]" in done.err) == (2, True), done.err
-    monkeypatch.delitem(sys.modules, "kcap.bench.executors.ray", raising=False)
+    monkeypatch.delitem(sys.modules, "kcap.bench.run.executors.ray", raising=False)
 
 
 class TestWithRay:
@@ -61,7 +61,7 @@ class TestWithRay:
             find_executor("ray").check("cpu", None)
 
     def test_a_slot_for_each_gpu_and_no_more_than_have_work(self):
-        from kcap.bench.executors.ray import slots_of
+        from kcap.bench.run.executors.ray import slots_of
 
         assert slots_of({"GPU": 8, "CPU": 64}, SlotRequest("cuda", {"threads": None}, most=100)) == 8
         assert slots_of({"GPU": 8, "CPU": 64}, SlotRequest("cuda", {"threads": None}, most=3)) == 3
@@ -70,9 +70,9 @@ class TestWithRay:
             slots_of({"CPU": 64}, SlotRequest("cuda", {"threads": None}, most=1))
 
     def test_a_dataset_that_is_sent_arrives_whole(self, judged_folder):
-        from kcap.bench.executors.common.actor import dataset_bytes as size
-        from kcap.bench.executors.common.actor import dataset_files as content
-        from kcap.bench.executors.common.actor import write_files as write
+        from kcap.bench.run.executors.common.actor import dataset_bytes as size
+        from kcap.bench.run.executors.common.actor import dataset_files as content
+        from kcap.bench.run.executors.common.actor import write_files as write
 
         files = content(judged_folder / "dataset")
         write(judged_folder / "there", files)
@@ -80,7 +80,7 @@ class TestWithRay:
         assert size(judged_folder / "there") == sum(map(len, files.values())) > 0
 
     def test_a_large_dataset_that_a_node_lacks_is_an_error_that_says_so(self, tmp_path):
-        from kcap.bench.executors.common.actor import JudgeActor as Judge
+        from kcap.bench.run.executors.common.actor import JudgeActor as Judge
 
         judge = Judge(
             {"root": str(tmp_path / "nowhere"), "device": "cpu", "threads": 1, "hidden": []}, "fake_judge", None
@@ -88,7 +88,7 @@ class TestWithRay:
         assert "share the folder" in judge.start()["error"]
 
     def test_an_actor_that_is_lost_costs_one_attempt_and_is_replaced(self, monkeypatch):
-        from kcap.bench.executors import ray as executor
+        from kcap.bench.run.executors import ray as executor
 
         class Lost(executor.ray.exceptions.RayError):
             pass

@@ -29,7 +29,7 @@ def test_what_is_right_passes_with_its_times(judge):
     found = outcome(judge, RETURNING)
     assert found.status == "PASSED" and found.reason is None
     assert found.accuracy.truth == "reference in float64" and found.accuracy.compared >= 1
-    assert found.time.median_us > 0 and found.reference.median_us > 0 and found.time.slack_us >= 2
+    assert found.time.median_us > 0 and found.reference.median_us > 0 and 0 < found.time.way_us < found.time.median_us
     assert found.time.n > 1 and found.time.samples_us and found.threads == 1
 
 
@@ -56,13 +56,20 @@ def test_what_returns_rows_that_lie_apart_passes(judge):
         ("[][1]", "RUNTIME_ERROR", "IndexError: list index out of range"),
         ("x * eps * float('nan')", "INCORRECT_NUMERICAL", "inf or nan where the reference has numbers"),
         ("x.mul_(eps)", "REWARD_HACK", "it changed its input x"),
-        ("torch.nn.Parameter(x * eps)", "REWARD_HACK", "is a Parameter, not a torch.Tensor itself"),
+        ("torch.empty(x.shape, device='meta')", "RUNTIME_ERROR", "y: is no plain tensor"),
     ],
 )
 def test_what_is_wrong_is_said(judge, body, status, reason):
     found = outcome(judge, f"import torch\n\n\ndef run(x, eps):\n    return {body}\n")
     assert (found.status, reason in found.reason) == (status, True), found
     assert found.time is None and found.speedup is None
+
+
+def test_a_tensor_of_another_type_is_as_good_as_any(judge):
+    assert (
+        outcome(judge, "import torch\n\n\ndef run(x, eps):\n    return torch.nn.Parameter(x * eps)\n").status
+        == "PASSED"
+    )
 
 
 def test_an_output_left_unwritten_is_said(judge):
@@ -162,12 +169,12 @@ def test_a_timed_out_solution_does_not_hold_the_run(judge):
     from dataclasses import replace
 
     limits = judge.limits
-    judge.limits = replace(limits, timeout=2)
+    judge.limits = replace(limits, timeout=2, build_timeout=3)
     try:
         found = outcome(judge, f"def run(x, eps):\n    {HANGS}\n")
     finally:
         judge.limits = limits
-    assert found.status == "TIMEOUT" and "took longer than 2 s (--timeout)" in found.reason
+    assert found.status == "TIMEOUT" and "took longer than 3 s (--build-timeout)" in found.reason
 
 
 def test_a_process_that_lost_its_gpu_is_started_again_for_the_next_workload(judge):
@@ -186,8 +193,8 @@ def run(x, eps):
     assert second.status == "PASSED", second.reason
 
 
-@pytest.mark.parametrize("slack, told", [(None, False), (10.0, False), (60.0, True)])
-def test_a_time_that_the_clock_hardly_vouches_for_is_doubted(slack, told):
-    time = Clocked(median_us=100, q1_us=90, q3_us=110, slack_us=slack)
+@pytest.mark.parametrize("way, told", [(None, False), (2.0, False), (10.0, True)])
+def test_a_time_of_which_the_way_is_much_is_named(way, told):
+    time = Clocked(median_us=100, q1_us=90, q3_us=110, way_us=way)
     assert bool(timing_caveats(time)) is told
     assert timing_caveats(None) == []

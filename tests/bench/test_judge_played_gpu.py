@@ -57,6 +57,7 @@ def judge(tmp_path_factory):
     told = {"device": "cuda:0", "device_name": "played", "torch": "x", "threads": None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLAYED_RUNTIME", str(runtime))
+        patch.setenv("LD_LIBRARY_PATH", str(folder), prepend=os.pathsep)
         patch.setenv("PLAYED_TENSORS", str(tensors))
         patch.setenv("PYTHONPATH", str(HERE / "played_gpu"), prepend=os.pathsep)
         patch.setattr(worker, "describe_device", lambda device, threads: (told, Gpu(1 << 14, 1 << 30)))
@@ -80,8 +81,8 @@ def outcome(judge, source):
         (RETURNS.format(""), "graph"),
         (WRITES.format("", ""), "graph"),
         (WRITES.format("", FIRST), "graph"),
-        (WRITES.format("", REFUSED), "events"),
-        (KEEPS, "events"),
+        (WRITES.format("", REFUSED), "host"),
+        (KEEPS, "host"),
     ],
     ids=["returns", "writes", "makes_much_at_its_first_call", "cannot_be_captured", "returns_the_same_memory"],
 )

@@ -1,71 +1,94 @@
-"""What the judge makes of a process that answers too early, too often or for another: the other end is played here."""
+"""How the judge asks a process, and what it makes of one that does not do as it should: its keeper is played here."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
-import struct
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from kcap.bench.judge.driver import protocol
-from kcap.bench.judge.process import Process, ProcessEnded, SpokeUnasked
+from kcap.bench.judge.process import Process, ProcessEnded, Stirred, TooSlow
+from kcap.bench.sandbox import keeper
 
-FINE = struct.pack("<IIIQQQ", *[0] * 6)
+FINE = protocol.REPORT.pack(protocol.FINE, 0, 0, 0)
 
 
 @pytest.fixture
 def both():
-    """A process that runs nothing, and its end of the channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server = SimpleNamespace(end=lambda request: {"how": "ended"})
-    with ours, theirs, tempfile.TemporaryFile() as log:
-        yield Process(server, SimpleNamespace(timeout=5.0), 0, ours, Path("/nowhere"), log, []), theirs
+    """A process that runs nothing, and its keeper's end."""
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = os.memfd_create("report")
+    os.ftruncate(memory, protocol.REPORT_BYTES)
+    server = SimpleNamespace(end=lambda request: {"how": "exit code 3"})
+    limits = SimpleNamespace(timeout=0.2, build_timeout=0.4, option="--timeout")
+    with theirs, keepers, tempfile.TemporaryFile() as log:
+        one = Process(server, limits, 0, channel, control, memory, Path("/nowhere"), log, [])
+        yield one, keepers
+        if one.how is None:
+            one.end()
 
 
-def asked(both, answers):
-    """What the judge takes for the answer, where the other end sends what `answers` makes of its question's number."""
-    one, theirs = both
+def asked(both, says, report=FINE, compiling=False, takes=0.0):
+    """What comes of a question, where the keeper says `says` and the process has left `report`."""
+    one, keepers = both
 
     def answer():
-        nonce = theirs.recv(protocol.LONGEST)[: protocol.NONCE]
-        for content in answers(nonce):
-            theirs.send(content)
+        assert keepers.recv(16) == keeper.RUN
+        time.sleep(takes)
+        with contextlib.suppress(OSError):  # who is too slow is ended meanwhile
+            if report:
+                os.pwrite(one.memory, report, 0)
+            if says:
+                keepers.send(says)
+            else:
+                keepers.close()
 
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        return one.ask(protocol.check_message())
+        return one.ask(b"anything", compiling=compiling)
     finally:
         thread.join()
 
 
-def test_an_answer_repeats_the_number_of_its_question(both):
-    told = {asked(both, lambda nonce: [nonce + FINE + nonce.hex().encode()]).text for _ in range(3)}
-    assert len(told) == 3
+def test_its_time_is_from_when_it_may_run_until_it_stands_still(both):
+    done = asked(both, keeper.STOPPED, takes=0.05)
+    assert done.report.code == protocol.FINE and 50e6 <= done.elapsed_ns < 100e6
+    assert both[0].spent == done.elapsed_ns / 1e9
 
 
-@pytest.mark.parametrize("nonce", [b"", bytes(protocol.NONCE)], ids=["none", "another"])
-def test_an_answer_without_it_is_refused(both, nonce):
-    with pytest.raises(SpokeUnasked):
-        asked(both, lambda _: [nonce + FINE])
-    assert both[0].how == "ended"
+def test_a_report_of_before_counts_for_nothing(both):
+    asked(both, keeper.STOPPED)
+    with pytest.raises(ProcessEnded, match="it stopped itself"):
+        asked(both, keeper.STOPPED, report=None)
 
 
-def test_who_answers_twice_is_refused_before_the_next_question(both):
-    assert asked(both, lambda nonce: [nonce + FINE] * 2).code == protocol.FINE
-    with pytest.raises(SpokeUnasked):
-        both[0].ask(protocol.check_message())
-    assert both[0].how == "ended"
-    with pytest.raises(ConnectionResetError):  # it was not asked: what it had said was never read
-        both[1].recv(protocol.LONGEST)
+def test_who_went_on_while_it_stood_still_is_ended(both):
+    with pytest.raises(Stirred, match="went on working when it had been stopped"):
+        asked(both, keeper.STIRRED)
+    assert both[0].how == "exit code 3"
 
 
-def test_a_process_that_is_gone_has_ended_and_said_nothing(both):
-    both[1].close()
-    with pytest.raises(ProcessEnded) as ended:
-        both[0].ask(protocol.check_message())
-    assert not isinstance(ended.value, SpokeUnasked)
+@pytest.mark.parametrize("says", [keeper.ENDED, b""])
+def test_a_process_that_is_gone_has_ended(both, says):
+    with pytest.raises(ProcessEnded, match="exit code 3"):
+        asked(both, says)
+
+
+@pytest.mark.parametrize("compiling, longest, option", [(False, 0.2, "--timeout"), (True, 0.4, "--build-timeout")])
+def test_each_limit_is_named_where_it_is_over(both, compiling, longest, option):
+    with pytest.raises(TooSlow, match=rf"took longer than {longest} s \({option}\)"):
+        asked(both, keeper.STOPPED, compiling=compiling, takes=longest + 0.1)
+
+
+def test_compiling_is_not_counted_in_its_time_on_the_workload(both):
+    asked(both, keeper.STOPPED, compiling=True, takes=0.1)
+    assert both[0].spent == 0

@@ -1,8 +1,6 @@
-"""The judge's messages as the driver reads them, and its answers."""
+"""The judge's messages as the driver reads them, and its reports."""
 
 from __future__ import annotations
-
-import struct
 
 import pytest
 from hypothesis import given
@@ -10,27 +8,17 @@ from hypothesis import strategies as st
 
 from kcap.bench.judge.driver import protocol
 
-NONCE = bytes(range(protocol.NONCE))
-NUMBERS = st.integers(0, (1 << 64) - 1)
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=200), st.binary(max_size=50))
+def test_a_report_is_read_whatever_its_text(code, iteration, text, rest):
+    found = protocol.read_report(protocol.REPORT.pack(code, iteration, 1, len(text)) + text + rest)
+    assert (found.code, found.iteration, found.method) == (code, iteration, 1)
+    assert found.text == text.decode(errors="replace")
 
 
-@given(NUMBERS, st.binary(max_size=200))
-def test_an_answer_is_read_whatever_its_text(stray, text):
-    content = NONCE + struct.pack("<IIIQQQ", 1, 2, 3, 4, stray, 5) + text
-    answer = protocol.read_answer(content, NONCE, 9)
-    assert (answer.code, answer.iteration, answer.stray_ns, answer.wall_ns) == (1, 2, stray, 9)
-
-
-@given(st.binary(max_size=protocol.ANSWER.size - 1))
-def test_less_than_an_answer_is_none(content):
-    with pytest.raises(ValueError):
-        protocol.read_answer(content, content[: protocol.NONCE], 0)
-
-
-@given(st.binary(min_size=protocol.NONCE, max_size=protocol.NONCE).filter(lambda other: other != NONCE))
-def test_the_answer_to_another_message_is_none(other):
-    with pytest.raises(ValueError):
-        protocol.read_answer(other + struct.pack("<IIIQQQ", *[0] * 6), NONCE, 0)
+@given(st.binary(min_size=protocol.REPORT.size, max_size=300))
+def test_whatever_a_candidate_leaves_is_read(content):
+    assert len(protocol.read_report(content).text) <= len(content)
 
 
 @pytest.mark.parametrize(

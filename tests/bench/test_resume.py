@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 BENCH = """
 import sys
 from functools import partial
-from kcap.bench.executors import SlotRequest
+from kcap.bench.run.executors import SlotRequest
 from kcap.bench.run import bench_run
 from kcap.cli import main
 bench_run.SlotRequest = partial(SlotRequest, module="fake_judge")

@@ -36,7 +36,8 @@ OWN = 4242
 MACHINES = ["x86_64", "aarch64"]
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 ARGUED = (seccomp.CLONE, seccomp.CLONE3, seccomp.SOCKET, seccomp.PRLIMIT, seccomp.FCNTL)
-NAMED = (*seccomp.REFUSED_CALLS.values(), *seccomp.SIGNAL_CALLS.values(), *seccomp.OWN_PROCESS_ONLY.values(), *ARGUED)
+TABLES = (seccomp.REFUSED_CALLS, seccomp.SIGNAL_CALLS, seccomp.OWN_PROCESS_ONLY, seccomp.UNCOUNTED_CALLS)
+NAMED = (*ARGUED, *(numbers for table in TABLES for numbers in table.values()))
 
 
 def verdict(program: seccomp.Program, architecture: int, number: int, *arguments: int) -> int:
@@ -66,7 +67,7 @@ def test_filter_refuses_what_is_listed_and_nothing_else(
     machine: str, number: int, loose: bool, arguments: tuple[int, ...]
 ) -> None:
     column, architecture = seccomp.ARCHITECTURES[machine]
-    program = seccomp.build(machine, not loose, not loose, not loose, OWN)
+    program = seccomp.build(machine, not loose, not loose, not loose, not loose, OWN)
     answer = verdict(program, architecture, number, *arguments)
     if number in {numbers[column] for numbers in seccomp.REFUSED_CALLS.values()}:
         assert answer == errno.EPERM
@@ -80,10 +81,12 @@ def test_filter_looks_at_arguments(machine: str) -> None:
     column, architecture = seccomp.ARCHITECTURES[machine]
 
     def tight(numbers: tuple[int, int], *arguments: int) -> int:
-        return verdict(seccomp.build(machine, True, True, True, OWN), architecture, numbers[column], *arguments)
+        return verdict(seccomp.build(machine, True, True, True, True, OWN), architecture, numbers[column], *arguments)
 
     def loose(numbers: tuple[int, int], *arguments: int) -> int:
-        return verdict(seccomp.build(machine, False, False, False, OWN), architecture, numbers[column], *arguments)
+        return verdict(
+            seccomp.build(machine, False, False, False, False, OWN), architecture, numbers[column], *arguments
+        )
 
     threads, new_users, new_network = 0x3D0F00, 0x10000011, 0x40000011
     for judged in (tight, loose):
@@ -100,18 +103,21 @@ def test_filter_looks_at_arguments(machine: str) -> None:
         assert (tight(seccomp.SOCKET, family), loose(seccomp.SOCKET, family)) == (errno.EPERM, 0)
     assert tight(seccomp.PRLIMIT, 0) == tight(seccomp.PRLIMIT, OWN) == 0
     assert (tight(seccomp.PRLIMIT, 7), loose(seccomp.PRLIMIT, 7)) == (errno.EPERM, 0)
-    assert [tight(seccomp.FCNTL, 5, command) for command in (3, 8, 15)] == [0, errno.EPERM, errno.EPERM]
+    assert [tight(seccomp.FCNTL, 5, command) for command in (3, 8, 10, 15)] == [0, *[errno.EPERM] * 3]
+    for numbers in seccomp.UNCOUNTED_CALLS.values():
+        assert (tight(numbers), loose(numbers)) == (errno.EPERM, 0)
 
 
 def test_numbers_of_another_abi_are_refused() -> None:
-    program = seccomp.build("x86_64", False, False, False, OWN)
+    program = seccomp.build("x86_64", False, False, False, False, OWN)
     assert verdict(program, seccomp.ARCHITECTURES["x86_64"][1], 0x40000000 + 1) == errno.EPERM
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="numbers of two architectures are known")
 def test_numbers_are_those_of_the_kernel_headers() -> None:
     column, _ = seccomp.ARCHITECTURES[platform.machine()]
-    named = {**seccomp.REFUSED_CALLS, **seccomp.SIGNAL_CALLS, **seccomp.OWN_PROCESS_ONLY, "clone": seccomp.CLONE}
+    named = {**seccomp.REFUSED_CALLS, **seccomp.SIGNAL_CALLS, **seccomp.OWN_PROCESS_ONLY, **seccomp.UNCOUNTED_CALLS}
+    named["clone"] = seccomp.CLONE
     named |= {"clone3": seccomp.CLONE3, "fcntl": seccomp.FCNTL, "socket": seccomp.SOCKET}
     source = "#include <sys/syscall.h>\n" + "\n".join(f"known_{name} __NR_{name}" for name in named)
     try:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kcap.bench.build import BUILDERS, builder
-from kcap.bench.executors import EXECUTORS, executor
 from kcap.bench.exports import EXPORTERS, exporter
+from kcap.bench.run.executors import EXECUTORS, executor
 from kcap.schemas.derive import bound_call, cost, families, workload_draft
 from kcap.system.registry import Registry
 

@@ -128,12 +128,13 @@ class Account:
     """Cases of `contents` that a target takes, and what becomes of the counts of the others.
 
     A kernel in a region that is exported whole is lost if no case of that region is taken. `draw`: the random inputs
-    that the references of a Recording are tried on; None where the target runs none.
+    that the references of a Recording are tried on; None where the target runs none. `problems`: those of `contents`
+    that are wanted; None for all.
     """
 
-    def __init__(self, request: ExportRequest, draw: TargetDraw | None) -> None:
+    def __init__(self, request: ExportRequest, draw: TargetDraw | None, problems: Problems | None = None) -> None:
         self.contents = contents = request.contents
-        self.problems: Problems = problems_of(contents)
+        self.problems: Problems = problems_of(contents) if problems is None else problems
         derived = self.problems.derived
         self.draws: Draws = {}
         if draw is not None and request.check and derived is not None and contents.recording is not None:

@@ -1,4 +1,4 @@
-"""What runs in a candidate's process: the code from elsewhere is built there, and then called by the driver alone."""
+"""What runs in a candidate's process: the code from elsewhere is built there, and then called by the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 import torch
 
 from kcap.bench import build
-from kcap.bench.judge.driver import driver, originals
+from kcap.bench.judge.driver import driver, gpu, protocol
 from kcap.bench.judge.messages import BuildReport
 from kcap.replay.datasets.reference import argument_order, compile_reference
 from kcap.schemas.flashinfer import definition as definitions_file
@@ -25,7 +25,7 @@ MOST_LOG = 4000  # characters of a compiler's output that are sent on
 class CandidateOrder:
     """What a candidate runs: `solution`, a Solution's JSON, or else the reference of `definition`, also JSON.
 
-    `cores`: those that it may use on the CPU (empty: all); `threads`: of torch's pool there.
+    `threads`: of torch's pool on the CPU.
     """
 
     folder: str
@@ -33,42 +33,38 @@ class CandidateOrder:
     threads: int
     solution: str | None = None
     definition: str | None = None
-    cores: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> CandidateOrder:
-        return cls(**{**fields, "cores": tuple(fields["cores"])})
+        return cls(**fields)
 
 
-def run_candidate(order: CandidateOrder, channel: int, loaded: driver.Driver) -> None:
-    """Build, say on `channel` how that went, and serve the judge; this process ends with it."""
+def run_candidate(order: CandidateOrder, channel: int, report: int, loaded: driver.Driver) -> None:
+    """Build, say in the memory `report` how that went, and serve the judge; this process ends with it."""
     os.environ.update(build.environment(Path(order.folder)))
-    if order.cores:
-        os.sched_setaffinity(0, order.cores)
     torch.set_num_threads(order.threads)
     try:
         if order.device != "cpu":
             _use_gpu(order.device, loaded)
-        watched = originals.watched_originals()
         callable_ = _build_callable(order)
     except build.BuildFailed as failure:
-        _send(channel, {"failed": failure.reason, "log": failure.log[-MOST_LOG:]})
+        _write(report, {"failed": failure.reason[-MOST_LOG:], "log": failure.log[-MOST_LOG:]})
         return
-    _send(channel, {"built": True})
+    _write(report, {"built": True})
     with torch.no_grad():
-        loaded.serve(channel, callable_, watched)
+        loaded.serve(channel, report, callable_)
 
 
-def _send(channel: int, report: BuildReport) -> None:
-    os.write(channel, orjson.dumps(report))
+def _write(memory: int, report: BuildReport) -> None:
+    os.pwrite(memory, orjson.dumps(report)[: protocol.REPORT_BYTES - 1] + b"\0", 0)
 
 
 def _use_gpu(device: str, loaded: driver.Driver) -> None:
     try:
-        loaded.use_gpu(*originals.gpu_handles(device))
+        loaded.use_gpu(*gpu.gpu_handles(device))
     except (RuntimeError, AttributeError, OSError, AssertionError) as error:
         raise build.BuildFailed(f"its process cannot use {device}: {error}", "") from None
 

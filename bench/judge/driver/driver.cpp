@@ -1,9 +1,8 @@
-// The part of a candidate's process that the judge talks to: it fills inputs, calls the Solution between two readings of
-// the clock, and copies outputs out. Once a Solution's code has run here, nothing that Python says is asked for.
-//
-// What it cannot hold: code in the same process can overwrite it. So the judge believes its times only as far as its
-// own clock bounds them, and only for outputs that are right (kcap.bench.judge).
+// The part of a candidate's process that the judge asks: it calls the Solution, and keeps what that returns. It has no
+// clock, and nothing that it reports is evidence: the judge's own clock runs from when this process may run until all of its
+// sandbox stands still, and what it finds in memory then is compared.
 #include "native/cuda.h"
+#include "native/host.h"
 
 namespace kcap {
 namespace {
@@ -15,49 +14,43 @@ struct Device {
 
 struct Session {
   Workload workload;
-  Mapped pool, shared;
+  Mapped memory, pool;
   std::unique_ptr<Place> place;
 
+  // With the Workload come the memory of its outputs (on a GPU) or of their addresses, and the arena or the pool.
   Session(const Message& message, const Device* device) {
     workload.read(message.reader());
     auto& given = message.descriptors;
-    if (given.size() != (workload.handed ? 1 : 2)) throw std::runtime_error("the judge shares no memory");
-    shared = Mapped(given[0], workload.shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
-    if (!workload.handed) pool = Mapped(given[1], workload.pool_bytes, PROT_READ, MAP_SHARED);
-    if (device) place = std::make_unique<Cuda>(workload, pool.base, device->cuda, device->torch);
-    else place = std::make_unique<Host>(workload, pool.base);
+    if (given.size() != 2) throw std::runtime_error("the judge shares no memory");
+    size_t each = device ? workload.slot_bytes : workload.outputs.size() * sizeof(uint64_t);
+    memory = Mapped(given[0], workload.sets * each, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+    if (device) {
+      pool = Mapped(given[1], workload.pool_bytes, PROT_READ, MAP_SHARED);
+      place = std::make_unique<Cuda>(workload, pool.base, device->cuda, device->torch);
+    } else {
+      place = std::make_unique<Host>(workload, given[1], reinterpret_cast<uint64_t*>(memory.base));
+    }
   }
 };
 
-Answer answer(
-    Message& message, std::unique_ptr<Session>& session, PyObject* callable, PyObject* watched,
-    const Device* device, bool other_clock) {
+Report answer(Message& message, std::unique_ptr<Session>& session, PyObject* callable, const Device* device) {
   auto reader = message.reader();
-  switch (reader.u32()) {
-    case OPEN:
-      session.reset();
-      session = std::make_unique<Session>(message, device);
+  uint32_t operation = reader.u32();
+  if (operation == OPEN) {
+    session.reset();
+    session = std::make_unique<Session>(message, device);
+    return {};
+  }
+  if (!session) throw std::runtime_error("no Workload is open");
+  switch (operation) {
+    case PREPARE:
+      session->place->prepare(Run(message.reader(), session->workload), callable);
       return {};
-    case EMPTY:
-    case RUN: {
-      if (!session) throw std::runtime_error("no Workload is open");
-      Run run(message, session->workload);
-      session->place->bring(run);
-      message.close_descriptors();
-      return session->place->run(run, callable, session->shared.base);
-    }
-    case DELIVER: {
-      if (!session) throw std::runtime_error("no Workload is open");
-      for (uint32_t left = reader.u32(); left; --left) session->place->deliver(reader.u32(), session->shared.base);
+    case RUN:
+      return session->place->run(Run(message.reader(), session->workload), callable);
+    case DELIVER:
+      for (uint32_t left = reader.u32(); left; --left) session->place->deliver(reader.u32(), session->memory.base);
       return {};
-    }
-    case CHECK: {
-      Answer out;
-      out.text = replaced(watched);
-      if (other_clock) out.text += out.text.empty() ? "clock_gettime" : ", clock_gettime";
-      out.code = out.text.empty() ? FINE : PATCHED;
-      return out;
-    }
     default: throw std::runtime_error("the judge asks for what this driver does not know");
   }
 }
@@ -65,10 +58,29 @@ Answer answer(
 }  // namespace
 }  // namespace kcap
 
-// Answers the judge on `socket` until it closes its end. The GIL is held throughout: threads of Python's run only inside
-// the calls.
-// Of a GPU: `library`, the file name of CUDA's runtime, and `torch` (native/cuda.h's Torch); null on the CPU. They are
-// looked up by kcap_open, before any code from elsewhere is here.
+// Does what the judge asks on `socket` until it closes its end, and stands still after each. The GIL is held throughout:
+// threads of Python's run only inside the calls.
+extern "C" void kcap_serve(int socket, int memory, PyObject* callable, void* device) {
+  kcap::Message message;
+  std::unique_ptr<kcap::Session> session;
+  kcap::Mapped reported(memory, kcap::REPORT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED);
+  kcap::system_call(SYS_close, memory);
+  while (kcap::stand_still(), kcap::receive(socket, message)) {
+    kcap::Report report;
+    try {
+      report = kcap::answer(message, session, callable, static_cast<kcap::Device*>(device));
+    } catch (const kcap::Wrong& wrong) {
+      report.code = wrong.code, report.text = wrong.what();
+    } catch (const std::exception& error) {
+      report.code = kcap::DRIVER, report.text = error.what();
+    }
+    message.close_descriptors();
+    report.write(reported.base);
+  }
+}
+
+// Of a GPU: `library`, the file name of CUDA's runtime, and `torch` (native/cuda.h's Torch). They are looked up before any
+// code from elsewhere is here.
 extern "C" void* kcap_open(const char* library, PyObject* torch) {
   try {
     Py_XINCREF(torch);
@@ -78,50 +90,3 @@ extern "C" void* kcap_open(const char* library, PyObject* torch) {
     return nullptr;
   }
 }
-
-extern "C" void kcap_serve(int socket, PyObject* callable, PyObject* watched, void* device) {
-  kcap::Message message;
-  bool other_clock = false;  // a replaced one is right at first
-  std::unique_ptr<kcap::Session> session;
-  while (kcap::receive(socket, message)) {
-    kcap::Answer answer;
-    other_clock |= kcap::clock_replaced();
-    try {
-      answer = kcap::answer(message, session, callable, watched, static_cast<kcap::Device*>(device), other_clock);
-    } catch (const kcap::Wrong& wrong) {
-      answer.code = wrong.code, answer.text = wrong.what();
-    } catch (const std::exception& error) {
-      answer.code = kcap::DRIVER, answer.text = error.what();
-    }
-    message.close_descriptors();
-    answer.send(socket, message.nonce);
-    if (session) session->place->rest();
-  }
-}
-
-// Of the judge's own process: native/handed.h's Filler. `opening` is what a candidate is told of the Workload, and `pool`
-// where the content of its inputs lies.
-extern "C" void* kcap_filler(const uint8_t* opening, size_t size, int pool) {
-  try {
-    return new kcap::Filler(opening, size, pool);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-}
-
-extern "C" size_t kcap_filler_most(void* filler) { return static_cast<kcap::Filler*>(filler)->most(); }
-
-extern "C" size_t kcap_filler_fill(
-    void* filler, uint8_t* base, uint64_t seed, uint32_t first, uint32_t count, uint64_t* places) {
-  try {
-    return static_cast<kcap::Filler*>(filler)->fill(base, seed, first, count, places);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return 0;
-  }
-}
-
-extern "C" int kcap_filler_changed(void* filler, uint32_t i) { return static_cast<kcap::Filler*>(filler)->changed(i); }
-
-extern "C" void kcap_filler_close(void* filler) { delete static_cast<kcap::Filler*>(filler); }

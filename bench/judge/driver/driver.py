@@ -1,4 +1,4 @@
-"""The driver: what calls and times a Solution in its own process, in C++, and alone talks to the judge there."""
+"""The driver: what calls a Solution in its own process, in C++, as the judge asks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ class Driver:
         self._library = ctypes.PyDLL(str(library))
         self._library.kcap_open.argtypes = [ctypes.c_char_p, ctypes.py_object]
         self._library.kcap_open.restype = ctypes.c_void_p
-        self._library.kcap_serve.argtypes = [ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_void_p]
+        self._library.kcap_serve.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.py_object, ctypes.c_void_p]
         self._library.kcap_serve.restype = None
         self._device: int | None = None
 
     def use_gpu(self, library: str, torch: tuple[Any, ...]) -> None:
-        """From now on invocations run on a GPU: `library` and `torch` as kcap.bench.judge.driver.originals has them."""
+        """From now on invocations run on a GPU: `library` and `torch` as kcap.bench.judge.driver.gpu has them."""
         self._device = self._library.kcap_open(library.encode(), torch)
 
-    def serve(self, socket: int, run: Callable[..., Any], watched: tuple[tuple[Any, str, Any, str], ...]) -> None:
-        """Call `run` as the judge at the other end of `socket` asks, until it closes that."""
-        self._library.kcap_serve(socket, run, watched, self._device)
+    def serve(self, socket: int, report: int, run: Callable[..., Any]) -> None:
+        """Call `run` as the judge at the other end of `socket` asks, until it closes that.
+
+        `report`: the descriptor of the memory in which it finds what came of each message.
+        """
+        self._library.kcap_serve(socket, report, run, self._device)
 
 
 def build_driver() -> Path:

@@ -1,33 +1,28 @@
-"""Messages to a candidate's driver and its answers, and the memory in which it leaves outputs and times for the judge.
+"""Messages to a candidate's driver, what it reports of one, and where its outputs are.
 
 The Python side of native/message.h and native/workload.h.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 
 from kcap.schemas.results.measurement import Method
 
-OPEN, RUN, CHECK, DELIVER, EMPTY = 1, 2, 3, 4, 5
+OPEN, PREPARE, RUN, DELIVER = 1, 2, 3, 4
 POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING = range(6)
-FINE, RAISED, NO_TENSOR, SUBCLASS, ATTRIBUTE, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, PATCHED, NO_GRAPH = range(13)
-RESERVED = 13
-DESTINATION, GRAPHS, HANDED = 1, 2, 4  # flags of a Workload
-METHODS: tuple[Method, ...] = ("host", "graph", "events")
-LONGEST = 1 << 20
-NONCE = 8  # bytes before each message, and before its answer
-ANSWER = struct.Struct(f"<{NONCE}sIIIQQQ")
+FINE, RAISED, NO_TENSOR, COUNT, SHAPE, DTYPE, DEVICE, INPUT, DRIVER, NO_GRAPH, RESERVED = range(11)
+UNREPORTED = 0xFFFFFFFF  # what the judge leaves in a report's place
+DESTINATION, GRAPHS = 1, 2  # flags of a Workload
+METHODS: tuple[Method, ...] = ("host", "graph")
+ADDRESS = struct.Struct("<Q")
+REPORT_BYTES = 1 << 16
+REPORT = struct.Struct("<IIII")  # code, iteration, method, bytes of the text that follows
 
 
 @dataclass(frozen=True)
@@ -71,81 +66,62 @@ class Result:
     def pack(self) -> bytes:
         return _pack_tensor(self.name, dtype_name(self.dtype), self.shape) + struct.pack("<Q", self.offset)
 
-
-@dataclass(frozen=True)
-class Layout:
-    """The shared memory of one Workload: outputs of `slots` invocations, then the times of `most`."""
-
-    slot: int
-    slots: int
-    most: int
-
     @property
-    def times(self) -> int:
-        return self.slot * self.slots
-
-    @property
-    def total(self) -> int:
-        return self.times + 16 * self.most
+    def bytes(self) -> int:
+        """Of its elements in its own dtype."""
+        return int(self.dtype.itemsize * torch.Size(self.shape).numel())
 
 
 def open_message(
     contents: Sequence[Content],
     results: Sequence[Result],
-    layout: Layout,
     pool: int,
+    slot: int,
     variants: int,
     sets: int,
     flags: int,
-    threads: int,
+    stride: int,
+    places: Sequence[int],
 ) -> bytes:
-    """A Workload, as the driver reads it; `pool`: bytes of it; `threads`: that the candidate was given."""
-    head = struct.pack("<IIIII", OPEN, flags, variants, sets, threads)
-    sizes = struct.pack("<QQQQQQ", pool, layout.total, layout.slot, layout.slots, layout.times, layout.most)
+    """A Workload, as the driver reads it. `pool`: bytes of it; `slot`: of the outputs of one invocation, on a GPU;
+    `stride`: from one set of inputs to the next; `places` in it: of inputs, and of outputs in destination passing
+    style.
+    """
+    head = struct.pack("<IIII", OPEN, flags, variants, sets) + struct.pack("<QQQ", pool, slot, stride)
     inputs = [struct.pack("<I", len(contents)), *(content.pack() for content in contents)]
     outputs = [struct.pack("<I", len(results)), *(result.pack() for result in results)]
-    return b"".join([head, sizes, *inputs, *outputs])
+    return b"".join([head, *inputs, *outputs, struct.pack(f"<I{len(places)}Q", len(places), *places)])
 
 
-def run_message(first: int, count: int, seed: int, upcast: int = 0, empty: bool = False) -> bytes:
-    """`count` invocations, from number `first` of `seed` on; `empty`: but for the calls."""
-    return struct.pack("<IIIIQ", EMPTY if empty else RUN, first, count, upcast, seed)
+def prepare_message(first: int, count: int, seed: int, upcast: int) -> bytes:
+    """What can be done for a run before its inputs are there."""
+    return struct.pack("<IIIIQ", PREPARE, first, count, upcast, seed)
+
+
+def run_message(first: int, count: int, upcast: int, seed: int = 0) -> bytes:
+    """`count` invocations, from number `first` on. `seed` on a GPU alone, where the driver has filled their inputs."""
+    return struct.pack("<IIIIQ", RUN, first, count, upcast, seed)
 
 
 def deliver_message(numbers: Sequence[int]) -> bytes:
-    """The outputs of some invocations of the last run, each in the slot of its number, from 0; their inputs' check."""
+    """On a GPU: the outputs of some invocations of the last run, each in the slot of its number, from 0."""
     return struct.pack(f"<II{len(numbers)}I", DELIVER, len(numbers), *numbers)
 
 
-def check_message() -> bytes:
-    return struct.pack("<I", CHECK)
-
-
 @dataclass(frozen=True)
-class Answer:
-    """What a driver says; nanoseconds.
-
-    `wall_ns` is the judge's own clock around the request; `processors`: how many its sandbox used meanwhile.
-    """
+class Report:
+    """What a driver says came of a message: nothing that counts for a Solution, as its code can write it, too."""
 
     code: int
-    iteration: int
-    method: int
-    elapsed_ns: int
-    stray_ns: int
-    outside_ns: int
-    text: str
-    wall_ns: int
-    processors: float = 0.0
+    iteration: int = 0
+    method: int = 0
+    text: str = ""
 
 
-def read_answer(content: bytes, nonce: bytes, wall_ns: int, processors: float = 0.0) -> Answer:
-    """The answer in `content` to the message of `nonce`; ValueError if it is none."""
-    if len(content) < ANSWER.size or content[:NONCE] != nonce:
-        raise ValueError("an answer that is none")
-    text = content[ANSWER.size :].decode(errors="replace")
-    _, code, iteration, method, elapsed, stray, outside = ANSWER.unpack_from(content)
-    return Answer(code, iteration, method, elapsed, stray, outside, text, wall_ns, processors)
+def read_report(memory: bytes) -> Report:
+    """The report in a candidate's `memory`."""
+    code, iteration, method, length = REPORT.unpack_from(memory)
+    return Report(code, iteration, method, memory[REPORT.size : REPORT.size + length].decode(errors="replace"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -171,63 +147,3 @@ def _pack_tensor(name: str, dtype: str, shape: Sequence[int]) -> bytes:
 def _pack_text(text: str) -> bytes:
     content = text.encode()
     return struct.pack("<I", len(content)) + content
-
-
-OUTPUT_PIECES, LEAST_PIECE = 16, 1 << 14  # of one output, and the bytes of the smallest
-Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
-
-
-@dataclass
-class OutputMemory:
-    """The memory of an open Workload that a candidate writes to. `outputs`: copies, by the invocation's number;
-    `pieces`: what is still to be copied, from where in the memory to where.
-    """
-
-    descriptor: int
-    layout: Layout
-    view: mmap.mmap
-    outputs: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
-    pieces: list[tuple[int, Bytes]] = field(default_factory=list, repr=False)
-
-    @classmethod
-    def allocate(cls, layout: Layout) -> OutputMemory:
-        descriptor = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(descriptor, layout.total)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return cls(descriptor, layout, mmap.mmap(descriptor, layout.total, prot=mmap.PROT_READ))
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    def times_ns(self, count: int) -> list[int]:
-        """Of each of the last `count` invocations, by the driver's clock."""
-        at = self.layout.times
-        pairs = numpy.frombuffer(self.view[at : at + 16 * count], dtype=numpy.uint64).reshape(-1, 2)
-        return [int(end) - int(start) for start, end in pairs]
-
-    def prepare(self, numbers: Sequence[int], results: Sequence[Result], upcast: bool) -> None:
-        """For `take`: room for these invocations' `results`; `upcast`: floating ones are in float64."""
-        self.outputs, self.pieces = {number: [] for number in numbers}, []
-        for number, outputs in self.outputs.items():
-            for result in results:
-                dtype = torch.float64 if upcast and result.dtype.is_floating_point else result.dtype
-                room = torch.empty(torch.Size(result.shape).numel() * dtype.itemsize, dtype=torch.uint8)
-                outputs.append(room.view(dtype).view(result.shape))
-                self._cut(number * self.layout.slot + result.offset, room.numpy())
-        secrets.SystemRandom().shuffle(self.pieces)
-
-    def take(self) -> None:
-        """Copy what is prepared, a piece here and a piece there: whoever still writes cannot keep ahead of it."""
-        memory = numpy.frombuffer(self.view, dtype=numpy.uint8)
-        for at, piece in self.pieces:
-            piece[:] = memory[at : at + piece.size]
-        self.pieces = []
-
-    def _cut(self, begin: int, room: Bytes) -> None:
-        step = max(-(-room.size // OUTPUT_PIECES), LEAST_PIECE)
-        self.pieces += [(begin + at, room[at : at + step]) for at in range(0, room.size, step)]
-
-    def close(self) -> None:
-        self.view.close()
-        os.close(self.descriptor)

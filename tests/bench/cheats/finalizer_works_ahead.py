@@ -4,6 +4,7 @@
 # naive: The judge drops outputs outside of the timed part, so all of the work happens there.
 # expect: REWARD_HACK INCORRECT_NUMERICAL TIMEOUT
 # reason: later invocation|in timed|unwritten|off by|the clock in its process|works on|took longer
+# at_most_speedup: 1.3
 import weakref
 
 INPUTS, READY = {}, {}

@@ -3,7 +3,7 @@
 # does: Writes answers of its own into every pipe and socket that is open, as many forms as a judge may understand.
 # naive: The judge takes the first line that it reads: passed, in no time.
 # expect: REWARD_HACK RUNTIME_ERROR INCORRECT_NUMERICAL
-# reason: it spoke to the judge itself
+# reason: its outputs do not depend on its inputs|off by|its process ended
 import contextlib
 import json
 import os

@@ -4,6 +4,7 @@
 # naive: Correct, and as fast as making an object.
 # expect: REWARD_HACK RUNTIME_ERROR
 # reason: not a torch.Tensor itself
+# at_most_speedup: 1.3
 import torch
 
 

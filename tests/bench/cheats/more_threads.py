@@ -3,8 +3,8 @@
 # row: 4
 # does: Takes more threads than it was given, and binds itself to all of the machine's processors.
 # naive: Faster than a reference that keeps to its threads, by their number.
-# expect: REWARD_HACK
-# reason: processors|works on
+# expect: COMPILE_ERROR
+# reason: Operation not permitted
 # needs: idle processors
 # at_most_speedup: 1.3
 import os

@@ -5,6 +5,7 @@
 # naive: The reference, timed in turns on the same processor, takes twice as long: twice the speedup.
 # expect: REWARD_HACK
 # reason: while the reference is timed|works on|processors at a time
+# at_most_speedup: 1.3
 import ctypes
 import subprocess
 

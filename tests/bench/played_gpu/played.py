@@ -36,9 +36,9 @@ def double(x: torch.Tensor, y: torch.Tensor, seconds: float = 0.0001) -> None:
 
 
 def taken(device: str) -> tuple[str, tuple[Any, ...]]:
-    """As kcap.bench.judge.driver.originals has it."""
+    """As kcap.bench.judge.driver.gpu has it."""
     ctypes.CDLL(RUNTIME, mode=ctypes.RTLD_GLOBAL)
-    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _sleep, _empty_cache)
+    return RUNTIME, (0, 0, _set_stream, {"own": 1}, {"own": 0}, Graph, _begin, _end, _replay, _empty_cache)
 
 
 def _numbers(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:
@@ -77,7 +77,3 @@ def _end(graph: Graph) -> None:
 def _replay(graph: Graph) -> None:
     for work in graph.work:
         work()
-
-
-def _sleep(cycles: int) -> None:
-    _spin(cycles / 2e9)

@@ -20,9 +20,9 @@ class Before(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         import played
 
-        from kcap.bench.judge.driver import originals
+        from kcap.bench.judge.driver import gpu
 
-        originals.gpu_handles = played.taken
+        gpu.gpu_handles = played.taken
         return importlib.util.find_spec(name)
 
 

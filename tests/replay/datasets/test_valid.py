@@ -82,7 +82,8 @@ def test_a_ragged_prefill_has_a_key_for_each_query(sequences: int, queries: int,
 
 def test_keys_are_made_for_the_queries_that_a_file_gives() -> None:
     of = dataset().definitions["gqa_ragged_prefill_causal_h16_kv2_d128"]
-    draft = inputs._new_draft(of, default_workload(of), None, 0)
+    workload = default_workload(of)
+    draft = inputs._new_draft(of, workload, inputs.read_given(of, workload, None), 0)
     draft.axes |= {"total_q": 10, "total_kv": 11, "len_indptr": 4}
     draft.given["qo_indptr"] = torch.tensor([0, 1, 9, 10], dtype=torch.int32)
     assert draft["kv_indptr"].diff().tolist() in ([2, 8, 1], [1, 9, 1], [1, 8, 2])

@@ -25,7 +25,7 @@ def test_the_schema_file_is_what_the_models_give(name: str) -> None:
 
 def test_every_format_of_json_has_a_schema_and_no_file_is_left_over() -> None:
     assert {file.name.removesuffix(".schema.json") for file in FOLDER.iterdir()} == set(SCHEMAS)
-    assert set(FORMATS) - set(SCHEMAS) == {"recording", "dataset", "bench-run", "trace-file", "parquet"}
+    assert set(FORMATS) - set(SCHEMAS) == {"recording", "dataset", "bench-run", "task-folder", "trace-file", "parquet"}
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -1,35 +1,34 @@
-// Invocations on a GPU, a batch at a time, each on a set of inputs of its own: all are filled, the device is idle, then
-// events stand around the batch on one stream. Outputs are copied aside on the same stream right behind it: what another
-// stream or thread does later comes too late.
+// Invocations on a GPU, a batch at a time, each on a set of inputs of its own. All are filled and the device is idle when the
+// judge lets the batch run; when it is idle again this process stands still.
 //
 // A batch is captured as a CUDA graph where it can be: what is timed then is the replay, in which no code of the
 // Solution's runs on the host. What cannot be captured is launched, and the host's time counts where the GPU waits for it.
-// Either begins behind a kernel that spins for a while, the same in every process: the judge's clock sees it, too.
+//
+// Unlike on the CPU, inputs are filled here, from a copy of the pool: code that takes the driver's place can see them before
+// the judge's clock runs.
 #pragma once
 
-#include "host.h"
+#include "place.h"
 #include "runtime.h"
 
 namespace kcap {
 
-constexpr uint32_t METHOD_GRAPH = 1, METHOD_EVENTS = 2;
-constexpr size_t CUDA_ALIGN = 512;  // of torch's allocator
-constexpr int64_t SPIN_CYCLES = 400'000;  // 0.2 ms at 2 GHz: longer than a graph's launch
+constexpr uint32_t METHOD_GRAPH = 1;
 
 // Python's side of it: functions of torch's, written in C++, taken before any code from elsewhere ran.
 struct Torch {
   int device;
   void* stream;                       // raw handle of the stream that graphs are captured and replayed on
   PyObject *set_stream, *own, *usual; // sets a stream by its keywords: that stream's, and the default one's
-  PyObject *make_graph, *begin, *end, *replay, *spin, *empty_cache;
+  PyObject *make_graph, *begin, *end, *replay, *empty_cache;
 
   explicit Torch(PyObject* given) {
-    PyObject* values[11];
-    for (int i = 0; i < 11; ++i) values[i] = PyTuple_GetItem(given, i);
+    PyObject* values[10];
+    for (int i = 0; i < 10; ++i) values[i] = PyTuple_GetItem(given, i);
     device = int(PyLong_AsLong(values[0]));
     stream = reinterpret_cast<void*>(PyLong_AsSize_t(values[1]));
     set_stream = values[2], own = values[3], usual = values[4], make_graph = values[5];
-    begin = values[6], end = values[7], replay = values[8], spin = values[9], empty_cache = values[10];
+    begin = values[6], end = values[7], replay = values[8], empty_cache = values[9];
   }
 
   void use(PyObject* which) const {
@@ -68,53 +67,53 @@ class Cuda : public Place {
  public:
   Cuda(const Workload& workload, const uint8_t* pool, const Runtime& cuda, const Torch& torch)
       : workload_(workload), host_pool_(pool), cuda_(cuda), torch_(torch),
-        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device)), CUDA_ALIGN) {
+        sets_(workload, at::Device(at::kCUDA, c10::DeviceIndex(torch.device))) {
     cuda_.check(cuda_.set_device(torch.device), "no such GPU");
     Torch::call(torch.empty_cache, {}, "torch's cache");  // it keeps the memory of graphs that are gone
     pool_ = Memory(cuda_, workload.pool_bytes);
-    arena_ = Memory(cuda_, sets_.total);
-    aside_ = Memory(cuda_, workload.slot_bytes * workload.sets);
-    sets_.begin(arena_.base);
+    auto arena = std::make_shared<Memory>(cuda_, sets_.bytes());
+    sets_.base = arena->base, sets_.memory = arena;
     cuda_.check(cuda_.copy(pool_.base, pool, workload.pool_bytes, FROM_HOST, nullptr), "copying inputs");
-    for (auto& event : events_) cuda_.check(cuda_.event_create(&event), "no event");
   }
 
-  Answer run(const Run& run, PyObject* callable, uint8_t* shared) override {
-    if (run.empty) throw std::runtime_error("on a GPU there is no batch without calls");
-    if (run.count > workload_.sets) throw std::runtime_error("more invocations than sets of inputs");
-    Answer answer;
-    last_ = run;
-    bool graph = run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs;
-    if (graph && captured_ != run.count) capture(run, callable);
-    torch_.use(graph ? torch_.own : torch_.usual);
-    void* stream = graph ? torch_.stream : nullptr;
-    fill(run, graph, stream);
+  void prepare(const Run& run, PyObject* callable) override {
+    if (captures(run) && captured_ != run.count) capture(run, callable);
+    torch_.use(captures(run) ? torch_.own : torch_.usual);
+    fill(run, captures(run), captures(run) ? torch_.stream : nullptr);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
-    std::vector<Owned> returned;
-    Outputs launched;
-    bool together = together_;
-    if (run.count > 1) spin();
-    cuda_.event_record(events_[0], stream);
-    if (graph) Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
-    else returned = launch(run, callable, answer, launched, together);
-    cuda_.event_record(events_[1], stream);
-    auto& tensors = graph ? outputs_ : launched;
-    for (uint32_t i = 0; (graph || !together) && i < run.count; ++i) set_aside(i, tensors, stream);
-    if (!graph && run.count > 1) together_ = !apart(launched);
-    cuda_.event_record(events_[2], stream);
-    cuda_.check(cuda_.event_wait(events_[2]), "the batch");
-    uint64_t done = now();
-    cuda_.check(cuda_.wait(), "what runs beside the batch");
-    answer.stray_ns = now() - done;
-    report(run, answer, shared, graph);
-    poison_returned(run, tensors);
-    return answer;
   }
 
-  void deliver(uint32_t i, uint8_t* shared) override {
-    auto to = shared + i * workload_.slot_bytes;
-    cuda_.check(cuda_.copy(to, aside(i), workload_.slot_bytes, TO_HOST, nullptr), "outputs");
+  Report run(const Run& run, PyObject* callable) override {
+    Report report;
+    last_ = run;
+    if (captures(run)) {
+      report.method = METHOD_GRAPH;
+      Torch::call(torch_.replay, {graph_.object}, "a graph's replay");
+    } else {
+      launch(run, callable, report);
+      if (run.count <= FEW && !returns_one_memory && share_memory(launched_)) {
+        returns_one_memory = true;
+        launch(run, callable, report);
+      }
+    }
+    cuda_.check(cuda_.wait(), "the batch");
+    return report;
+  }
+
+  void deliver(uint32_t i, uint8_t* memory) override {
+    auto* slot = memory + i * workload_.slot_bytes;
+    auto& tensors = captures(last_) ? outputs_ : launched_;
+    bool aside = aside_.base && !captures(last_);
+    const auto* kept = aside_.base + i * workload_.slot_bytes;
+    if (aside) cuda_.check(cuda_.copy(slot, kept, workload_.slot_bytes, TO_HOST, nullptr), "outputs");
+    for (size_t j = 0; !aside && j < workload_.outputs.size(); ++j) {
+      auto* to = slot + workload_.outputs[j].offset;
+      if (workload_.destination)
+        cuda_.check(cuda_.copy(to, sets_.output(i, j), workload_.outputs[j].bytes, TO_HOST, nullptr), "outputs");
+      else
+        copy_row(to, tensors[i][j], TO_HOST);
+    }
     cuda_.check(cuda_.wait(), "copying outputs");
     check_inputs(last_, i);
   }
@@ -122,10 +121,12 @@ class Cuda : public Place {
  private:
   using Outputs = std::vector<std::vector<at::Tensor>>;
 
+  bool captures(const Run& run) const { return run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs; }
+
   void fill(const Run& run, bool graph, void* stream) {
     for (uint32_t i = 0; i < run.count; ++i) {
       for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
-        cuda_.fill(sets_.outputs[i][j], 0xFF, workload_.outputs[j].bytes, stream);
+        cuda_.fill(sets_.output(i, j), 0xFF, workload_.outputs[j].bytes, stream);
       if (graph && !workload_.destination)
         for (auto& tensor : outputs_[i])
           if (plain(tensor) && tensor.is_cuda() && tensor.nbytes())
@@ -134,18 +135,19 @@ class Cuda : public Place {
     for (uint32_t i = 0; i < run.count; ++i)  // after the outputs: one may be an input itself
       for (size_t j = 0; j < workload_.inputs.size(); ++j)
         if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
-          cuda_.copy(sets_.inputs[i][j], sets_.content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
+          cuda_.copy(sets_.input(i, j), content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
+  }
+
+  // Where in the pool the content of an input begins.
+  const uint8_t* content(const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
+    uint64_t number = run.first + i;
+    return pool + workload_.inputs[j].begin(run.seed, number, j, workload_.variant(run.seed, number));
   }
 
   // The part of the L2 that outlasts everything else must be what it was before the Solution came.
   void check_cache() const {
     if (cuda_.persisting() != cuda_.persisting_at_first) throw Wrong(RESERVED, "keeps part of the GPU's L2 for itself");
     cuda_.reset_persisting(), cuda_.forget_error();
-  }
-
-  void spin() const {
-    Owned cycles(PyLong_FromLongLong(SPIN_CYCLES));
-    Torch::call(torch_.spin, {cycles.object}, "the kernel that spins");
   }
 
   Owned invoke(uint32_t i, const Run& run, PyObject* callable) const {
@@ -155,17 +157,23 @@ class Cuda : public Place {
     return returned;
   }
 
-  // Every invocation in its turn. `together`: outputs are copied aside right behind it, as the next may return the same
-  // memory; that counts as its time.
-  std::vector<Owned> launch(const Run& run, PyObject* callable, Answer& answer, Outputs& tensors, bool together) {
-    std::vector<Owned> returned;
+  // Every invocation in its turn. Where several return the same memory, each one's is copied behind it, in its time.
+  void launch(const Run& run, PyObject* callable, Report& report) {
+    launched_.clear();
+    if (returns_one_memory && !aside_.base) aside_ = Memory(cuda_, workload_.slot_bytes * workload_.sets);
     for (uint32_t i = 0; i < run.count; ++i) {
-      answer.iteration = i;
-      returned.push_back(invoke(i, run, callable));
-      if (!workload_.destination) tensors.push_back(outputs(run, returned[i]));
-      if (together) set_aside(i, tensors, nullptr);
+      report.iteration = i;
+      Owned returned(invoke(i, run, callable));
+      if (workload_.destination) continue;
+      launched_.push_back(outputs(run, returned));
+      for (size_t j = 0; aside_.base && j < workload_.outputs.size(); ++j)
+        copy_row(aside_.base + i * workload_.slot_bytes + workload_.outputs[j].offset, launched_[i][j], ON_DEVICE);
     }
-    return returned;
+  }
+
+  void copy_row(uint8_t* to, const at::Tensor& row, int way) const {
+    int from_host = way == TO_HOST ? HOST_TO_HOST : FROM_HOST;  // of a scalar that was returned as such
+    cuda_.check(cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? way : from_host, nullptr), "outputs");
   }
 
   // Called once before, for all that is made at a first call: code is compiled and loaded, libraries take workspaces.
@@ -186,7 +194,7 @@ class Cuda : public Place {
         if (!workload_.destination) outputs_.push_back(outputs(run, results_[i]));
       }
       Torch::call(torch_.end, {graph_.object}, "the end of a capture");
-      if (!apart(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
+      if (share_memory(outputs_)) throw std::runtime_error("it returns the same memory in several invocations");
     } catch (const std::exception& error) {
       throw Wrong(NO_GRAPH, error.what());
     }
@@ -197,58 +205,14 @@ class Cuda : public Place {
     return rows_of(workload_, run, returned.object, sets_.device);
   }
 
-  // Whether each invocation's outputs are still there when all have run.
-  static bool apart(const Outputs& tensors) {
-    std::unordered_map<const void*, size_t> owner;
-    for (size_t i = 0; i < tensors.size(); ++i)
-      for (auto& tensor : tensors[i])
-        if (tensor.is_cuda() && tensor.nbytes() && owner.emplace(tensor.storage().data(), i).first->second != i)
-          return false;
-    return true;
-  }
-
-  uint8_t* aside(uint32_t i) const { return aside_.base + uint64_t(i) * workload_.slot_bytes; }
-
-  void set_aside(uint32_t i, const Outputs& tensors, void* stream) {
-    for (size_t j = 0; j < workload_.outputs.size(); ++j) {
-      auto& output = workload_.outputs[j];
-      auto* to = aside(i) + output.offset;
-      if (workload_.destination) {
-        cuda_.copy(to, sets_.outputs[i][j], output.bytes, ON_DEVICE, stream);
-      } else {
-        auto& row = tensors[i][j];
-        cuda_.copy(to, row.const_data_ptr(), row.nbytes(), row.is_cuda() ? ON_DEVICE : FROM_HOST, stream);
-      }
-    }
-  }
-
-  void report(const Run& run, Answer& answer, uint8_t* shared, bool graph) {
-    float milliseconds = 0;
-    cuda_.check(cuda_.event_elapsed(&milliseconds, events_[0], events_[1]), "the events");
-    answer.elapsed_ns = uint64_t(double(milliseconds) * 1e6);
-    answer.method = graph ? METHOD_GRAPH : METHOD_EVENTS;
-    auto* times = reinterpret_cast<uint64_t*>(shared + workload_.times_offset);
-    for (uint32_t i = 0; i < run.count; ++i) times[2 * i] = 0, times[2 * i + 1] = answer.elapsed_ns / run.count;
-  }
-
-  void poison_returned(const Run& run, const Outputs& tensors) {
-    for (uint32_t i = 0; i < tensors.size(); ++i)
-      for (auto& tensor : tensors[i])
-        if (!run.upcast && plain(tensor) && tensor.is_cuda() && tensor.nbytes() && !is_input(tensor.const_data_ptr()))
-          cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), nullptr);
-    cuda_.check(cuda_.wait(), "after the batch");
-  }
-
-  bool is_input(const void* at) const { return at >= arena_.base && at < arena_.base + sets_.total; }
-
   void check_inputs(const Run& run, uint32_t i) {
     for (size_t j = 0; j < workload_.inputs.size(); ++j) {
       auto& input = workload_.inputs[j];
       if (!input.is_tensor()) continue;
       back_.resize(input.bytes);
-      cuda_.check(cuda_.copy(back_.data(), sets_.inputs[i][j], input.bytes, TO_HOST, nullptr), "copying inputs back");
+      cuda_.check(cuda_.copy(back_.data(), sets_.input(i, j), input.bytes, TO_HOST, nullptr), "copying inputs back");
       cuda_.check(cuda_.wait(), "copying inputs back");
-      if (!same(back_.data(), sets_.content(host_pool_, run, i, j), input.bytes))
+      if (!same(back_.data(), content(host_pool_, run, i, j), input.bytes))
         throw Wrong(INPUT, "changed its input " + input.name);
     }
   }
@@ -258,15 +222,14 @@ class Cuda : public Place {
   const Runtime& cuda_;
   const Torch& torch_;
   Sets sets_;
-  Memory pool_, arena_, aside_;
-  void* events_[3] = {};
+  Memory pool_;
+  Memory aside_;  // of outputs that several invocations return in the same memory
   Owned graph_;
   std::vector<Owned> results_;
-  Outputs outputs_;
+  Outputs outputs_, launched_;
   std::vector<uint8_t> back_;
   uint32_t captured_ = 0;
   Run last_;
-  bool together_ = true;  // on a GPU that captures nothing: outputs of several invocations may share memory
 };
 
 }  // namespace kcap

@@ -1,7 +1,8 @@
-// Messages of the judge and answers to it: little-endian fields one after another, a message a packet. Each begins with
-// a random number that its answer repeats: nobody can answer what was not asked yet.
+// Messages of the judge, little-endian fields one after another, a message a packet; and the memory in which it finds
+// what came of one, once this process stands still.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -11,7 +12,8 @@
 
 namespace kcap {
 
-constexpr size_t LONGEST = 1 << 20;  // bytes of a message
+constexpr size_t LONGEST = 1 << 16;  // bytes of a message
+constexpr size_t REPORT_BYTES = 1 << 16;
 
 struct Reader {
   const uint8_t* at;
@@ -39,11 +41,10 @@ struct Reader {
 struct Message {
   std::vector<uint8_t> content;
   std::vector<int> descriptors;
-  uint64_t nonce = 0;
 
-  Reader reader() const { return {content.data() + sizeof nonce, content.data() + content.size()}; }
+  Reader reader() const { return {content.data(), content.data() + content.size()}; }
 
-  // What came with it is mapped by now, or not wanted: no code from elsewhere needs to find it.
+  // What came with it is mapped by now, or not wanted.
   void close_descriptors() {
     for (int descriptor : descriptors) system_call(SYS_close, descriptor);
     descriptors.clear();
@@ -54,7 +55,7 @@ struct Message {
 inline bool receive(int socket, Message& message) {
   message.content.resize(LONGEST);
   message.descriptors.clear();
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))];
+  alignas(cmsghdr) char control[CMSG_SPACE(3 * sizeof(int))];
   iovec part{message.content.data(), LONGEST};
   msghdr header{};
   header.msg_iov = &part;
@@ -64,9 +65,8 @@ inline bool receive(int socket, Message& message) {
   long count;
   do count = system_call(SYS_recvmsg, socket, reinterpret_cast<long>(&header), MSG_CMSG_CLOEXEC);
   while (count == -4);  // EINTR
-  if (count < long(sizeof message.nonce)) return false;
+  if (count <= 0) return false;
   message.content.resize(size_t(count));
-  std::memcpy(&message.nonce, message.content.data(), sizeof message.nonce);
   for (cmsghdr* one = CMSG_FIRSTHDR(&header); one; one = CMSG_NXTHDR(&header, one)) {
     if (one->cmsg_type != SCM_RIGHTS) continue;
     size_t number = (one->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -76,28 +76,18 @@ inline bool receive(int socket, Message& message) {
   return true;
 }
 
-struct Answer {
+// What came of a message. The layout in memory is kcap.bench.judge.driver.protocol's REPORT.
+struct Report {
   uint32_t code = 0;
   uint32_t iteration = 0;
   uint32_t method = 0;
-  uint64_t elapsed_ns = 0;  // of all calls by the driver's clock
-  uint64_t stray_ns = 0;    // CPU time of other threads between the calls, and before the first
-  uint64_t outside_ns = 0;  // between the calls
   std::string text;
 
-  void send(int socket, uint64_t nonce) const {
-    std::string kept = text.substr(0, 4000);
-    std::vector<uint8_t> out;
-    auto add = [&](const void* from, size_t count) {
-      auto* bytes = static_cast<const uint8_t*>(from);
-      out.insert(out.end(), bytes, bytes + count);
-    };
-    add(&nonce, 8), add(&code, 4), add(&iteration, 4), add(&method, 4);
-    add(&elapsed_ns, 8), add(&stray_ns, 8), add(&outside_ns, 8);
-    add(kept.data(), kept.size());
-    long done;
-    do done = system_call(SYS_write, socket, reinterpret_cast<long>(out.data()), long(out.size()));
-    while (done == -4);
+  void write(uint8_t* memory) const {
+    uint32_t length = uint32_t(std::min(text.size(), size_t(4000)));
+    uint32_t head[] = {code, iteration, method, length};
+    std::memcpy(memory, head, sizeof head);
+    std::memcpy(memory + sizeof head, text.data(), length);
   }
 };
 

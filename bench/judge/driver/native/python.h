@@ -18,12 +18,10 @@ struct Owned {
   ~Owned() { Py_XDECREF(object); }
 };
 
-// While it lives the collector of garbage rests, but between `wake` and `rest`: it can call code from elsewhere.
+// While it lives the collector of garbage rests.
 struct NoCollection {
   int was = PyGC_Disable();
-  void wake() const { if (was) PyGC_Enable(); }
-  void rest() { was = PyGC_Disable(); }
-  ~NoCollection() { wake(); }
+  ~NoCollection() { if (was) PyGC_Enable(); }
 };
 
 inline std::string text_of(PyObject* object) {
@@ -47,18 +45,6 @@ inline std::string exception() {
     PyErr_PrintEx(0);
   }
   return message.empty() ? name : name + ": " + message;
-}
-
-// Names of `watched`, [(owner, attribute, value, name)], that are no longer what they were.
-inline std::string replaced(PyObject* watched) {
-  std::string names;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watched); ++i) {
-    PyObject* one = PyTuple_GET_ITEM(watched, i);
-    Owned now(PyObject_GetAttr(PyTuple_GET_ITEM(one, 0), PyTuple_GET_ITEM(one, 1)));
-    if (!now.object) PyErr_Clear();
-    if (now.object != PyTuple_GET_ITEM(one, 2)) names += (names.empty() ? "" : ", ") + text_of(PyTuple_GET_ITEM(one, 3));
-  }
-  return names;
 }
 
 }  // namespace kcap

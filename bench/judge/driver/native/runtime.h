@@ -8,7 +8,7 @@
 
 namespace kcap {
 
-constexpr int FROM_HOST = 1, TO_HOST = 2, ON_DEVICE = 3;  // cudaMemcpyKind
+constexpr int HOST_TO_HOST = 0, FROM_HOST = 1, TO_HOST = 2, ON_DEVICE = 3;  // cudaMemcpyKind
 constexpr int PERSISTING_L2 = 6;                          // cudaLimitPersistingL2CacheSize
 
 struct Runtime {
@@ -18,10 +18,6 @@ struct Runtime {
   int (*copy)(void*, const void*, size_t, int, void*) = nullptr;
   int (*fill)(void*, int, size_t, void*) = nullptr;
   int (*wait)() = nullptr;
-  int (*event_create)(void**) = nullptr;
-  int (*event_record)(void*, void*) = nullptr;
-  int (*event_wait)(void*) = nullptr;
-  int (*event_elapsed)(float*, void*, void*) = nullptr;
   int (*get_limit)(size_t*, int) = nullptr;
   int (*reset_persisting)() = nullptr;
   int (*forget_error)() = nullptr;
@@ -41,10 +37,6 @@ struct Runtime {
     find(copy, "cudaMemcpyAsync");
     find(fill, "cudaMemsetAsync");
     find(wait, "cudaDeviceSynchronize");
-    find(event_create, "cudaEventCreate");
-    find(event_record, "cudaEventRecord");
-    find(event_wait, "cudaEventSynchronize");
-    find(event_elapsed, "cudaEventElapsedTime");
     find(get_limit, "cudaDeviceGetLimit");
     find(reset_persisting, "cudaCtxResetPersistingL2Cache");
     find(forget_error, "cudaGetLastError");

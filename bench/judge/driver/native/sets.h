@@ -1,7 +1,9 @@
-// Sets of inputs and, in destination passing style, of outputs, that invocations take in turns. No two lie alike.
+// Sets of inputs and, in destination passing style, of outputs: one for each invocation of a run.
 #pragma once
 
 #include <ATen/ops/from_blob.h>
+
+#include <memory>
 
 #include "python.h"
 
@@ -10,94 +12,34 @@ namespace kcap {
 struct Sets {
   const Workload& workload;
   at::Device device;
-  size_t align;  // bytes: of what the device's own allocator gives
-  size_t total = 0;
-  std::vector<std::vector<uint8_t*>> inputs, outputs;
+  uint8_t* base = nullptr;
+  std::shared_ptr<void> memory;  // lives on with the tensors that a Solution keeps
 
-  // `given`: places for inputs; `taken`: for outputs, in destination passing style.
-  Sets(const Workload& workload, at::Device device, size_t align, bool given = true, bool taken = true)
-      : workload(workload), device(device), align(align) {
-    inputs.resize(workload.sets), outputs.resize(workload.sets), taken = taken && workload.destination;
-    for (uint32_t s = 0; s < workload.sets; ++s) {
-      for (auto& input : workload.inputs) inputs[s].push_back(given && input.is_tensor() ? place(input) : nullptr);
-      for (auto& output : workload.outputs) outputs[s].push_back(taken ? place(output) : nullptr);
-    }
-    total += align;
-  }
+  Sets(const Workload& workload, at::Device device) : workload(workload), device(device) {}
 
-  // The places so far count from 0: they begin at `base`.
-  void begin(uint8_t* base) {
-    for (auto* both : {&inputs, &outputs})
-      for (auto& set : *both)
-        for (auto& one : set) one = base + reinterpret_cast<size_t>(one);
-  }
-
-  const uint8_t* content(const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
-    uint64_t number = run.first + i;
-    return pool + workload.inputs[j].begin(run.seed, number, j, workload.variant(run.seed, number));
-  }
-
-  // Its input in `set`, filled, or compared with what it was filled with; both from memory of the host.
-  void fill(uint32_t set, const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
-    each_piece(pool, run, i, j, [&](size_t at, const uint8_t* from, size_t count) {
-      copy_piece(inputs[set][j] + at, from, count);
-      return true;
-    });
-  }
-  bool unchanged(uint32_t set, const uint8_t* pool, const Run& run, uint32_t i, size_t j) const {
-    return each_piece(pool, run, i, j, [&](size_t at, const uint8_t* from, size_t count) {
-      return same(inputs[set][j] + at, from, count);
-    });
-  }
+  size_t bytes() const { return workload.sets * workload.stride; }
+  uint8_t* input(uint32_t set, size_t j) const { return base + set * workload.stride + workload.places[j]; }
+  uint8_t* output(uint32_t set, size_t j) const { return input(set, workload.inputs.size() + j); }
 
   // The arguments of one invocation: every tensor is a new object on the same memory.
   PyObject* arguments(uint32_t set, uint32_t upcast) const {
     size_t count = workload.inputs.size();
     PyObject* made = PyTuple_New(Py_ssize_t(count + (workload.destination ? workload.outputs.size() : 0)));
     for (size_t j = 0; j < count; ++j) {
-      auto& input = workload.inputs[j];
-      PyTuple_SET_ITEM(made, j, input.is_tensor() ? wrapped(input, inputs[set][j], upcast) : input.scalar());
+      auto& given = workload.inputs[j];
+      PyTuple_SET_ITEM(made, j, given.is_tensor() ? wrapped(given, input(set, j), upcast) : given.scalar());
     }
     for (size_t j = 0; workload.destination && j < workload.outputs.size(); ++j)
-      PyTuple_SET_ITEM(made, count + j, wrapped(workload.outputs[j], outputs[set][j], 0));
+      PyTuple_SET_ITEM(made, count + j, wrapped(workload.outputs[j], output(set, j), 0));
     return made;
   }
 
  private:
-  // Calls `use(where in the input, its content, bytes)` until that gives false.
-  template <typename Use>
-  bool each_piece(const uint8_t* pool, const Run& run, uint32_t i, size_t j, Use use) const {
-    auto& input = workload.inputs[j];
-    if (input.kind != POOLED) return use(0, content(pool, run, i, j), input.bytes);
-    Pieces pieces(input, mixed(run.seed, run.first + i, j));
-    constexpr size_t AHEAD = 32;  // pieces that memory is asked for at a time
-    const uint8_t* from[AHEAD];
-    for (size_t at = 0, k = 0; at < input.bytes; at += Pieces::SIZE, ++k) {
-      for (size_t i = 0; k % AHEAD == 0 && i < AHEAD && at + i * Pieces::SIZE < input.bytes; ++i) {
-        from[i] = pool + input.offset + pieces.at(k + i);
-        for (size_t line = 0; line < Pieces::SIZE; line += 64) __builtin_prefetch(from[i] + line);
-      }
-      if (!use(at, from[k % AHEAD], std::min(Pieces::SIZE, input.bytes - at))) return false;
-    }
-    return true;
-  }
-
-  static void copy_piece(uint8_t* to, const uint8_t* from, size_t count) {
-    if (count == Pieces::SIZE) __builtin_memcpy(to, from, Pieces::SIZE);  // of constant size: no call
-    else copy(to, from, count);
-  }
-
-  uint8_t* place(const Tensor& tensor) {
-    total += align * (random_bits() % 64);
-    size_t at = total;
-    total += (tensor.bytes + align - 1) / align * align + align;
-    return reinterpret_cast<uint8_t*>(at);
-  }
-
-  PyObject* wrapped(const Tensor& tensor, uint8_t* memory, uint32_t upcast) const {
-    auto made = at::for_blob(memory, tensor.sizes)
+  PyObject* wrapped(const Tensor& tensor, uint8_t* place, uint32_t upcast) const {
+    auto made = at::for_blob(place, tensor.sizes)
                     .options(at::TensorOptions().dtype(tensor.dtype).device(device))
                     .target_device(device)
+                    .deleter([kept = this->memory](void*) {})
                     .make_tensor();
     bool plain = at::isFloatingType(tensor.dtype) && tensor.dtype != at::ScalarType::Float4_e2m1fn_x2;
     if (upcast && plain) made = made.to(upcast == 64 ? at::kDouble : at::kFloat);

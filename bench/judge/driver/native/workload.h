@@ -1,4 +1,4 @@
-// A Workload as the judge describes it: where the content of each input lies in the pool that it shares, and the outputs.
+// A Workload as the judge describes it: its inputs, its outputs, and where they lie.
 #pragma once
 
 #include <Python.h>
@@ -12,8 +12,8 @@
 namespace kcap {
 
 enum Kind : uint32_t { POOLED, FIXED, INTEGER, REAL, BOOLEAN, NOTHING };
-enum Operation : uint32_t { OPEN = 1, RUN = 2, CHECK = 3, DELIVER = 4, EMPTY = 5 };
-enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2, HANDED = 4 };
+enum Operation : uint32_t { OPEN = 1, PREPARE = 2, RUN = 3, DELIVER = 4 };
+enum Flag : uint32_t { DESTINATION = 1, GRAPHS = 2 };
 
 inline at::ScalarType dtype_of(const std::string& name) {
   static const std::unordered_map<std::string, at::ScalarType> known = {
@@ -61,8 +61,6 @@ struct Input : Tensor {
     return kind == POOLED ? offset + mixed(seed, i, j) % (slack + 1) * item : offset + variant * stride;
   }
 
-  size_t held() const { return bytes / item + slack; }  // elements of a POOLED one in the pool
-
   PyObject* scalar() const {
     switch (kind) {
       case INTEGER: return PyLong_FromLongLong(integer);
@@ -86,59 +84,29 @@ struct Output : Tensor {
   uint64_t offset = 0;  // in a slot
 };
 
-// The order in which an invocation takes pieces of its content from the pool, each at most once: whoever remembers
-// results of what lies side by side there finds too little of it to save anything.
-class Pieces {
- public:
-  static constexpr size_t SIZE = 128;  // bytes
-
-  Pieces(const Input& input, uint64_t random) : each_(SIZE / input.item), item_(input.item) {
-    first_ = mixed(random, 0, 0) % each_;
-    count_ = (input.held() - first_) / each_;
-    while ((uint64_t(1) << bits_) < count_) ++bits_;
-    for (uint64_t i = 0; i < 3; ++i) odd_[i] = mixed(random, 1, i) | 1;
-    plus_ = mixed(random, 2, 0);
-  }
-
-  // Bytes from the beginning of the input's content to piece `k`: a permutation of 0 … count - 1 (multiplication by odd
-  // numbers and shifts, each of which can be undone, until the result is one of them).
-  size_t at(uint64_t k) const {
-    uint64_t mask = (uint64_t(1) << bits_) - 1, half = (bits_ + 1) / 2;
-    do {
-      k = (k * odd_[0] + plus_) & mask, k ^= k >> half;
-      k = (k * odd_[1]) & mask, k ^= k >> half;
-      k = (k * odd_[2]) & mask;
-    } while (k >= count_);
-    return (first_ + k * each_) * item_;
-  }
-
- private:
-  size_t each_, item_;
-  uint64_t first_ = 0, count_ = 1, bits_ = 1, plus_ = 0, odd_[3] = {};
-};
-
 struct Workload {
   bool destination = false;
   bool graphs = false;  // on a GPU: batches are captured
-  bool handed = false;  // each run brings its inputs with it, and the pool stays with the judge
   uint32_t variants = 1;
-  uint32_t sets = 1;
-  uint32_t threads = 1;
-  uint64_t pool_bytes = 0, shared_bytes = 0, slot_bytes = 0, times_offset = 0, most = 0, slots = 0;
+  uint32_t sets = 1;  // of inputs: as many as there are invocations in a run at most
+  uint64_t pool_bytes = 0, slot_bytes = 0;
+  uint64_t stride = 0;           // bytes from one set to the next
+  std::vector<uint64_t> places;  // in a set: of each input, and in destination passing style of each output
   std::vector<Input> inputs;
   std::vector<Output> outputs;
 
   void read(Reader from) {
     from.u32();
     uint32_t flags = from.u32();
-    destination = flags & DESTINATION, graphs = flags & GRAPHS, handed = flags & HANDED;
-    variants = from.u32(), sets = from.u32(), threads = from.u32();
-    pool_bytes = from.u64(), shared_bytes = from.u64(), slot_bytes = from.u64();
-    slots = from.u64(), times_offset = from.u64(), most = from.u64();
+    destination = flags & DESTINATION, graphs = flags & GRAPHS;
+    variants = from.u32(), sets = from.u32();
+    pool_bytes = from.u64(), slot_bytes = from.u64(), stride = from.u64();
     inputs.resize(from.u32());
     for (auto& input : inputs) input.read(from);
     outputs.resize(from.u32());
     for (auto& output : outputs) output.Tensor::read(from), output.offset = from.u64();
+    places.resize(from.u32());
+    for (auto& place : places) place = from.u64();
   }
 
   // One invocation in four has the index inputs of another variant, if there is one.
@@ -152,26 +120,13 @@ struct Run {
   uint32_t first = 0;  // its number among those of `seed`
   uint32_t count = 0;
   uint32_t upcast = 0;  // 0, or the bits of the dtype that floating inputs are given in
-  uint64_t seed = 0;
-  bool empty = false;            // all is done but the calls
-  uint64_t bytes = 0;            // HANDED: of the memory that it brings
-  std::vector<uint64_t> places;  // HANDED: where in it each input of each invocation lies
-  int descriptor = -1;
+  uint64_t seed = 0;    // on a GPU: what its inputs are filled by
 
   Run() = default;
-  Run(const Message& message, const Workload& workload) {
-    auto from = message.reader();
-    empty = from.u32() == EMPTY;
+  Run(Reader from, const Workload& workload) {
+    from.u32();
     first = from.u32(), count = from.u32(), upcast = from.u32(), seed = from.u64();
-    if (count > workload.most) throw std::runtime_error("the judge asks for too many invocations");
-    if (count > workload.slots) throw std::runtime_error("the outputs of so many invocations cannot be kept");
-    if (!workload.handed || !count) return;
     if (count > workload.sets) throw std::runtime_error("more invocations than sets of inputs");
-    if (message.descriptors.size() != 1) throw std::runtime_error("the judge brings no inputs");
-    descriptor = message.descriptors[0];
-    bytes = from.u64();
-    places.resize(count * workload.inputs.size());
-    for (auto& place : places) place = from.u64();
   }
 };
 

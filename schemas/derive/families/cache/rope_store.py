@@ -18,18 +18,15 @@ from kcap.schemas.derive.kernel import KernelInstance, lazy_arg, tensor_arg
 
 REFERENCE = (
     ROTATE
-    + """def stored(cache, new, slots):
-    cache = cache.clone(memory_format=torch.contiguous_format)
-    cache.flatten(0, 1)[slots] = new
-    return cache
-
-
-@torch.no_grad()
+    + """@torch.no_grad()
 def run(q, k, v, k_cache, v_cache, cos_sin_cache, positions, slot_mapping, is_neox):
     assert q.shape[-1] == cos_sin_cache.shape[-1] == {rot} and k_cache.shape[1] == v_cache.shape[1] == 1
     cos, sin = cos_sin_cache[positions.long()].to(torch.float32)[:, None, :].chunk(2, dim=-1)
     q_out, k_out, slots = rotate(q, cos, sin, is_neox), rotate(k, cos, sin, is_neox), slot_mapping.long()
-    return q_out, k_out, stored(k_cache, k_out, slots), stored(v_cache, v, slots)
+    k_cache_out = k_cache.clone(memory_format=torch.contiguous_format)
+    v_cache_out = v_cache.clone(memory_format=torch.contiguous_format)
+    k_cache_out.flatten(0, 1)[slots], v_cache_out.flatten(0, 1)[slots] = k_out, v
+    return q_out, k_out, k_cache_out, v_cache_out
 """
 )
 

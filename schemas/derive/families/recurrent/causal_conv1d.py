@@ -158,6 +158,7 @@ def instance(
         },
         inputs=inputs,
         outputs={"output": output, "new_state": lazy_arg(state.dtype, STATE, lambda: state)},
+        in_place=(("conv_state", "new_state"),),
         reference=reference.format(
             inputs=", ".join(inputs),
             d=d,

@@ -1,0 +1,225 @@
+"""What a Workload took before: by its reference, or by the engine's own kernels as `kcap replay` timed them.
+
+And whether those times and the judge's can be set against each other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TypeAlias
+
+from kcap.errors import CallError
+from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
+from kcap.schemas.flashinfer.dataset import WorkloadCount
+from kcap.schemas.recording.records import Call
+from kcap.schemas.recording.signature import call_key
+from kcap.schemas.results.measurement import Measurement
+from kcap.schemas.results.outcome import Outcome
+
+WorkloadKey: TypeAlias = tuple[str, str]  # a Definition and a Workload of it
+Times: TypeAlias = "Mapping[str, float]"  # microseconds by phase
+
+
+class Baseline(ABC):
+    """What time is saved of. `totals`: the whole, by phase; empty where it is not known."""
+
+    title: str
+    totals: Times
+    notes: Sequence[str] = ()
+
+    @abstractmethod
+    def before(self, outcome: Outcome, counts: Mapping[str, int]) -> Times:
+        """Microseconds by phase of the Workload's `counts` invocations; none where that is not known."""
+
+
+class References(Baseline):
+    """Each Workload's reference, timed beside the Solution."""
+
+    title = "the references"
+    totals: Times = {}
+
+    def before(self, outcome: Outcome, counts: Mapping[str, int]) -> Times:
+        reference = outcome.reference
+        return {phase: n * reference.median_us for phase, n in counts.items()} if reference else {}
+
+
+@dataclass(frozen=True)
+class Measured(Baseline):
+    """Times of `kcap replay`, by Definition and Workload."""
+
+    title: str
+    times: Mapping[WorkloadKey, Times]
+    totals: Times
+    notes: Sequence[str] = ()
+
+    def before(self, outcome: Outcome, counts: Mapping[str, int]) -> Times:
+        return self.times.get((outcome.definition, outcome.workload), {})
+
+
+@dataclass
+class Timed:
+    """The measurements of one Call or Workload, which has several where its Samples differ."""
+
+    lines: list[Measurement] = field(default_factory=list)
+
+    def us(self, phase: str) -> float | None:
+        """The mean time of one invocation in `phase`: over that phase's Samples, or over all where it has none."""
+        timed = [line for line in self.lines if line.median_us is not None]
+        of_phase = [line.median_us for line in timed if not line.phases or phase in line.phases]
+        medians = [us for us in of_phase or [line.median_us for line in timed] if us is not None]
+        return fmean(medians) if medians else None
+
+
+def measured_baseline(
+    measurements: Sequence[Measurement], counts: Sequence[WorkloadCount], calls: Sequence[Call]
+) -> Measured:
+    """Of `measurements` of a Recording's Calls, or of a dataset's Workloads. `calls`: the Recording's, if there is one.
+
+    CallError for measurements of other Calls than `calls`.
+    """
+    lines = on_the_device(measurements)
+    by_call: dict[int, Timed] = defaultdict(Timed)
+    by_workload: dict[WorkloadKey, Timed] = defaultdict(Timed)
+    call_id = _numbers(calls)
+    for line in lines:
+        if line.definition is not None and line.workload is not None:
+            by_workload[line.definition, line.workload].lines.append(line)
+        elif (call := call_id(line)) is not None:
+            by_call[call].lines.append(line)
+    return _of_calls(by_call, counts, calls) if by_call else _of_workloads(by_workload, workload_weights(counts))
+
+
+def _numbers(calls: Sequence[Call]) -> Callable[[Measurement], int | None]:
+    """The id of a measured Call: told by its key, which is the same in any Recording. Without `calls` its own id."""
+    ids: dict[str, list[int]] = defaultdict(list)
+    for call in calls:
+        ids[call_key(call)].append(call.id)
+
+    def call_id(line: Measurement) -> int | None:
+        if not calls or line.call in ids[line.key]:
+            return line.call
+        if not ids[line.key]:
+            raise CallError(
+                f"--measurements: {line.operator} (key {line.key}) is no call of PATH: of which one are they?"
+            )
+        return ids[line.key][0]
+
+    return call_id
+
+
+def measurements_of(
+    measurements: Iterable[Measurement], counts: Sequence[WorkloadCount], calls: Sequence[Call]
+) -> list[Measurement]:
+    """Those of the Calls or the Workloads that `counts` name, under the ids that Calls have in `calls`."""
+    call_id, wanted = _numbers(calls), {count.call for count in counts}
+    workloads = {(count.definition, count.workload) for count in counts}
+    chosen = []
+    for line in measurements:
+        if line.workload is not None:
+            chosen += [line] if (line.definition, line.workload) in workloads else []
+        elif (call := call_id(line)) in wanted:
+            chosen.append(line.model_copy(update={"call": call}))
+    return chosen
+
+
+def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those of the GPU's time, where there are any: host-side operators are not part of it."""
+    on_gpu = [line for line in measurements if line.method in ("graph", "events")]
+    return [line for line in measurements if line.method not in ("host", "none")] if on_gpu else list(measurements)
+
+
+def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount], calls: Sequence[Call]) -> Measured:
+    by_call: dict[tuple[str, str, int], list[WorkloadCount]] = defaultdict(list)
+    for count in counts:
+        by_call[count.definition, count.operator, count.call].append(count)
+    times: dict[WorkloadKey, Counter[str]] = defaultdict(Counter)
+    incomplete = set()
+    for (_, _, call), held in by_call.items():
+        for of, phases in workload_weights(held).items():
+            times_by_phase = _times(timed[call], phases) if call in timed else {}
+            times[of].update(times_by_phase)
+            if any(n and phase not in times_by_phase for phase, n in phases.items()):
+                incomplete.add(of)
+    totals, untimed = _totals(timed, calls)
+    whole = {of: dict(phases) for of, phases in times.items() if of not in incomplete}
+    return Measured("the engine's kernels", whole, totals, _notes(untimed, len(incomplete)))
+
+
+def _of_workloads(timed: Mapping[WorkloadKey, Timed], weights: WorkloadWeights) -> Measured:
+    times = {of: _times(timed_workload, weights.get(of, UNCOUNTED_PHASES)) for of, timed_workload in timed.items()}
+    totals: Counter[str] = Counter()
+    for phases in times.values():
+        totals.update(phases)
+    return Measured(
+        "the references as measured",
+        times,
+        totals,
+        _notes(sum(not timed_workload for timed_workload in times.values()), 0),
+    )
+
+
+def _times(timed: Timed, counts: Mapping[str, int]) -> dict[str, float]:
+    us_by_phase = {phase: timed.us(phase) for phase in counts}
+    return {phase: counts[phase] * us for phase, us in us_by_phase.items() if us is not None}
+
+
+def _totals(timed: Mapping[int, Timed], calls: Sequence[Call]) -> tuple[Times, int]:
+    """Microseconds by phase of all Calls that were measured, and how many of them have no time.
+
+    Without the Recording a Call's count is not known by phase: all of it is under `all`.
+    """
+    totals: Counter[str] = Counter()
+    by_id = {call.id: call for call in calls}
+    for number, of_call in timed.items():
+        measured = of_call.lines[0].count
+        totals.update(_times(of_call, _counts(by_id[number], measured) if number in by_id else {"all": measured}))
+    return totals, sum(all(line.median_us is None for line in of_call.lines) for of_call in timed.values())
+
+
+def _counts(call: Call, measured: int) -> dict[str, int]:
+    """The counts of `call` by phase, of which all were measured, or one phase (`kcap replay --phase`)."""
+    by_phase: Counter[str] = Counter()
+    for count in call.counts:
+        by_phase[count.phase] += count.count
+    if measured == call.total:
+        return dict(by_phase)
+    return {phase: n for phase, n in by_phase.items() if n == measured}
+
+
+def _notes(untimed: int, incomplete: int) -> list[str]:
+    notes = [f"{untimed} measured calls have no time: the total is that of the others"] if untimed else []
+    incomplete_note = f"{incomplete} Workloads stand for calls that were not measured: nothing is saved on them"
+    return notes + ([incomplete_note] if incomplete else [])
+
+
+SUSPECT = 2  # times that an engine's kernel may take its reference's time
+
+
+def why_not_comparable(measurements: Iterable[Measurement], outcomes: Iterable[Outcome]) -> str | None:
+    """Why times of one cannot be set against times of the other; None if they can."""
+    measured = {_machine(line) for line in measurements if line.median_us is not None and line.device_name}
+    judged = {_machine(outcome) for outcome in outcomes if outcome.time is not None and outcome.device_name}
+    if measured and judged and not judged & measured:
+        return f"measured on {', '.join(sorted(measured))}, judged on {', '.join(sorted(judged))}"
+    return None
+
+
+def _machine(line: Measurement | Outcome) -> str:
+    return line.device_name + (f" with {line.threads} threads (--threads)" if line.threads else "")
+
+
+def count_doubtful(outcomes: Iterable[Outcome], base: Measured, weights: WorkloadWeights) -> int:
+    """Workloads whose plain reference takes less than half of what the engine's kernels were measured at."""
+    doubtful = 0
+    for outcome in outcomes:
+        before = base.times.get((outcome.definition, outcome.workload), {})
+        counts = weights.get((outcome.definition, outcome.workload), UNCOUNTED_PHASES)
+        reference = sum(counts.get(phase, 0) for phase in before) * (
+            outcome.reference.median_us if outcome.reference else 0
+        )
+        doubtful += 0 < SUSPECT * reference < sum(before.values())
+    return doubtful

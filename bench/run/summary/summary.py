@@ -1,0 +1,132 @@
+"""From Outcomes to a Summary: Scores, what each saves of which baseline, and what to know before believing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcap.bench.run.bench_run import BenchRun
+from kcap.bench.run.output import solution_key
+from kcap.bench.run.summary.baseline import Baseline, References, count_doubtful, measured_baseline, why_not_comparable
+from kcap.bench.run.summary.score import Saving, Score, best_scores, savings, score_key, score_solutions, sum_savings
+from kcap.replay.datasets.workloads import UNCOUNTED_PHASES
+from kcap.schemas.results import measurement as measurements_file
+from kcap.schemas.results.bench_run import Machine, RefusedFile
+from kcap.schemas.results.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Scores with what each saves of the baseline. `notes`: what to know before believing them."""
+
+    scores: Sequence[Score]
+    saved: Mapping[str, Mapping[str, Saving]]
+    baseline: Baseline
+    refused: Sequence[RefusedFile] = ()
+    notes: Sequence[str] = ()
+    machine: Machine = field(default_factory=Machine)
+
+    @property
+    def best(self) -> list[Score]:
+        return best_scores(self.scores, self.saved)
+
+    @property
+    def whole(self) -> dict[str, Saving]:
+        """What the best of each Definition save together."""
+        return sum_savings((self.saved[score_key(score)] for score in self.best), self.baseline.totals)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine.model_dump(),
+            "baseline": self.baseline.title,
+            "solutions": [
+                {**_score_as_json(score), "saves": _savings_as_json(self.saved[score_key(score)])}
+                for score in self.scores
+            ],
+            "best": [score_key(score) for score in self.best],
+            "saves": _savings_as_json(self.whole),
+            "refused": [one.model_dump() for one in self.refused],
+            "notes": list(self.notes),
+        }
+
+
+def _score_as_json(score: Score) -> dict[str, Any]:
+    return {
+        "definition": score.definition,
+        "author": score.author,
+        "solution": score.solution,
+        "workloads": len(score.workloads),
+        "judged": score.judged,
+        "passed": len(score.passed),
+        "statuses": score.statuses,
+        "ranked": score.ranked,
+        "geometric_mean": score.geometric_mean,
+        "weighted": score.weighted,
+        "worst": score.worst.reason if score.worst else None,
+    }
+
+
+def _savings_as_json(savings: Mapping[str, Saving]) -> dict[str, Any]:
+    names = ("before_us", "after_us", "total_us", "saved_us", "share")
+    return {phase: {name: getattr(saving, name) for name in names} for phase, saving in savings.items()}
+
+
+SLOWER = (
+    "on {} Workloads their references take less than half the time that was measured of the engine's kernels: "
+    "the machine was not as it is now, believe no share"
+)
+
+UNWEIGHED = "no counts are known: each Workload counts as one invocation"
+
+
+def summarize(bench_run: BenchRun, outcomes: Iterable[Outcome], machine: Machine) -> Summary:
+    """Of the Solutions that there are, over the Workloads chosen."""
+    there = {(one.solution.definition, one.solution.author, one.solution.name) for one in bench_run.solutions}
+    current = [outcome for outcome in outcomes if solution_key(outcome) in there]
+    chosen = {name: [workload.uuid for workload in given] for name, given in bench_run.workloads.items()}
+    scores = score_solutions(current, chosen, bench_run.weights)
+    base, notes = _baseline(bench_run, current)
+    saved = {score_key(one): savings(one, bench_run.weights, base) for one in scores}
+    refused = [RefusedFile(file=str(one.file), reason=one.reason) for one in bench_run.refused]
+    return Summary(scores, saved, base, refused, [*_notes(bench_run), *notes, *base.notes], machine)
+
+
+def _baseline(bench_run: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baseline, list[str]]:
+    path, subject = bench_run.options.measurements, bench_run.subject
+    if path is None:
+        return References(), []
+    measurements = list(measurements_file.read_measurements(path))
+    if (reason := why_not_comparable(measurements, outcomes)) is not None:
+        return References(), [f"{path}: {reason}: not compared"]
+    caches = {line.cache for line in measurements if line.cache} | {one.time.cache for one in outcomes if one.time}
+    states = sorted(str(cache) for cache in caches - {None})
+    note = [f"{path}: times of different cache states ({', '.join(states)}) are compared"] if len(states) > 1 else []
+    base = measured_baseline(measurements, subject.counts, subject.calls)
+    if count := count_doubtful(outcomes, base, bench_run.weights):
+        note.append(f"{path}: {SLOWER.format(count)}")
+    return base, note
+
+
+def _notes(bench_run: BenchRun) -> Iterator[str]:
+    metadata = bench_run.subject.metadata
+    recorded, model = (metadata.layers_recorded, metadata.layers_model) if metadata else (None, None)
+    if recorded is not None and model is not None and recorded < model:
+        yield f"recorded {recorded} of the model's {model} layers: shares are not the model's"
+    if not bench_run.subject.counts:
+        yield UNWEIGHED
+    names = {one.solution.definition for one in bench_run.solutions}
+    every, taken = _invocations(bench_run, names, chosen=False), _invocations(bench_run, names, chosen=True)
+    if taken < every:
+        yield f"--workloads {bench_run.options.workloads}: {taken / every:.1%} of these Definitions' counts"
+    for name in sorted(name for name in names if not bench_run.workloads[name]):
+        yield f"{name}: has no Workloads, so that nothing is judged on it"
+
+
+def _invocations(bench_run: BenchRun, names: Iterable[str], chosen: bool) -> int:
+    workloads = bench_run.workloads if chosen else bench_run.subject.workloads
+    return sum(
+        sum(bench_run.weights.get((name, workload.uuid), UNCOUNTED_PHASES).values())
+        for name in names
+        for workload in workloads.get(name, ())
+    )

@@ -1,0 +1,129 @@
+"""The candidate's parent: it lets the whole sandbox run, and brings all of it to a standstill.
+
+In a pid namespace it is process 1: signals from within do nothing to it, and the kernel kills all the others when it
+ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
+ends: then every process of the sandbox is stopped, and only when none of their threads runs any more the keeper says
+so. Whoever is let run again meanwhile, by a signal that the kernel sends for a timer, is found: the kernel tells of a
+child, and of the others their CPU time does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import NoReturn
+
+from kcap.bench.sandbox import confinement, libc, namespaces, process_tree
+from kcap.bench.sandbox.spec import SandboxSetup
+
+RUN = b"run"  # what the keeper is told, and what it says
+STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
+STIRRED_NS = 5_000_000  # of CPU time that a process may have after it was seen to stop: its way through the kernel
+CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
+
+
+def keep(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoReturn:
+    """Fork the candidate, keep it until it has ended, and tell how; for a process that was forked for this."""
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+    control, cores = setup.spec.control, os.sched_getaffinity(0)
+    child = os.fork()
+    if child == 0:
+        if control is not None:
+            os.close(control)
+        confinement.run_confined(setup, output, proc, user)
+    for descriptor in (output, proc, setup.report, *setup.spec.keep):
+        os.close(descriptor)
+    os.sched_setaffinity(0, cores - {*setup.spec.cores} or cores)
+    kept = KeptProcesses(child, setup.features.holds(namespaces.PID_NAMESPACE))
+    status = kept.wait() if control is None else serve(kept, control)
+    os.write(setup.ended, f"{status}\n".encode())
+    os._exit(0)
+
+
+def serve(kept: KeptProcesses, control: int) -> int:
+    """Answer on `control` until the candidate has ended; its wait status."""
+    while os.WIFSTOPPED(status := kept.wait_for_stop()):
+        kept.stop_all()
+        os.write(control, STOPPED)
+        while (told := os.read(control, 16)) == RUN and kept.stirred():
+            os.write(control, STIRRED)
+        if told != RUN:  # nobody is left to ask for anything
+            os.kill(kept.child, signal.SIGKILL)
+            return kept.wait()
+        kept.run_all()
+    with contextlib.suppress(OSError):
+        os.write(control, ENDED)
+    return status
+
+
+class KeptProcesses:
+    """`child` and all that comes of it. `alone`: nothing else can be signalled from here."""
+
+    def __init__(self, child: int, alone: bool) -> None:
+        self.child, self.alone = child, alone
+        self._cpu_ns: dict[int, int] = {}
+
+    def wait(self) -> int:
+        """Until `child` has ended: its wait status."""
+        while (ended := os.wait())[0] != self.child:
+            pass
+        return ended[1]
+
+    def wait_for_stop(self) -> int:
+        """Until `child` has stopped or ended: its wait status. Orphans that have ended are reaped."""
+        _, status = os.waitpid(self.child, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            with contextlib.suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if ended[0] == self.child:
+                        return ended[1]
+        return status
+
+    def stop_all(self) -> None:
+        """Stop everything, and return when nothing runs."""
+        others = self._stop_others()
+        while not all(map(process_tree.still, others)):
+            others = self._stop_others()
+        self._cpu_ns = {pid: _cpu_ns(pid) for pid in others}
+
+    def stirred(self) -> bool:
+        """Whether any of them ran since it was stopped."""
+        if os.waitpid(self.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)[0]:
+            return True
+        return any(_cpu_ns(pid) > before + STIRRED_NS for pid, before in self._cpu_ns.items())
+
+    def run_all(self) -> None:
+        """Let everything run: `child` last, so that what the kernel tells of it is heard before it can stop again."""
+        for pid in self._cpu_ns:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        os.kill(self.child, signal.SIGCONT)
+        os.waitpid(self.child, os.WCONTINUED | os.WNOHANG)
+
+    def _stop_others(self) -> list[int]:
+        if self.alone:
+            os.kill(-1, signal.SIGSTOP)
+            return self._others()
+        for pid in (others := self._others()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
+        return others
+
+    def _others(self) -> list[int]:
+        """All but `child`, numbered as /proc numbers them here."""
+        if self.alone and os.path.basename(os.readlink("/proc/self")) == "1":
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and name not in ("1", str(self.child))]
+        own = int(os.readlink("/proc/self"))
+        return [pid for pid in process_tree.below(own) if pid != self.child]
+
+
+def _cpu_ns(pid: int) -> int:
+    """By the clock of another process, clock_getcpuclockid(3); 0 where there is none."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | CPU_CLOCK)
+    except OSError:
+        return 0
