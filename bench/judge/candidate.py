@@ -35,12 +35,11 @@ CPU_ALIGN, CUDA_ALIGN = 64, 512  # bytes: of torch's allocators
 
 @dataclass
 class OpenWorkload:
-    """What a candidate has open. `sets`: of inputs, one for each invocation of a run; `memory`: the descriptor of the
-    addresses of its outputs, or on a GPU of the outputs themselves; `arena`: None on a GPU.
+    """What a candidate has open. `memory`: the descriptor of the addresses of its outputs, or on a GPU of the outputs
+    themselves; `arena`: None on a GPU.
     """
 
     drawn: InputPool
-    sets: int
     memory: int
     arena: Arena | None
     upcast: int = 0  # of the last run
@@ -81,7 +80,7 @@ class Candidate(Process):
         except BaseException:
             os.close(memory)
             raise
-        self.workload = OpenWorkload(drawn, sets, memory, arena, called=called)
+        self.workload = OpenWorkload(drawn, memory, arena, called=called)
         source = drawn.pool if arena is None else arena.descriptor
         assert source is not None
         report = self.ask(content, [memory, source]).report
@@ -102,14 +101,15 @@ class Candidate(Process):
         work = self.workload
         assert work is not None
         work.upcast, compiling = upcast, bool(count) and not work.called
-        prepared = self.ask(protocol.prepare_message(first, count, seed, upcast), compiling=compiling)
+        told = 0 if work.arena else seed  # on the CPU nobody in its process needs to know it
+        prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
         if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
             raise NoGraph(self, prepared.report.text)
         if prepared.report.code != protocol.FINE:
             return prepared
         if work.arena is not None:
             work.arena.fill(seed, first, count)
-        done = self.ask(protocol.run_message(first, count, upcast, 0 if work.arena else seed), compiling=compiling)
+        done = self.ask(protocol.run_message(first, count, upcast, told), compiling=compiling)
         work.called |= bool(count)
         return done
 

@@ -93,13 +93,13 @@ def open_message(
     return b"".join([head, *inputs, *outputs, struct.pack(f"<I{len(places)}Q", len(places), *places)])
 
 
-def prepare_message(first: int, count: int, seed: int, upcast: int) -> bytes:
-    """What can be done for a run before its inputs are there."""
+def prepare_message(first: int, count: int, upcast: int, seed: int) -> bytes:
+    """What can be done for a run before its inputs are there. `seed` on a GPU alone, where the driver fills them."""
     return struct.pack("<IIIIQ", PREPARE, first, count, upcast, seed)
 
 
 def run_message(first: int, count: int, upcast: int, seed: int = 0) -> bytes:
-    """`count` invocations, from number `first` on. `seed` on a GPU alone, where the driver has filled their inputs."""
+    """`count` invocations, from number `first` on."""
     return struct.pack("<IIIIQ", RUN, first, count, upcast, seed)
 
 
