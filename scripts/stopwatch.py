@@ -3,9 +3,9 @@
 
     python scripts/stopwatch.py [--device cpu] [--seconds 0.3]
 
-Each works on fresh inputs of 256 KiB for about so many microseconds, and notes by a clock of its own how long each call
-took. What the judge says of it is held against the median of these notes. Prints a table: the two times, their ratio, and
-what the way to the process and back is of the judge's. Take it on an idle machine; with others on it the ratio spreads.
+Each works on fresh inputs of 256 KiB for about so many microseconds, and notes by a clock of its own how long each
+call took. What the judge says of it is held against the mean of the latest notes. Prints a table: the two times, their
+ratio, and what the way to the process and back is of the judge's. On a busy machine the ratio spreads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH, ROWS = 64, 1024
 LONGEST = (20, 50, 100, 300, 1000, 10_000)  # microseconds
 MATRIX = DefinitionTensor(shape=["m", "n"], dtype="float32")
 SOLUTION = """# definition: relu
-import atexit, os, statistics, time
+import statistics, time
 
 import torch
 
@@ -37,8 +37,8 @@ def run(x):
     while time.perf_counter_ns() - began < {us} * 1000:
         pass
     NOTED.append(time.perf_counter_ns() - began)
-    if len(NOTED) % 100 == 0 or {us} >= 1000:
-        print("median", statistics.median(NOTED[-4000:]) / 1000, flush=True)
+    if len(NOTED) % 1000 == 0 or {us} >= 1000:
+        print("mean", statistics.fmean(NOTED[-1000:]) / 1000, flush=True)
     return out
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
             sys.exit(done.stdout + done.stderr)
         print("    stopwatch      judge     ratio   way")
         for found in sorted(outcomes_file.read_outcomes(root / "out" / "outcomes.jsonl"), key=lambda one: one.solution):
-            noted = [float(line.split()[1]) for line in found.log.splitlines() if line.startswith("median ")]
+            noted = [float(line.split()[1]) for line in found.log.splitlines() if line.startswith("mean ")]
             if found.time is None or not noted:
                 print(f"{found.solution}: {found.status} {found.reason}")
                 continue

@@ -13,6 +13,7 @@ from kcap.bench.run.executors import executors
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import owned, read_run
 from kcap.errors import DONE, FAILED, PARTIAL
+from kcap.system.machine import processors_in_use
 
 if TYPE_CHECKING:
     from kcap.bench.run.summary.summary import Summary
@@ -64,14 +65,14 @@ def command(as_json: bool, **settings: Any) -> int:
     from kcap.bench.run.summary.summary import summarize
 
     options = Options(**settings)
-    bench_run = open_run(options)
+    bench_run, before = open_run(options), processors_in_use()
     with owned(options.output, options.force):
         try:
             outcomes = judge_remaining(bench_run)
         except KeyboardInterrupt:
             click.echo(f"what was judged is kept: the same command with --resume finishes {options.output}", err=True)
             raise
-        summary = summarize(bench_run, outcomes, read_run(options.output).machine)
+        summary = summarize(bench_run, outcomes, read_run(options.output).machine, (before, processors_in_use()))
     print_summary(options, summary, as_json)
     return exit_code(summary, len(bench_run.solutions))
 

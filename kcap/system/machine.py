@@ -9,9 +9,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 State = Literal["ok", "missing", "problem"]
@@ -134,3 +136,27 @@ def check_misfits(torch: Torch | None) -> Iterable[Check]:
         version = version_of(name)
         if version and "+cpu" not in version:
             yield Check(name, "problem", f"{version} is a CUDA build beside a CPU torch", pip(f"uninstall -y {name}"))
+
+
+WATCHED_S = 0.1
+
+
+def processors_in_use() -> float | None:
+    """How many processors of this machine work now, by /proc/stat (proc(5)) over a tenth of a second; None where that
+    is not told.
+    """
+    before = _busy_ticks()
+    time.sleep(WATCHED_S)
+    after = _busy_ticks()
+    if before is None or after is None:
+        return None
+    return max(after - before, 0) / os.sysconf("SC_CLK_TCK") / WATCHED_S
+
+
+def _busy_ticks() -> int | None:
+    """All of the first line but idle and iowait."""
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return user + nice + system + irq + softirq + steal

@@ -317,11 +317,11 @@ def test_a_dataset_without_counts_says_that_nothing_is_weighed(bench, tmp_path):
 def test_the_names_of_solutions_and_all_numbers_are_whole_at_every_width(bench, tmp_path, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     write_judged(tmp_path / "dataset")
-    write_solution(tmp_path / "solutions", "a_kernel_with_a_rather_long_name", us=5, reference_us=20)
+    write_solution(tmp_path / "solutions", "a_kernel_with_a_long_name", us=5, reference_us=20)
     told = {uuid: {"status": "TIMEOUT", "reason": "took far too long"} for uuid in ("s1", "s2")}
     write_solution(tmp_path / "solutions", "slow", **told)
     lines = bench().out.splitlines()
-    (row,) = [line for line in lines if line.startswith("  ann/a_kernel_with_a_rather_long_name ")]
+    (row,) = [line for line in lines if line.startswith("  ann/a_kernel_with_a_long_name ")]
     assert row.split()[1:4] == ["2/2", "4.00×", "4.00×"] and "…" not in row
     assert max(map(len, lines)) <= width
     assert any("TIMEOUT 2: took far too long" in line for line in lines), "in the table or below it"
@@ -344,6 +344,19 @@ def test_the_command_that_measures_uses_the_solutions_threads(bench, tmp_path):
     next_step = bench().err.splitlines()[-1].removeprefix("Next: ")
     assert shlex.split(next_step)[:3] == ["kcap", "replay", str(tmp_path / "dataset")]
     assert "(" not in next_step, "a shell takes it as it is"
+
+
+def test_what_limits_a_time_is_said(bench, tmp_path, monkeypatch):
+    write_judged(tmp_path / "dataset")
+    write_solution(tmp_path / "solutions", "fast", us=5, reference_us=20)
+    load = iter([0.0, 1.3])
+    monkeypatch.setattr("kcap.commands.bench.processors_in_use", lambda: next(load))
+    out = bench("--json").out
+    told = orjson.loads(out)
+    assert told["processors_in_use"] == [0.0, 1.3] and told["solutions"][0]["spread"] is not None
+    assert any(
+        note.startswith("others had 0.0 processors of this machine before the run and 1.3") for note in told["notes"]
+    )
 
 
 def test_the_table_names_the_gravest_reason(bench, tmp_path):

@@ -20,7 +20,7 @@ SHOWN = 12
 ROWS = 60
 GAP = 2  # blanks between columns
 LEAST_REASON = 32  # columns; with fewer, reasons are printed below the table
-COLUMNS = ("passed", "geomean", "by count", "saves")
+COLUMNS = ("passed", "geomean", "by count", "±", "saves")
 
 
 def print_summary(out: Console, summary: Summary) -> None:
@@ -69,7 +69,8 @@ def _cells(summary: Summary, score: Score) -> list[Text]:
     saving = summary.saved[score_key(score)].get(ALL_PHASES)
     passed = Text(f"{len(score.passed)}/{len(score.workloads)}", "green" if score.ranked else "yellow")
     saves = _signed(saving.saved_us) if saving else "–"
-    return [passed, *map(Text, (_times(score.geometric_mean), _times(score.weighted), saves))]
+    spread = "–" if score.spread is None else f"{score.spread:.0%}"
+    return [passed, *map(Text, (_times(score.geometric_mean), _times(score.weighted), spread, saves))]
 
 
 def lines(summary: Summary) -> Iterator[Text]:

@@ -77,6 +77,17 @@ class Score:
         return before / after if after else None
 
     @property
+    def spread(self) -> float | None:
+        """The largest half distance of the quartiles of a speedup, relative to it; None unless ranked."""
+        if not self.ranked:
+            return None
+        halves = [
+            math.hypot(*((clock.q3_us - clock.q1_us) / 2 / clock.median_us for clock in clocks if clock))
+            for clocks in ((outcome.time, outcome.reference) for outcome in self.outcomes.values())
+        ]
+        return max(halves)
+
+    @property
     def statuses(self) -> dict[str, int]:
         return dict(Counter(outcome.status for outcome in self.outcomes.values()))
 

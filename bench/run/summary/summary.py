@@ -18,7 +18,9 @@ from kcap.schemas.results.outcome import Outcome
 
 @dataclass(frozen=True)
 class Summary:
-    """Scores with what each saves of the baseline. `notes`: what to know before believing them."""
+    """Scores with what each saves of the baseline. `notes`: what to know before believing them; `load`: the processors
+    that others had before the run and after it, as far as that is known.
+    """
 
     scores: Sequence[Score]
     saved: Mapping[str, Mapping[str, Saving]]
@@ -26,6 +28,7 @@ class Summary:
     refused: Sequence[RefusedFile] = ()
     notes: Sequence[str] = ()
     machine: Machine = field(default_factory=Machine)
+    load: tuple[float | None, float | None] = (None, None)
 
     @property
     def best(self) -> list[Score]:
@@ -48,6 +51,7 @@ class Summary:
             "saves": _savings_as_json(self.whole),
             "refused": [one.model_dump() for one in self.refused],
             "notes": list(self.notes),
+            "processors_in_use": list(self.load),
         }
 
 
@@ -63,6 +67,7 @@ def _score_as_json(score: Score) -> dict[str, Any]:
         "ranked": score.ranked,
         "geometric_mean": score.geometric_mean,
         "weighted": score.weighted,
+        "spread": score.spread,
         "worst": score.worst.reason if score.worst else None,
     }
 
@@ -80,7 +85,18 @@ SLOWER = (
 UNWEIGHED = "no counts are known: each Workload counts as one invocation"
 
 
-def summarize(bench_run: BenchRun, outcomes: Iterable[Outcome], machine: Machine) -> Summary:
+BUSY = "others had {} processors of this machine before the run and {} after it: its times are disturbed"
+MOST_BUSY = 0.25  # processors that others may have before it is said
+SHORT = "in {} of {} times the way to a Solution's process and back is more than {:.0%}: their Outcomes say how much"
+MOST_WAY = 0.03
+
+
+def summarize(
+    bench_run: BenchRun,
+    outcomes: Iterable[Outcome],
+    machine: Machine,
+    load: tuple[float | None, float | None] = (None, None),
+) -> Summary:
     """Of the Solutions that there are, over the Workloads chosen."""
     there = {(one.solution.definition, one.solution.author, one.solution.name) for one in bench_run.solutions}
     current = [outcome for outcome in outcomes if solution_key(outcome) in there]
@@ -89,7 +105,19 @@ def summarize(bench_run: BenchRun, outcomes: Iterable[Outcome], machine: Machine
     base, notes = _baseline(bench_run, current)
     saved = {score_key(one): savings(one, bench_run.weights, base) for one in scores}
     refused = [RefusedFile(file=str(one.file), reason=one.reason) for one in bench_run.refused]
-    return Summary(scores, saved, base, refused, [*_notes(bench_run), *notes, *base.notes], machine)
+    credible = [*_disturbed(load), *_short(current)]
+    return Summary(scores, saved, base, refused, [*_notes(bench_run), *notes, *base.notes, *credible], machine, load)
+
+
+def _disturbed(load: tuple[float | None, float | None]) -> Iterator[str]:
+    if any(used is not None and used > MOST_BUSY for used in load):
+        yield BUSY.format(*("?" if used is None else f"{used:.1f}" for used in load))
+
+
+def _short(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    times = [outcome.time for outcome in outcomes if outcome.time is not None]
+    if short := sum((time.way_us or 0.0) > MOST_WAY * time.median_us for time in times):
+        yield SHORT.format(short, len(times), MOST_WAY)
 
 
 def _baseline(bench_run: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baseline, list[str]]:
