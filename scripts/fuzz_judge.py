@@ -5,10 +5,10 @@
 
 Each program is a right kernel inside of one to three tricks (judge_tricks.py): late work, memory of earlier inputs,
 less work, reports and addresses forged in the memory that is shared, a process that stops early or is woken, neighbours
-that are starved. A trick begins with the first call or after some hundred. A program may pass in the time that the kernel
-takes without tricks, or longer; it is found out if it passes in less than LEAST of that, again and again, or passes
-though it is wrong from the first call on. Prints what was found, and how many programs came to which end; exits with 1
-where one was found.
+that are starved. A trick begins with the first call or after some hundred. A program may pass in the time that the
+kernel takes without tricks, or longer; it is found out if it passes in less than LEAST of that, again and again, or
+passes though it is wrong from the first call on. Prints what was found, and how many programs came to which end; exits
+with 1 where one was found.
 """
 
 from __future__ import annotations
