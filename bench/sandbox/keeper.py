@@ -21,6 +21,7 @@ from kcap.bench.sandbox.spec import SandboxSetup
 RUN = b"run"  # what the keeper is told, and what it says
 STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
 STIRRED_NS = 5_000_000  # of CPU time that a process may have after it was seen to stop: its way through the kernel
+PAUSE_S = 1e-4
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
 
@@ -46,15 +47,22 @@ def keep(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoRet
 
 def serve(kept: KeptProcesses, control: int) -> int:
     """Answer on `control` until the candidate has ended; its wait status."""
-    while os.WIFSTOPPED(status := kept.wait_for_stop()):
+    status = kept.wait_for_stop()
+    while os.WIFSTOPPED(status):
         kept.stop_all()
         os.write(control, STOPPED)
-        while (told := os.read(control, 16)) == RUN and kept.stirred():
+        if os.read(control, 16) != RUN:  # nobody is left to ask for anything
+            os.kill(kept.child, signal.SIGKILL)
+            return kept.wait()
+        changed, status = os.waitpid(kept.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)
+        if changed and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+            break
+        if changed or kept.stirred():
             os.write(control, STIRRED)
-        if told != RUN:  # nobody is left to ask for anything
             os.kill(kept.child, signal.SIGKILL)
             return kept.wait()
         kept.run_all()
+        status = kept.wait_for_stop()
     with contextlib.suppress(OSError):
         os.write(control, ENDED)
     return status
@@ -85,36 +93,37 @@ class KeptProcesses:
 
     def stop_all(self) -> None:
         """Stop everything, and return when nothing runs."""
-        others = self._stop_others()
+        others = self._signal_others(signal.SIGSTOP)
         while not all(map(process_tree.still, others)):
-            others = self._stop_others()
+            time.sleep(PAUSE_S)
+            others = self._signal_others(signal.SIGSTOP)
         self._cpu_ns = {pid: _cpu_ns(pid) for pid in others}
 
     def stirred(self) -> bool:
-        """Whether any of them ran since it was stopped."""
-        if os.waitpid(self.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)[0]:
-            return True
+        """Whether any but `child` had CPU time since it was stopped."""
         return any(_cpu_ns(pid) > before + STIRRED_NS for pid, before in self._cpu_ns.items())
 
     def run_all(self) -> None:
-        """Let everything run: `child` last, so that what the kernel tells of it is heard before it can stop again."""
-        for pid in self._cpu_ns:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)
-        os.kill(self.child, signal.SIGCONT)
+        """Let everything run, and hear at once what the kernel tells of it."""
+        if self.alone:
+            os.kill(-1, signal.SIGCONT)
+        else:
+            self._signal_others(signal.SIGCONT)
+            os.kill(self.child, signal.SIGCONT)
         os.waitpid(self.child, os.WCONTINUED | os.WNOHANG)
 
-    def _stop_others(self) -> list[int]:
+    def _signal_others(self, number: signal.Signals) -> list[int]:
+        """All but `child`, which were sent the signal, and in a pid namespace that, too."""
         if self.alone:
-            os.kill(-1, signal.SIGSTOP)
+            os.kill(-1, number)
             return self._others()
         for pid in (others := self._others()):
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
+                os.kill(pid, number)
         return others
 
     def _others(self) -> list[int]:
-        """All but `child`, numbered as /proc numbers them here."""
+        """Numbered as /proc numbers them here."""
         if self.alone and os.path.basename(os.readlink("/proc/self")) == "1":
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name not in ("1", str(self.child))]
         own = int(os.readlink("/proc/self"))
