@@ -57,7 +57,9 @@ class ProcessEnded(Exception):
 
 
 class Stirred(ProcessEnded):
-    """Something of its sandbox ran while it had been stopped, and it was ended."""
+    """It did what no driver does, and was ended: something of its sandbox ran while it had been stopped, or it answers
+    without having read what it was asked.
+    """
 
 
 class TooSlow(Exception):
@@ -111,7 +113,10 @@ class Process:
         """
         os.pwrite(self.memory, protocol.REPORT.pack(protocol.UNREPORTED, 0, 0, 0), 0)
         try:
-            socket.send_fds(self.channel, [content], list(descriptors))
+            socket.send_fds(self.channel, [content], list(descriptors), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self.end(keep=True)
+            raise Stirred("it leaves what the judge asks unread") from None
         except OSError:
             raise ProcessEnded(self.end(keep=True, gone=True)) from None
         if compiling:

@@ -26,7 +26,7 @@ BATCH_NS = 5_000_000  # the least that a batch lasts,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
 LONG_ENOUGH = 0.8  # of what a batch should last
 WAYS = 5  # runs of no invocations
-FEWEST = 3  # batches of either
+FEWEST = 5  # batches of either
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations in one graph
 GPU_SHARE = 6  # of the free memory, one part in so many
@@ -61,10 +61,11 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, compare: Callable[
         return mean
 
     sampled = sample_until(take, Budget(seconds, LIMIT_FACTOR * seconds), min_samples=FEWEST)
+    ours.candidate.nothing()  # whether anything ran since the last batch is asked before a run
     return TimedPair(ours.clocked(sampled.rule), theirs.clocked(None))
 
 
-CHOSEN = 2  # invocations of a batch that are compared
+CHOSEN = 3  # invocations of a batch that are compared
 
 
 @dataclass

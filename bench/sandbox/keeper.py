@@ -2,9 +2,9 @@
 
 In a pid namespace it is process 1: signals from within do nothing to it, and the kernel kills all the others when it
 ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
-ends: then every process of the sandbox is stopped, and only when none of their threads runs any more the keeper says
-so. Whoever is let run again meanwhile, by a signal that the kernel sends for a timer, is found: the kernel tells of a
-child, and of the others their CPU time does.
+ends: then every process of the sandbox is stopped, and only when none of their threads runs any more, and none has had
+CPU time between two looks, the keeper says so. Whoever is let run again meanwhile, by a signal that the kernel sends
+for a timer or for somebody's end, is found before the next run: nobody may have had CPU time since, or be new.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from kcap.bench.sandbox.spec import SandboxSetup
 
 RUN = b"run"  # what the keeper is told, and what it says
 STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
-STIRRED_NS = 5_000_000  # of CPU time that a process may have after it was seen to stop: its way through the kernel
 PAUSE_S = 1e-4
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
@@ -57,7 +56,7 @@ def serve(kept: KeptProcesses, control: int) -> int:
         changed, status = os.waitpid(kept.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)
         if changed and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
             break
-        if changed or kept.stirred():
+        if changed or kept.cpu_times() != kept.at_rest:
             os.write(control, STIRRED)
             os.kill(kept.child, signal.SIGKILL)
             return kept.wait()
@@ -73,7 +72,7 @@ class KeptProcesses:
 
     def __init__(self, child: int, alone: bool) -> None:
         self.child, self.alone = child, alone
-        self._cpu_ns: dict[int, int] = {}
+        self.at_rest: dict[int, int] = {}  # what `cpu_times` was when everything stood still
 
     def wait(self) -> int:
         """Until `child` has ended: its wait status."""
@@ -93,15 +92,19 @@ class KeptProcesses:
 
     def stop_all(self) -> None:
         """Stop everything, and return when nothing runs."""
-        others = self._signal_others(signal.SIGSTOP)
-        while not all(map(process_tree.still, others)):
-            time.sleep(PAUSE_S)
+        self.at_rest = {}
+        while True:
             others = self._signal_others(signal.SIGSTOP)
-        self._cpu_ns = {pid: _cpu_ns(pid) for pid in others}
+            still, times = all(map(process_tree.still, others)), self.cpu_times()
+            if still and times == self.at_rest:
+                return
+            self.at_rest = times if still else {}
+            if not still:
+                time.sleep(PAUSE_S)
 
-    def stirred(self) -> bool:
-        """Whether any but `child` had CPU time since it was stopped."""
-        return any(_cpu_ns(pid) > before + STIRRED_NS for pid, before in self._cpu_ns.items())
+    def cpu_times(self) -> dict[int, int]:
+        """Nanoseconds that each has had so far."""
+        return {pid: _cpu_ns(pid) for pid in (self.child, *self._others())}
 
     def run_all(self) -> None:
         """Let everything run, and hear at once what the kernel tells of it."""

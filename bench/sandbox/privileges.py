@@ -177,7 +177,7 @@ def _threads_of(user: int) -> int:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
-                status = Path(entry.path, "status").read_text()
+                status = Path(entry.path, "status").read_text(errors="replace")
             except OSError:
                 continue
             fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)

@@ -77,16 +77,18 @@ def still(pid: int) -> bool:
 
 
 def _thread_states(pid: int) -> list[str]:
+    """Of those that are there. A thread's name, which it may choose, is read as bytes."""
     try:
-        return [_state(f"{pid}/task/{task.name}")[0] or "X" for task in os.scandir(f"/proc/{pid}/task")]
+        states = [_state(f"{pid}/task/{task.name}")[0] for task in os.scandir(f"/proc/{pid}/task")]
     except OSError:
         return []
+    return [state for state in states if state]
 
 
 def confined(pid: int) -> bool:
     """Whether `pid` has given up new privileges, which no process can undo."""
     try:
-        return "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
+        return b"NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return False
 
@@ -99,7 +101,7 @@ def _children_by_scan(parent: int) -> list[int]:
 
 def _state(pid: int | str) -> tuple[str, int]:
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
+        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):  # it is gone
         return "", 0
-    return state, int(parent)
+    return state.decode(), int(parent)

@@ -176,6 +176,7 @@ UNCOUNTED_CALLS = {
     "shmget": (29, 194),
     "sched_setaffinity": (203, 122),
     "timer_create": (222, 107),
+    "timerfd_create": (283, 85),
     "mq_notify": (244, 184),
 }
 OWN_PROCESS_ONLY = {"kill": (62, 129), "tgkill": (234, 131)}

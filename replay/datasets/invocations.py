@@ -5,11 +5,12 @@ returns those passes without reading a row. So each row of a floating input is
 
     scale * (numbers + offset), and in half of the rows one outlier of up to half of the row's energy
 
-where scale, offset and outlier are drawn for each row, the scale for the invocation, too. `numbers` are pieces of 128
-bytes of a pool in random order; with the scale none of them recurs. How far all that goes is a `Spread`. Inputs of a
-product have no offset: a product of two means would exceed, and hide, all else. What a family's rule makes stays within
-the rule: it is made for each invocation, or, where that takes long, in a number of variants for each seed. Integers of
-which nothing is known are drawn for each invocation. What a Workload gives stays as it is.
+where scale, offset and outlier are drawn for each row, the scale for the invocation, too; scale and offset also differ
+between the sixteen parts of a long row, so that no part tells of the others. `numbers` are pieces of 128 bytes of a
+pool in random order; with the scale none of them recurs. How far all that goes is a `Spread`. Inputs of a product have
+no offset: a product of two means would exceed, and hide, all else. What a family's rule makes stays within the rule: it
+is made for each invocation, or, where that takes long, in a number of variants for each seed. Integers of which nothing
+is known are drawn for each invocation. What a Workload gives stays as it is.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ POOL_ELEMENTS = 1 << 21
 CHUNK_BYTES = 1 << 20  # of small inputs, filled for several invocations at once
 SHORTEST_ROW = 16  # elements: what is shorter shares one scale with the rest of the tensor
 SHORTEST_WITH_OUTLIER = 32
+PARTS, LEAST_PARTED = 16, 512  # parts of a row that differ, and the elements of the shortest row that has them
 CHEAP_RULE_S = 1e-4  # a rule that takes no longer is followed for each invocation
 VARIANTS_S = 0.25  # of a seed, for rules that take longer
 FEWEST_VARIANTS, MOST_VARIANTS = 4, 32
@@ -176,9 +178,14 @@ class InvocationDraws:
         size, place = _fractions(_words(stream, first, count, height))
         overall, _ = _fractions(_words(_next(stream), first, count, 1))
         scale = np.exp2(spread.octaves * 2 * (size + overall - 1))
-        rows.mul_(self._column(scale, rows))
+        parts = PARTS if width >= LEAST_PARTED and width % PARTS == 0 else 1
+        uneven, high = _fractions(_words(_next(_next(_next(stream))), first, count, height * parts))
+        own = scale[..., None] * np.exp2(spread.octaves * (2 * uneven.reshape(count, height, parts) - 1))
+        pieces = rows.view(count, height, parts, -1)
+        pieces.mul_(self._column(own, rows))
         if spread.offset:
-            rows.add_(self._column(spread.offset * (2 * place - 1) * scale, rows))
+            moved = (2 * place[..., None] - 1) * scale[..., None] + (high.reshape(own.shape) - 0.5) * own
+            pieces.add_(self._column(spread.offset * moved, rows))
         if spread.outlier and width >= SHORTEST_WITH_OUTLIER:
             words = _words(_next(_next(stream)), first, count, height).ravel()
             place, size = _fractions(words)

@@ -63,7 +63,7 @@ def test_rows_differ_in_scale_mean_and_energy(seed, dtype):
     middle, mean = x.median(dim=-1, keepdim=True).values, x.mean(dim=-1)
     spread = (x - middle).abs().median(dim=-1).values
     assert spread.max() / spread.min() > 2 and (mean / spread).std() > 0.4
-    pierced = (x.abs().amax(dim=-1) > 8 * spread).double().mean()
+    pierced = (x.abs().amax(dim=-1) > 14 * spread).double().mean()
     assert 0.2 < pierced < 0.8  # in the others each element counts
 
 
