@@ -77,6 +77,16 @@ def test_who_went_on_while_it_stood_still_is_ended(both):
     assert both[0].how == "exit code 3"
 
 
+def test_who_answers_without_having_read_is_ended_before_the_judge_would_wait(both):
+    one, _ = both
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            one.channel.send(bytes(1000), socket.MSG_DONTWAIT)
+    with pytest.raises(Stirred, match="leaves what the judge asks unread"):
+        one.ask(b"anything")
+    assert one.how == "exit code 3"
+
+
 @pytest.mark.parametrize("says", [keeper.ENDED, b""])
 def test_a_process_that_is_gone_has_ended(both, says):
     with pytest.raises(ProcessEnded, match="exit code 3"):

@@ -280,3 +280,17 @@ def test_guarded_process_cannot_be_dumped() -> None:
     ask = "import ctypes; from kcap.bench.sandbox import guard; guard(); print(ctypes.CDLL(None).prctl(3))"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+def test_a_process_lives_whatever_it_calls_itself() -> None:
+    """Its name need not be text."""
+    program = (
+        "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe (', 0, 0, 0); print(flush=True)\nwhile True: pass"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None and named.stdout.readline()
+        try:
+            assert process_tree.alive(named.pid) and not process_tree.still(named.pid)
+            assert not process_tree.confined(named.pid) and named.pid in process_tree.below(os.getpid())
+        finally:
+            named.kill()
