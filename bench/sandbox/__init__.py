@@ -2,7 +2,8 @@
 
 What the machine has is used; what it lacks is left out and named (`SandboxedProcess.confined`, `.refused`, `probe`):
 namespaces(7) for processes, mounts, network and IPC; a scratch of fixed size; landlock(7); seccomp(2); where root
-judges, a user of its own; no capabilities(7); setrlimit(2); prctl(2), by which nothing survives its supervisor.
+judges, a user of its own; no capabilities(7); setrlimit(2); cgroups(7) for memory; prctl(2), by which nothing survives
+its supervisor.
 
 Inside, CUDA needs these, and none is refused: ioctl and mmap on /dev/nvidia*, reading /proc/driver/nvidia and /sys,
 address space without a limit (`memory=None`), writing to /dev/shm, abstract Unix sockets, setting its own affinity,
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kcap import version
-from kcap.bench.sandbox import landlock, libc, namespaces, privileges, seccomp, supervisor
+from kcap.bench.sandbox import landlock, libc, memory_group, namespaces, privileges, seccomp, supervisor
 from kcap.bench.sandbox.sandboxed_process import ExitStatus, SandboxedProcess
 from kcap.bench.sandbox.spec import Features, SandboxSetup, SandboxSpec
 from kcap.errors import CallError, KcapError
@@ -123,6 +124,7 @@ FEATURES = (
     privileges.NO_NEW_PRIVILEGES,
     privileges.RESOURCE_LIMITS,
     privileges.PROCESS_LIMIT,
+    memory_group.NAME,
     privileges.DIES_FIRST,
 )
 

@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from kcap.bench.sandbox import confinement, keeper, libc, namespaces, privileges, process_tree
+from kcap.bench.sandbox import confinement, keeper, libc, memory_group, namespaces, privileges, process_tree
 from kcap.bench.sandbox.confinement import close_others
+from kcap.bench.sandbox.memory_group import MemoryGroup
 from kcap.bench.sandbox.spec import SandboxSetup
 
 SCRATCH_CHECK_S = 0.5
@@ -40,15 +41,28 @@ def _supervise(setup: SandboxSetup) -> None:
     close_others((setup.log, setup.report, setup.ended, *handed, *(setup.spaces or ())))
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     setup.features.attempt(privileges.DIES_FIRST, privileges.die_first)
+    group = _open_group(setup)
     user = _prepare(setup)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        if group is not None:
+            group.enter()
+            group.close()
         keeper.keep(setup, writing, proc, user)
     for descriptor in (writing, proc, setup.report, *handed):
         os.close(descriptor)
     _watch(setup, child, reading)
+    if group is not None:
+        group.remove()
+
+
+def _open_group(setup: SandboxSetup) -> MemoryGroup | None:
+    memory, made = setup.spec.memory, list[MemoryGroup]()
+    if memory is not None:
+        setup.features.attempt(memory_group.NAME, lambda: made.append(memory_group.open_group(memory)))
+    return made[0] if made else None
 
 
 def _own_session(asker: int) -> None:

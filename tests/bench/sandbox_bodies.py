@@ -278,6 +278,14 @@ def _named() -> list[str]:
         ending.set()
 
 
+def maps_shared_memory(mib: int) -> None:
+    """Memory that is no process's own data."""
+    mapped = mmap.mmap(-1, mib << 20)
+    for at in range(0, mib << 20, 4096):
+        mapped[at] = 1
+    print("DONE", flush=True)
+
+
 def read(path: str) -> None:
     refused(lambda: Path(path).read_bytes())
 

@@ -230,6 +230,14 @@ def test_of_a_closed_folder_only_what_is_needed_is_seen(judge: Judge, tmp_path: 
     assert "no capabilities" in judge.sandbox("read", closed / "key", **inside).held
 
 
+@needs("memory of all")
+def test_memory_that_no_process_counts_is_bounded(judge: Judge) -> None:
+    small = {"sandbox": {"memory": 64 * MIB}}
+    assert judge.sandbox("maps_shared_memory", 64, **small).log == "DONE\n"
+    report = judge.sandbox("maps_shared_memory", 1024, **small)
+    assert (report.ended, report.log) == ("SIGKILL", "") and report.left_nothing()
+
+
 @needs("hidden folders")
 def test_scratch_inside_of_a_hidden_folder_still_works(judge: Judge, tmp_path: Path) -> None:
     scratch = tmp_path / "out" / "scratch"
