@@ -46,7 +46,7 @@ def disable_malloc_trim() -> None:
 
 
 PASSED_DESCRIPTORS = 5  # that come with a request to start: channel, report, control, log, and what is ordered
-FILES_TO_START = 8  # open at a time to start a sandbox, two of them then to end it: pipes, namespaces, /proc
+FILES_TO_START = 12  # open at a time to start a sandbox, two of them then to end it: pipes, namespaces, cgroup, /proc
 GONE_S = 5.0  # until a process that closed its channel has ended
 
 
