@@ -175,7 +175,8 @@ class Judge:
             if POISON in str(rejected):
                 candidate.end(keep=True)
                 return self._died(running, rejected.status, str(rejected))
-            return {"status": rejected.status, "reason": str(rejected), "log": candidate.printed()}
+            raised = rejected.status == "RUNTIME_ERROR"  # and printed a traceback
+            return {"status": rejected.status, "reason": str(rejected), "log": candidate.printed(raised)}
         except (TooSlow, ProcessEnded) as error:
             if any(each.how is not None for each in self.references.values()):  # it was the reference that was asked
                 raise unanswered(error) from None

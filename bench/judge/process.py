@@ -76,6 +76,7 @@ class NotBuilt(Exception):
 
 
 MOST_PRINTED = 2000  # characters of what it printed
+PRINTING_S = 0.5  # until that has arrived
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,14 @@ class Process:
             raise TooSlow(f"was not built within {self.limits.build_timeout:g} s (--build-timeout)") from None
         return os.pread(self.memory, protocol.REPORT_BYTES, 0).partition(b"\0")[0]
 
-    def printed(self) -> str:
-        """The end of what it printed."""
-        size = os.fstat(self.log.fileno()).st_size
+    def printed(self, something: bool = False) -> str:
+        """The end of what it printed. `something`: it has, which may still be on its way through the supervisor."""
+        size, until = os.fstat(self.log.fileno()).st_size, time.monotonic() + PRINTING_S
+        while something and time.monotonic() < until:
+            time.sleep(PRINTING_S / 50)
+            before, size = size, os.fstat(self.log.fileno()).st_size
+            if size and size == before:
+                break
         return (
             os.pread(self.log.fileno(), MOST_PRINTED, max(size - MOST_PRINTED, 0))
             .decode(errors="replace")
