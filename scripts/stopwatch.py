@@ -28,7 +28,7 @@ import statistics, time
 
 import torch
 
-NOTED = []
+NOTED, LAST = [], [0]
 
 
 def run(x):
@@ -37,8 +37,9 @@ def run(x):
     while time.perf_counter_ns() - began < {us} * 1000:
         pass
     NOTED.append(time.perf_counter_ns() - began)
-    if len(NOTED) % 1000 == 0 or {us} >= 1000:
+    if began - LAST[0] > 5e8:
         print("mean", statistics.fmean(NOTED[-1000:]) / 1000, flush=True)
+        LAST[0] = began
     return out
 """
 

@@ -26,7 +26,7 @@ BATCH_NS = 5_000_000  # the least that a batch lasts,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
 LONG_ENOUGH = 0.8  # of what a batch should last
 WAYS = 5  # runs of no invocations
-FEWEST = 5  # batches of either
+FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations in one graph
 GPU_SHARE = 6  # of the free memory, one part in so many
@@ -56,7 +56,7 @@ def time_both(ours: Batches, theirs: Batches, seconds: float, compare: Callable[
     def take() -> float:
         mean, batch = ours.take()
         compare(batch)
-        if len(theirs.samples_us) < FEWEST or sum(theirs.samples_us) * theirs.count / 1e6 < seconds:
+        if len(theirs.samples_us) < FEWEST_OF_REFERENCE or sum(theirs.samples_us) * theirs.count / 1e6 < seconds:
             theirs.take()
         return mean
 
@@ -113,10 +113,12 @@ def size_batches(
     way = median(candidate.nothing() for _ in range(WAYS))
     wanted = max(BATCH_NS, way / WAY_SHARE)
 
-    def run(count: int) -> float:
-        done: Done = candidate.run(fresh_seed(), count)
-        check_report(done.report, wrong)
-        return float(done.elapsed_ns)
+    def quickest(count: int) -> float:
+        seed = fresh_seed()
+        runs: list[Done] = [candidate.run(seed, count) for _ in range(3)]
+        for done in runs:
+            check_report(done.report, wrong)
+        return float(min(done.elapsed_ns for done in runs))
 
     most, least = candidate.most, FEW
     gpu, size = candidate.limits.gpu, max(drawn.bytes, 1)
@@ -124,7 +126,7 @@ def size_batches(
         most = max(min(gpu.memory // GPU_SHARE // size, MOST_ON_GPU), 2)
         least = max(min(-(-COLD_FACTOR * gpu.l2 // size), most), min(FEW, most))
     count = FEW
-    while ((lasted := min(run(count) for _ in range(3))) < LONG_ENOUGH * wanted and count < most) or count < least:
+    while ((lasted := quickest(count)) < LONG_ENOUGH * wanted and count < most) or count < least:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
         count = min(max(int(wanted / each) + 1, least), count * MOST_GROWTH, most)
         candidate.open(drawn, count)

@@ -4,7 +4,8 @@ In a pid namespace it is process 1: signals from within do nothing to it, and th
 ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
 ends: then every process of the sandbox is stopped, and only when none of their threads runs any more, and none has had
 CPU time between two looks, the keeper says so. Whoever is let run again meanwhile, by a signal that the kernel sends
-for a timer or for somebody's end, is found before the next run: nobody may have had CPU time since, or be new.
+for a timer or for somebody's end, is found before the next run: nobody may be new, and all together may have had but
+a fraction of a millisecond since, in which one finishes its way through the kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kcap.bench.sandbox.spec import SandboxSetup
 
 RUN = b"run"  # what the keeper is told, and what it says
 STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
+REST_NS = 200_000  # of CPU time
 PAUSE_S = 1e-4
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
 
@@ -56,7 +58,7 @@ def serve(kept: KeptProcesses, control: int) -> int:
         changed, status = os.waitpid(kept.child, os.WCONTINUED | os.WUNTRACED | os.WNOHANG)
         if changed and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
             break
-        if changed or kept.cpu_times() != kept.at_rest:
+        if changed or kept.stirred():
             os.write(control, STIRRED)
             os.kill(kept.child, signal.SIGKILL)
             return kept.wait()
@@ -101,6 +103,13 @@ class KeptProcesses:
             self.at_rest = times if still else {}
             if not still:
                 time.sleep(PAUSE_S)
+
+    def stirred(self) -> bool:
+        """Whether anybody is new, or all together had more CPU time since than the way through the kernel takes."""
+        now = self.cpu_times()
+        return bool(now.keys() - self.at_rest.keys()) or sum(now.values()) > REST_NS + sum(
+            self.at_rest[pid] for pid in now
+        )
 
     def cpu_times(self) -> dict[int, int]:
         """Nanoseconds that each has had so far."""

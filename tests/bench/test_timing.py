@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.process import Done
-from kcap.bench.judge.timing import BATCH_NS, FEWEST, LONG_ENOUGH, WAY_SHARE, Batches, size_batches, time_both
+from kcap.bench.judge.timing import (
+    BATCH_NS,
+    FEWEST,
+    FEWEST_OF_REFERENCE,
+    LONG_ENOUGH,
+    WAY_SHARE,
+    Batches,
+    size_batches,
+    time_both,
+)
 from kcap.bench.judge.verdict import Rejected
 
 FINE = protocol.Report(protocol.FINE)
@@ -58,7 +67,7 @@ def test_every_batch_that_counts_is_compared_in_what_nobody_knew_of():
     assert [(batch.seed, batch.count) for batch in compared] == ours.candidate.ran
     assert len({batch.seed for batch in compared}) == len(compared)
     assert all(len(set(batch.chosen)) == 3 and max(batch.chosen) < 5 for batch in compared)
-    assert len(pair.reference.samples_us) >= FEWEST
+    assert len(pair.reference.samples_us) >= FEWEST_OF_REFERENCE
 
 
 def test_all_invocations_of_a_batch_are_chosen_in_the_long_run():
