@@ -180,7 +180,24 @@ def _chosen(out: torch.Tensor, truth: torch.Tensor, choice: Choice) -> Differenc
     return Difference(0.0, worst, worst) if bool(same.all()) else wrong
 
 
-def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> Difference:
+@dataclass(frozen=True)
+class FloatRows:
+    """A floating output beside the truth, each [rows, elements], with zeros where either has no number.
+
+    `element` and `row`: what each element and each row's rms may be off by. `unlike`: where inf or nan are not as they
+    must be, in the output's shape, of which `rare` are allowed; None where there are none.
+    """
+
+    out: torch.Tensor
+    truth: torch.Tensor
+    element: torch.Tensor
+    row: torch.Tensor
+    unlike: torch.Tensor | None = None
+    rare: int = 0
+
+
+def float_rows(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None = None) -> FloatRows:
+    """`out` against `truth`, as for `difference`."""
     rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
     wide_out, wide_truth = out.to(working), truth.to(working)
     rounded = truth.to(out.dtype).to(working)  # inf, where the dtype does not reach as far
@@ -188,10 +205,10 @@ def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -
     most, size = torch.finfo(out.dtype).max, wide_truth.abs()
     edge = (size > (1 - rtol) * most) & (size < (1 + rtol) * most) & (wide_out * wide_truth.sign() > (1 - rtol) * most)
     finite, finite_out = rounded.isfinite(), wide_out.isfinite()
+    unlike, rare = None, 0
     if not bool(finite.all()) or not bool(finite_out.all()):
-        special = _same_specials(wide_out, rounded) | _same_specials(wide_out, wide_own) | edge
-        if int((~special).sum()) > _rare(wide_own.isfinite() != finite):
-            return INCOMPARABLE
+        unlike = ~(_same_specials(wide_out, rounded) | _same_specials(wide_out, wide_own) | edge)
+        rare = _rare(wide_own.isfinite() != finite)
     compared = finite & finite_out
     wide_own = torch.where(wide_own.isfinite(), wide_own, wide_truth)
     shape = (-1, out.shape[-1]) if out.dim() and out.shape[-1] >= SHORTEST_ROW else (1, -1)
@@ -199,7 +216,8 @@ def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -
         torch.where(compared, tensor, 0).reshape(shape) for tensor in (wide_out, wide_truth, wide_own)
     )
     tiny = max(torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps, TINY)
-    return _finite(out_rows, truth_rows, None if own is None else own_rows, rtol, tiny)
+    row, element = _allowed(truth_rows, None if own is None else own_rows, rtol, tiny)
+    return FloatRows(out_rows, truth_rows, element, row, unlike, rare)
 
 
 def _same_specials(out: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -207,19 +225,28 @@ def _same_specials(out: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     return (out.isfinite() & truth.isfinite()) | (out == truth) | (out.isnan() & truth.isnan())
 
 
-def _finite(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None, rtol: float, tiny: float) -> Difference:
-    """Of [rows, elements]. `tiny`: what rounds to nothing in the output's dtype."""
-    off, size = (out - truth).abs_(), truth.abs()
-    worst, relative = float(off.max()), float((off / size.clamp_min(TINY)).max())
+def _allowed(
+    truth: torch.Tensor, own: torch.Tensor | None, rtol: float, tiny: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row's rms and of each element. `tiny`: what rounds to nothing in the output's dtype."""
     rms = _rms(truth).clamp_min_(LEAST_ROW * float(_rms(truth.view(1, -1))))
-    row, element = (rms * (rtol / RMS_SHARE)).clamp_min_(tiny), size.add_(rms).mul_(rtol).add_(tiny)
-    if own is not None:
-        own_off = (own - truth).abs_()
-        own_row = _rms(own_off)
-        usual = (own_row / rms.clamp_min(TINY)).median() * rms
-        row = torch.maximum(row, OWN_RMS * torch.maximum(own_row, usual))
-        element = torch.maximum(element, OWN_ELEMENT * own_off.amax(dim=-1, keepdim=True))
-    return Difference(max(float((off / element).max()), float((_rms(off) / row).max())), worst, relative)
+    row, element = (rms * (rtol / RMS_SHARE)).clamp_min_(tiny), truth.abs().add_(rms).mul_(rtol).add_(tiny)
+    if own is None:
+        return row, element
+    own_off = (own - truth).abs_()
+    own_row = _rms(own_off)
+    usual = (own_row / rms.clamp_min(TINY)).median() * rms
+    row = torch.maximum(row, OWN_RMS * torch.maximum(own_row, usual))
+    return row, torch.maximum(element, OWN_ELEMENT * own_off.amax(dim=-1, keepdim=True))
+
+
+def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> Difference:
+    rows = float_rows(out, truth, own)
+    if rows.unlike is not None and int(rows.unlike.sum()) > rows.rare:
+        return INCOMPARABLE
+    off = (rows.out - rows.truth).abs_()
+    worst, relative = float(off.max()), float((off / rows.truth.abs().clamp_min_(TINY)).max())
+    return Difference(max(float((off / rows.element).max()), float((_rms(off) / rows.row).max())), worst, relative)
 
 
 def _rms(rows: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.bench.accuracy import INTEGERS, RMS_SHARE, RTOL, TINY
+from kcap.bench.accuracy import INTEGERS, RMS_SHARE, RTOL, SAME, difference, float_rows
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.results.outcome import WrongAxis, WrongElements
 
@@ -29,7 +29,7 @@ def wrong_elements(
 
     `truth` has the dtype of `out`, or for a floating output any wider one. `axes`: the output's axes by name.
     """
-    if out.shape != truth.shape or not out.numel():
+    if out.shape != truth.shape or not out.numel() or difference(out, truth).error <= SAME:
         return None
     compared = _compare(out, truth)
     if compared is None:
@@ -64,7 +64,7 @@ class _Compared:
 
 
 def _compare(out: torch.Tensor, truth: torch.Tensor) -> _Compared | None:
-    """None where nothing is wrong, or nothing can be said of single elements."""
+    """None where nothing can be said of single elements."""
     if out.dtype in RTOL and truth.is_floating_point():
         return _floating(out, truth)
     if truth.dtype != out.dtype:
@@ -74,43 +74,25 @@ def _compare(out: torch.Tensor, truth: torch.Tensor) -> _Compared | None:
     if raw_bytes(out).numel() != out.numel():
         return None
     differs = (raw_bytes(out) != raw_bytes(truth)).reshape(out.shape)
-    return _Compared(differs.double() * 2, torch.zeros_like(differs, dtype=torch.double)) if differs.any() else None
+    return _Compared(differs.double() * 2, torch.zeros_like(differs, dtype=torch.double))
 
 
-def _integers(out: torch.Tensor, truth: torch.Tensor) -> _Compared | None:
+def _integers(out: torch.Tensor, truth: torch.Tensor) -> _Compared:
     differs = out != truth
     off = torch.where(differs, (out.double() - truth.double()).abs().clamp_min(1), 0)  # large int64 are no float64
-    if not bool(differs.any()):
-        return None
-    allowed = 0.0
-    if out.dtype == torch.int8 and int(differs.sum()) <= max(out.numel() // RMS_SHARE**2, 1):
-        if float(off.max()) <= 1:
-            return None
-        allowed = 1.0
+    few = out.dtype == torch.int8 and int(differs.sum()) <= max(out.numel() // RMS_SHARE**2, 1)
+    allowed = 1.0 if few else 0.0
     return _Compared(torch.where(off > allowed, off + 1, 0), torch.full_like(off, allowed))
 
 
-def _floating(out: torch.Tensor, truth: torch.Tensor) -> _Compared | None:
+def _floating(out: torch.Tensor, truth: torch.Tensor) -> _Compared:
     """Where the truth, rounded to the output's dtype, is inf or nan, only the same is right."""
-    rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
-    wide, exact, rounded = out.to(working), truth.to(working), truth.to(out.dtype).to(working)
-    finite = rounded.isfinite()
-    numbers = finite & wide.isfinite()
-    rms = _rms(exact[finite])
-    allowed = (exact.abs() + rms).mul_(rtol).clamp_min_(TINY)
-    absolute = (wide - exact).abs()
-    same = (wide == rounded) | (wide.isnan() & rounded.isnan())
-    share = torch.where(numbers, absolute / allowed, torch.where(same, 0.0, torch.inf))
-    right = not bool((share > 1).any())
-    if right and _rms(absolute[finite]) / max(rtol / RMS_SHARE * rms, TINY) <= 1:
-        return None
-    return _Compared(share, torch.where(finite, allowed, 0.0))
-
-
-def _rms(tensor: torch.Tensor) -> float:
-    if not tensor.numel():
-        return 0.0
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) / math.sqrt(tensor.numel())
+    rows = float_rows(out, truth)
+    share = ((rows.out - rows.truth).abs() / rows.element).reshape(out.shape)
+    if rows.unlike is not None:
+        share = torch.where(rows.unlike, torch.inf, share)
+    allowed = torch.where(truth.to(out.dtype).isfinite(), rows.element.reshape(out.shape), 0.0)
+    return _Compared(share, allowed)
 
 
 def _number(tensor: torch.Tensor, flat: int) -> float | int | str:
