@@ -14,10 +14,22 @@ GIB = 1 << 30
 SLACK_S = 60.0  # what the judge itself may take beside the processes that it starts
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
     """`seconds`: sampling of one Solution on one Workload. `timeout`, `build_timeout`: seconds at most, of a Solution
-    on one Workload and of its build. `memory`: GiB of a Solution's process. `workloads`: of a Definition at most."""
+    on one Workload and of its build. `memory`: GiB of a Solution's process."""
+
+    device: str | None = None
+    seconds: float = 0.1
+    timeout: float = 60.0
+    build_timeout: float = 300.0
+    memory: float | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(JudgeOptions):
+    """`workloads`: of a Definition at most."""
 
     path: Path
     solutions: Path
@@ -25,12 +37,6 @@ class Options:
     definition: str | None = None
     globs: tuple[str, ...] = ()
     workloads: int | None = None
-    device: str | None = None
-    seconds: float = 0.1
-    timeout: float = 60.0
-    build_timeout: float = 300.0
-    memory: float | None = None
-    threads: int | None = None
     executor: str = "local"
     measurements: Path | None = None
     trust: bool = False

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from kcap.bench.run.options import JudgeOptions
 from kcap.bench.tasks.folder import OpenTask
 from kcap.bench.tasks.serve import JudgeRequest, judge_request
-from kcap.bench.tasks.warm_judge import JudgeOptions, WarmJudge
+from kcap.bench.tasks.warm_judge import WarmJudge
 from kcap.errors import CallError, KcapError
 from kcap.version import __version__
 

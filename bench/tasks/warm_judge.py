@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from kcap.bench.run.executors import SlotRequest, find_executor
 from kcap.bench.run.executors.common.dispatcher import WorkUnit, ask_judge
 from kcap.bench.run.executors.common.slot import Slot
 from kcap.bench.run.executors.local import choose_device
-from kcap.bench.run.options import Options
+from kcap.bench.run.options import JudgeOptions, Options
 from kcap.bench.solutions import FoundSolution, RefusedSolution
 from kcap.bench.tasks.folder import OpenTask
 from kcap.bench.tasks.verdict import Judgement, refused_verdict
@@ -32,18 +32,6 @@ OnWorkload = Callable[[WorkloadVerdict], object]
 
 def ignore(_: WorkloadVerdict) -> None:
     """Nobody is told of single Workloads."""
-
-
-@dataclass(frozen=True)
-class JudgeOptions:
-    """How to judge: as `kcap bench` takes it. `seconds`: sampling of a Workload."""
-
-    device: str | None = None
-    seconds: float = 0.1
-    timeout: float = 60.0
-    build_timeout: float = 300.0
-    memory: float | None = None
-    threads: int | None = None
 
 
 class WarmJudge:
@@ -76,18 +64,10 @@ class WarmJudge:
         """Start the judge on a copy of what it reads, which a Solution cannot see."""
         root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kcap-judge-")))
         self.opened.copy_datasets(root)
-        options = self.options
-        device = choose_device(options.device, self.opened.task.device)
-        bench_options = Options(
-            path=self.opened.root,
-            solutions=self.opened.root,
-            output=root,
-            seconds=options.seconds,
-            timeout=options.timeout,
-            build_timeout=options.build_timeout,
-            memory=options.memory,
-            threads=options.threads if options.threads is not None else self._measured_threads(device),
-        )
+        device = choose_device(self.options.device, self.opened.task.device)
+        threads = self._measured_threads(device) if self.options.threads is None else self.options.threads
+        judged = {**asdict(self.options), "threads": threads}
+        bench_options = Options(path=self.opened.root, solutions=self.opened.root, output=root, **judged)
         self._limit_s = bench_options.limit_s
         session = bench_options.session(root)
         if self.opened.held_out is not None:

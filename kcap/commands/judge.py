@@ -107,8 +107,9 @@ def command(
       kcap judge task/solution/solution.py --json
       kcap judge mine.py --task task --fail-on slower
     """
+    from kcap.bench.run.options import JudgeOptions
     from kcap.bench.tasks.folder import find_task, open_task  # needs torch
-    from kcap.bench.tasks.warm_judge import JudgeOptions, WarmJudge
+    from kcap.bench.tasks.warm_judge import WarmJudge
 
     if serve and mcp:
         raise CallError("--serve and --mcp are two ways to ask: pass one of them")

@@ -130,8 +130,9 @@ def summary(draft: TaskDraft, output: Path) -> str:
 
 def example_passes(output: Path, device: str | None, trust: bool) -> bool:
     """Whether the example passes on the most counted Workload; where it does not, that is said."""
+    from kcap.bench.run.options import JudgeOptions
     from kcap.bench.tasks.folder import find_solution, open_task
-    from kcap.bench.tasks.warm_judge import JudgeOptions, WarmJudge
+    from kcap.bench.tasks.warm_judge import WarmJudge
 
     opened = open_task(output, trust)
     with WarmJudge(opened, JudgeOptions(device=device, seconds=0.03)) as judge:

@@ -16,10 +16,11 @@ import pytest
 from bench_datasets import SCALE, counted, workload
 
 from kcap.bench.run.executors import SlotRequest
+from kcap.bench.run.options import JudgeOptions
 from kcap.bench.tasks import warm_judge
 from kcap.bench.tasks.folder import open_task
 from kcap.bench.tasks.serve import serve
-from kcap.bench.tasks.warm_judge import JudgeOptions, WarmJudge
+from kcap.bench.tasks.warm_judge import WarmJudge
 from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import ScalarInput
 from kcap.schemas.results.measurement import Measurement, write_measurements

@@ -12,9 +12,10 @@ from statistics import median
 import pytest
 from bench_datasets import SCALE, counted, of, workload
 
+from kcap.bench.run.options import JudgeOptions
 from kcap.bench.tasks.folder import open_task
 from kcap.bench.tasks.serve import JudgeRequest, judge_request
-from kcap.bench.tasks.warm_judge import JudgeOptions, WarmJudge
+from kcap.bench.tasks.warm_judge import WarmJudge
 from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, ScalarInput
 
