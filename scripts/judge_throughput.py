@@ -19,7 +19,15 @@ from kcap.schemas.flashinfer.dataset import write_dataset
 from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
 from kcap.schemas.results import outcome as outcomes_file
 
-WIDTH = 64
+MATRIX = DefinitionTensor(shape=["m", "n"], dtype="float32")
+RELU = Definition(
+    name="relu",
+    op_type="activation",
+    axes={"m": AxisVar(), "n": AxisConst(value=64)},
+    inputs={"x": MATRIX},
+    outputs={"y": MATRIX},
+    reference="import torch\n\n\ndef run(x):\n    return torch.relu(x)\n",
+)
 PARTIAL = 3  # the exit code of a run in which some did not pass
 SOLUTION = """# definition: {definition}
 import torch
@@ -54,21 +62,13 @@ def main() -> None:
 
 def write_problem(root: Path, solutions: int, workloads: int) -> None:
     """A dataset of one Definition, and Solutions of it."""
-    definition = Definition(
-        name="relu",
-        op_type="activation",
-        axes={"m": AxisVar(), "n": AxisConst(value=WIDTH)},
-        inputs={"x": DefinitionTensor(shape=["m", "n"], dtype="float32")},
-        outputs={"y": DefinitionTensor(shape=["m", "n"], dtype="float32")},
-        reference="import torch\n\n\ndef run(x):\n    return torch.relu(x)\n",
-    )
     made = [Workload(uuid=f"w{i}", axes={"m": 16 * (i + 1)}, inputs={"x": RandomInput()}) for i in range(workloads)]
-    write_dataset(root / "dataset", [definition], {definition.name: made}, {})
+    write_dataset(root / "dataset", [RELU], {RELU.name: made}, {})
     folder = root / "solutions"
     folder.mkdir()
     for i in range(solutions):
         body = BODIES[i % len(BODIES)]
-        (folder / f"s{i:03}.py").write_text(SOLUTION.format(definition=definition.name, body=body))
+        (folder / f"s{i:03}.py").write_text(SOLUTION.format(definition=RELU.name, body=body))
 
 
 def judge(root: Path) -> None:

@@ -16,13 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from judge_throughput import RELU
+
 from kcap.schemas.flashinfer.dataset import write_dataset
-from kcap.schemas.flashinfer.definition import AxisConst, AxisVar, Definition, DefinitionTensor, RandomInput, Workload
+from kcap.schemas.flashinfer.definition import RandomInput, Workload
 from kcap.schemas.results import outcome as outcomes_file
 
-WIDTH, ROWS = 64, 1024
+ROWS = 1024
 LONGEST = (20, 50, 100, 300, 1000, 10_000)  # microseconds
-MATRIX = DefinitionTensor(shape=["m", "n"], dtype="float32")
 SOLUTION = """# definition: relu
 import statistics, time
 
@@ -69,16 +70,8 @@ def main() -> None:
 
 def write_problem(root: Path) -> None:
     """A dataset of one Definition, and a Solution for each time."""
-    definition = Definition(
-        name="relu",
-        op_type="activation",
-        axes={"m": AxisVar(), "n": AxisConst(value=WIDTH)},
-        inputs={"x": MATRIX},
-        outputs={"y": MATRIX},
-        reference="import torch\n\n\ndef run(x):\n    return torch.relu(x)\n",
-    )
     workload = Workload(uuid="w", axes={"m": ROWS}, inputs={"x": RandomInput()})
-    write_dataset(root / "dataset", [definition], {"relu": [workload]}, {})
+    write_dataset(root / "dataset", [RELU], {RELU.name: [workload]}, {})
     (root / "solutions").mkdir()
     for us in LONGEST:
         (root / "solutions" / f"takes_{us:05}.py").write_text(SOLUTION.format(us=us))
