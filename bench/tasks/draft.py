@@ -23,6 +23,7 @@ from kcap.bench.run.bench_run import choose_workloads
 from kcap.bench.run.subject import RecordingSubject, Subject, open_subject
 from kcap.bench.run.summary.baseline import Measured, measured_baseline, measurements_of
 from kcap.bench.run.summary.score import ALL_PHASES
+from kcap.bench.run.summary.summary import UNWEIGHED
 from kcap.bench.tasks.folder import identity
 from kcap.errors import CallError, FormatError, KcapError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, workload_weights
@@ -388,7 +389,7 @@ def _notes(
     if recorded is not None and model is not None and recorded < model:
         yield f"{recorded} of the model's {model} layers were recorded: shares are not the model's"
     if not problem.counts:
-        yield "no counts are known: each Workload counts as one invocation"
+        yield UNWEIGHED
     if measured is None:
         yield "the engine's own times are not known (kcap task --measurements): gains are against the reference"
     elif measured and not any(workload.engine_us for workload in workloads):
