@@ -68,7 +68,7 @@ class Candidate(Process):
         self.forget()
         on_gpu = self.limits.gpu is not None
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
-        slot = sum(result.reserved for result in drawn.results)
+        slot = drawn.slot_bytes
         layout = SetLayout.of(drawn, self.destination, CUDA_ALIGN if on_gpu else CPU_ALIGN)
         sizes = drawn.size, slot, drawn.variants, sets, flags, layout.stride
         content = protocol.open_message(drawn.contents, drawn.results, *sizes, [*layout.inputs, *layout.outputs])
@@ -147,8 +147,7 @@ class Candidate(Process):
         work = self.workload
         assert work is not None
         if work.arena is None:
-            slot = sum(each.reserved for each in work.drawn.results)
-            os.preadv(work.memory, [room], number * slot + result.offset)
+            os.preadv(work.memory, [room], number * work.drawn.slot_bytes + result.offset)
         elif self.destination:
             room[:] = work.arena.output(number, index)
         else:

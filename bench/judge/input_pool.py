@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,7 +47,6 @@ class InputPool:
     pool: int | None = None
     size: int = 0
     variants: int = 1
-    notes: list[str] = field(default_factory=list)
 
     @property
     def example(self) -> WorkloadInputs:
@@ -61,12 +60,13 @@ class InputPool:
     @property
     def bytes(self) -> int:
         """Of one set of inputs and outputs."""
-        return self.input_bytes + sum(result.reserved for result in self.results)
+        inputs = (int(value.nbytes) for value in self.example.inputs if isinstance(value, torch.Tensor))
+        return sum(inputs) + self.slot_bytes
 
     @property
-    def input_bytes(self) -> int:
-        """Bytes of one set of inputs."""
-        return sum(int(value.nbytes) for value in self.example.inputs if isinstance(value, torch.Tensor))
+    def slot_bytes(self) -> int:
+        """Reserved for one set of outputs."""
+        return sum(result.reserved for result in self.results)
 
     def with_outputs_of(self, definition: Definition) -> InputPool:
         """The same inputs for another form of the Definition."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -103,29 +103,33 @@ class Judge:
             self.launched.add(definition.name)
 
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
-        """On the widest spread of inputs by which the reference can be judged, or the one that was before."""
-        key = definition.name, workload.uuid
-        known = self.settled.get(key)
-        if known:
-            return self._on_spread(solution, definition, workload, known[0])
-        return with_widest_spread(definition, lambda spread: self._on_spread(solution, definition, workload, spread))
-
-    def _on_spread(
-        self, solution: Solution, definition: Definition, workload: Workload, spread: Spread
-    ) -> dict[str, Any]:
-        dataset = Dataset(self.root) if self.root else None
-        on_gpu, key = self.limits.gpu is not None, (definition.name, workload.uuid)
-        with open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu) as drawn:
+        with ExitStack() as opened:
             try:
-                known = self.settled.get(key)
-                truth = open_oracle(partial(self._reference, definition), drawn, known[1] if known else None)
-                self.settled[key] = spread, truth.precision
+                truth = self._truth(definition, workload, opened)
                 verdict = self._trial(solution, truth)
             except AtFault:
                 self._drop_references()
                 raise
-            notes = [*drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
+            notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
             return {**verdict, "notes": notes}
+
+    def _truth(self, definition: Definition, workload: Workload, opened: ExitStack) -> ReferenceOracle:
+        """On the widest spread of inputs by which the reference can be judged, or the one that was before. `opened` has
+        what is to be closed.
+        """
+        dataset = Dataset(self.root) if self.root else None
+        on_gpu, key = self.limits.gpu is not None, (definition.name, workload.uuid)
+
+        def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
+            with ExitStack() as tried:
+                pool = open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu)
+                truth = open_oracle(partial(self._reference, definition), tried.enter_context(pool), known)
+                self.settled[key] = spread, truth.precision
+                opened.push(tried.pop_all())
+                return truth
+
+        settled = self.settled.get(key)
+        return on_spread(*settled) if settled else with_widest_spread(definition, on_spread)
 
     def _reference(self, definition: Definition, form: Definition) -> Candidate:
         """The process of a form of `definition`; those of another Definition end."""

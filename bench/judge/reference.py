@@ -62,9 +62,8 @@ class ReferencePrecision:
         return definition if self.sizes is None else choices.scoring_definition(definition, self.sizes)
 
 
-Start: TypeAlias = Callable[
-    [Definition], Candidate
-]  # the process of a form of the Definition, another if that has ended
+# Gives the process of a form of the Definition, or another where that has ended
+Start: TypeAlias = Callable[[Definition], Candidate]
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,8 @@ def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
     again, higher_by_bits = _outputs(reference, seed, 0, 0), dict[int, list[Outputs]]()
     if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
         raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
-    _check_finite(drawn, own[0])
+    ours = [outputs[: len(definition.outputs)] for outputs in own]
+    _check_finite(drawn, ours[0])
 
     def higher(bits: int) -> list[Outputs] | None:
         nonlocal reference
@@ -152,11 +152,10 @@ def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
     def choices_of(bits: int, draw: int) -> Mapping[int, Choice]:
         return choices.truth_of(definition, higher_by_bits[bits][draw], own[draw], sizes).choices
 
-    ours = [outputs[: len(definition.outputs)] for outputs in own]
     bits = settle_precision(definition, ours, higher, choices_of) if _floats(drawn) else 0
     truth = choices.truth_of(definition, higher_by_bits[bits][0] if bits else own[0], own[0], sizes)
     check_as_solution(definition, again[: len(definition.outputs)], truth)
-    return ReferencePrecision(bits, _notes(drawn, own[0]), sizes)
+    return ReferencePrecision(bits, _notes(drawn, ours[0]), sizes)
 
 
 def _sizes_of_choices(start: Start, drawn: InputPool, seed: int) -> torch.Tensor | None:
@@ -280,14 +279,14 @@ def _floats(drawn: InputPool) -> bool:
 
 
 def _check_finite(drawn: InputPool, outputs: list[torch.Tensor]) -> None:
-    for result, output in zip(drawn.results, outputs, strict=False):
+    for result, output in zip(drawn.results, outputs, strict=True):
         if output.is_floating_point() and output.numel() and not output.double().isfinite().any():
             raise AtFault(f"no number of its reference's output {result.name} is finite")
 
 
 def _notes(drawn: InputPool, outputs: list[torch.Tensor]) -> tuple[str, ...]:
     notes = []
-    for result, output in zip(drawn.results, outputs, strict=False):
+    for result, output in zip(drawn.results, outputs, strict=True):
         if output.is_floating_point() and (share := 1 - float(output.double().isfinite().double().mean())) > 0:
             notes.append(f"{result.name}: {share:.1%} of the reference's numbers are inf or nan, and must be")
     if not drawn.varied:

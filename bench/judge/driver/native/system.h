@@ -40,7 +40,7 @@ inline bool same(const void* one, const void* other, size_t count) {
   return differ == 0;
 }
 
-// splitmix64 (Steele, Lea, Flood 2014): what the judge computes, too, from the same numbers.
+// splitmix64 (Steele, Lea, Flood 2014).
 inline uint64_t mixed(uint64_t seed, uint64_t i, uint64_t j) {
   uint64_t z = seed + 0x9E3779B97F4A7C15ULL * (i * 4096 + j + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
