@@ -91,7 +91,7 @@ def _floating(out: torch.Tensor, truth: torch.Tensor) -> _Compared:
     share = ((rows.out - rows.truth).abs() / rows.element).reshape(out.shape)
     if rows.unlike is not None:
         share = torch.where(rows.unlike, torch.inf, share)
-    allowed = torch.where(truth.to(out.dtype).isfinite(), rows.element.reshape(out.shape), 0.0)
+    allowed = torch.where(truth.to(out.dtype).double().isfinite(), rows.element.reshape(out.shape), 0.0)
     return _Compared(share, allowed)
 
 
