@@ -2,10 +2,10 @@
 
 In a pid namespace it is process 1: signals from within do nothing to it, and the kernel kills all the others when it
 ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
-ends: then every process of the sandbox is stopped, and only when none of their threads runs any more, and none has had
-CPU time between two looks, the keeper says so. Whoever is let run again meanwhile, by a signal that the kernel sends
-for a timer or for somebody's end, is found before the next run: nobody may be new, and all together may have had but
-a fraction of a millisecond since, in which one finishes its way through the kernel.
+ends: then every process of the sandbox is stopped, and only when all their threads have left their processors, and
+none has had CPU time between two looks, the keeper says so. Whoever is let run again meanwhile, by a signal that the
+kernel sends for a timer or for somebody's end, is found before the next run: nobody may be new, and all together may
+have had but a fraction of a millisecond since, for kernels that do not tell who is on a processor.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class KeptProcesses:
         self.at_rest = {}
         while True:
             others = self._signal_others(signal.SIGSTOP)
-            still, times = all(map(process_tree.still, others)), self.cpu_times()
+            still, times = all(map(process_tree.still, (self.child, *others))), self.cpu_times()
             if still and times == self.at_rest:
                 return
             self.at_rest = times if still else {}

@@ -72,17 +72,34 @@ def alive(pid: int) -> bool:
 
 
 def still(pid: int) -> bool:
-    """Whether every thread of `pid` is stopped or has ended."""
-    return all(state in STILL for state in _thread_states(pid))
+    """Whether every thread of `pid` is stopped or has ended, and has left its processor."""
+    return all(state in STILL for state in _thread_states(pid)) and all(map(_off_processor, _threads(pid)))
 
 
 def _thread_states(pid: int) -> list[str]:
     """Of those that are there. A thread's name, which it may choose, is read as bytes."""
+    states = [_state(thread)[0] for thread in _threads(pid)]
+    return [state for state in states if state]
+
+
+def _threads(pid: int) -> list[str]:
+    """By their paths below /proc."""
     try:
-        states = [_state(f"{pid}/task/{task.name}")[0] for task in os.scandir(f"/proc/{pid}/task")]
+        return [f"{pid}/task/{task.name}" for task in os.scandir(f"/proc/{pid}/task")]
     except OSError:
         return []
-    return [state for state in states if state]
+
+
+def _off_processor(thread: str) -> bool:
+    """Whether it is, of one that is stopped; True where the kernel does not tell.
+
+    A thread may be preempted when its state says already that it is stopped: the rest of its way, after which it leaves
+    its processor, comes later. The kernel's answer waits for that (`wait_task_inactive`, in kernel/sched/core.c).
+    """
+    try:
+        return Path(f"/proc/{thread}/syscall").read_bytes() != b"running\n"
+    except OSError:
+        return True
 
 
 def confined(pid: int) -> bool:
