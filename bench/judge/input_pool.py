@@ -205,7 +205,7 @@ class Arena:
         try:
             os.ftruncate(self.descriptor, layout.stride * sets)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-            self._view = mmap.mmap(self.descriptor, layout.stride * sets)
+            self._view = mmap.mmap(self.descriptor, layout.stride * sets, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except BaseException:
             os.close(self.descriptor)
             raise

@@ -7,6 +7,7 @@ and back takes is measured with a run of no invocations, and batches are so long
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from statistics import median
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
-from kcap.bench.judge.process import Done
 from kcap.bench.judge.verdict import Rejected, check_report
 from kcap.replay.timing.rotation import COLD_FACTOR
 from kcap.replay.timing.sampling import LIMIT_FACTOR, Budget, quartiles, sample_until
@@ -114,11 +114,15 @@ def size_batches(
     wanted = max(BATCH_NS, way / WAY_SHARE)
 
     def quickest(count: int) -> float:
-        seed = fresh_seed()
-        runs: list[Done] = [candidate.run(seed, count) for _ in range(3)]
-        for done in runs:
+        """Of three runs, or up to the first that is too short."""
+        seed, lasted = fresh_seed(), math.inf
+        for _ in range(3):
+            done = candidate.run(seed, count)
             check_report(done.report, wrong)
-        return float(min(done.elapsed_ns for done in runs))
+            lasted = min(lasted, done.elapsed_ns)
+            if lasted < LONG_ENOUGH * wanted:
+                break
+        return lasted
 
     most, least = candidate.most, FEW
     gpu, size = candidate.limits.gpu, max(drawn.bytes, 1)

@@ -2,10 +2,10 @@
 
 In a pid namespace it is process 1: signals from within do nothing to it, and the kernel kills all the others when it
 ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
-ends: then every process of the sandbox is stopped, and only when all their threads have left their processors, and
-none has had CPU time between two looks, the keeper says so. Whoever is let run again meanwhile, by a signal that the
-kernel sends for a timer or for somebody's end, is found before the next run: nobody may be new, and all together may
-have had but a fraction of a millisecond since, for kernels that do not tell who is on a processor.
+ends: then every process of the sandbox is stopped, and only when all their threads have left their processors (or,
+where the kernel does not tell, none has had CPU time between two looks) the keeper says so. Whoever is let run again
+meanwhile, by a signal that the kernel sends for a timer or for somebody's end, is found before the next run: nobody may
+be new, and all together may have had but a fraction of a millisecond since.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class KeptProcesses:
 
     def stop_all(self) -> None:
         """Stop everything, and return when nothing runs."""
-        self.at_rest = {}
+        told, self.at_rest = self.alone and process_tree.tells_who_runs(self.child), {}
         while True:
             others = self._signal_others(signal.SIGSTOP)
             still, times = all(map(process_tree.still, (self.child, *others))), self.cpu_times()
-            if still and times == self.at_rest:
+            looked_before, self.at_rest = self.at_rest, times if still else {}
+            if still and (told or times == looked_before):
                 return
-            self.at_rest = times if still else {}
             if not still:
                 time.sleep(PAUSE_S)
 

@@ -72,8 +72,13 @@ def alive(pid: int) -> bool:
 
 
 def still(pid: int) -> bool:
-    """Whether every thread of `pid` is stopped or has ended, and has left its processor."""
-    return all(state in STILL for state in _thread_states(pid)) and all(map(_off_processor, _threads(pid)))
+    """Whether every thread of `pid` is stopped or has ended, and as far as the kernel tells has left its processor."""
+    return all(state in STILL for state in _thread_states(pid)) and RUNNING not in map(_system_call, _threads(pid))
+
+
+def tells_who_runs(pid: int) -> bool:
+    """Whether the kernel tells of the threads of `pid` that they run; hardened ones do not."""
+    return None not in map(_system_call, _threads(pid))
 
 
 def _thread_states(pid: int) -> list[str]:
@@ -90,16 +95,21 @@ def _threads(pid: int) -> list[str]:
         return []
 
 
-def _off_processor(thread: str) -> bool:
-    """Whether it is, of one that is stopped; True where the kernel does not tell.
+RUNNING = b"running\n"
+
+
+def _system_call(thread: str) -> bytes | None:
+    """What the kernel says of it; None where it does not.
 
     A thread may be preempted when its state says already that it is stopped: the rest of its way, after which it leaves
     its processor, comes later. The kernel's answer waits for that (`wait_task_inactive`, in kernel/sched/core.c).
     """
     try:
-        return Path(f"/proc/{thread}/syscall").read_bytes() != b"running\n"
+        return Path(f"/proc/{thread}/syscall").read_bytes()
+    except (ProcessLookupError, FileNotFoundError):
+        return b""
     except OSError:
-        return True
+        return None
 
 
 def confined(pid: int) -> bool:
