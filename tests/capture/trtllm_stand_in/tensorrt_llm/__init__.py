@@ -37,7 +37,8 @@ class LLM:
         if self._pool is None:
             tokens = run_worker(*job)
         else:
-            tokens = [self._pool.submit(run_worker, *job) for _ in range(self._size)][0].result()
+            jobs = [self._pool.submit(run_worker, *job) for _ in range(self._size)]
+            tokens = jobs[0].result()
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for ids in tokens]
 
     def shutdown(self) -> None:
