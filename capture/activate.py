@@ -2,8 +2,8 @@
 
 `activate_NAME` is the plugin entry point for the adapter `NAME` in `engines`; it runs in every process of the engine,
 and may run twice. A framework that loads no plugins is hooked when its package is imported. The first engine keeps the
-process, whatever is imported later; PyTorch, which engines import, has it until one comes. Imports the standard library,
-orjson and (once an engine runs) torch only.
+process, whatever is imported later; PyTorch, which engines import, has it until one comes. Imports the standard
+library, orjson and (once an engine runs) torch only.
 """
 
 from __future__ import annotations

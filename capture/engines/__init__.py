@@ -62,8 +62,8 @@ class Framework:
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
     `cache`: the variable that names the folder in which it keeps what it compiled.
     `servers`: its commands that serve. `tried`: the newest release that kcap was tried with; `hooks`: what the adapter
-    hooks there (`module:Class.method`, relative to the package). `untried`: what kcap says everywhere of an adapter that
-    nobody has run with the real engine; `tried` is then the release in whose source its hooks were read.
+    hooks there (`module:Class.method`, relative to the package). `untried`: what kcap says everywhere of an adapter
+    that nobody has run with the real engine; `tried` is then the release in whose source its hooks were read.
     """
 
     name: str

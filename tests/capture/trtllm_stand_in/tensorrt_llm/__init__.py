@@ -1,7 +1,7 @@
 """A stand-in for TensorRT-LLM: module, class and method names of 1.2, and its order of calls, around a toy model.
 
-None of its code is the real engine's, and no kernel. What runs with it shows that kcap's hooks do what they should where
-these names are; it does not show that the real engine has them.
+None of its code is the real engine's, and no kernel. What runs with it shows that kcap's hooks do what they should
+where these names are; it does not show that the real engine has them.
 """
 
 from __future__ import annotations
