@@ -1,7 +1,7 @@
 """TensorRT-LLM's PyTorch backend and AutoDeploy: where their steps begin and end.
 
-Written from its source (1.1 to 1.2) and **not yet run with the real engine**. Its tests run a stand-in with its names in
-one process, which proves the logic of the hooks and no compatibility; MPI workers have no test, and none was recorded.
+Written from its source (1.1 to 1.2) and **not yet run with the real engine**. Its tests run a stand-in with its names
+in one process, which proves the logic of the hooks and no compatibility; MPI workers have no test, and none was recorded.
 
 A step is an engine's `forward` and the `PyExecutor._sample_async` after it. The window opens when `create_py_executor`
 returns, so that the memory estimation, for which it makes an executor of dummy requests, does not count, nor do warm-up
@@ -104,7 +104,7 @@ def _is_there(package: ModuleType, module: str) -> bool:
 def _hook_member(module: ModuleType, name: str, around: Around, steps: Steps) -> None:
     """Put `around` in the place of the function, or the method of a class, that `name` is."""
     kind, _, method = name.partition(":")[2].rpartition(".")
-    owner = getattr(module, kind, None) if kind else module
+    owner: Any = getattr(module, kind, None) if kind else module
     if not hasattr(owner, method):
         steps.absent(name, ABSENT[name])
     elif owner is module:
@@ -147,8 +147,6 @@ def _member(holder: Any, path: str) -> Any:
 
 def _facts(executor: Any, llm_args: Any) -> dict[str, Any]:
     """With attention's data parallelism the ranks of one world are replicas of each other."""
-    import tensorrt_llm
-
     facts, mapping = rank_facts(), _member(executor, "dist.mapping")
     rank, size = (_member(executor, f"dist.{name}") for name in ("rank", "world_size"))
     if isinstance(rank, int) and isinstance(size, int):  # MPI's, which torch.distributed need not know
@@ -162,7 +160,7 @@ def _facts(executor: Any, llm_args: Any) -> dict[str, Any]:
         "model": str(model) if model else None,
         "layers": layers if isinstance(layers, int) else None,
         "framework": FRAMEWORK.name,
-        "framework_version": getattr(tensorrt_llm, "__version__", None),
+        "framework_version": getattr(sys.modules.get(FRAMEWORK.package), "__version__", None),
     }
 
 
@@ -212,7 +210,7 @@ class Steps:
         try:
             scheduled = args[0] if args else kwargs["scheduled_requests"]
             late = args[2] if len(args) > 2 else next((kwargs[name] for name in LATE_TOKENS if name in kwargs), None)
-            return self.window.begin(self._requests.shape(scheduled, late is not None, draft))
+            return bool(self.window.begin(self._requests.shape(scheduled, late is not None, draft)))
         except Exception as error:
             self.window.failed(error)
             return False

@@ -1,7 +1,7 @@
 """What TensorRT-LLM's `ScheduledRequests` say of a step: phase, chunks, drafts, contexts.
 
-Names are those of tensorrt_llm/_torch/pyexecutor of 1.1 to 1.3 (`scheduler.py`, `llm_request.py`, and
-`model_engine.py`, where each request's past tokens are counted). An attribute that is not there is reported, and what it says left open.
+Names are those of tensorrt_llm/_torch/pyexecutor of 1.1 to 1.3: `scheduler.py`, `llm_request.py`, `model_engine.py`;
+where past tokens are counted. An attribute that is not there is reported, and what it says left open.
 """
 
 from __future__ import annotations
