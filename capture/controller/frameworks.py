@@ -114,7 +114,6 @@ def _sizes(file: Path | None) -> tuple[int | None, int | None]:
 
 
 PLANNED = (
-    Framework("TRT-LLM", "tensorrt_llm", ("tensorrt-llm",), pip=("install tensorrt-llm",)),
     Framework(
         "MLC-LLM",
         "mlc_llm",
@@ -161,19 +160,21 @@ def _clone() -> Path | None:
 def check_engine(framework: Framework) -> Check:
     """Whether `framework` is installed; the way to get it is told only where this kcap can record it."""
     version = version_of(*framework.distributions)
+    tried = framework.untried or (f"tried up to {framework.tried}" if framework.tried else "")
+    told = f"; {tried}" if tried else ""
     if version is None and importlib.util.find_spec(framework.package) is None:
         fix = install_command(framework) if of_framework(framework.name) else ""
-        return Check(framework.name, "missing", "not installed", fix)
-    return Check(framework.name, "ok", version or "installed, version unknown")
+        return Check(framework.name, "missing", f"not installed{told}", fix)
+    return Check(framework.name, "ok", f"{version or 'installed, version unknown'}{told}")
 
 
 def check_hooks(framework: Framework) -> Iterable[Check]:
-    """Of a framework that is newer than any that kcap was tried with: which of kcap's hooks are there."""
+    """Of a framework that kcap was not tried with, or only older releases: which of kcap's hooks are there."""
     version = version_of(*framework.distributions)
-    if version is None or _numbers(version) <= _numbers(framework.tried):
+    if version is None or (_numbers(version) <= _numbers(framework.tried) and not framework.untried):
         return
     missing = [hook for hook in framework.hooks if not _has(_folder(framework.package), *hook.split(":"))]
-    newer = f"{version} is newer than {framework.tried}, the newest that kcap was tried with"
+    newer = framework.untried or f"{version} is newer than {framework.tried}, the newest that kcap was tried with"
     there = f"{len(framework.hooks) - len(missing)} of {len(framework.hooks)} hooks are there"
     lacking = f", not {', '.join(missing)}" if missing else ""
     judge = "kcap record --check-coverage tells what of its GPU time is recorded"

@@ -75,12 +75,12 @@ def runs_engine(session: Session) -> bool:
 def recorded_environment(session: Session) -> dict[str, str]:
     """The environment of a recorded process: it names the session, and where the engine's caches are.
 
-    A user's own command looks at STARTUP first.
+    A user's own command, and an engine that loads no plugins, look at STARTUP first.
     """
     env = {**os.environ, **own_caches(os.environ), SESSION_VARIABLE: str(session.file.resolve())}
-    if session.command:
-        return env | {"PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))}
-    engine = of_framework(session.framework)
+    engine = None if session.command else of_framework(session.framework)
+    if session.command or (engine and engine.FRAMEWORK.plugin is None):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), env.get("PYTHONPATH")]))
     return {**engine.FRAMEWORK.environment, **env} if engine else env
 
 

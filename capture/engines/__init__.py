@@ -62,7 +62,8 @@ class Framework:
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
     `cache`: the variable that names the folder in which it keeps what it compiled.
     `servers`: its commands that serve. `tried`: the newest release that kcap was tried with; `hooks`: what the adapter
-    hooks there (`module:Class.method`, relative to the package).
+    hooks there (`module:Class.method`, relative to the package). `untried`: what kcap says everywhere of an adapter
+    that nobody has run with the real engine; `tried` is then the release in whose source its hooks were read.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Framework:
     cache: str | None = None
     servers: tuple[Server, ...] = ()
     tried: str = ""
+    untried: str = ""
     hooks: tuple[str, ...] = ()
 
 
