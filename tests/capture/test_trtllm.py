@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,38 +12,63 @@ from typing import Any
 import pytest
 
 import kcap as kcap_package
+from kcap.schemas.recording.records import Metadata
 
 STAND_IN = Path(__file__).parent / "trtllm_stand_in"
 PROGRAM = """
 from tensorrt_llm import LLM, SamplingParams
-outputs = LLM("m", **{arguments}).generate([[1, 2, 3], [4, 5, 6, 7]], SamplingParams(max_tokens=3))
-print([output.outputs[0].token_ids for output in outputs])
+if __name__ == "__main__":  # workers import it, too
+    llm = LLM("m", **{arguments})
+    outputs = llm.generate([[1, 2, 3], [4, 5, 6, 7]], SamplingParams(max_tokens=3))
+    print([output.outputs[0].token_ids for output in outputs])
+    llm.shutdown()
 """
+LIMIT_S = 60
+STEPS = {"decode": 2, "mixed": 1, "prefill": 1}
+OPEN_MPI = {  # that it starts processes as root, and more than there are cores
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "steps"),
-    [
-        ({}, {"decode": 2, "mixed": 1, "prefill": 1}),
-        ({"backend": "_autodeploy"}, {"decode": 2, "mixed": 1, "prefill": 1}),
-    ],
-)
-def test_steps_count_without_estimation_and_warm_up_and_tokens_stay(
-    arguments: dict[str, Any],
-    steps: dict[str, int],
-    kcap: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def record(kcap: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Metadata]:
+    """Records a program with these arguments of `LLM`, which prints what it does alone; the Recording's metadata."""
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+
+    def run(**arguments: Any) -> Metadata:
+        program, tokens = tmp_path / "program.py", tmp_path / "tokens"
+        program.write_text(PROGRAM.format(arguments=arguments))
+        alone = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        command = f'"{sys.executable}" "{program}" > "{tokens}"'
+        ran = kcap("record", "-o", tmp_path / "out", "--", "sh", "-c", command)
+        assert ran.code == 0, ran.err
+        assert tokens.read_text() == alone.stdout
+        return kcap_package.load(tmp_path / "out").metadata
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [{}, {"backend": "_autodeploy"}])
+def test_steps_count_without_estimation_and_warm_up_and_tokens_stay(
+    arguments: dict[str, Any], record: Callable[..., Metadata], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
-    program, tokens = tmp_path / "program.py", tmp_path / "tokens"
-    program.write_text(PROGRAM.format(arguments=arguments))
-    alone = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
-    command = f'"{sys.executable}" "{program}" > "{tokens}"'
-    ran = kcap("record", "-o", tmp_path / "out", "--", "sh", "-c", command)
-    assert ran.code == 0, ran.err
-    metadata = kcap_package.load(tmp_path / "out").metadata
-    assert (metadata.framework, metadata.steps) == ("TRT-LLM", steps)
+    metadata = record(**arguments)
+    assert (metadata.framework, metadata.steps) == ("TRT-LLM", STEPS)
     assert "TRT-LLM: not yet run with the real engine: hooks read in the source of 1.2.1" in metadata.notes
-    assert tokens.read_text() == alone.stdout
+
+
+def test_each_rank_of_mpi_counts_its_own_steps(
+    record: Callable[..., Metadata], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: no workers of MPI")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # where Open MPI's programs are
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    metadata = record(tensor_parallel_size=2)
+    assert (metadata.framework, metadata.world_size, metadata.steps) == ("TRT-LLM", 2, STEPS)
+    assert [(rank.rank, rank.steps, rank.groups) for rank in metadata.ranks] == [
+        (number, STEPS, {"tp": [0, 1]}) for number in (0, 1)
+    ]

@@ -1,7 +1,7 @@
 """TensorRT-LLM's PyTorch backend and AutoDeploy: where their steps begin and end.
 
-Written from its source (1.1 to 1.2) and **not yet run with the real engine**. Its tests run a stand-in with its names
-in one process, which proves the logic of the hooks and no compatibility; MPI workers are untested.
+Written from its source (1.1 to 1.2) and **not yet run with the real engine**. Its tests run a stand-in with its names,
+in one process and over MPI, which proves the logic of the hooks and no compatibility.
 
 A step is an engine's `forward` and the `PyExecutor._sample_async` after it. The window opens when `create_py_executor`
 returns, so that the memory estimation, for which it makes an executor of dummy requests, does not count, nor do warm-up
