@@ -1,8 +1,8 @@
 """What an engine process calls when it starts: hooks the engine if a session is on, does nothing otherwise.
 
 `activate_NAME` is the plugin entry point for the adapter `NAME` in `engines`; it runs in every process of the engine,
-and may run twice. A framework that loads no plugins is hooked when its package is imported, and only until an engine
-with a plugin takes the process. Imports the standard library, orjson and (once an engine runs) torch only.
+and may run twice. A framework that loads no plugins is hooked when its package is imported. The first engine keeps the
+process; only PyTorch's adapter yields it. Imports the standard library, orjson and (once an engine runs) torch only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kcap.capture.window.window import Window
 
 ENTRY = "activate_"
-IMPORTED = {"torch": "pytorch"}  # packages of frameworks that load no plugins, and their adapters
+IMPORTED = {"torch": "pytorch", "tvm": "mlc"}  # packages of frameworks that load no plugins, and their adapters
+YIELDS = "pytorch"  # any engine that comes later takes the process from this adapter; from no other
 _name: str | None = None  # the adapter that has this process
 _window: Window | None = None
 _stale = False  # this process was forked by one that recorded: the window is that one's
@@ -46,7 +47,7 @@ def _imported(name: str, module: ModuleType) -> None:
 def activate(name: str) -> None:
     """Hook the engine that the adapter `name` knows."""
     global _name
-    if not os.environ.get("KCAP_SESSION") or _name == name or _name not in (None, *IMPORTED.values()):
+    if not os.environ.get("KCAP_SESSION") or _name == name or _name not in (None, YIELDS):
         return
     _name = name
     try:
@@ -60,7 +61,7 @@ def activate(name: str) -> None:
 def _own_window(name: str) -> Window:
     """The window of this process. What a program recorded before its engine began is a shard of its own."""
     global _window, _stale
-    begun = _window is not None and _window.following and name not in IMPORTED.values()
+    begun = _window is not None and _window.following and name != YIELDS
     if _window is None or _stale or begun:
         from kcap.capture.session import read_session
         from kcap.capture.window.window import Window
