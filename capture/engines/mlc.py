@@ -1,7 +1,7 @@
 """MLC-LLM, and any program that runs a Relax VM of TVM from a library: `kcap record -o DIR -- mlc_llm serve …`.
 
-A step of an engine with a paged cache begins with `embed` and ends where the next one begins, so that sampling is of the
-step before. `kv_state_begin_forward` tells its sequences: a mixed step runs as `batch_prefill`, so the phase is taken
+With a paged cache, a step begins with `embed` and ends where the next one begins, so that sampling is of the step
+before. `kv_state_begin_forward` tells its sequences: a mixed step runs as `batch_prefill`, so the phase is taken
 from them and not from the function's name. Where there is no cache, each call of a VM's function is a step of phase
 `other`. The window opens when the first VM is made.
 
@@ -74,6 +74,7 @@ class VmSteps:
 
     def failed(self, tap: str, error: BaseException) -> None:
         self._window.tap_failed(tap, error)
+        self._window.discard()
 
     def loaded(self) -> None:
         if engine := sys.modules.get("mlc_llm"):
@@ -100,6 +101,10 @@ class VmSteps:
         if self._depth or self._cached:
             return
         self._window.discard() if function.startswith("create_") else self._window.end()
+
+    def lost(self) -> None:
+        self.on = False
+        self._window.discard()
 
     def begin_forward(self, original: Around, cache: Any, sequences: Any, lengths: Any, *rest: Any) -> Any:
         self._begin(sequences, lengths)

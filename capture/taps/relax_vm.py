@@ -77,6 +77,9 @@ class Steps(Protocol):
     def left(self, function: str) -> None:
         """It has ended, or raised."""
 
+    def lost(self) -> None:
+        """The tap failed: the step under way is not whole."""
+
 
 class RelaxVM:
     """Replaces TVM's global functions until `uninstall`. A call between `hold` and `release` waits for its step."""
@@ -96,6 +99,7 @@ class RelaxVM:
     def failed(self, tap: str, error: BaseException) -> None:
         self._held = None
         self._listener.failed(tap, error)
+        self._steps.lost()
 
     def install(self) -> None:
         """Needs tvm, imported."""
