@@ -113,15 +113,7 @@ def _sizes(file: Path | None) -> tuple[int | None, int | None]:
     return layers if isinstance(layers, int) else None, context
 
 
-PLANNED = (
-    Framework("TRT-LLM", "tensorrt_llm", ("tensorrt-llm",), pip=("install tensorrt-llm",)),
-    Framework(
-        "MLC-LLM",
-        "mlc_llm",
-        ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu"),
-        elsewhere="its project's own wheels: MLC-LLM is not on PyPI",
-    ),
-)
+PLANNED = (Framework("TRT-LLM", "tensorrt_llm", ("tensorrt-llm",), pip=("install tensorrt-llm",)),)
 
 
 def known_frameworks() -> list[Framework]:

@@ -27,8 +27,8 @@ from kcap.capture.window.window import StepShape, Window
 FRAMEWORK = Framework(
     "MLC-LLM",
     "mlc_llm",
-    ("mlc-llm-nightly", "mlc-llm"),
-    elsewhere="https://llm.mlc.ai/docs/install/mlc_llm",
+    ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu"),
+    elsewhere="its project's own wheels: MLC-LLM is not on PyPI",
     servers=(Server(("mlc_llm", "serve"), 8000, "/v1/models"),),
 )
 OFFLINE = None
