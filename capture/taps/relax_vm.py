@@ -307,9 +307,9 @@ def _symbol(handle: int) -> Any:
 
 
 def _value(arg: Any) -> Any:
-    """An argument as the recorder takes it: tensors share their memory, other objects of TVM's go by their text."""
+    """An argument as the recorder takes it: tensors share their memory, other objects of TVM's go by their type."""
     import torch
 
     if hasattr(arg, "__dlpack__"):
         return torch.from_dlpack(arg)
-    return arg if isinstance(arg, bool | int | float | str | None) else str(arg)
+    return arg if isinstance(arg, bool | int | float | str | None) else type(arg).__name__
