@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ENTRY = "activate_"
 IMPORTED = {  # packages of frameworks that load no plugins, and their adapters
     "torch": "pytorch",
+    "tvm": "mlc",
     "tensorrt_llm": "trtllm",
 }
 YIELDING = "pytorch"  # the adapter that any other takes the process from
@@ -45,7 +46,13 @@ def follow_imports() -> None:
 
 
 def _imported(name: str, module: ModuleType) -> None:
-    activate(name)
+    """An adapter whose package programs import for other things, too, has a `claim` that finds out when it is used."""
+    if not os.environ.get("KCAP_SESSION"):
+        return
+    from kcap.capture import engines
+
+    claim = getattr(engines.find(name), "claim", None)
+    activate(name) if claim is None else claim(functools.partial(activate, name))
 
 
 def activate(name: str) -> None:

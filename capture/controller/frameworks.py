@@ -25,15 +25,12 @@ TOKENIZERS = ("tokenizer*", "vocab.*", "*.tiktoken", "tekken.json", "spiece.mode
 
 
 def find_adapter(name: str) -> Engine:
-    """The adapter of the framework `name`, in any case; CallError if kcap does not know it or has none for it."""
+    """The adapter of the framework `name`, in any case; CallError where there is none."""
     engine = of_framework(name)
-    if engine is not None:
-        return engine
-    names = [framework.name for framework in known_frameworks()]
-    here = next((framework for framework in names if framework.lower() == name.lower()), None)
-    if here is None:
-        raise CallError(f"unknown framework {name}: one of {', '.join(names)}")
-    raise CallError(f"{here} cannot be recorded yet: use one of {', '.join(k for k in names if of_framework(k))}")
+    if engine is None:
+        names = ", ".join(framework.name for framework in known_frameworks())
+        raise CallError(f"unknown framework {name}: one of {names}")
+    return engine
 
 
 def find_framework(name: str) -> Engine:
@@ -113,20 +110,9 @@ def _sizes(file: Path | None) -> tuple[int | None, int | None]:
     return layers if isinstance(layers, int) else None, context
 
 
-PLANNED = (
-    Framework(
-        "MLC-LLM",
-        "mlc_llm",
-        ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu"),
-        elsewhere="its project's own wheels: MLC-LLM is not on PyPI",
-    ),
-)
-
-
 def known_frameworks() -> list[Framework]:
-    """Those that kcap records, then those that it only knows by name."""
-    recorded = [engine.FRAMEWORK for engine in adapters().values()]
-    return recorded + [planned for planned in PLANNED if of_framework(planned.name) is None]
+    """Those that kcap records."""
+    return [engine.FRAMEWORK for engine in adapters().values()]
 
 
 def install_command(framework: Framework) -> str:

@@ -86,6 +86,14 @@ class Taps:
         self._all = [self.graphs, self.fused, *kernels, *self._libraries]
         self._each(lambda tap: tap.install())
 
+    def add(self, tap: Tap, instead_of: str = "") -> None:
+        """Install an engine's own tap; `instead_of`: the one that would see the same calls, which is taken away."""
+        replaced = [other for other in self._all if other.name == instead_of]
+        self._all = [*(other for other in self._all if other not in replaced), tap]
+        self._libraries = [other for other in self._libraries if other not in replaced]
+        self._each(lambda other: other.uninstall(), replaced)
+        self._each(lambda added: added.install(), [tap])
+
     def refresh(self) -> None:
         self._modules = len(sys.modules)
         self._each(lambda tap: tap.refresh())

@@ -37,7 +37,7 @@ def adapters() -> dict[str, engines.Engine]:
 def test_the_adapters_are_those_of_the_folder() -> None:
     assert [found for found in CONFORMING if found not in engines.adapters().values()] == []
     assert engines.of_framework("VLLM") is vllm_adapter
-    assert engines.of_framework("MLC-LLM") is engines.of_framework(None) is None
+    assert engines.of_framework("llama.cpp") is engines.of_framework(None) is None
 
 
 @pytest.mark.parametrize("name", sorted(adapters()))

@@ -144,7 +144,8 @@ class LibraryTap:
         self._found = 0
         self._lock = threading.RLock()
         for package in packages:
-            when_imported(package, self._imported)
+            if not _initializing(package):
+                when_imported(package, self._imported)
 
     def __len__(self) -> int:
         """How many functions it records."""
@@ -193,3 +194,8 @@ class LibraryTap:
         """Give every function back."""
         self.calls.off = True
         self._patches.undo()
+
+
+def _initializing(package: str) -> bool:
+    """Whether its import is under way, as where tvm-ffi imports torch: a later `refresh` finds what it brings."""
+    return bool(getattr(getattr(sys.modules.get(package), "__spec__", None), "_initializing", False))

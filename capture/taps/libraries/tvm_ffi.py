@@ -30,7 +30,7 @@ def install(listener: Listener) -> LibraryTap:
 
 def find(module: ModuleType, calls: Calls) -> Iterator[tuple[Any, str, Function]]:
     """The method of `tvm_ffi.Module` that hands out functions."""
-    if module.__name__ == PACKAGE:
+    if module.__name__ == PACKAGE and "Module" in namespace(module):  # else its import is under way
         yield module.Module, METHOD, _handing_out(namespace(module.Module)[METHOD], module.Function, calls)
 
 

@@ -1,0 +1,125 @@
+"""A small Llama in TVM's Relax VM with MLC-LLM's paged cache, recorded."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import kcap
+from kcap.capture.engines.mlc import phase
+from kcap.schemas.recording.recording import Recording
+
+PROGRAM = Path(__file__).with_name("tvm_llama.py")
+LAYERS = 2
+
+needs_tvm = pytest.mark.skipif(importlib.util.find_spec("tvm") is None, reason="apache-tvm has no wheel here")
+
+
+def python(*words: object, status: int = 0) -> str:
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def outputs(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("outputs"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tvm") / "llama.so"
+    python(PROGRAM, "build", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(library: Path) -> tuple[Recording, str]:
+    """The Recording, and what the program and kcap said."""
+    path = library.with_suffix(".kcap")
+    said = python("-m", "kcap", "record", "-o", path, "--", sys.executable, PROGRAM, "run", library)
+    return kcap.load(path), said
+
+
+def counts(recording: Recording, phase: str) -> Counter[str]:
+    """Invocations by kernel, without the library's digits and the compiler's numbers."""
+    total: Counter[str] = Counter()
+    for call in recording.kernels():
+        name = call.operator.removeprefix("tvm::").partition(".")[0]
+        total[re.sub(r"\d+", "", name)] += call.counted(phase)
+    return total
+
+
+@needs_tvm
+class TestSmallLlama:
+    def test_steps_are_told_apart_by_their_sequences(self, recorded: tuple[Recording, str]) -> None:
+        recording, _ = recorded
+        assert recording.metadata.steps == {"prefill": 1, "decode": 2, "mixed": 1}
+        assert recording.metadata.complete
+
+    def test_each_layer_of_a_step_has_the_kernels_of_its_architecture(self, recorded: tuple[Recording, str]) -> None:
+        recording, _ = recorded
+        for name, steps in (("prefill", 1), ("decode", 2), ("mixed", 1)):
+            seen, layers = counts(recording, name), steps * LAYERS
+            assert seen["matmul"] == 2 * layers + steps, "qkv and gate_up, and the head"
+            assert seen["fused_matmul_add"] == 2 * layers, "output and down"
+            assert seen["rms_norm"] == 2 * layers + steps
+            assert seen["fused_split_silu_multiply"] == layers
+            assert seen["split_rotary"] == seen["transpose_append_mha"] == layers
+            assert seen["attention_decode"] == (layers if name == "decode" else 0)
+            assert seen["attention_prefill_ragged"] == (0 if name == "decode" else layers)
+            assert seen["take"] == (steps if name == "decode" else 2 * steps), "the embedding, and the rows of logits"
+
+    def test_the_outputs_are_the_same_bits_without_kcap(self, recorded: tuple[Recording, str], library: Path) -> None:
+        assert outputs(recorded[1]) == outputs(python(PROGRAM, "run", library))
+
+    def test_samples_hold_the_block_tables(self, recorded: tuple[Recording, str]) -> None:
+        recording, _ = recorded
+        (call,) = [call for call in recording.calls if "attention_decode" in call.operator]
+        names = {argument.name: place for place, argument in enumerate(call.args)}
+        sampled = {place for sample in recording.samples if sample.call == call.id for place in sample.tensors}
+        assert {str(names[name]) for name in ("page_table_indptr", "page_table_values", "length_info")} <= sampled
+
+    def test_a_fault_in_the_tap_leaves_the_program_running(self, library: Path) -> None:
+        path = library.with_name("fault.kcap")
+        program = library.with_name("fault.py")
+        program.write_text(
+            f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
+            "import tvm_llama\nfrom kcap.capture.taps import relax_vm\n"
+            "value, calls = relax_vm._value, iter(range(200))\n"
+            "def fails(arg):\n"
+            "    if next(calls, None) is None: raise RuntimeError('injected')\n"
+            "    return value(arg)\n"
+            "relax_vm._value = fails\n"
+            f"tvm_llama.run({str(library)!r})\n"
+        )
+        said = python("-m", "kcap", "record", "-o", path, "--", sys.executable, program, status=3)
+        assert outputs(said) == outputs(python(PROGRAM, "run", library))
+        assert "relax_vm failed" in said
+        assert "injected" in said
+        assert kcap.load(path).metadata.steps == {"prefill": 1}, "the decode that it failed in does not count"
+
+
+def test_a_program_that_only_imports_tvm_is_pytorchs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import tvm, torch\nmodel = torch.nn.Linear(4, 4)\nfor _ in range(3):\n    model(torch.ones(2, 4))\n")
+    python("-m", "kcap", "record", "-o", tmp_path / "out", "--", sys.executable, program)
+    recording = kcap.load(tmp_path / "out")
+    assert sum(call.total for call in recording.calls if call.operator.startswith("aten::addmm")) == 3
+    assert recording.metadata.framework != "TVM"
+
+
+@pytest.mark.parametrize(
+    ("queries", "before", "expected"),
+    [
+        *(([5, 3], [0, 0], "prefill"), ([1], [0], "prefill"), ([4], [8], "prefill")),
+        *(([1, 1], [5, 3], "decode"), ([3, 1], [0, 4], "mixed")),
+    ],
+)
+def test_a_phase_is_of_the_sequences(queries: list[int], before: list[int], expected: str) -> None:
+    assert phase(queries, before) == expected
