@@ -1,8 +1,8 @@
 """The FlashInfer schema set's Agent Trace: what an agent that writes kernels asked, was answered, and called.
 
 Source: the FlashInfer schema set, which has two forms: its examples are objects with a `conversation`, alone or in a
-list, its draft of the whole schema a list of entries that each have a `type`. All are read, and written as they were. Of OpenAI's
-messages and responses it considers some fields; the others (`refusal`, `annotations`, `name`, an engine's
+list, its draft of the whole schema a list of entries that each have a `type`. All are read, and written as they were.
+Of OpenAI's messages and responses it considers some fields; the others (`refusal`, `annotations`, `name`, an engine's
 `reasoning_content`) pass. A message may lack `content`, as in the set's own example; by OpenAI's API it may be null or
 a list of parts. Of an `mcp` entry the set fixes the type alone.
 """
