@@ -98,7 +98,7 @@ def test_a_malformed_stream_tells_where(content: bytes, reason: str) -> None:
 
 
 def test_a_later_null_takes_nothing_back() -> None:
-    ends = [{"choices": [{"index": 0, "delta": {}, "finish_reason": end}]} for end in ("stop", None)]
+    ends = [{"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": end}]} for end in ("stop", None)]
     response, _ = from_stream(as_stream([{"model": "m", "usage": {"prompt_tokens": 1}, **ends[0]}, ends[1]]))
     assert response.choices[0].finish_reason == "stop"
 
