@@ -29,14 +29,17 @@ INDENT = orjson.OPT_INDENT_2
 def command(path: Path, by: str, everything: bool, parts: bool, top: int | None, as_json: bool) -> None:
     """Show what ran, by kernel, operator, family, phase or rank, the costliest first.
 
-    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset, of which the Definitions
-    are shown. Cost is the GPU time of the profiled steps (kcap record --check-coverage), else an estimate. A fused
-    operator that the engine ran as several of aten's is one row; --json lists its parts as rows of their own. Regions,
-    views and allocations are hidden unless --all.
+    PATH is a Recording, a BackendBench trace file or parquet, a FlashInfer-Bench dataset, of which the Definitions are
+    shown, or an agent trace, of which the turns are. Cost is the GPU time of the profiled steps (kcap record
+    --check-coverage), else an estimate. A fused operator that the engine ran as several of aten's is one row; --json
+    lists its parts as rows of their own. Regions, views and allocations are hidden unless --all.
     """
     top = top or (None if as_json else TOP)
     if detect_input(path) == "dataset":
         _show_dataset(path, top, as_json)
+        return
+    if _is_agent_trace(path):
+        _show_agent_trace(path, top, as_json)
         return
     summary = _of_path(path, cast(By, by), everything, top, fold=not as_json)
     if as_json:
@@ -80,6 +83,27 @@ def _show_dataset(path: Path, top: int | None, as_json: bool) -> None:
     out.print(f"\n{len(rows):,} Definitions, {sum(row.workloads for row in rows):,} workloads", style="bold")
     output = shlex.quote(f"{path.resolve().name}.kernelbench")
     click.echo(f"Next: kcap export {shlex.quote(str(path))} --to kernelbench -o {output}", err=True)
+
+
+def _is_agent_trace(path: Path) -> bool:
+    from kcap.schemas.validation.formats import detect_format
+
+    return path.is_file() and detect_format(path) == "agent-trace"  # a pipe can be read once only
+
+
+def _show_agent_trace(path: Path, top: int | None, as_json: bool) -> None:
+    from kcap.schemas.flashinfer import agent_trace
+    from kcap.show.agent_trace import turn_rows, turn_table
+    from kcap.show.console import console, print_table
+
+    rows = turn_rows(agent_trace.read(path))
+    more = len(rows[top:]) if top else 0
+    if as_json:
+        click.echo(orjson.dumps({"turns": [row.as_json() for row in rows[:top]], "more": more}, option=INDENT))
+        return
+    out = console()
+    print_table(out, turn_table(rows[:top]))
+    out.print(f"\n{len(rows):,} turns{f', {more:,} more with --top' if more else ''}", style="bold")
 
 
 def _print(path: Path, summary: Summary, parts: bool) -> None:

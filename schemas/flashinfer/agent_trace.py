@@ -1,8 +1,8 @@
 """The FlashInfer schema set's Agent Trace: what an agent that writes kernels asked, was answered, and called.
 
-Source: the FlashInfer schema set, which has two forms: its examples are one object with a `conversation`, its draft of
-the whole schema a list of entries that each have a `type`. Both are read, and written as they were. Of OpenAI's
-messages and responses it considers some fields; the others (`refusal`, `annotations`, `name`, an engine's
+Source: the FlashInfer schema set, which has two forms: its examples are objects with a `conversation`, alone or in a
+list, its draft of the whole schema a list of entries that each have a `type`. All are read, and written as they were.
+Of OpenAI's messages and responses it considers some fields; the others (`refusal`, `annotations`, `name`, an engine's
 `reasoning_content`) pass. A message may lack `content`, as in the set's own example; by OpenAI's API it may be null or
 a list of parts. Of an `mcp` entry the set fixes the type alone.
 """
@@ -104,14 +104,23 @@ class MCP(StrictModel):
 
 
 Entry: TypeAlias = Annotated[LLMRequest | ToolExecution | MCP, Field(discriminator="type")]
-AgentTrace: TypeAlias = Conversation | list[Entry]
+AgentTrace: TypeAlias = Conversation | list[Conversation] | list[Entry]
 
 
 def _form(trace: Any) -> str:
-    return "list" if isinstance(trace, list) else "object"
+    """Which form `trace` has, as JSON or read; a list has that of its first item."""
+    if not isinstance(trace, list):
+        return "object"
+    first = trace[0] if trace else None
+    is_conversation = isinstance(first, dict) and "conversation" in first and "type" not in first
+    return "conversations" if is_conversation or isinstance(first, Conversation) else "entries"
 
 
-_TAGGED = Annotated[Conversation, Tag("object")] | Annotated[list[Entry], Tag("list")]
+_TAGGED = (
+    Annotated[Conversation, Tag("object")]
+    | Annotated[list[Conversation], Tag("conversations")]
+    | Annotated[list[Entry], Tag("entries")]
+)
 ADAPTER: TypeAdapter[AgentTrace] = TypeAdapter(Annotated[_TAGGED, Discriminator(_form)])
 
 

@@ -52,7 +52,7 @@ conversations = st.fixed_dictionaries(
 )
 
 
-@given(entries | conversations)
+@given(entries | conversations | st.lists(conversations, max_size=3))
 def test_what_is_read_is_written_back_with_every_key(document: Any) -> None:
     assert orjson.loads(to_bytes(from_bytes(orjson.dumps(document)))) == document
 
@@ -63,8 +63,10 @@ def test_arbitrary_bytes_are_refused(content: bytes) -> None:
         from_bytes(content)
 
 
-def test_both_forms_are_told_apart() -> None:
+def test_the_forms_are_told_apart() -> None:
     assert isinstance(from_bytes(b'{"model": "m", "conversation": []}'), Conversation)
+    (short,) = from_bytes(b'[{"model": "m", "conversation": []}]')
+    assert isinstance(short, Conversation)
     request = {"type": "llm_request", "model": "m", "conversation": [], "response": {"model": "m", "choices": []}}
     first, second = from_bytes(orjson.dumps([request, {"type": "mcp", "anything": 1}]))
     assert isinstance(first, LLMRequest)
@@ -128,6 +130,7 @@ def test_real_messages_and_answers_are_read_and_written_as_they_are(document: An
         ({"model": "m", "conversation": [{"role": "user", "content": 1}]}, r"conversation\.0\.content: "),
         ({"model": "m", "conversation": [], "response": {}}, "response: "),
         ({"model": 1, "conversation": []}, "model: "),
+        ([{"model": "m", "conversation": []}, {"type": "mcp"}], r"1\.model: Field required"),
         (3, "Agent Trace: "),
     ],
 )
