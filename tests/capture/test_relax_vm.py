@@ -107,7 +107,9 @@ class TestSmallLlama:
 
 def test_a_program_that_only_imports_tvm_is_pytorchs(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import tvm, torch\nmodel = torch.nn.Linear(4, 4)\nfor _ in range(3):\n    model(torch.ones(2, 4))\n")
+    program.write_text(
+        "import tvm, torch\nmodel = torch.nn.Linear(4, 4)\nfor _ in range(3):\n    model(torch.ones(2, 4))\n"
+    )
     python("-m", "kcap", "record", "-o", tmp_path / "out", "--", sys.executable, program)
     recording = kcap.load(tmp_path / "out")
     assert sum(call.total for call in recording.calls if call.operator.startswith("aten::addmm")) == 3
