@@ -22,7 +22,6 @@ from kcap.show.console import console
 from kcap.show.recording import identity
 
 if TYPE_CHECKING:  # these need torch: a comparison by call does without
-    from kcap.bench.run.summary.baseline import Timed
     from kcap.schemas.derive.engine_comparison import (
         ComparedRecording,
         EnginePhase,
@@ -162,17 +161,14 @@ def _recorded(contents: Contents, measured: Path | None) -> ComparedRecording:
 
 def read_times(path: Path, contents: Contents) -> TimeOf:
     """What `kcap replay PATH -o` measured of `contents`; CallError where it is of none of its calls."""
-    from kcap.bench.run.summary.baseline import Timed, on_the_device
-
-    timed: dict[str, Timed] = defaultdict(Timed)
-    for line in on_the_device(list(measurement.read_measurements(path))):
-        timed[line.key].lines.append(line)
+    timed: dict[str, list[measurement.Measurement]] = defaultdict(list)
+    for line in measurement.on_the_device(list(measurement.read_measurements(path))):
+        timed[line.key].append(line)
     if not timed.keys() & {call_key(call) for call in contents.calls}:
         raise CallError(f"{path}: of no call of {contents.path} (kcap replay {contents.path} -o {path} measures them)")
 
     def time(call: Call, phase: str) -> float | None:
-        found = timed.get(call_key(call))
-        return found.us(phase) if found else None
+        return measurement.mean_us(timed.get(call_key(call), ()), phase)
 
     return time
 

@@ -51,13 +51,13 @@ def command(path: Path, by: str, everything: bool, parts: bool, top: int | None,
 def _of_path(path: Path, by: By, everything: bool, top: int | None, fold: bool) -> Summary:
     if detect_input(path) == "recording":
         recording = load(path)
-        return of_recording(recording, by, everything, top, _measured_rates(recording), fold)
+        return of_recording(recording, by, everything, top, measured_rates(recording), fold)
     if by not in ("kernel", "operator"):
         raise CallError(f"{path}: a trace file tells no phases, ranks or families: show it --by kernel or operator")
     return of_trace(trace_lines(path), by, top)
 
 
-def _measured_rates(recording: Recording) -> Rates | None:
+def measured_rates(recording: Recording) -> Rates | None:
     """The rates of the recorded device, where `kcap replay` measured them on this machine."""
     from kcap.replay.roofline.ceilings import ceilings_of_device
 

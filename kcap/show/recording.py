@@ -155,7 +155,7 @@ def footer(summary: Summary, columns: Columns, parts: bool = False) -> Iterator[
 class Columns:
     """Which columns these rows need and `width` has room for, and what each row puts into them.
 
-    There is one for each phase that occurs. Where `width` is short, columns go in this order: calls in graphs,
+    There is one for each phase that occurs. Where `width` is short, columns go in this order: seams, calls in graphs,
     distinct calls, phases, the share of the count.
     """
 
@@ -168,11 +168,12 @@ class Columns:
         graphs = ["in graphs"] if any(row.graph for row in rows) else []
         time = ["GPU time"] if self.gpu_us else ["cost"] if self.estimated_us else []
         self.second = "arguments" if by == "kernel" else "calls"
-        self.numbers = [*phases, *graphs, "count", "share", *time]
+        seams = ["seam"] if by == "family" else []
+        self.numbers = [*phases, *graphs, "count", "share", *time, *seams]
         longest = max((len(self._name(row)) for row in rows), default=0)
         self.name_width = min(longest, LONGEST_NAME if by == "kernel" or width < PIPED_WIDTH else width)
         self.dropped: list[str] = []
-        for dropped in (graphs, ["calls"], phases, ["share"]):
+        for dropped in (seams, graphs, ["calls"], phases, ["share"]):
             if self._fixed_width(rows) + LEAST_ARGUMENTS * (by == "kernel") <= width:
                 break
             self.dropped += [name for name in dropped if name in (*self.numbers, self.second)]
@@ -195,7 +196,8 @@ class Columns:
     def _fixed_width(self, rows: Sequence[Row]) -> int:
         """All columns' but the arguments', with the two blanks after each."""
         digits = max((len(count_text(row)) for row in rows), default=1)
-        widths = [max(len(name), 6 if name in ("share", "GPU time", "cost") else digits) for name in self.numbers]
+        texts = {"share": 6, "GPU time": 6, "cost": 6, "seam": max((len(_seams(row)) for row in rows), default=0)}
+        widths = [max(len(name), texts.get(name, digits)) for name in self.numbers]
         widths += {"arguments": [0], "calls": [5], "": []}[self.second] + [24] * len(self.rank_columns)
         return self.name_width + 2 + sum(width + 2 for width in widths)
 
@@ -223,12 +225,18 @@ class Columns:
             case "share":
                 counts = self.total and row.work and row.kind != "region"
                 return Text(f"{row.invocations / self.total:.1%}" if counts else "")
+            case "seam":
+                return Text(_seams(row))
             case "in graphs":
                 return _number(row.graph)
             case "GPU time" | "cost":
                 time, whole = (row.gpu_us, self.gpu_us) if name == "GPU time" else (row.estimated_us, self.estimated_us)
                 return Text(f"{time / whole:.1%}" if time else "·", "" if time else "dim")
         return _number(row.phases[name])
+
+
+def _seams(row: Row) -> str:
+    return ", ".join(sorted(seam or "none" for seam in row.seams))
 
 
 def count_text(row: Row) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Recording
 from kcap.schemas.recording.records import kernel_invocations
+from kcap.schemas.recording.seam import Seam, seam_of
 from kcap.schemas.recording.signature import call_key, call_signature, signature
 from kcap.schemas.recording.values import TensorSpec, Value
 from kcap.schemas.results import coverage
@@ -34,7 +35,7 @@ class Row:
 
     `gpu_us`: microseconds of the engine's own kernels in the profiled steps. `estimated_us`: of all invocations, where
     no step was profiled. `parts`: of a composite, the rows of the operators that it ran as; `kernels`: how often these
-    ran.
+    ran. `seams`: where its kernels can be replaced in the engine; None among them: some cannot.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Row:
     gpu_us: float = 0.0
     estimated_us: float = 0.0
     phases: Counter[str] = field(default_factory=Counter)
+    seams: set[Seam | None] = field(default_factory=set)
     parts: list[Row] = field(default_factory=list)
     kernels: float | None = None
 
@@ -67,6 +69,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self) | {"phases": {phase: count for phase, count in self.phases.items() if count}}
+        fields["seams"] = sorted(self.seams, key=str)
         return {name: value for name, value in fields.items() if name not in ("parts", "kernels")}
 
 
@@ -273,6 +276,7 @@ def _by_kernel(calls: Iterable[Call], times: Times) -> Iterator[Row]:
             work=call.work,
             calls=1,
             shapes=call.shapes,
+            seams={seam_of(call)},
         )
         times.add_to(row, call)
         for count in call.counts:
@@ -292,6 +296,7 @@ def _fold(calls: Iterable[Call], key_of: Callable[[Call, Count], RowKey], times:
             row = rows.setdefault(key, Row(name, kind=kind, work=work))
             row.calls += 1
             row.shapes += call.shapes
+            row.seams.add(seam_of(call))
         for count in call.counts:
             row = rows[key_of(call, count)]
             row.add(count)

@@ -9,8 +9,9 @@ second with durations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -153,6 +154,20 @@ def write_measurements(path: Path, measurements: Iterable[Measurement]) -> None:
 def read_measurements(path: Path) -> Iterator[Measurement]:
     """The measurements in `path`; FormatError names the line that is none."""
     return read_lines(path, Measurement)
+
+
+def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those of the GPU's time, where there are any: host-side operators are not part of it."""
+    on_gpu = [line for line in measurements if line.method in ("graph", "events")]
+    return [line for line in measurements if line.method not in ("host", "none")] if on_gpu else list(measurements)
+
+
+def mean_us(measurements: Iterable[Measurement], phase: str) -> float | None:
+    """The mean time of one invocation in `phase`: over that phase's Samples, or over all where it has none."""
+    timed = [line for line in measurements if line.median_us is not None]
+    of_phase = [line.median_us for line in timed if not line.phases or phase in line.phases]
+    medians = [us for us in of_phase or [line.median_us for line in timed] if us is not None]
+    return fmean(medians) if medians else None
 
 
 # of a Call in a Program; host: the host's work, which no GPU time holds

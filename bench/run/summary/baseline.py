@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import TypeAlias
 
 from kcap.errors import CallError
@@ -17,7 +16,7 @@ from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, wo
 from kcap.schemas.flashinfer.dataset import WorkloadCount
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.signature import call_key
-from kcap.schemas.results.measurement import Measurement
+from kcap.schemas.results.measurement import Measurement, mean_us, on_the_device
 from kcap.schemas.results.outcome import Outcome
 
 WorkloadKey: TypeAlias = tuple[str, str]  # a Definition and a Workload of it
@@ -67,11 +66,7 @@ class Timed:
     lines: list[Measurement] = field(default_factory=list)
 
     def us(self, phase: str) -> float | None:
-        """The mean time of one invocation in `phase`: over that phase's Samples, or over all where it has none."""
-        timed = [line for line in self.lines if line.median_us is not None]
-        of_phase = [line.median_us for line in timed if not line.phases or phase in line.phases]
-        medians = [us for us in of_phase or [line.median_us for line in timed] if us is not None]
-        return fmean(medians) if medians else None
+        return mean_us(self.lines, phase)
 
 
 def measured_baseline(
@@ -124,12 +119,6 @@ def measurements_of(
         elif (call := call_id(line)) in wanted:
             chosen.append(line.model_copy(update={"call": call}))
     return chosen
-
-
-def on_the_device(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those of the GPU's time, where there are any: host-side operators are not part of it."""
-    on_gpu = [line for line in measurements if line.method in ("graph", "events")]
-    return [line for line in measurements if line.method not in ("host", "none")] if on_gpu else list(measurements)
 
 
 def _of_calls(timed: Mapping[int, Timed], counts: Sequence[WorkloadCount], calls: Sequence[Call]) -> Measured:
