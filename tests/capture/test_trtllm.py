@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,13 +38,13 @@ def record(kcap: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Records a program with these arguments of `LLM`, which prints what it does alone; the Recording's metadata."""
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
 
-    def run(**arguments: Any) -> Metadata:
+    def run(code: int = 0, first: str = "", **arguments: Any) -> Metadata:
         program, tokens = tmp_path / "program.py", tmp_path / "tokens"
-        program.write_text(PROGRAM.format(arguments=arguments))
+        program.write_text(first + PROGRAM.format(arguments=arguments))
         alone = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=LIMIT_S)
         command = f'"{sys.executable}" "{program}" > "{tokens}"'
         ran = kcap("record", "-o", tmp_path / "out", "--", "sh", "-c", command)
-        assert ran.code == 0, ran.err
+        assert ran.code == code, ran.err
         assert tokens.read_text() == alone.stdout
         return kcap_package.load(tmp_path / "out").metadata
 
@@ -72,3 +73,55 @@ def test_each_rank_of_mpi_counts_its_own_steps(
     assert [(rank.rank, rank.steps, rank.groups) for rank in metadata.ranks] == [
         (number, STEPS, {"tp": [0, 1]}) for number in (0, 1)
     ]
+
+
+AUTODEPLOY = {"backend": "_autodeploy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "hook", "steps"),
+    [
+        ("create_py_executor", {}, "_torch.pyexecutor.py_executor_creator:create_py_executor", {}),
+        (
+            *("create_autodeploy_executor", AUTODEPLOY),
+            *("_torch.auto_deploy.shim.ad_executor:create_autodeploy_executor", {}),
+        ),
+        ("PyTorchModelEngine", {}, "_torch.pyexecutor.model_engine:PyTorchModelEngine.forward", {}),
+        ("ADEngine", AUTODEPLOY, "_torch.auto_deploy.shim.ad_executor:ADEngine.forward", {}),
+        ("_sample_async", {}, "_torch.pyexecutor.py_executor:PyExecutor._sample_async", STEPS),
+    ],
+)
+def test_a_name_that_is_not_there_is_an_absent_tap(
+    name: str,
+    arguments: dict[str, Any],
+    hook: str,
+    steps: dict[str, int],
+    record: Callable[..., Metadata],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(STAND_IN, other, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in other.rglob("*.py"):
+        file.write_text(file.read_text().replace(name, f"{name}_of_another_release"))
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
+    metadata = record(code=0 if steps else 1, **arguments)
+    assert metadata.steps == steps
+    assert [tap.status for tap in metadata.taps if tap.name == hook] == ["absent"]
+
+
+BROKEN = """
+from kcap.capture.engines.trtllm.requests import Requests
+def broken(*_):
+    raise RuntimeError("injected")
+Requests.shape = broken
+"""
+
+
+def test_a_fault_in_a_hook_leaves_the_engine_running(
+    record: Callable[..., Metadata], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
+    metadata = record(code=1, first=BROKEN)
+    assert not metadata.complete and any("injected" in note for note in metadata.notes)
