@@ -33,6 +33,7 @@ FRAMEWORK = Framework(
     ("mlc-llm", "mlc-llm-nightly", "mlc-llm-cpu", "mlc-llm-nightly-cpu"),
     elsewhere="its project's own wheels: MLC-LLM is not on PyPI",
     servers=(Server(("mlc_llm", "serve"), 8000, "/v1/models"),),
+    untried="its own engine not yet run: tried with the Relax VM and the paged cache of apache-tvm 0.27",
 )
 OFFLINE = None
 
@@ -107,6 +108,8 @@ class VmSteps:
         else:
             name, version = "TVM", metadata.version("apache-tvm")
         self._window.start(framework=name, framework_version=version)
+        if engine:
+            self._window.note(f"{FRAMEWORK.name}: {FRAMEWORK.untried}")
         if not self._ends:
             self._ends = True
             atexit.register(self._window.end)  # the last step has no next one; registered later, it runs before `close`

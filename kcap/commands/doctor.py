@@ -49,7 +49,7 @@ def check_machine() -> Iterator[Check]:
     yield check_gpu(torch, gpus())
     yield check_compiler()
     yield from check_misfits(torch)
-    for framework in filter(_starts_offline, known_frameworks()):
+    for framework in filter(_is_engine, known_frameworks()):
         engine = check_engine(framework)
         yield engine
         if engine.state == "ok":
@@ -58,10 +58,9 @@ def check_machine() -> Iterator[Check]:
     yield from check_confinement()
 
 
-def _starts_offline(framework: Framework) -> bool:
+def _is_engine(framework: Framework) -> bool:
     """False for a program's own framework, of which there is nothing else to look for."""
-    engine = of_framework(framework.name)
-    return engine is None or engine.OFFLINE is not None
+    return framework.package != "torch"
 
 
 def check_confinement() -> Iterator[Check]:
@@ -80,13 +79,11 @@ def check_work(machine: Sequence[Check]) -> Iterator[Check]:
     """What can be done here; the fix is that of the first thing in the way."""
     by_name = {check.name: check for check in machine}
     for framework in known_frameworks():
-        what, engine = f"kcap record --framework {framework.name}", of_framework(framework.name)
-        if not _starts_offline(framework):
-            yield _work(f"kcap record -- COMMAND, a {framework.name} program", [by_name["torch"]])
-        elif engine is None:
-            yield Check(what, "missing", f"this version of kcap has no adapter for {framework.name}")
-        else:
-            yield _work(what, [by_name["torch"], by_name[framework.name], *_in_the_way(machine, framework.name)])
+        engine = of_framework(framework.name)
+        starts = engine is not None and engine.OFFLINE is not None
+        how = f"--framework {framework.name}" if starts else f"-- COMMAND, a program of {framework.name}"
+        needs = [by_name[framework.name], *_in_the_way(machine, framework.name)] if _is_engine(framework) else []
+        yield _work(f"kcap record {how}", [by_name["torch"], *needs])
     yield _work("kcap.record() in a PyTorch program", [by_name["torch"]])
     yield _work("kcap replay --device cpu", [by_name["torch"]])
     yield _work("kcap replay --device cuda", [by_name["torch"], by_name["GPU"]])

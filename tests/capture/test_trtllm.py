@@ -75,6 +75,19 @@ def test_each_rank_of_mpi_counts_its_own_steps(
     ]
 
 
+def test_a_model_is_recorded_offline(kcap: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
+    monkeypatch.syspath_prepend(STAND_IN)
+    words = ("--framework", "TRT-LLM", "--model", "kcap/tiny-llama", "--load-format", "dummy")
+    load = ("--num-prompts", 2, "--input-len", 8, "--output-len", 4)
+    ran = kcap("record", *words, *load, "-o", tmp_path / "out")
+    assert ran.code == 0, ran.err
+    metadata = kcap_package.load(tmp_path / "out").metadata
+    assert (metadata.framework, metadata.model) == ("TRT-LLM", "kcap/tiny-llama")
+    assert metadata.steps == {"decode": 3, "mixed": 1, "prefill": 1}
+
+
 AUTODEPLOY = {"backend": "_autodeploy"}
 
 
