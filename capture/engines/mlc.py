@@ -38,8 +38,7 @@ FRAMEWORK = Framework(
 OFFLINE = None
 
 EMBED = "embed"
-BEGIN_FORWARD = "vm.builtin.kv_state_begin_forward"
-SEQUENCES = "vm.builtin.kv_state_"  # how the names of the functions that make and drop sequences begin
+CACHE = "vm.builtin.kv_state_"  # how the names of the functions that change its sequences begin
 
 
 def arguments(start: Start) -> dict[str, Any]:
@@ -79,9 +78,8 @@ def hook_vm(module: ModuleType, window: Window) -> None:
     steps = VmSteps(window)
     tap = steps.tap = RelaxVM(window.taps.externals, steps)
     window.taps.add(tap, instead_of="tvm_ffi")
-    tap.around_global(BEGIN_FORWARD, steps.begin_forward)
-    for name in ("add_sequence", "remove_sequence", "fork_sequence", "popn"):
-        tap.around_global(SEQUENCES + name, getattr(steps, name))
+    for name in ("begin_forward", "add_sequence", "remove_sequence", "fork_sequence", "popn"):
+        tap.around_global(CACHE + name, functools.partial(_noting, getattr(steps, name)))
 
 
 class VmSteps:
@@ -92,7 +90,7 @@ class VmSteps:
     def __init__(self, window: Window) -> None:
         self.on = True
         self.tap: RelaxVM | None = None
-        self.lengths: dict[int, int] = {}
+        self.lengths: dict[tuple[int, int], int] = {}
         self._window = window
         self._cached = False  # a cache has sequences
         self._depth = 0
@@ -134,37 +132,44 @@ class VmSteps:
         self.on = False
         self._window.discard()
 
-    def begin_forward(self, original: Around, cache: Any, sequences: Any, lengths: Any, *rest: Any) -> Any:
-        self._begin(sequences, lengths)
-        return original(cache, sequences, lengths, *rest)
-
     @contained_method
-    def _begin(self, sequences: Any, lengths: Any) -> None:
+    def begin_forward(self, cache: Any, sequences: Any, lengths: Any, *rest: Any) -> None:
         queries = [int(length) for length in lengths]
-        numbers = [int(sequence) for sequence in sequences]
-        before = [self.lengths.get(number, 0) for number in numbers]
+        places = [_place(cache, sequence) for sequence in sequences]
+        before = [self.lengths.get(place, 0) for place in places]
         after = [old + new for old, new in zip(before, queries, strict=True)]
-        self.lengths.update(zip(numbers, after, strict=True))
+        self.lengths.update(zip(places, after, strict=True))
         self._window.begin(StepShape(phase(queries, before), queries, after))
         if self.tap is not None:
             self.tap.release()
 
-    def add_sequence(self, original: Around, cache: Any, sequence: int) -> Any:
-        self._cached, self.lengths[int(sequence)] = True, 0
-        return original(cache, sequence)
+    @contained_method
+    def add_sequence(self, cache: Any, sequence: int) -> None:
+        self._cached, self.lengths[_place(cache, sequence)] = True, 0
 
-    def remove_sequence(self, original: Around, cache: Any, sequence: int) -> Any:
-        self.lengths.pop(int(sequence), None)
-        return original(cache, sequence)
+    @contained_method
+    def remove_sequence(self, cache: Any, sequence: int) -> None:
+        self.lengths.pop(_place(cache, sequence), None)
 
-    def fork_sequence(self, original: Around, cache: Any, parent: int, child: int, *place: int) -> Any:
-        whole = self.lengths.get(int(parent), 0)
-        self.lengths[int(child)] = int(place[0]) if place and place[0] >= 0 else whole
-        return original(cache, parent, child, *place)
+    @contained_method
+    def fork_sequence(self, cache: Any, parent: int, child: int, *place: int) -> None:
+        whole = self.lengths.get(_place(cache, parent), 0)
+        self.lengths[_place(cache, child)] = int(place[0]) if place and place[0] >= 0 else whole
 
-    def popn(self, original: Around, cache: Any, sequence: int, tokens: int) -> Any:
-        self.lengths[int(sequence)] = max(0, self.lengths.get(int(sequence), 0) - int(tokens))
-        return original(cache, sequence, tokens)
+    @contained_method
+    def popn(self, cache: Any, sequence: int, tokens: int) -> None:
+        place = _place(cache, sequence)
+        self.lengths[place] = max(0, self.lengths.get(place, 0) - int(tokens))
+
+
+def _noting(note: Around, original: Around, *args: Any) -> Any:
+    note(*args)
+    return original(*args)
+
+
+def _place(cache: Any, sequence: Any) -> tuple[int, int]:
+    """A sequence in one of a process's caches: a draft model has another."""
+    return int(cache.__chandle__()), int(sequence)
 
 
 def phase(queries: list[int], before: list[int]) -> str:

@@ -8,6 +8,7 @@ seen like a program in Python.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -311,5 +312,6 @@ def _value(arg: Any) -> Any:
     import torch
 
     if hasattr(arg, "__dlpack__"):
-        return torch.from_dlpack(arg)
+        with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):  # a type that torch lacks
+            return torch.from_dlpack(arg)
     return arg if isinstance(arg, bool | int | float | str | None) else type(arg).__name__

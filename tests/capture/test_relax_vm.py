@@ -13,6 +13,7 @@ import pytest
 
 import kcap
 from kcap.capture.engines.mlc import phase
+from kcap.capture.taps import relax_vm
 from kcap.schemas.recording.recording import Recording
 
 PROGRAM = Path(__file__).with_name("tvm_llama.py")
@@ -125,3 +126,15 @@ def test_a_program_that_only_imports_tvm_is_pytorchs(tmp_path: Path) -> None:
 )
 def test_a_phase_is_of_the_sequences(queries: list[int], before: list[int], expected: str) -> None:
     assert phase(queries, before) == expected
+
+
+class OfAnotherType:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # DLPack's kDLCPU
+
+    def __dlpack__(self, **_: object) -> None:
+        raise BufferError("torch has no such type")
+
+
+def test_a_tensor_that_torch_cannot_hold_is_told_by_its_class() -> None:
+    assert relax_vm._value(OfAnotherType()) == "OfAnotherType"
