@@ -138,3 +138,22 @@ class OfAnotherType:
 
 def test_a_tensor_that_torch_cannot_hold_is_told_by_its_class() -> None:
     assert relax_vm._value(OfAnotherType()) == "OfAnotherType"
+
+
+@needs_tvm
+def test_the_native_instrument_can_be_built() -> None:
+    assert relax_vm._filter().kcap_instrument is not None
+
+
+@needs_tvm
+def test_without_a_compiler_python_is_told_of_all(library: Path) -> None:
+    path, program = library.with_name("plain.kcap"), library.with_name("plain.py")
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
+        "import tvm_llama\nfrom kcap.capture.taps import relax_vm\nfrom kcap.system.native_build import Unavailable\n"
+        "def unavailable(): raise Unavailable('no compiler')\n"
+        "relax_vm._filter = unavailable\n"
+        f"tvm_llama.run({str(library)!r})\n"
+    )
+    python("-m", "kcap", "record", "-o", path, "--", sys.executable, program)
+    assert kcap.load(path).metadata.steps == {"prefill": 1, "decode": 2, "mixed": 1}
