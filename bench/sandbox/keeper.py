@@ -94,10 +94,11 @@ class KeptProcesses:
 
     def stop_all(self) -> None:
         """Stop everything, and return when nothing runs."""
-        told, self.at_rest = self.alone and process_tree.tells_who_runs(self.child), {}
+        self.at_rest = {}
         while True:
-            others = self._signal_others(signal.SIGSTOP)
-            still, times = all(map(process_tree.still, (self.child, *others))), self.cpu_times()
+            pids = (self.child, *self._signal_others(signal.SIGSTOP))
+            still, times = all(map(process_tree.still, pids)), self.cpu_times()
+            told = self.alone and all(map(process_tree.tells_who_runs, pids))
             looked_before, self.at_rest = self.at_rest, times if still else {}
             if still and (told or times == looked_before):
                 return
