@@ -165,7 +165,7 @@ class RelaxVM:
         """What stands for a `library` that holds a VM's executable; None for any other."""
         if not library.implements_function(EXECUTABLE):
             return None
-        digits = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
+        digits = _digits(path)
         make, text = library[EXECUTABLE], library["as_text"]()
 
         def load() -> Any:
@@ -177,7 +177,7 @@ class RelaxVM:
 
     def _load_worker(self, original: Function, *args: Any) -> Any:
         vm = original(*args)
-        self._instrument(vm, hashlib.sha256(Path(str(args[0])).read_bytes()).hexdigest()[:8])
+        self._instrument(vm, _digits(str(args[0])))
         return vm
 
     @contained
@@ -294,6 +294,11 @@ class RelaxVM:
             self._kept += [converted, call]
             register(f"__tvm_ffi_{prefix}{name}".encode(), ctypes.cast(call, ctypes.c_void_p))
         return tvm_ffi.system_lib(prefix)
+
+
+def _digits(library: str) -> str:
+    """By which the kernels of a library's file are told from another's."""
+    return hashlib.sha256(Path(library).read_bytes()).hexdigest()[:8]
 
 
 @functools.cache

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kcap.show.gain import Gain, Gains
 
 TOP = 20
-FLOORS = "floors: the least that {} could take"
 
 
 @click.command(epilog="\b\nExample:\n  kcap gain llama.kcap --measurements llama.measurements.jsonl")
@@ -47,9 +46,8 @@ def command(path: Path, measurements: Path | None, top: int | None, as_json: boo
     found = _found(load(path), measurements)
     shown = found.rows[: top or (None if as_json else TOP)]
     if as_json:
-        click.echo(
-            orjson.dumps({**found.as_json(), "rows": found.as_json()["rows"][: len(shown)]}, option=orjson.OPT_INDENT_2)
-        )
+        document = found.as_json()
+        click.echo(orjson.dumps({**document, "rows": document["rows"][: len(shown)]}, option=orjson.OPT_INDENT_2))
         return
     _print(path, found, shown)
 
@@ -63,7 +61,9 @@ def _found(recording: Recording, measurements: Path | None) -> Gains:
         return gains(recording, times, f"times and floors: {measurements}")
     rates = measured_rates(recording) or typical_rates(recording)
     if times := profiled_times(recording, rates):
-        return gains(recording, times, f"times: the profiled steps; {FLOORS.format('a kernel')}, at {rates}")
+        return gains(
+            recording, times, f"times: the profiled steps; floors: the least that a kernel could take, at {rates}"
+        )
     raise CallError(
         f"{recording.path}: has no times: kcap replay {recording.path} -o FILE measures them, for --measurements FILE; "
         "kcap record --check-coverage profiles steps"

@@ -25,6 +25,10 @@ class Rates:
     tflop_s: float
     source: str
 
+    def least_us(self, moved: int, flops: int) -> float:
+        """Microseconds to move so many bytes, or to compute so many FLOPs, whichever takes longer."""
+        return max(moved / self.memory_gb_s / 1e3, flops / self.tflop_s / 1e6)
+
     def __str__(self) -> str:
         return f"{self.memory_gb_s:,.0f} GB/s and {self.tflop_s:,.3g} TFLOP/s, {self.source}"
 
@@ -50,8 +54,7 @@ def estimated_times(recording: Recording, rates: Rates) -> Mapping[int, float] |
     samples = {sample.call: sample for sample in recording.samples}
     times = {}
     for call in recording.kernels():
-        moved, flops = bytes_and_flops(call, samples.get(call.id), recording)
-        times[call.id] = call.total * max(moved / rates.memory_gb_s / 1e3, flops / rates.tflop_s / 1e6)
+        times[call.id] = call.total * rates.least_us(*bytes_and_flops(call, samples.get(call.id), recording))
     return times
 
 

@@ -213,7 +213,6 @@ def profiled_times(recording: Recording, rates: Rates) -> dict[int, CallTime]:
             if number and profiled[phase] and call.id in us
         }
         if by_phase:
-            moved, flops = bytes_and_flops(call, samples.get(call.id), recording)
-            floor = max(moved / rates.memory_gb_s / 1e3, flops / rates.tflop_s / 1e6)
+            floor = rates.least_us(*bytes_and_flops(call, samples.get(call.id), recording))
             times[call.id] = CallTime(by_phase, max(floor, shortest) if floor else None)
     return times

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from kcap.errors import CallError
@@ -59,14 +59,7 @@ class Measured(Baseline):
         return self.times.get((outcome.definition, outcome.workload), {})
 
 
-@dataclass
-class Timed:
-    """The measurements of one Call or Workload, which has several where its Samples differ."""
-
-    lines: list[Measurement] = field(default_factory=list)
-
-    def us(self, phase: str) -> float | None:
-        return mean_us(self.lines, phase)
+Timed: TypeAlias = "Sequence[Measurement]"  # of one Call or Workload, which has several where its Samples differ
 
 
 def measured_baseline(
@@ -77,14 +70,14 @@ def measured_baseline(
     CallError for measurements of other Calls than `calls`.
     """
     lines = on_the_device(measurements)
-    by_call: dict[int, Timed] = defaultdict(Timed)
-    by_workload: dict[WorkloadKey, Timed] = defaultdict(Timed)
+    by_call: dict[int, list[Measurement]] = defaultdict(list)
+    by_workload: dict[WorkloadKey, list[Measurement]] = defaultdict(list)
     call_id = _numbers(calls)
     for line in lines:
         if line.definition is not None and line.workload is not None:
-            by_workload[line.definition, line.workload].lines.append(line)
+            by_workload[line.definition, line.workload].append(line)
         elif (call := call_id(line)) is not None:
-            by_call[call].lines.append(line)
+            by_call[call].append(line)
     return _of_calls(by_call, counts, calls) if by_call else _of_workloads(by_workload, workload_weights(counts))
 
 
@@ -152,7 +145,7 @@ def _of_workloads(timed: Mapping[WorkloadKey, Timed], weights: WorkloadWeights) 
 
 
 def _times(timed: Timed, counts: Mapping[str, int]) -> dict[str, float]:
-    us_by_phase = {phase: timed.us(phase) for phase in counts}
+    us_by_phase = {phase: mean_us(timed, phase) for phase in counts}
     return {phase: counts[phase] * us for phase, us in us_by_phase.items() if us is not None}
 
 
@@ -164,9 +157,9 @@ def _totals(timed: Mapping[int, Timed], calls: Sequence[Call]) -> tuple[Times, i
     totals: Counter[str] = Counter()
     by_id = {call.id: call for call in calls}
     for number, of_call in timed.items():
-        measured = of_call.lines[0].count
+        measured = of_call[0].count
         totals.update(_times(of_call, _counts(by_id[number], measured) if number in by_id else {"all": measured}))
-    return totals, sum(all(line.median_us is None for line in of_call.lines) for of_call in timed.values())
+    return totals, sum(all(line.median_us is None for line in of_call) for of_call in timed.values())
 
 
 def _counts(call: Call, measured: int) -> dict[str, int]:
