@@ -10,8 +10,9 @@ from typing import Any
 from kcap.capture.fold.calls import Fold, rounded_notes
 from kcap.capture.fold.coverage import summarize
 from kcap.capture.fold.coverage.session import session_coverage
-from kcap.capture.fold.metadata import make_metadata, why_empty
+from kcap.capture.fold.metadata import first_ranks, make_metadata, why_empty
 from kcap.capture.fold.programs import Programs
+from kcap.capture.fold.requests import Requests
 from kcap.capture.fold.samples import merge_samples
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import KERNELS
@@ -45,13 +46,14 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
         coverage_format.write(output / coverage_format.FILE, coverage)
         facts["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
     metadata = make_metadata(session, shards, programs, calls, notes)
-    ran, steps = programs.records(ids), programs.steps()
+    requests = Requests(shards, first_ranks(metadata.ranks))
+    ran, steps = programs.records(ids), programs.steps(requests)
     facts["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
     metadata = metadata.model_copy(update=facts)
     if not any(call.total for call in calls):
         why = why_empty(metadata)
         metadata.notes += [] if why in metadata.notes else [f"nothing was recorded: {why}"]
-    write_recording(output, metadata, calls, ran, steps, samples, values, kernels)
+    write_recording(output, metadata, calls, ran, steps, samples, values, kernels, requests.records)
     recording = load(output)
     derive_files(recording)
     return recording

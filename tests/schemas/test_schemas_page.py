@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from kcap.schemas.recording.records import Argument, Call, Count, Launch, Metadata, Program, Rank, Sample, Step, Tap
+from kcap.schemas.recording.records import (
+    Argument,
+    Call,
+    Count,
+    Launch,
+    Metadata,
+    Program,
+    Rank,
+    Request,
+    Sample,
+    Step,
+    Tap,
+)
 from kcap.schemas.validation.formats import FORMATS
 
 FOLDER = Path(__file__).parents[2] / "schemas"
@@ -26,6 +38,7 @@ def cells(row: str) -> str:
         ("| `calls.jsonl` |", Call),
         ("| `programs.jsonl` |", Program),
         ("| `steps.jsonl` |", Step),
+        ("| `requests.jsonl` |", Request),
         ("| `samples.jsonl` |", Sample),
         ("| argument (`args`) |", Argument),
         ("| launch |", Launch),

@@ -233,18 +233,24 @@ class Steps:
         if not scheduled.total_num_scheduled_tokens:
             return None
         order = [request for request in new if request in computed]
-        prefills = sum(computed[r] < self._prompt.get(r, 0) for r in order)
-        phase = "decode" if not prefills else "prefill" if prefills == len(order) else "mixed"
-        return StepShape(phase, [new[r] for r in order], [computed[r] + new[r] for r in order])
+        prefilling = [place for place, r in enumerate(order) if computed[r] < self._prompt.get(r, 0)]
+        phase = "decode" if not prefilling else "prefill" if len(prefilling) == len(order) else "mixed"
+        queries, lengths = [new[r] for r in order], [computed[r] + new[r] for r in order]
+        return StepShape(phase, queries, lengths, requests=order, prefilling=prefilling)
 
     def _computed(self, scheduled: Any) -> dict[str, int]:
         """Each scheduled request's tokens computed before this step; keeps the table of prompts up to date."""
         for request in scheduled.finished_req_ids:
             self._prompt.pop(request, None)
+            self._window.requests.finish(request)
         computed = {}
         for request in scheduled.scheduled_new_reqs:
             self._prompt[request.req_id] = _prompt_tokens(request)
             computed[request.req_id] = request.num_computed_tokens
+            pooled = getattr(request, "pooling_params", None) is not None
+            self._window.requests.begin(
+                request.req_id, self._prompt[request.req_id], request.num_computed_tokens, generates=not pooled
+            )
         cached = scheduled.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         return computed
