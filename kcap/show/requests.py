@@ -1,0 +1,161 @@
+"""What `kcap show --by request` says: of each request its tokens, its steps, and what of the GPU's time it had."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from kcap.errors import CallError
+from kcap.schemas.recording.recording import Recording, Request
+from kcap.schemas.validation.report import printable
+from kcap.show.console import plain_table
+from kcap.show.estimate import Rates, estimated_times, typical_rates
+from kcap.show.gain import CallTime, profiled_times
+from kcap.show.request_times import BY_CONTEXT, RULE, RequestTime, RequestTimes, request_times
+
+MOST_FAMILIES = 4  # columns
+
+
+@dataclass(slots=True)
+class RequestRow:
+    """A request, or several together. Tokens and steps as in Request; microseconds as in RequestTime."""
+
+    name: str
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    computed: int = 0
+    decoded: int = 0
+    again: int = 0
+    generated: int = 0
+    steps: int = 0
+    steps_us: float = 0.0
+    gpu_us: float = 0.0
+    families: Counter[str] = field(default_factory=Counter)
+
+    def add(self, request: Request, time: RequestTime | None) -> None:
+        for name in ("requests", "prompt", "cached", "computed", "decoded", "again", "generated"):
+            setattr(self, name, getattr(self, name) + getattr(request, name))
+        self.steps += request.prefills + request.decodes
+        if time is not None:
+            self.steps_us += time.steps_us
+            self.gpu_us += sum(time.us.values())
+            self.families.update(time.us)  # type: ignore[arg-type]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(replace(self, families={})) | {"families": dict(self.families)}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class RequestSummary:
+    """The rows, the costliest first, and of what their times are. `source` "": there are no times."""
+
+    rows: list[RequestRow]
+    times: RequestTimes | None
+    source: str
+
+    @property
+    def families(self) -> list[str]:
+        """Those that took the longest, of all requests."""
+        sums: Counter[str] = Counter()
+        for row in self.rows:
+            sums.update(row.families)
+        return [name for name, us in sums.most_common() if us]
+
+    def as_json(self, top: int | None) -> dict[str, Any]:
+        head: dict[str, Any] = {"rows": [row.as_json() for row in self.rows[:top]], "more": len(self.rows[top or 0 :])}
+        head["more"] = head["more"] if top else 0
+        if self.times is None:
+            return head
+        times = {name: getattr(self.times, name) for name in ("total_us", "listed", "steps", "untimed")}
+        none = {"us": sum(self.times.none_us.values()), "families": dict(self.times.none_us)}
+        return {**head, **times, "no_request": none, "source": self.source, "rule": RULE}
+
+
+def summarize_requests(recording: Recording, times: Mapping[int, CallTime], source: str) -> RequestSummary:
+    """One row a request; CallError where the Recording tells of none. Without `times` there are tokens only."""
+    if not recording.requests:
+        raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM, since format 1.7)")
+    shares = request_times(recording, times, _families(recording)) if times else None
+    rows = []
+    for place, request in enumerate(recording.requests):
+        row = RequestRow(request.id or f"{request.requests:,} more")
+        row.add(request, shares.requests[place] if shares else None)
+        rows.append(row)
+    rows.sort(key=lambda row: (-row.gpu_us, -row.computed - row.decoded, row.name))
+    return RequestSummary(rows, shares, source if times else "")
+
+
+def _families(recording: Recording) -> dict[int, str]:
+    from kcap.schemas.derive.derive import derive  # needs torch
+    from kcap.schemas.derive.engine_comparison import ATTENTION
+
+    return {
+        call: BY_CONTEXT if family in ATTENTION else family for call, family in derive(recording).family_of().items()
+    }
+
+
+def call_times(recording: Recording, rates: Rates | None) -> tuple[dict[int, CallTime], str]:
+    """Of the profiled steps or, where none was profiled, estimated at `rates` (None: what is typical); and which it is.
+
+    Empty without torch, by which families are told.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return {}, ""
+    rates = rates or typical_rates(recording)
+    if times := profiled_times(recording, rates):
+        return times, "times: the profiled steps"
+    estimated = estimated_times(recording, rates) or {}
+    calls = [call for call in recording.kernels() if call.total and call.id in estimated]
+    each = {call.id: estimated[call.id] / call.total for call in calls}
+    by_phase: dict[int, dict[str, float]] = {
+        call.id: {count.phase: each[call.id] for count in call.counts} for call in calls
+    }
+    source = f"times: an estimate, from bytes and FLOPs of each call at {rates}; kcap replay -o FILE measures them"
+    return {number: CallTime(us, None) for number, us in by_phase.items()}, source
+
+
+def request_table(summary: RequestSummary, rows: Sequence[RequestRow]) -> Table:
+    """The rows for `print_table`. `steps ms`: of the steps that a request was in, whole; then what it had of it."""
+    families = summary.families[:MOST_FAMILIES]
+    tokens = ["prompt", "cached", "computed", "again", "generated", "steps"]
+    times = ["steps ms", "its ms", *families] if summary.times else []
+    table = plain_table([*tokens, *times], ["request"])
+    for row in rows:
+        counts = (row.prompt, row.cached, row.computed, row.again, row.generated, row.steps)
+        ms = [row.steps_us, row.gpu_us, *(row.families[name] for name in families)] if summary.times else []
+        cells = [*(f"{count:,}" if count else "·" for count in counts), *(f"{us / 1e3:,.3f}" for us in ms)]
+        table.add_row(*cells, Text(printable(row.name)))
+    return table
+
+
+def request_footer(summary: RequestSummary) -> Iterator[Text]:
+    """The sums, what no request accounts for, and by which rule times are shared out."""
+    total = RequestRow("")
+    for row in summary.rows:
+        total.requests += row.requests
+        for name in ("prompt", "cached", "computed", "again", "generated"):
+            setattr(total, name, getattr(total, name) + getattr(row, name))
+    yield Text(
+        f"{total.requests:,} requests: {total.prompt:,} tokens of prompts ({total.cached:,} found in the prefix cache, "
+        f"{total.computed:,} computed), {total.generated:,} generated, {total.again:,} computed again",
+        "bold",
+    )
+    times = summary.times
+    if times is None:
+        return
+    none = sum(times.none_us.values())
+    share = f"{none / times.total_us:.1%}" if times.total_us else "0%"
+    yield Text(f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)")
+    yield Text(RULE, "dim")
+    if times.listed < times.steps:
+        yield Text(f"{times.listed:,} of {times.steps:,} steps are listed: the others' time goes by tokens", "dim")
+    yield Text(summary.source, "dim")
+    if times.untimed:
+        yield Text(f"{times.untimed:,} invocations have no time: they are in no share", "dim")
