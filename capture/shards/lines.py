@@ -194,6 +194,15 @@ class RequestLine(Line):
     decodes: Number = 0
 
 
+class PromptLine(Line):
+    """The blocks of `size` tokens of a request's prompt, by a hash of all tokens up to the end of each."""
+
+    t: Literal["prompt"]
+    number: Number
+    size: Number
+    blocks: list[Number]
+
+
 class ProfiledLine(StepLine):
     """A step that ran under the profiler and does not count."""
 
@@ -278,6 +287,7 @@ class NoteLine(Line):
 
 AnyLine = (
     ProcessLine | GroupLine | CallLine | RegionLine | ShapesLine | DriftLine | ProgramLine | GraphLine | AnnotationLine
-    | BatchLine | StepLine | RequestLine | ProfiledLine | KernelNameLine | SampleLine | WindowLine | TapLine | NoteLine
+    | BatchLine | StepLine | RequestLine | PromptLine | ProfiledLine | KernelNameLine | SampleLine | WindowLine
+    | TapLine | NoteLine
 )  # fmt: skip
 LINE: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discriminator="t")])

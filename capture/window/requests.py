@@ -8,11 +8,12 @@ it has finished or the window closes: of a process that is killed, those that ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import orjson
 
+from kcap.capture.turns.blocks import BlockHashes
 from kcap.capture.window.step import StepShape
 
 MAX_REQUESTS = 1 << 16  # with a line of their own; further ones are added up in one
@@ -55,21 +56,27 @@ class Requests:
     """The requests of a process. `write` puts a line into its shard."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
+        self.blocks: BlockHashes | None = None  # where the tokens of prompts are told by their blocks
         self._write = write
         self._totals: dict[str, Totals] = {}
         self._single: Counter[str] = Counter()  # decode steps of one token, of each request
         self._begun = self._finished = 0
         self._rest: Counter[str] = Counter()
 
-    def begin(self, name: str, prompt: int, cached: int, generates: bool = True) -> None:
+    def begin(
+        self, name: str, prompt: int, cached: int, generates: bool = True, tokens: Sequence[int] | None = None
+    ) -> None:
         """The engine runs a request for the first time: its prompt's tokens, and how many of them a cache had.
 
-        One that it knows has been interrupted, and goes on.
+        One that it knows has been interrupted, and goes on. `tokens`: those of the prompt, where they are known.
         """
         known = self._totals.get(name)
         if known is None or known.prompt != prompt:
             self.finish(name)
             self._totals[name] = Totals(self._begun, prompt, min(cached, prompt), generates)
+            if self.blocks is not None and tokens and self._begun < MAX_REQUESTS:
+                line = {"number": self._begun, "size": self.blocks.size, "blocks": self.blocks.of(tokens)}
+                self._write(orjson.dumps({"t": "prompt", **line}))
             self._begun += 1
 
     def numbers(self, names: list[str]) -> list[int]:

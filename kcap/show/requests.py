@@ -1,11 +1,15 @@
-"""What `kcap show --by request` says: of each request its tokens, its steps, and what of the GPU's time it had."""
+"""What `kcap show --by request`, `turn` or `session` says: tokens, steps, and what of the GPU's time each had.
+
+A turn is what an agent asked of the server, with the requests that it ran as; a session is a conversation of turns.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -13,6 +17,7 @@ from rich.text import Text
 
 from kcap.errors import CallError
 from kcap.schemas.recording.recording import Recording, Request
+from kcap.schemas.recording.turns import Turn, read_turns, tools_of
 from kcap.schemas.validation.report import printable
 from kcap.show.console import plain_table
 from kcap.show.estimate import Rates, estimated_times, typical_rates
@@ -24,7 +29,11 @@ MOST_FAMILIES = 4  # columns
 
 @dataclass(slots=True)
 class RequestRow:
-    """A request, or several together. Tokens and steps as in Request; microseconds as in RequestTime."""
+    """A request, or several together. Tokens and steps as in Request; microseconds as in RequestTime.
+
+    `missed`: tokens of whole blocks at a prompt's beginning that an earlier prompt had, too, and that the prefix cache
+    did not have (any more).
+    """
 
     name: str
     requests: int = 0
@@ -33,15 +42,17 @@ class RequestRow:
     computed: int = 0
     decoded: int = 0
     again: int = 0
+    missed: int = 0
     generated: int = 0
     steps: int = 0
     steps_us: float = 0.0
     gpu_us: float = 0.0
     families: Counter[str] = field(default_factory=Counter)
 
-    def add(self, request: Request, time: RequestTime | None) -> None:
+    def add(self, request: Request, missed: int, time: RequestTime | None) -> None:
         for name in ("requests", "prompt", "cached", "computed", "decoded", "again", "generated"):
             setattr(self, name, getattr(self, name) + getattr(request, name))
+        self.missed += missed
         self.steps += request.prefills + request.decodes
         if time is not None:
             self.steps_us += time.steps_us
@@ -54,23 +65,26 @@ class RequestRow:
 
 @dataclass(frozen=True)
 class RequestSummary:
-    """The rows, the costliest first, and of what their times are. `source` "": there are no times."""
+    """The rows, the costliest first (turns: in the order of their session), and of what their times are.
 
+    `by`: what a row is; `total`: of all requests. `source` "": there are no times.
+    """
+
+    by: str
     rows: list[RequestRow]
+    total: RequestRow
     times: RequestTimes | None
     source: str
 
     @property
     def families(self) -> list[str]:
         """Those that took the longest, of all requests."""
-        sums: Counter[str] = Counter()
-        for row in self.rows:
-            sums.update(row.families)
-        return [name for name, us in sums.most_common() if us]
+        return [name for name, us in self.total.families.most_common() if us]
 
     def as_json(self, top: int | None) -> dict[str, Any]:
-        head: dict[str, Any] = {"rows": [row.as_json() for row in self.rows[:top]], "more": len(self.rows[top or 0 :])}
-        head["more"] = head["more"] if top else 0
+        rows = [row.as_json() for row in self.rows[:top]]
+        head: dict[str, Any] = {"by": self.by, "rows": rows, "more": len(self.rows) - len(rows)}
+        head["total"] = self.total.as_json()
         if self.times is None:
             return head
         times = {name: getattr(self.times, name) for name in ("total_us", "listed", "steps", "untimed")}
@@ -78,18 +92,76 @@ class RequestSummary:
         return {**head, **times, "no_request": none, "source": self.source, "rule": RULE}
 
 
-def summarize_requests(recording: Recording, times: Mapping[int, CallTime], source: str) -> RequestSummary:
-    """One row a request; CallError where the Recording tells of none. Without `times` there are tokens only."""
+def summarize_requests(
+    recording: Recording, times: Mapping[int, CallTime], source: str, by: str = "request"
+) -> RequestSummary:
+    """One row a request, turn or session; CallError where the Recording tells of none.
+
+    Without `times` there are tokens only.
+    """
     if not recording.requests:
         raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM, since format 1.7)")
     shares = request_times(recording, times, _families(recording)) if times else None
-    rows = []
-    for place, request in enumerate(recording.requests):
-        row = RequestRow(request.id or f"{request.requests:,} more")
-        row.add(request, shares.requests[place] if shares else None)
-        rows.append(row)
-    rows.sort(key=lambda row: (-row.gpu_us, -row.computed - row.decoded, row.name))
-    return RequestSummary(rows, shares, source if times else "")
+    missed = _missed(recording)
+
+    def row(name: str, places: Iterable[int]) -> RequestRow:
+        of_these = RequestRow(name)
+        for place in places:
+            of_these.add(recording.requests[place], missed[place], shares.requests[place] if shares else None)
+        return of_these
+
+    total = row("", range(len(recording.requests)))
+    if by == "request":
+        rows = [row(r.id or f"{r.requests:,} more", [place]) for place, r in enumerate(recording.requests)]
+        rows.sort(key=_order)
+    else:
+        rows = list(_turn_rows(read_turns(recording.path), row, by, recording.path))
+    return RequestSummary(by, rows, total, shares, source if times else "")
+
+
+def _order(row: RequestRow) -> tuple[float, int, str]:
+    return -row.gpu_us, -row.computed - row.decoded, row.name
+
+
+def _turn_rows(
+    turns: Sequence[Turn], row: Callable[[str, Iterable[int]], RequestRow], by: str, path: Path
+) -> Iterator[RequestRow]:
+    if not turns:
+        raise CallError(f"{path}: tells of no turns (kcap record --agent-trace keeps them): show it --by request")
+    sessions: dict[int, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        sessions[turn.session].append(turn)
+    whole = {number: row(_session_name(of), [r for t in of for r in t.requests]) for number, of in sessions.items()}
+    for number in sorted(whole, key=lambda number: _order(whole[number])):
+        if by == "session":
+            yield whole[number]
+        else:
+            yield from (row(_turn_name(turn), turn.requests) for turn in sessions[number])
+
+
+def _session_name(turns: Sequence[Turn]) -> str:
+    return f"{turns[0].session}: {len(turns):,} turns"
+
+
+def _turn_name(turn: Turn) -> str:
+    """`3.1 calls get_weather`: the second turn of session 3."""
+    ending = "client went away" if turn.aborted else f"refused {turn.status} {turn.error}".rstrip()
+    if turn.status == 200 and not turn.aborted:
+        tools = tools_of(turn)
+        ending = f"calls {', '.join(tools)}" if tools else turn.answers[0].finish if turn.answers else ""
+    return f"{turn.session}.{turn.turn} {ending}".rstrip()
+
+
+def _missed(recording: Recording) -> list[int]:
+    """Of each request."""
+    size, seen = recording.metadata.block_size or 1, set[int]()
+    missed = []
+    for request in recording.requests:
+        known = next((place for place, block in enumerate(request.blocks) if block not in seen), len(request.blocks))
+        whole = min(known, max(request.prompt - 1, 0) // size) * size
+        missed.append(max(0, whole - request.cached))
+        seen.update(request.blocks)
+    return missed
 
 
 def _families(recording: Recording) -> dict[int, str]:
@@ -124,11 +196,11 @@ def call_times(recording: Recording, rates: Rates | None) -> tuple[dict[int, Cal
 def request_table(summary: RequestSummary, rows: Sequence[RequestRow]) -> Table:
     """The rows for `print_table`. `steps ms`: of the steps that a request was in, whole; then what it had of it."""
     families = summary.families[:MOST_FAMILIES]
-    tokens = ["prompt", "cached", "computed", "again", "generated", "steps"]
+    tokens = ["prompt", "cached", "computed", "again", "missed", "generated", "steps"]
     times = ["steps ms", "its ms", *families] if summary.times else []
-    table = plain_table([*tokens, *times], ["request"])
+    table = plain_table([*tokens, *times], [summary.by])
     for row in rows:
-        counts = (row.prompt, row.cached, row.computed, row.again, row.generated, row.steps)
+        counts = (row.prompt, row.cached, row.computed, row.again, row.missed, row.generated, row.steps)
         ms = [row.steps_us, row.gpu_us, *(row.families[name] for name in families)] if summary.times else []
         cells = [*(f"{count:,}" if count else "·" for count in counts), *(f"{us / 1e3:,.3f}" for us in ms)]
         table.add_row(*cells, Text(printable(row.name)))
@@ -137,16 +209,16 @@ def request_table(summary: RequestSummary, rows: Sequence[RequestRow]) -> Table:
 
 def request_footer(summary: RequestSummary) -> Iterator[Text]:
     """The sums, what no request accounts for, and by which rule times are shared out."""
-    total = RequestRow("")
-    for row in summary.rows:
-        total.requests += row.requests
-        for name in ("prompt", "cached", "computed", "again", "generated"):
-            setattr(total, name, getattr(total, name) + getattr(row, name))
+    total = summary.total
     yield Text(
         f"{total.requests:,} requests: {total.prompt:,} tokens of prompts ({total.cached:,} found in the prefix cache, "
         f"{total.computed:,} computed), {total.generated:,} generated, {total.again:,} computed again",
         "bold",
     )
+    if total.missed:
+        yield Text(
+            f"missed: {total.missed:,} tokens that an earlier prompt began with, and the cache did not have", "dim"
+        )
     times = summary.times
     if times is None:
         return

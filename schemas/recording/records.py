@@ -286,7 +286,9 @@ class Request(Record):
     sampled, one for each step that read up to the last known token: an engine that looks ahead (speculative decoding)
     returns more, one that schedules ahead may throw the last one away. `prefills`, `decodes`: steps in which it read
     its prompt, and others. `first`: the index of its first counted step, None where that was a decode. `requests`: how
-    many the line adds up; past 65,536 a process adds them up in one line without `id`.
+    many the line adds up; past 65,536 a process adds them up in one line without `id`. `blocks`: with --agent-trace,
+    the prompt's blocks of `block_size` tokens, each a number for all tokens up to its end, so that prompts which begin
+    alike have the same first ones.
     """
 
     id: str = ""
@@ -301,6 +303,7 @@ class Request(Record):
     generated: int = Field(default=0, ge=0, le=MAX_NUMBER)
     prefills: int = Field(default=0, ge=0, le=MAX_NUMBER)
     decodes: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    blocks: list[int] = []
 
     @property
     def tokens(self) -> int:
@@ -361,6 +364,7 @@ class Metadata(BaseModel):
     taps: list[Tap] = []
     steps: dict[str, int] = {}
     batches: list[dict[str, Any]] = []
+    block_size: int | None = Field(default=None, ge=1, le=MAX_RANK)  # of `blocks` of a Request, since format 1.7
     windows: list[dict[str, int]] = []  # of the first rank, since format 1.4: `first` step, and how many `steps` count
     totals: dict[str, int] = {}
     dropped: dict[str, int] = {}

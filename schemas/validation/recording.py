@@ -12,6 +12,8 @@ from kcap.errors import FormatError
 from kcap.schemas import backendbench
 from kcap.schemas.flashinfer import calling_record
 from kcap.schemas.recording.recording import Call, Program, Recording, Request, Sample, Step, load
+from kcap.schemas.recording.turns import FILE as TURNS_FILE
+from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results import coverage
 from kcap.schemas.validation.report import Report
 
@@ -37,6 +39,10 @@ def check_recording(report: Report, root: Path) -> None:
     for place, step in _table(report, root, "steps", STEPS):
         report.error(place, *_unknown("program", "a Program", [step.program], len(programs)))
         report.error(place, *_unknown("requests", "a Request", step.requests, requests))
+    turns = _table(report, root, "turns", TypeAdapter(Turn)) if (root / TURNS_FILE).exists() else []
+    for place, turn in turns:
+        report.error(place, *_unknown("requests", "a Request", turn.requests, requests))
+        report.error(place, *_unknown("parent", "a Turn", [turn.parent], len(turns)))
     for place, sample in _table(report, root, "samples", SAMPLES):
         report.error(place, *_unknown("call", "a Call", [sample.call], len(calls)))
         report.error(place, *_values(recording, sample))

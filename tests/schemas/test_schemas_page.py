@@ -20,6 +20,7 @@ from kcap.schemas.recording.records import (
     Step,
     Tap,
 )
+from kcap.schemas.recording.turns import Turn
 from kcap.schemas.validation.formats import FORMATS
 
 FOLDER = Path(__file__).parents[2] / "schemas"
@@ -39,6 +40,7 @@ def cells(row: str) -> str:
         ("| `programs.jsonl` |", Program),
         ("| `steps.jsonl` |", Step),
         ("| `requests.jsonl` |", Request),
+        ("| `turns.jsonl` |", Turn),
         ("| `samples.jsonl` |", Sample),
         ("| argument (`args`) |", Argument),
         ("| launch |", Launch),

@@ -1,0 +1,5 @@
+"""What a recorded server was asked and answered, of `kcap record --agent-trace`, inside the server's process.
+
+`middleware` sees the bytes of each request and answer go by and changes none; `exchange` makes a Turn of them: roles,
+lengths, tools, tokens, times and, if asked for, texts; `log` knows which conversation it goes on, and writes its line.
+"""
