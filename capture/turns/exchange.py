@@ -14,6 +14,7 @@ import orjson
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.chat_stream import DONE, events, join_chunks, with_reasoning
+from kcap.schemas.recording.conversations import function_of, objects
 from kcap.system.redact import redact_text
 
 CHAT, COMPLETION = "chat", "completion"
@@ -23,7 +24,7 @@ PARAMETERS = (
     *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
     "parallel_tool_calls",
 )
-KEPT = ("content", "reasoning_content", "refusal", "tool_calls", "name", "tool_call_id")  # of a message, with its text
+TEXTS, NAMES = ("content", "reasoning_content", "refusal"), ("name", "tool_call_id")  # of a message that is kept whole
 MOST_NAME = 256
 
 
@@ -127,22 +128,6 @@ def _with_deltas(chunk: Any) -> Any:
     }
 
 
-def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; none where it is no list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def canonical(message: dict[str, Any]) -> bytes:
-    """What of a message tells it from others, however a client writes the rest: no reasoning, no empty members."""
-    calls = [[call.get("id"), *_function(call)] for call in objects(message.get("tool_calls"))]
-    return orjson.dumps([message.get("role"), message.get("content") or "", calls, message.get("tool_call_id") or ""])
-
-
-def _function(call: dict[str, Any]) -> tuple[Any, Any]:
-    function = call.get("function")
-    return (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
-
-
 def describe_message(message: dict[str, Any], keep_text: bool) -> dict[str, Any]:
     """Its role, length, the names of the tools that it calls, its other parts by kind; its text if it is kept."""
     message = with_reasoning(message)
@@ -156,12 +141,15 @@ def describe_message(message: dict[str, Any], keep_text: bool) -> dict[str, Any]
     }
     if isinstance(reasoning := message.get("reasoning_content"), str):
         described["reasoning_chars"] = len(reasoning)
-    if tools := [_name(_function(call)[0]) for call in objects(message.get("tool_calls"))]:
+    if tools := [_name(function_of(call)[0]) for call in objects(message.get("tool_calls"))]:
         described["tools"] = tools
     if kinds:
         described["parts"] = dict(kinds)
     if keep_text:
-        described |= {name: _clean(message[name]) for name in KEPT if message.get(name) is not None}
+        kept = {name: message[name] for name in TEXTS if message.get(name) is not None}
+        kept |= {name: _name(message[name]) for name in NAMES if message.get(name) is not None}
+        kept |= {"tool_calls": calls} if (calls := objects(message.get("tool_calls"))) else {}
+        described |= _clean(kept)
     return described
 
 

@@ -16,6 +16,7 @@ from kcap.capture.fold.turns import merge_turns
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.turns import log, middleware
 from kcap.capture.turns.middleware import TurnRecorder
+from kcap.schemas.recording import conversations
 from kcap.schemas.recording.recording import Request
 from kcap.schemas.recording.turns import Turn, conversation, tools_of
 
@@ -265,11 +266,11 @@ def test_what_is_under_way_is_bounded_and_the_client_is_served(
 
 
 def test_conversations_that_may_be_gone_on_with_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "MOST_CONVERSATIONS", 4)
+    monkeypatch.setattr(conversations, "MOST_CONVERSATIONS", 4)
     app = TurnRecorder(Server(*[real("plain.json")] * 10))
     for number in range(10):
         ask(app, question({"role": "user", "content": str(number)}))
-    assert app._log is not None and len(app._log._places) == 4
+    assert app._log is not None and len(app._log._conversations) == 4
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_server(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
