@@ -5,7 +5,6 @@ Without texts, unless they are asked for; then secrets in them are redacted. Wha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import orjson
 
 from kcap.errors import FormatError
-from kcap.schemas.flashinfer.chat_stream import DONE, events, join_chunks, with_reasoning
-from kcap.schemas.recording.conversations import function_of, objects
+from kcap.schemas.flashinfer.chat_stream import DONE, events, join_chunks
+from kcap.schemas.recording.conversations import MOST_NAME, describe_message, objects
 from kcap.system.redact import redact_text
 
 CHAT, COMPLETION = "chat", "completion"
@@ -24,8 +23,6 @@ PARAMETERS = (
     *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
     "parallel_tool_calls",
 )
-TEXTS, NAMES = ("content", "reasoning_content", "refusal"), ("name", "tool_call_id")  # of a message that is kept whole
-MOST_NAME = 256
 
 
 @dataclass
@@ -128,31 +125,6 @@ def _with_deltas(chunk: Any) -> Any:
     }
 
 
-def describe_message(message: dict[str, Any], keep_text: bool) -> dict[str, Any]:
-    """Its role, length, the names of the tools that it calls, its other parts by kind; its text if it is kept."""
-    message = with_reasoning(message)
-    content = message.get("content")
-    parts = objects(content)
-    texts = [content] if isinstance(content, str) else [part.get("text") for part in parts]
-    kinds = Counter(str(part.get("type"))[:MOST_NAME] for part in parts if part.get("type") != "text")
-    described: dict[str, Any] = {
-        "role": _name(message.get("role")),
-        "chars": sum(len(t) for t in texts if isinstance(t, str)),
-    }
-    if isinstance(reasoning := message.get("reasoning_content"), str):
-        described["reasoning_chars"] = len(reasoning)
-    if tools := [_name(function_of(call)[0]) for call in objects(message.get("tool_calls"))]:
-        described["tools"] = tools
-    if kinds:
-        described["parts"] = dict(kinds)
-    if keep_text:
-        kept = {name: message[name] for name in TEXTS if message.get(name) is not None}
-        kept |= {name: _name(message[name]) for name in NAMES if message.get(name) is not None}
-        kept |= {"tool_calls": calls} if (calls := objects(message.get("tool_calls"))) else {}
-        described |= _clean(kept)
-    return described
-
-
 def _name(value: Any) -> str:
     return str(value)[:MOST_NAME] if value is not None else ""
 
@@ -166,14 +138,19 @@ def _clean(value: Any) -> Any:
     return {key: _clean(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def _describe(message: dict[str, Any], keep_text: bool) -> dict[str, Any]:
+    return describe_message(message, _clean if keep_text else None)
+
+
 def describe_request(asked: Asked, messages: Sequence[dict[str, Any]], keep_text: bool) -> dict[str, Any]:
     """Members of a Turn. `messages`: of those that it sent, the new ones."""
     body = asked.body
     functions = (tool.get("function") for tool in objects(body.get("tools")))
     parameters = {name: body[name] for name in PARAMETERS if isinstance(body.get(name), int | float)}
-    described = [describe_message(message, keep_text) for message in messages]
+    described = [_describe(message, keep_text) for message in messages]
     described += [{"role": "prompt", "chars": length} for length in asked.prompts]
-    return {
+    kept = {"request": _clean({key: value for key, value in body.items() if key != "messages"})} if keep_text else {}
+    return kept | {
         "model": _name(body.get("model")),
         "stream": body.get("stream") is True,
         "parameters": parameters,
@@ -203,7 +180,7 @@ def describe_answer(answer: dict[str, Any], keep_text: bool) -> dict[str, Any]:
 
 def _choice(choice: dict[str, Any], keep_text: bool) -> dict[str, Any]:
     message = choice.get("message")
-    described = describe_message(message if isinstance(message, dict) else {}, keep_text)
+    described = _describe(message if isinstance(message, dict) else {}, keep_text)
     return described | {"finish": _name(choice.get("finish_reason"))}
 
 

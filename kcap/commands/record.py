@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -75,6 +76,16 @@ class NumbersRange(click.IntRange):
     "--warmup-steps", default=0, type=click.IntRange(0), help="Steps that do not count when the window opens."
 )
 @click.option("--client", help="Record the server COMMAND while this command runs, then end the server.")
+@click.option(
+    "--workload",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="TRACE",
+    help="Record the server COMMAND while the turns of a trace are sent to it: a Recording's, or a file's.",
+)
+@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of --workload.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), help="Of --workload: sessions at a time, instead of their times."
+)
 @click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
 @click.option(
     "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
@@ -114,13 +125,17 @@ def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
     check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
     ready_timeout: float, engine_log: Path | None, exit_code: str, agent_trace: bool, keep_text: bool,
-    command_line: tuple[str, ...], **offline: Any,
+    workload: Path | None, speed: float, concurrency: int | None, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
 
     Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
     order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
     """
+    if workload is not None:
+        client = _sender(workload, speed, concurrency, client, ready, list(command_line))
+    elif _option_given("speed") or concurrency is not None:
+        raise CallError("--speed and --concurrency are of --workload: give that, too")
     _check_options(model, command_line, client, ready, check_coverage)
     server = _traced_server(list(command_line), keep_text) if agent_trace or keep_text else list(command_line)
     _check_engine_log(engine_log, model is not None or client is not None, output)
@@ -167,6 +182,21 @@ def _check_options(
         raise CallError("--client needs a server: give -- COMMAND")
     if check_coverage and not machine.has_gpu():
         raise CallError("--check-coverage compares with what ran on a GPU, and this machine has none: leave it out")
+
+
+def _sender(
+    workload: Path, speed: float, concurrency: int | None, client: str | None, ready: str | None, server: list[str]
+) -> str:
+    """The client that sends a trace to `server`; CallError where there is another, or it is not plain where."""
+    from kcap.capture.controller.serving import ready_url
+
+    if client is not None:
+        raise CallError("--workload is a client of its own: leave --client out")
+    url = ready or ready_url(server)
+    if url is None:
+        raise CallError("--workload: pass --ready URL, so that kcap knows where the server answers")
+    words = [sys.executable, "-m", "kcap.capture.turns.load", str(workload), "--url", url, "--speed", str(speed)]
+    return shlex.join([*words, *(["--concurrency", str(concurrency)] if concurrency else [])])
 
 
 def _traced_server(command_line: list[str], keep_text: bool) -> list[str]:

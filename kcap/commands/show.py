@@ -76,7 +76,7 @@ def _of_path(path: Path, by: By, everything: bool, top: int | None, fold: bool) 
 
 def _show_requests(path: Path, by: str, measurements: Path | None, top: int | None, as_json: bool) -> None:
     from kcap.schemas.results.measurement import read_measurements
-    from kcap.show.console import console, print_table
+    from kcap.show.console import console
     from kcap.show.gain import measured_times
     from kcap.show.recording import header
     from kcap.show.requests import call_times, request_footer, request_table, summarize_requests
@@ -96,7 +96,7 @@ def _show_requests(path: Path, by: str, measurements: Path | None, top: int | No
     for line in header(recording.metadata):
         out.print(line)
     out.print()
-    print_table(out, request_table(summary, summary.rows[:top]))
+    out.print(request_table(summary, summary.rows[:top], out.width))
     out.print()
     for line in request_footer(summary):
         out.print(line)

@@ -19,12 +19,14 @@ from kcap.errors import CallError
 from kcap.schemas.recording.recording import Recording, Request
 from kcap.schemas.recording.turns import Turn, read_turns, tools_of
 from kcap.schemas.validation.report import printable
-from kcap.show.console import plain_table
+from kcap.show.console import GAP
 from kcap.show.estimate import Rates, estimated_times, typical_rates
 from kcap.show.gain import CallTime, profiled_times
 from kcap.show.request_times import BY_CONTEXT, RULE, RequestTime, RequestTimes, request_times
 
+TOKENS = ("prompt", "cached", "computed", "again", "missed", "generated", "steps")
 MOST_FAMILIES = 4  # columns
+LEAST_NAME, MOST_NAME = 20, 56  # columns of a terminal
 
 
 @dataclass(slots=True)
@@ -193,17 +195,27 @@ def call_times(recording: Recording, rates: Rates | None) -> tuple[dict[int, Cal
     return {number: CallTime(us, None) for number, us in by_phase.items()}, source
 
 
-def request_table(summary: RequestSummary, rows: Sequence[RequestRow]) -> Table:
-    """The rows for `print_table`. `steps ms`: of the steps that a request was in, whole; then what it had of it."""
-    families = summary.families[:MOST_FAMILIES]
-    tokens = ["prompt", "cached", "computed", "again", "missed", "generated", "steps"]
-    times = ["steps ms", "its ms", *families] if summary.times else []
-    table = plain_table([*tokens, *times], [summary.by])
-    for row in rows:
-        counts = (row.prompt, row.cached, row.computed, row.again, row.missed, row.generated, row.steps)
-        ms = [row.steps_us, row.gpu_us, *(row.families[name] for name in families)] if summary.times else []
-        cells = [*(f"{count:,}" if count else "·" for count in counts), *(f"{us / 1e3:,.3f}" for us in ms)]
-        table.add_row(*cells, Text(printable(row.name)))
+def request_table(summary: RequestSummary, rows: Sequence[RequestRow], width: int) -> Table:
+    """The rows. `steps ms`: of the steps that a request was in, whole; then what it had of it, and of which families.
+
+    Columns of which no row has anything are left out, and families for which `width` has no room.
+    """
+    counts = {name: [getattr(row, name) for row in rows] for name in TOKENS}
+    columns = {name: [f"{n:,}" if n else "·" for n in column] for name, column in counts.items() if any(column)}
+    names = [printable(row.name) for row in rows]
+    if summary.times:
+        times = {"steps ms": [row.steps_us for row in rows], "its ms": [row.gpu_us for row in rows]}
+        families = {name: [row.families[name] for row in rows] for name in summary.families[:MOST_FAMILIES]}
+        columns |= {name: [f"{us / 1e3:,.3f}" for us in column] for name, column in (times | families).items()}
+        for name in reversed(families):
+            if sum(max(map(len, (title, *column))) + GAP for title, column in columns.items()) + LEAST_NAME > width:
+                del columns[name]
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+    table.add_column(summary.by, no_wrap=True, overflow="ellipsis", max_width=MOST_NAME)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        table.add_row(Text(name), *cells)
     return table
 
 

@@ -1,19 +1,23 @@
-"""Which conversation a request goes on: the one whose messages, with their answer, are the first of its own.
+"""The messages of conversations: what a Turn says of one, and which conversation a request goes on with.
 
-That is told by a keyed hash of the messages, so that no text is kept. It needs orjson only: a server may have no more.
+That is the one whose messages, with their answer, are the first of its own, told by a keyed hash of them, so that no
+text is kept. It needs orjson only: a server may have no more.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from kcap.schemas.flashinfer.chat_stream import with_reasoning
+
 MOST_CONVERSATIONS = 1 << 17  # that may be gone on with; the ones used last are kept
+MOST_NAME = 256  # characters of a role, or of a tool's or an engine's name
 Message = dict[str, Any]  # as OpenAI's chat API has it
 
 
@@ -90,3 +94,38 @@ def function_of(call: dict[str, Any]) -> tuple[Any, Any]:
 def objects(value: Any) -> list[dict[str, Any]]:
     """The objects in a list; none where it is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+TEXTS, NAMES = ("content", "reasoning_content", "refusal"), ("name", "tool_call_id")  # of a message that is kept whole
+
+
+def describe_message(message: Message, keep: Callable[[Any], Any] | None) -> dict[str, Any]:
+    """A message as the members of a TurnMessage: its role, length, the tools that it calls, its other parts by kind.
+
+    `keep`: its texts stay, as this returns them; None: they do not.
+    """
+    message = with_reasoning(message)
+    content = message.get("content")
+    parts = objects(content)
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in parts]
+    kinds = Counter(_short(part.get("type")) for part in parts if part.get("type") != "text")
+    described: dict[str, Any] = {
+        "role": _short(message.get("role")),
+        "chars": sum(len(text) for text in texts if isinstance(text, str)),
+    }
+    if isinstance(reasoning := message.get("reasoning_content"), str):
+        described["reasoning_chars"] = len(reasoning)
+    calls = objects(message.get("tool_calls"))
+    if calls:
+        described["tools"] = [_short(function_of(call)[0]) for call in calls]
+    if kinds:
+        described["parts"] = dict(kinds)
+    if keep is not None:
+        kept = {name: message[name] for name in TEXTS if message.get(name) is not None}
+        kept |= {name: _short(message[name]) for name in NAMES if message.get(name) is not None}
+        described |= keep(kept | ({"tool_calls": calls} if calls else {}))
+    return described
+
+
+def _short(value: Any) -> str:
+    return str(value)[:MOST_NAME] if value is not None else ""

@@ -71,7 +71,8 @@ class Turn(Record):
     goes on with, of whose conversation its first `shared` messages are. `id`: the engine's name for it; `requests`: the
     lines of requests.jsonl that it ran as. `sent`, `first`, `ended`: seconds since the epoch, of the request, the first
     bytes of the answer, and its end. `status`: HTTP's; `error`: the kind of error that the engine answered. `aborted`:
-    the client went away, or the server broke off. `unread`: why the request or its answer is not told.
+    the client went away, or the server broke off. `unread`: why the request or its answer is not told. `request`: what
+    was sent beside the messages, with --keep-text only.
     """
 
     number: int = Field(ge=0)
@@ -93,6 +94,7 @@ class Turn(Record):
     stream: bool = False
     parameters: dict[str, float | int | bool] = {}
     tools: list[str] = []
+    request: dict[str, Any] = {}
     messages: list[TurnMessage] = []
     answers: list[TurnAnswer] = []
     usage: Usage | None = None

@@ -35,12 +35,12 @@ def agent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(json.loads((source / "config.json").read_text()), tmp_path_factory.mktemp("agents") / "model")
 
 
-def served(output: Path, model: Path, client: list[str], port: int, env: dict[str, str], *words: str) -> Any:
+def served(output: Path, model: Path, port: int, env: dict[str, str], *words: str) -> Any:
     serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     serve += ["--max-model-len", str(MAX_LEN), *OPTIONS.split(), *TOOLS.split()]
     serve += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     record = [sys.executable, "-m", "kcap", "record", "-o", str(output), "--agent-trace", *words]
-    command = [*record, "--client", shlex.join(client), "--", *serve]
+    command = [*record, "--", *serve]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
@@ -50,7 +50,7 @@ def agent(agent_model: Path, environment: dict[str, str], tmp_path_factory: pyte
     folder, port = tmp_path_factory.mktemp("agent"), free_port()
     (folder / "client.py").write_text(CLIENT)
     client = [sys.executable, str(folder / "client.py"), str(port), str(folder / "answers.json"), str(SESSIONS)]
-    ran = served(folder / "out", agent_model, client, port, environment)
+    ran = served(folder / "out", agent_model, port, environment, "--client", shlex.join(client))
     assert ran.returncode == 0, ran.stderr
     return kcap.load(folder / "out"), json.loads((folder / "answers.json").read_text())
 
@@ -145,3 +145,26 @@ def test_show_by_turn_lists_sessions_with_their_turns(agent: Any) -> None:
 def kcap_show(path: Path, *words: str) -> str:
     command = [sys.executable, "-m", "kcap", "show", str(path), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+@pytest.fixture(scope="module")
+def again(agent: Any, agent_model: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The Recording of its turns, sent again one session after the other."""
+    output = tmp_path_factory.mktemp("again") / "out"
+    words = ("--workload", str(agent[0].path), "--concurrency", "1", "--speed", "1000")
+    ran = served(output, agent_model, free_port(), environment, *words)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{3 * SESSIONS + 1} of {3 * SESSIONS + 1} turns answered" in ran.stderr
+    return kcap.load(output)
+
+
+def test_turns_that_are_sent_again_have_the_same_tokens_and_hits(agent: Any, again: Recording) -> None:
+    def tokens(recording: Recording) -> list[tuple[int, int, int]]:
+        turns = [turn for turn in read_turns(recording.path) if turn.status == 200 and not turn.aborted]
+        ran = [recording.requests[turn.requests[0]] for turn in turns]
+        return sorted((request.prompt, request.cached, request.generated) for request in ran)
+
+    assert tokens(again) == tokens(agent[0])
+    assert again.metadata.block_size == agent[0].metadata.block_size
+    computed = sum(batch["tokens"] * batch["steps"] for batch in again.metadata.batches)
+    assert sum(request.tokens for request in again.requests) == computed
