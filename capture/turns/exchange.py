@@ -13,16 +13,17 @@ import orjson
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.chat_stream import DONE, events, join_chunks
-from kcap.schemas.recording.conversations import MOST_NAME, describe_message, objects
+from kcap.schemas.recording.conversations import (
+    MOST_NAME,
+    describe_message,
+    describe_usage,
+    objects,
+    request_members,
+)
 from kcap.system.redact import redact_text
 
 CHAT, COMPLETION = "chat", "completion"
 APIS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
-PARAMETERS = (
-    *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "n", "seed", "temperature", "top_p", "top_k"),
-    *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
-    "parallel_tool_calls",
-)
 
 
 @dataclass
@@ -145,18 +146,10 @@ def _describe(message: dict[str, Any], keep_text: bool) -> dict[str, Any]:
 def describe_request(asked: Asked, messages: Sequence[dict[str, Any]], keep_text: bool) -> dict[str, Any]:
     """Members of a Turn. `messages`: of those that it sent, the new ones."""
     body = asked.body
-    functions = (tool.get("function") for tool in objects(body.get("tools")))
-    parameters = {name: body[name] for name in PARAMETERS if isinstance(body.get(name), int | float)}
     described = [_describe(message, keep_text) for message in messages]
     described += [{"role": "prompt", "chars": length} for length in asked.prompts]
     kept = {"request": _clean({key: value for key, value in body.items() if key != "messages"})} if keep_text else {}
-    return kept | {
-        "model": _name(body.get("model")),
-        "stream": body.get("stream") is True,
-        "parameters": parameters,
-        "tools": [_name(function.get("name")) for function in functions if isinstance(function, dict)],
-        "messages": described,
-    }
+    return kept | request_members(body) | {"messages": described}
 
 
 def engine_name(exchange: Exchange) -> str:
@@ -182,19 +175,6 @@ def _choice(choice: dict[str, Any], keep_text: bool) -> dict[str, Any]:
     message = choice.get("message")
     described = _describe(message if isinstance(message, dict) else {}, keep_text)
     return described | {"finish": _name(choice.get("finish_reason"))}
-
-
-def describe_usage(usage: Any) -> dict[str, int] | None:
-    """OpenAI's `usage` by kcap's names; None where there is none."""
-    if not isinstance(usage, dict):
-        return None
-    details = usage.get("prompt_tokens_details")
-    counts = {
-        "prompt": usage.get("prompt_tokens"),
-        "generated": usage.get("completion_tokens"),
-        "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
-    }
-    return {name: count for name, count in counts.items() if type(count) is int and count >= 0}
 
 
 def error_kind(exchange: Exchange) -> str:

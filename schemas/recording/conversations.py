@@ -129,3 +129,34 @@ def describe_message(message: Message, keep: Callable[[Any], Any] | None) -> dic
 
 def _short(value: Any) -> str:
     return str(value)[:MOST_NAME] if value is not None else ""
+
+
+def describe_usage(usage: Any) -> dict[str, int] | None:
+    """OpenAI's `usage` as the members of a Usage; None where there is none."""
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details")
+    counts = {
+        "prompt": usage.get("prompt_tokens"),
+        "generated": usage.get("completion_tokens"),
+        "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
+    }
+    return {name: count for name, count in counts.items() if type(count) is int and count >= 0}
+
+
+PARAMETERS = (
+    *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "n", "seed", "temperature", "top_p", "top_k"),
+    *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
+    "parallel_tool_calls",
+)
+
+
+def request_members(body: dict[str, Any]) -> dict[str, Any]:
+    """What of a request to OpenAI's API is in a Turn: the model, parameters that are numbers, the names of tools."""
+    functions = (tool.get("function") for tool in objects(body.get("tools")))
+    return {
+        "model": _short(body.get("model")),
+        "stream": body.get("stream") is True,
+        "parameters": {name: body[name] for name in PARAMETERS if isinstance(body.get(name), int | float)},
+        "tools": [_short(function.get("name")) for function in functions if isinstance(function, dict)],
+    }

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from kcap.errors import CallError, FormatError
-from kcap.schemas.recording.conversations import Conversations, Message, describe_message
+from kcap.schemas.recording.conversations import Conversations, Message, describe_message, describe_usage
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.turns import Turn, TurnAnswer, TurnMessage, Usage, conversation, read_turns
 from kcap.schemas.results.export_loss import LossLedger
@@ -120,11 +120,15 @@ def _with_usage(turn: Turn, recording: Recording) -> Turn:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with its answer as other forms have them: OpenAI's messages. `fields`: further ones of the Turn."""
+    """A request with its answer as other forms have them: OpenAI's messages. `fields`: further ones of the Turn.
+
+    `others`: further answers to the same request, each with how it ended.
+    """
 
     messages: Sequence[Message]
     answer: Message | None = None
     finish: str = ""
+    others: Sequence[tuple[Message, str]] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -137,7 +141,8 @@ def link(asked: Iterable[Asked]) -> list[Turn]:
         conversations.remember(place, one.messages, one.answer)
         links: dict[str, Any] = {"parent": parent.number, "shared": parent.messages} if parent else {}
         new = one.messages[parent.messages if parent else 0 :]
-        answers = [] if one.answer is None else [TurnAnswer(**{**describe(one.answer), "finish": one.finish})]
+        every = [] if one.answer is None else [(one.answer, one.finish), *one.others]
+        answers = [TurnAnswer(**{**describe(answer), "finish": finish}) for answer, finish in every]
         turns.append(
             Turn(
                 number=number, session=place.session, turn=place.turn, **links,
@@ -152,6 +157,19 @@ def describe(message: Message) -> dict[str, Any]:
     return describe_message(message, lambda texts: texts)
 
 
+def usage_of(usage: Any) -> Usage | None:
+    """OpenAI's `usage`; None where there is none."""
+    counts = describe_usage(usage)
+    return None if counts is None else Usage(**counts)
+
+
+def openai_usage(usage: Usage) -> dict[str, Any]:
+    """As OpenAI's chat API has it."""
+    counts = {"prompt_tokens": usage.prompt, "completion_tokens": usage.generated}
+    known: dict[str, Any] = {name: count for name, count in counts.items() if count is not None}
+    return known if usage.cached is None else known | {"prompt_tokens_details": {"cached_tokens": usage.cached}}
+
+
 def openai_message(message: TurnMessage) -> Message:
     """As OpenAI's chat API has it."""
     names = ("content", "reasoning_content", "refusal", "tool_calls", "name", "tool_call_id")
@@ -162,6 +180,16 @@ def openai_message(message: TurnMessage) -> Message:
 def has_text(message: TurnMessage) -> bool:
     """Whether its texts were kept, or it has none."""
     return message.content is not None or message.tool_calls is not None or not (message.chars or message.tools)
+
+
+LINKS = {"number", "session", "turn", "parent", "shared", "requests", "messages", "answers"}
+
+
+def unheld(turn: Turn, *held: str) -> bool:
+    """Whether `turn` tells of more than its messages and answers, than that it was answered, and than `held`."""
+    told = turn.model_dump(exclude_defaults=True, exclude=LINKS)
+    usual = {name for name, value in (("status", 200), ("api", "chat")) if told.get(name) == value}
+    return bool(told.keys() - usual - set(held)) or turn.status != 200
 
 
 def texts_of(trace: AgentTurns, turn: Turn) -> list[Message] | None:

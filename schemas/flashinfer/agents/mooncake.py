@@ -20,6 +20,7 @@ from kcap.schemas.flashinfer.agents import (
     form,
     json_lines,
     read_json_lines,
+    unheld,
     whole,
 )
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
@@ -78,12 +79,10 @@ def _line(trace: AgentTurns, turn: Turn, start: float, losses: LossLedger) -> di
         losses.lose(TURN, "how many tokens it had is not known", 1)
         return None
     blocks = trace.blocks.get(turn.number)
-    if blocks is None:
-        losses.reduce(TURN, "which tokens it shares with others is not known", 1)
-    if any(message.role != "prompt" for message in turn.messages):
+    if turn.messages != [TurnMessage(role="prompt", chars=usage.prompt)] or turn.answers or turn.shared:
         losses.reduce(TURN, "messages, tools and answers", 1)
-    if turn.parameters or turn.request:
-        losses.reduce(TURN, "parameters of the request", 1)
+    if unheld(turn, "api", "sent", "usage") or usage.cached is not None:
+        losses.reduce(TURN, "parameters, the end of it, and what it found in the prefix cache", 1)
     line = {
         "timestamp": round((turn.sent - start) * 1e3, 3),
         "input_length": usage.prompt,

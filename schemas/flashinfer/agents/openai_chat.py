@@ -24,7 +24,9 @@ from kcap.schemas.flashinfer.agents import (
     openai_message,
     read_json_lines,
     texts_of,
+    unheld,
 )
+from kcap.schemas.recording.conversations import request_members
 from kcap.schemas.results.export_loss import LossLedger
 
 
@@ -47,7 +49,9 @@ class OpenAIChat(Form):
             if answer is not None and not _is_message(answer):
                 raise FormatError(f"{place}:{number}", "answer: must be a message")
             asked.append(
-                Asked(messages, answer, str(line.get("finish_reason", "")), {"status": 200, **request_fields(line)})
+                Asked(
+                    messages, answer, str(line.get("finish_reason", "")), fields={"status": 200, **request_fields(line)}
+                )
             )
         return AgentTurns(link(asked))
 
@@ -58,12 +62,13 @@ class OpenAIChat(Form):
             if messages is None:
                 losses.lose(TURN, NO_TEXT, 1)
                 continue
-            if turn.sent or turn.usage or turn.id:
-                losses.reduce(TURN, "times, tokens and the engine's name for it", 1)
-            line = {
-                "messages": messages,
-                **(turn.request or {**({"model": turn.model} if turn.model else {}), **turn.parameters}),
-            }
+            if unheld(turn, "model", "stream", "parameters", "request", "tools") or len(turn.answers) > 1:
+                losses.reduce(TURN, "times, tokens, the engine's name for it, and further answers", 1)
+            plain = {"model": turn.model, "stream": turn.stream, **turn.parameters}
+            request = turn.request or {name: value for name, value in plain.items() if value not in ("", False)}
+            if request_fields(request) != {name: getattr(turn, name) for name in FIELDS}:
+                losses.reduce(TURN, "tools and parameters", 1)
+            line = {"messages": messages, **request}
             if (answer := answer_of(turn)) is not None:
                 line |= {"answer": openai_message(answer)} | ({"finish_reason": answer.finish} if answer.finish else {})
             lines.append(line)
@@ -75,21 +80,14 @@ def _is_message(message: Any) -> bool:
 
 
 NOT_REQUEST = ("messages", "answer", "finish_reason")
+FIELDS = ("model", "stream", "parameters", "tools", "request")
 
 
 def request_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """Members of a Turn that say how it was asked."""
+    """Members of a Turn that say how it was asked; `request` where the others do not say it all."""
     request = {name: value for name, value in body.items() if name not in NOT_REQUEST}
-    functions = (
-        [tool.get("function") for tool in request.get("tools") or () if isinstance(tool, dict)]
-        if isinstance(request.get("tools"), list)
-        else []
+    members = request_members(request)
+    is_plain = request.keys() <= {"model", "stream", *members["parameters"]} and isinstance(
+        request.get("model", ""), str
     )
-    parameters = {name: value for name, value in request.items() if isinstance(value, int | float) and name != "stream"}
-    return {
-        "model": str(request.get("model", "")),
-        "stream": request.get("stream") is True,
-        "parameters": parameters,
-        "tools": [str(function.get("name", "")) for function in functions if isinstance(function, dict)],
-        "request": request,
-    }
+    return {**members, "request": {} if is_plain else request}

@@ -24,6 +24,7 @@ from kcap.schemas.flashinfer.agents import (
     form,
     has_text,
     openai_message,
+    unheld,
     whole,
 )
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
@@ -67,14 +68,18 @@ class SGLangAgentic(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         conversations: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        left_out: set[int] = set()
+        left_out, latest = set[int](), dict[int, int]()  # the latest turn of a session
         for turn in trace.turns:
-            if turn.parent in left_out or not all(has_text(m) and m.role != "prompt" for m in turn.messages):
+            texts = all(has_text(message) and message.role != "prompt" for message in turn.messages)
+            if turn.parent in left_out or not texts or latest.get(turn.session) != turn.parent:
                 left_out.add(turn.number)
-                losses.lose(TURN, NO_TEXT, 1)
+                losses.lose(TURN, NO_TEXT if not texts else "its session is no line of turns", 1)
                 continue
-            if turn.answers or turn.sent or turn.parameters or turn.request or turn.id:
+            latest[turn.session] = turn.number
+            if turn.answers or unheld(turn, "usage"):
                 losses.reduce(TURN, "answers, times, tools and parameters", 1)
+            if turn.usage is not None and (turn.usage.generated is not None or turn.usage.cached is not None):
+                losses.reduce(TURN, "the tokens that it generated and found", 1)
             entry: dict[str, Any] = {"messages": [openai_message(message) for message in turn.messages]}
             if turn.usage is not None and turn.usage.prompt is not None:
                 entry["prompt_tokens"] = turn.usage.prompt

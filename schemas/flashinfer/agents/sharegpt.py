@@ -26,6 +26,7 @@ from kcap.schemas.flashinfer.agents import (
     link,
     openai_message,
     texts_of,
+    unheld,
 )
 from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results.export_loss import LossLedger
@@ -60,13 +61,17 @@ class ShareGPT(Form):
         return AgentTurns(link(asked))
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
-        gone_on = {turn.parent for turn in trace.turns}
+        gone_on = Counter(turn.parent for turn in trace.turns)
         items = []
         for turn in trace.turns:
             messages = texts_of(trace, turn)
             if messages is None:
                 losses.lose(TURN, NO_TEXT, 1)
                 continue
+            if gone_on[turn.number] > 1:
+                losses.reduce(TURN, "that its conversation goes on in several ways", 1)
+            if turn.number in gone_on and not turn.answers:
+                losses.reduce(TURN, "that it has no answer", 1)
             _count_losses(turn, losses)
             answer = answer_of(turn)
             if turn.number not in gone_on:
@@ -92,7 +97,8 @@ def _entry(message: dict[str, Any]) -> dict[str, str]:
 
 
 def _count_losses(turn: Turn, losses: LossLedger) -> None:
-    if turn.sent or turn.usage or turn.parameters or turn.request or turn.id:
-        losses.reduce(TURN, "times, tokens and parameters", 1)
-    if any(message.tool_calls or message.tool_call_id or message.parts for message in [*turn.messages, *turn.answers]):
-        losses.reduce(TURN, "tool calls and parts that are no text", 1)
+    if unheld(turn) or any(answer.finish for answer in turn.answers) or len(turn.answers) != 1:
+        losses.reduce(TURN, "times, tokens, parameters, how it ended, and other answers than one", 1)
+    told = [openai_message(message) for message in [*turn.messages, *turn.answers]]
+    if any(message.keys() - {"role", "content"} or not isinstance(message["content"], str) for message in told):
+        losses.reduce(TURN, "tool calls, reasoning and parts that are no text", 1)
