@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.phases import Phase
@@ -41,12 +41,24 @@ class ReplaySession(Session, total=False):
     limit: int | None
 
 
+class BatchFields(TypedDict):
+    """The sequences of a step, as in its line in the Recording's files: for arguments that no Sample holds."""
+
+    queries: list[int]
+    lengths: list[int]
+    padded: int | None
+
+
 class CallRequest(TypedDict):
-    """A Call and a Sample, as in the Recording's files, to replay; `seconds`: of sampling."""
+    """A Call and a Sample, as in the Recording's files, to replay; `seconds`: of sampling.
+
+    `batch`: of the step that is meant; without it, of one that ran the Call.
+    """
 
     call: dict[str, Any]
     sample: dict[str, Any] | None
     seconds: float
+    batch: NotRequired[BatchFields]
 
 
 @dataclass(frozen=True)
