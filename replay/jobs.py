@@ -18,6 +18,7 @@ from kcap.system.worker_process import Session
 
 REPLAY_WORKER = "kcap.replay.worker"
 SEED = 20250301  # of every random number
+SAME_CONTEXT = 0.05  # how far the context of a Sample may be from the step's that it stands for
 MIN_SECONDS = 0.01  # of sampling, for each of a Call's Samples
 RARE_SHARE, RARE_SECONDS = 0.001, 0.2  # jobs below this share of the expected time get this part of the sampling time
 LAUNCH_US, BYTES_PER_US = 3.0, 3e6  # for the expected time: of one launch, and over memory

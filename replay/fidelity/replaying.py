@@ -15,7 +15,7 @@ from kcap.errors import CallError
 from kcap.replay.fidelity.compare import Provenance, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps, StepKind
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
-from kcap.replay.jobs import REPLAY_WORKER, BatchFields, CallJob, ReplaySession, SampleGroup
+from kcap.replay.jobs import REPLAY_WORKER, SAME_CONTEXT, BatchFields, CallJob, ReplaySession, SampleGroup
 from kcap.replay.program.choose import ChosenProgram, ProgramKind
 from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult
 from kcap.replay.source import Samples, needs_sample, replay_session, samples_by_call
@@ -218,7 +218,7 @@ AnswerKey = tuple[int, int | None, StepKind | None]  # a Call, its Sample, and t
 class GpuReplayer:
     """Replays each Call once on each Sample, also where several kinds of steps ran it.
 
-    A Call that takes sequences and has no Sample runs on those of a step of its kind.
+    Where no Sample has the context of a kind of step, the Call runs on the sequences of a step of that kind.
     """
 
     def __init__(self, recording: Recording, worker: Worker, seconds: float, timeout: float) -> None:
@@ -255,7 +255,8 @@ class GpuReplayer:
 
 
 def answer_key(call: Call, chosen: NearestSample, kind: KindSteps) -> AnswerKey:
-    return call.id, chosen.index, kind.kind if chosen.sample is None and needs_sample(call) else None
+    same = chosen.context is not None and abs(chosen.context - 1) <= SAME_CONTEXT
+    return call.id, chosen.index, kind.kind if needs_sample(call) and not same else None
 
 
 def batch_of(kind: KindSteps) -> BatchFields:

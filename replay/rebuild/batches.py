@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from kcap.replay.jobs import BatchFields
+from kcap.replay.jobs import SAME_CONTEXT, BatchFields
 from kcap.schemas.derive.bound_call import BoundCall, ReplayRule, Skip, bind_call, replay_rule_for
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Call, Recording, Sample, Step
@@ -48,6 +48,11 @@ class StepBatch:
         rows = frozenset({sum(queries), fields["padded"] or 0} - {0})
         return cls(torch.tensor(queries), torch.tensor(lengths), rows)
 
+    def differs(self, lengths: torch.Tensor) -> bool:
+        """Whether `lengths` are those of other work, by the tokens that they hold together."""
+        held = float(self.lengths.sum())
+        return abs(float(lengths.sum()) - held) > SAME_CONTEXT * held
+
     def values(self, name: str, size: int) -> torch.Tensor | None:
         """The `size` values of an argument called `name`, those after the sequences as an engine pads them."""
         if name in QUERY_STARTS and size > len(self.queries):
@@ -67,7 +72,8 @@ class StepBatch:
 class StepBatches:
     """The batches of a Recording's steps, by the Calls that they ran.
 
-    `meant`: that of the step which is replayed, where it is known; a Sample's own step goes before it.
+    `meant`: that of the step which is replayed, where it is known; a Sample's own step of much the same context goes
+    before it.
     """
 
     def __init__(self, recording: Recording | None) -> None:
@@ -75,20 +81,23 @@ class StepBatches:
         self.meant: StepBatch | None = None
 
     def fill(self, bound: BoundCall, call: Call, sample: Sample | None) -> None:
-        """Give values to the query starts, lengths and positions of `bound` that have none.
+        """Give values to the query starts, lengths and positions of `bound` that have none, and to those of a Sample
+        with another context than the step that is meant.
 
         None to those of other tokens, an encoder's, which are told by the rows of its tensors.
         """
         names = {path: _name(bound, path) for path, _ in bound.tensors()}
-        missing = {
+        wanted = {
             path: (names[path], spec.shape[0])
             for path, spec in bound.integers()
-            if path not in bound.contents and len(spec.shape) == 1 and names[path] in OF_SEQUENCES | POSITIONS
+            if len(spec.shape) == 1 and names[path] in OF_SEQUENCES | POSITIONS
         }
-        if not missing or (batch := self._batch(call, sample)) is None:
-            return
+        recorded = [bound.contents[path] for path in wanted if names[path] in LENGTHS and path in bound.contents]
+        other = self.meant is not None and any(map(self.meant.differs, recorded))
+        missing = wanted if other else {path: wanted[path] for path in wanted if path not in bound.contents}
+        batch = self.meant if other else self._batch(call, sample) if missing else None
         rows = {spec.shape[0] for path, spec in bound.tensors() if spec.shape and names[path] not in OF_SEQUENCES}
-        if not rows & batch.rows:
+        if batch is None or not rows & batch.rows:
             return
         for path, (name, size) in missing.items():
             if (values := batch.values(name, size)) is not None:

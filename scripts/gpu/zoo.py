@@ -190,7 +190,9 @@ class Zoo:
         findings.notes += [f"in no family: {us / total:6.2%}  {name}" for name, us in operators.most_common(12)]
 
     def replay(self, findings: Findings) -> None:
-        done = self._kcap(findings, "replay", str(self.recording(findings.name)), "--json", "--seconds", "0.02")
+        done = self._kcap(
+            findings, "replay", str(self.recording(findings.name)), "--trust", "--json", "--seconds", "0.02"
+        )
         if done.returncode not in (DONE, FAILED, PARTIAL):
             findings.failure = f"replay: {done.stderr.strip()[-300:]}"
             return
@@ -203,7 +205,9 @@ class Zoo:
     def fidelity(self, findings: Findings) -> None:
         if not self.gpus:
             return
-        done = self._kcap(findings, "replay", str(self.recording(findings.name)), "--compare-engine", "--json")
+        done = self._kcap(
+            findings, "replay", str(self.recording(findings.name)), "--compare-engine", "--trust", "--json"
+        )
         if done.returncode not in (DONE, PARTIAL):
             findings.failure = f"fidelity: {done.stderr.strip()[-300:]}"
             return

@@ -144,6 +144,20 @@ def test_the_step_that_is_meant_goes_before_others_that_ran_the_call(tmp_path: P
     assert content(bound, "seqused_k") == [20, 33, 0, 0]
 
 
+@pytest.mark.parametrize(("length", "kept"), [(101, True), (200, False)])
+def test_a_sample_of_another_context_gives_way_to_the_step_that_is_meant(
+    length: int, kept: bool, tmp_path: Path
+) -> None:
+    values = Values()
+    sample = Sample(call=0, phase="decode", tensors={"3": values([0, 1, 2, 2, 2]), "4": values([100, 100, 0, 0])})
+    recording = recording_of(tmp_path / "r", [attention(0, 4, 4)], MIXED, samples=[sample], values=values)
+    bound = bind_call(recording.calls[0], sample, None, recording.value)
+    batches = StepBatches(recording)
+    batches.meant = StepBatch.of_fields({"queries": [1, 1], "lengths": [length, length], "padded": 4})
+    batches.fill(bound, recording.calls[0], sample)
+    assert content(bound, "seqused_k") == ([100, 100, 0, 0] if kept else [200, 200, 0, 0])
+
+
 def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
     """A vision encoder's images have other tokens; so have more sequences than a call has room for."""
     encoder = attention(0, 3000, 3, page_table=None, seqused_k=None, cu_seqlens_k=TensorSpec((4,), "int32", storage=6))
