@@ -32,8 +32,8 @@ POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-uri
 def page(report: Report, details: CallDetails) -> bytes:
     """The file's bytes; the same for the same arguments."""
     libraries = "\n".join((ROOT / "vendor" / name).read_text() for name in LIBRARIES)
-    code = "\n".join((ROOT / "page" / name).read_text() for name in SCRIPTS)
-    styles = (ROOT / "page" / "page.css").read_text()
+    code = "\n".join((ROOT / "web" / name).read_text() for name in SCRIPTS)
+    styles = (ROOT / "web" / "page.css").read_text()
     scripts = {"libraries": _closed(libraries), "code": f'"use strict";\n{code}'}
     policy = POLICY.format(scripts=" ".join(map(_hash, scripts.values())), styles=_hash(styles))
     parts = {
@@ -44,7 +44,7 @@ def page(report: Report, details: CallDetails) -> bytes:
         "details": _packed(details),
         **scripts,
     }
-    out = (ROOT / "page" / "page.html").read_text()
+    out = (ROOT / "web" / "page.html").read_text()
     for name, text in parts.items():
         out = out.replace(f"@@{name}@@", text)
     return out.encode()

@@ -72,7 +72,7 @@ function Arguments({ details, numbers }) {
     rows.push({ cells: [details.texts[name] || String(at / 4), details.texts[value], details.texts[memory], kinds.join(", ")], kind: flags & 2 ? "dim" : "" });
   }
   if (rows.length === 0) return html`<p>It takes none.</p>`;
-  return html`<${PlainTable} caption="Arguments" columns=${[["argument", ""], ["value", ""], ["memory", ""], ["", ""]]} rows=${rows} />`;
+  return html`<${PlainTable} caption="Arguments" columns=${[["argument", ""], ["value", ""], ["memory", ""], ["passed", ""]]} rows=${rows} />`;
 }
 
 function LaunchDetails({ details, launch }) {

@@ -35,7 +35,7 @@ function AgainstPhase({ phase }) {
   const text = (value) => (timed ? formatTime(value) : digits(value));
   const lines = groups.flatMap(([name, sum]) => sum.lines.map((line) => [name, line]));
   const rows = lines.slice(0, all ? lines.length : FIRST_LINES).map(([name, line]) => ({
-    cells: [line.name, name, ...[line.a, line.b].flatMap((side) => [side ? digits(side.per_step) : "·", ...(timed ? [side && side.us_per_step !== null ? formatTime(side.us_per_step) : "·"] : [])]), side_text(line)],
+    cells: [line.name, name, ...[line.a, line.b].flatMap((side) => [side ? digits(side.per_step) : "·", ...(timed ? [side && side.us_per_step !== null ? formatTime(side.us_per_step) : "·"] : [])]), whoRuns(line)],
   }));
   const numbers = timed ? [["A a step", "n"], ["A time", "n"], ["B a step", "n"], ["B time", "n"]] : [["A a step", "n"], ["B a step", "n"]];
   return html`<h3>${phase.phase}: ${plural(phase.a.steps, "step")} in A${timed ? `, ${formatTime(phase.a.us_per_step)} each` : ""}; ${formatCount(phase.b.steps)} in B${timed ? `, ${formatTime(phase.b.us_per_step)} each` : ""}</h3>
@@ -47,13 +47,13 @@ function AgainstPhase({ phase }) {
         <span class="line b">B <span class="fill" style=${{ width: `${(76 * sum.b) / most}%` }} aria-hidden="true"></span><span>${text(sum.b)}</span></span>
       </td></tr>`)}</tbody>
     </table>
-    <${PlainTable} caption=${`Kernels of ${phase.phase} in both`} columns=${[["kernel", ""], ["family", ""], ...numbers, ["", ""]]} rows=${rows} />
+    <${PlainTable} caption=${`Kernels of ${phase.phase} in both`} columns=${[["kernel", ""], ["family", ""], ...numbers, ["who runs it", ""]]} rows=${rows} />
     ${lines.length > FIRST_LINES && html`<button type="button" class="plain" onClick=${() => setAll(!all)}>${all ? "Fewer" : `All ${lines.length}`}</button>`}`;
 }
 
-function side_text(line) {
-  if (line.a === null) return "only in B";
-  return line.b === null ? "only in A" : "";
+function whoRuns(line) {
+  if (line.a === null) return "only B";
+  return line.b === null ? "only A" : "both";
 }
 
 /** Two Recordings, trace files or datasets compared Call by Call. */
