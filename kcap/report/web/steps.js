@@ -4,6 +4,7 @@ const ZOOMS = [1, 4, 16, 64];
 const LANE = 34;
 const MOST_LANES = 4;
 const SHOWN_GAPS = 6;
+const LEAST_WIDTH = 0.6; // pixels of a kernel
 const LONG_GAP = 0.02; // of the step's span; longer ones are cut short
 const MOST_CUTS = 12;
 const CUT = 26; // pixels of a gap that is cut short
@@ -58,16 +59,28 @@ function StripFigure({ model, strip, width, zoom, cut, openCall }) {
         <text x=${axis.x(at) + 3} y=${height - 6}>${formatTime(at)}</text></g>`)}
       ${cuts.map((gap) => html`<g class="cut"><rect x=${axis.x(gap.at) + 3} y="2" width=${CUT - 6} height=${LANE - 6}><title>${`The GPU waited ${formatTime(gap.us)}; not to scale`}</title></rect>
         <text x=${axis.x(gap.at) + CUT / 2} y="20" text-anchor="middle">⋯</text></g>`)}
-      ${strip.us.map((us, at) => html`<${StripKernel} model=${model} strip=${strip} at=${at} from=${strip.start_us[at] - first} lane=${lanes[at]} axis=${axis} />`)}
+      ${drawn(strip, axis, lanes, first).map((at) => html`<${StripKernel} model=${model} strip=${strip} at=${at} from=${strip.start_us[at] - first} lane=${lanes[at]} axis=${axis} />`)}
     </svg>
   </div>`;
+}
+
+/** The kernels that have a pixel of their own: of those too narrow to tell apart only the first. */
+function drawn(strip, axis, lanes, first) {
+  const taken = lanes.map(() => -Infinity);
+  return [...strip.us.keys()].filter((at) => {
+    const x = axis.x(strip.start_us[at] - first);
+    const end = x + strip.us[at] * axis.scale;
+    if (end < taken[lanes[at]] + LEAST_WIDTH) return false;
+    taken[lanes[at]] = end;
+    return true;
+  });
 }
 
 function StripKernel({ model, strip, at, from, lane, axis }) {
   const us = strip.us[at];
   const place = model.placeOfCall.get(strip.call[at]);
   const kernel = strip.names[strip.name[at]];
-  const [x, wide] = [axis.x(from), Math.max(us * axis.scale, 0.6)];
+  const [x, wide] = [axis.x(from), Math.max(us * axis.scale, LEAST_WIDTH)];
   const name = place === undefined ? kernel : model.key("kernel", place);
   const color = place === undefined ? "var(--c-rest)" : model.colorOfCall(place);
   const text = `${name}: ${formatTime(us)} at ${formatTime(from)}${place === undefined ? "" : `; kernel ${kernel}`}`;
