@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import TypeAdapter
 
+from kcap.bench.contents import open_contents
+from kcap.commands.diff import compare_calls
 from kcap.commands.gain import known_times
 from kcap.commands.show import measured_rates
 from kcap.errors import CallError
@@ -22,7 +24,8 @@ from kcap.show.estimate import Rates, typical_rates
 from kcap.system.output import write_atomically
 
 if TYPE_CHECKING:
-    from kcap.report.document import Extras, Subject
+    from kcap.report.calls import CallDetails
+    from kcap.report.document import Extras, Report, Subject
     from kcap.schemas.derive.derive import Derived
     from kcap.schemas.derive.engine_comparison import ComparedRecording
     from kcap.show.gain import CallTime
@@ -51,24 +54,22 @@ def command(
 ) -> None:
     """Write what was recorded as one HTML file: figures and tables, with nothing to install and no network.
 
-    PATH is a Recording or a BackendBench trace file. The file shows where GPU time goes by phase, each kernel with its
-    Calls, shapes, Samples and source, the roofline, how large batches were, one profiled step, and what is not known.
-    Counts and times are those of kcap show and kcap gain. It holds what the Recording holds, sources of kernels among
-    it: share it as you would share that.
+    PATH is a Recording; or a BackendBench trace file or a FlashInfer-Bench dataset, of which there is less to show. The
+    file shows where GPU time goes by phase, each kernel with its Calls, shapes, Samples and source, the roofline, how
+    large batches were, one profiled step, and what is not known. Counts and times are those of kcap show and kcap gain.
+    It holds what PATH holds, sources of kernels among it: share it as you would share that.
     """
     if output.exists() and (output.is_dir() or not force):
         raise CallError(f"{output}: {'is a directory' if output.is_dir() else 'already exists: pass --force'}")
-    from kcap.report.document import make_report
     from kcap.report.page import page
 
-    subject = open_subject(path)
-    recording = subject.recording
-    if measurements is not None and recording is None:
+    if measurements is not None and detect_input(path) != "recording":
         raise CallError(f"{path} is no Recording: --measurements are of one")
-    known = known_times(recording, measurements) if recording is not None else None
-    rates = rates_of(recording) if recording is not None else None
-    extras = gather_extras(subject, measurements, against, judged, fidelity)
-    content = page(*make_report(subject, known, rates, extras))
+    extras = gather_extras(path, measurements, against, judged, fidelity)
+    report, details = (
+        gather_dataset(path, extras) if detect_input(path) == "dataset" else gather(path, measurements, extras)
+    )
+    content = page(report, details)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, content)
     click.echo(f"{output}: {len(content) / 1e6:,.1f} MB", err=True)
@@ -78,16 +79,33 @@ def command(
         click.echo(f"Next: open {shlex.quote(str(output))} in a browser", err=True)
 
 
+def gather(path: Path, measurements: Path | None, extras: Extras) -> tuple[Report, CallDetails]:
+    """What there is to show of a Recording or a trace file."""
+    from kcap.report.document import make_report
+
+    subject = open_subject(path)
+    recording = subject.recording
+    known = known_times(recording, measurements) if recording is not None else None
+    return make_report(subject, known, rates_of(recording) if recording is not None else None, extras)
+
+
+def gather_dataset(path: Path, extras: Extras) -> tuple[Report, CallDetails]:
+    """What there is to show of a dataset."""
+    from kcap.report.dataset import report_of_dataset
+    from kcap.schemas.flashinfer.dataset import Dataset
+
+    return report_of_dataset(Dataset.load(path), path.name, extras)
+
+
 def open_subject(path: Path) -> Subject:
-    """What is at `path`; CallError for a dataset."""
+    """The Recording or the trace file at `path`."""
     from kcap.report.document import Subject
 
-    kind = detect_input(path)
-    if kind == "dataset":
-        raise CallError(f"{path} is a dataset: kcap show {path} lists its Definitions")
-    if kind == "recording":
+    if detect_input(path) == "recording":
         recording = load(path)
-        return Subject(kind, path.name, recording.calls, recording.metadata, recording, derive_if_possible(recording))
+        return Subject(
+            "recording", path.name, recording.calls, recording.metadata, recording, derive_if_possible(recording)
+        )
     from kcap.replay.source import calls_of_trace
 
     return Subject("trace", path.name, calls_of_trace(path, None), Metadata())
@@ -108,45 +126,45 @@ def rates_of(recording: Recording) -> Rates:
 
 
 def gather_extras(
-    subject: Subject, measurements: Path | None, against: Path | None, judged: Path | None, fidelity: Path | None
+    path: Path, measurements: Path | None, against: Path | None, judged: Path | None, fidelity: Path | None
 ) -> Extras:
     """What the other options name; CallError where it is not what they take."""
     from kcap.report.document import Extras
     from kcap.report.judged import read_judged
 
     return Extras(
-        against=compare(subject, measurements, against) if against else None,
+        against=compare(path, measurements, against) if against else None,
         judged=read_judged(judged) if judged else None,
         fidelity=read_fidelity(fidelity) if fidelity else None,
     )
 
 
-def compare(subject: Subject, measurements: Path | None, against: Path) -> dict[str, Any]:
+def compare(path: Path, measurements: Path | None, against: Path) -> dict[str, Any]:
     """The document of `kcap diff`: of two Recordings by family, with times where both have them, else by Call."""
-    other = open_subject(against)
-    names = {"a": subject.source, "b": other.source}
-    if subject.recording is None or other.recording is None or subject.derived is None:
-        from kcap.schemas.diff import diff_calls
-
-        return {**names, **diff_calls(subject.calls, other.calls).as_json()}
+    names = {"a": path.name, "b": against.name}
+    both_recordings = {detect_input(one) for one in (path, against)} == {"recording"}
+    if not both_recordings or importlib.util.find_spec("torch") is None:
+        contents = [open_contents(one, allow_truncated=True) for one in (path, against)]
+        return {**names, **compare_calls(*contents).as_json()}
     from kcap.schemas.derive.engine_comparison import compare_engines
 
-    times = [known_times(subject.recording, measurements), known_times(other.recording, None)]
+    recordings = [load(path), load(against)]
+    times = [known_times(recordings[0], measurements), known_times(recordings[1], None)]
     timed = [known and known[0] for known in times] if all(times) else [None, None]
-    sides = [_compared(side, of_side) for side, of_side in zip((subject, other), timed, strict=True)]
+    sides = [_compared(one, of_one) for one, of_one in zip(recordings, timed, strict=True)]
     return {**names, **compare_engines(*sides).as_json()}
 
 
-def _compared(subject: Subject, times: Mapping[int, CallTime] | None) -> ComparedRecording:
+def _compared(recording: Recording, times: Mapping[int, CallTime] | None) -> ComparedRecording:
     from kcap.schemas.derive.engine_comparison import ComparedRecording
 
     if times is None:
-        return ComparedRecording(subject.calls, subject.metadata)
+        return ComparedRecording(recording.calls, recording.metadata)
 
     def time(call: Call, phase: str) -> float | None:
         return times[call.id].us.get(phase) if call.id in times else None
 
-    return ComparedRecording(subject.calls, subject.metadata, time)
+    return ComparedRecording(recording.calls, recording.metadata, time)
 
 
 def read_fidelity(path: Path) -> dict[str, Any]:

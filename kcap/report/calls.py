@@ -167,6 +167,17 @@ class CallDetails:
     launch: list[int] = field(default_factory=list)
     launches: list[LaunchText] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    definitions: dict[str, DefinitionText] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DefinitionText:
+    """What is shown of one Definition of a dataset. `tensors`: a line for each input and output."""
+
+    description: str
+    tensors: list[str]
+    constraints: list[str]
+    reference: str
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Report:
     """All that the page shows but details. `total`: invocations of kernels that do work, `distinct`: of how many Calls.
 
     `gpu_us` and `estimated_us`: those of `kcap show`, of all kernels. `coverage`: the share of the GPU time of the
-    profiled steps that is of recorded Calls.
+    profiled steps that is of recorded Calls. `definitions`: of a dataset, as `kcap show --json` lists them.
     """
 
     kind: str
@@ -103,6 +103,7 @@ class Report:
     against: dict[str, Any] | None = None
     judged: Judged | None = None
     fidelity: dict[str, Any] | None = None
+    definitions: list[dict[str, Any]] = field(default_factory=list)
     kcap: str = __version__
 
 

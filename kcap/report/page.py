@@ -20,8 +20,8 @@ from kcap.report.document import Report
 ROOT = Path(__file__).parent
 LIBRARIES = ("preact.js", "hooks.js", "htm.js")
 SCRIPTS = (
-    *("format.js", "model.js", "controls.js"),
-    *("phases.js", "kernels.js", "call.js", "figures.js", "steps.js", "others.js"),
+    *("model.js", "controls.js"),
+    *("phases.js", "kernels.js", "call.js", "figures.js", "steps.js", "definitions.js", "others.js"),
     "main.js",
 )
 LICENCES = "licences.txt"

@@ -15,6 +15,7 @@ from kcap.schemas.recording.recording import load
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results.measurement import LeastWork, Measurement, Roofline, write_measurements
 
+DATASET = Path(__file__).parent.parent / "bench" / "judged_dataset"
 Kcap = Callable[..., Any]
 Report = Callable[..., dict[str, Any]]
 
@@ -222,6 +223,19 @@ def test_a_trace_file_has_its_counts(report: Report, tmp_path: Path) -> None:
     assert (data["kind"], data["total"], data["mix_unit"]) == ("trace", 7, "invocations")
 
 
+def test_a_dataset_has_its_definitions(kcap: Kcap, report: Report) -> None:
+    shown = json.loads(kcap("show", DATASET, "--json").out)["definitions"]
+    data = report(DATASET)
+    ours = [{name: row[name] for name in shown[0]} for row in data["definitions"]]
+    assert ours == shown and data["distinct"] == sum(row["workloads"] for row in shown)
+    rows = {row["name"]: row for row in data["definitions"]}
+    assert rows["mean_rows"]["sizes"]["T"] == [[32, 1], [128, 1], [1024, 1]]
+
+
+def test_two_datasets_are_compared(report: Report) -> None:
+    assert report(DATASET, "--against", DATASET)["against"]["equal"]
+
+
 def test_the_same_recording_gives_the_same_file(kcap: Kcap, recorded: Path, tmp_path: Path) -> None:
     pages = [tmp_path / "1.html", tmp_path / "2.html"]
     for page in pages:
@@ -237,12 +251,13 @@ def test_the_same_recording_gives_the_same_file(kcap: Kcap, recorded: Path, tmp_
         (["{new}", "--judged", "{folder}"], "no output of kcap bench"),
         (["{new}", "--fidelity", "{folder}"], "no output of kcap replay --compare-engine"),
         (["{new}", "--measurements", "{new}.jsonl"], "no such file"),
+        (["{new}", "--against", DATASET], "a dataset is compared with a dataset only"),
     ],
 )
-def test_a_wrong_call_says_why(kcap: Kcap, recorded: Path, tmp_path: Path, words: list[str], reason: str) -> None:
+def test_a_wrong_call_says_why(kcap: Kcap, recorded: Path, tmp_path: Path, words: list[object], reason: str) -> None:
     (tmp_path / "there.html").write_text("")
     (tmp_path / "folder").mkdir()
     places = {"there": tmp_path / "there.html", "folder": tmp_path / "folder", "new": tmp_path / "new.html"}
-    done = kcap("report", recorded, "-o", *[word.format(**places) for word in words])
+    done = kcap("report", recorded, "-o", *[str(word).format(**places) for word in words])
     assert done.code == 2 and reason in done.err
     assert not (tmp_path / "new.html").exists()

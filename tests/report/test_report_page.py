@@ -14,6 +14,7 @@ from kcap.show.kernel_name import shorten
 
 pytest.importorskip("playwright")
 
+DATASET = Path(__file__).parent.parent / "bench" / "judged_dataset"
 Open = Callable[..., Any]
 SECTIONS = ["phases", "kernels", "roofline", "batches", "steps", "against", "judged", "fidelity", "unknown"]
 
@@ -203,6 +204,25 @@ def test_a_trace_file_shows_invocations(open_page: Open, kcap: Callable[..., Any
     assert kcap("report", trace, "-o", page).code == 0
     opened = open_page(page)
     assert opened.text("#phases h2") == "What runs how often?" and opened.text("[data-sum=count]") == "7"
+
+
+def test_a_definition_opens_into_its_reference_and_sizes(
+    open_page: Open, kcap: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = tmp_path / "d.html"
+    assert kcap("report", DATASET, "-o", page).code == 0
+    opened = open_page(page)
+    assert opened.page.locator("section").evaluate_all("all => all.map(one => one.id)") == ["definitions", "unknown"]
+    opened.page.fill("#definitions input", "mean")
+    assert opened.text("[data-sum=workloads]") == "3"
+    opened.page.get_by_role("button", name="mean_rows").click()
+    opened.page.wait_for_selector("dialog .code")
+    assert "def run" in opened.text("dialog .code")
+    assert [text.split() for text in opened.page.locator("dialog .bars tr").all_inner_texts()] == [
+        ["32", "1"],
+        ["128", "1"],
+        ["1,024", "1"],
+    ]
 
 
 def test_hostile_texts_stay_texts(open_page: Open, hostile: tuple[Path, set[str]]) -> None:

@@ -1,6 +1,6 @@
 // Figures of many numbers: bars by value, and the roofline.
 
-const MOST_BARS = 16;
+const MOST_BARS = 12;
 
 /** Values with counts as bars; many values are put together between powers of two. */
 function Bars({ values, unit, of }) {
@@ -59,7 +59,7 @@ function Roofline({ model, onKernel }) {
       ${!model.report.mix_measured || !rates
         ? html`<p>No kernel's time was measured, so that nothing stands under the roof: pass --measurements, or record with --check-coverage.</p>`
         : html`${computing.length > 0 && html`<${RooflineFigure} rates=${rates} discs=${computing} width=${width} onKernel=${onKernel} />`}
-            ${moving.length > 0 && html`<h3>Kernels whose arithmetic is not known, by bandwidth</h3>
+            ${moving.length > 0 && html`<h3>Kernels of no arithmetic, or of none that is known, by bandwidth</h3>
               <${BandwidthFigure} rates=${rates} discs=${moving} width=${width} onKernel=${onKernel} />`}`}
     </div>
   <//>`;

@@ -10,22 +10,26 @@ function App({ model }) {
     document.getElementById("kernels").scrollIntoView();
     document.querySelector("#kernels input").focus({ preventScroll: true });
   };
-  const links = [["phases", "time"], ["kernels", "kernels"], ["roofline", "roofline"], report.histograms.length && ["batches", "batches"], ["steps", "one step"], report.against && ["against", "comparison"], report.judged && ["judged", "judged"], report.fidelity && ["fidelity", "fidelity"], ["unknown", "not known"]];
+  const dataset = report.kind === "dataset";
+  const sections = [
+    dataset && ["definitions", "Definitions", html`<${Definitions} model=${model} />`],
+    !dataset && ["phases", "time", html`<${Phases} model=${model} onKernel=${onKernel} />`],
+    !dataset && ["kernels", "kernels", html`<${Kernels} model=${model} query=${query} setQuery=${setQuery} openCall=${setCall} openGroup=${setGroup} />`],
+    !dataset && ["roofline", "roofline", html`<${Roofline} model=${model} onKernel=${onKernel} />`],
+    report.histograms.length && ["batches", "batches", html`<${Histograms} model=${model} />`],
+    !dataset && ["steps", "one step", html`<${Steps} model=${model} openCall=${setCall} />`],
+    report.against && ["against", "comparison", html`<${report.against.phases ? Against : AgainstCalls} against=${report.against} />`],
+    report.judged && ["judged", "judged", html`<${JudgedSection} model=${model} judged=${report.judged} />`],
+    report.fidelity && ["fidelity", "fidelity", html`<${FidelitySection} fidelity=${report.fidelity} />`],
+    ["unknown", "not known", html`<${Unknown} words=${report.words} />`],
+  ].filter(Boolean);
   return html`<${Fragment}>
     <header class="top">
       <div><h1>${report.identity}</h1><p>${report.header[1] || ""}</p></div>
-      <nav aria-label="Sections">${links.filter(Boolean).map(([id, text]) => html`<a href=${`#${id}`}>${text}</a>`)}<${SchemeButton} /></nav>
+      <nav aria-label="Sections">${sections.map(([id, text]) => html`<a href=${`#${id}`}>${text}</a>`)}<${SchemeButton} /></nav>
     </header>
-    <${Facts} model=${model} />
-    <${Phases} model=${model} onKernel=${onKernel} />
-    <${Kernels} model=${model} query=${query} setQuery=${setQuery} openCall=${setCall} openGroup=${setGroup} />
-    <${Roofline} model=${model} onKernel=${onKernel} />
-    <${Histograms} model=${model} />
-    <${Steps} model=${model} openCall=${setCall} />
-    ${report.against && (report.against.phases ? html`<${Against} against=${report.against} />` : html`<${AgainstCalls} against=${report.against} />`)}
-    ${report.judged && html`<${JudgedSection} judged=${report.judged} />`}
-    ${report.fidelity && html`<${FidelitySection} fidelity=${report.fidelity} />`}
-    <${Unknown} words=${report.words} />
+    ${!dataset && html`<${Facts} model=${model} />`}
+    ${sections.map(([id, , section]) => html`<${Fragment} key=${id}>${section}<//>`)}
     <footer>
       <p>${report.source}, drawn by kcap ${report.kcap}.</p>
       <details><summary>Licences of the libraries in this file</summary><${Code} label="Licences" text=${document.getElementById("licences").textContent} /></details>
@@ -38,14 +42,16 @@ function App({ model }) {
 /** The sums that `kcap show` prints. */
 function Facts({ model }) {
   const { report } = model;
-  const time = report.gpu_us
-    ? ["profiled", formatTime(report.gpu_us), "GPU time of the profiled steps"]
-    : ["estimated", formatTime(report.estimated_us), "estimated time of all invocations"];
+  const times = [
+    report.gpu_us && ["profiled", formatTime(report.gpu_us), "GPU time of the profiled steps"],
+    report.mix_measured && ["mix", formatTime(model.totals.us), "of all counted steps, by these times"],
+    !report.mix_measured && report.estimated_us && ["estimated", formatTime(report.estimated_us), "estimated time of all invocations"],
+  ].filter(Boolean);
   const facts = [
     ["total", formatCount(report.total), "invocations of kernels"],
     ["distinct", formatCount(report.distinct), "distinct Calls"],
-    ...(report.gpu_us || report.estimated_us ? [time] : []),
-    ...(report.coverage === null ? [] : [["coverage", formatShare(report.coverage), "of that GPU time is of these Calls"]]),
+    ...times,
+    ...(report.coverage === null ? [] : [["coverage", formatShare(report.coverage), "of the profiled GPU time is of these Calls"]]),
     ["steps", Object.entries(report.steps).map(([phase, n]) => `${formatCount(n)} ${phase}`).join(", ") || "–", "steps"],
   ];
   return html`<dl class="facts">${facts.map(([name, value, what]) => html`<div data-fact=${name}><dt>${what}</dt><dd>${value}</dd></div>`)}</dl>`;

@@ -1,4 +1,4 @@
-// The data: unpacked, and added up by what the reader chooses. No number is made here that the report did not hold.
+// The data: unpacked, added up by what the reader chooses, and as text. No number is made here that the report did not hold.
 
 const PACKED = { report: "data", details: "details" };
 const REST = "rest"; // the colour of what is too small, or of no family
@@ -119,4 +119,45 @@ class Model {
     if (this.details === null) this.details = unpack(PACKED.details);
     return this.details;
   }
+}
+
+const number = new Intl.NumberFormat("en-US");
+
+function formatCount(count) {
+  return number.format(count);
+}
+
+function formatShare(share) {
+  if (!Number.isFinite(share)) return "";
+  return share > 0 && share < 0.001 ? "<0.1%" : `${(100 * share).toFixed(1)}%`;
+}
+
+/** Microseconds with a unit and three digits. */
+function formatTime(us) {
+  if (us === null || us === undefined) return "";
+  for (const [unit, size] of [["s", 1e6], ["ms", 1e3]]) {
+    if (us >= size * 0.9995) return `${digits(us / size)} ${unit}`;
+  }
+  return `${digits(us)} µs`;
+}
+
+function digits(value) {
+  return value >= 999.5 ? formatCount(Math.round(value)) : String(Number(value.toPrecision(3)));
+}
+
+function formatTimes(times) {
+  if (times === null) return "?";
+  return `${times < 10 ? times.toFixed(2) : times < 1e4 ? digits(times) : formatShort(times)}×`;
+}
+
+/** 1,234,567 as 1.23 M, for axes. */
+function formatShort(value) {
+  for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+  }
+  return String(Number(value.toPrecision(3)));
+}
+
+function plural(count, noun) {
+  return `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

@@ -65,19 +65,25 @@ function AgainstCalls({ against }) {
   <//>`;
 }
 
-function JudgedSection({ judged }) {
+function JudgedSection({ model, judged }) {
   return html`<${Section} id="judged" title="How did the judged Solutions do?" note=${judged.machine}>
-    ${judged.solutions.map((solution) => html`<${JudgedSolution} solution=${solution} />`)}
+    ${judged.solutions.map((solution) => html`<${JudgedSolution} model=${model} solution=${solution} />`)}
     ${judged.solutions.length === 0 && html`<p>None was judged.</p>`}
     ${judged.refused.length > 0 && html`<h3>Refused</h3><ul>${judged.refused.map((text) => html`<li>${text}</li>`)}</ul>`}
   <//>`;
 }
 
-function JudgedSolution({ solution }) {
+/** The engine's own kernel, where the Recording has one of this Definition and its time: the mean of its invocations. */
+function engineTime(model, definition) {
+  const engine = model.timed && model.report.mix_measured && model.group("kernel").find((group) => group.name === definition);
+  return engine && engine.timed && engine.count ? `; the engine's kernel takes ${formatTime(engine.us / engine.count)} on average` : "";
+}
+
+function JudgedSolution({ model, solution }) {
   const times = solution.weighted === null ? "not ranked" : `${solution.weighted.toFixed(2)}× its reference by count, ${solution.geometric_mean.toFixed(2)}× by Workload`;
   const most = Math.max(...solution.workloads.flatMap((one) => [one.us || 0, one.reference_us || 0]), 1e-9);
   const bar = (kind, us) => us !== null && html`<span class=${`line ${kind}`}><span class="fill" style=${{ width: `${(76 * us) / most}%` }} aria-hidden="true"></span><span>${formatTime(us)}</span></span>`;
-  return html`<details open class="solution"><summary><b>${solution.name}</b> for ${solution.definition}: ${solution.passed} of ${solution.workloads.length} passed, ${times}</summary>
+  return html`<details open class="solution"><summary><b>${solution.name}</b> for ${solution.definition}: ${solution.passed} of ${solution.workloads.length} passed, ${times}${engineTime(model, solution.definition)}</summary>
     <div class="wide" tabindex="0" role="region" aria-label=${`Workloads of ${solution.name}`}><table class="pairs">
       <thead><tr><th scope="col">Workload</th><th scope="col">Solution above, reference below</th><th scope="col" class="n">floor</th><th scope="col" class="n">count</th><th scope="col">verdict</th></tr></thead>
       <tbody>${solution.workloads.map((one) => html`<tr><th scope="row">${one.workload}</th>
