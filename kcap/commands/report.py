@@ -40,6 +40,7 @@ FILE = click.Path(path_type=Path, exists=True)
 @click.option("--against", type=FILE, help="Another Recording, shown beside PATH as kcap diff compares them.")
 @click.option("--judged", type=FILE, help="Output of kcap bench: its Solutions, and why some were not right.")
 @click.option("--fidelity", type=FILE, help="Output of kcap replay --compare-engine -o: does replay add up?")
+@click.option("--figures", type=click.Path(path_type=Path), help="Folder to draw each figure into, as SVG and PNG.")
 @click.option("--force", is_flag=True, help="Replace the output.")
 @click.option("--open", "show", is_flag=True, help="Open the file in a browser.")
 def command(
@@ -49,6 +50,7 @@ def command(
     against: Path | None,
     judged: Path | None,
     fidelity: Path | None,
+    figures: Path | None,
     force: bool,
     show: bool,
 ) -> None:
@@ -69,6 +71,8 @@ def command(
     report, details = (
         gather_dataset(path, extras) if detect_input(path) == "dataset" else gather(path, measurements, extras)
     )
+    if figures is not None:
+        _draw(report, figures, fidelity)
     content = page(report, details)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, content)
@@ -77,6 +81,13 @@ def command(
         click.launch(output.resolve().as_uri())
     else:
         click.echo(f"Next: open {shlex.quote(str(output))} in a browser", err=True)
+
+
+def _draw(report: Report, figures: Path, fidelity: Path | None) -> None:
+    from kcap.report.figures import draw_figures
+
+    files = draw_figures(report, figures, fidelity)
+    click.echo(f"{figures}: {', '.join(file.name for file in files) or 'nothing that can be drawn'}", err=True)
 
 
 def gather(path: Path, measurements: Path | None, extras: Extras) -> tuple[Report, CallDetails]:
