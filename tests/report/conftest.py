@@ -48,7 +48,12 @@ class Opened:
     page: Any
     complaints: list[str] = field(default_factory=list)
 
+    def settle(self) -> None:
+        """Until what was done last is drawn."""
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
     def text(self, selector: str) -> str:
+        self.settle()
         return str(self.page.locator(selector).first.inner_text())
 
     def search(self, words: str) -> None:
@@ -57,7 +62,13 @@ class Opened:
 
     def press(self, *keys: str) -> None:
         for key in keys:
+            self.settle()
             self.page.keyboard.press(key)
+        self.settle()
+
+    def close_dialog(self) -> None:
+        self.page.keyboard.press("Escape")
+        self.page.wait_for_selector("dialog", state="detached")
 
     def active(self) -> str:
         """The active row's name."""
@@ -65,6 +76,7 @@ class Opened:
 
     def column(self, name: str) -> list[str]:
         """The cells in the document of a column of the table."""
+        self.settle()
         return [text.lstrip("▸▾") for text in self.page.locator(f".grid .rows [data-column={name}]").all_inner_texts()]
 
 
@@ -95,7 +107,7 @@ def write_page(folder: Path, texts: Texts) -> Path:
     """A report with every section, of inputs whose names are as hostile as their texts."""
     recording = write_reported(folder / texts("recording").replace("/", "_"), texts)
     options = {
-        "--against": write_reported(folder / "other.kcap", texts, profiled=False),
+        "--against": write_reported(folder / "other.kcap", texts, profiled=False, attention=False),
         "--judged": write_judged(folder / "judged", texts),
         "--fidelity": write_fidelity(folder / "fidelity", texts),
     }

@@ -17,9 +17,24 @@ from kcap.schemas.recording.values import Drift, Folded, TensorSpec
 from kcap.schemas.results import coverage
 from kcap.schemas.results.bench_run import RUN_FILE, Machine, RefusedFile, RunRecord
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
-from kcap.schemas.results.outcome import Clocked, Outcome, WrongElements, write_outcomes
+from kcap.schemas.results.outcome import (
+    REFERENCE_CHECKS_FILE,
+    Clocked,
+    Outcome,
+    ReferenceCheck,
+    WrongElements,
+    write_outcomes,
+    write_reference_checks,
+)
 
-HOSTILE = """</script><img src=x onerror="hacked=1"><script>hacked=1</script><!-- '"&lt;@@report@@ ${hacked=1} \u202e"""
+HOSTILE = (
+    r"""$\frac{$ </script><img src=x onerror="hacked=1"><script>hacked=1</script><!-- '"&lt;@@report@@ ${hacked=1} """
+    + "\u202e"
+)
+
+
+ATTENTION = 4  # the Call's id
+PRODUCT = "gemm_bf16_n32_k64"  # the Definition of Calls 0 and 1
 
 
 def tensor(name: str, *shape: int, dtype: str = "bfloat16", **more: Any) -> Argument:
@@ -74,7 +89,7 @@ def calls_of(texts: Texts, kernels: dict[str, bytes]) -> list[Call]:
     )
     lost = Call(id=3, operator="triton::lost", launch=unread, counts=counts(3))
     attention = Call(
-        id=4,
+        id=ATTENTION,
         operator=texts("operator"),
         parent=texts("parent"),
         args=[
@@ -136,14 +151,17 @@ def metadata_of(texts: Texts) -> Metadata:
     )
 
 
-def write_reported(path: Path, texts: Texts, profiled: bool = True) -> Path:
-    """A Recording with everything that a report shows."""
+def write_reported(path: Path, texts: Texts, profiled: bool = True, attention: bool = True) -> Path:
+    """A Recording with everything that a report shows, but where told otherwise a profile, or attention."""
     kernels: dict[str, bytes] = {}
     calls, metadata = calls_of(texts, kernels), metadata_of(texts)
     steps = [Step(index=i, phase="decode", tokens=4, sequences=4, lengths=[100 + i] * 4) for i in range(20)]
     if not profiled:
         metadata = metadata.model_copy(update={"coverage": None})
-    write_recording(path, metadata, calls, steps=steps, samples=samples_of(texts), kernels=kernels)
+    if not attention:
+        calls = calls[:ATTENTION]
+    samples = samples_of(texts) if attention else []
+    write_recording(path, metadata, calls, steps=steps, samples=samples, kernels=kernels)
     if profiled:
         coverage.write(path / coverage.FILE, profiled_steps(texts))
     return path
@@ -185,6 +203,9 @@ def write_judged(folder: Path, texts: Texts) -> Path:
         )
     ]
     write_outcomes(folder / "outcomes.jsonl", outcomes)
+    (folder / "dataset").mkdir()
+    check = ReferenceCheck(definition=PRODUCT, operator="aten::mm", call=0, status="agrees")
+    write_reference_checks(folder / "dataset" / REFERENCE_CHECKS_FILE, [check])
     return folder
 
 

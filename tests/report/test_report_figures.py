@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from reported import Texts, write_fidelity, write_reported
+from reported import HOSTILE, Texts, write_fidelity, write_reported
 
 from kcap.report import figures
 
@@ -51,7 +51,7 @@ def test_the_same_report_gives_the_same_figures(kcap: Kcap, tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_hostile_names_are_drawn_as_text(kcap: Kcap, tmp_path: Path) -> None:
-    recorded = write_reported(tmp_path / "r.kcap", Texts(hostile=True))
+    recorded = write_reported(tmp_path / HOSTILE.replace("/", "_"), Texts(hostile=True))
     for name in draw(kcap, recorded, tmp_path / "f", "--against", recorded):
         if name.endswith(".svg"):
             tags = {node.tag.split("}")[-1] for node in ElementTree.parse(tmp_path / "f" / name).iter()}

@@ -14,6 +14,7 @@ from reported import Texts, unpack, write_fidelity, write_judged, write_reported
 from kcap.schemas.recording.recording import load
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results.measurement import LeastWork, Measurement, Roofline, write_measurements
+from kcap.schemas.results.outcome import REFERENCE_CHECKS_FILE, ReferenceCheck, write_reference_checks
 
 DATASET = Path(__file__).parent.parent / "bench" / "judged_dataset"
 Kcap = Callable[..., Any]
@@ -194,6 +195,19 @@ def test_judged_solutions_have_their_scores(report: Report, recorded: Path, tmp_
     assert judged["refused"] == ["refused: no run"] and judged["machine"] == "machine"
 
 
+def test_references_are_verified_where_every_check_agrees(report: Report, recorded: Path, tmp_path: Path) -> None:
+    judged = write_judged(tmp_path / "judged", Texts())
+    statuses = {"a": ["agrees", "skipped"], "b": ["agrees", "differs"], "c": ["failed"], "d": ["skipped"]}
+    checks = [
+        ReferenceCheck(definition=name, operator="aten::mm", call=0, status=status)
+        for name, of_definition in statuses.items()
+        for status in of_definition
+    ]
+    write_reference_checks(judged / "dataset" / REFERENCE_CHECKS_FILE, checks)
+    references = report(recorded, "--judged", judged)["judged"]["references"]
+    assert references == {"a": "verified", "b": "differs", "c": "unverified"}
+
+
 def test_another_recording_is_compared_as_diff_does(kcap: Kcap, report: Report, recorded: Path, tmp_path: Path) -> None:
     other = write_reported(tmp_path / "o.kcap", Texts(), profiled=False)
     diff = json.loads(kcap("diff", recorded, other, "--by", "family", "--json").out)
@@ -236,9 +250,12 @@ def test_two_datasets_are_compared(report: Report) -> None:
     assert report(DATASET, "--against", DATASET)["against"]["equal"]
 
 
-def test_the_same_recording_gives_the_same_file(kcap: Kcap, recorded: Path, tmp_path: Path) -> None:
+def test_the_same_recording_gives_the_same_file(
+    kcap: Kcap, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pages = [tmp_path / "1.html", tmp_path / "2.html"]
-    for page in pages:
+    for second, page in enumerate(pages):
+        monkeypatch.setattr("time.time", lambda second=second: 1e9 + second)
         assert kcap("report", recorded, "-o", page).code == 0
     assert pages[0].read_bytes() == pages[1].read_bytes()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import HOSTILE, Texts, write_reported
+from reported import HOSTILE, PRODUCT, Texts, write_reported
 
 from kcap.show.kernel_name import shorten
 
@@ -42,6 +42,27 @@ def test_sums_on_the_page_are_those_of_show(
     assert {name.split()[0]: us for name, us in profiled.items()} == {
         row["name"]: f"{row['gpu_us']:.0f} µs" if row["gpu_us"] else "·" for row in shown["rows"]
     }
+
+
+def test_rows_say_source_family_seam_and_reference(open_page: Open, everything: Path) -> None:
+    opened = open_page(everything)
+    facts = ("name", "source", "family", "seam", "reference")
+    rows = [dict(zip(facts, cells, strict=True)) for cells in zip(*map(opened.column, facts), strict=True)]
+    found = {row["name"].split()[0]: [row[fact] for fact in facts[1:]] for row in rows}
+    assert found[PRODUCT] == ["aten", "gemm", "operator", "verified"]
+    assert found["triton::lost"] == ["Triton", "(none)", "none", ""]
+
+
+def test_what_only_one_recording_runs_is_said(open_page: Open, everything: Path) -> None:
+    opened = open_page(everything)
+    rows = {cells[0]: cells[1:] for cells in map(_cells, opened.page.locator("#against .wide tbody tr").all())}
+    assert rows["::operator"] == ["of no family", "1", "·", "only A"]
+    assert rows[PRODUCT][-1] == "both"
+    assert "decode: 20 steps in A; 20 in B" in opened.text("#against")
+
+
+def _cells(row: Any) -> list[str]:
+    return list(row.locator("th, td").all_inner_texts())
 
 
 def test_words_filter_rows_and_their_sums(open_page: Open, everything: Path) -> None:
@@ -82,8 +103,7 @@ def test_keys_walk_the_table_open_a_kernel_and_a_call(open_page: Open, everythin
     assert opened.active().startswith("aten::mm")
     opened.press("ArrowDown", "Enter")
     assert "bf16[" in opened.text("dialog .signature") and opened.text("dialog h2") == "aten::mm"
-    opened.press("Escape")
-    assert opened.page.locator("dialog").count() == 0
+    opened.close_dialog()
     assert opened.page.evaluate("document.activeElement.className") == "grid", "the focus is back"
     opened.press("Home", "i")
     opened.page.wait_for_selector("dialog .bars")
@@ -92,7 +112,8 @@ def test_keys_walk_the_table_open_a_kernel_and_a_call(open_page: Open, everythin
         ["1", "42"],
         ["16", "20"],
     ]
-    opened.press("Escape", "ArrowLeft")
+    opened.close_dialog()
+    opened.press("ArrowLeft")
     assert opened.page.locator(".grid .depth-2").count() == 0
 
 
@@ -112,7 +133,7 @@ def test_a_call_shows_arguments_samples_and_sources(open_page: Open, everything:
         "def f():",
     ):
         assert text in said
-    opened.press("Escape")
+    opened.close_dialog()
     opened.search("operator")
     opened.press("Enter")
     opened.page.wait_for_selector("dialog .samples li")
@@ -236,7 +257,7 @@ def test_hostile_texts_stay_texts(open_page: Open, hostile: tuple[Path, set[str]
         opened.press("Enter")
         opened.page.wait_for_selector("dialog h3:has-text('Samples')")
         shown.append(_text(opened, "dialog"))
-        opened.press("Escape")
+        opened.close_dialog()
     assert opened.page.evaluate("typeof hacked") == "undefined"
     assert opened.page.locator("img").count() == 0 and opened.page.locator("script").count() == 5
     everything = "\n".join(shown)
