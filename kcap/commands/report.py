@@ -20,6 +20,7 @@ from kcap.schemas.files.jsonfile import read_json
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.records import Call, Metadata
+from kcap.schemas.validation.report import printable
 from kcap.show.estimate import Rates, typical_rates
 from kcap.system.output import write_atomically
 
@@ -35,7 +36,9 @@ FILE = click.Path(path_type=Path, exists=True)
 
 @click.command(epilog="\b\nExample:\n  kcap report llama.kcap --measurements llama.measurements.jsonl -o llama.html")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="HTML file to write.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="HTML file to write.  [default: PATH's name, .html, here]"
+)
 @click.option("--measurements", type=click.Path(path_type=Path), help="Times that kcap replay PATH -o FILE measured.")
 @click.option("--against", type=FILE, help="Another Recording, shown beside PATH as kcap diff compares them.")
 @click.option("--judged", type=FILE, help="Output of kcap bench: its Solutions, and why some were not right.")
@@ -45,7 +48,7 @@ FILE = click.Path(path_type=Path, exists=True)
 @click.option("--open", "show", is_flag=True, help="Open the file in a browser.")
 def command(
     path: Path,
-    output: Path,
+    output: Path | None,
     measurements: Path | None,
     against: Path | None,
     judged: Path | None,
@@ -61,6 +64,7 @@ def command(
     large batches were, one profiled step, and what is not known. Counts and times are those of kcap show and kcap gain.
     It holds what PATH holds, sources of kernels among it: share it as you would share that.
     """
+    output = output or Path(path.resolve().with_suffix(".html").name)
     if output.exists() and (output.is_dir() or not force):
         raise CallError(f"{output}: {'is a directory' if output.is_dir() else 'already exists: pass --force'}")
     from kcap.report.page import page
@@ -105,21 +109,20 @@ def gather_dataset(path: Path, extras: Extras) -> tuple[Report, CallDetails]:
     from kcap.report.dataset import report_of_dataset
     from kcap.schemas.flashinfer.dataset import Dataset
 
-    return report_of_dataset(Dataset.load(path), path.name, extras)
+    return report_of_dataset(Dataset.load(path), printable(path.name), extras)
 
 
 def open_subject(path: Path) -> Subject:
     """The Recording or the trace file at `path`."""
     from kcap.report.document import Subject
 
+    name = printable(path.name)
     if detect_input(path) == "recording":
         recording = load(path)
-        return Subject(
-            "recording", path.name, recording.calls, recording.metadata, recording, derive_if_possible(recording)
-        )
+        return Subject("recording", name, recording.calls, recording.metadata, recording, derive_if_possible(recording))
     from kcap.replay.source import calls_of_trace
 
-    return Subject("trace", path.name, calls_of_trace(path, None), Metadata())
+    return Subject("trace", name, calls_of_trace(path, None), Metadata())
 
 
 def derive_if_possible(recording: Recording) -> Derived | None:
@@ -152,7 +155,7 @@ def gather_extras(
 
 def compare(path: Path, measurements: Path | None, against: Path) -> dict[str, Any]:
     """The document of `kcap diff`: of two Recordings by family, with times where both have them, else by Call."""
-    names = {"a": path.name, "b": against.name}
+    names = {"a": printable(path.name), "b": printable(against.name)}
     both_recordings = {detect_input(one) for one in (path, against)} == {"recording"}
     if not both_recordings or importlib.util.find_spec("torch") is None:
         contents = [open_contents(one, allow_truncated=True) for one in (path, against)]

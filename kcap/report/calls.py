@@ -70,8 +70,8 @@ class CallColumns:
     graph: list[int] = field(default_factory=list)
     gpu_us: list[float] = field(default_factory=list)
     estimated_us: list[float] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-    flops: list[int] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)
     phases: dict[str, PhaseColumns] = field(default_factory=dict)
 
 
@@ -116,8 +116,8 @@ def call_columns(
         columns.gpu_us.append(round(times.measured.get(call.id, 0.0), DIGITS))
         columns.estimated_us.append(round(times.estimated.get(call.id, 0.0), DIGITS))
         time = mix.get(call.id, NO_TIME)
-        columns.moved.append(time.moved)
-        columns.flops.append(time.flops)
+        columns.moved.append(float(time.moved))  # of tensors that no device holds, more than JSON's 64 bits
+        columns.flops.append(float(time.flops))
         _add_phases(columns.phases, call, time)
     columns.names, columns.kernels = names.values, kernels.values
     return columns

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from reported import Texts, unpack, write_fidelity, write_judged, write_reported
 
-from kcap.schemas.recording.recording import load
+from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load, write_recording
 from kcap.schemas.recording.signature import call_key
+from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.measurement import LeastWork, Measurement, Roofline, write_measurements
 from kcap.schemas.results.outcome import REFERENCE_CHECKS_FILE, ReferenceCheck, write_reference_checks
 
@@ -235,6 +238,41 @@ def test_a_trace_file_has_its_counts(report: Report, tmp_path: Path) -> None:
     trace.write_text("Operator: aten.mm.default\ncnt: 7, ((T([4, 8], bf16), T([8, 2], bf16)), {})\n")
     data = report(trace)
     assert (data["kind"], data["total"], data["mix_unit"]) == ("trace", 7, "invocations")
+
+
+def test_sums_are_those_of_the_parquet_export(kcap: Kcap, report: Report, recorded: Path, tmp_path: Path) -> None:
+    assert kcap("export", recorded, "--to", "parquet", "-o", tmp_path / "parquet").code == 0
+    rows = pyarrow.parquet.read_table(tmp_path / "parquet" / "calls.parquet").to_pylist()
+    theirs = Counter[tuple[str, str]]()
+    for row in rows:
+        if row["role"] == "kernel":
+            theirs[row["operator"], row["phase"]] += row["count"]
+    calls = report(recorded)["calls"]
+    ours = {(calls["names"][operator], phase): 0 for phase in calls["phases"] for operator in calls["operator"]}
+    for phase, column in calls["phases"].items():
+        for operator, count in zip(calls["operator"], column["count"], strict=True):
+            ours[calls["names"][operator], phase] += count
+    assert {key: count for key, count in ours.items() if count} == theirs
+
+
+def test_tensors_that_no_device_holds_and_a_name_that_is_no_text(kcap: Kcap, tmp_path: Path) -> None:
+    huge = [Argument(name=name, value=TensorSpec((1 << 27, 1 << 27), "bfloat16")) for name in ("self", "mat2")]
+    call = Call(id=0, operator="aten::mm", args=huge, counts=[Count(phase="decode", count=1 << 48)])
+    recorded = tmp_path / os.fsdecode(b"\xff.kcap")
+    write_recording(recorded, Metadata(steps={"decode": 1}), [call])
+    page = tmp_path / "r.html"
+    assert kcap("report", recorded, "-o", page).code == 0
+    assert unpack(page)["source"] == "\\udcff.kcap" and unpack(page)["total"] == 1 << 48
+
+
+def test_the_output_is_named_after_the_recording(
+    kcap: Kcap, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+    monkeypatch.setattr("click.launch", launched.append)
+    monkeypatch.chdir(tmp_path)
+    assert kcap("report", recorded, "--open").code == 0
+    assert launched == [(tmp_path / "r.html").as_uri()] and unpack(tmp_path / "r.html")
 
 
 def test_a_dataset_has_its_definitions(kcap: Kcap, report: Report) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from reported import HOSTILE, PRODUCT, Texts, write_reported
 
+from kcap.schemas.validation.report import printable
 from kcap.show.kernel_name import shorten
 
 pytest.importorskip("playwright")
@@ -74,6 +75,9 @@ def test_words_filter_rows_and_their_sums(open_page: Open, everything: Path) -> 
     opened.search("")
     opened.page.select_option("#kernels label:has-text('Phase') select", "prefill")
     assert opened.text("[data-sum=count]") == "4"
+    assert opened.text("#kernels .sum").endswith("4 invocations"), "no prefill step was profiled"
+    opened.page.select_option("#kernels label:has-text('Phase') select", "decode")
+    assert "100.0% of decode time" in opened.text("#kernels .sum")
 
 
 def test_a_heading_sorts_down_then_up(open_page: Open, everything: Path) -> None:
@@ -113,6 +117,10 @@ def test_keys_walk_the_table_open_a_kernel_and_a_call(open_page: Open, everythin
         ["16", "20"],
     ]
     opened.close_dialog()
+    opened.page.locator(".grid .active .shapes").click()
+    assert opened.text("dialog h2") == "Shapes of aten::mm"
+    opened.close_dialog()
+    opened.page.locator(".grid").focus()
     opened.press("ArrowLeft")
     assert opened.page.locator(".grid .depth-2").count() == 0
 
@@ -263,7 +271,8 @@ def test_hostile_texts_stay_texts(open_page: Open, hostile: tuple[Path, set[str]
     everything = "\n".join(shown)
     texts = {place: f"{place} {HOSTILE}" for place in places}
     texts["kernel"] = shorten(texts["kernel"])
-    texts["recording"] = next(path.name for path in file.parent.iterdir() if path.name.startswith("recording"))
+    (name,) = [path.name for path in file.parent.iterdir() if path.name.startswith("recording")]
+    texts["recording"] = printable(name)
     assert {place for place, text in texts.items() if text not in everything and repr(text) not in everything} == set()
 
 

@@ -30,6 +30,7 @@ function Kernels({ model, query, setQuery, openCall, openGroup }) {
   const groups = useMemo(() => groupRows(model, by, places, chosen), [by, places, chosen]);
   const rows = useMemo(() => flatten(model, sorted(groups, sort), opened, by, chosen, sort), [groups, sort, opened]);
   const sum = useMemo(() => model.sum(places, chosen), [places, chosen]);
+  const whole = useMemo(() => model.sum(model.calls.id.keys(), chosen).us, [chosen]);
   const toggle = (key, open) => {
     const next = new Set(opened);
     if (open ?? !next.has(key)) next.add(key);
@@ -37,7 +38,7 @@ function Kernels({ model, query, setQuery, openCall, openGroup }) {
     setOpened(next);
   };
   const changeSort = (column) => setSort({ column: column.id, down: sort.column === column.id ? !sort.down : !column.text });
-  const shown = { grid: { rows, toggle, openCall, openGroup }, sort, changeSort };
+  const shown = { grid: { rows, whole, toggle, openCall, openGroup }, sort, changeSort };
   return html`<${Section} id="kernels" title="Which kernels, on what, how far from the floor?"
     note="The floor is the least that the device could take for a kernel's bytes and FLOPs. A seam is where the engine lets itself be given another kernel.">
     <div class="filters">
@@ -53,7 +54,7 @@ function Kernels({ model, query, setQuery, openCall, openGroup }) {
     <${Grid} model=${model} ...${shown} />
     <p class="sum" role="status">
       ${plural(groups.length, by === "call" ? "Call" : "kernel")}${by === "call" ? "" : `, ${plural(places.length, "Call")}`},
-      <span> </span><b data-sum="count">${formatCount(sum.count)}</b> invocations${model.timed ? html`, <b data-sum="us">${formatTime(sum.us)}</b>, ${formatShare(sum.us / model.totals.us)} of the time` : ""}
+      <span> </span><b data-sum="count">${formatCount(sum.count)}</b> invocations${model.timed && whole ? html`, <b data-sum="us">${formatTime(sum.us)}</b>, ${formatShare(sum.us / whole)} of ${chosen || "all"} time` : ""}
     </p>
     <p class="keys">Keys in the table: ↑ ↓ Page Home End move, → opens a kernel or a Call, ← closes, i shows a kernel's shapes.</p>
   <//>`;
@@ -141,7 +142,7 @@ function Grid({ model, grid, sort, changeSort }) {
     </div>
     <div class="rows" role="rowgroup" style=${{ height: `${rows.length * ROW}px` }}>
       ${rows.slice(first, last).map((row, place) => html`<${GridRow} key=${row.key} model=${model} row=${row} place=${first + place}
-        active=${first + place === here} onClick=${() => { setActive(first + place); activate(row, grid); }} />`)}
+        whole=${grid.whole} onShapes=${() => grid.openGroup(row)} active=${first + place === here} onClick=${() => { setActive(first + place); activate(row, grid); }} />`)}
     </div>
     ${rows.length === 0 && html`<p class="none">No kernel holds these words.</p>`}
   </div>`;
@@ -168,13 +169,18 @@ function press(key, rows, here, go, grid, page) {
   return true;
 }
 
-function GridRow({ model, row, place, active, onClick }) {
-  const share = row.us / model.totals.us;
+function GridRow({ model, row, place, whole, active, onClick, onShapes }) {
+  const share = row.us / whole;
+  const shapes = (event) => {
+    event.stopPropagation();
+    onShapes();
+  };
   const signature = row.call === null ? "" : model.calls.signature[row.call];
   const cells = {
     name: html`<span class="mark" aria-hidden="true">${row.call !== null ? "" : row.isOpen ? "▾" : "▸"}</span>
       <${Swatch} color=${model.colorOfCall(row.places[0])} /><span>${row.depth === 2 ? signature || "no arguments" : row.name}</span>
-      <span class="dim"> ${row.call === null ? plural(row.places.length, "Call") : row.depth === 2 ? row.name : signature}</span>`,
+      <span class="dim"> ${row.call === null ? plural(row.places.length, "Call") : row.depth === 2 ? row.name : signature}</span>
+      ${row.call === null && html`<button type="button" tabindex="-1" class="shapes" onClick=${shapes}>shapes</button>`}`,
     share: html`<span class="fill" style=${{ width: `${100 * share}%` }} aria-hidden="true"></span><span>${row.timed ? formatShare(share) : ""}</span>`,
     us: row.timed && model.timed ? formatTime(row.us) : "",
     count: formatCount(row.count),
