@@ -56,7 +56,10 @@ def test_rows_say_source_family_seam_and_reference(open_page: Open, everything: 
 
 def test_what_only_one_recording_runs_is_said(open_page: Open, everything: Path) -> None:
     opened = open_page(everything)
-    rows = {cells[0]: cells[1:] for cells in map(_cells, opened.page.locator("#against .wide tbody tr").all())}
+    rows = {
+        cells[0]: cells[1:]
+        for cells in map(_cells, opened.page.locator("#against .wide[aria-label^=Kernels] tbody tr").all())
+    }
     assert rows["::operator"] == ["of no family", "1", "·", "only A"]
     assert rows[PRODUCT][-1] == "both"
     assert "decode: 20 steps in A; 20 in B" in opened.text("#against")

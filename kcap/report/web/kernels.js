@@ -82,7 +82,7 @@ function groupRows(model, by, places, phase) {
 
 function referenceOf(model, kernel) {
   if (!kernel.definition) return "";
-  return Object.hasOwn(model.references, kernel.name) ? model.references[kernel.name] : "not checked";
+  return Object.hasOwn(model.references, kernel.name) ? model.references[kernel.name] : "unchecked";
 }
 
 function sorted(rows, sort) {

@@ -40,13 +40,13 @@ function AgainstPhase({ phase }) {
   const numbers = timed ? [["A a step", "n"], ["A time", "n"], ["B a step", "n"], ["B time", "n"]] : [["A a step", "n"], ["B a step", "n"]];
   return html`<h3>${phase.phase}: ${plural(phase.a.steps, "step")} in A${timed ? `, ${formatTime(phase.a.us_per_step)} each` : ""}; ${formatCount(phase.b.steps)} in B${timed ? `, ${formatTime(phase.b.us_per_step)} each` : ""}</h3>
     ${!phase.same_batches && html`<p class="warn">Batches differ: counts of a step compare, times and shapes do not.</p>`}
-    <table class="pairs">
+    <div class="wide" tabindex="0" role="region" aria-label=${`Families of ${phase.phase} in both`}><table class="pairs">
       <thead><tr><th scope="col">family</th><th scope="col">${timed ? "time" : "invocations"} of a step</th></tr></thead>
       <tbody>${groups.map(([name, sum]) => html`<tr><th scope="row">${name}</th><td>
-        <span class="line a">A <span class="fill" style=${{ width: `${(76 * sum.a) / most}%` }} aria-hidden="true"></span><span>${text(sum.a)}</span></span>
-        <span class="line b">B <span class="fill" style=${{ width: `${(76 * sum.b) / most}%` }} aria-hidden="true"></span><span>${text(sum.b)}</span></span>
+        <span class="line a">A <span class="fill" style=${{ width: `${(66 * sum.a) / most}%` }} aria-hidden="true"></span><span>${text(sum.a)}</span></span>
+        <span class="line b">B <span class="fill" style=${{ width: `${(66 * sum.b) / most}%` }} aria-hidden="true"></span><span>${text(sum.b)}</span></span>
       </td></tr>`)}</tbody>
-    </table>
+    </table></div>
     <${PlainTable} caption=${`Kernels of ${phase.phase} in both`} columns=${[["kernel", ""], ["family", ""], ...numbers, ["who runs it", ""]]} rows=${rows} />
     ${lines.length > FIRST_LINES && html`<button type="button" class="plain" onClick=${() => setAll(!all)}>${all ? "Fewer" : `All ${lines.length}`}</button>`}`;
 }

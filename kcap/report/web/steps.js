@@ -18,7 +18,7 @@ function Steps({ model, openCall }) {
   const [ref, width] = useWidth();
   const strip = strips[chosen];
   return html`<${Section} id="steps" title="What does the GPU do in one step?"
-    note=${strip ? "A step that torch's profiler saw, of the middle GPU time of its kind. The profiler makes gaps between eager kernels longer than they are; a graph's it leaves as they are." : null}>
+    note=${strip ? "A step that torch's profiler saw, of the middle GPU time of its kind. The profiler itself makes gaps between eager kernels longer." : null}>
     <div ref=${ref}>
       ${!strip
         ? html`<p>Not known: no step was profiled with the starts of its kernels (kcap record --check-coverage profiles some).</p>`
