@@ -13,8 +13,6 @@ from reported import HOSTILE, PRODUCT, Texts, write_reported
 from kcap.schemas.validation.report import printable
 from kcap.show.kernel_name import shorten
 
-pytest.importorskip("playwright")
-
 DATASET = Path(__file__).parent.parent / "bench" / "judged_dataset"
 Open = Callable[..., Any]
 SECTIONS = ["phases", "kernels", "roofline", "batches", "steps", "against", "judged", "fidelity", "unknown"]
@@ -200,7 +198,9 @@ def test_the_scheme_can_be_changed(open_page: Open, everything: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_axe_finds_no_fault(open_page: Open, everything: Path, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    from axe_playwright_python.sync_playwright import Axe
+
+    axe = Axe()
     opened = open_page(everything, width, scheme)
     assert _faults(axe, opened.page) == []
     opened.search("fused")
