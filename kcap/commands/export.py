@@ -73,9 +73,11 @@ def command(
 
 def check_takes(contents: Contents, target: str, chosen: Exporter) -> None:
     """CallError where PATH does not have what the target is made from."""
-    if contents.dataset is not None and chosen.takes == "calls":
+    if contents.dataset is not None and chosen.takes != "definitions":
         usable = ", ".join(name for name in targets() if find_exporter(name).takes == "definitions")
-        raise CallError(f"{contents.path}: a dataset has Definitions and no calls for {target}: --to one of {usable}")
+        raise CallError(
+            f"{contents.path}: a dataset has Definitions and no {chosen.takes} for {target}: --to one of {usable}"
+        )
     if contents.dataset is None and not contents.calls:
         raise CallError(f"{contents.path}: holds no calls")
 
