@@ -30,6 +30,9 @@ class Session:
     window: str = "auto"  # auto: open after the engine's warm-up; manual: when it is asked for
     warmup_steps: int = 0  # steps that do not count at each opening of the window
     keep_tokens: bool = False
+    agent_trace: bool = False  # keep what a server was asked and answered, and the blocks of prompts' tokens
+    keep_text: bool = False  # with the texts of messages
+    hash_key: str = ""  # of the hashes by which texts and tokens are compared, random
     check_coverage: bool = False  # profile some steps first, and attribute their kernels
     recorder: str = "auto"  # auto, native or python
     layers_model: int | None = None

@@ -31,6 +31,7 @@ LAYERS = [
 NOT_FOR_FORMATS = ("torch", "rich", "click")
 # What runs in an engine's process, and what it may import beside the standard library: an adapter imports its engine.
 INSIDE_ENGINES = ("activate", "session", "startup", "engines", "hooks", "window", "taps", "recorder")
+INSIDE_ENGINES += ("turns.blocks", "turns.exchange", "turns.log", "turns.middleware")
 FOR_ENGINES = ("torch", "orjson", "vllm", "sglang", "tensorrt_llm", "tvm_ffi", "huggingface_hub")
 MOST_ENTRIES = 12
 CROWDED = {

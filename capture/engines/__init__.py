@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -61,9 +61,10 @@ class Framework:
     an NVIDIA GPU and (where they differ) without; `elsewhere`: where to get it if pip has it not. `plugin`: None where
     the framework loads none. `environment`: what an offline start gets unless the user's environment says otherwise.
     `cache`: the variable that names the folder in which it keeps what it compiled.
-    `servers`: its commands that serve. `tried`: the newest release that kcap was tried with; `hooks`: what the adapter
-    hooks there (`module:Class.method`, relative to the package). `untried`: what kcap says everywhere of an adapter
-    that nobody has run with the real engine; `tried` is then the release in whose source its hooks were read.
+    `servers`: its commands that serve. `middleware`: words that put kcap in front of what they are asked; none where
+    the adapter does it, None where nothing can. `tried`: the newest release that kcap was tried with; `hooks`: what the
+    adapter hooks there (`module:Class.method`, relative to the package). `untried`: what kcap says everywhere of an
+    adapter that nobody has run with the real engine; `tried` is then the release in whose source its hooks were read.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Framework:
     environment: Mapping[str, str] = field(default_factory=dict)
     cache: str | None = None
     servers: tuple[Server, ...] = ()
+    middleware: tuple[str, ...] | None = None
     tried: str = ""
     untried: str = ""
     hooks: tuple[str, ...] = ()
@@ -163,6 +165,13 @@ def of_framework(framework: str | None) -> Engine | None:
     """The adapter of `framework`, in any case; None where there is none."""
     wanted = (framework or "").lower()
     return next((engine for engine in adapters().values() if engine.FRAMEWORK.name.lower() == wanted), None)
+
+
+def serving_framework(command: Sequence[str]) -> Framework | None:
+    """The framework whose server `command` starts; None where that is not plain."""
+    words = {Path(word).name for word in command} | set(command)
+    frameworks = (engine.FRAMEWORK for engine in adapters().values())
+    return next((f for f in frameworks if any(words.issuperset(server.words) for server in f.servers)), None)
 
 
 PLUGIN_NAME = "kcap"

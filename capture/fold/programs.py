@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kcap.capture.fold.calls import Fold
+from kcap.capture.fold.requests import Requests
 from kcap.capture.shards.lines import AnnotationLine, BatchLine, GraphLine, ProfiledLine, ProgramLine, StepLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Count, GraphUse, Program, Step
@@ -197,10 +198,10 @@ class Programs:
         alone = scopes == {None} and len(graphs) == 1
         return "full" if "full" in scopes or alone else "piecewise", padded
 
-    def steps(self) -> list[Step]:
-        """The steps that the shards list, of those that ended."""
+    def steps(self, requests: Requests) -> list[Step]:
+        """The steps that the shards list, of those that ended, with their `requests`."""
         steps = [
-            self.step(index, line)
+            self.step(index, line).model_copy(update={"requests": requests.places(index, line.requests)})
             for index, shard in enumerate(self._fold.shards)
             for line in shard.lines(StepLine)
             if line.index < self._ended[index] and (index, line.program) in self._keys

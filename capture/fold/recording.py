@@ -10,9 +10,11 @@ from typing import Any
 from kcap.capture.fold.calls import Fold, rounded_notes
 from kcap.capture.fold.coverage import summarize
 from kcap.capture.fold.coverage.session import session_coverage
-from kcap.capture.fold.metadata import make_metadata, why_empty
+from kcap.capture.fold.metadata import first_ranks, make_metadata, why_empty
 from kcap.capture.fold.programs import Programs
+from kcap.capture.fold.requests import Requests
 from kcap.capture.fold.samples import merge_samples
+from kcap.capture.fold.turns import merge_turns
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import KERNELS
 from kcap.capture.shards.reader import read_shards
@@ -20,8 +22,10 @@ from kcap.errors import KcapError
 from kcap.schemas.recording.rank_agreement import disagreements
 from kcap.schemas.recording.recording import Call, Recording, load, write_recording
 from kcap.schemas.recording.seal import seal
+from kcap.schemas.recording.turns import write_turns
 from kcap.schemas.results import coverage as coverage_format
 
+NO_TURNS = "--agent-trace: the server answered no chat or text completion, or kcap is not in front of it"
 UNSEALED = "its kernel sources are not sealed: look at them in kernels/, then pass --trust to replay"
 
 
@@ -45,13 +49,20 @@ def fold_session(session: Session, output: Path, sealed: bool = True) -> Recordi
         coverage_format.write(output / coverage_format.FILE, coverage)
         facts["coverage"] = summarize(coverage).model_dump(mode="json", exclude_defaults=True)
     metadata = make_metadata(session, shards, programs, calls, notes)
-    ran, steps = programs.records(ids), programs.steps()
+    requests = Requests(shards, first_ranks(metadata.ranks))
+    ran, steps = programs.records(ids), programs.steps(requests)
+    facts["block_size"] = requests.block_size
     facts["disagreements"] = disagreements(metadata.ranks, calls, ran, steps)
     metadata = metadata.model_copy(update=facts)
     if not any(call.total for call in calls):
         why = why_empty(metadata)
         metadata.notes += [] if why in metadata.notes else [f"nothing was recorded: {why}"]
-    write_recording(output, metadata, calls, ran, steps, samples, values, kernels)
+    turns, torn = merge_turns(Path(session.directory), requests.records)
+    if session.agent_trace:
+        metadata.notes += torn if turns else [*torn, NO_TURNS]
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_turns(output, turns)
+    write_recording(output, metadata, calls, ran, steps, samples, values, kernels, requests.records)
     recording = load(output)
     derive_files(recording)
     return recording

@@ -162,7 +162,7 @@ class BatchLine(Line):
 
 
 class StepLine(Line):
-    """One step, of those that are listed. `lengths`, `queries`, `cached` as in `Step`."""
+    """One step, of those that are listed. `lengths`, `queries`, `cached` as in `Step`; `requests`: their numbers."""
 
     t: Literal["step"]
     index: Number
@@ -173,6 +173,34 @@ class StepLine(Line):
     lengths: list[Number] = []
     queries: list[Number] = []
     cached: list[Number] = []
+    requests: list[Number] = []
+
+
+class RequestLine(Line):
+    """A request's totals so far, as in `Request`. A later line of the same number replaces it."""
+
+    t: Literal["request"]
+    number: Number
+    id: str = ""
+    requests: Number = 1
+    first: Number | None = None
+    prompt: Number = 0
+    cached: Number = 0
+    computed: Number = 0
+    decoded: Number = 0
+    again: Number = 0
+    generated: Number = 0
+    prefills: Number = 0
+    decodes: Number = 0
+
+
+class PromptLine(Line):
+    """The blocks of `size` tokens of a request's prompt, by a hash of all tokens up to the end of each."""
+
+    t: Literal["prompt"]
+    number: Number
+    size: Number
+    blocks: list[Number]
 
 
 class ProfiledLine(StepLine):
@@ -259,6 +287,7 @@ class NoteLine(Line):
 
 AnyLine = (
     ProcessLine | GroupLine | CallLine | RegionLine | ShapesLine | DriftLine | ProgramLine | GraphLine | AnnotationLine
-    | BatchLine | StepLine | ProfiledLine | KernelNameLine | SampleLine | WindowLine | TapLine | NoteLine
+    | BatchLine | StepLine | RequestLine | PromptLine | ProfiledLine | KernelNameLine | SampleLine | WindowLine
+    | TapLine | NoteLine
 )  # fmt: skip
 LINE: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discriminator="t")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import orjson
@@ -14,13 +15,17 @@ MAX_LISTED = 512  # sequences whose lengths a step's line lists
 class StepShape:
     """What an engine knows of a step before it runs: the phase, each sequence's new tokens and context after.
 
-    `cached`: what each sequence found in a prefix cache, where the engine says so and any did.
+    `cached`: what each sequence found in a prefix cache, where the engine says so and any did. `requests`: the engine's
+    name for the request of each sequence, where it tells; `prefilling`: the places of those whose prompt is not yet
+    computed.
     """
 
     phase: str
     queries: list[int]
     lengths: list[int]
     cached: list[int] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    prefilling: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -32,10 +37,15 @@ def sequence_lists(shape: StepShape) -> dict[str, list[int]]:
     return {"lengths": shape.lengths[:MAX_LISTED], "queries": shape.queries[:MAX_LISTED], **cached}
 
 
-def step_details(shape: StepShape, index: int) -> bytes:
+def step_details(shape: StepShape, index: int, numbers: Callable[[list[str]], list[int]]) -> bytes:
     """More members of the line of the step `index`, each after a comma; empty: it has no line.
+
+    `numbers`: of requests, by which the line names them.
 
     Past the limit the lines thin out by halves, so that the sample stays spread over the whole run.
     """
     every = 1 << max(0, (index // MAX_STEP_LINES).bit_length())
-    return b"" if index % every else b"," + orjson.dumps(sequence_lists(shape))[1:-1]
+    if index % every:
+        return b""
+    requests = {"requests": numbers(shape.requests[:MAX_LISTED])} if shape.requests else {}
+    return b"," + orjson.dumps(sequence_lists(shape) | requests)[1:-1]

@@ -24,6 +24,7 @@ from kcap.capture.window import gate
 from kcap.capture.window.gate import Gate
 from kcap.capture.window.process import at_exit, process_line, rank_facts, replica_of
 from kcap.capture.window.profiled import CoolDown, Profile, ProfiledSteps, can_profile
+from kcap.capture.window.requests import Requests
 from kcap.capture.window.step import StepShape, step_details
 from kcap.schemas.recording.phases import PHASES
 
@@ -43,6 +44,7 @@ class Lifecycle:
         self.capturing = 0
         self.count_nodes = session.check_coverage
         self.taps = Taps(self, Path(session.directory))
+        self.requests = Requests(self._write_line)
         self._reason = ""  # why the recorder is not the native one
         self._begun = self._started = self._loose = self._closed = self._failed = self._paused = False
         self._steps = self._first = 0
@@ -128,6 +130,10 @@ class Lifecycle:
         """Something that the Recording should tell, among its notes."""
         self._note({"t": "note", "detail": text})
 
+    def _write_line(self, line: bytes) -> None:
+        if self.recorder is not None:
+            self.recorder.line(line)
+
     def _note(self, line: dict[str, str]) -> None:
         with contextlib.suppress(OSError), self._file(".notes").open("ab") as file:
             file.write(orjson.dumps(line) + b"\n")
@@ -170,6 +176,7 @@ class Lifecycle:
         self.recorder, self.open, self._shape, self._gate = None, False, None, None
         self._profiled = ProfiledSteps(None, self.tap_failed)
         self._lock = threading.Lock()
+        self.requests = Requests(self._write_line)
 
     def _watch(self) -> None:
         waiting, paused = threading.Event(), False
@@ -213,6 +220,7 @@ class Lifecycle:
             if self._started and self.recorder is not None:
                 for line in self.taps.lines():
                     self.recorder.line(line)
+                self.requests.close()
             self.taps.uninstall()
             if self.recorder is not None:
                 self.recorder.close()
@@ -301,7 +309,10 @@ class Window(Lifecycle):
         elif self._profiled.running:
             self._profiled.end(shape, recorder)
         else:
-            recorder.step_end(shape.tokens, len(shape.queries), step_details(shape, self._steps))
+            details = step_details(shape, self._steps, self.requests.numbers)
+            recorder.step_end(shape.tokens, len(shape.queries), details)
+            if shape.requests:
+                self.requests.add(shape, self._steps)
             self._steps += 1
             if self.session.steps is not None and self._steps >= self.session.steps:
                 self.close()

@@ -77,7 +77,9 @@ def write_merged(output: Path, merged: Merged) -> None:
         coverage.write(output / coverage.FILE, steps)
         summary = summarize(steps).model_dump(mode="json", exclude_defaults=True)
         metadata = metadata.model_copy(update={"coverage": summary})
-    write_recording(output, metadata, merged.calls, merged.programs, merged.steps, merged.samples)
+    write_recording(
+        output, metadata, merged.calls, merged.programs, merged.steps, merged.samples, requests=merged.requests
+    )
     try:
         derive_files(load(output))
     except ModuleNotFoundError as error:

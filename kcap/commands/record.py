@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +17,7 @@ from click.core import ParameterSource
 from kcap.capture.controller import run
 from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import WorkingDirectory, is_empty, report_recording, working_directory
+from kcap.capture.engines import serving_framework
 from kcap.capture.session import Session
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
 from kcap.system import machine
@@ -73,6 +76,16 @@ class NumbersRange(click.IntRange):
     "--warmup-steps", default=0, type=click.IntRange(0), help="Steps that do not count when the window opens."
 )
 @click.option("--client", help="Record the server COMMAND while this command runs, then end the server.")
+@click.option(
+    "--workload",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="TRACE",
+    help="Record the server COMMAND while the turns of a trace are sent to it: a Recording's, or a file's.",
+)
+@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of --workload.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), help="Of --workload: sessions at a time, instead of their times."
+)
 @click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
 @click.option(
     "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
@@ -85,6 +98,12 @@ class NumbersRange(click.IntRange):
 @click.option(
     "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
 )
+@click.option(
+    "--agent-trace",
+    is_flag=True,
+    help="Keep what the server COMMAND is asked and answers, turn by turn, without texts.",
+)
+@click.option("--keep-text", is_flag=True, help="With --agent-trace: keep the texts, too; secrets are redacted.")
 @click.option("--keep-tokens", is_flag=True, help="Keep the values of token ids, too.")
 @click.option(
     "--recorder",
@@ -105,19 +124,26 @@ class NumbersRange(click.IntRange):
 def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
     check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
-    ready_timeout: float, engine_log: Path | None, exit_code: str, command_line: tuple[str, ...], **offline: Any,
+    ready_timeout: float, engine_log: Path | None, exit_code: str, agent_trace: bool, keep_text: bool,
+    workload: Path | None, speed: float, concurrency: int | None, command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
 
     Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
     order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
     """
+    if workload is not None:
+        client = _sender(workload, speed, concurrency, client, ready, list(command_line))
+    elif _option_given("speed") or concurrency is not None:
+        raise CallError("--speed and --concurrency are of --workload: give that, too")
     _check_options(model, command_line, client, ready, check_coverage)
+    server = _traced_server(list(command_line), keep_text) if agent_trace or keep_text else list(command_line)
     _check_engine_log(engine_log, model is not None or client is not None, output)
     closed = window == "manual" or (client is not None and window is None)
-    options = {
+    options: dict[str, Any] = {
         "output": str(output.absolute()), "steps": steps, "keep_tokens": keep_tokens, "recorder": recorder,
         "check_coverage": check_coverage, "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
+        "agent_trace": agent_trace, "keep_text": keep_text, "hash_key": secrets.token_hex(32) if agent_trace else "",
     }  # fmt: skip
     given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
     try:
@@ -126,7 +152,8 @@ def command(
                 ran = record_model(Offline(model=model, framework=framework, **offline), beside, options, engine_log)
             else:
                 named = _option_given("framework")
-                ran = _record_command(list(command_line), named, given, beside, options, engine_log)
+                options["command"] = list(command_line)
+                ran = _record_command(server, named, given, beside, options, engine_log)
     except run.NoRecordingError as error:
         error.exit_code = _own_code(error.status, exit_code) or FAILED
         raise
@@ -155,6 +182,31 @@ def _check_options(
         raise CallError("--client needs a server: give -- COMMAND")
     if check_coverage and not machine.has_gpu():
         raise CallError("--check-coverage compares with what ran on a GPU, and this machine has none: leave it out")
+
+
+def _sender(
+    workload: Path, speed: float, concurrency: int | None, client: str | None, ready: str | None, server: list[str]
+) -> str:
+    """The client that sends a trace to `server`; CallError where there is another, or it is not plain where."""
+    from kcap.capture.controller.serving import ready_url
+
+    if client is not None:
+        raise CallError("--workload is a client of its own: leave --client out")
+    url = ready or ready_url(server)
+    if url is None:
+        raise CallError("--workload: pass --ready URL, so that kcap knows where the server answers")
+    words = [sys.executable, "-m", "kcap.capture.turns.load", str(workload), "--url", url, "--speed", str(speed)]
+    return shlex.join([*words, *(["--concurrency", str(concurrency)] if concurrency else [])])
+
+
+def _traced_server(command_line: list[str], keep_text: bool) -> list[str]:
+    """The server's command with kcap in front of what it is asked; CallError where kcap cannot be put there."""
+    if keep_text and not _option_given("agent_trace"):
+        raise CallError("--keep-text is of --agent-trace: give that, too")
+    framework = serving_framework(command_line)
+    if framework is None or framework.middleware is None:
+        raise CallError("--agent-trace: of vLLM's and SGLang's own servers only: -- vllm serve MODEL …")
+    return [*command_line, *framework.middleware]
 
 
 def _check_engine_log(path: Path | None, apart: bool, output: Path) -> None:
@@ -215,7 +267,7 @@ def _record_command(
     session = Session(
         directory=str((working.directory / "shards").resolve()),
         framework=frameworks.find_adapter(framework).FRAMEWORK.name if framework else None,
-        command=command_line, client=client.command if client else [], **options,
+        client=client.command if client else [], **options,
     )  # fmt: skip
     session.write()
     if client is not None:

@@ -17,22 +17,34 @@ from kcap.show.summary import BY, By, Summary, of_recording, of_trace
 
 TOP = 40
 INDENT = orjson.OPT_INDENT_2
+BY_REQUESTS = ("request", "turn", "session")
 
 
 @click.command(epilog="\b\nExample:\n  kcap show llama.kcap --by operator")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--by", type=click.Choice(BY), default="kernel", show_default=True, help="What a row is.")
+@click.option(
+    "--by", type=click.Choice((*BY, *BY_REQUESTS)), default="kernel", show_default=True, help="What a row is."
+)
 @click.option("--all", "everything", is_flag=True, help="Show regions, views and allocations too.")
 @click.option("--parts", is_flag=True, help="Show what a composite operator ran as, below it.")
 @click.option("--top", type=click.IntRange(min=1), help=f"Rows to show.  [default: {TOP}; with --json all]")
+@click.option(
+    "--measurements",
+    type=click.Path(path_type=Path),
+    help="Times for --by request, turn or session: of kcap replay -o.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(path: Path, by: str, everything: bool, parts: bool, top: int | None, as_json: bool) -> None:
-    """Show what ran, by kernel, operator, family, phase or rank, the costliest first.
+def command(
+    path: Path, by: str, everything: bool, parts: bool, top: int | None, measurements: Path | None, as_json: bool
+) -> None:
+    """Show what ran, by kernel, operator, family, phase, rank or request, the costliest first.
 
     PATH is a Recording, a BackendBench trace file or parquet, a FlashInfer-Bench dataset, of which the Definitions are
     shown, or an agent trace, of which the turns are. Cost is the GPU time of the profiled steps (kcap record
     --check-coverage), else an estimate. A fused operator that the engine ran as several of aten's is one row; --json
-    lists its parts as rows of their own. Regions, views and allocations are hidden unless --all.
+    lists its parts as rows of their own. Regions, views and allocations are hidden unless --all. By request (of vLLM):
+    its tokens, found in the prefix cache, computed and generated, its steps, and its share of their GPU time; by turn
+    and session where kcap record --agent-trace kept them.
     """
     top = top or (None if as_json else TOP)
     if detect_input(path) == "dataset":
@@ -41,6 +53,11 @@ def command(path: Path, by: str, everything: bool, parts: bool, top: int | None,
     if _is_agent_trace(path):
         _show_agent_trace(path, top, as_json)
         return
+    if by in BY_REQUESTS:
+        _show_requests(path, by, measurements, top, as_json)
+        return
+    if measurements is not None:
+        raise CallError(f"--measurements: of --by {', '.join(BY_REQUESTS)} only")
     summary = _of_path(path, cast(By, by), everything, top, fold=not as_json)
     if as_json:
         click.echo(orjson.dumps(summary.as_json(), option=INDENT))
@@ -55,6 +72,36 @@ def _of_path(path: Path, by: By, everything: bool, top: int | None, fold: bool) 
     if by not in ("kernel", "operator"):
         raise CallError(f"{path}: a trace file tells no phases, ranks or families: show it --by kernel or operator")
     return of_trace(trace_lines(path), by, top)
+
+
+def _show_requests(path: Path, by: str, measurements: Path | None, top: int | None, as_json: bool) -> None:
+    from kcap.schemas.results.measurement import read_measurements
+    from kcap.show.console import console
+    from kcap.show.gain import measured_times
+    from kcap.show.recording import header
+    from kcap.show.requests import call_times, request_footer, request_table, summarize_requests
+
+    if detect_input(path) != "recording":
+        raise CallError(f"{path} is no Recording: only one tells of requests")
+    recording = load(path)
+    if measurements is not None:
+        times, source = measured_times(recording, read_measurements(measurements)), f"times: {measurements}"
+    else:
+        times, source = call_times(recording, measured_rates(recording))
+    summary = summarize_requests(recording, times, source, by)
+    if as_json:
+        click.echo(orjson.dumps(summary.as_json(top), option=INDENT))
+        return
+    out = console()
+    for line in header(recording.metadata):
+        out.print(line)
+    out.print()
+    out.print(request_table(summary, summary.rows[:top], out.width))
+    out.print()
+    for line in request_footer(summary):
+        out.print(line)
+    if more := len(summary.rows) - len(summary.rows[:top]):
+        out.print(f"{more:,} more rows: --top {len(summary.rows)}", style="dim")
 
 
 def measured_rates(recording: Recording) -> Rates | None:

@@ -30,9 +30,9 @@ def redact_command(command: list[str]) -> list[str]:
         if word.startswith("-") or (equals and name.isidentifier()):
             secret = bool(SECRET_NAME.search(name.lstrip("-")))
             hiding = secret and not equals
-            out.append(f"{name}={HIDDEN}" if secret and equals else _clean(word))
+            out.append(f"{name}={HIDDEN}" if secret and equals else redact_text(word))
         else:
-            out.append(HIDDEN if hiding else _clean(word))
+            out.append(HIDDEN if hiding else redact_text(word))
     return out
 
 
@@ -46,10 +46,11 @@ def _redact(value: Any) -> Any:
         return redact_arguments(value)
     if isinstance(value, list | tuple):
         return [_redact(item) for item in value]
-    return _clean(value) if isinstance(value, str) else value
+    return redact_text(value) if isinstance(value, str) else value
 
 
-def _clean(text: str) -> str:
+def redact_text(text: str) -> str:
+    """A text, perhaps a JSON document, with every secret in it replaced."""
     try:
         value = json.loads(text)
     except ValueError:

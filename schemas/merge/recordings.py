@@ -17,7 +17,7 @@ from functools import cached_property
 
 from kcap.schemas.merge.metadata import Part, check_settings, merge_metadata, parts_of
 from kcap.schemas.recording.rank_agreement import disagreements
-from kcap.schemas.recording.recording import Call, Metadata, Program, Recording, Sample, Step
+from kcap.schemas.recording.recording import Call, Metadata, Program, Recording, Request, Sample, Step
 from kcap.schemas.recording.records import add_counts
 from kcap.schemas.results.coverage import StepCoverage
 
@@ -30,6 +30,7 @@ class Merged:
     calls: list[Call]
     programs: list[Program]
     steps: list[Step]
+    requests: list[Request]
     samples: list[Sample]
     parts: list[Part]
 
@@ -60,7 +61,7 @@ def merge_recordings(recordings: Sequence[Recording], hosts: bool = False) -> Me
     calls = _calls(parts)
     ids = _numbers(part.call_keys for part in parts)
     programs, numbers = _programs(parts, ids)
-    steps = [_step(part, step, numbers) for part in parts for step in part.recording.steps]
+    requests, steps = _requests_and_steps(parts, numbers)
     metadata = merge_metadata(parts, calls, hosts)
     disagreeing = disagreements(metadata.ranks, calls, programs, steps)
     return Merged(
@@ -68,6 +69,7 @@ def merge_recordings(recordings: Sequence[Recording], hosts: bool = False) -> Me
         calls,
         programs,
         steps,
+        requests,
         [_sample(part, sample, ids) for part in parts for sample in part.recording.samples],
         parts,
     )
@@ -108,10 +110,27 @@ def _programs(parts: Sequence[Part], ids: dict[str, int]) -> tuple[list[Program]
     return list(merged.values()), numbers
 
 
-def _step(part: Part, step: Step, numbers: dict[str, int]) -> Step:
+def _requests_and_steps(parts: Sequence[Part], numbers: dict[str, int]) -> tuple[list[Request], list[Step]]:
+    """The requests of one Recording follow those of the one before."""
+    requests: list[Request] = []
+    steps: list[Step] = []
+    for part in parts:
+        steps += [_step(part, step, numbers, len(requests)) for step in part.recording.steps]
+        requests += [_request(part, request) for request in part.recording.requests]
+    return requests, steps
+
+
+def _request(part: Part, request: Request) -> Request:
+    first = None if request.first is None else request.first + part.steps
+    return request.model_copy(update={"rank": request.rank + part.ranks, "first": first})
+
+
+def _step(part: Part, step: Step, numbers: dict[str, int], requests: int) -> Step:
+    """`requests`: how many come before those of `part`."""
     key = part.program_keys.get(step.program) if step.program is not None else None
     moved = {"index": step.index + part.steps, "rank": step.rank + part.ranks}
-    return step.model_copy(update={**moved, "program": numbers[key] if key is not None else None})
+    names = {"program": numbers[key] if key is not None else None, "requests": [r + requests for r in step.requests]}
+    return step.model_copy(update={**moved, **names})
 
 
 def _sample(part: Part, sample: Sample, ids: dict[str, int]) -> Sample:

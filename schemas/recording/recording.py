@@ -4,6 +4,7 @@
     calls.jsonl      one Call a line, with its counts
     programs.jsonl   the ordered Calls of one step or captured graph, with the times it ran
     steps.jsonl      a bounded sample of steps; the exact totals are in recording.json
+    requests.jsonl   what the steps computed for each request, where the engine names them
     samples.jsonl    what single invocations held; integer values lie in values/, named by their SHA-256
     values/          safetensors files, gzip'd (or, older ones, not), each with one tensor `value`
     kernels/         the sources of kernels that no library holds (Triton, inductor), and the ATen operators that those
@@ -18,7 +19,7 @@ import gzip
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ from kcap.schemas.recording.records import (
     Mode,
     Program,
     Record,
+    Request,
     Sample,
     SampledTensor,
     Step,
@@ -62,6 +64,7 @@ __all__ = [
     "Program",
     "Record",
     "Recording",
+    "Request",
     "Sample",
     "SampledTensor",
     "Step",
@@ -79,7 +82,7 @@ MOST_BYTES = 1 << 30  # of one value
 
 
 class Recording:
-    """A Recording read from disk; `calls`, `programs`, `steps` and `samples` are parsed when first asked for."""
+    """A Recording read from disk; its lines are parsed when they are first asked for."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         self.path = path
@@ -96,6 +99,12 @@ class Recording:
     @cached_property
     def steps(self) -> list[Step]:
         return list(_read_lines(self.path / "steps.jsonl", Step))
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Empty where the engine names none, or the Recording was made before format 1.7."""
+        path = self.path / "requests.jsonl"
+        return list(_read_lines(path, Request)) if path.exists() else []
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -222,10 +231,13 @@ def write_recording(
     samples: Iterable[Sample] = (),
     values: Mapping[str, bytes] | None = None,
     kernels: Mapping[str, bytes] | None = None,
+    requests: Sequence[Request] = (),
 ) -> None:
     """Write a Recording into `path` (made with mode 0700); recording.json is last: it marks the rest as complete."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     tables: dict[str, Iterable[Record]] = {"calls": calls, "programs": programs, "steps": steps, "samples": samples}
+    if requests:
+        tables["requests"] = requests
     for name, records in tables.items():
         with (path / f"{name}.jsonl").open("wb") as file:
             file.writelines(record.line() for record in records)

@@ -93,7 +93,7 @@ class Tap(_Part):
     detail: str = ""
 
 
-FORMAT = (1, 6)
+FORMAT = (1, 7)
 Mode = Literal["eager", "graph"]
 GraphUse = Literal["eager", "piecewise", "full"]
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
@@ -259,7 +259,8 @@ class Step(Record):
     `cached`: those of its prompt that were found in a prefix cache, where the engine says so and any were.
 
     `mode`: whether it replayed no graph, several with calls between them, or one for the whole forward; `padded`: the
-    tokens that its graphs were captured for.
+    tokens that its graphs were captured for. `requests`: of each sequence the line of its request in requests.jsonl,
+    where the engine names them, since format 1.7.
     """
 
     index: int = Field(ge=0)
@@ -270,9 +271,44 @@ class Step(Record):
     lengths: list[int] = []
     queries: list[int] = []
     cached: list[int] = []
+    requests: list[int] = []
     program: int | None = None
     mode: GraphUse = "eager"
     padded: int | None = None
+
+
+class Request(Record):
+    """What the counted steps computed for one request; exact, though not every step is listed. Since format 1.7.
+
+    `id`: the engine's name for it. `prompt`: its tokens; `cached`: those of them that a prefix cache had when it first
+    ran; `computed`: those that these steps computed; `decoded`: tokens after the prompt that they computed; `again`: of
+    `computed` and `decoded` those that had been before (the engine had interrupted it). `generated`: tokens that they
+    sampled, one for each step that read up to the last known token: an engine that looks ahead (speculative decoding)
+    returns more, one that schedules ahead may throw the last one away. `prefills`, `decodes`: steps in which it read
+    its prompt, and others. `first`: the index of its first counted step, None where that was a decode. `requests`: how
+    many the line adds up; past 65,536 a process adds them up in one line without `id`. `blocks`: with --agent-trace,
+    the prompt's blocks of `block_size` tokens, each a number for all tokens up to its end, so that prompts which begin
+    alike have the same first ones.
+    """
+
+    id: str = ""
+    rank: int = 0
+    requests: int = Field(default=1, ge=1)
+    first: int | None = None
+    prompt: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    cached: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    computed: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    decoded: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    again: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    generated: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    prefills: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    decodes: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    blocks: list[int] = []
+
+    @property
+    def tokens(self) -> int:
+        """All that were computed for it."""
+        return self.computed + self.decoded
 
 
 class SampledTensor(Record):
@@ -328,6 +364,7 @@ class Metadata(BaseModel):
     taps: list[Tap] = []
     steps: dict[str, int] = {}
     batches: list[dict[str, Any]] = []
+    block_size: int | None = Field(default=None, ge=1, le=MAX_RANK)  # of `blocks` of a Request, since format 1.7
     windows: list[dict[str, int]] = []  # of the first rank, since format 1.4: `first` step, and how many `steps` count
     totals: dict[str, int] = {}
     dropped: dict[str, int] = {}

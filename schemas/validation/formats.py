@@ -28,7 +28,8 @@ from kcap.schemas.flashinfer.dataset import WorkloadCount
 from kcap.schemas.flashinfer.definition import check_definition
 from kcap.schemas.flashinfer.kernel_description import check_kernel_description
 from kcap.schemas.flashinfer.trace import Trace
-from kcap.schemas.recording.records import Call, Metadata, Program, Sample, Step
+from kcap.schemas.recording.records import Call, Metadata, Program, Request, Sample, Step
+from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results.bench_run import RUN_ADAPTER, RUN_FILE, RunRecord
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.export_loss import ExportLoss
@@ -111,6 +112,8 @@ FORMATS: dict[str, Format] = {
     "recording-call": _lines("a Recording's Calls, one a line", Call),
     "recording-program": _lines("a Recording's Programs, one a line", Program),
     "recording-step": _lines("a Recording's Steps, one a line", Step),
+    "recording-request": _lines("a Recording's requests, one a line", Request),
+    "recording-turn": _lines("a Recording's turns, one a line", Turn),
     "recording-sample": _lines("a Recording's Samples, one a line", Sample),
     "dataset": Format("a FlashInfer-Bench dataset", check_dataset),
     "definition": _document(

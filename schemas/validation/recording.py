@@ -11,13 +11,15 @@ from pydantic import TypeAdapter
 from kcap.errors import FormatError
 from kcap.schemas import backendbench
 from kcap.schemas.flashinfer import calling_record
-from kcap.schemas.recording.recording import Call, Program, Recording, Sample, Step, load
+from kcap.schemas.recording.recording import Call, Program, Recording, Request, Sample, Step, load
+from kcap.schemas.recording.turns import FILE as TURNS_FILE
+from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results import coverage
 from kcap.schemas.validation.report import Report
 
 T = TypeVar("T")
 CALLS, PROGRAMS = TypeAdapter(Call), TypeAdapter(Program)
-STEPS, SAMPLES = TypeAdapter(Step), TypeAdapter(Sample)
+STEPS, REQUESTS, SAMPLES = TypeAdapter(Step), TypeAdapter(Request), TypeAdapter(Sample)
 
 
 def check_recording(report: Report, root: Path) -> None:
@@ -33,8 +35,14 @@ def check_recording(report: Report, root: Path) -> None:
     for place, program in programs:
         report.error(place, *_unknown("calls", "a Call", program.calls, len(calls)))
         report.error(place, *_unknown("graphs", "a Program", [graph for _, graph in program.graphs], len(programs)))
+    requests = len(_table(report, root, "requests", REQUESTS)) if (root / "requests.jsonl").exists() else 0
     for place, step in _table(report, root, "steps", STEPS):
         report.error(place, *_unknown("program", "a Program", [step.program], len(programs)))
+        report.error(place, *_unknown("requests", "a Request", step.requests, requests))
+    turns = _table(report, root, "turns", TypeAdapter(Turn)) if (root / TURNS_FILE).exists() else []
+    for place, turn in turns:
+        report.error(place, *_unknown("requests", "a Request", turn.requests, requests))
+        report.error(place, *_unknown("parent", "a Turn", [turn.parent], len(turns)))
     for place, sample in _table(report, root, "samples", SAMPLES):
         report.error(place, *_unknown("call", "a Call", [sample.call], len(calls)))
         report.error(place, *_values(recording, sample))

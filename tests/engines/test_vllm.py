@@ -112,6 +112,20 @@ def test_nothing_from_start_up_is_counted(alone: Recording) -> None:
     assert [step.index for step in alone.steps] == list(range(22))
 
 
+def test_each_request_has_its_hits_and_the_sum_of_all_is_the_total(alone: Recording) -> None:
+    tokens = [(r.prompt, r.cached, r.computed, r.decoded, r.generated, r.again) for r in alone.requests]
+    decoded = OUTPUT - 1
+    assert tokens == [
+        (129, 0, 129, decoded, OUTPUT, 0),
+        (200, 0, 200, decoded, OUTPUT, 0),
+        (200, BLOCK, 72, decoded, OUTPUT, 0),
+        (129, BLOCK, 1, decoded, OUTPUT, 0),
+    ]
+    assert sum(request.tokens for request in alone.requests) == scheduled(alone)
+    assert sum(r.prefills + r.decodes for r in alone.requests) == sum(alone.metadata.steps.values())
+    assert {number for step in alone.steps for number in step.requests} == {0, 1, 2, 3}
+
+
 def test_regions_are_never_among_the_kernels(alone: Recording) -> None:
     assert {call.operator for call in alone.calls if call.kind == "region"} == set(REGIONS)
     assert not REGIONS.keys() & {call.operator for call in alone.kernels(hidden=True)}
@@ -208,7 +222,7 @@ def test_secrets_are_nowhere_in_the_recording(alone: Recording) -> None:
 
 
 def test_the_recording_holds_its_own_files_only(alone: Recording) -> None:
-    tables = {f"{name}.jsonl" for name in ("calls", "programs", "steps", "samples")}
+    tables = {f"{name}.jsonl" for name in ("calls", "programs", "steps", "requests", "samples")}
     derived = {"calling_record.json", "trace.txt", "trace.loss.json"}
     assert {path.name for path in alone.path.iterdir()} == {"recording.json", "values", "kernels", *tables, *derived}
 

@@ -7,7 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from kcap.schemas.recording.records import Argument, Call, Count, Launch, Metadata, Program, Rank, Sample, Step, Tap
+from kcap.schemas.recording.records import (
+    Argument,
+    Call,
+    Count,
+    Launch,
+    Metadata,
+    Program,
+    Rank,
+    Request,
+    Sample,
+    Step,
+    Tap,
+)
+from kcap.schemas.recording.turns import Turn
 from kcap.schemas.validation.formats import FORMATS
 
 FOLDER = Path(__file__).parents[2] / "schemas"
@@ -26,6 +39,8 @@ def cells(row: str) -> str:
         ("| `calls.jsonl` |", Call),
         ("| `programs.jsonl` |", Program),
         ("| `steps.jsonl` |", Step),
+        ("| `requests.jsonl` |", Request),
+        ("| `turns.jsonl` |", Turn),
         ("| `samples.jsonl` |", Sample),
         ("| argument (`args`) |", Argument),
         ("| launch |", Launch),

@@ -12,6 +12,7 @@ from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.sglang import operators
 from kcap.capture.engines.sglang.graphs import hook_graphs
 from kcap.capture.hooks.imports import Hook, when_imported
+from kcap.capture.turns.middleware import TurnRecorder
 from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
@@ -23,6 +24,7 @@ FRAMEWORK = Framework(
     pip=("install sglang",),
     plugin=Plugin("sglang.srt.plugins", "SGLANG_PLUGINS", "srt/plugins", "0.5.11", empty_is_all=True),
     servers=(Server(("sglang.launch_server",), 30000), Server(("sglang", "serve"), 30000)),
+    middleware=(),
     tried="0.5.23",
     hooks=(
         "srt.managers.scheduler:Scheduler.__init__",
@@ -127,6 +129,8 @@ def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Gr
 
 def _hook_server(module: Any, window: Window) -> None:
     """Pause every process's window while the server warms itself up; it first waits a second, which is enough."""
+    if window.session.agent_trace:
+        module.app.add_middleware(TurnRecorder)
     original = module._wait_and_warmup
     pause = window.session.pause_file
 

@@ -15,6 +15,8 @@ from typing import Any
 from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.vllm import fused
 from kcap.capture.hooks.imports import when_imported
+from kcap.capture.session import Session
+from kcap.capture.turns.blocks import BlockHashes
 from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
@@ -31,6 +33,7 @@ FRAMEWORK = Framework(
     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
     cache="VLLM_CACHE_ROOT",
     servers=tuple(Server(words, 8000) for words in SERVERS),
+    middleware=("--middleware", "kcap.capture.turns.middleware.TurnRecorder"),
     tried="0.32.0",
     hooks=(
         "v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
@@ -47,6 +50,7 @@ OFFLINE = "kcap.capture.engines.vllm.offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 BACKEND = "vllm.compilation.backends"
+BLOCK = 16  # tokens, where vLLM does not tell
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STARTING = {  # what a worker does before its window opens
     "load_model": "loading weights",
@@ -125,6 +129,7 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, 
         _name_fused(worker, window)
         result = original(*args, **kwargs)
         try:
+            window.requests.blocks = _blocks(window.session, worker)
             window.start(**_facts(worker))
             groups.tell()
         except Exception as error:
@@ -157,6 +162,13 @@ def _name_fused(worker: Any, window: Window) -> None:
         window.taps.fused.record(() if compiled else fused.fused_functions(), absent)
     except Exception as error:
         window.taps.fused.fail(error)
+
+
+def _blocks(session: Session, worker: Any) -> BlockHashes | None:
+    """As large as those of the prefix cache, so that what it finds can be told from them."""
+    if not session.agent_trace:
+        return None
+    return BlockHashes(session.hash_key, getattr(worker.vllm_config.cache_config, "block_size", None) or BLOCK)
 
 
 def _facts(worker: Any) -> dict[str, Any]:
@@ -233,18 +245,23 @@ class Steps:
         if not scheduled.total_num_scheduled_tokens:
             return None
         order = [request for request in new if request in computed]
-        prefills = sum(computed[r] < self._prompt.get(r, 0) for r in order)
-        phase = "decode" if not prefills else "prefill" if prefills == len(order) else "mixed"
-        return StepShape(phase, [new[r] for r in order], [computed[r] + new[r] for r in order])
+        prefilling = [place for place, r in enumerate(order) if computed[r] < self._prompt.get(r, 0)]
+        phase = "decode" if not prefilling else "prefill" if len(prefilling) == len(order) else "mixed"
+        queries, lengths = [new[r] for r in order], [computed[r] + new[r] for r in order]
+        return StepShape(phase, queries, lengths, requests=order, prefilling=prefilling)
 
     def _computed(self, scheduled: Any) -> dict[str, int]:
         """Each scheduled request's tokens computed before this step; keeps the table of prompts up to date."""
         for request in scheduled.finished_req_ids:
             self._prompt.pop(request, None)
+            self._window.requests.finish(request)
         computed = {}
         for request in scheduled.scheduled_new_reqs:
             self._prompt[request.req_id] = _prompt_tokens(request)
             computed[request.req_id] = request.num_computed_tokens
+            pooled = getattr(request, "pooling_params", None) is not None
+            prompt, tokens = self._prompt[request.req_id], request.prompt_token_ids
+            self._window.requests.begin(request.req_id, prompt, request.num_computed_tokens, not pooled, tokens)
         cached = scheduled.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         return computed

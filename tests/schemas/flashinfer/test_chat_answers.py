@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agent_trace import Response
-from kcap.schemas.flashinfer.chat_answers import events, from_answer, from_stream
+from kcap.schemas.flashinfer.chat_answers import from_answer, from_stream
+from kcap.schemas.flashinfer.chat_stream import events
 
 REAL = Path(__file__).parents[2] / "data" / "chat_answers"
 STREAMS = sorted(path for path in REAL.glob("*.sse") if path.stem != "refused")

@@ -1,0 +1,59 @@
+"""The turns of all server processes, in the order in which they were sent, each with the requests that it ran as."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import orjson
+from pydantic import ValidationError
+
+from kcap.capture.turns.log import read_lines
+from kcap.schemas.recording.recording import Request
+from kcap.schemas.recording.turns import Turn
+
+CHILD = re.compile(r"^\d+_")  # before the name of one of several answers to one request
+
+
+def merge_turns(directory: Path, requests: Sequence[Request]) -> tuple[list[Turn], list[str]]:
+    """The turns that a session's processes left, and notes on what could not be read."""
+    turns: list[tuple[str, Turn]] = []
+    notes = []
+    for process, lines in read_lines(directory):
+        damaged = 0
+        for line in lines:
+            try:
+                turns.append((process, Turn.model_validate(orjson.loads(line))))
+            except (orjson.JSONDecodeError, ValidationError):
+                damaged += 1
+        if damaged:
+            notes.append(f"agent trace of {process}: {damaged} torn lines left out")
+    turns.sort(key=lambda entry: (entry[1].sent, entry[0], entry[1].number))
+    return _numbered(turns, _by_name(requests)), notes
+
+
+def _numbered(turns: Sequence[tuple[str, Turn]], requests: dict[str, list[int]]) -> list[Turn]:
+    """With numbers of the whole Recording instead of a process's own."""
+    numbers = {(process, turn.number): number for number, (process, turn) in enumerate(turns)}
+    sessions: dict[tuple[str, int], int] = {}
+    numbered = []
+    for number, (process, turn) in enumerate(turns):
+        session = sessions.setdefault((process, turn.session), len(sessions))
+        parent = None if turn.parent is None else numbers.get((process, turn.parent))
+        links = {"number": number, "session": session, "parent": parent, "requests": requests.get(turn.id, [])}
+        numbered.append(turn.model_copy(update=links))
+    return numbered
+
+
+def _by_name(requests: Iterable[Request]) -> dict[str, list[int]]:
+    """Places of requests by the name that the engine answers with: its own may begin with the number of an answer, and
+    end with that of a prompt and with random digits."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, request in enumerate(requests):
+        name = CHILD.sub("", request.id)
+        while name:
+            places[name].append(place)
+            name = name.rpartition("-")[0]
+    return places

@@ -1,0 +1,90 @@
+"""The turns of a server's process: which conversation each goes on, and the file that they are written to.
+
+Only what is new in a conversation is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kcap.capture.session import Session
+from kcap.capture.turns.exchange import (
+    Exchange,
+    describe_answer,
+    describe_request,
+    engine_name,
+    error_kind,
+    read_answer,
+    read_request,
+)
+from kcap.errors import FormatError
+from kcap.schemas.recording.conversations import Conversations, objects
+
+TURNS_ENDING = ".turns"
+
+
+class TurnLog:
+    """Writes a line for each exchange that has ended."""
+
+    def __init__(self, session: Session) -> None:
+        stem = session.shard()
+        self._path = stem.with_name(stem.name + TURNS_ENDING)
+        self._keep_text = session.keep_text
+        self._conversations = Conversations(session.hash_key)
+        self._number = 0
+
+    def add(self, exchange: Exchange) -> None:
+        """OSError where the disk is full."""
+        with self._path.open("ab") as file:
+            file.write(orjson.dumps({"t": "turn", **self._members(exchange)}) + b"\n")
+
+    def failed(self, error: Exception) -> None:
+        """Say in the Recording that no further turn is written."""
+        line = {"t": "tap", "name": "agent_trace", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
+        notes = self._path.with_name(self._path.name.removesuffix(TURNS_ENDING) + ".notes")
+        with contextlib.suppress(OSError), notes.open("ab") as file:
+            file.write(orjson.dumps(line) + b"\n")
+
+    def _members(self, exchange: Exchange) -> dict[str, Any]:
+        number, self._number = self._number, self._number + 1
+        turn: dict[str, Any] = {"number": number, "api": exchange.api, "sent": exchange.sent, "ended": exchange.ended}
+        turn |= {"first": exchange.first} if exchange.first is not None else {}
+        turn |= {"status": exchange.status} if exchange.status is not None else {}
+        turn |= {} if exchange.complete else {"aborted": True}
+        asked = None
+        try:
+            if exchange.dropped:
+                raise FormatError("request", "too many bytes at once: not kept")
+            asked = read_request(exchange)
+        except FormatError as error:
+            turn["unread"] = error.reason
+        messages = asked.messages if asked else []
+        place, parent = self._conversations.begin(number, messages)
+        turn |= {"session": place.session, "turn": place.turn}
+        turn |= {"parent": parent.number, "shared": parent.messages} if parent else {}
+        if asked is None:
+            return turn
+        try:
+            turn |= describe_request(asked, messages[parent.messages if parent else 0 :], self._keep_text)
+            if exchange.status == 200:
+                turn["id"] = engine_name(exchange)
+                answer = read_answer(exchange)
+                turn |= describe_answer(answer, self._keep_text)
+                choices = objects(answer.get("choices"))
+                self._conversations.remember(place, messages, choices[0]["message"] if choices else None)
+            elif exchange.status is not None:
+                turn["error"] = error_kind(exchange)
+        except (FormatError, AttributeError, KeyError, TypeError, ValueError) as error:
+            turn["unread"] = error.reason if isinstance(error, FormatError) else type(error).__name__
+        return turn
+
+
+def read_lines(directory: Path) -> list[tuple[str, list[bytes]]]:
+    """The lines of every process of a session, by its shard's name; a process's torn last line among them."""
+    paths = sorted(directory.glob(f"*{TURNS_ENDING}"))
+    return [(os.path.splitext(path.name)[0], path.read_bytes().splitlines()) for path in paths]

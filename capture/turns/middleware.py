@@ -1,0 +1,90 @@
+"""An ASGI middleware that sees a recorded server's requests and answers go by, and passes each on as it is.
+
+vLLM is given it by its own option, `--middleware kcap.capture.turns.middleware.TurnRecorder`; SGLang's application has
+it added. Outside of a recorded session it does nothing. A failure of its own costs the turn, and is never the server's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from kcap.capture.session import SESSION_VARIABLE, read_session
+from kcap.capture.turns.exchange import APIS, Exchange
+from kcap.capture.turns.log import TurnLog
+
+MOST_BYTES = 64 << 20  # of all exchanges under way; of those beyond, only times and sizes are kept
+EVENT_STREAM = b"text/event-stream"
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class TurnRecorder:
+    """`app`: what it is in front of."""
+
+    def __init__(self, app: Application) -> None:
+        self.app = app
+        self._log: TurnLog | None = None
+        self._bytes = 0
+        path = os.environ.get(SESSION_VARIABLE)
+        try:
+            session = read_session(path) if path else None
+        except (OSError, orjson.JSONDecodeError, TypeError):
+            session = None
+        if session is not None and session.agent_trace:
+            self._log = TurnLog(session)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        api = APIS.get(scope.get("path", "").removeprefix(scope.get("root_path", "")))
+        if self._log is None or api is None or scope["type"] != "http" or scope.get("method") != "POST":
+            return await self.app(scope, receive, send)
+        exchange = Exchange(api, time.time())
+
+        async def receiving() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                self._keep(exchange, exchange.request, message.get("body", b""))
+            return message
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                headers = {bytes(name).lower(): bytes(value) for name, value in message.get("headers", ())}
+                exchange.streamed = headers.get(b"content-type", b"").startswith(EVENT_STREAM)
+            elif message["type"] == "http.response.body":
+                exchange.first = exchange.first or time.time()
+                self._keep(exchange, exchange.answer, message.get("body", b""))
+                exchange.complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self.app(scope, receiving, sending)
+        finally:
+            exchange.ended = time.time()
+            self._end(exchange)
+
+    def _keep(self, exchange: Exchange, kept: bytearray, content: bytes) -> None:
+        if exchange.dropped:
+            return
+        if self._bytes + len(content) > MOST_BYTES:
+            exchange.dropped = True
+            return
+        kept += content
+        self._bytes += len(content)
+
+    def _end(self, exchange: Exchange) -> None:
+        self._bytes -= len(exchange.request) + len(exchange.answer)
+        if self._log is None:
+            return
+        try:
+            self._log.add(exchange)
+        except Exception as error:  # a full disk, or what nobody thought of: the server goes on
+            self._log.failed(error)
+            self._log = None

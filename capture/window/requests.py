@@ -1,0 +1,157 @@
+"""What the counted steps computed for each request: totals that are exact, however few steps the shard lists.
+
+A decode step costs one count of its requests' names, which C does; only those that prefill are looked at one by one.
+A request is a line of the shard when its first step has ended, and again, with its totals, when the engine says that
+it has finished or the window closes: of a process that is killed, those that had not finished have no totals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from kcap.capture.turns.blocks import BlockHashes
+from kcap.capture.window.step import StepShape
+
+MAX_REQUESTS = 1 << 16  # with a line of their own; further ones are added up in one
+LONGEST_NAME = 256
+REST_EVERY = 1024  # further requests, after which their line is written again
+
+
+@dataclass(slots=True)
+class Totals:
+    """A request's tokens and steps, as in `kcap.schemas.recording.records.Request`; decode steps of one token aside."""
+
+    number: int
+    prompt: int
+    cached: int
+    generates: bool = True
+    first: int = -1  # its first counted step; -1: none yet
+    computed: int = 0
+    decoded: int = 0
+    again: int = 0
+    generated: int = 0
+    prefills: int = 0
+    decodes: int = 0
+    reached: int = 0  # tokens that have been computed, found ones among them; decode steps of one token aside
+
+    def add(self, before: int, new: int, single: int) -> None:
+        """A step computed `new` tokens after `before`; it ran in `single` decode steps of one token already."""
+        generated, after = self.generated + single, before + new
+        of_prompt = max(0, min(after, self.prompt) - before)
+        reached = max(self.reached, self.prompt + generated - 1 if generated else 0)
+        self.again += max(0, min(after, reached) - before)
+        self.reached = max(after, reached)
+        self.computed += of_prompt
+        self.decoded += new - of_prompt
+        self.prefills += before < self.prompt
+        self.decodes += before >= self.prompt
+        self.generated += self.generates and after >= self.prompt + generated
+
+
+class Requests:
+    """The requests of a process. `write` puts a line into its shard."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self.blocks: BlockHashes | None = None  # where the tokens of prompts are told by their blocks
+        self._write = write
+        self._totals: dict[str, Totals] = {}
+        self._single: Counter[str] = Counter()  # decode steps of one token, of each request
+        self._begun = self._finished = 0
+        self._rest: Counter[str] = Counter()
+
+    def begin(
+        self, name: str, prompt: int, cached: int, generates: bool = True, tokens: Sequence[int] | None = None
+    ) -> None:
+        """The engine runs a request for the first time: its prompt's tokens, and how many of them a cache had.
+
+        One that it knows has been interrupted, and goes on. `tokens`: those of the prompt, where they are known.
+        """
+        known = self._totals.get(name)
+        if known is None or known.prompt != prompt:
+            self.finish(name)
+            self._totals[name] = Totals(self._begun, prompt, min(cached, prompt), generates)
+            if self.blocks is not None and tokens and self._begun < MAX_REQUESTS:
+                line = {"number": self._begun, "size": self.blocks.size, "blocks": self.blocks.of(tokens)}
+                self._write(orjson.dumps({"t": "prompt", **line}))
+            self._begun += 1
+
+    def numbers(self, names: list[str]) -> list[int]:
+        """By which the lines of steps name requests."""
+        return [self._known(name).number for name in names]
+
+    def add(self, shape: StepShape, index: int) -> None:
+        """The step `index` has ended, and counts."""
+        names, queries = shape.requests, shape.queries
+        alone = range(len(names))  # those that are looked at
+        of_prefills = sum(queries[place] for place in shape.prefilling)
+        if shape.tokens - of_prefills == len(names) - len(shape.prefilling):
+            self._single.update(names)
+            for place in shape.prefilling:
+                self._single[names[place]] -= 1
+            alone = shape.prefilling  # type: ignore[assignment]
+        for place in alone:
+            name, new = names[place], queries[place]
+            totals = self._known(name)
+            if totals.first < 0:
+                totals.first = index
+                self._write_line(name, totals, 0)
+            totals.add(shape.lengths[place] - new, new, self._single[name])
+
+    def _known(self, name: str) -> Totals:
+        """A request that began before anyone looked has no prompt that is known."""
+        if name not in self._totals:
+            self.begin(name, 0, 0)
+        return self._totals[name]
+
+    def finish(self, name: str) -> None:
+        """The engine is done with a request; one that ran in no counted step leaves nothing."""
+        totals, single = self._totals.pop(name, None), self._single.pop(name, 0)
+        if totals is None or (totals.first < 0 and not single):
+            return
+        if totals.number < MAX_REQUESTS:
+            self._write_line(name, totals, single)
+            return
+        self._rest.update(_members(totals, single) | {"requests": 1})
+        self._finished += 1
+        if self._finished % REST_EVERY == 1:
+            self._write_rest()
+
+    def close(self) -> None:
+        """Write what has not finished; another thread may still be in a step."""
+        for name, totals in dict(self._totals).items():
+            single = self._single[name]
+            if totals.first >= 0 or single:
+                if totals.number < MAX_REQUESTS:
+                    self._write_line(name, totals, single)
+                else:
+                    self._rest.update(_members(totals, single) | {"requests": 1})
+        self._totals, self._single = {}, Counter()
+        if self._rest:
+            self._write_rest()
+
+    def _write_line(self, name: str, totals: Totals, single: int) -> None:
+        if totals.number < MAX_REQUESTS:
+            identity = {"t": "request", "number": totals.number, "id": name[:LONGEST_NAME]}
+            first = {"first": totals.first} if totals.first >= 0 else {}
+            self._write(orjson.dumps(identity | first | _members(totals, single)))
+
+    def _write_rest(self) -> None:
+        self._write(orjson.dumps({"t": "request", "number": MAX_REQUESTS, **self._rest}))
+
+
+def _members(totals: Totals, single: int) -> dict[str, int]:
+    """What adds up over requests, with `single` decode steps of one token."""
+    return {
+        "prompt": totals.prompt,
+        "cached": totals.cached,
+        "computed": totals.computed,
+        "decoded": totals.decoded + single,
+        "again": totals.again,
+        "generated": totals.generated + single,
+        "prefills": totals.prefills,
+        "decodes": totals.decodes + single,
+    }

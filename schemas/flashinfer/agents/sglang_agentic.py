@@ -1,0 +1,83 @@
+"""SGLang's `agentic-trace`, of its `bench_serving`: conversations as what each turn adds, without the answers.
+
+    {"metadata": {}, "conversations": [[{"messages": [new messages, not the model's], "prompt_tokens": 412}, …], …]}
+
+The benchmark threads the live answers in. Source: SGLang 0.5.23, `benchmark/datasets`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from kcap.errors import FormatError
+from kcap.schemas.files.jsonfile import parse_json
+from kcap.schemas.flashinfer.agents import (
+    NO_TEXT,
+    TURN,
+    AgentTurns,
+    Form,
+    describe,
+    form,
+    has_text,
+    openai_message,
+    whole,
+)
+from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
+from kcap.schemas.results.export_loss import LossLedger
+
+DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+
+
+@form("sglang-agentic")
+class SGLangAgentic(Form):
+    def reads(self, document: Any) -> bool:
+        return isinstance(document, dict) and isinstance(document.get("conversations"), list) and "metadata" in document
+
+    def read(self, content: bytes, place: str, losses: Counter[str]) -> AgentTurns:
+        turns: list[Turn] = []
+        conversations = parse_json(content, DOCUMENT, place).get("conversations")
+        for session, entries in enumerate(conversations if isinstance(conversations, list) else []):
+            shared = 0
+            for place_in_session, entry in enumerate(entries if isinstance(entries, list) else [None]):
+                where = f"{place}: conversations.{session}.{place_in_session}"
+                messages = entry.get("messages") if isinstance(entry, dict) else None
+                if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+                    raise FormatError(where, "messages: must be a list of messages, each with a role")
+                tokens = entry.get("prompt_tokens")
+                usage = None if tokens is None else Usage(prompt=whole(tokens, f"{where}.prompt_tokens"))
+                links: dict[str, Any] = {"parent": len(turns) - 1, "shared": shared} if place_in_session else {}
+                new = [TurnMessage(**describe(message)) for message in messages]
+                turns.append(
+                    Turn(
+                        number=len(turns),
+                        session=session,
+                        turn=place_in_session,
+                        status=200,
+                        messages=new,
+                        usage=usage,
+                        **links,
+                    )
+                )
+                shared += len(new) + 1
+        return AgentTurns(turns)
+
+    def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
+        conversations: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        left_out: set[int] = set()
+        for turn in trace.turns:
+            if turn.parent in left_out or not all(has_text(m) and m.role != "prompt" for m in turn.messages):
+                left_out.add(turn.number)
+                losses.lose(TURN, NO_TEXT, 1)
+                continue
+            if turn.answers or turn.sent or turn.parameters or turn.request or turn.id:
+                losses.reduce(TURN, "answers, times, tools and parameters", 1)
+            entry: dict[str, Any] = {"messages": [openai_message(message) for message in turn.messages]}
+            if turn.usage is not None and turn.usage.prompt is not None:
+                entry["prompt_tokens"] = turn.usage.prompt
+            conversations[turn.session].append(entry)
+        document = {"metadata": {}, "conversations": list(conversations.values())}
+        return {"trace": orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"}

@@ -1,0 +1,159 @@
+"""A trace as a load: what is sent, when, and which tokens prompts without texts share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import takewhile
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcap.capture.turns.load import CHAT, COMPLETIONS, Outcome, Sender, main, requests_of
+from kcap.errors import CallError
+from kcap.schemas.flashinfer.agents import AgentTurns, Asked, link
+from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
+
+
+def turn(number: int, prompt: int = 40, generated: int = 5, **more: Any) -> Turn:
+    message = TurnMessage(role="user", chars=9)
+    usage = Usage(prompt=prompt, generated=generated)
+    return Turn(**{"number": number, "session": number, "status": 200, "messages": [message], "usage": usage, **more})
+
+
+class Server:
+    """Answers each request after `seconds`; what it was asked, and when. `status` 500 breaks the connection."""
+
+    def __init__(self, status: int = 200, seconds: float = 0.0) -> None:
+        self.status, self.seconds = status, seconds
+        self.asked: list[tuple[float, str, Any]] = []
+        self.under_way = self.most = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+        body = await reader.readexactly(length)
+        path = head.split(" ")[1]
+        if path == "/v1/models":
+            self.write(writer, 200, b'{"data": [{"id": "served"}]}')
+        else:
+            self.asked.append((time.monotonic(), path, orjson.loads(body)))
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(self.seconds)
+            self.under_way -= 1
+            if self.status:
+                self.write(writer, self.status, b"{}" * 5000)
+        await writer.drain()
+        writer.close()
+
+    def write(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+        half = len(body) // 2
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:half], body[half:])) + b"0\r\n\r\n"
+        writer.write(b"HTTP/1.1 %d OK\r\nTransfer-Encoding: chunked\r\n\r\n" % status + chunks)
+
+    def serve(self, trace: AgentTurns, **options: Any) -> Outcome:
+        async def run() -> Outcome:
+            server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            outcome = await Sender(f"http://127.0.0.1:{port}", **options).send(requests_of(trace))
+            server.close()
+            return outcome
+
+        return asyncio.run(run())
+
+
+def test_each_turn_follows_its_parent_and_the_time_of_its_tool() -> None:
+    first, second = turn(0, sent=10.0, ended=11.0), turn(1, sent=11.4, ended=12.0, session=0, parent=0, turn=1)
+    server = Server(seconds=0.1)
+    outcome = server.serve(AgentTurns([first, second, turn(2, sent=10.2, ended=11.0)]))
+    assert (outcome.answered, outcome.failures) == (3, [])
+    (began, *_), (other, *_), (then, *_) = server.asked
+    assert 0.15 < other - began < 0.4, "at its time"
+    assert 0.45 < then - began < 0.9, "0.1 s of the answer, 0.4 of the tool"
+
+
+def test_speed_divides_waits_and_concurrency_bounds_sessions() -> None:
+    turns = [turn(number, sent=100.0 * number) for number in range(6)]
+    server = Server(seconds=0.05)
+    server.serve(AgentTurns(turns), speed=10_000)
+    assert server.asked[-1][0] - server.asked[0][0] < 1
+    server = Server(seconds=0.05)
+    server.serve(AgentTurns(turns), concurrency=2)
+    assert server.most == 2 and len(server.asked) == 6
+
+
+def test_a_turn_with_texts_is_sent_as_a_chat_with_the_recorded_answers() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    request = {"model": "then", "tools": tools, "tool_choice": "required", "max_tokens": 900, "temperature": 0.5}
+    fields = {"status": 200, "request": request, "usage": Usage(prompt=9, generated=7)}
+    asked = [{"role": "user", "content": "Where?"}]
+    answer = {"role": "assistant", "tool_calls": [call]}
+    more = [*asked, answer, {"role": "tool", "tool_call_id": "c", "content": "Rome"}]
+    server = Server()
+    server.serve(AgentTurns(link([Asked(asked, answer, fields=fields), Asked(more, None, fields=fields)])))
+    (_, path, first), (_, _, second) = server.asked
+    assert path == CHAT
+    assert (first["model"], first["max_tokens"], first["ignore_eos"], first["tool_choice"]) == (
+        "served",
+        7,
+        True,
+        "none",
+    )
+    assert (first["tools"], first["temperature"]) == (tools, 0.5)
+    sent = [{key: value for key, value in message.items() if value is not None} for message in second["messages"]]
+    assert sent == more
+
+
+BLOCKS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=2, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks=BLOCKS, size=st.sampled_from([16, 128]), cut=st.integers(0, 15))
+def test_made_up_prompts_share_what_the_recorded_ones_shared(blocks: list[list[int]], size: int, cut: int) -> None:
+    turns = [turn(number, prompt=len(of) * size - cut, api="completion") for number, of in enumerate(blocks)]
+    trace = AgentTurns(turns, dict(enumerate(blocks)), size)
+    prompts = [request.body["prompt"] for request in requests_of(trace)]
+    assert [len(prompt) for prompt in prompts] == [of.usage.prompt for of in turns if of.usage]
+    for one, first in zip(prompts, blocks, strict=True):
+        for other, second in zip(prompts, blocks, strict=True):
+            same = len(list(takewhile(bool, map(eq, first, second))))
+            shared = len(list(takewhile(bool, map(eq, one, other))))
+            assert shared >= min(same * size, len(one), len(other))
+            assert shared // size <= same, "no whole block more"
+
+
+def test_without_blocks_the_turns_of_a_session_share_their_beginning() -> None:
+    turns = [turn(0, 100), turn(1, 150, session=0, parent=0, turn=1), turn(2, 100)]
+    prompts = [request.body["prompt"] for request in requests_of(AgentTurns(turns))]
+    assert prompts[1][:96] == prompts[0][:96] and prompts[2][:16] != prompts[0][:16]
+    assert requests_of(AgentTurns(turns))[0].path == COMPLETIONS
+
+
+def test_what_was_refused_or_given_up_is_not_sent_again() -> None:
+    turns = [turn(0, status=400), turn(1, aborted=True), turn(2, parent=1)]
+    (request,) = requests_of(AgentTurns(turns))
+    assert (request.number, request.parent) == (2, None)
+
+
+def test_a_prompt_of_unknown_length_is_refused() -> None:
+    with pytest.raises(CallError, match="neither texts nor the number"):
+        requests_of(AgentTurns([turn(0, usage=None)]))
+
+
+@pytest.mark.parametrize("status", [503, 0])
+def test_a_server_that_fails_is_said_and_the_other_turns_are_sent(status: int) -> None:
+    outcome = Server(status).serve(AgentTurns([turn(0), turn(1, parent=0, session=0, turn=1)]))
+    assert outcome.answered == 0 and len(outcome.failures) == 2
+
+
+def test_a_file_that_is_no_trace_ends_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert main([str(tmp_path / "x.json"), "--url", "http://127.0.0.1:1"]) == 2
+    assert "no agent trace that kcap knows" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""An agent of ten sessions with tool calls, against a server of the tiny model: a client, and the model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SESSIONS, MAX_LEN = 10, 2048
+END = "<end>"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a byte, and one that ends an answer."""
+    import tokenizers
+
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = {character: number for number, character in enumerate([*alphabet, END])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(known))
+
+
+def write_model(config: dict[str, Any], folder: Path) -> Path:
+    """The tiny model with a vocabulary of bytes."""
+    folder.mkdir()
+    changed = {"vocab_size": 257, "max_position_embeddings": MAX_LEN, "eos_token_id": 256, "bos_token_id": 256}
+    (folder / "config.json").write_text(json.dumps({**config, **changed}))
+    write_tokenizer(folder)
+    return folder
+
+
+CLIENT = """
+import http.client, json, socket, sys, threading
+
+port, output, SESSIONS = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+SYSTEM = "You are an agent that looks at the weather before it answers. " * 6
+cities = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": cities}}]
+answers = []
+
+
+def post(body):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def ask(session, turn, messages, **more):
+    body = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 24, "temperature": 0, **more}
+    content = post(body).read()
+    if more.get("stream"):
+        events = [json.loads(line[6:]) for line in content.split(b"\\n") if line.startswith(b"data: {")]
+        text = "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+        answer, message = events[-1], {"role": "assistant", "content": text}
+        answer["id"] = events[0]["id"]
+    else:
+        answer = json.loads(content)
+        message = answer["choices"][0]["message"]
+    answers.append({"session": session, "turn": turn, "id": answer["id"], "usage": answer["usage"]})
+    return {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)}
+
+
+def converse(session):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Weather of day {session}?" * 3}]
+    called = ask(session, 0, messages, tool_choice="required", max_tokens=250, temperature=1, seed=session)
+    call = called["tool_calls"][0]
+    messages += [called, {"role": "tool", "tool_call_id": call["id"], "content": "sunny, 21 degrees; " * 9}]
+    messages.append(ask(session, 1, messages, tool_choice="none", ignore_eos=True))
+    messages.append({"role": "user", "content": "And on the day after that? Say it in a few words, and why." * 2})
+    ask(session, 2, messages, tool_choice="none", ignore_eos=True, stream=True, stream_options={"include_usage": True})
+
+
+threads = [threading.Thread(target=converse, args=(number,)) for number in range(SESSIONS)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+refused = post({"model": "tiny", "messages": [{"role": "user", "content": "?"}], "max_tokens": 100000})
+assert refused.status == 400, refused.status
+refused.read()
+gone = {"model": "tiny", "messages": [{"role": "user", "content": "Tell all."}], "max_tokens": 900, "ignore_eos": True}
+stream = post({**gone, "stream": True})
+stream.read1(60)
+stream.close()
+assert len(answers) == 3 * SESSIONS, answers
+ask("last", 0, [{"role": "user", "content": "Still there?"}], ignore_eos=True)
+json.dump(answers, open(output, "w"))
+"""
