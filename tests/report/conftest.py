@@ -1,6 +1,6 @@
 """A browser without a network, and pages opened in it from a disk.
 
-Without a browser these tests are skipped; with KCAP_BROWSER=required, as .ci/run has it, that is a failure.
+Without a browser these tests are skipped; with KCAP_BROWSER=required that is a failure.
 """
 
 from __future__ import annotations
