@@ -19,6 +19,7 @@ COMMANDS = {
     "recover": ("kcap.commands.recover", "Make a Recording of what an interrupted one left."),
     "show": ("kcap.commands.show", "Show what ran: by kernel, operator, family, phase or rank."),
     "gain": ("kcap.commands.gain", "Show what could be gained, and where a kernel can be put in."),
+    "report": ("kcap.commands.report", "Write what was recorded as one HTML file."),
     "replay": ("kcap.commands.replay", "Rebuild recorded calls and time them."),
     "bench": ("kcap.commands.bench", "Judge kernels that others wrote for what was recorded."),
     "task": ("kcap.commands.task", "Write one Definition as a folder for whoever writes a kernel for it."),

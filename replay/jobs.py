@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.phases import Phase
@@ -18,6 +18,7 @@ from kcap.system.worker_process import Session
 
 REPLAY_WORKER = "kcap.replay.worker"
 SEED = 20250301  # of every random number
+SAME_CONTEXT = 0.05  # how far the context of a Sample may be from the step's that it stands for
 MIN_SECONDS = 0.01  # of sampling, for each of a Call's Samples
 RARE_SHARE, RARE_SECONDS = 0.001, 0.2  # jobs below this share of the expected time get this part of the sampling time
 LAUNCH_US, BYTES_PER_US = 3.0, 3e6  # for the expected time: of one launch, and over memory
@@ -41,12 +42,24 @@ class ReplaySession(Session, total=False):
     limit: int | None
 
 
+class BatchFields(TypedDict):
+    """The sequences of a step, as in its line in the Recording's files: for arguments that no Sample holds."""
+
+    queries: list[int]
+    lengths: list[int]
+    padded: int | None
+
+
 class CallRequest(TypedDict):
-    """A Call and a Sample, as in the Recording's files, to replay; `seconds`: of sampling."""
+    """A Call and a Sample, as in the Recording's files, to replay; `seconds`: of sampling.
+
+    `batch`: of the step that is meant; without it, of one that ran the Call.
+    """
 
     call: dict[str, Any]
     sample: dict[str, Any] | None
     seconds: float
+    batch: NotRequired[BatchFields]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kcap.replay.calls.runner import Runner, TimingOptions
 from kcap.replay.jobs import ReplaySession
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import operators
+from kcap.replay.rebuild.batches import StepBatch
 from kcap.replay.rebuild.memory import limit_host_memory
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.timing import device
@@ -43,6 +44,7 @@ def main() -> None:
     runner, programs = Runner(rebuilder, session.options), ProgramRunner(rebuilder)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
+        rebuilder.batches.meant = StepBatch.of_fields(request["batch"]) if "batch" in request else None
         if "program" in request:
             return programs.run(request["program"], request["seconds"])
         return runner.run(Call.model_validate(request["call"]), sample_of_request(request), request["seconds"])

@@ -23,6 +23,7 @@ LAYERS = [
     ("kcap.show",),
     ("kcap.capture", "kcap.replay"),
     ("kcap.bench",),
+    ("kcap.report",),
     ("kcap.commands",),
     ("kcap",),
 ]

@@ -168,6 +168,13 @@ def test_recordings_and_trace_files_are_compared_by_call(torchless: Run, paths: 
     assert "equal" in torchless("diff", trace, trace).stdout
 
 
+def test_a_recording_and_a_trace_file_are_reported(torchless: Run, paths: list[Path], tmp_path: Path) -> None:
+    torchless("report", paths[0], "-o", tmp_path / "r.html", "--against", paths[1])
+    torchless("export", paths[0], "--to", "backendbench", "-o", tmp_path / "bb", "--allow-truncated")
+    torchless("report", tmp_path / "bb" / "trace.txt", "-o", tmp_path / "t.html")
+    assert all(page.stat().st_size > 50_000 for page in (tmp_path / "r.html", tmp_path / "t.html"))
+
+
 @pytest.mark.parametrize("target", ["parquet", "backendbench", "tritonbench"])
 def test_calls_are_exported(target: str, torchless: Run, paths: list[Path], tmp_path: Path) -> None:
     torchless("export", paths[0], "--to", target, "-o", tmp_path / "out", "--allow-truncated")
@@ -238,7 +245,14 @@ def elsewhere(torchless: Run, tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    "command", ["show {a}", "validate {a}", "diff {a} {b}", "export {a} --to parquet --allow-truncated -o {out}"]
+    "command",
+    [
+        "show {a}",
+        "validate {a}",
+        "diff {a} {b}",
+        "report {a} -o {out}",
+        "export {a} --to parquet --allow-truncated -o {out}",
+    ],
 )
 def test_what_only_reads_files_needs_no_linux(command: str, elsewhere: Run, paths: list[Path], tmp_path: Path) -> None:
     elsewhere(*command.format(a=paths[0], b=paths[1], out=tmp_path / "out").split())

@@ -6,9 +6,12 @@ and at least one could be; otherwise it stays `status:draft`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias, cast
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar, cast
 
 from kcap.bench.check.checker import CheckRequest
 from kcap.bench.check.draws import DrawAnswer, TargetDraw
@@ -24,17 +27,58 @@ from kcap.schemas.results.outcome import ReferenceCheck
 from kcap.system.worker_process import Worker
 
 TIMEOUT_S = 300.0
+T = TypeVar("T")
+
+
+class Checkers:
+    """Processes that check, side by side: one for every four cores, four at most; each is restarted after a crash."""
+
+    def __init__(self, contents: Contents, on: CheckTarget) -> None:
+        session, count = _session(contents, on), min(max((os.cpu_count() or 1) // 4, 1), 4)
+        self._workers = [Worker(session, "kcap.bench.check.worker", timeout_option=None) for _ in range(count)]
+
+    def __enter__(self) -> Checkers:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for worker in self._workers:
+            worker.__exit__(*failure)
+
+    def map(self, check: Callable[[Worker, DerivedDefinition], T], kernels: Iterable[DerivedDefinition]) -> Iterator[T]:
+        """What `check` says of each of `kernels`, in their order."""
+        idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            idle.put(worker)
+
+        def run(kernel: DerivedDefinition) -> T:
+            worker = idle.get()
+            try:
+                return check(worker, kernel)
+            finally:
+                idle.put(worker)
+
+        pool = ThreadPoolExecutor(len(self._workers))
+        try:
+            yield from pool.map(run, kernels)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def check_references(contents: Contents, derived: Derived, on: CheckTarget) -> Iterator[ReferenceCheck]:
-    """The checks of all Definitions of a Recording, in a process that is restarted after a crash."""
+    """The checks of all Definitions of a Recording."""
     samples = samples_by_call(contents.samples)
-    with Worker(_session(contents, on), "kcap.bench.check.worker", timeout_option=None) as worker:
-        for kernel in derived.kernels:
-            for call in calls_to_check([use.call for use in kernel.uses]):
-                sample = distinct_samples(call, samples)[0]
-                answer = worker.run(_request(kernel, call, sample), TIMEOUT_S)
-                yield ReferenceCheck(definition=kernel.definition.name, operator=call.operator, call=call.id, **answer)
+
+    def check(worker: Worker, kernel: DerivedDefinition) -> list[ReferenceCheck]:
+        checks = []
+        for call in calls_to_check([use.call for use in kernel.uses]):
+            answer = worker.run(_request(kernel, call, distinct_samples(call, samples)[0]), TIMEOUT_S)
+            name = kernel.definition.name
+            checks.append(ReferenceCheck(definition=name, operator=call.operator, call=call.id, **answer))
+        return checks
+
+    with Checkers(contents, on) as checkers:
+        for checks in checkers.map(check, derived.kernels):
+            yield from checks
 
 
 @dataclass(frozen=True)
@@ -53,28 +97,25 @@ def check_draws(contents: Contents, derived: Derived, target: TargetDraw, on: Ch
 
     Of each Definition the smallest, a middle and the largest Call are tried; the others if one of these stands out.
     """
-    draws: Draws = {}
     samples = samples_by_call(contents.samples)
-    with Worker(_session(contents, on), "kcap.bench.check.worker", timeout_option=None) as worker:
-        for kernel in derived.kernels:
-            calls = [use.call for use in kernel.uses]
-            first = calls_to_check(calls)
-            rest = [call for call in calls if call not in first]
-            if _try_calls(worker, kernel, first, samples, target, draws):
-                _try_calls(worker, kernel, rest, samples, target, draws)
-    return draws
+
+    def check(worker: Worker, kernel: DerivedDefinition) -> Draws:
+        calls = [use.call for use in kernel.uses]
+        first = calls_to_check(calls)
+        if not (draws := _try_calls(worker, kernel, first, samples, target)):
+            return draws
+        rest = [call for call in calls if call not in first]
+        return draws | _try_calls(worker, kernel, rest, samples, target)
+
+    with Checkers(contents, on) as checkers:
+        return {key: draw for draws in checkers.map(check, derived.kernels) for key, draw in draws.items()}
 
 
 def _try_calls(
-    worker: Worker,
-    kernel: DerivedDefinition,
-    calls: list[Call],
-    samples: Samples,
-    target: TargetDraw,
-    draws: Draws,
-) -> bool:
-    """Add to `draws`; whether anything was added."""
-    before = len(draws)
+    worker: Worker, kernel: DerivedDefinition, calls: list[Call], samples: Samples, target: TargetDraw
+) -> Draws:
+    """Those of `calls` that stand out."""
+    draws: Draws = {}
     for call in calls:
         for sample in distinct_samples(call, samples):
             request = {**_request(kernel, call, sample), **asdict(target)}
@@ -84,7 +125,7 @@ def _try_calls(
                 draws[key] = WorkloadDraw(bounded=tuple(bounded))
             elif answer["status"] == "refused":
                 draws[key] = WorkloadDraw(refused=answer["reason"])
-    return len(draws) > before
+    return draws
 
 
 def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:

@@ -33,12 +33,12 @@ class ExportRequest:
 
 
 class Exporter:
-    """Writes one target's files. `takes`: whether it is made from Calls, or from Definitions and Workloads.
+    """Writes one target's files. `takes`: made from Calls, from Definitions and Workloads, or from profiled steps.
 
     `needs`: what the command that follows needs beside kcap: `in a clone of KernelBench`.
     """
 
-    takes: Literal["calls", "definitions"] = "calls"
+    takes: Literal["calls", "definitions", "steps"] = "calls"
     needs: str = ""
 
     def write(self, request: ExportRequest) -> ExportLoss:

@@ -26,8 +26,7 @@ from typing import Any
 import orjson
 
 from kcap.errors import CallError, KcapError
-from kcap.schemas.flashinfer.agents import AgentTurns, of_recording, read_trace, texts_of
-from kcap.schemas.recording.recording import load
+from kcap.schemas.flashinfer.agents import AgentTurns, texts_of, turns_in
 from kcap.schemas.recording.turns import Turn
 
 CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
@@ -182,11 +181,6 @@ def _chunks(content: bytes) -> Iterator[bytes]:
         content = rest[length + 2 :] if length else b""
 
 
-def open_trace(path: Path) -> AgentTurns:
-    """The turns of a Recording, or of a file of any form that kcap reads."""
-    return of_recording(load(path)) if path.is_dir() else read_trace(path)[0]
-
-
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m kcap.capture.turns.load")
     parser.add_argument("trace", type=Path)
@@ -195,7 +189,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--concurrency", type=int)
     args = parser.parse_args(words)
     try:
-        requests = requests_of(open_trace(args.trace))
+        requests = requests_of(turns_in(args.trace)[0])
     except KcapError as error:
         print(f"kcap: {error}", file=sys.stderr)
         return error.exit_code

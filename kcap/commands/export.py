@@ -9,9 +9,10 @@ import click
 from kcap.bench.contents import CheckTarget, Contents, open_contents
 from kcap.bench.exports import Exporter, ExportRequest, find_exporter, targets
 from kcap.errors import DONE, PARTIAL, CallError
+from kcap.schemas.flashinfer.agents import find_form, forms, turns_in
 from kcap.schemas.results import export_loss as loss_file
 from kcap.schemas.results import outcome
-from kcap.schemas.results.export_loss import ExportLoss, Lost
+from kcap.schemas.results.export_loss import ExportLoss, LossLedger, Lost
 from kcap.system.output import OutputKind, atomic_directory, check_output
 
 EXPORT = OutputKind((loss_file.FILE,), "not made by kcap export, and is not replaced: choose another -o")
@@ -20,7 +21,7 @@ MOST_SHOWN = 5
 
 @click.command(epilog="\b\nExample:\n  kcap export llama.kcap --to backendbench -o llama.backendbench")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--to", "target", type=click.Choice(targets()), required=True, help="Whose format.")
+@click.option("--to", "target", type=click.Choice([*targets(), *forms()]), required=True, help="Whose format.")
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="The folder to write.")
 @click.option("--allow-truncated", is_flag=True, help="Export a Recording of fewer layers than the model has.")
 @click.option("--measurements", type=click.Path(path_type=Path), help="Times for BackendBench: of kcap replay -o.")
@@ -49,10 +50,13 @@ def command(
 ) -> int:
     """Write what was recorded in another benchmark's format, and what that format cannot carry.
 
-    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset. `loss.json` in the output
+    PATH is a Recording, a BackendBench trace file or parquet, or a FlashInfer-Bench dataset; for the form of an agent
+    trace, a Recording of turns (kcap record --agent-trace) or a file in another such form. `loss.json` in the output
     tells in numbers what the target cannot carry. Exit code: 0 done; 3 written, but a reference differs from the
-    operator that was recorded, or could not be run beside it.
+    operator that was recorded, or could not be run beside it, or not one turn could be written.
     """
+    if target in forms():
+        return export_turns(path, target, output, force)
     chosen = find_exporter(target)
     if measurements is not None and not measurements.is_file():
         raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
@@ -62,7 +66,7 @@ def command(
     with atomic_directory(output) as folder:
         loss = chosen.write(ExportRequest(contents, folder, measurements, check, CheckTarget(device, trust)))
         loss_file.write(folder / loss_file.FILE, loss)
-    click.echo(summary(loss, output))
+    click.echo(summary(loss, output, "invocations"))
     disagreeing = disagreements(output)
     for line in disagreeing:
         click.echo(f"kcap: {line}", err=True)
@@ -73,17 +77,35 @@ def command(
 
 def check_takes(contents: Contents, target: str, chosen: Exporter) -> None:
     """CallError where PATH does not have what the target is made from."""
-    if contents.dataset is not None and chosen.takes == "calls":
+    if contents.dataset is not None and chosen.takes != "definitions":
         usable = ", ".join(name for name in targets() if find_exporter(name).takes == "definitions")
-        raise CallError(f"{contents.path}: a dataset has Definitions and no calls for {target}: --to one of {usable}")
+        raise CallError(
+            f"{contents.path}: a dataset has Definitions and no {chosen.takes} for {target}: --to one of {usable}"
+        )
     if contents.dataset is None and not contents.calls:
         raise CallError(f"{contents.path}: holds no calls")
 
 
-def summary(loss: ExportLoss, output: Path) -> str:
+def export_turns(path: Path, target: str, output: Path, force: bool) -> int:
+    """Write the turns of a Recording, or of a file in another form, and tell what was lost; 3: that is all of them."""
+    trace, unread = turns_in(path)
+    losses, form = LossLedger(), find_form(target)
+    check_output(output, force, kind=EXPORT, sources=[path])
+    with atomic_directory(output) as folder:
+        for name, content in form.write(trace, losses).items():
+            (folder / f"{name}{form.suffix}").write_bytes(content)
+        loss = losses.loss(target, len(trace.turns))
+        loss_file.write(folder / loss_file.FILE, loss)
+    click.echo(summary(loss, output, "turns"))
+    for what, count in unread.most_common(MOST_SHOWN):
+        click.echo(f"  not read: {count:,} × {what}")
+    return DONE if loss.exported or not loss.total else PARTIAL
+
+
+def summary(loss: ExportLoss, output: Path, unit: str) -> str:
     """What was exported and the greatest losses, in a few lines."""
     share = loss.exported / loss.total if loss.total else 1.0
-    lines = [f"{output}: {loss.exported:,} of {loss.total:,} invocations ({share:.1%}) exported to {loss.target}"]
+    lines = [f"{output}: {loss.exported:,} of {loss.total:,} {unit} ({share:.1%}) exported to {loss.target}"]
     lines += _reasons("lost", loss.lost, loss.total) + _reasons("reduced", loss.reduced, loss.total)
     return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.results.measurement import read_measurements
 
 if TYPE_CHECKING:
-    from kcap.show.gain import Gain, Gains
+    from kcap.show.gain import CallTime, Gain, Gains
 
 TOP = 20
 
@@ -39,8 +39,8 @@ def command(path: Path, measurements: Path | None, top: int | None, as_json: boo
     seam: where the engine lets itself be given another kernel (a registered operator, a Triton launch, a library's
     function). Times are those of kcap replay, or of the steps that kcap record --check-coverage profiled.
     """
-    if measurements is not None and not measurements.is_file():
-        raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
+    if measurements is not None:
+        _check_file(measurements)
     if detect_input(path) != "recording":
         raise CallError(f"{path} is no Recording: only one tells what an engine's steps are made of")
     found = _found(load(path), measurements)
@@ -53,21 +53,36 @@ def command(path: Path, measurements: Path | None, top: int | None, as_json: boo
 
 
 def _found(recording: Recording, measurements: Path | None) -> Gains:
-    from kcap.show.estimate import typical_rates
-    from kcap.show.gain import gains, measured_times, profiled_times
+    from kcap.show.gain import gains
 
-    if measurements is not None:
-        times = measured_times(recording, read_measurements(measurements))
-        return gains(recording, times, f"times and floors: {measurements}")
-    rates = measured_rates(recording) or typical_rates(recording)
-    if times := profiled_times(recording, rates):
-        return gains(
-            recording, times, f"times: the profiled steps; floors: the least that a kernel could take, at {rates}"
-        )
+    if (known := known_times(recording, measurements)) is not None:
+        return gains(recording, *known)
     raise CallError(
         f"{recording.path}: has no times: kcap replay {recording.path} -o FILE measures them, for --measurements FILE; "
         "kcap record --check-coverage profiles steps"
     )
+
+
+def known_times(recording: Recording, measurements: Path | None) -> tuple[Mapping[int, CallTime], str] | None:
+    """What the kernels of `recording` took, by the Call's id, and where that is from; None where nobody timed them.
+
+    CallError where `measurements` are not there, or of no Call of it.
+    """
+    from kcap.show.estimate import typical_rates
+    from kcap.show.gain import measured_times, profiled_times
+
+    if measurements is not None:
+        _check_file(measurements)
+        return measured_times(recording, read_measurements(measurements)), f"times and floors: {measurements}"
+    rates = measured_rates(recording) or typical_rates(recording)
+    if times := profiled_times(recording, rates):
+        return times, f"times: the profiled steps; floors: the least that a kernel could take, at {rates}"
+    return None
+
+
+def _check_file(measurements: Path) -> None:
+    if not measurements.is_file():
+        raise CallError(f"{measurements}: no such file (kcap replay PATH -o {measurements} writes one)")
 
 
 def _print(path: Path, found: Gains, shown: Sequence[Gain]) -> None:

@@ -59,13 +59,16 @@ def estimated_times(recording: Recording, rates: Rates) -> Mapping[int, float] |
 
 
 def bytes_and_flops(call: Call, sample: Sample | None, recording: Recording) -> tuple[int, int]:
-    """Of one invocation, by its family or by the sizes of its tensors, whose FLOPs are not known: 0. Needs torch."""
+    """Of one invocation, by its family or by the sizes of its tensors, whose FLOPs are not known: 0."""
     cost = _family_cost(call, sample, recording)
     return (cost.bytes, cost.flops) if cost and cost.bytes else (moved_bytes(call), 0)
 
 
 def _family_cost(call: Call, sample: Sample | None, recording: Recording) -> Cost | None:
-    """What the Call's family says; None where no family knows it, or a value that it needs was not recorded."""
+    """What the Call's family says; None where no family knows it, or a value that it needs was not recorded, or
+    without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
     from kcap.schemas.derive.bound_call import Skip, bind_call, invocation_of_bound
     from kcap.schemas.derive.cost import cost_of_instance
     from kcap.schemas.derive.families import NEVER_TAKEN, family_of, recognize

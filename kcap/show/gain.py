@@ -16,28 +16,45 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcap.errors import CallError
-from kcap.schemas.derive.derive import Derived, derive
 from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.recording import Recording
-from kcap.schemas.recording.records import Call
+from kcap.schemas.recording.records import Call, Count
 from kcap.schemas.recording.seam import Seam, seam_of
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results import coverage
 from kcap.schemas.results.measurement import Measurement, mean_us, on_the_device
 from kcap.show.estimate import Rates, bytes_and_flops
 
+if TYPE_CHECKING:
+    from kcap.schemas.derive.derive import Derived
+
 ALL = "all"  # phases together: the serving mix that was recorded
 
 
 @dataclass(frozen=True)
 class CallTime:
-    """Microseconds of one invocation: `us` by phase, and what the device cannot go below; None where not known."""
+    """Microseconds of one invocation: `us` by phase, and what the device cannot go below; None where not known.
+
+    `moved`: bytes that it reads and writes at least, `flops` that it computes; 0 where not known.
+    """
 
     us: Mapping[str, float]
     floor_us: float | None
+    moved: int = 0
+    flops: int = 0
+
+    def of_count(self, count: Count) -> tuple[float, float] | None:
+        """Microseconds of so many invocations, and of them at the floor, at most the same; None without a time."""
+        us = self.us.get(count.phase)
+        if us is None:
+            return None
+        return count.count * us, count.count * (us if self.floor_us is None else min(self.floor_us, us))
+
+
+NO_TIME = CallTime({}, None)
 
 
 @dataclass
@@ -126,36 +143,36 @@ class Gains:
         }
 
 
-def gains(recording: Recording, times: Mapping[int, CallTime], source: str) -> Gains:
-    """What could be gained of `recording`, whose Calls (by id) take `times`."""
-    derived = derive(recording)
-    groups, rows = _groups(derived), dict[str, Gain]()
+def gains(recording: Recording, times: Mapping[int, CallTime], source: str, derived: Derived | None = None) -> Gains:
+    """What could be gained of `recording`, whose Calls (by id) take `times`; `derived`: its Definitions, if known."""
+    from kcap.schemas.derive.derive import derive  # needs torch
+
+    groups, rows = gain_groups(derived or derive(recording)), dict[str, Gain]()
     untimed = 0
     for call in recording.kernels():
         name, family, defined = groups.get(call.id, (call.operator, None, False))
         row = rows.setdefault(name, Gain(name, family, defined))
         if (seam := seam_of(call)) is not None:
             row.seams.add(seam)
-        time = times.get(call.id, CallTime({}, None))
+        time = times.get(call.id, NO_TIME)
         for count in call.counts:
-            us = time.us.get(count.phase)
             row.count.update({count.phase: count.count, ALL: count.count})
-            if us is None:
+            if (of_count := time.of_count(count)) is None:
                 untimed += count.count
                 continue
-            floor = us if time.floor_us is None else min(time.floor_us, us)
-            row.unknown_us += count.count * us if time.floor_us is None else 0.0
+            row.unknown_us += of_count[0] if time.floor_us is None else 0.0
             for phase in (count.phase, ALL):
-                row.engine_us[phase] += count.count * us
-                row.floor_us[phase] += count.count * floor
+                row.engine_us[phase] += of_count[0]
+                row.floor_us[phase] += of_count[1]
     total = {phase: sum(row.engine_us[phase] for row in rows.values()) for phase in (*PHASES, ALL)}
     steps = {phase: number for phase, number in recording.metadata.steps.items() if number}
     order = sorted(rows.values(), key=lambda row: (not row.seams, -row.saved_us(ALL), -row.engine_us[ALL], row.name))
     return Gains(order, total, {**steps, ALL: sum(steps.values())}, untimed, source)
 
 
-def _groups(derived: Derived) -> dict[int, tuple[str, str | None, bool]]:
-    """Of each Call (by id) its Definition, or the family that it is a part of; and whether it is the former."""
+def gain_groups(derived: Derived) -> dict[int, tuple[str, str | None, bool]]:
+    """Of each Call (by id) the row of Gains that it is in: its Definition, or the family that it is a part of; that
+    family; and whether it is the former."""
     of_families = {call: (family, family, False) for call, family in derived.family_of().items()}
     of_definitions = {
         use.call.id: (kernel.definition.name, kernel.family, True) for kernel in derived.kernels for use in kernel.uses
@@ -181,8 +198,12 @@ def measured_times(recording: Recording, measurements: Iterable[Measurement]) ->
 def _measured(call: Call, lines: Sequence[Measurement]) -> CallTime:
     us = {phase: mean_us(lines, phase) for phase in PHASES}
     floors = [max(line.roofline.us, line.floor_us or 0.0) for line in lines if line.roofline is not None]
+    work = [line.work for line in lines if line.work is not None]
     return CallTime(
-        {phase: of_phase for phase, of_phase in us.items() if of_phase is not None}, fmean(floors) if floors else None
+        {phase: of_phase for phase, of_phase in us.items() if of_phase is not None},
+        fmean(floors) if floors else None,
+        round(fmean(least.moved for least in work)) if work else 0,
+        round(fmean(least.flops for least in work)) if work else 0,
     )
 
 
@@ -213,6 +234,7 @@ def profiled_times(recording: Recording, rates: Rates) -> dict[int, CallTime]:
             if number and profiled[phase] and call.id in us
         }
         if by_phase:
-            floor = rates.least_us(*bytes_and_flops(call, samples.get(call.id), recording))
-            times[call.id] = CallTime(by_phase, max(floor, shortest) if floor else None)
+            work = bytes_and_flops(call, samples.get(call.id), recording)
+            floor = rates.least_us(*work)
+            times[call.id] = CallTime(by_phase, max(floor, shortest) if floor else None, *work)
     return times

@@ -95,7 +95,8 @@ def _warnings(metadata: Metadata) -> Iterator[Text]:
         yield Text(f"RANKS DIFFER: {disagreement.text}", "bold yellow")
     for reason, count in metadata.dropped.items():
         lost = reason in ("overflow", "samples") or reason not in DROPPED
-        yield Text(DROPPED.get(reason, f"dropped: {reason}: {{}}").format(f"{count:,}"), "yellow" if lost else "dim")
+        text = DROPPED[reason].format(f"{count:,}") if reason in DROPPED else f"dropped: {reason}: {count:,}"
+        yield Text(text, "yellow" if lost else "dim")
     for note in metadata.notes:
         yield Text(f"note: {note}", "dim")
 

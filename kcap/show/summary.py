@@ -122,10 +122,7 @@ def of_recording(
     regions = [call for call in recording.calls if call.kind == "region"]
     by_call = by in ("kernel", "operator")
     shown = recording.calls if by_call and everything else kernels
-    measured = {} if by in ("phase", "rank") else gpu_times(recording)  # profiled steps are a few of one phase
-    rates = None if measured or not kernels else rates or typical_rates(recording)
-    estimated = estimated_times(recording, rates) if rates else None
-    times = Times(measured, estimated or {})
+    times = times_of(recording, rates, profiled=by not in ("phase", "rank"))  # profiled steps are a few of one phase
     in_families = None
     if by == "family":
         from kcap.schemas.derive.derive import derive  # needs torch
@@ -151,7 +148,7 @@ def of_recording(
         metadata=recording.metadata,
         gpu_us=sum(row.gpu_us for row in rows),
         estimated_us=sum(row.estimated_us for row in rows),
-        rates=None if estimated is None else rates,
+        rates=times.rates,
     )
 
 
@@ -238,15 +235,25 @@ def _operator_rows(lines: Iterable[TraceLine], seen: Counter[str]) -> Iterable[R
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds by the Call's id: measured in the profiled steps, and estimated for all invocations."""
+    """Microseconds by the Call's id: measured in the profiled steps, else estimated for all invocations, by `rates`."""
 
     measured: Mapping[int, float] = field(default_factory=dict)
     estimated: Mapping[int, float] = field(default_factory=dict)
+    rates: Rates | None = None
 
     def add_to(self, row: Row, call: Call, part: float = 1.0) -> None:
         """Add the times of a `part` of the invocations of `call`."""
         row.gpu_us += part * self.measured.get(call.id, 0.0)
         row.estimated_us += part * self.estimated.get(call.id, 0.0)
+
+
+def times_of(recording: Recording, rates: Rates | None = None, profiled: bool = True) -> Times:
+    """What the Calls of `recording` took in its profiled steps; where none were, or not `profiled`, an estimate."""
+    if measured := gpu_times(recording) if profiled else {}:
+        return Times(measured)
+    rates = (rates or typical_rates(recording)) if recording.kernels() else None
+    estimated = estimated_times(recording, rates) if rates else None
+    return Times() if estimated is None else Times({}, estimated, rates)
 
 
 def gpu_times(recording: Recording) -> Mapping[int, float]:

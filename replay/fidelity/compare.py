@@ -72,6 +72,7 @@ class ComparedCall:
     """A Call in a step of this kind: its invocations, and their time in the engine and replayed.
 
     `share`: of the step's GPU time. `other`: none of the replayed kernels has the name of one of the engine's.
+    `beside`: the part of its time in the engine in which kernels of other Calls ran, too.
     """
 
     call: Call
@@ -80,6 +81,7 @@ class ComparedCall:
     replayed: ReplayedCall
     share: float
     other: bool = False
+    beside: float = 0.0
 
     @property
     def replayed_us(self) -> float:
@@ -92,7 +94,8 @@ class ComparedCall:
 
     @property
     def judged(self) -> bool:
-        return self.share > KERNEL_SHARE
+        """Not where it shared the GPU: nothing says how long it would have taken alone."""
+        return self.share > KERNEL_SHARE and self.beside <= KERNEL_BOUND
 
     @property
     def within(self) -> bool:
@@ -120,11 +123,15 @@ class MissingCall:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """The Calls of one kind of step, replayed in one state. Times are microseconds of one step."""
+    """The Calls of one kind of step, replayed in one state. Times are microseconds of one step.
+
+    `overlap_us`: by how much the sum of the engine's kernels exceeds the time in which any of them ran.
+    """
 
     state: str
     rows: list[ComparedCall]
     missing: list[MissingCall]
+    overlap_us: float = 0.0
 
     @property
     def engine_us(self) -> float:
@@ -141,8 +148,13 @@ class ComparedStep:
 
     @property
     def difference_us(self) -> float:
-        """The sum of the replay minus the engine's time for the same Calls."""
-        return self.replayed_us - sum(row.engine_us for row in self.rows)
+        """The sum of the replay minus the engine's time for the same Calls.
+
+        Kernels that ran side by side took longer than they do alone: their sum may be replayed in less, down to the
+        time in which any of them ran.
+        """
+        difference = self.replayed_us - sum(row.engine_us for row in self.rows)
+        return difference if difference > 0 else min(difference + self.overlap_us, 0.0)
 
     @property
     def error(self) -> float:
@@ -178,7 +190,7 @@ def compare(
         _missing(engine, calls, replayed),
         key=lambda missing_call: (-missing_call.engine_us, missing_call.name, missing_call.reason),
     )
-    return ComparedStep(state, rows, missing)
+    return ComparedStep(state, rows, missing, engine.overlap_us / len(engine.steps))
 
 
 def _rows(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, ReplayedCall]) -> Iterator[ComparedCall]:
@@ -187,10 +199,9 @@ def _rows(engine: KindSteps, calls: Mapping[int, Call], replayed: Mapping[int, R
         if replay.us is None or not (replay.us or in_engine.us):
             continue
         other = calls[number].launch is None and bool(in_engine.names) and not in_engine.names & replay.names
-        us = in_engine.us / len(engine.steps)
-        yield ComparedCall(
-            calls[number], count / len(engine.steps), us, replay, share_of(in_engine.us, engine.gpu_us), other
-        )
+        us, beside = in_engine.us / len(engine.steps), share_of(in_engine.shared_us, in_engine.us)
+        share = share_of(in_engine.us, engine.gpu_us)
+        yield ComparedCall(calls[number], count / len(engine.steps), us, replay, share, other, beside)
 
 
 def _missing(

@@ -40,14 +40,19 @@ def _counted_word(count: int, noun: str) -> str:
 
 @dataclass
 class GpuTime:
-    """The sum of some kernels: microseconds, their number and their names."""
+    """The sum of some kernels: microseconds, their number and their names.
+
+    `shared_us`: of `us`, while a kernel of another Call ran, too; each of them is slower then.
+    """
 
     us: float = 0.0
+    shared_us: float = 0.0
     kernels: int = 0
     names: set[str] = field(default_factory=set)
 
-    def add(self, kernel: KernelTime) -> None:
+    def add(self, kernel: KernelTime, shared_us: float = 0.0) -> None:
         self.us += kernel.us
+        self.shared_us += shared_us
         self.kernels += 1
         self.names.add(kernel.name)
 
@@ -69,10 +74,16 @@ class KindSteps:
     def by_call(self) -> dict[int, GpuTime]:
         """The GPU time of each Call, over all steps."""
         by_call: dict[int, GpuTime] = {}
-        for kernel in self._kernels():
-            if kernel.call is not None:
-                by_call.setdefault(kernel.call, GpuTime()).add(kernel)
+        for step in self.steps:
+            for kernel, shared_us in shared_times(step):
+                if kernel.call is not None:
+                    by_call.setdefault(kernel.call, GpuTime()).add(kernel, shared_us)
         return by_call
+
+    @cached_property
+    def overlap_us(self) -> float:
+        """By how much `gpu_us` exceeds the time in which any kernel ran."""
+        return sum(overlap_of_step(step) for step in self.steps)
 
     @cached_property
     def of_no_call(self) -> dict[tuple[str, str], GpuTime]:
@@ -200,6 +211,32 @@ def span_of_step(step: StepCoverage, gap_us: float = GAP_US) -> Span | None:
         return None
     waits = sum(max(gap.us - gap_us, 0.0) for gap in _gaps(ended) if gap.late)
     return Span(ended[-1][2] - ended[0][1], waits, gap_us)
+
+
+def shared_times(step: StepCoverage) -> list[tuple[KernelTime, float]]:
+    """Each kernel with the microseconds in which one of another Call ran, too."""
+    shared = [0.0] * len(step.kernels)
+    running: list[int] = []
+    for number, (kernel, start, _) in enumerate(_kernels_with_ends(step)):
+        running = [other for other in running if _end(step.kernels[other]) > start]
+        for other in running:
+            if step.kernels[other].call != kernel.call:
+                both = min(_end(step.kernels[other]), _end(kernel)) - start
+                shared[other] += both
+                shared[number] += both
+        running.append(number)
+    return [(kernel, min(us, kernel.us)) for kernel, us in zip(step.kernels, shared, strict=True)]
+
+
+def _end(kernel: KernelTime) -> float:
+    return (kernel.start_us or 0.0) + kernel.us
+
+
+def overlap_of_step(step: StepCoverage) -> float:
+    """By how much the sum of its kernels' times exceeds the time in which any of them ran, in microseconds."""
+    ended = _kernels_with_ends(step)
+    waits = sum(max(gap.us, 0.0) for gap in _gaps(ended))
+    return max(sum(kernel.us for kernel, _, _ in ended) + waits - (ended[-1][2] - ended[0][1]), 0.0) if ended else 0.0
 
 
 def median_gap(steps: Sequence[StepCoverage]) -> float:

@@ -27,7 +27,7 @@ def require_matplotlib() -> ModuleType:
     try:
         import matplotlib
     except ImportError:
-        raise CallError("a picture of the fidelity needs matplotlib: pip install kcap[plots]") from None
+        raise CallError("figures need matplotlib: pip install kcap[plots]") from None
     return matplotlib
 
 

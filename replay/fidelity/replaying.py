@@ -15,7 +15,7 @@ from kcap.errors import CallError
 from kcap.replay.fidelity.compare import Provenance, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps, StepKind
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
-from kcap.replay.jobs import REPLAY_WORKER, CallJob, ReplaySession, SampleGroup
+from kcap.replay.jobs import REPLAY_WORKER, SAME_CONTEXT, BatchFields, CallJob, ReplaySession, SampleGroup
 from kcap.replay.program.choose import ChosenProgram, ProgramKind
 from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult
 from kcap.replay.source import Samples, needs_sample, replay_session, samples_by_call
@@ -212,13 +212,19 @@ def open_replayer(
         yield GpuReplayer(recording, worker, seconds, timeout)
 
 
+AnswerKey = tuple[int, int | None, StepKind | None]  # a Call, its Sample, and the kind of step where that decides
+
+
 class GpuReplayer:
-    """Replays each Call once on each Sample, also where several kinds of steps ran it."""
+    """Replays each Call once on each Sample, also where several kinds of steps ran it.
+
+    Where no Sample has the context of a kind of step, the Call runs on the sequences of a step of that kind.
+    """
 
     def __init__(self, recording: Recording, worker: Worker, seconds: float, timeout: float) -> None:
         self.recording, self._worker = recording, worker
         self._seconds, self._timeout = seconds, timeout
-        self._answers: dict[tuple[int, int | None], dict[str, Any]] = {}
+        self._answers: dict[AnswerKey, dict[str, Any]] = {}
 
     @property
     def environment(self) -> Environment:
@@ -229,9 +235,9 @@ class GpuReplayer:
         phase = kind.kind.phase
         job = CallJob({phase: kind.invocations[call.id]}, call, [SampleGroup(chosen.sample, chosen.index, [phase])])
         (request,) = job.requests(self._seconds)
-        key = (call.id, chosen.index)
+        key = answer_key(call, chosen, kind)
         if key not in self._answers:
-            self._answers[key] = self._worker.run(request.body, self._timeout)
+            self._answers[key] = self._worker.run({**request.body, "batch": batch_of(kind)}, self._timeout)
         return Measurement.model_validate({**self.environment, **self._answers[key], **request.labels})
 
     def program(self, number: int, chosen: Mapping[int, NearestSample], kind: KindSteps) -> ProgramMeasurement:
@@ -239,6 +245,21 @@ class GpuReplayer:
         program_kind = ProgramKind(kind.kind.phase, kind.kind.mode, kind.kind.padded)
         program = ChosenProgram(self.recording.program(number), program_kind, len(kind.steps))
         job = ProgramJob(self.recording, program, {call: sample.index for call, sample in chosen.items()})
-        standalone = {call: StandaloneResult.of(self._answers[call, chosen[call].index]) for call in job.counts}
-        answer = self._worker.run(job.request(standalone, self._seconds), max(self._timeout, MIN_TIMEOUT_S))
+        calls = self.recording.calls
+        standalone = {
+            call: StandaloneResult.of(self._answers[answer_key(calls[call], chosen[call], kind)]) for call in job.counts
+        }
+        request = {**job.request(standalone, self._seconds), "batch": batch_of(kind)}
+        answer = self._worker.run(request, max(self._timeout, MIN_TIMEOUT_S))
         return job.measurement(standalone, answer, self.environment)
+
+
+def answer_key(call: Call, chosen: NearestSample, kind: KindSteps) -> AnswerKey:
+    same = chosen.context is not None and abs(chosen.context - 1) <= SAME_CONTEXT
+    return call.id, chosen.index, kind.kind if needs_sample(call) and not same else None
+
+
+def batch_of(kind: KindSteps) -> BatchFields:
+    """The sequences of the profiled step in the middle of its kind."""
+    step = kind.steps[len(kind.steps) // 2]
+    return {"queries": step.queries, "lengths": step.lengths, "padded": step.padded}

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcap.replay.calls.report import device_title, duration
-from kcap.replay.fidelity.compare import ComparedCall, ComparedStep, MissingCall
+from kcap.replay.fidelity.compare import KERNEL_BOUND, ComparedCall, ComparedStep, MissingCall
 from kcap.replay.fidelity.verdict import PROGRAM, Fidelity, KindFidelity, ProgramTime
 from kcap.schemas.recording.signature import call_signature
 from kcap.schemas.validation.report import printable
@@ -64,7 +64,8 @@ def _cells(row: ComparedCall, inside: ComparedCall | None) -> Iterator[Text]:
 
 
 def _marks(row: ComparedCall) -> str:
-    return (OTHER if row.other else "") + (WARM if row.replayed.provenance.warm else "")
+    marks = {OTHER: row.other, WARM: row.replayed.provenance.warm, BESIDE: row.beside > KERNEL_BOUND}
+    return "".join(mark for mark, holds in marks.items() if holds)
 
 
 def _inside(row: ComparedCall | None) -> Iterator[Text]:
@@ -129,7 +130,7 @@ def _named(state: str) -> str:
     return "the Program" if state == PROGRAM else state
 
 
-OTHER, WARM = "†", "‡"
+OTHER, WARM, BESIDE = "†", "‡", "§"
 CONTEXT_BOUND = 0.005  # how far a Sample's context may be from the profiled steps' without a note
 CLOCK_BOUND = 0.03  # how far the GPU's clock in the engine may be from that in the replay without a note
 
@@ -156,6 +157,8 @@ def _of_rows(rows: Sequence[ComparedCall]) -> Iterator[str]:
         yield f"{OTHER} {kernels_named(others)}: replayed by kernels of other names than the engine's"
     if warm := [row for row in rows if row.replayed.provenance.warm]:
         yield f"{WARM} {kernels_named(warm)}: replayed with warm caches and not as in serving"
+    if beside := [row for row in rows if row.beside > KERNEL_BOUND]:
+        yield f"{BESIDE} {kernels_named(beside)}: ran beside kernels of other calls, so not judged alone"
 
 
 def _noted(kind: KindFidelity) -> Iterator[str]:

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
+from kcap.replay.jobs import BatchFields
 from kcap.replay.program.choose import ChosenProgram, choose_samples
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU
 from kcap.schemas.recording.recording import Call, Recording
@@ -38,10 +39,11 @@ class ProgramBody(TypedDict):
 
 
 class ProgramRequest(TypedDict):
-    """A Program to replay; `seconds`: of sampling."""
+    """A Program to replay; `seconds`: of sampling; `batch`: as in a CallRequest."""
 
     program: ProgramBody
     seconds: float
+    batch: NotRequired[BatchFields]
 
 
 @dataclass(frozen=True)

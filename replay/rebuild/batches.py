@@ -1,4 +1,4 @@
-"""The sequences of a step that ran a Call, for arguments that no Sample holds.
+"""What stands in for arguments that no Sample holds: the sequences of a step that ran the Call, sampled routing.
 
 A Call that only profiled steps ran has no Sample: copies would be among their kernels. And what a graph keeps in memory
 of its own is in no Sample either. But steps.jsonl and coverage.jsonl list the new tokens and the context of each
@@ -13,7 +13,9 @@ from functools import cached_property
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall
+from kcap.replay.jobs import SAME_CONTEXT, BatchFields
+from kcap.schemas.derive.bound_call import BoundCall, ReplayRule, Skip, bind_call, replay_rule_for
+from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Call, Recording, Sample, Step
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import StepCoverage
@@ -36,10 +38,20 @@ class StepBatch:
     @classmethod
     def of(cls, step: Step | StepCoverage) -> StepBatch | None:
         """None where the step does not list its sequences."""
-        if not step.lengths or len(step.queries) != len(step.lengths):
+        return cls.of_fields({"queries": step.queries, "lengths": step.lengths, "padded": step.padded})
+
+    @classmethod
+    def of_fields(cls, fields: BatchFields) -> StepBatch | None:
+        queries, lengths = fields["queries"], fields["lengths"]
+        if not lengths or len(queries) != len(lengths):
             return None
-        rows = frozenset({sum(step.queries), step.padded or 0} - {0})
-        return cls(torch.tensor(step.queries), torch.tensor(step.lengths), rows)
+        rows = frozenset({sum(queries), fields["padded"] or 0} - {0})
+        return cls(torch.tensor(queries), torch.tensor(lengths), rows)
+
+    def differs(self, lengths: torch.Tensor) -> bool:
+        """Whether `lengths` are those of other work, by the tokens that they hold together."""
+        held = float(self.lengths.sum())
+        return abs(float(lengths.sum()) - held) > SAME_CONTEXT * held
 
     def values(self, name: str, size: int) -> torch.Tensor | None:
         """The `size` values of an argument called `name`, those after the sequences as an engine pads them."""
@@ -58,36 +70,46 @@ class StepBatch:
 
 
 class StepBatches:
-    """The batches of a Recording's steps, by the Calls that they ran."""
+    """The batches of a Recording's steps, by the Calls that they ran.
+
+    `meant`: that of the step which is replayed, where it is known; a Sample's own step of much the same context goes
+    before it.
+    """
 
     def __init__(self, recording: Recording | None) -> None:
         self._recording = recording
+        self.meant: StepBatch | None = None
 
     def fill(self, bound: BoundCall, call: Call, sample: Sample | None) -> None:
-        """Give values to the query starts, lengths and positions of `bound` that have none.
+        """Give values to the query starts, lengths and positions of `bound` that have none, and to those of a Sample
+        with another context than the step that is meant.
 
         None to those of other tokens, an encoder's, which are told by the rows of its tensors.
         """
         names = {path: _name(bound, path) for path, _ in bound.tensors()}
-        missing = {
+        wanted = {
             path: (names[path], spec.shape[0])
             for path, spec in bound.integers()
-            if path not in bound.contents and len(spec.shape) == 1 and names[path] in OF_SEQUENCES | POSITIONS
+            if len(spec.shape) == 1 and names[path] in OF_SEQUENCES | POSITIONS
         }
-        if not missing or (batch := self._batch(call, sample)) is None:
-            return
+        recorded = [bound.contents[path] for path in wanted if names[path] in LENGTHS and path in bound.contents]
+        other = self.meant is not None and any(map(self.meant.differs, recorded))
+        missing = wanted if other else {path: wanted[path] for path in wanted if path not in bound.contents}
+        batch = self.meant if other else self._batch(call, sample) if missing else None
         rows = {spec.shape[0] for path, spec in bound.tensors() if spec.shape and names[path] not in OF_SEQUENCES}
-        if not rows & batch.rows:
+        if batch is None or not rows & batch.rows:
             return
         for path, (name, size) in missing.items():
             if (values := batch.values(name, size)) is not None:
                 bound.contents[path] = values
 
     def _batch(self, call: Call, sample: Sample | None) -> StepBatch | None:
-        """Of the Sample's own step; of any that ran the Call where there is no Sample with tensors to contradict it."""
+        """Of the Sample's own step; of one that ran the Call where there is no Sample with tensors to contradict it."""
         if sample is not None and (batch := self._by_step.get((sample.rank, sample.step))) is not None:
             return batch
-        return None if sample is not None and sample.tensors else self._by_call.get(call.id)
+        if sample is not None and sample.tensors:
+            return None
+        return self.meant or self._by_call.get(call.id)
 
     @cached_property
     def _by_step(self) -> dict[tuple[int, int | None], StepBatch]:
@@ -110,6 +132,26 @@ class StepBatches:
             profiled = self._recording.path / coverage.FILE
             yield from coverage.read(profiled) if profiled.exists() else ()
             yield from self._recording.steps
+
+
+def sampled_routing(recording: Recording) -> dict[int, torch.Tensor]:
+    """For a number of experts, how often each was chosen in the sampled batch of the most tokens: int64 [experts].
+
+    Of one batch in one layer, for layers prefer other experts, and their sum would look as if none were preferred.
+    """
+    routing: dict[int, torch.Tensor] = {}
+    for sample in recording.samples:
+        call = recording.calls[sample.call]
+        rule = replay_rule_for(base_of(call.operator))
+        if type(rule).chosen_experts is ReplayRule.chosen_experts:
+            continue
+        try:
+            chosen = rule.chosen_experts(bind_call(call, sample, None, recording.value))
+        except Skip:
+            continue
+        if chosen is not None and chosen.sum() > routing.get(len(chosen), torch.zeros(1)).sum():
+            routing[len(chosen)] = chosen
+    return routing
 
 
 def _name(bound: BoundCall, path: str) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kcap.replay.rebuild import memory, operators
-from kcap.replay.rebuild.batches import StepBatches
+from kcap.replay.rebuild.batches import StepBatches, sampled_routing
 from kcap.replay.rebuild.launches import Launches, is_launch
 from kcap.replay.rebuild.memory import NO_BUFFERS, Target, build_inputs, clone_inputs, compact_shape, inputs_on_buffers
 from kcap.replay.rebuild.operators import Operator, resolve_operator
@@ -64,12 +65,14 @@ class Rebuilder:
         """
         operator, rule = self._resolve_operator(call)
         bound = bind_call(call, sample, operator.schema, self._load)
+        bound.routing = self._routing
         name_arguments(bound, rule)
         self.batches.fill(bound, call, sample)
         rebuilt_args = apply_rule(bound, rule)
         if trim_tables:
             rule.trim_tables(bound)
         resolve_integers(bound)
+        resolve_mask(bound)
         sizes = memory.buffer_sizes(bound, self.target.device, self.target.home)
         input_bytes = memory.check_free(sizes, rule.extra_bytes(bound), self.target.device)
         return ResolvedCall(operator, rule, bound, rebuilt_args, input_bytes)
@@ -85,6 +88,10 @@ class Rebuilder:
     ) -> Inputs:
         """The same arguments with the same content at other addresses: all storages, or those named."""
         return set_rebuilt_arguments(resolved, clone_inputs(resolved.bound, self.target, inputs, storages))
+
+    @cached_property
+    def _routing(self) -> dict[int, torch.Tensor]:
+        return sampled_routing(self.recording) if self.recording else {}
 
     def _resolve_operator(self, call: Call) -> tuple[Operator, families.ReplayRule]:
         if is_launch(call):
@@ -219,6 +226,8 @@ INDEX_LIMITS: dict[str, dict[str, IndexLimit]] = {
 
 OFFSET_ARGUMENTS = frozenset({"offsets"})  # the start of each bag: ascending from zero
 INDEX_LIST_OPERATORS = frozenset({"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"})
+MASKED_WRITES = {"index_put": "values", "_index_put_impl": "values", "masked_scatter": "source"}
+MASKS = ("indices", "mask")
 
 
 def resolve_integers(bound: BoundCall) -> None:
@@ -234,6 +243,22 @@ def resolve_indices(bound: BoundCall) -> None:
     for path, spec, argument in unresolved_integers(bound):
         if bound.namespace == "aten" and (argument.name in OFFSET_ARGUMENTS or limit_of(bound, path, argument.name)):
             draw_indices(bound, path, spec, argument)
+
+
+def resolve_mask(bound: BoundCall) -> None:
+    """Give the mask of an aten operator that writes by it as many true elements as it has values to write."""
+    if bound.namespace != "aten" or bound.base not in MASKED_WRITES:
+        return
+    masks = [
+        (path, spec) for path, spec in bound.tensors() if spec.dtype == "bool" and bound.holder(path).name in MASKS
+    ]
+    written = bound[MASKED_WRITES[bound.base]]
+    if len(masks) != 1 or not isinstance(written, TensorSpec) or not written.numel:
+        return
+    ((path, spec),) = masks
+    count = written.numel * spec.numel // bound.spec("self").numel
+    if 0 < count <= spec.numel and (written.numel > 1 or bound.base == "masked_scatter"):
+        bound.contents[path] = (torch.randperm(spec.numel) < count).reshape(spec.shape)
 
 
 def unresolved_integers(bound: BoundCall) -> Iterator[tuple[str, TensorSpec, Argument]]:

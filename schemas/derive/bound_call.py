@@ -33,6 +33,7 @@ class BoundCall:
 
     `contents` holds integer tensors' values (on the CPU, of the tensor's shape or of its leading part);
     `ranges` the smallest and largest value where only these were recorded. `constants`: a Triton kernel's constexprs.
+    `routing`: for a number of experts how often each was chosen in a batch that was sampled, [experts].
     """
 
     operator: str
@@ -40,6 +41,7 @@ class BoundCall:
     contents: dict[str, torch.Tensor] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     constants: Mapping[str, Value] = field(default_factory=dict)
+    routing: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def namespace(self) -> str:
@@ -180,6 +182,10 @@ class ReplayRule:
 
     def prepare(self, bound: BoundCall) -> None:
         """Before anything is allocated: set integer values, shrink what is too large, or raise Skip."""
+
+    def chosen_experts(self, bound: BoundCall) -> torch.Tensor | None:
+        """How often its Sample chose each expert, [experts]; None if it does not say."""
+        return None
 
     def trim_tables(self, bound: BoundCall) -> None:
         """Cut a table down to the rows that are read, so that copies of it fit into memory: for timing only."""

@@ -17,7 +17,7 @@ import orjson
 
 from kcap.errors import CallError, FormatError
 from kcap.schemas.recording.conversations import Conversations, Message, describe_message, describe_usage
-from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.turns import Turn, TurnAnswer, TurnMessage, Usage, conversation, read_turns
 from kcap.schemas.results.export_loss import LossLedger
 from kcap.system.registry import Registry, plugin_names
@@ -73,6 +73,11 @@ def find_form(name: str) -> Form:
     """The Form `name`, one of `forms()`."""
     importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     return FORMS[name]
+
+
+def turns_in(path: Path) -> tuple[AgentTurns, Counter[str]]:
+    """The turns of a Recording, or in a file of any form, and what of the file was left out."""
+    return (of_recording(load(path)), Counter()) if path.is_dir() else read_trace(path)
 
 
 def read_trace(path: Path) -> tuple[AgentTurns, Counter[str]]:

@@ -4,7 +4,8 @@
 
 Source: ATIF 1.7 (the package `atif`). A step is a system's or user's message, or an answer with its tool calls, their
 results (`observation`) and its tokens (`metrics`). It has one line of turns: where a session branches, each branch is a
-trajectory of its own. Several may be read at once, as a list.
+trajectory of its own, and what another one has already is marked as copied (`is_copied_context`). Several may be read
+at once, as a list.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kcap.schemas.flashinfer.agents import (
 )
 from kcap.schemas.flashinfer.agents.common.own import WholeTurn, whole_turns
 from kcap.schemas.recording.conversations import Message, function_of, objects
-from kcap.schemas.recording.turns import TurnMessage, Usage
+from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
 
 VERSION = "ATIF-v1.7"
@@ -56,7 +57,7 @@ class ATIF(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         turns = whole_turns(trace, _why_not, losses)
-        gone_on = {whole.turn.parent for whole in turns}
+        gone_on = {whole.turn.parent for whole in turns if _goes_on_with_its_answer(whole, turns)}
         last = [whole for whole in turns if whole.turn.number not in gone_on]
         for whole in turns:
             _count_losses(whole, losses)
@@ -65,7 +66,17 @@ class ATIF(Form):
             f"{name}-{whole.turn.number}" if names.count(name) > 1 else name
             for name, whole in zip(names, last, strict=True)
         ]
-        return {name: _document(turns, whole) for name, whole in zip(again, last, strict=True)}
+        order: list[int] = []  # of turns, as they are written
+        files = {name: _document(turns, whole, order) for name, whole in zip(again, last, strict=True)}
+        if moved := sum(number != place for place, number in enumerate(order)):
+            losses.reduce(TURN, "its place among other sessions and branches", moved)
+        return files
+
+
+def _goes_on_with_its_answer(whole: WholeTurn, turns: list[WholeTurn]) -> bool:
+    """Whether the answer of the turn before it is among its messages, and not another one."""
+    parent = whole.turn.parent
+    return parent is not None and whole.turn.shared > len(turns[parent].messages)
 
 
 def _why_not(messages: list[TurnMessage]) -> str:
@@ -93,30 +104,26 @@ def _count_losses(whole: WholeTurn, losses: LossLedger) -> None:
             break
 
 
-def _document(turns: list[WholeTurn], last: WholeTurn) -> bytes:
-    """The trajectory that ends with the turn `last`."""
+def _document(turns: list[WholeTurn], last: WholeTurn, order: list[int]) -> bytes:
+    """The trajectory that ends with the turn `last`; its turns that are not in `order` yet are added to it."""
     lineage = [last]
-    while (parent := lineage[-1].turn.parent) is not None:
-        lineage.append(turns[parent])
-    steps = list(_steps(list(reversed(lineage))))
-    numbered = [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
+    while _goes_on_with_its_answer(lineage[-1], turns):
+        lineage.append(turns[lineage[-1].turn.parent or 0])
+    new = {len(whole.messages): whole for whole in reversed(lineage) if whole.turn.number not in order}
+    order += [whole.turn.number for whole in new.values()]
+    numbered = [{"step_id": number, **step} for number, step in enumerate(_steps(last, new), 1)]
     agent = {"name": "kcap", "version": "1", **({"model_name": last.turn.model} if last.turn.model else {})}
     document = {"schema_version": VERSION, "session_id": str(last.turn.session), "agent": agent, "steps": numbered}
     return orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def _steps(lineage: list[WholeTurn]) -> Iterator[dict[str, Any]]:
-    """The steps of all messages and answers; results of tools are in the step that called them."""
-    metrics: dict[int, dict[str, Any]] = {}  # of the answer that is the message of this place
-    for whole in lineage:
-        usage = whole.turn.usage.model_dump(exclude_none=True) if whole.turn.usage else {}
-        facts: dict[str, Any] = {"metrics": {METRICS[name]: count for name, count in usage.items()}} if usage else {}
-        if whole.turn.sent:
-            facts["timestamp"] = datetime.fromtimestamp(whole.turn.sent, UTC).isoformat()
-        metrics[len(whole.messages)] = facts
-    final = lineage[-1]
-    answer = answer_of(final.turn)
-    every: list[TurnMessage] = [*final.messages, *([answer] if answer else [])]
+def _steps(last: WholeTurn, new: dict[int, WholeTurn]) -> Iterator[dict[str, Any]]:
+    """The steps of all messages and answers; results of tools are in the step that called them.
+
+    `new`: the turns that no other trajectory has, by the place of their answer; other answers are copied context.
+    """
+    answer = answer_of(last.turn)
+    every: list[TurnMessage] = [*last.messages, *([answer] if answer else [])]
     step: dict[str, Any] = {}
     for place, message in enumerate(every):
         members = openai_message(message)
@@ -128,9 +135,19 @@ def _steps(lineage: list[WholeTurn]) -> Iterator[dict[str, Any]]:
             continue
         if step:
             yield step
-        step = _step(members, metrics.get(place, {}) if message.role == "assistant" else {})
+        step = _step(members, _facts(new[place].turn) if place in new else {"is_copied_context": True})
     if step:
         yield step
+
+
+def _facts(turn: Turn) -> dict[str, Any]:
+    """Of the step of its answer."""
+    facts: dict[str, Any] = {"model_name": turn.model} if turn.model else {}
+    if turn.sent:
+        facts["timestamp"] = datetime.fromtimestamp(turn.sent, UTC).isoformat()
+    if usage := turn.usage.model_dump(exclude_none=True) if turn.usage else {}:
+        facts["metrics"] = {METRICS[name]: count for name, count in usage.items()}
+    return facts
 
 
 def _step(message: Message, facts: dict[str, Any]) -> dict[str, Any]:
@@ -180,9 +197,10 @@ def _asked(trajectory: Any, place: str, losses: Counter[str]) -> Iterator[Asked]
         if not isinstance(step, dict) or step.get("source") not in ("system", "user", "agent"):
             raise FormatError(where, "source: must be system, user or agent")
         message = _message(step)
-        if step["source"] == "agent" and messages and step.get("llm_call_count") != 0:
+        asked = step["source"] == "agent" and not step.get("is_copied_context")
+        if asked and messages and step.get("llm_call_count") != 0:
             yield Asked(list(messages), message, fields=_fields(step, model, where))
-        elif step["source"] == "agent":
+        elif asked:
             losses["an agent's step that asks no model"] += 1
         messages.append(message)
         messages += _results(step)

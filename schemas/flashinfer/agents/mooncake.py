@@ -46,7 +46,9 @@ class Mooncake(Form):
                 raise FormatError(where, "must be a JSON object")
             losses.update(f"{key}: no Turn has it" for key in line.keys() - KEYS)
             size = whole(line.get("block_size", size), f"{where}: block_size") or BLOCK
-            if ids := line.get("hash_ids") or []:
+            if ids := line.get("hash_ids"):
+                if not isinstance(ids, list):
+                    raise FormatError(where, "hash_ids: must be a list of whole numbers")
                 blocks[number] = [whole(value, f"{where}: hash_ids") for value in ids]
             turn = _turn(number, line, where, last.get(str(line.get("session_id", number))), len(last))
             last[str(line.get("session_id", number))] = turn
@@ -54,8 +56,11 @@ class Mooncake(Form):
         return AgentTurns(turns, blocks, size if blocks else 0)
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
-        start = min((turn.sent for turn in trace.turns), default=0.0)
-        return {"trace": json_lines(line for turn in trace.turns if (line := _line(trace, turn, start, losses)))}
+        known = [turn for turn in trace.turns if _tokens_known(turn)]
+        if lost := len(trace.turns) - len(known):
+            losses.lose(TURN, "how many tokens it had is not known", lost)
+        start = min((turn.sent for turn in known), default=0.0)
+        return {"trace": json_lines(_line(trace, turn, start, losses) for turn in known)}
 
 
 def _turn(number: int, line: dict[str, Any], where: str, parent: Turn | None, session: int) -> Turn:
@@ -73,13 +78,14 @@ def _turn(number: int, line: dict[str, Any], where: str, parent: Turn | None, se
     )  # fmt: skip
 
 
-def _line(trace: AgentTurns, turn: Turn, start: float, losses: LossLedger) -> dict[str, Any] | None:
-    usage = turn.usage
-    if usage is None or usage.prompt is None or usage.generated is None:
-        losses.lose(TURN, "how many tokens it had is not known", 1)
-        return None
+def _tokens_known(turn: Turn) -> bool:
+    return turn.usage is not None and turn.usage.prompt is not None and turn.usage.generated is not None
+
+
+def _line(trace: AgentTurns, turn: Turn, start: float, losses: LossLedger) -> dict[str, Any]:
+    usage = turn.usage or Usage()
     blocks = trace.blocks.get(turn.number)
-    if turn.messages != [TurnMessage(role="prompt", chars=usage.prompt)] or turn.answers or turn.shared:
+    if turn.messages != [TurnMessage(role="prompt", chars=usage.prompt or 0)] or turn.answers or turn.shared:
         losses.reduce(TURN, "messages, tools and answers", 1)
     if unheld(turn, "api", "sent", "usage") or usage.cached is not None:
         losses.reduce(TURN, "parameters, the end of it, and what it found in the prefix cache", 1)

@@ -217,3 +217,20 @@ def test_the_document_has_what_the_table_has() -> None:
     serving = kind["states"]["serving"]
     assert [(row["call"], row["within"]) for row in serving["kernels"]] == [(0, True), (1, True), (2, False)]
     assert kind["program"]["over_span"] == 1
+
+
+@pytest.mark.parametrize(("us", "inside"), [(100, True), (70, True), (64, False), (106, False)])
+def test_kernels_side_by_side_may_be_replayed_in_the_time_that_they_took_together(us: float, inside: bool) -> None:
+    """gemm from 0 to 60, flash from 30 to 70: 100 in all, in 70."""
+    engine = steps_of(
+        step(kernel(0, 60, 0.0, launched_us=-9.0), kernel(1, 40, 30.0, launched_us=-9.0)), gemm=1, flash=1
+    )
+    state = judged(engine, times({0: us - 30, 1: 30})).serving
+    assert [row.beside for row in state.rows] == [0.5, 0.75] and state.overlap_us == 30
+    assert any(state.violations()) is not inside
+
+
+def test_kernels_of_one_call_that_overlap_are_judged() -> None:
+    engine = steps_of(step(kernel(0, 60, 0.0, launched_us=-9.0), kernel(0, 40, 30.0, launched_us=-9.0)), gemm=1)
+    (row,) = judged(engine, times({0: 80})).serving.rows
+    assert row.beside == 0 and row.judged and not row.within

@@ -16,7 +16,7 @@ from kcap.replay.fidelity.replaying import ON_HOST, GpuReplayer, NearestSample, 
 from kcap.replay.jobs import REPLAY_WORKER
 from kcap.replay.program.run import MIN_TIMEOUT_S
 from kcap.schemas.recording.recording import Metadata, Program, Recording, Sample, load, write_recording
-from kcap.schemas.recording.values import Drift
+from kcap.schemas.recording.values import Drift, TensorSpec
 from kcap.schemas.results import coverage
 from kcap.system.worker_process import Worker
 
@@ -78,9 +78,11 @@ class Patient:
 
     def __init__(self) -> None:
         self.timeouts: list[float] = []
+        self.bodies: list[dict[str, Any]] = []
 
     def run(self, body: dict[str, Any], timeout: float) -> dict[str, Any]:
         self.timeouts.append(timeout)
+        self.bodies.append(body)
         return {"status": "skipped", "reason": "none"}
 
 
@@ -91,6 +93,25 @@ def test_a_program_has_as_long_as_replay_by_itself_gives_it(
     worker = Patient()
     replay_kinds(recording, [kind], GpuReplayer(recording, cast(Worker, worker), 0.001, timeout))
     assert worker.timeouts == [timeout] * 3 + [given]
+
+
+def test_a_call_without_a_sample_runs_on_the_sequences_of_each_kind(tmp_path: Path) -> None:
+    attention = call("lib::attention", tensor(4, 8), TensorSpec((4,), "int32", storage=1))
+    path = tmp_path / "rec.kcap"
+    write_recording(path, Metadata(), [attention, MM.model_copy(update={"id": 1})], [Program(id=0, calls=[0, 1])])
+    batches = [{"lengths": lengths, "queries": [1] * len(lengths)} for lengths in ([9, 8], [5])]
+    kinds = [step(kernel(0, 9), kernel(1, 9), sequences=len(batch["lengths"]), **batch) for batch in batches]
+    coverage.write(path / coverage.FILE, kinds)
+    worker, recording = Patient(), load(path)
+    replay_kinds(recording, profiled_kinds(recording), GpuReplayer(recording, cast(Worker, worker), 0.001, 60))
+    told = [(body.get("call", {}).get("operator"), body["batch"]["lengths"]) for body in worker.bodies]
+    assert told == [
+        ("lib::attention", [9, 8]),
+        ("aten::mm", [9, 8]),
+        (None, [9, 8]),
+        ("lib::attention", [5]),
+        (None, [5]),
+    ]
 
 
 def test_a_recording_of_a_cpu_is_refused(recording: Recording) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from handmade import Values
 
-from kcap.replay.rebuild.batches import StepBatches
+from kcap.replay.rebuild.batches import StepBatch, StepBatches, sampled_routing
 from kcap.replay.rebuild.operators import Operator
 from kcap.replay.rebuild.rebuild import Rebuilder, apply_rule
 from kcap.schemas.derive import families
 from kcap.schemas.derive.bound_call import BoundCall, Skip, bind_call
 from kcap.schemas.recording.recording import Recording, load, write_recording
-from kcap.schemas.recording.records import Argument, Call, Metadata, Program, Sample, Step
+from kcap.schemas.recording.records import Argument, Call, Launch, Metadata, Program, Sample, Step
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results import coverage
 from kcap.schemas.results.coverage import StepCoverage
@@ -135,6 +135,29 @@ def test_a_sample_comes_first_and_then_its_own_step(tmp_path: Path) -> None:
     assert content(filled(recording, 0, samples[1]), "seqused_k") == [400, 64, 100]
 
 
+def test_the_step_that_is_meant_goes_before_others_that_ran_the_call(tmp_path: Path) -> None:
+    recording = recording_of(tmp_path / "r", [attention(0, 4, 4)], {"lengths": [90, 80, 70], "queries": [1, 1, 1]})
+    bound = bind_call(recording.calls[0], None, None, recording.value)
+    batches = StepBatches(recording)
+    batches.meant = StepBatch.of_fields({"queries": [1, 1], "lengths": [20, 33], "padded": 4})
+    batches.fill(bound, recording.calls[0], None)
+    assert content(bound, "seqused_k") == [20, 33, 0, 0]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(101, True), (200, False)])
+def test_a_sample_of_another_context_gives_way_to_the_step_that_is_meant(
+    length: int, kept: bool, tmp_path: Path
+) -> None:
+    values = Values()
+    sample = Sample(call=0, phase="decode", tensors={"3": values([0, 1, 2, 2, 2]), "4": values([100, 100, 0, 0])})
+    recording = recording_of(tmp_path / "r", [attention(0, 4, 4)], MIXED, samples=[sample], values=values)
+    bound = bind_call(recording.calls[0], sample, None, recording.value)
+    batches = StepBatches(recording)
+    batches.meant = StepBatch.of_fields({"queries": [1, 1], "lengths": [length, length], "padded": 4})
+    batches.fill(bound, recording.calls[0], sample)
+    assert content(bound, "seqused_k") == ([100, 100, 0, 0] if kept else [200, 200, 0, 0])
+
+
 def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
     """A vision encoder's images have other tokens; so have more sequences than a call has room for."""
     encoder = attention(0, 3000, 3, page_table=None, seqused_k=None, cu_seqlens_k=TensorSpec((4,), "int32", storage=6))
@@ -149,3 +172,25 @@ def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
 def test_a_step_that_lists_no_sequences_gives_none(tmp_path: Path) -> None:
     recording = recording_of(tmp_path / "r", [attention(0, 137, 3)], {"tokens": 137, "sequences": 3})
     assert content(filled(recording, 0), "cu_seqlens_q") is None
+
+
+def routed(number: int, experts: list[int], values: Values) -> tuple[Call, Sample]:
+    """A kernel that multiplies by the experts of blocks of two slots, the last of which is padding."""
+    names = {"b_ptr": (4, 8, 8), "expert_ids_ptr": (len(experts),), "sorted_token_ids_ptr": (2 * len(experts),)}
+    dtypes = {"b_ptr": "bfloat16"}
+    args = [
+        Argument(name=name, value=TensorSpec(shape, dtypes.get(name, "int32"), storage=place))
+        for place, (name, shape) in enumerate(names.items())
+    ]
+    slots = [*range(2 * len(experts) - 1), 2 * len(experts)]
+    args.append(Argument(name="num_valid_tokens", value=2 * len(experts) - 1))
+    launch = Launch(language="triton", function="fused_moe_kernel", constexprs={"BLOCK_SIZE_M": 2})
+    call = Call(id=number, operator=f"triton::fused_moe_kernel.s0123456{number}", args=args, launch=launch)
+    return call, Sample(call=number, phase="prefill", tensors={"1": values(experts), "2": values(slots)})
+
+
+def test_the_routing_of_the_largest_batch_stands_for_all(tmp_path: Path) -> None:
+    values = Values()
+    calls, samples = zip(*(routed(i, experts, values) for i, experts in enumerate(([0], [3, 3, 1, -1]))), strict=True)
+    recording = recording_of(tmp_path / "r", list(calls), MIXED, samples=samples, values=values)
+    assert {count: chosen.tolist() for count, chosen in sampled_routing(recording).items()} == {4: [0, 2, 0, 4]}

@@ -7,6 +7,7 @@ import torch
 
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import replay_rule_for
+from kcap.schemas.derive.families.moe.align import drawn_experts
 from kcap.schemas.recording.recording import Argument
 from kcap.schemas.recording.values import TensorSpec, Value
 
@@ -54,6 +55,13 @@ def test_each_slot_is_in_a_block_of_its_expert() -> None:
     owner = {int(slot): int(experts[i]) for i, block in enumerate(of_blocks) for slot in block if slot < SLOTS}
     for token in range(TOKENS):
         assert len({owner[token * TOP_K + choice] for choice in range(TOP_K)}) == TOP_K
+
+
+def test_experts_are_drawn_as_often_as_a_sampled_batch_chose_them() -> None:
+    bound = BoundCall("triton::fused_moe_kernel", [], routing={EXPERTS: torch.tensor([0, 90, 0, 90, 0, 0, 90, 0])})
+    assert set(drawn_experts(bound, 50, TOP_K, EXPERTS).flatten().tolist()) == {1, 3, 6}
+    assert len(set(drawn_experts(bound, 50, 5, EXPERTS)[0].tolist())) == 5, "others where those are too few"
+    assert len(set(drawn_experts(bound, 50, TOP_K, EXPERTS + 1).flatten().tolist())) > 3, "of another layer's experts"
 
 
 def test_without_slots_each_row_has_an_expert() -> None:

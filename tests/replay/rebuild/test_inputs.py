@@ -110,6 +110,24 @@ def test_indices_without_values_are_valid_for_aten() -> None:
     assert int(found.args[1][1].max()) <= 4
 
 
+@pytest.mark.parametrize(
+    ("operator", "names"),
+    [("aten::index_put_", ("self", "indices", "values")), ("aten::masked_scatter", ("self", "mask", "source"))],
+)
+def test_a_mask_has_as_many_true_elements_as_values_are_written(operator: str, names: tuple[str, ...]) -> None:
+    mask: Value = TensorSpec((20, 1) if operator == "aten::masked_scatter" else (20,), "bool", storage=1)
+    values = [TensorSpec((20, 3), "float32"), mask, TensorSpec((7, 3), "float32", storage=2)]
+    values = [values[0], [mask] if operator == "aten::index_put_" else mask, values[2]]
+    args = [Argument(name=name, value=value) for name, value in zip(names, values, strict=True)]
+    resolved = resolve_operator(operator)
+    bound = bind_call(Call(id=0, operator=operator, args=args), None, resolved.schema, _no)
+    rebuild.resolve_mask(bound)
+    inputs = build_inputs(bound, HERE)
+    chosen = inputs.args[1][0] if isinstance(inputs.args[1], list) else inputs.args[1]
+    assert int(chosen.sum()) == 7
+    resolved.call(*inputs.args, **inputs.kwargs)
+
+
 def test_indices_outside_aten_are_never_guessed() -> None:
     spec = TensorSpec((4,), "int32")
     with pytest.raises(Skip, match="were not recorded"):

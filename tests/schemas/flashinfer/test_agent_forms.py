@@ -106,7 +106,7 @@ TRACES = SESSIONS.map(in_order)
 
 
 @pytest.mark.parametrize("name", forms())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(trace=TRACES)
 def test_what_a_form_holds_is_read_as_it_was_written(name: str, trace: AgentTurns) -> None:
     files, loss = written(name, trace)

@@ -76,9 +76,18 @@ def moe_align(call: Invocation) -> KernelInstance:
     )
 
 
-def drawn_experts(tokens: int, top_k: int, experts: int) -> torch.Tensor:
-    """Experts for each token, no two the same: int64 [tokens, top_k]."""
-    return torch.rand(tokens, max(experts, top_k)).argsort(dim=-1)[:, :top_k] % experts
+SELDOM = 1e-9  # of an expert that no sampled token chose
+
+
+def drawn_experts(bound: BoundCall, tokens: int, top_k: int, experts: int) -> torch.Tensor:
+    """Experts for each token, no two the same: int64 [tokens, top_k].
+
+    As often as a sampled batch chose each: how many different ones a batch reads is most of a kernel's time. Where none
+    was sampled, all alike.
+    """
+    chosen = bound.routing.get(experts, torch.ones(experts)).double()
+    weights = torch.nn.functional.pad(chosen / chosen.sum() + SELDOM, (0, max(top_k - experts, 0)), value=SELDOM)
+    return torch.multinomial(weights.expand(tokens, -1), top_k) % experts
 
 
 def align_blocks(ids: torch.Tensor, experts: int, block: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -151,6 +151,17 @@ def block_size(tokens: int, blocks: int) -> int:
 class FusedMoeKernel(ReplayRule):
     """A graph that chooses the experts itself leaves no Sample of them: each token gets other ones, drawn."""
 
+    def chosen_experts(self, bound: BoundCall) -> torch.Tensor | None:
+        owners, slots = bound.content("expert_ids_ptr"), bound.content("sorted_token_ids_ptr")
+        block = bound["BLOCK_SIZE_M"]
+        if owners is None or slots is None or not isinstance(block, int):
+            return None
+        slots = slots[: len(slots) // block * block].reshape(-1, block)
+        filled = (slots < bound.integer("num_valid_tokens")).sum(dim=1)
+        owners, count = owners[: len(filled)].to(torch.int64), bound.spec("b_ptr").shape[0]
+        used = (owners >= 0) & (owners < count)
+        return torch.zeros(count, dtype=torch.int64).index_add_(0, owners[used], filled[: len(owners)][used])
+
     def prepare(self, bound: BoundCall) -> None:
         experts, written = bound["expert_ids_ptr"], bound["c_ptr"]
         if not isinstance(experts, TensorSpec) or bound.content("expert_ids_ptr") is not None:
@@ -160,7 +171,7 @@ class FusedMoeKernel(ReplayRule):
         count, slots, block = bound.spec("b_ptr").shape[0], bound["sorted_token_ids_ptr"], bound["BLOCK_SIZE_M"]
         if not isinstance(block, int):
             raise Skip("no Sample holds the experts of its rows, nor is the size of its blocks known")
-        ids = drawn_experts(*written.shape[:2], count).flatten()[: bound.integer("num_valid_tokens")]
+        ids = drawn_experts(bound, *written.shape[:2], count).flatten()[: bound.integer("num_valid_tokens")]
         if isinstance(slots, TensorSpec) and bound["naive_block_assignment"] is not True:
             order, blocks = align_blocks(ids, count, block, slots.shape[0])
             blocks = blocks[: slots.shape[0] // block]

@@ -224,6 +224,9 @@ class MatmulOgs(ReplayRule):
     (`compute_expt_data` of triton_kernels/routing.py).
     """
 
+    def chosen_experts(self, bound: BoundCall) -> torch.Tensor | None:
+        return bound.content("ExptHist")
+
     def prepare(self, bound: BoundCall) -> None:
         tables = [name for name in TABLES if isinstance(bound[name], TensorSpec)]
         if not tables or all(bound.content(name) is not None for name in tables):
@@ -232,7 +235,7 @@ class MatmulOgs(ReplayRule):
         top_k, block = bound["N_EXPTS_ACT"], bound["BLOCK_M"]
         if not isinstance(top_k, int) or not isinstance(block, int) or rows % top_k:
             raise Skip("no Sample holds the rows of its experts, nor is it known how many each token has")
-        ids = drawn_experts(rows // top_k, top_k, experts).flatten()
+        ids = drawn_experts(bound, rows // top_k, top_k, experts).flatten()
         counts = torch.bincount(ids, minlength=experts)
         blocks = (counts + block - 1) // block
         number = torch.arange(int(blocks.sum())) - (blocks.cumsum(0) - blocks).repeat_interleave(blocks)

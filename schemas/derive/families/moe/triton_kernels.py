@@ -11,6 +11,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule, valid_input
 from kcap.schemas.derive.families.gemm.weight_only import set_words
+from kcap.schemas.derive.families.moe.align import drawn_experts
 from kcap.schemas.derive.index_arguments import set_zeros
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, tensor_arg
@@ -168,7 +169,7 @@ class RoutingCompute(ReplayRule):
         (tokens, k), experts = bound.spec("ExptIndx").shape, bound.spec("Hist").shape[0]
         ids = bound.content("ExptIndx")
         if ids is None:
-            ids = torch.rand(tokens, max(experts, k)).argsort(dim=-1)[:, :k].sort(dim=-1).values % max(experts, 1)
+            ids = drawn_experts(bound, tokens, k, experts).sort(dim=-1).values
         ids = ids.to(torch.int64).clamp(0, experts - 1)
         chosen = torch.zeros(tokens, experts, dtype=torch.int64).scatter_add_(1, ids, torch.ones_like(ids))
         counts = chosen.sum(dim=0)
