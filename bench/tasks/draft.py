@@ -22,7 +22,6 @@ from kcap.bench.problems import Problem, problems_of_dataset
 from kcap.bench.run.bench_run import choose_workloads
 from kcap.bench.run.subject import RecordingSubject, Subject, open_subject
 from kcap.bench.run.summary.baseline import Measured, measured_baseline, measurements_of
-from kcap.bench.run.summary.score import ALL_PHASES
 from kcap.bench.run.summary.summary import UNWEIGHED
 from kcap.bench.tasks.folder import identity
 from kcap.errors import CallError, FormatError, KcapError
@@ -35,6 +34,7 @@ from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.files.jsonfile import dump_json
 from kcap.schemas.flashinfer.dataset import Dataset, invocations, is_sealed, seal_dataset
 from kcap.schemas.flashinfer.definition import Definition, ScalarInput, Workload
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.recording.records import Call, Metadata
 from kcap.schemas.results.measurement import Measurement, read_measurements
 from kcap.schemas.results.task import (

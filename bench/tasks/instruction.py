@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from kcap.bench.accuracy import describe_tolerances
-from kcap.bench.run.summary.score import ALL_PHASES
 from kcap.bench.tasks.draft import TaskDraft, mean_us
 from kcap.replay.calls.report import duration
 from kcap.schemas.flashinfer.definition import Definition, DefinitionTensor
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.results.task import Task, TaskWorkload
 
 MOST_ROWS = 40

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kcap.bench.run.summary.report import describe_wrong
-from kcap.bench.run.summary.score import ALL_PHASES
 from kcap.replay.calls.report import duration
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.results.verdict import Gain, HeldOutVerdict, Spread, Verdict, WorkloadVerdict
 from kcap.schemas.validation.report import printable
 from kcap.show.console import plain_table, print_table

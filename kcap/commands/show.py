@@ -22,9 +22,7 @@ BY_REQUESTS = ("request", "turn", "session")
 
 @click.command(epilog="\b\nExample:\n  kcap show llama.kcap --by operator")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--by", type=click.Choice((*BY, *BY_REQUESTS)), default="kernel", show_default=True, help="What a row is."
-)
+@click.option("--by", type=click.Choice((*BY, *BY_REQUESTS)), help="What a row is.  [default: kernel]")
 @click.option("--all", "everything", is_flag=True, help="Show regions, views and allocations too.")
 @click.option("--parts", is_flag=True, help="Show what a composite operator ran as, below it.")
 @click.option("--top", type=click.IntRange(min=1), help=f"Rows to show.  [default: {TOP}; with --json all]")
@@ -35,7 +33,7 @@ BY_REQUESTS = ("request", "turn", "session")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    path: Path, by: str, everything: bool, parts: bool, top: int | None, measurements: Path | None, as_json: bool
+    path: Path, by: str | None, everything: bool, parts: bool, top: int | None, measurements: Path | None, as_json: bool
 ) -> None:
     """Show what ran, by kernel, operator, family, phase, rank or request, the costliest first.
 
@@ -47,12 +45,13 @@ def command(
     and session where kcap record --agent-trace kept them.
     """
     top = top or (None if as_json else TOP)
-    if detect_input(path) == "dataset":
-        _show_dataset(path, top, as_json)
+    dataset = detect_input(path) == "dataset"
+    if dataset or _is_agent_trace(path):
+        if by is not None:
+            raise CallError(f"{path} is {'a dataset' if dataset else 'an agent trace'}: --by is of what was recorded")
+        (_show_dataset if dataset else _show_agent_trace)(path, top, as_json)
         return
-    if _is_agent_trace(path):
-        _show_agent_trace(path, top, as_json)
-        return
+    by = by or "kernel"
     if by in BY_REQUESTS:
         _show_requests(path, by, measurements, top, as_json)
         return

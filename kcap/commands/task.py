@@ -115,8 +115,8 @@ def _check_apart(output: Path, held_out_to: Path) -> None:
 
 
 def summary(draft: TaskDraft, output: Path) -> str:
-    from kcap.bench.run.summary.score import ALL_PHASES
     from kcap.replay.calls.report import duration
+    from kcap.schemas.recording.phases import ALL_PHASES
 
     task = draft.task
     held_out = f", {task.held_out.workloads} kept back" if task.held_out else ""

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kcap.errors import CallError
-from kcap.schemas.recording.phases import PHASES
+from kcap.schemas.recording.phases import ALL_PHASES, PHASES
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call, Count
 from kcap.schemas.recording.seam import Seam, seam_of
@@ -30,8 +30,6 @@ from kcap.show.estimate import Rates, bytes_and_flops
 
 if TYPE_CHECKING:
     from kcap.schemas.derive.derive import Derived
-
-ALL = "all"  # phases together: the serving mix that was recorded
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ class Gain:
     @property
     def times_floor(self) -> float | None:
         """The engine's time over the floor, where all of it has one."""
-        floor = self.floor_us[ALL]
-        return self.engine_us[ALL] / floor if floor and not self.unknown_us else None
+        floor = self.floor_us[ALL_PHASES]
+        return self.engine_us[ALL_PHASES] / floor if floor and not self.unknown_us else None
 
     def saved_us(self, phase: str) -> float:
         """At most."""
@@ -99,7 +97,7 @@ class Gains:
 
     @property
     def phases(self) -> list[str]:
-        return [phase for phase in (*PHASES, ALL) if self.total_us.get(phase)]
+        return [phase for phase in (*PHASES, ALL_PHASES) if self.total_us.get(phase)]
 
     def share(self, row: Gain, phase: str) -> float:
         """Of the phase's GPU time."""
@@ -156,18 +154,20 @@ def gains(recording: Recording, times: Mapping[int, CallTime], source: str, deri
             row.seams.add(seam)
         time = times.get(call.id, NO_TIME)
         for count in call.counts:
-            row.count.update({count.phase: count.count, ALL: count.count})
+            row.count.update({count.phase: count.count, ALL_PHASES: count.count})
             if (of_count := time.of_count(count)) is None:
                 untimed += count.count
                 continue
             row.unknown_us += of_count[0] if time.floor_us is None else 0.0
-            for phase in (count.phase, ALL):
+            for phase in (count.phase, ALL_PHASES):
                 row.engine_us[phase] += of_count[0]
                 row.floor_us[phase] += of_count[1]
-    total = {phase: sum(row.engine_us[phase] for row in rows.values()) for phase in (*PHASES, ALL)}
+    total = {phase: sum(row.engine_us[phase] for row in rows.values()) for phase in (*PHASES, ALL_PHASES)}
     steps = {phase: number for phase, number in recording.metadata.steps.items() if number}
-    order = sorted(rows.values(), key=lambda row: (not row.seams, -row.saved_us(ALL), -row.engine_us[ALL], row.name))
-    return Gains(order, total, {**steps, ALL: sum(steps.values())}, untimed, source)
+    order = sorted(
+        rows.values(), key=lambda row: (not row.seams, -row.saved_us(ALL_PHASES), -row.engine_us[ALL_PHASES], row.name)
+    )
+    return Gains(order, total, {**steps, ALL_PHASES: sum(steps.values())}, untimed, source)
 
 
 def gain_groups(derived: Derived) -> dict[int, tuple[str, str | None, bool]]:

@@ -6,3 +6,4 @@ from typing import Literal, get_args
 
 Phase = Literal["prefill", "decode", "mixed", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+ALL_PHASES = "all"  # phases together: the serving mix that was recorded

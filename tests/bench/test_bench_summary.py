@@ -14,10 +14,11 @@ from judged import COUNTS, write_judged, write_solution
 
 from kcap.bench.run.output import read_run
 from kcap.bench.run.summary.baseline import Measured, References, count_doubtful, measured_baseline, why_not_comparable
-from kcap.bench.run.summary.score import ALL_PHASES, best_scores, savings, score_key, score_solutions
+from kcap.bench.run.summary.score import best_scores, savings, score_key, score_solutions
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import workload_weights
 from kcap.schemas.flashinfer.dataset import WorkloadCount
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.recording.records import Call, Count
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.results import measurement as measurements_file

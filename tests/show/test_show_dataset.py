@@ -51,6 +51,11 @@ def dataset(tmp_path):
     return tmp_path / "set"
 
 
+def test_by_is_refused_of_what_was_not_recorded(dataset, kcap):
+    ran = kcap("show", dataset, "--by", "family")
+    assert ran.code == 2 and "is a dataset: --by is of what was recorded" in ran.err
+
+
 def test_definitions_are_shown_with_their_workloads_and_counts(dataset, kcap):
     shown = orjson.loads(kcap("show", dataset, "--json").out)["definitions"]
     assert [(row["name"], row["workloads"], row["missing"], row["count"]) for row in shown] == [

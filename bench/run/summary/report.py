@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kcap.bench.run.summary.score import ALL_PHASES, Saving, Score, score_key
+from kcap.bench.run.summary.score import Saving, Score, score_key
 from kcap.bench.run.summary.summary import Summary
 from kcap.replay.calls.report import duration
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.results.bench_run import Machine
 from kcap.schemas.results.outcome import WrongElements
 from kcap.schemas.validation.report import printable

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kcap.bench.run.summary.baseline import Baseline
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights
+from kcap.schemas.recording.phases import ALL_PHASES
 from kcap.schemas.results.outcome import Outcome, Status
 
 GRAVEST: tuple[Status, ...] = (
@@ -123,9 +124,6 @@ def score_solutions(
 
 def _counts(definition: str, workloads: Mapping[str, Sequence[str]], weights: WorkloadWeights) -> dict[str, int]:
     return {uuid: sum(weights.get((definition, uuid), UNCOUNTED_PHASES).values()) for uuid in workloads[definition]}
-
-
-ALL_PHASES = "all"  # phases together
 
 
 @dataclass(frozen=True)
