@@ -31,9 +31,11 @@ T = TypeVar("T")
 
 
 class Checkers:
-    """Processes that check, side by side: one for every four cores, four at most; each is restarted after a crash."""
+    """Processes that check `contents`, side by side: one for every four cores, four at most. Each starts when it is
+    needed, and anew after a crash."""
 
     def __init__(self, contents: Contents, on: CheckTarget) -> None:
+        self.samples = samples_by_call(contents.samples)
         session, count = _session(contents, on), min(max((os.cpu_count() or 1) // 4, 1), 4)
         self._workers = [Worker(session, "kcap.bench.check.worker", timeout_option=None) for _ in range(count)]
 
@@ -64,21 +66,19 @@ class Checkers:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def check_references(contents: Contents, derived: Derived, on: CheckTarget) -> Iterator[ReferenceCheck]:
+def check_references(checkers: Checkers, derived: Derived) -> Iterator[ReferenceCheck]:
     """The checks of all Definitions of a Recording."""
-    samples = samples_by_call(contents.samples)
 
     def check(worker: Worker, kernel: DerivedDefinition) -> list[ReferenceCheck]:
         checks = []
         for call in calls_to_check([use.call for use in kernel.uses]):
-            answer = worker.run(_request(kernel, call, distinct_samples(call, samples)[0]), TIMEOUT_S)
+            answer = worker.run(_request(kernel, call, distinct_samples(call, checkers.samples)[0]), TIMEOUT_S)
             name = kernel.definition.name
             checks.append(ReferenceCheck(definition=name, operator=call.operator, call=call.id, **answer))
         return checks
 
-    with Checkers(contents, on) as checkers:
-        for checks in checkers.map(check, derived.kernels):
-            yield from checks
+    for checks in checkers.map(check, derived.kernels):
+        yield from checks
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,21 @@ class WorkloadDraw:
 Draws: TypeAlias = dict[tuple[str, str | None], WorkloadDraw]  # by Definition and Workload (None: all of it)
 
 
-def check_draws(contents: Contents, derived: Derived, target: TargetDraw, on: CheckTarget) -> Draws:
+def check_draws(checkers: Checkers, derived: Derived, target: TargetDraw) -> Draws:
     """The Workloads on which a reference gives nothing that `target` could compare, on inputs that it draws.
 
     Of each Definition the smallest, a middle and the largest Call are tried; the others if one of these stands out.
     """
-    samples = samples_by_call(contents.samples)
 
     def check(worker: Worker, kernel: DerivedDefinition) -> Draws:
         calls = [use.call for use in kernel.uses]
         first = calls_to_check(calls)
-        if not (draws := _try_calls(worker, kernel, first, samples, target)):
+        if not (draws := _try_calls(worker, kernel, first, checkers.samples, target)):
             return draws
         rest = [call for call in calls if call not in first]
-        return draws | _try_calls(worker, kernel, rest, samples, target)
+        return draws | _try_calls(worker, kernel, rest, checkers.samples, target)
 
-    with Checkers(contents, on) as checkers:
-        return {key: draw for draws in checkers.map(check, derived.kernels) for key, draw in draws.items()}
+    return {key: draw for draws in checkers.map(check, derived.kernels) for key, draw in draws.items()}
 
 
 def _try_calls(

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from kcap.bench.check.draws import TargetDraw
-from kcap.bench.check.verification import check_references, tag_definitions
+from kcap.bench.check.verification import Checkers, check_references, tag_definitions
 from kcap.bench.contents import Contents
 from kcap.bench.exports import Exporter, ExportRequest, exporter
 from kcap.bench.exports.common.cases import Account, Case
@@ -40,10 +40,13 @@ class FlashInferBench(Exporter):
     takes = "definitions"
 
     def write(self, request: ExportRequest) -> ExportLoss:
-        account = Account(request, DRAW)
-        problems, checks = account.problems, list[ReferenceCheck]()
-        if request.check and problems.derived is not None and request.contents.recording is not None:
-            checks = list(check_references(request.contents, problems.derived, request.checked_on))
+        with Checkers(request.contents, request.checked_on) as checkers:
+            account = Account(request, DRAW, checkers=checkers)
+            problems, checks = account.problems, list[ReferenceCheck]()
+            checked = request.check and request.contents.recording is not None
+            if checked and problems.derived is not None:
+                checks = list(check_references(checkers, problems.derived))
+        if checked:
             tag_definitions(problems.problems, checks)
             outcome.write_reference_checks(request.output / outcome.REFERENCE_CHECKS_FILE, checks)
         if problems.derived is not None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kcap.bench.check.verification import check_references, tag_definitions
+from kcap.bench.check.verification import Checkers, check_references, tag_definitions
 from kcap.bench.contents import CheckTarget, Contents, open_contents
 from kcap.bench.exports.flashinfer_bench import write_problems
 from kcap.bench.problems import Problems, problems_of
@@ -96,7 +96,8 @@ class RecordingSubject(Subject):
         if derived is None or self.contents.recording is None:
             return []
         kernels = [kernel for kernel in derived.kernels if kernel.definition.name in names]
-        return list(check_references(self.contents, replace(derived, kernels=kernels), on))
+        with Checkers(self.contents, on) as checkers:
+            return list(check_references(checkers, replace(derived, kernels=kernels)))
 
     def _write(self, root: Path, names: Collection[str], checks: list[ReferenceCheck]) -> None:
         problems = [problem for problem in self.problems.problems if problem.definition.name in names]

@@ -40,7 +40,7 @@ def checked(monkeypatch):
     """Which Definitions' references were checked, in each run; what the checks say can be changed."""
     runs, says = [], {"status": "agrees"}
 
-    def check(contents, derived, where):
+    def check(checkers, derived):
         runs.append([kernel.definition.name for kernel in derived.kernels])
         for kernel in derived.kernels:
             call = kernel.uses[0].call

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from derived_calls import METADATA, call, embedding, floats, linear, ranged
 
 from kcap.bench.check import verification
 from kcap.bench.check.checker import Checker, compare, is_informative
-from kcap.bench.check.verification import calls_to_check, check_references, tag_definitions, with_status
+from kcap.bench.check.verification import Checkers, calls_to_check, check_references, tag_definitions, with_status
 from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.exports.flashinfer_bench import check_lines
 from kcap.bench.problems import problems_of
@@ -22,6 +25,7 @@ from kcap.schemas.derive.kernel import DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED
 from kcap.schemas.recording.recording import write_recording
 from kcap.schemas.results.outcome import ReferenceCheck
+from kcap.system.worker_process import Worker
 
 
 def checker(kernel: DerivedDefinition) -> Checker:
@@ -118,10 +122,29 @@ def test_a_recordings_references_are_checked_in_a_process_of_their_own(tmp_path:
     contents = open_contents(tmp_path / "a.kcap", False)
     found = problems_of(contents)
     assert found.derived is not None
-    checks = list(check_references(contents, found.derived, CheckTarget()))
+    with Checkers(contents, CheckTarget()) as checkers:
+        checks = list(check_references(checkers, found.derived))
     assert {check.operator: check.status for check in checks} == {"aten::linear": "agrees", "aten::embedding": "agrees"}
     tag_definitions(found.problems, checks)
     assert all(VERIFIED in problem.definition.tags for problem in found.problems)
+
+
+def test_what_is_checked_side_by_side_is_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_recording(tmp_path / "a.kcap", METADATA, [linear(0, 1), linear(1, 7)])
+    contents = open_contents(tmp_path / "a.kcap", False)
+    derived = problems_of(contents).derived
+    assert derived is not None
+    kernels, together = [copy(derived.kernels[0]) for _ in range(4)], threading.Barrier(2, timeout=30)
+
+    def check(_: Worker, kernel: DerivedDefinition) -> DerivedDefinition:
+        together.wait()
+        time.sleep(0.05 if kernel is kernels[0] else 0)
+        return kernel
+
+    monkeypatch.setattr(verification.os, "cpu_count", lambda: 8)
+    with Checkers(contents, CheckTarget()) as checkers:
+        found = list(checkers.map(check, kernels))
+    assert all(one is kernel for one, kernel in zip(found, kernels, strict=True))
 
 
 def test_a_check_that_takes_too_long_names_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +153,8 @@ def test_a_check_that_takes_too_long_names_no_option(tmp_path: Path, monkeypatch
     derived = problems_of(contents).derived
     assert derived is not None
     monkeypatch.setattr(verification, "TIMEOUT_S", 0)
-    (check,) = check_references(contents, derived, CheckTarget())
+    with Checkers(contents, CheckTarget()) as checkers:
+        (check,) = check_references(checkers, derived)
     assert (check.status, check.reason) == ("skipped", "took longer than 0 s")
 
 

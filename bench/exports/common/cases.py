@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from kcap.bench.check.draws import TargetDraw, draw_bounded
-from kcap.bench.check.verification import Draws, WorkloadDraw, check_draws
+from kcap.bench.check.verification import Checkers, Draws, WorkloadDraw, check_draws
 from kcap.bench.exports import ExportRequest
 from kcap.bench.problems import Problem, Problems, problems_of
 from kcap.schemas.backendbench.convert import SHAPES
@@ -129,10 +130,16 @@ class Account:
 
     A kernel in a region that is exported whole is lost if no case of that region is taken. `draw`: the random inputs
     that the references of a Recording are tried on; None where the target runs none. `problems`: those of `contents`
-    that are wanted; None for all.
+    that are wanted; None for all. `checkers`: those of `contents` where there are some already.
     """
 
-    def __init__(self, request: ExportRequest, draw: TargetDraw | None, problems: Problems | None = None) -> None:
+    def __init__(
+        self,
+        request: ExportRequest,
+        draw: TargetDraw | None,
+        problems: Problems | None = None,
+        checkers: Checkers | None = None,
+    ) -> None:
         self.contents = contents = request.contents
         self.problems: Problems = problems_of(contents) if problems is None else problems
         derived = self.problems.derived
@@ -141,7 +148,8 @@ class Account:
             on = request.checked_on
             if on.device is None and not machine.has_gpu():
                 on = replace(on, device="cpu")  # a reference is torch alone
-            self.draws = check_draws(contents, derived, draw, on)
+            with nullcontext(checkers) if checkers else Checkers(contents, on) as checking:
+                self.draws = check_draws(checking, derived, draw)
         self.regions = {call.id for call in contents.calls if call.kind == "region"}
         self.rounded = {call.id for call in contents.calls if call.shapes > 1}
         self.taken: set[str] = set()  # operators of regions
