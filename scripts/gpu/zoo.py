@@ -222,7 +222,7 @@ class Zoo:
 
     def export(self, findings: Findings) -> None:
         dataset = self.output / f"{findings.name}.dataset"
-        words = ("--to", "flashinfer-bench", "-o", str(dataset), "--allow-truncated", "--force")
+        words = ("--to", "flashinfer-bench", "-o", str(dataset), "--allow-truncated", "--trust", "--force")
         done = self._kcap(findings, "export", str(self.recording(findings.name)), *words)
         if done.returncode not in (DONE, PARTIAL):
             findings.failure = f"export: {done.stderr.strip()[-300:]}"
