@@ -71,6 +71,7 @@ class Answers:
     def stages(self, findings: Any, *stages: str) -> Any:
         for stage in stages:
             self.zoo.run([findings], stage, jobs=1)
+        self.zoo.shares(findings)
         return findings
 
     def run(self, findings: Any, *words: str) -> subprocess.CompletedProcess[str]:
