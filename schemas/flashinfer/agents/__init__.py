@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,16 @@ def texts_of(trace: AgentTurns, turn: Turn) -> list[Message] | None:
     if not messages or not all(has_text(message) and message.role != "prompt" for message in messages):
         return None
     return [openai_message(message) for message in messages]
+
+
+def turns_with_texts(trace: AgentTurns, losses: LossLedger) -> Iterator[tuple[Turn, list[Message]]]:
+    """Each turn with all messages that it sent; `losses` counts those whose texts were not kept."""
+    for turn in trace.turns:
+        messages = texts_of(trace, turn)
+        if messages is None:
+            losses.lose(TURN, NO_TEXT, 1)
+            continue
+        yield turn, messages
 
 
 def answer_of(turn: Turn) -> TurnAnswer | None:

@@ -13,19 +13,18 @@ from typing import Any
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Form,
     describe,
     form,
-    has_text,
     json_lines,
     openai_message,
     read_json_lines,
     unheld,
     whole,
 )
+from kcap.schemas.flashinfer.agents.common.deltas import new_messages, turns_in_line
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
 
@@ -42,9 +41,7 @@ class AIPerf(Form):
         last: dict[str, Turn] = {}
         for number, line in enumerate(read_json_lines(content, place)):
             where = f"{place}:{number + 1}"
-            messages = line.get("messages") if isinstance(line, dict) else None
-            if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-                raise FormatError(where, "messages: must be a list of messages, each with a role")
+            messages = new_messages(line, where)
             if line.get("message_mode", "delta") != "delta":
                 losses["message_mode: whole histories are read as what a turn adds"] += 1
             turn = _turn(number, line, messages, last.get(str(line.get("session_id"))), len(last), turns, where)
@@ -53,16 +50,9 @@ class AIPerf(Form):
         return AgentTurns(turns)
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
-        lines, left_out = [], set[int]()
-        latest: dict[int, int] = {}  # of a session
+        lines = []
         start = min((turn.sent for turn in trace.turns), default=0.0)
-        for turn in trace.turns:
-            texts = all(has_text(message) and message.role != "prompt" for message in turn.messages)
-            if turn.parent in left_out or not texts or latest.get(turn.session) != turn.parent:
-                left_out.add(turn.number)
-                losses.lose(TURN, NO_TEXT if not texts else "its session is no line of turns", 1)
-                continue
-            latest[turn.session] = turn.number
+        for turn in turns_in_line(trace, losses):
             if turn.answers or unheld(turn, "sent", "ended", "usage") or turn.ended != turn.sent:
                 losses.reduce(TURN, "answers, their times, tools and parameters", 1)
             if turn.usage is not None and turn.usage.cached is not None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Asked,
@@ -23,7 +22,7 @@ from kcap.schemas.flashinfer.agents import (
     link,
     openai_message,
     read_json_lines,
-    texts_of,
+    turns_with_texts,
     unheld,
 )
 from kcap.schemas.recording.conversations import request_members
@@ -57,11 +56,7 @@ class OpenAIChat(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         lines = []
-        for turn in trace.turns:
-            messages = texts_of(trace, turn)
-            if messages is None:
-                losses.lose(TURN, NO_TEXT, 1)
-                continue
+        for turn, messages in turns_with_texts(trace, losses):
             if unheld(turn, "model", "stream", "parameters", "request", "tools") or len(turn.answers) > 1:
                 losses.reduce(TURN, "times, tokens, the engine's name for it, and further answers", 1)
             plain = {"model": turn.model, "stream": turn.stream, **turn.parameters}

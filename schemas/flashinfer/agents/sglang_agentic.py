@@ -13,20 +13,18 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from kcap.errors import FormatError
 from kcap.schemas.files.jsonfile import parse_json
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Form,
     describe,
     form,
-    has_text,
     openai_message,
     unheld,
     whole,
 )
+from kcap.schemas.flashinfer.agents.common.deltas import new_messages, turns_in_line
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
 
@@ -45,9 +43,7 @@ class SGLangAgentic(Form):
             shared = 0
             for place_in_session, entry in enumerate(entries if isinstance(entries, list) else [None]):
                 where = f"{place}: conversations.{session}.{place_in_session}"
-                messages = entry.get("messages") if isinstance(entry, dict) else None
-                if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-                    raise FormatError(where, "messages: must be a list of messages, each with a role")
+                messages = new_messages(entry, where)
                 tokens = entry.get("prompt_tokens")
                 usage = None if tokens is None else Usage(prompt=whole(tokens, f"{where}.prompt_tokens"))
                 links: dict[str, Any] = {"parent": len(turns) - 1, "shared": shared} if place_in_session else {}
@@ -68,14 +64,7 @@ class SGLangAgentic(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         conversations: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        left_out, latest = set[int](), dict[int, int]()  # the latest turn of a session
-        for turn in trace.turns:
-            texts = all(has_text(message) and message.role != "prompt" for message in turn.messages)
-            if turn.parent in left_out or not texts or latest.get(turn.session) != turn.parent:
-                left_out.add(turn.number)
-                losses.lose(TURN, NO_TEXT if not texts else "its session is no line of turns", 1)
-                continue
-            latest[turn.session] = turn.number
+        for turn in turns_in_line(trace, losses):
             if turn.answers or unheld(turn, "usage"):
                 losses.reduce(TURN, "answers, times, tools and parameters", 1)
             if turn.usage is not None and (turn.usage.generated is not None or turn.usage.cached is not None):

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from kcap.errors import FormatError
 from kcap.schemas.files.jsonfile import parse_json
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Asked,
@@ -25,7 +24,7 @@ from kcap.schemas.flashinfer.agents import (
     form,
     link,
     openai_message,
-    texts_of,
+    turns_with_texts,
     unheld,
 )
 from kcap.schemas.recording.turns import Turn
@@ -63,11 +62,7 @@ class ShareGPT(Form):
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         gone_on = Counter(turn.parent for turn in trace.turns)
         items = []
-        for turn in trace.turns:
-            messages = texts_of(trace, turn)
-            if messages is None:
-                losses.lose(TURN, NO_TEXT, 1)
-                continue
+        for turn, messages in turns_with_texts(trace, losses):
             if gone_on[turn.number] > 1:
                 losses.reduce(TURN, "that its conversation goes on in several ways", 1)
             if turn.number in gone_on and not turn.answers:

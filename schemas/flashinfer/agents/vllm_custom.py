@@ -11,7 +11,6 @@ from typing import Any
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Form,
@@ -19,7 +18,7 @@ from kcap.schemas.flashinfer.agents import (
     form,
     json_lines,
     read_json_lines,
-    texts_of,
+    turns_with_texts,
     unheld,
     whole,
 )
@@ -48,11 +47,7 @@ class VLLMCustom(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         lines = []
-        for turn in trace.turns:
-            messages = texts_of(trace, turn)
-            if messages is None:
-                losses.lose(TURN, NO_TEXT, 1)
-                continue
+        for turn, messages in turns_with_texts(trace, losses):
             texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
             if turn.parent is not None or [message["role"] for message in messages] != ["user"] or len(texts) != 1:
                 losses.reduce(TURN, "which message is whose, and what is no text", 1)
