@@ -19,19 +19,17 @@ import orjson
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Asked,
     Form,
     answer_of,
     form,
-    has_text,
     link,
     openai_message,
     unheld,
 )
-from kcap.schemas.flashinfer.agents.common.own import WholeTurn, whole_turns
+from kcap.schemas.flashinfer.agents.common.own import WholeTurn, text_of, whole_turns, why_no_chat
 from kcap.schemas.recording.conversations import Message, function_of, objects
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
@@ -56,7 +54,7 @@ class ATIF(Form):
         return AgentTurns(link(asked for one in trajectories for asked in _asked(one, place, losses)))
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
-        turns = whole_turns(trace, _why_not, losses)
+        turns = whole_turns(trace, why_no_chat, losses)
         gone_on = {whole.turn.parent for whole in turns if _goes_on_with_its_answer(whole, turns)}
         last = [whole for whole in turns if whole.turn.number not in gone_on]
         for whole in turns:
@@ -77,13 +75,6 @@ def _goes_on_with_its_answer(whole: WholeTurn, turns: list[WholeTurn]) -> bool:
     """Whether the answer of the turn before it is among its messages, and not another one."""
     parent = whole.turn.parent
     return parent is not None and whole.turn.shared > len(turns[parent].messages)
-
-
-def _why_not(messages: list[TurnMessage]) -> str:
-    if not all(has_text(message) for message in messages):
-        return NO_TEXT
-    known = {*SOURCES, "assistant", "tool"}
-    return "" if all(message.role in known for message in messages) else "a message of an unknown role"
 
 
 def _count_losses(whole: WholeTurn, losses: LossLedger) -> None:
@@ -131,7 +122,7 @@ def _steps(last: WholeTurn, new: dict[int, WholeTurn]) -> Iterator[dict[str, Any
             results = step.setdefault("observation", {"results": []})["results"]
             known = {call["tool_call_id"] for call in step.get("tool_calls", [])}
             source = {"source_call_id": message.tool_call_id} if message.tool_call_id in known else {}
-            results.append({**source, "content": _text(members)})
+            results.append({**source, "content": text_of(members.get("content"))})
             continue
         if step:
             yield step
@@ -152,8 +143,8 @@ def _facts(turn: Turn) -> dict[str, Any]:
 
 def _step(message: Message, facts: dict[str, Any]) -> dict[str, Any]:
     if message["role"] != "assistant":
-        return {"source": SOURCES.get(message["role"], "user"), "message": _text(message)}
-    step: dict[str, Any] = {"source": "agent", "message": _text(message), **facts}
+        return {"source": SOURCES.get(message["role"], "user"), "message": text_of(message.get("content"))}
+    step: dict[str, Any] = {"source": "agent", "message": text_of(message.get("content")), **facts}
     if message.get("reasoning_content") is not None:
         step["reasoning_content"] = message["reasoning_content"]
     if calls := objects(message.get("tool_calls")):
@@ -176,13 +167,6 @@ def _arguments(call: dict[str, Any]) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         arguments = None
     return arguments if isinstance(arguments, dict) else {"arguments": text}
-
-
-def _text(message: Message) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in objects(content))
-    return "" if content is None else str(content)
 
 
 def _asked(trajectory: Any, place: str, losses: Counter[str]) -> Iterator[Asked]:

@@ -14,21 +14,19 @@ from typing import Any
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agents import (
-    NO_TEXT,
     TURN,
     AgentTurns,
     Asked,
     Form,
     answer_of,
     form,
-    has_text,
     json_lines,
     link,
     openai_message,
     read_json_lines,
     unheld,
 )
-from kcap.schemas.flashinfer.agents.common.own import WholeTurn, whole_turns
+from kcap.schemas.flashinfer.agents.common.own import WholeTurn, text_of, whole_turns, why_no_chat
 from kcap.schemas.recording.conversations import Message, function_of, objects
 from kcap.schemas.recording.turns import TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
@@ -49,17 +47,10 @@ class OpenAIResponses(Form):
         return AgentTurns(link(_asked(line, f"{place}:{number}", losses) for number, line in enumerate(lines, 1)))
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
-        turns = whole_turns(trace, _why_not, losses)
+        turns = whole_turns(trace, why_no_chat, losses)
         for whole in turns:
             _count_losses(whole, losses)
         return {"responses": json_lines(_line(whole) for whole in turns)}
-
-
-def _why_not(messages: list[TurnMessage]) -> str:
-    if not all(has_text(message) for message in messages):
-        return NO_TEXT
-    known = ("system", "developer", "user", "assistant", "tool")
-    return "" if all(message.role in known for message in messages) else "a message of an unknown role"
 
 
 def _count_losses(whole: WholeTurn, losses: LossLedger) -> None:
@@ -101,22 +92,16 @@ def _items(message: Message) -> Iterator[dict[str, Any]]:
         yield {"type": "reasoning", "summary": summary}
     content = message.get("content")
     if message["role"] == "tool":
-        yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": _text(content)}
+        yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": text_of(content)}
         return
     calls = objects(message.get("tool_calls"))
     if content is not None or not calls:
         kind = "output_text" if message["role"] == "assistant" else "input_text"
-        parts = [] if content is None else [{"type": kind, "text": _text(content)}]
+        parts = [] if content is None else [{"type": kind, "text": text_of(content)}]
         yield {"type": "message", "role": message["role"], "content": parts}
     for call in calls:
         name, arguments = function_of(call)
         yield {"type": "function_call", "call_id": call.get("id"), "name": name, "arguments": arguments}
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in objects(content))
-    return "" if content is None else str(content)
 
 
 def _asked(line: Any, place: str, losses: Counter[str]) -> Asked:
@@ -157,7 +142,7 @@ def _messages(items: Iterable[dict[str, Any]], losses: Counter[str]) -> list[Mes
             )
         elif kind == "function_call_output":
             call = {} if item.get("call_id") is None else {"tool_call_id": item["call_id"]}
-            messages.append({"role": "tool", "content": _text(item.get("output")), **call})
+            messages.append({"role": "tool", "content": text_of(item.get("output")), **call})
         elif kind == "message":
             messages.append(_message(item, reasoning))
             reasoning = None
