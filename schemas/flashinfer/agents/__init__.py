@@ -205,9 +205,11 @@ def texts_of(trace: AgentTurns, turn: Turn) -> list[Message] | None:
     return [openai_message(message) for message in messages]
 
 
-def turns_with_texts(trace: AgentTurns, losses: LossLedger) -> Iterator[tuple[Turn, list[Message]]]:
-    """Each turn with all messages that it sent; `losses` counts those whose texts were not kept."""
-    for turn in trace.turns:
+def turns_with_texts(
+    trace: AgentTurns, turns: Iterable[Turn], losses: LossLedger
+) -> Iterator[tuple[Turn, list[Message]]]:
+    """Each of `turns` with all messages that it sent; `losses` counts those whose texts were not kept."""
+    for turn in turns:
         messages = texts_of(trace, turn)
         if messages is None:
             losses.lose(TURN, NO_TEXT, 1)

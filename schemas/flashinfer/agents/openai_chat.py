@@ -56,7 +56,7 @@ class OpenAIChat(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         lines = []
-        for turn, messages in turns_with_texts(trace, losses):
+        for turn, messages in turns_with_texts(trace, trace.turns, losses):
             if unheld(turn, "model", "stream", "parameters", "request", "tools") or len(turn.answers) > 1:
                 losses.reduce(TURN, "times, tokens, the engine's name for it, and further answers", 1)
             plain = {"model": turn.model, "stream": turn.stream, **turn.parameters}

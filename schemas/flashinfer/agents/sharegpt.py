@@ -2,7 +2,8 @@
 
     [{"id": "0", "conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}, …]}]
 
-Those benchmarks send the first two messages alone. A conversation is written once, as its last turn left it.
+Those benchmarks send the first two messages alone. A conversation is written once, as its last turn left it,
+and as one line of turns.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kcap.schemas.flashinfer.agents import (
     turns_with_texts,
     unheld,
 )
+from kcap.schemas.flashinfer.agents.common.deltas import turns_in_line
 from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results.export_loss import LossLedger
 
@@ -60,11 +62,10 @@ class ShareGPT(Form):
         return AgentTurns(link(asked))
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
-        gone_on = Counter(turn.parent for turn in trace.turns)
+        kept = list(turns_with_texts(trace, turns_in_line(trace, losses), losses))
+        gone_on = {turn.parent for turn, _ in kept}
         items = []
-        for turn, messages in turns_with_texts(trace, losses):
-            if gone_on[turn.number] > 1:
-                losses.reduce(TURN, "that its conversation goes on in several ways", 1)
+        for turn, messages in kept:
             if turn.number in gone_on and not turn.answers:
                 losses.reduce(TURN, "that it has no answer", 1)
             _count_losses(turn, losses)

@@ -47,7 +47,7 @@ class VLLMCustom(Form):
 
     def write(self, trace: AgentTurns, losses: LossLedger) -> dict[str, bytes]:
         lines = []
-        for turn, messages in turns_with_texts(trace, losses):
+        for turn, messages in turns_with_texts(trace, trace.turns, losses):
             texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
             if turn.parent is not None or [message["role"] for message in messages] != ["user"] or len(texts) != 1:
                 losses.reduce(TURN, "which message is whose, and what is no text", 1)
