@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ IMPORTED = {  # packages of frameworks that load no plugins, and their adapters
     "tvm": "mlc",
     "tensorrt_llm": "trtllm",
 }
+WINDOW = "kcap.capture.window.window:Window"
 YIELDING = "pytorch"  # the adapter that any other takes the process from
 _name: str | None = None  # the adapter that has this process
 _window: Window | None = None
@@ -75,9 +77,9 @@ def _own_window(name: str) -> Window:
     begun = _window is not None and _window.following and name != YIELDING
     if _window is None or _stale or begun:
         from kcap.capture.session import read_session
-        from kcap.capture.window.window import Window
 
         session = read_session(os.environ["KCAP_SESSION"])
+        window_class = pkgutil.resolve_name(session.extension.get("window", WINDOW))
         if _window is None:
             os.register_at_fork(after_in_child=_forked)
         elif begun:
@@ -85,7 +87,7 @@ def _own_window(name: str) -> Window:
             session = replace(session, part=f"-{name}")
         else:
             _window.taps.uninstall()
-        _window, _stale = Window(session), False
+        _window, _stale = window_class(session), False
         _window.current = functools.partial(window_of, name)
         _window.register(name)
     return _window

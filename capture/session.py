@@ -39,6 +39,10 @@ class Session:
     engine_arguments: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
     client: list[str] = field(default_factory=list)  # that the command is recorded under
+    extension: dict[str, Any] = field(
+        default_factory=dict
+    )  # `window`: the class of the processes' Windows; what it needs
+    plan: dict[str, Any] = field(default_factory=dict)  # what the Recording says of the Solutions in the engine
     part: str = ""  # ends the name of a shard, where an engine began in a process that was recorded already
     fail: str = ""  # fault injection: "load", or the number of calls after which the recorder fails
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, worst_accuracy
+from kcap.bench.accuracy.wrong_elements import wrong_elements
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
 from kcap.bench.judge.timing import RANDOM, Batch, TimedPair, size_batches, time_both
@@ -20,7 +21,6 @@ from kcap.bench.judge.verdict import (
     fingerprint,
     is_unwritten,
 )
-from kcap.bench.wrong_elements import wrong_elements
 from kcap.schemas.results.outcome import Accuracy, WrongElements
 
 MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right

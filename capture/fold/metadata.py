@@ -60,6 +60,7 @@ def make_metadata(
         client=redact_command(session.client),
         layers_recorded=first.layers,
         layers_model=session.layers_model or first.layers,
+        plan=session.plan,
         device=first.device,
         driver=first.driver,
         torch=first.torch,

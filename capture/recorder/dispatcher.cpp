@@ -222,6 +222,13 @@ void kcap_leave() {
 // 1: what this thread calls is not recorded until as many -1 came.
 void kcap_ignore(int change) { this_thread().ignored += change; }
 
+// 1: what this thread calls runs in the place of the operator that it is in, and is recorded, too, until -1 comes.
+void kcap_replace(int change) {
+  auto& t = this_thread();
+  if (change > 0) t.replaced_depth = std::exchange(t.aten_depth, 0);
+  else t.aten_depth = std::exchange(t.replaced_depth, 0);
+}
+
 // A process group, by the name or the handle that operators are given it by. `label`: what the engine calls it.
 int kcap_group(const char* name, int64_t handle, int size, int rank, const char* label) {
   return kcap::guarded([&] { kcap::groups().add(name, handle, size, rank, label); });

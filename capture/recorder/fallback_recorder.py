@@ -149,6 +149,11 @@ class DispatchModeRecorder:
     def ignore_end(self) -> None:
         self._of_this_thread().ignored -= 1
 
+    def replace_begin(self) -> None:
+        """Nothing: an operator's own calls are not seen here, whatever they are."""
+
+    def replace_end(self) -> None: ...
+
     # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 
     def graph_begin(self, nodes: bool) -> None:

@@ -92,6 +92,12 @@ class NativeRecorder:
     def ignore_end(self) -> None:
         self._quick.kcap_ignore(-1)
 
+    def replace_begin(self) -> None:
+        self._quick.kcap_replace(1)
+
+    def replace_end(self) -> None:
+        self._quick.kcap_replace(-1)
+
     def graph_begin(self, nodes: bool) -> None:
         self._quick.kcap_graph_begin(int(nodes))
 

@@ -56,6 +56,11 @@ class Recorder(Protocol):
         """What this thread calls until `ignore_end` is not recorded: a compiler's own work, say. May be nested."""
 
     def ignore_end(self) -> None: ...
+    def replace_begin(self) -> None:
+        """What this thread calls until `replace_end` runs in the place of the operator that it is in: recorded, too,
+        so that the operator is a region."""
+
+    def replace_end(self) -> None: ...
 
     # CUDA graphs. What is called on a thread from `graph_begin` on is the graph's, until it ends or is abandoned.
     def graph_begin(self, nodes: bool) -> None: ...

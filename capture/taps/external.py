@@ -149,6 +149,22 @@ class Externals:
             if recorder is not None:
                 recorder.ignore_end()
 
+    @contextlib.contextmanager
+    def replacing(self, operator: str, arguments: Sequence[tuple[str, Any]]) -> Iterator[None]:
+        """What runs is a call of `operator`, in the place of the operator that it is in."""
+        recorder = self._host.recorder
+        if recorder is None or not self.listening:
+            yield
+            return
+        recorder.replace_begin()
+        entered = self.enter(operator, arguments)
+        try:
+            yield
+        finally:
+            if entered:
+                self.leave()
+            recorder.replace_end()
+
 
 def _span(operator: str) -> Any:
     """Shows a profiler a call that no dispatcher sees."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,14 @@ class Lifecycle:
         self._shape: StepShape | None = None  # of the step under way
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget)
+
+    def loaded(self, **facts: Any) -> None:
+        """The model is loaded, its operators are registered, and nothing is compiled or captured yet. `facts`: as in
+        `start`. Nothing to do for a recording; what it raises ends the engine's start."""
+
+    def capture(self, tables: Callable[[], Sequence[dict[Any, Any]]], original: Callable[[], Any]) -> Any:
+        """The engine captures its CUDA graphs, by `original`. `tables`: where it keeps them, by what they are for."""
+        return original()
 
     def register(self, adapter: str = "") -> None:
         """Tell the session that this process has kcap in it, for which adapter, and put the taps into it."""

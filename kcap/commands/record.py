@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,24 +49,38 @@ class NumbersRange(click.IntRange):
         return tuple(super(NumbersRange, self).convert(word, param, ctx) for word in words)
 
 
+OFFLINE_OPTIONS = (  # of an engine that kcap starts itself
+    click.option("--model", help="A model: a hub id, or a directory with a config.json."),
+    click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM."),
+    click.option(
+        "--load-format",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "dummy"]),
+        help="dummy: random weights.",
+    ),
+    click.option("--num-layers", type=click.IntRange(1), help="Cut the model to its first N layers; shapes stay true."),
+    click.option("--num-prompts", default=8, show_default=True, type=NumbersRange(1), help="Random prompts."),
+    click.option("--input-len", default=128, show_default=True, type=NumbersRange(1), help="Tokens of each prompt."),
+    click.option("--output-len", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate."),
+    click.option(
+        "--prompts",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="JSON lines: texts or token ids.",
+    ),
+    click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine."),
+    click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults."),
+)
+
+
+def offline_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options of OFFLINE_OPTIONS: `--model`, and the fields of Offline."""
+    return functools.reduce(lambda function, option: option(function), reversed(OFFLINE_OPTIONS), command)
+
+
 @click.command(name="record", epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
-@click.option("--model", help="A model: a hub id, or a directory with a config.json.")
-@click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM.")
+@offline_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Recording to write.")
-@click.option(
-    "--load-format",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "dummy"]),
-    help="dummy: random weights.",
-)
-@click.option("--num-layers", type=click.IntRange(1), help="Cut the model to its first N layers; shapes stay true.")
-@click.option("--num-prompts", default=8, show_default=True, type=NumbersRange(1), help="Random prompts.")
-@click.option("--input-len", default=128, show_default=True, type=NumbersRange(1), help="Tokens of each prompt.")
-@click.option("--output-len", default=32, show_default=True, type=click.IntRange(1), help="Tokens to generate.")
-@click.option(
-    "--prompts", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="JSON lines: texts or token ids."
-)
 @click.option(
     "--max-steps", "--steps", "steps", type=click.IntRange(1), help="Close the window for good after N recorded steps."
 )
@@ -90,11 +107,9 @@ class NumbersRange(click.IntRange):
 @click.option(
     "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
 )
-@click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine.")
 @click.option(
     "--engine-log", type=click.Path(path_type=Path), help="Keep what the engine of --model, or the server, prints."
 )
-@click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults.")
 @click.option(
     "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
 )
@@ -104,6 +119,9 @@ class NumbersRange(click.IntRange):
     help="Keep what the server COMMAND is asked and answers, turn by turn, without texts.",
 )
 @click.option("--keep-text", is_flag=True, help="With --agent-trace: keep the texts, too; secrets are redacted.")
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), help="Record the engine with the Solutions of kcap apply."
+)
 @click.option("--keep-tokens", is_flag=True, help="Keep the values of token ids, too.")
 @click.option(
     "--recorder",
@@ -125,7 +143,8 @@ def command(
     model: str | None, framework: str, output: Path, steps: int | None, keep_tokens: bool, recorder: str, force: bool,
     check_coverage: bool, window: str | None, warmup_steps: int, client: str | None, ready: str | None,
     ready_timeout: float, engine_log: Path | None, exit_code: str, agent_trace: bool, keep_text: bool,
-    workload: Path | None, speed: float, concurrency: int | None, command_line: tuple[str, ...], **offline: Any,
+    plan_file: Path | None, workload: Path | None, speed: float, concurrency: int | None,
+    command_line: tuple[str, ...], **offline: Any,
 ) -> None:  # fmt: skip
     """Record what an inference engine runs: a model offline, or your own COMMAND (`vllm serve …`, `python …`).
 
@@ -145,15 +164,17 @@ def command(
         "check_coverage": check_coverage, "window": "manual" if closed else "auto", "warmup_steps": warmup_steps,
         "agent_trace": agent_trace, "keep_text": keep_text, "hash_key": secrets.token_hex(32) if agent_trace else "",
     }  # fmt: skip
-    given = None if client is None else _client(client, ready, ready_timeout, window, list(command_line))
+    opens = window != "manual"
+    given = None if client is None else make_given_client(client, ready, ready_timeout, opens, list(command_line))
     try:
-        with working_directory(output, force) as beside:
+        with working_directory(output, force) as beside, planned(plan_file) as extension:
+            options |= extension
             if model is not None:
                 ran = record_model(Offline(model=model, framework=framework, **offline), beside, options, engine_log)
             else:
                 named = _option_given("framework")
                 options["command"] = list(command_line)
-                ran = _record_command(server, named, given, beside, options, engine_log)
+                ran = record_command(server, named, given, beside, options, engine_log)
     except run.NoRecordingError as error:
         error.exit_code = _own_code(error.status, exit_code) or FAILED
         raise
@@ -166,6 +187,26 @@ def command(
         raise click.exceptions.Exit(PARTIAL)
 
 
+@contextmanager
+def planned(plan_file: Path | None) -> Iterator[dict[str, Any]]:
+    """What the Session says of an engine that runs with the plan; nothing without one.
+
+    What was made of the plan in the engine's processes is told in the end.
+    """
+    if plan_file is None:
+        yield {}
+        return
+    from kcap.bench.apply import process
+    from kcap.commands.run import told
+    from kcap.schemas.results.plan import read_plan
+
+    plan = read_plan(plan_file)
+    with tempfile.TemporaryDirectory(prefix="kcap-plan-") as folder:
+        left = Path(folder)
+        with told(plan, left):
+            yield process.session_options(plan, left)
+
+
 def _check_options(
     model: str | None, command_line: Sequence[str], client: str | None, ready: str | None, check_coverage: bool
 ) -> None:
@@ -173,7 +214,7 @@ def _check_options(
     if (model is None) == (not command_line):
         raise CallError("give either --model MODEL or -- COMMAND")
     if command_line:
-        _refuse(f.name for f in fields(Offline) if f.name != "framework")
+        refuse_offline_options()
     if (model is not None or client is not None) and _option_given("exit_code"):
         raise CallError("--exit-code: of a COMMAND without a --client only")
     if client is None and ready is not None:
@@ -182,6 +223,11 @@ def _check_options(
         raise CallError("--client needs a server: give -- COMMAND")
     if check_coverage and not machine.has_gpu():
         raise CallError("--check-coverage compares with what ran on a GPU, and this machine has none: leave it out")
+
+
+def refuse_offline_options() -> None:
+    """CallError where an option of --model is given beside a COMMAND, which would heed none of them."""
+    _refuse(field.name for field in fields(Offline) if field.name != "framework")
 
 
 def _sender(
@@ -248,20 +294,22 @@ def _refuse(names: Iterable[str]) -> None:
         raise CallError(f"{', '.join(options)}: of --model only; a COMMAND has options of its own")
 
 
-def _client(text: str, url: str | None, patience: float, window: str | None, server: list[str]) -> Client:
+def make_given_client(text: str, url: str | None, patience: float, opens: bool, server: list[str]) -> Client:
+    """The client that `text` is the command of, as `serving.make_client`."""
     from kcap.capture.controller import serving
 
     try:
         command_line = shlex.split(text)
     except ValueError as error:
         raise CallError(f"--client {text}: {error}") from None
-    return serving.make_client(command_line, url, patience, window != "manual", server)
+    return serving.make_client(command_line, url, patience, opens, server)
 
 
-def _record_command(
+def record_command(
     command_line: list[str], framework: str | None, client: Client | None, working: WorkingDirectory,
     options: dict[str, Any], log: Path | None,
 ) -> run.Run:  # fmt: skip
+    """Record a user's own command, under `client` where there is one. `options`: the Session's."""
     from kcap.capture.controller import frameworks, serving
 
     session = Session(

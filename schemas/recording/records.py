@@ -93,7 +93,7 @@ class Tap(_Part):
     detail: str = ""
 
 
-FORMAT = (1, 7)
+FORMAT = (1, 8)
 Mode = Literal["eager", "graph"]
 GraphUse = Literal["eager", "piecewise", "full"]
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
@@ -357,6 +357,7 @@ class Metadata(BaseModel):
     ranks: list[Rank] = []  # those recorded here, since format 1.4
     disagreements: list[Disagreement] = []
     seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
+    plan: dict[str, Any] = {}  # of the engine that ran with Solutions: the plan, and their hashes, since format 1.8
     coverage: dict[str, Any] | None = None  # a kcap.schemas.results.coverage.CoverageSummary
     recorder: list[str] = []
     kernel_ids: str = "operator"  # of calling_record.json: "definition" since Definitions are derived

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.bench.accuracy import RTOL, difference
-from kcap.bench.wrong_elements import AS_A_WHOLE, wrong_elements
+from kcap.bench.accuracy.wrong_elements import AS_A_WHOLE, wrong_elements
 from kcap.schemas.results.outcome import Outcome
 
 DTYPES = [*RTOL, torch.int8, torch.int64, torch.bool]

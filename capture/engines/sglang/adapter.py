@@ -99,6 +99,7 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
     def load(original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         operators.name_fused(window)
+        window.loaded(**rank_facts(), **_framework())
         return result
 
     announce(window.session, module.ModelRunner, STARTING)
@@ -145,16 +146,19 @@ def _hook_server(module: Any, window: Window) -> None:
     module._wait_and_warmup = warm_up
 
 
-def _facts(scheduler: Any) -> dict[str, Any]:
+def _framework() -> dict[str, str]:
     import sglang
 
+    return {"framework": FRAMEWORK.name, "framework_version": sglang.__version__}
+
+
+def _facts(scheduler: Any) -> dict[str, Any]:
     config, server = scheduler.model_config, scheduler.server_args
     return {
         **rank_facts(_replica(scheduler), not server.enable_dp_attention, server.dp_size),
         "model": config.model_path,
         "layers": getattr(config, "num_hidden_layers", None),
-        "framework": FRAMEWORK.name,
-        "framework_version": sglang.__version__,
+        **_framework(),
     }
 
 

@@ -8,6 +8,7 @@ count; later dummy runs are left out, `execute_dummy_batch` (data parallel) coun
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from types import ModuleType
 from typing import Any
@@ -93,8 +94,23 @@ def _hook_backend(module: ModuleType, window: Window) -> None:
 
 def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
     announce(window.session, module.GPUModelRunner, {"capture_model": "capturing CUDA graphs"})
+    if hasattr(module.GPUModelRunner, "capture_model"):
+        wrap(module.GPUModelRunner, "capture_model", functools.partial(_capture_model, window))
     wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
     wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
+
+
+def _capture_model(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    return window.capture(functools.partial(_graph_tables, runner), functools.partial(original, *args, **kwargs))
+
+
+def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
+    """Where both runners keep their graphs, each by the batch that it is for: in wrappers around what is compiled, and
+    in the V2 runner's manager."""
+    wrappers = getattr(sys.modules.get("vllm.compilation.cuda_graph"), "CUDAGraphWrapper", None)
+    found = [o for o in gc.get_objects() if type(o) is wrappers] if wrappers else []
+    managers = [o for o in vars(runner).values() if isinstance(getattr(o, "graphs", None), dict)]
+    return [*(wrapper.concrete_cudagraph_entries for wrapper in found), *(manager.graphs for manager in managers)]
 
 
 def _graph(groups: Groups) -> dict[str, Any]:
@@ -136,6 +152,11 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, 
             window.failed(error)
         return result
 
+    def load(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        window.loaded(**_facts(worker))
+        return result
+
     def dummy_batch(original: Around, worker: Any, *args: Any, **kwargs: Any) -> Any:
         began = window.begin(StepShape("other", [], []))
         try:
@@ -149,6 +170,7 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, 
 
     worker = getattr(module, name)
     announce(window.session, worker, STARTING)
+    wrap(worker, "load_model", load)
     wrap(worker, "compile_or_warm_up_model", warm_up)
     wrap(worker, "execute_dummy_batch", dummy_batch)
     wrap(worker, "execute_model", steps.stage)

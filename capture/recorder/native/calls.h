@@ -260,7 +260,7 @@ void classify_region(Thread& t, const Frame& frame) {
 void ended(Thread& t, Frame& frame) {
   pop(t, frame);
   if (frame.epoch != t.epoch) return;
-  if (!frame.aten && frame.entry) classify_region(t, frame);
+  if ((!frame.aten || frame.has_kernels) && frame.entry) classify_region(t, frame);
   if (C10_UNLIKELY(t.capture != nullptr)) capture_end_of_call(t, frame.position);
   count_if_loose(t);
 }

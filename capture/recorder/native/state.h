@@ -134,6 +134,7 @@ struct Thread {
   Recorder* owner = nullptr;  // whose entries `entries` and `program` hold
   Frame* top = nullptr;
   int aten_depth = 0, depth = 0, ignored = 0;
+  int replaced_depth = 0;  // `aten_depth`, while something runs in the place of such an operator
   bool busy = false, stepping = false, sampled = true, unfinished = false;
   size_t phase = 3;
   uint64_t epoch = 0, epochs = 0;  // of `program`: frames know by it whether theirs is still there

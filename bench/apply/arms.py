@@ -1,0 +1,203 @@
+"""The engine with and without its Solutions, in one process, step by step: what is measured to tell what they gain.
+
+Steps come in blocks. Each three blocks are, in random order, one of every arm: the engine's own kernels, the
+Solutions, and the engine's own once more as a control. Where the engine captures CUDA graphs each arm has a set of its
+own, and the sets are exchanged between blocks; else the Solutions are switched on and off. All ranks draw the same
+order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from kcap.bench.apply.process import PlanWindow
+from kcap.capture.session import Session
+from kcap.capture.window.step import StepShape
+from kcap.schemas.files.jsonfile import read_lines
+from kcap.schemas.recording.records import Record
+from kcap.schemas.results.measurement import Time
+
+Arm = Literal["engine", "solutions", "control"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
+WINDOW = f"{__name__}:ArmsWindow"
+ENDING = ".steps.jsonl"
+KEPT_BACK = 64  # steps whose GPU events are not asked for yet: they may not have happened
+
+
+class TimedStep(Record):
+    """One step. `at`: seconds by a clock of the process, when it began; `us`: its time, on a GPU between two events of
+    the stream, without what lies between the forward and the sampling. `uses`: how often each of the plan's
+    replacements ran in it. `first`: it is the first of its block."""
+
+    index: int
+    rank: int = 0
+    arm: Arm
+    phase: str
+    sequences: int
+    tokens: int
+    at: float
+    us: Time
+    uses: list[int] = []
+    first: bool = False
+
+
+def arm_of(step: int, block: int, seed: int) -> tuple[Arm, bool]:
+    """The arm of the engine's step `step`, and whether it is the first of its block."""
+    group, place = divmod(step, len(ARMS) * block)
+    return _order(group, seed)[place // block], not place % block
+
+
+@cache
+def _order(group: int, seed: int) -> tuple[Arm, ...]:
+    return tuple(random.Random(f"{seed}/{group}").sample(ARMS, len(ARMS)))
+
+
+def read_steps(left: Path) -> Iterator[TimedStep]:
+    """Of all processes that left some in the folder `left`."""
+    for path in sorted(left.glob(f"*{ENDING}")):
+        yield from read_lines(path, TimedStep)
+
+
+class ArmsWindow(PlanWindow):
+    """Chooses the arm of each step, and times it.
+
+    The Session's `extension` has `block`, the steps of a block, and `seed`; or `arm`, for all steps.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._fixed: Arm | None = session.extension.get("arm")
+        self._block, self._seed = session.extension.get("block", 1), session.extension.get("seed", 0)
+        self._graph_sets: dict[Arm, list[dict[Any, Any]]] = {}
+        self._tables: list[dict[Any, Any]] = []
+        self._arm: Arm = self._fixed or "engine"
+        self._index = 0
+        self._clock: StepClock | None = None
+        self._waiting: list[tuple[TimedStep, StepClock]] = []
+
+    def loaded(self, **facts: Any) -> None:
+        """An arm of fresh engines that runs the engine's own kernels is the engine as it is: nothing is put in."""
+        if self._fixed == "engine":
+            self.stays_as_it_is(facts)
+            return
+        super().loaded(**facts)
+        self.replacements.on = self._fixed == "solutions"
+
+    def capture(self, tables: Callable[[], Sequence[dict[Any, Any]]], original: Callable[[], Any]) -> Any:
+        """Capture the graphs of every arm. `tables`: where the engine keeps its own, by what they are for."""
+        if self._fixed:
+            return original()
+        result = None
+        for arm in ARMS:
+            for table in tables():
+                table.clear()
+            self.replacements.on = arm == "solutions"
+            made = original()
+            result = made if result is None else result
+            self._tables = list(tables())
+            self._graph_sets[arm] = [dict(table) for table in self._tables]
+        self._show("engine")
+        return result
+
+    def _show(self, arm: Arm) -> None:
+        """Let the engine find the graphs of this arm alone, and launch its kernels."""
+        self._arm = arm
+        self.replacements.on = arm == "solutions"
+        for table, graphs in zip(self._tables, self._graph_sets.get(arm, []), strict=False):
+            table.clear()
+            table.update(graphs)
+
+    # ---- steps ----
+
+    def step_begins(self, shape: StepShape) -> None:
+        arm, self._begins_block = (self._fixed, False) if self._fixed else arm_of(self._index, self._block, self._seed)
+        if arm != self._arm:
+            self._show(arm)
+        self._clock = StepClock()
+
+    def pause(self) -> None:
+        if self._clock is not None:
+            self._clock.stop()
+        super().pause()
+
+    def resume(self) -> bool:
+        resumed = super().resume()
+        if resumed and self._clock is not None:
+            self._clock.go_on()
+        return resumed
+
+    def step_ended(self, shape: StepShape) -> None:
+        clock, self._clock = self._clock, None
+        if clock is None:
+            return
+        clock.stop()
+        step = TimedStep(
+            index=self._index, rank=self.rank, arm=self._arm, phase=shape.phase, sequences=len(shape.queries),
+            tokens=shape.tokens, at=clock.began, us=0.0, uses=self.uses(), first=self._begins_block,
+        )  # fmt: skip
+        self._index += 1
+        self._waiting.append((step, clock))
+        if len(self._waiting) >= 2 * KEPT_BACK:
+            self._write(KEPT_BACK)
+
+    def tell(self, refused: str = "") -> None:
+        super().tell(refused)
+        if not self._under_way:
+            self._write(KEPT_BACK if torch.cuda.is_initialized() else 0)
+
+    def ends(self) -> None:
+        """The process ends: write what is left."""
+        self._write(0)
+        super().ends()
+
+    def _write(self, kept: int) -> None:
+        ready = self._waiting[: len(self._waiting) - kept]
+        if not ready:
+            return
+        del self._waiting[: len(ready)]
+        path = self.left / f"{socket.gethostname()}-{os.getpid()}{ENDING}"
+        with path.open("ab") as file:
+            file.writelines(step.model_copy(update={"us": clock.us()}).line() for step, clock in ready)
+
+
+class StepClock:
+    """The time of one step, in the parts that it runs in: on a GPU by events of the stream, else by the host."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._on_gpu = torch.cuda.is_initialized()
+        self._parts: list[tuple[Any, Any]] = []
+        self._since: Any = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        self._since = self._now()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            self._parts.append((self._since, self._now()))
+            self._since = None
+
+    def us(self) -> float:
+        """Microseconds; on a GPU it waits until the step has happened."""
+        if not self._on_gpu:
+            return float(sum(end - start for start, end in self._parts)) / 1e3
+        for _, end in self._parts:
+            end.synchronize()
+        return float(sum(start.elapsed_time(end) for start, end in self._parts)) * 1e3
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -1,0 +1,96 @@
+"""Whether an invocation is exactly as a recorded Call: what a Solution was judged for, and nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from kcap.schemas.recording.records import Call
+from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSpec, TorchConstant, Value
+
+Values: TypeAlias = "Mapping[str, Any]"  # arguments by their paths in the Call (`"3"`, `"2.1"`)
+ALIGNMENT = 16  # bytes, of every tensor: what is judged is aligned by more
+MARKS = (Drift, Folded, Opaque, Group)  # of values that are not known
+
+
+class Matching:
+    """What an invocation of `call` looks like. Values that the Call does not know may be anything."""
+
+    def __init__(self, call: Call) -> None:
+        self._tensors = [
+            (
+                path,
+                torch.Size(spec.shape),
+                spec.effective_strides,
+                getattr(torch, spec.dtype),
+                spec.device.split(":")[0],
+            )
+            for path, spec in call.tensors()
+        ]
+        self._storages = [(path, spec.storage) for path, spec in call.tensors()]
+        self._plain = [
+            (str(index), argument.value) for index, argument in enumerate(call.args) if _is_known(argument.value)
+        ]
+        self._constants = dict(call.launch.constexprs) if call.launch else {}
+
+    def mismatch(self, values: Values, constants: Mapping[str, Any] | None = None) -> str:
+        """The first thing in which an invocation is not as the Call; "" if there is none.
+
+        `constants`: of a Triton launch, its constexprs by name.
+        """
+        for path, shape, strides, dtype, device in self._tensors:
+            tensor = values.get(path)
+            if not isinstance(tensor, torch.Tensor):
+                return f"argument {path}: no tensor"
+            if tensor.shape != shape:
+                return f"argument {path}: shape"
+            if tensor.dtype != dtype or tensor.device.type != device:
+                return f"argument {path}: dtype or device"
+            if tensor.stride() != strides and not _same_layout(shape, tensor.stride(), strides):
+                return f"argument {path}: strides"
+            if tensor.data_ptr() % ALIGNMENT:
+                return f"argument {path}: not aligned to {ALIGNMENT} bytes"
+        for path, value in self._plain:
+            if not _same(values.get(path), value):
+                return f"argument {path}: value"
+        if constants is not None:
+            for name, value in self._constants.items():
+                if not _same(constants.get(name), value):
+                    return f"constant {name}: value"
+        return "" if self._shared_alike(values) else "which tensors share their memory"
+
+    def _shared_alike(self, values: Values) -> bool:
+        """Whether the same tensors share their memory."""
+        found: dict[int, int] = {}
+        for path, number in self._storages:
+            address = values[path].untyped_storage().data_ptr()
+            if found.setdefault(number, address) != address:
+                return False
+        addresses = [address for address in found.values() if address]
+        return len(set(addresses)) == len(addresses)
+
+
+def _same_layout(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether strides differ in dimensions of one element alone, where they mean nothing."""
+    return all(size <= 1 or x == y for size, x, y in zip(shape, a, b, strict=True))
+
+
+def _is_known(value: Value) -> bool:
+    """Whether all of it is plain: no tensor, and nothing that changes or cannot be written down."""
+    if isinstance(value, list):
+        return all(map(_is_known, value))
+    return not isinstance(value, (TensorSpec, *MARKS)) and not (
+        isinstance(value, TorchConstant) and value.kind == "device"
+    )
+
+
+def _same(value: Any, recorded: Value) -> bool:
+    if isinstance(recorded, list):
+        return isinstance(value, list | tuple) and len(value) == len(recorded) and all(map(_same, value, recorded))
+    if isinstance(recorded, TorchConstant):
+        return str(getattr(value, "name", None) or value).removeprefix("torch.") == recorded.name
+    if isinstance(value, torch.Tensor):
+        return False
+    return type(value) is type(recorded) and value == recorded

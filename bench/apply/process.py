@@ -1,0 +1,274 @@
+"""A plan in a process of the engine: put in once the model is loaded, watched step by step, and told of.
+
+The engine's adapter is that of a recording: it says when the model is loaded and when a step begins and ends. Each
+process leaves what became of the plan in a file of its own (`Engagement`), which is written anew about every second.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from kcap.bench.apply.seams import Operators, Placed, Replacements
+from kcap.bench.build import BuildFailed, build
+from kcap.capture.hooks.patching import Methods
+from kcap.capture.session import Session
+from kcap.capture.window.process import at_exit
+from kcap.capture.window.window import StepShape, Window
+from kcap.errors import KcapError
+from kcap.schemas.files.jsonfile import dump_json, read_json
+from kcap.schemas.results.plan import Plan, Replacement, file_sha256, plan_bytes, read_plan
+from kcap.system.output import write_atomically
+
+WINDOW = f"{__name__}:PlanWindow"
+WRITTEN_EVERY = 1.0  # seconds
+ENDING = ".engagement.json"
+BUILT = "built"
+
+
+def session_options(plan: Plan, left: Path, window: str = WINDOW, **extension: Any) -> dict[str, Any]:
+    """What the Session of an engine with this plan has beside the others: the plan lies in the folder `left`, where the
+    processes leave their Engagements. `window`: the class of their windows, which finds `extension` there, too."""
+    file = left / "plan.json"
+    file.write_bytes(plan_bytes(plan))
+    return {
+        "extension": {"window": window, "plan": str(file), "left": str(left), **extension},
+        "plan": {
+            "sha256": file_sha256(file),
+            "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
+        },
+    }
+
+
+class PlanRefused(Exception):
+    """This engine cannot hold the plan. It does not start, for it would silently be the engine's own."""
+
+
+class Engaged(BaseModel):
+    """One replacement in one process. `eager`, `captured`: how often the Solution ran outside and inside a capture;
+    `replayed`: how often graphs ran it. `steps`: how many steps held it. `misses`: how often an invocation of its
+    operator was not as the Call, by the first difference. `off`: why it was taken out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    solution: str
+    call: int
+    eager: int = 0
+    captured: int = 0
+    replayed: int = 0
+    steps: int = 0
+    misses: Mapping[str, int] = {}
+    off: str = ""
+
+
+class Engagement(BaseModel):
+    """What became of the plan in one process. `steps`: all of its steps, by phase. `refused`: why it did not start."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pid: int
+    rank: int = 0
+    steps: Mapping[str, int] = {}
+    replacements: Sequence[Engaged] = []
+    refused: str = ""
+
+
+ENGAGEMENT_ADAPTER = TypeAdapter(Engagement)
+
+
+def read_engagements(left: Path) -> list[Engagement]:
+    """Of every process that left one in the folder `left`, by rank."""
+    found = [read_json(path, ENGAGEMENT_ADAPTER) for path in sorted(left.glob(f"*{ENDING}"))]
+    return sorted(found, key=lambda one: (one.rank, one.pid))
+
+
+class PlanWindow(Window):
+    """The window of a process with a plan: it steers a recording, if there is one, and the Solutions."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.left = Path(session.extension["left"])
+        self.replacements = Replacements([])
+        self._graphs = GraphUses(self.replacements)
+        self._counted: Counter[str] = Counter()
+        self._held: Counter[int] = Counter()
+        self._before: dict[int, int] = {}
+        self._under_way: StepShape | None = None
+        self.rank = 0
+        self._written = 0.0
+
+    def loaded(self, **facts: Any) -> None:
+        """Put the plan in. PlanRefused ends the engine's start: nothing runs that only seems to have a plan."""
+        self.stays_as_it_is(facts)
+        try:
+            plan = read_plan(Path(self.session.extension["plan"]))
+            check_engine(plan, facts)
+            placed = [place(plan, one, self.left / BUILT) for one in plan.replacements]
+            self.replacements = Replacements(placed, self._recorded)
+            self.replacements.failed = self._solution_failed
+            self._graphs = GraphUses(self.replacements)
+            self._seams = [Operators(self.replacements)]  # what it registers lasts as long as it
+            for seam in self._seams:
+                seam.install()
+            self._graphs.install()
+        except (KcapError, BuildFailed, PlanRefused) as error:
+            self.tell(str(error))
+            raise PlanRefused(f"kcap: the plan cannot be put into this engine: {error}") from None
+        self.tell()
+
+    def stays_as_it_is(self, facts: Mapping[str, Any]) -> None:
+        """Put nothing in: the engine is watched alone."""
+        self.rank = facts.get("rank", 0)
+        at_exit(self.ends)
+
+    def ends(self) -> None:
+        """The process ends."""
+        self.tell()
+
+    # ---- steps ----
+
+    def begin(self, shape: StepShape) -> bool:
+        if self._under_way is not None:
+            self.end()
+        super().begin(shape)
+        self._before = self._uses()
+        self._under_way = shape
+        self.step_begins(shape)
+        return True
+
+    def resume(self) -> bool:
+        super().resume()
+        return self._under_way is not None
+
+    def end(self) -> None:
+        shape, self._under_way = self._under_way, None
+        if shape is not None:
+            self.step_ended(shape)
+            uses = self._uses()
+            self._counted[shape.phase] += 1
+            self._held.update(index for index, times in uses.items() if times > self._before.get(index, 0))
+        super().end()
+        if time.monotonic() > self._written + WRITTEN_EVERY:
+            self.tell()
+
+    def discard(self) -> None:
+        self._under_way = None
+        super().discard()
+
+    def step_begins(self, shape: StepShape) -> None:
+        """For whoever decides step by step what runs."""
+
+    def step_ended(self, shape: StepShape) -> None:
+        """The same, before anything else is done."""
+
+    def uses(self) -> list[int]:
+        """How often each Solution was run in this step so far, by the order of the plan's replacements."""
+        now = self._uses()
+        return [now[index] - self._before.get(index, 0) for index in range(len(self.replacements.placed))]
+
+    def _uses(self) -> dict[int, int]:
+        return {index: one.eager + self._graphs.replayed[index] for index, one in enumerate(self.replacements.placed)}
+
+    # ---- what is told of it ----
+
+    def _solution_failed(self, placed: Placed, error: BaseException) -> None:
+        name = placed.replacement.recorded_as
+        print(f"kcap: {name} was taken out: {placed.off}; the engine's own runs", file=sys.stderr, flush=True)
+        self.note(f"{name} was taken out: {placed.off}")
+
+    def _recorded(self, placed: Placed, values: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """A Solution is a call of its own in the Recording, and the operator around it a region."""
+        tensors = [(f"argument_{path}", value) for path, value in values.items() if isinstance(value, torch.Tensor)]
+        with self.taps.externals.replacing(placed.replacement.recorded_as, tensors):
+            return run()
+
+    def tell(self, refused: str = "") -> None:
+        """Write what became of the plan so far. `refused`: why this engine cannot hold it."""
+        self._written = time.monotonic()
+        replayed = self._graphs.replayed
+        engaged = [
+            Engaged(
+                solution=one.replacement.recorded_as, call=one.replacement.call.id, eager=one.eager,
+                captured=one.captured, replayed=replayed[index], steps=self._held[index], misses=dict(one.misses),
+                off=one.off,
+            )
+            for index, one in enumerate(self.replacements.placed)
+        ]  # fmt: skip
+        told = Engagement(
+            pid=os.getpid(), rank=self.rank, steps=dict(self._counted), replacements=engaged, refused=refused
+        )
+        path = self.left / f"{socket.gethostname()}-{os.getpid()}{ENDING}"
+        write_atomically(path, dump_json(told.model_dump(mode="json")))
+
+
+class GraphUses:
+    """How often CUDA graphs ran each Solution: each was captured so often in a graph, and that is replayed."""
+
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
+        self.replayed: Counter[int] = Counter()
+        self._captures: dict[int, list[int]] = {}  # by the graph's id: captures until it began
+        self._methods = Methods()
+
+    def install(self) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._held: Any = WeakIdKeyDictionary()
+        kind = torch.cuda.CUDAGraph
+        self._methods.around(kind, "capture_begin", self._capture_begin)
+        self._methods.around(kind, "capture_end", self._capture_end)
+        self._methods.around(kind, "replay", self._replay)
+
+    def _captured(self) -> list[int]:
+        return [one.captured for one in self._replacements.placed]
+
+    def _capture_begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(graph, *args, **kwargs)
+        self._captures[id(graph)] = self._captured()
+        return result
+
+    def _capture_end(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._captures.pop(id(graph), None) or self._captured()
+        result = original(graph, *args, **kwargs)
+        new = {i: now - then for i, (now, then) in enumerate(zip(self._captured(), before, strict=True)) if now > then}
+        self._held[graph] = new
+        return result
+
+    def _replay(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+        self.replayed.update(self._held.get(graph, {}))
+        return original(graph, *args, **kwargs)
+
+
+def check_engine(plan: Plan, facts: Mapping[str, Any]) -> None:
+    """PlanRefused where the plan was made for another engine, another release of it, or another GPU."""
+    for what, made_for, found in _differences(plan, facts):
+        raise PlanRefused(f"it was made for {what} {made_for}, and this is {found}: record, judge and apply anew here")
+
+
+def _differences(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
+    for what, made_for in (("framework", plan.framework), ("framework_version", plan.framework_version)):
+        if made_for and facts.get(what) and made_for != facts[what]:
+            yield what.replace("_", " "), made_for, facts[what]
+    if plan.machine.device == "cuda":
+        found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        if plan.machine.device_name and found not in plan.machine.device_name.split(", "):
+            yield "the device", plan.machine.device_name, found
+
+
+def place(plan: Plan, one: Replacement, folder: Path) -> Placed:
+    """The replacement with its Solution, built below `folder`; BuildFailed where it cannot be."""
+    solution = plan.solutions[one.solution]
+    try:
+        function = build(solution, folder)
+    except BuildFailed as error:
+        raise BuildFailed(f"{solution.author}/{solution.name}: {error.reason}", error.log) from None
+    return Placed(one, function, solution.spec.destination_passing_style)

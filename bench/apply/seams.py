@@ -1,0 +1,222 @@
+"""Puts Solutions in the place of an engine's kernels, where the engine lets them in, and takes them out again.
+
+A registered operator is overridden for its device, below the compiler: its code is not compiled anew and calls what is
+registered then. A Triton launch is met where Triton or inductor launches it, by the source of its kernel. What is not
+exactly as a Call in the plan runs the engine's own, and so does everything while `Replacements.on` is False.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from kcap.bench.apply.matching import Matching, Values
+from kcap.errors import KcapError
+from kcap.schemas.recording.operators import DEFAULT, to_trace
+from kcap.schemas.results.plan import Replacement, Scalar, TensorView
+
+Function = Callable[..., Any]
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # torch's dispatch keys, by type of device
+
+
+class NoSeam(KcapError):
+    """The engine lacks what a plan replaces."""
+
+
+@dataclass
+class Placed:
+    """A Solution in the place of one Call. `destination`: it takes its outputs.
+
+    `eager`, `captured`: how often it ran outside and inside a capture. `misses`: how often an invocation of the
+    operator was not as the Call, by the first difference. `off`: why it is not used any more.
+    """
+
+    replacement: Replacement
+    function: Function
+    destination: bool
+    eager: int = 0
+    captured: int = 0
+    off: str = ""
+    misses: Counter[str] = field(default_factory=Counter)
+    matching: Matching = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.matching = Matching(self.replacement.call)
+
+    def run(self, values: Values) -> Any:
+        """Run the Solution on the call's arguments, and return what the operator would."""
+        one = self.replacement
+        results = [
+            torch.empty_strided(new.shape, new.strides, dtype=getattr(torch, new.dtype), device=self._device(values))
+            for new in one.returned
+        ]
+        inputs = [_input(source, values) for source in one.inputs]
+        outputs = [_view(view, values, results) for view in one.outputs]
+        if self.destination:
+            self.function(*inputs, *outputs)
+        else:
+            self._take(self.function(*inputs), outputs)
+        return (tuple(results) if one.several else results[0]) if one.returned else None
+
+    def outputs(self, values: Values, result: Any) -> list[torch.Tensor]:
+        """The Definition's outputs, where the operator, or the Solution, has left them."""
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        return [_view(view, values, results) for view in self.replacement.outputs]
+
+    def _take(self, made: Any, outputs: Sequence[torch.Tensor]) -> None:
+        """Put what the Solution returned where the engine looks for it; what was written in place is there already."""
+        parts = list(made) if isinstance(made, tuple | list) else [made]
+        if len(parts) != len(outputs):
+            raise ValueError(f"returned {len(parts)} of {len(outputs)} outputs")
+        for part, output in zip(parts, outputs, strict=True):
+            if part.shape != output.shape or part.dtype != output.dtype:
+                raise ValueError(f"returned {part.dtype}{list(part.shape)} for {output.dtype}{list(output.shape)}")
+            if part.data_ptr() != output.data_ptr() or part.stride() != output.stride():
+                output.copy_(part)
+
+    def _device(self, values: Values) -> torch.device:
+        return next(value.device for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def _input(source: TensorView | Scalar, values: Values) -> Any:
+    return source.scalar if isinstance(source, Scalar) else _view(source, values, ())
+
+
+def _view(view: TensorView, values: Values, results: Sequence[torch.Tensor]) -> torch.Tensor:
+    whole = values[view.argument] if view.argument is not None else results[view.result or 0]
+    return whole.as_strided(view.shape, view.strides, whole.storage_offset() + view.offset)
+
+
+class Around(Protocol):
+    """What is done around a Solution while it runs: a recorder's region, a count."""
+
+    def __call__(self, placed: Placed, values: Values, run: Callable[[], Any]) -> Any: ...
+
+
+def _plainly(placed: Placed, values: Values, run: Callable[[], Any]) -> Any:
+    return run()
+
+
+class Replacements:
+    """All Solutions of this process, by the operator whose calls they replace.
+
+    `on`: they are used. `around`: runs each. `failed`: is told of one that raised, which is off from then on; while a
+    graph is captured, what was raised goes on to the engine, for the capture is lost.
+    """
+
+    def __init__(self, placed: Iterable[Placed], around: Around = _plainly) -> None:
+        self.placed = list(placed)
+        self.on = True
+        self.around = around
+        self.failed: Callable[[Placed, BaseException], None] = lambda placed, error: None
+        self._by_operator: dict[str, list[Placed]] = defaultdict(list)
+        for one in self.placed:
+            self._by_operator[one.replacement.call.operator].append(one)
+        self._local = threading.local()
+
+    def operators(self, seam: str) -> list[str]:
+        return [name for name, those in self._by_operator.items() if those[0].replacement.seam == seam]
+
+    def find(self, operator: str, values: Values, constants: Mapping[str, Any] | None = None) -> Placed | None:
+        """The Solution for exactly this invocation; None where the engine's own is to run."""
+        if not self.on or getattr(self._local, "inside", False):
+            return None
+        for one in self._by_operator.get(operator, ()):
+            if one.off:
+                continue
+            if not (mismatch := one.matching.mismatch(values, constants)):
+                return one
+            one.misses[mismatch] += 1
+        return None
+
+    def run(self, one: Placed, values: Values, original: Callable[[], Any]) -> Any:
+        """Run the Solution; should it raise where nothing is captured, the original."""
+        capturing = _is_capturing()
+        self._local.inside = True
+        try:
+            result = self.around(one, values, lambda: one.run(values))
+        except Exception as error:
+            one.off = f"{type(error).__name__}: {error}"
+            self.failed(one, error)
+            if capturing:
+                raise
+            self._local.inside = False
+            return original()
+        finally:
+            self._local.inside = False
+        one.captured += capturing
+        one.eager += not capturing
+        return result
+
+
+def _is_capturing() -> bool:
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+class Operators:
+    """The seam of registered operators: each is overridden for the device of its replacements."""
+
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
+        self._libraries: list[torch.library.Library] = []
+
+    def install(self) -> None:
+        """Override them; NoSeam where one is not registered, or has no kernel for the device."""
+        for operator in self._replacements.operators("operator"):
+            self._override(operator)
+
+    def uninstall(self) -> None:
+        """Give each its own kernel back; nothing is compiled anew."""
+        while self._libraries:
+            self._libraries.pop()._destroy()
+
+    def _override(self, operator: str) -> None:
+        namespace, base, overload = to_trace(operator).split(".")
+        name = f"{namespace}::{base}" + ("" if overload == DEFAULT else f".{overload}")
+        key = KEYS[_device_of(self._replacements, operator)]
+        if name not in torch._C._dispatch_get_all_op_names():
+            raise NoSeam(f"{operator}: is no registered operator of this engine")
+        schema = torch._C._get_schema(f"{namespace}::{base}", "" if overload == DEFAULT else overload)
+        try:
+            original = torch.library.get_kernel(name, key)
+        except RuntimeError as error:
+            raise NoSeam(f"{operator}: has no kernel for {key} to be replaced ({error})") from None
+        replacements = self._replacements
+
+        def override(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            def run_original() -> Any:
+                return original.call_boxed(keys, *args, **kwargs)
+
+            values = values_of(schema, args, kwargs)
+            one = replacements.find(operator, values)
+            return run_original() if one is None else replacements.run(one, values, run_original)
+
+        library = torch.library.Library(namespace, "IMPL")
+        library.impl(name, override, key, with_keyset=True, allow_override=True)
+        self._libraries.append(library)
+
+
+def _device_of(replacements: Replacements, operator: str) -> str:
+    """The type of device of its tensors."""
+    call = next(one.replacement.call for one in replacements.placed if one.replacement.call.operator == operator)
+    devices = {spec.device.partition(":")[0] for _, spec in call.tensors()}
+    on_gpu = sorted(devices - {"cpu"})
+    if len(on_gpu) > 1 or not devices or (on_gpu and on_gpu[0] not in KEYS):
+        raise NoSeam(f"{operator}: its tensors are on {', '.join(sorted(devices)) or 'no device'}")
+    return on_gpu[0] if on_gpu else "cpu"
+
+
+def values_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by their paths in a Call (`"3"`, `"2.1"`); torch leaves out those that equal their default."""
+    values: dict[str, Any] = {}
+    for index, argument in enumerate(schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+        values[str(index)] = value
+        if isinstance(value, list | tuple):
+            values |= {f"{index}.{place}": item for place, item in enumerate(value)}
+    return values

@@ -1,0 +1,185 @@
+"""`kcap run`: an engine started with the Solutions of a plan in place."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kcap.capture.controller.offline import Offline, record_model
+from kcap.capture.controller.output import working_directory
+from kcap.commands.record import make_given_client, offline_options, record_command, refuse_offline_options
+from kcap.errors import FAILED, CallError, KcapError
+
+if TYPE_CHECKING:
+    from kcap.bench.apply.process import Engaged, Engagement
+    from kcap.capture.controller.run import Run
+    from kcap.schemas.results.plan import Plan
+
+EXAMPLE = """
+\b
+Examples:
+  kcap run --plan plan.json -- vllm serve meta-llama/Llama-3.1-8B
+  kcap run --plan plan.json --model meta-llama/Llama-3.1-8B --load-format dummy
+"""
+PATH = click.Path(path_type=Path)
+
+
+@click.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
+@click.option("--plan", "plan_file", required=True, type=PATH, help="What goes into the engine: of kcap apply.")
+@click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
+@click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
+@offline_options
+@click.option("--client", help="Run this command once the server COMMAND serves, then end the server.")
+@click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
+@click.option(
+    "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
+)
+@click.option("--engine-log", type=PATH, help="Keep what the engine of --model, or the server of a --client, prints.")
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def command(
+    plan_file: Path, trial: bool, trust: bool, client: str | None, ready: str | None, ready_timeout: float,
+    engine_log: Path | None, command_line: tuple[str, ...], **offline: Any,
+) -> int | None:  # fmt: skip
+    """Start an engine with the Solutions of a plan in the place of its kernels, in each of its processes.
+
+    They are put in before the engine compiles and captures graphs. Each is tried alone first, on the recorded shapes:
+    one that fails, cannot be captured, differs from the engine's kernel or is slower is left out. A call that is not as
+    it was judged runs the engine's own kernel. An engine that cannot hold the plan does not start. At the end a table
+    tells in how many steps each Solution ran.
+    """
+    from kcap.bench.apply.process import session_options
+    from kcap.schemas.results.plan import read_plan
+
+    plan = read_plan(plan_file)
+    check_engine_choice(offline["model"], command_line)
+    if trial:
+        plan = tried(plan, trust)
+    server_client = given_client(client, ready, ready_timeout, command_line)
+    with tempfile.TemporaryDirectory(prefix="kcap-run-") as folder, told(plan, Path(folder)) as engagements:
+        started = start_engine(
+            session_options(plan, Path(folder)), Path(folder), offline, command_line, server_client, engine_log
+        )
+    if started.failure:
+        click.echo(f"kcap: {started.failure}", err=True)
+    if started.status and started.status > 0:
+        return started.status
+    return None if any(one.steps for each in engagements for one in each.replacements) else FAILED
+
+
+@contextmanager
+def told(plan: Plan, left: Path, printed: bool = True) -> Iterator[list[Engagement]]:
+    """Tell, once the engine has ended, what became of the plan in its processes, which left it in the folder `left`.
+
+    Yields the list that they are put into. An engine that did not start because it cannot hold the plan: KcapError.
+    """
+    from kcap.bench.apply.process import read_engagements
+
+    engagements: list[Engagement] = []
+    try:
+        yield engagements
+    except KcapError:
+        refused = next((one.refused for one in read_engagements(left) if one.refused), "")
+        if refused:
+            raise KcapError(f"the plan cannot be put into this engine: {refused}") from None
+        raise
+    engagements += read_engagements(left)
+    if printed:
+        print_engagements(plan, engagements)
+
+
+def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:
+    """CallError where neither or both of a model and a COMMAND are given, or a COMMAND with a model's options."""
+    if (model is None) == (not command_line):
+        raise CallError("give either --model MODEL or -- COMMAND")
+    if command_line:
+        refuse_offline_options()
+
+
+def given_client(client: str | None, ready: str | None, patience: float, command_line: Sequence[str]) -> Any:
+    """The client of a server; CallError where there is no server, or it is not plain where it answers."""
+    if client is None:
+        if ready is not None:
+            raise CallError("--ready is of a --client: give that, too")
+        return None
+    if not command_line:
+        raise CallError("--client needs a server: give -- COMMAND")
+    return make_given_client(client, ready, patience, False, list(command_line))
+
+
+def tried(plan: Plan, trust: bool) -> Plan:
+    """The plan with what could be run alone; what could not is told, and left out."""
+    from kcap.bench.apply.trial import try_alone
+
+    before = len(plan.left_out)
+    plan = try_alone(plan, trust)
+    for left in plan.left_out[before:]:
+        click.echo(f"kcap: left out: {left.solution} for {left.operator} (call {left.call}): {left.reason}", err=True)
+    if not plan.replacements:
+        raise CallError("the plan replaces nothing: the engine would run as it is")
+    return plan
+
+
+def start_engine(
+    options: Mapping[str, Any], left: Path, offline: Mapping[str, Any], command_line: Sequence[str], client: Any,
+    log: Path | None,
+) -> Run:  # fmt: skip
+    """Run the engine to its end, without a recording. `options`: of its Session (`session_options`)."""
+    closed = {**options, "window": "manual"}
+    with working_directory(left / "recording.kcap", False) as beside:
+        if offline["model"] is not None:
+            return record_model(Offline(**offline), beside, closed, log)
+        closed["command"] = list(command_line)
+        return record_command(list(command_line), None, client, beside, closed, log)
+
+
+def print_engagements(plan: Plan, engagements: Sequence[Engagement]) -> None:
+    """What became of the plan in each process."""
+    from rich.text import Text
+
+    from kcap.show.console import console, plain_table, print_table
+
+    out = console()
+    table = plain_table(["rank", "steps", "held", "eager", "captured", "replayed"], ["Solution", "call"])
+    for engagement in engagements:
+        for one, engaged in zip(plan.replacements, engagement.replacements, strict=False):
+            solution = plan.solutions[one.solution]
+            table.add_row(
+                str(engagement.rank), f"{sum(engagement.steps.values()):,}", f"{engaged.steps:,}",
+                f"{engaged.eager:,}", f"{engaged.captured:,}", f"{engaged.replayed:,}",
+                f"{solution.author}/{solution.name}", f"{one.call.operator} (call {one.call.id})",
+            )  # fmt: skip
+    if engagements:
+        print_table(out, table)
+    for line in problems(plan, engagements):
+        out.print(Text(line, "bold"))
+
+
+def problems(plan: Plan, engagements: Sequence[Engagement]) -> list[str]:
+    """What a user must know of how the plan fared: a process that refused it, Solutions that never ran or failed."""
+    if not engagements:
+        return ["no process of the engine put the plan in: it ran as it is"]
+    found = [f"rank {one.rank} (process {one.pid}): {one.refused}" for one in engagements if one.refused]
+    for index, one in enumerate(plan.replacements):
+        engaged = [e.replacements[index] for e in engagements if index < len(e.replacements)]
+        if off := next((each.off for each in engaged if each.off), ""):
+            found.append(f"{one.recorded_as} was taken out: {off}")
+        elif engaged and not any(each.steps for each in engaged):
+            found.append(
+                f"{one.recorded_as} ran in no step for call {one.call.id} ({one.call.operator}){_why(engaged)}"
+            )
+    return found
+
+
+def _why(engaged: Sequence[Engaged]) -> str:
+    """What the invocations of its operator had otherwise."""
+    misses = sum((Counter(one.misses) for one in engaged), Counter())
+    if not misses:
+        return ": the operator was not called"
+    told = ", ".join(f"{difference} ({times:,} times)" for difference, times in misses.most_common(3))
+    return f": its invocations differed in {told}"
