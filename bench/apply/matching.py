@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -12,13 +12,16 @@ from kcap.schemas.recording.values import Drift, Folded, Group, Opaque, TensorSp
 
 Values: TypeAlias = "Mapping[str, Any]"  # arguments by their paths in the Call (`"3"`, `"2.1"`)
 ALIGNMENT = 16  # bytes, of every tensor: what is judged is aligned by more
+NOTHING: Mapping[str, Collection[int]] = {}
 MARKS = (Drift, Folded, Opaque, Group)  # of values that are not known
 
 
 class Matching:
-    """What an invocation of `call` looks like. Values that the Call does not know may be anything."""
+    """What an invocation of `call` looks like. Values that the Call does not know may be anything, and so may the sizes
+    of the dimensions `free`, by argument."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, free: Mapping[str, Collection[int]] = NOTHING) -> None:
+        self._free = free
         self._tensors = [
             (
                 path,
@@ -44,7 +47,7 @@ class Matching:
             tensor = values.get(path)
             if not isinstance(tensor, torch.Tensor):
                 return f"argument {path}: no tensor"
-            if tensor.shape != shape:
+            if tensor.shape != shape and not self._differs_as_it_may(path, tensor.shape, shape):
                 return f"argument {path}: shape"
             if tensor.dtype != dtype or tensor.device.type != device:
                 return f"argument {path}: dtype or device"
@@ -60,6 +63,14 @@ class Matching:
                 if not _same(constants.get(name), value):
                     return f"constant {name}: value"
         return "" if self._shared_alike(values) else "which tensors share their memory"
+
+    def _differs_as_it_may(self, path: str, found: torch.Size, recorded: torch.Size) -> bool:
+        free = self._free.get(path)
+        return (
+            free is not None
+            and len(found) == len(recorded)
+            and all(a == b or dim in free for dim, (a, b) in enumerate(zip(found, recorded, strict=True)))
+        )
 
     def _shared_alike(self, values: Values) -> bool:
         """Whether the same tensors share their memory."""

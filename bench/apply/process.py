@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from kcap.bench.apply.seams import Operators, Placed, Replacements
+from kcap.bench.apply.launches import Launches
+from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, Seam
 from kcap.bench.build import BuildFailed, build
 from kcap.capture.hooks.patching import Methods
 from kcap.capture.session import Session
@@ -98,6 +99,7 @@ class PlanWindow(Window):
         super().__init__(session)
         self.left = Path(session.extension["left"])
         self.replacements = Replacements([])
+        self._seams: list[Seam] = []  # what they register lasts as long as they do
         self._graphs = GraphUses(self.replacements)
         self._counted: Counter[str] = Counter()
         self._held: Counter[int] = Counter()
@@ -116,7 +118,8 @@ class PlanWindow(Window):
             self.replacements = Replacements(placed, self._recorded)
             self.replacements.failed = self._solution_failed
             self._graphs = GraphUses(self.replacements)
-            self._seams = [Operators(self.replacements)]  # what it registers lasts as long as it
+            libraries = Functions(self.replacements, self.taps.library_calls())
+            self._seams = [Operators(self.replacements), Launches(self.replacements), libraries]
             for seam in self._seams:
                 seam.install()
             self._graphs.install()

@@ -8,6 +8,7 @@ exactly as a Call in the plan runs the engine's own, and so does everything whil
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from kcap.bench.apply.matching import Matching, Values
+from kcap.capture.taps.libraries.library import Calls
 from kcap.errors import KcapError
 from kcap.schemas.recording.operators import DEFAULT, to_trace
 from kcap.schemas.results.plan import Replacement, Scalar, TensorView
@@ -46,7 +48,7 @@ class Placed:
     matching: Matching = field(init=False)
 
     def __post_init__(self) -> None:
-        self.matching = Matching(self.replacement.call)
+        self.matching = Matching(self.replacement.call, self.replacement.free)
 
     def run(self, values: Values) -> Any:
         """Run the Solution on the call's arguments, and return what the operator would."""
@@ -89,7 +91,8 @@ def _input(source: TensorView | Scalar, values: Values) -> Any:
 
 def _view(view: TensorView, values: Values, results: Sequence[torch.Tensor]) -> torch.Tensor:
     whole = values[view.argument] if view.argument is not None else results[view.result or 0]
-    return whole.as_strided(view.shape, view.strides, whole.storage_offset() + view.offset)
+    shape = [size if size >= 0 else whole.shape[-1 - size] for size in view.shape]
+    return whole.as_strided(shape, view.strides, whole.storage_offset() + view.offset)
 
 
 class Around(Protocol):
@@ -122,17 +125,33 @@ class Replacements:
     def operators(self, seam: str) -> list[str]:
         return [name for name, those in self._by_operator.items() if those[0].replacement.seam == seam]
 
+    def of(self, operator: str) -> list[Placed]:
+        return self._by_operator.get(operator, [])
+
     def find(self, operator: str, values: Values, constants: Mapping[str, Any] | None = None) -> Placed | None:
         """The Solution for exactly this invocation; None where the engine's own is to run."""
         if not self.on or getattr(self._local, "inside", False):
             return None
-        for one in self._by_operator.get(operator, ()):
+        for one in self.of(operator):
             if one.off:
                 continue
             if not (mismatch := one.matching.mismatch(values, constants)):
                 return one
             one.misses[mismatch] += 1
         return None
+
+    def find_named(
+        self, operator: str, named: Mapping[str, Any], constants: Mapping[str, Any] | None = None
+    ) -> tuple[Placed, Values] | None:
+        """The same where arguments are known by name, with the arguments by their paths."""
+        those = self.of(operator)
+        if not those:
+            return None
+        values: dict[str, Any] = {}
+        for index, argument in enumerate(those[0].replacement.call.args):
+            values |= _with_items(str(index), named.get(argument.name or ""))
+        one = self.find(operator, values, constants)
+        return None if one is None else (one, values)
 
     def run(self, one: Placed, values: Values, original: Callable[[], Any]) -> Any:
         """Run the Solution; should it raise where nothing is captured, the original."""
@@ -156,6 +175,13 @@ class Replacements:
 
 def _is_capturing() -> bool:
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+class Seam(Protocol):
+    """A way into the engine."""
+
+    def install(self) -> None: ...
+    def uninstall(self) -> None: ...
 
 
 class Operators:
@@ -182,11 +208,14 @@ class Operators:
         if name not in torch._C._dispatch_get_all_op_names():
             raise NoSeam(f"{operator}: is no registered operator of this engine")
         schema = torch._C._get_schema(f"{namespace}::{base}", "" if overload == DEFAULT else overload)
+        replacements = self._replacements
+        for one in replacements.of(operator):
+            if reason := why_not_overridden(schema, one.replacement):
+                raise NoSeam(f"{operator}: {reason}")
         try:
             original = torch.library.get_kernel(name, key)
         except RuntimeError as error:
             raise NoSeam(f"{operator}: has no kernel for {key} to be replaced ({error})") from None
-        replacements = self._replacements
 
         def override(keys: Any, *args: Any, **kwargs: Any) -> Any:
             def run_original() -> Any:
@@ -194,11 +223,39 @@ class Operators:
 
             values = values_of(schema, args, kwargs)
             one = replacements.find(operator, values)
-            return run_original() if one is None else replacements.run(one, values, run_original)
+            if one is None:
+                return run_original()
+            result = replacements.run(one, values, run_original)
+            return written_returns(schema, values) if result is None and schema.returns else result
 
         library = torch.library.Library(namespace, "IMPL")
-        library.impl(name, override, key, with_keyset=True, allow_override=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it overrides a kernel, as is meant
+            library.impl(name, override, key, with_keyset=True, allow_override=True)
         self._libraries.append(library)
+
+
+def why_not_overridden(schema: Any, one: Replacement) -> str:
+    """Why a registered operator of this schema cannot be overridden by the replacement; "" if it can."""
+    base = schema.name.split("::")[-1]
+    if torch._C._should_allow_numbers_as_tensors(base):
+        return "torch passes numbers to it as tensors, which a kernel in Python does not get as such"
+    new = sum(returned.alias_info is None for returned in schema.returns)
+    if new != len(one.returned):
+        return f"it returns {new} new tensors, of which the Definition has {len(one.returned)}"
+    return ""
+
+
+def written_returns(schema: Any, values: Values) -> Any:
+    """What an operator returns that returns the arguments it writes."""
+    by_alias = {
+        name: str(index)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None
+        for name in argument.alias_info.before_set
+    }
+    found = [values[next(by_alias[name] for name in returned.alias_info.before_set)] for returned in schema.returns]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _device_of(replacements: Replacements, operator: str) -> str:
@@ -216,7 +273,32 @@ def values_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> di
     values: dict[str, Any] = {}
     for index, argument in enumerate(schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
-        values[str(index)] = value
-        if isinstance(value, list | tuple):
-            values |= {f"{index}.{place}": item for place, item in enumerate(value)}
+        values |= _with_items(str(index), value)
     return values
+
+
+def _with_items(path: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, list | tuple):
+        return {path: value}
+    return {path: value} | {f"{path}.{place}": item for place, item in enumerate(value)}
+
+
+class Functions:
+    """The seam of a library's Python functions, which kcap's taps wrap already."""
+
+    def __init__(self, replacements: Replacements, taps: Iterable[Calls]) -> None:
+        self._replacements = replacements
+        self._taps = list(taps)
+
+    def install(self) -> None:
+        if self._replacements.operators("function"):
+            for calls in self._taps:
+                calls.divert = self._divert
+
+    def uninstall(self) -> None:
+        for calls in self._taps:
+            calls.divert = None
+
+    def _divert(self, operator: str, named: Mapping[str, Any], original: Callable[[], Any]) -> Any:
+        one = self._replacements.find_named(operator, named)
+        return original() if one is None else self._replacements.run(*one, original)

@@ -18,7 +18,7 @@ import torch
 
 from kcap.bench.accuracy import SAME
 from kcap.bench.apply.process import place
-from kcap.bench.apply.seams import Placed
+from kcap.bench.apply.seams import Placed, why_not_overridden
 from kcap.bench.build import BuildFailed
 from kcap.bench.check.checker import compare
 from kcap.errors import CallError
@@ -113,12 +113,14 @@ def main() -> None:
 
 def _try(placed: Placed, rebuilder: Rebuilder, resolved: ResolvedCall) -> str | None:
     """Why the Solution is not to be put in; None if nothing speaks against it."""
+    operator = resolved.operator
+    if placed.replacement.seam == "operator" and (reason := why_not_overridden(operator.schema, placed.replacement)):
+        return reason
     inputs = rebuilder.build(resolved)
     mine = rebuilder.clone(resolved, inputs)
     values = values_by_path(placed.replacement.call, resolved, mine)
     if mismatch := placed.matching.mismatch(values):
         return f"what is rebuilt of the call is not as it was recorded ({mismatch})"
-    operator = resolved.operator
     theirs = placed.outputs(values_by_path(placed.replacement.call, resolved, inputs), run_of(operator.call, inputs)())
     ours = placed.outputs(values, placed.run(values))
     for number, (out, truth) in enumerate(zip(ours, theirs, strict=True)):

@@ -22,6 +22,8 @@ from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TensorSpec, TorchConstant
 from kcap.schemas.results.plan import NewTensor, Scalar, TensorView
 
+POOLS = frozenset({"num_pages", "num_states"})  # axes whose size is what memory allows, not what is computed
+
 
 class NoView(Exception):
     """The Definition's inputs or outputs are no views of what the engine passes; the message is the reason."""
@@ -159,7 +161,16 @@ def _view(name: str, arg: TensorArg, tensor: torch.Tensor, owners: Owners) -> Te
     return TensorView(
         argument=path or None,
         result=None if path else result,
-        shape=list(tensor.shape),
+        shape=[_size(arg, tensor, dim, whole) for dim in range(tensor.dim())],
         strides=list(tensor.stride()),
         offset=tensor.storage_offset() - whole.storage_offset(),
     )
+
+
+def _size(arg: TensorArg, tensor: torch.Tensor, dim: int, whole: torch.Tensor) -> int:
+    """As in a TensorView: of a cache's pages the dimension of the engine's tensor that they are."""
+    size = int(tensor.shape[dim])
+    if arg.shape is None or arg.shape[dim] not in POOLS:
+        return size
+    same = (d for d in range(whole.dim()) if whole.shape[d] == size and whole.stride(d) == tensor.stride(dim))
+    return -1 - next(same, -1 - size)

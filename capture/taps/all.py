@@ -12,7 +12,7 @@ import orjson
 from kcap.capture.taps import cuda_graphs, external, fused
 
 if TYPE_CHECKING:  # both import torch, which kcap brings into no process by itself
-    from kcap.capture.taps.libraries.library import LibraryTap, Listener
+    from kcap.capture.taps.libraries.library import Calls, LibraryTap, Listener
 
 
 class Tap(Protocol):
@@ -50,6 +50,10 @@ class Library:
     def refresh(self) -> None:
         if self._tap is not None:
             self._tap.refresh()
+
+    @property
+    def calls(self) -> Calls | None:
+        return self._tap.calls if self._tap is not None else None
 
     def health(self) -> tuple[str, str]:
         if self._tap is None or self._tap.calls.off:
@@ -93,6 +97,10 @@ class Taps:
         self._libraries = [other for other in self._libraries if other not in replaced]
         self._each(lambda other: other.uninstall(), replaced)
         self._each(lambda added: added.install(), [tap])
+
+    def library_calls(self) -> list[Calls]:
+        """The way of each library's calls."""
+        return [tap.calls for tap in self._libraries if isinstance(tap, Library) and tap.calls is not None]
 
     def refresh(self) -> None:
         self._modules = len(sys.modules)

@@ -29,7 +29,8 @@ class _Part(BaseModel):
 
 
 class TensorView(_Part):
-    """A view of one of the engine's tensors: shape, strides and offset in elements, the offset from its first.
+    """A view of one of the engine's tensors: shape, strides and offset in elements, the offset from its first. A size
+    of -1 - d is that of the tensor's dimension d, which may be another at each start: the pages of a cache.
 
     `argument`: the path of the tensor among the Call's arguments (`"3"`, `"2.1"`). None: it is `result`, by its
     position among what the operator returns.
@@ -48,6 +49,11 @@ class TensorView(_Part):
         if len(self.shape) != len(self.strides):
             raise ValueError("has as many strides as dimensions")
         return self
+
+    @property
+    def free(self) -> set[int]:
+        """The dimensions of the tensor whose size may be another."""
+        return {-1 - size for size in self.shape if size < 0}
 
 
 class Scalar(_Part):
@@ -84,6 +90,15 @@ class Replacement(_Part):
     several: bool = False
     engine_us: Mapping[str, Time]
     solution_us: Time
+
+    @property
+    def free(self) -> dict[str, set[int]]:
+        """By argument, the dimensions whose size may be another than the Call's."""
+        found: dict[str, set[int]] = {}
+        for view in (*self.inputs, *self.outputs):
+            if isinstance(view, TensorView) and view.argument is not None and view.free:
+                found.setdefault(view.argument, set()).update(view.free)
+        return found
 
     @property
     def recorded_as(self) -> str:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from applied_plans import plan_of, python_solution
 from mixed_batches import ARGUMENTS, AVX512, LAYERS, LINEAR, OUTPUT, PROMPTS, plain
 
 import kcap
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import Session
 from kcap.capture.shards.reader import read_shard, stems
+from kcap.schemas.derive.derive import derive
 from kcap.schemas.merge.recordings import merge_recordings
 from kcap.schemas.recording.recording import Call, Program, Recording
 from kcap.schemas.recording.signature import signature
 from kcap.schemas.recording.values import Group
+from kcap.schemas.results.plan import plan_bytes, read_plan
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 CORES = sorted(os.sched_getaffinity(0))
@@ -160,3 +166,87 @@ def test_what_two_hosts_recorded_of_one_run_joins_to_what_one_would_have(
     assert counted(whole.calls) == counted(recording.calls)
     listed = {(step.rank, step.index, step.phase, tuple(step.lengths)) for step in whole.steps}
     assert listed == {(step.rank, step.index, step.phase, tuple(step.lengths)) for step in recording.steps}
+
+
+ROPE = """
+import torch
+
+
+def run(q, k, cos_sin_cache, positions, is_neox):
+    cos, sin = cos_sin_cache[positions].float()[:, None].chunk(2, dim=-1)
+
+    def rotate(x):
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+    return rotate(q), rotate(k)
+"""
+ROTARY = "_C::rotary_embedding"
+
+
+@pytest.fixture(scope="module")
+def plan(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rotary embedding of every step's shape replaced, on both ranks."""
+    (name,) = {kernel.definition.name for kernel in derive(recording).kernels if kernel.family == "rope"}
+    made = plan_of(recording, python_solution(name, ROPE), us=20.0)  # which is slower, as this one is
+    assert len(made.replacements) == len([call for call in recording.kernels() if call.operator == ROTARY])
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    file.write_bytes(plan_bytes(made))
+    return file
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """`two_ranks(command…)`: kcap with the engine of `recording`; what it prints."""
+    prompts = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    given = {**ARGUMENTS, "tensor_parallel_size": 2, "dtype": "bfloat16", "max_model_len": 512}
+    arguments = [word for name, value in given.items() for word in ("--engine-arg", f"{name}={value}")]
+    start = ["--model", str(model), "--load-format", "dummy", "--num-layers", str(LAYERS), "--eager"]
+    load = ["--prompts", str(prompts), "--output-len", str(OUTPUT)]
+
+    def run(*command: object) -> str:
+        words = [sys.executable, "-m", "kcap", *map(str, command), *start, *load, *arguments]
+        env = {**environment, "VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[1]}"}
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=env)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    return run
+
+
+def test_a_plan_reaches_every_rank_and_the_recording_says_so(
+    plan: Path, two_ranks: Callable[..., str], tmp_path: Path
+) -> None:
+    told = two_ranks("record", "-o", tmp_path / "out", "--plan", plan)
+    assert "taken out" not in told
+    applied, made = kcap.load(tmp_path / "out"), read_plan(plan)
+    solution, steps = made.replacements[0].recorded_as, sum(applied.metadata.steps.values())
+    replaced = {signature(one.call.args) for one in made.replacements}
+    for rank in (0, 1):
+        assert ran_on(applied, rank, solution) + ran_on(applied, rank, ROTARY) == LAYERS * steps
+        assert ran_on(applied, rank, solution) >= LAYERS * applied.metadata.steps["decode"] / 2
+    for call in applied.calls:
+        if call.operator == ROTARY:  # where a Solution ran in it, it is a region
+            assert (call.kind == "region") == (signature(call.args) in replaced)
+    assert applied.metadata.plan["solutions"] == {"test/mine": made.replacements[0].solution}
+
+
+def ran_on(recording: Recording, rank: int, operator: str) -> int:
+    kernels = [call for call in recording.kernels() if call.operator == operator]
+    return sum(count.count for call in kernels for count in call.counts if count.rank == rank)
+
+
+def test_each_arm_runs_what_it_is_to_run_in_every_rank(plan: Path, two_ranks: Callable[..., str]) -> None:
+    found = json.loads(two_ranks("ab", "--plan", plan, "--block", "2", "--json"))
+    decode = next(one for one in found["compared"] if one["phase"] == "decode")
+    assert all(decode["steps"].values()), decode
+    assert decode["held"] > 0.5
+    assert decode["predicted_us"] == pytest.approx(10.0 * LAYERS * decode["held"])
+    assert [one["rank"] for one in found["engagement"]] == [0, 1]
+    for one in found["engagement"]:
+        steps = sum(one["steps"].values())
+        held = sum(each["steps"] for each in one["replacements"])
+        assert 0 < held <= steps / 2  # about a third of the steps
+        assert held * LAYERS == sum(each["eager"] for each in one["replacements"])
+    assert not [problem for problem in found["problems"] if "taken out" in problem]

@@ -86,7 +86,7 @@ class Inductor(CompiledKernels):
             self.listener.launched(kernel.operator, launch, [args[i] for i in own])
 
     def _describe(self, tuner: Any, args: tuple[Any, ...]) -> Described:
-        names = _given(tuner)
+        names = given_names(tuner)
         if len(names) != len(args):
             raise ValueError(f"{tuner.fn.__name__} takes {names}, and was given {len(args)} arguments")
         constants = _constants(tuner)
@@ -112,7 +112,7 @@ def _fragment(tuner: Any) -> str | None:
     return fragment_of(*binding) if binding else None
 
 
-def _given(tuner: Any) -> list[str]:
+def given_names(tuner: Any) -> list[str]:
     """The names of what generated code passes: every parameter but the constexprs, then what only the grid needs."""
     fixed = set(getattr(tuner.fn, "constexprs", ()))
     names = [name for index, name in enumerate(tuner.fn.arg_names) if index not in fixed]

@@ -25,6 +25,7 @@ LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasy
 
 
 Describe = Callable[[Sequence[Any], Mapping[str, Any]], Pairs]
+Divert = Callable[[str, Mapping[str, Any], Callable[[], Any]], Any]  # operator, arguments by name, the function itself
 
 
 class Listener(Protocol):
@@ -50,12 +51,16 @@ class Listener(Protocol):
 
 
 class Calls:
-    """The way from one tap's wrappers to the listener; its first failure closes it for good."""
+    """The way from one tap's wrappers to the listener; its first failure closes it for good.
+
+    `divert` is asked to answer each call, where there is one.
+    """
 
     def __init__(self, tap: str, listener: Listener) -> None:
         self.tap = tap
         self.listener = listener
         self.off = False
+        self.divert: Divert | None = None
 
     def run(
         self,
@@ -67,7 +72,18 @@ class Calls:
         work: bool = True,
         detail: bool = False,
     ) -> Any:
-        """Call `function` and tell of it. Results and exceptions are its own, and it runs exactly once."""
+        """Call `function`, or what stands in its place, and tell of it. Results and exceptions are its own, and it runs
+        exactly once."""
+        if self.divert is not None:
+            own = functools.partial(self._run, function, operator, describe, args, kwargs, work, detail)
+            return self.divert(operator, dict(describe(args, kwargs)), own)
+        return self._run(function, operator, describe, args, kwargs, work, detail)
+
+    def _run(
+        self, function: Function, operator: str, describe: Describe, args: Any, kwargs: Any, work: bool, detail: bool
+    ) -> Any:
+        if not self.listener.listening:
+            return function(*args, **kwargs)
         if not self._enter(operator, describe, args, kwargs, work, detail):
             return function(*args, **kwargs)
         try:
@@ -118,7 +134,8 @@ def wrap(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or not listener.listening:  # in this order a compiler guards on nothing of kcap's
+        # In this order a compiler guards on nothing of kcap's.
+        if is_dynamo_compiling() or not (listener.listening or calls.divert):
             return function(*args, **kwargs)
         return calls.run(function, operator, names, args, kwargs, work, detail)
 
