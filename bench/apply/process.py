@@ -33,6 +33,7 @@ from kcap.system.output import write_atomically
 WINDOW = f"{__name__}:PlanWindow"
 WRITTEN_EVERY = 1.0  # seconds
 ENDING = ".engagement.json"
+CHECKS = 2  # invocations of each Solution that are compared with the engine's own first
 BUILT = "built"
 
 
@@ -55,9 +56,12 @@ class PlanRefused(Exception):
 
 
 class Engaged(BaseModel):
-    """One replacement in one process. `eager`, `captured`: how often the Solution ran outside and inside a capture;
-    `replayed`: how often graphs ran it. `steps`: how many steps held it. `misses`: how often an invocation of its
-    operator was not as the Call, by the first difference. `off`: why it was taken out."""
+    """One replacement in one process.
+
+    `eager`, `captured`: how often the Solution ran outside and inside a capture; `replayed`: how often graphs ran it;
+    `checked`: how often it was compared with the engine's own instead. `steps`: how many steps held it. `misses`: how
+    often an invocation of its operator was not as the Call, by the first difference. `off`: why it was taken out.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,6 +69,7 @@ class Engaged(BaseModel):
     call: int
     eager: int = 0
     captured: int = 0
+    checked: int = 0
     replayed: int = 0
     steps: int = 0
     misses: Mapping[str, int] = {}
@@ -115,7 +120,8 @@ class PlanWindow(Window):
             plan = read_plan(Path(self.session.extension["plan"]))
             check_engine(plan, facts)
             placed = [place(plan, one, self.left / BUILT) for one in plan.replacements]
-            self.replacements = Replacements(placed, self._recorded)
+            self.replacements = Replacements(placed, self._recorded, CHECKS)
+            self.replacements.unseen = self.taps.externals.ignoring
             self.replacements.failed = self._solution_failed
             self._graphs = GraphUses(self.replacements)
             libraries = Functions(self.replacements, self.taps.library_calls())
@@ -202,7 +208,7 @@ class PlanWindow(Window):
             Engaged(
                 solution=one.replacement.recorded_as, call=one.replacement.call.id, eager=one.eager,
                 captured=one.captured, replayed=replayed[index], steps=self._held[index], misses=dict(one.misses),
-                off=one.off,
+                checked=one.checked, off=one.off,
             )
             for index, one in enumerate(self.replacements.placed)
         ]  # fmt: skip

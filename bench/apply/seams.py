@@ -11,11 +11,13 @@ import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from kcap.bench.accuracy import SAME, difference
 from kcap.bench.apply.matching import Matching, Values
 from kcap.capture.taps.libraries.library import Calls
 from kcap.errors import KcapError
@@ -23,6 +25,7 @@ from kcap.schemas.recording.operators import DEFAULT, to_trace
 from kcap.schemas.results.plan import Replacement, Scalar, TensorView
 
 Function = Callable[..., Any]
+MOST_COPIED = 256 << 20  # bytes, for one comparison: a cache of gigabytes is not copied
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # torch's dispatch keys, by type of device
 
 
@@ -34,8 +37,9 @@ class NoSeam(KcapError):
 class Placed:
     """A Solution in the place of one Call. `destination`: it takes its outputs.
 
-    `eager`, `captured`: how often it ran outside and inside a capture. `misses`: how often an invocation of the
-    operator was not as the Call, by the first difference. `off`: why it is not used any more.
+    `eager`, `captured`: how often it ran outside and inside a capture. `checked`: how often it was compared with the
+    engine's own instead. `misses`: how often an invocation of the operator was not as the Call, by the first
+    difference. `off`: why it is not used any more.
     """
 
     replacement: Replacement
@@ -43,6 +47,7 @@ class Placed:
     destination: bool
     eager: int = 0
     captured: int = 0
+    checked: int = 0
     off: str = ""
     misses: Counter[str] = field(default_factory=Counter)
     matching: Matching = field(init=False)
@@ -65,6 +70,26 @@ class Placed:
             self._take(self.function(*inputs), outputs)
         return (tuple(results) if one.several else results[0]) if one.returned else None
 
+    def check(
+        self, values: Values, original: Callable[[], Any], unseen: Callable[[], AbstractContextManager[None]]
+    ) -> Any:
+        """Run the Solution on copies and the original on what the engine passes, and compare; what the original
+        returns. The Solution is off where they differ."""
+        self.checked += 1
+        copies = copies_of(values)
+        if copies is None:
+            return original()
+        with unseen():
+            returned = self.run(copies)
+        result = original()
+        for number, (out, truth) in enumerate(
+            zip(self.outputs(copies, returned), self.outputs(values, result), strict=True)
+        ):
+            error = difference(out.cpu().reshape(-1), truth.cpu().reshape(-1)).error
+            if error > SAME:
+                self.off = f"its output {number} is off by {error:.3g} times what is allowed from the engine's own"
+        return result
+
     def outputs(self, values: Values, result: Any) -> list[torch.Tensor]:
         """The Definition's outputs, where the operator, or the Solution, has left them."""
         results = list(result) if isinstance(result, tuple | list) else [result]
@@ -83,6 +108,25 @@ class Placed:
 
     def _device(self, values: Values) -> torch.device:
         return next(value.device for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def copies_of(values: Values) -> dict[str, Any] | None:
+    """The arguments with copies of all memory, shared alike; None where that is more than MOST_COPIED bytes."""
+    storages: dict[int, torch.Tensor] = {}
+    copies = dict(values)
+    tensors = {path: value for path, value in values.items() if isinstance(value, torch.Tensor)}
+    for tensor in tensors.values():
+        storage = tensor.untyped_storage()
+        storages.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+    if sum(whole.numel() for whole in storages.values()) > MOST_COPIED:
+        return None
+    cloned = {address: whole.clone().untyped_storage() for address, whole in storages.items()}
+    for path, tensor in tensors.items():
+        of = cloned[tensor.untyped_storage().data_ptr()]
+        copies[path] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            of, tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    return copies
 
 
 def _input(source: TensorView | Scalar, values: Values) -> Any:
@@ -108,12 +152,16 @@ def _plainly(placed: Placed, values: Values, run: Callable[[], Any]) -> Any:
 class Replacements:
     """All Solutions of this process, by the operator whose calls they replace.
 
-    `on`: they are used. `around`: runs each. `failed`: is told of one that raised, which is off from then on; while a
-    graph is captured, what was raised goes on to the engine, for the capture is lost.
+    `on`: they are used. `checks`: so many invocations of each, outside a capture, are compared with the engine's own,
+    on copies of the engine's numbers, `unseen` by a recorder. `around`: runs each. `failed`: is told of one that raised
+    or differed, which is off from then on; while a graph is captured, what was raised goes on to the engine, for the
+    capture is lost.
     """
 
-    def __init__(self, placed: Iterable[Placed], around: Around = _plainly) -> None:
+    def __init__(self, placed: Iterable[Placed], around: Around = _plainly, checks: int = 0) -> None:
         self.placed = list(placed)
+        self.checks = checks
+        self.unseen: Callable[[], AbstractContextManager[None]] = nullcontext
         self.on = True
         self.around = around
         self.failed: Callable[[Placed, BaseException], None] = lambda placed, error: None
@@ -128,9 +176,14 @@ class Replacements:
     def of(self, operator: str) -> list[Placed]:
         return self._by_operator.get(operator, [])
 
+    @property
+    def active(self) -> bool:
+        """Whether Solutions are used now, on this thread: what one calls itself is the engine's own."""
+        return self.on and not getattr(self._local, "inside", False)
+
     def find(self, operator: str, values: Values, constants: Mapping[str, Any] | None = None) -> Placed | None:
         """The Solution for exactly this invocation; None where the engine's own is to run."""
-        if not self.on or getattr(self._local, "inside", False):
+        if not self.active:
             return None
         for one in self.of(operator):
             if one.off:
@@ -145,7 +198,7 @@ class Replacements:
     ) -> tuple[Placed, Values] | None:
         """The same where arguments are known by name, with the arguments by their paths."""
         those = self.of(operator)
-        if not those:
+        if not those or not self.active:
             return None
         values: dict[str, Any] = {}
         for index, argument in enumerate(those[0].replacement.call.args):
@@ -158,6 +211,8 @@ class Replacements:
         capturing = _is_capturing()
         self._local.inside = True
         try:
+            if one.checked < self.checks and not capturing:
+                return self._check(one, values, original)
             result = self.around(one, values, lambda: one.run(values))
         except Exception as error:
             one.off = f"{type(error).__name__}: {error}"
@@ -170,6 +225,12 @@ class Replacements:
             self._local.inside = False
         one.captured += capturing
         one.eager += not capturing
+        return result
+
+    def _check(self, one: Placed, values: Values, original: Callable[[], Any]) -> Any:
+        result = one.check(values, original, self.unseen)
+        if one.off:
+            self.failed(one, ValueError(one.off))
         return result
 
 
@@ -221,6 +282,8 @@ class Operators:
             def run_original() -> Any:
                 return original.call_boxed(keys, *args, **kwargs)
 
+            if not replacements.active:
+                return run_original()
             values = values_of(schema, args, kwargs)
             one = replacements.find(operator, values)
             if one is None:

@@ -12,7 +12,7 @@ from applied_plans import plan_of, python_solution
 import kcap
 from kcap.bench.apply.matching import Matching
 from kcap.bench.apply.process import place
-from kcap.bench.apply.seams import NoSeam, Operators, Replacements, values_of
+from kcap.bench.apply.seams import NoSeam, Operators, Replacements, copies_of, values_of
 from kcap.bench.apply.views import NoView, views_of
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
@@ -217,3 +217,33 @@ def test_the_plan_says_what_each_is_for(recording: Recording) -> None:
     assert (one.seam, one.call.operator, one.several) == ("operator", "aten::relu", False)
     assert [new.shape for new in one.returned] == [[4, 8]]
     assert made.saved_us("other") == pytest.approx(5.0 * one.call.total)
+
+
+def test_one_that_is_wrong_on_the_engines_numbers_is_taken_out(recording: Recording, tmp_path: Path) -> None:
+    """One element of the output in a hundred."""
+    wrong = "def run(a, b):\n    out = a @ b.T\n    out[0, 0] += 1.0\n    return out\n"
+    for source, off in ((wrong, "its output 0 is off by"), ("def run(a, b):\n    return a @ b.T\n", "")):
+        plan = plan_of(recording, python_solution(definition_of(recording, "aten::mm.out"), source))
+        replacements = Replacements([place(plan, one, tmp_path) for one in plan.replacements], checks=2)
+        seam = Operators(replacements)
+        seam.install()
+        try:
+            for _ in range(3):
+                out = torch.empty(4, 16)
+                torch.mm(X, W, out=out)
+                torch.testing.assert_close(out, X @ W)
+        finally:
+            seam.uninstall()
+        (placed,) = replacements.placed
+        assert placed.off.startswith(off) and bool(placed.off) == bool(off)
+        assert (placed.checked, placed.eager) == ((1, 0) if off else (2, 1))
+
+
+def test_copies_share_memory_as_the_arguments_do() -> None:
+    whole = torch.randn(4, 16)
+    values = {"0": whole[:, :8], "1": whole[:, 8:], "2": 3}
+    copies = copies_of(values)
+    assert copies is not None
+    assert torch.equal(copies["0"], values["0"]) and copies["1"].stride() == values["1"].stride()
+    copies["0"].as_strided((4, 16), (16, 1)).zero_()
+    assert not copies["1"].any() and values["1"].any()
