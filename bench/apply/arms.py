@@ -19,7 +19,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from kcap.bench.apply import quality
 from kcap.bench.apply.process import PlanWindow
+from kcap.bench.apply.quality import QualityCheck, compare_logits
 from kcap.capture.session import Session
 from kcap.capture.window.step import StepShape
 from kcap.schemas.files.jsonfile import read_lines
@@ -70,7 +72,8 @@ def read_steps(left: Path) -> Iterator[TimedStep]:
 class ArmsWindow(PlanWindow):
     """Chooses the arm of each step, and times it.
 
-    The Session's `extension` has `block`, the steps of a block, and `seed`; or `arm`, for all steps.
+    The Session's `extension` has `block`, the steps of a block, `seed`, and `compared`, the steps whose logits are
+    compared; or `arm`, for all steps.
     """
 
     def __init__(self, session: Session) -> None:
@@ -79,6 +82,7 @@ class ArmsWindow(PlanWindow):
         self._block, self._seed = session.extension.get("block", 1), session.extension.get("seed", 0)
         self._graph_sets: dict[Arm, list[dict[Any, Any]]] = {}
         self._tables: list[dict[Any, Any]] = []
+        self._to_compare, self._compares = session.extension.get("compared", 0), False
         self._arm: Arm = self._fixed or "engine"
         self._index = 0
         self._clock: StepClock | None = None
@@ -108,6 +112,30 @@ class ArmsWindow(PlanWindow):
         self._show("engine")
         return result
 
+    def forward(self, run: Callable[[], Any], logits: Callable[[Any], Any], states: Callable[[], Sequence[Any]]) -> Any:
+        """In a step whose logits are compared the forward runs with every arm's kernels, and again with its own."""
+        if not self._compares:
+            return run()
+        self._compares = False
+        kept = [state.clone() for state in states()]
+
+        def run_as(arm: Arm) -> Any:
+            for state, before in zip(states(), kept, strict=True):
+                state.copy_(before)
+            self._show(arm)
+            return run()
+
+        found = {arm: logits(run_as(arm)) for arm in ARMS}
+        if all(isinstance(of_arm, torch.Tensor) for of_arm in found.values()):  # else another rank has them
+            own = found["engine"]
+            check = QualityCheck(
+                index=self._index, rank=self.rank, solutions=compare_logits(found["solutions"], own),
+                control=compare_logits(found["control"], own),
+            )  # fmt: skip
+            with self._file_of(quality.ENDING).open("ab") as file:
+                file.write(check.line())
+        return run_as("engine")
+
     def _show(self, arm: Arm) -> None:
         """Let the engine find the graphs of this arm alone, and launch its kernels."""
         self._arm = arm
@@ -122,6 +150,8 @@ class ArmsWindow(PlanWindow):
         arm, self._begins_block = (self._fixed, False) if self._fixed else arm_of(self._index, self._block, self._seed)
         if arm != self._arm:
             self._show(arm)
+        if self._begins_block and arm == "engine" and self._to_compare > 0:
+            self._to_compare, self._compares = self._to_compare - 1, True
         self._clock = StepClock()
 
     def pause(self) -> None:
@@ -159,13 +189,15 @@ class ArmsWindow(PlanWindow):
         self._write(0)
         super().ends()
 
+    def _file_of(self, ending: str) -> Path:
+        return self.left / f"{socket.gethostname()}-{os.getpid()}{ending}"
+
     def _write(self, kept: int) -> None:
         ready = self._waiting[: len(self._waiting) - kept]
         if not ready:
             return
         del self._waiting[: len(ready)]
-        path = self.left / f"{socket.gethostname()}-{os.getpid()}{ENDING}"
-        with path.open("ab") as file:
+        with self._file_of(ENDING).open("ab") as file:
             file.writelines(step.model_copy(update={"us": clock.us()}).line() for step, clock in ready)
 
 

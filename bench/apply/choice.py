@@ -7,7 +7,7 @@ kernel was measured to be. Of several the fastest is taken.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -198,3 +198,17 @@ def _left_out(solution: Solution, call: Call | None, reason: str) -> LeftOut:
         call=call.id if call else None,
         reason=reason,
     )
+
+
+def guilty_part(
+    replacements: Sequence[Replacement], fails: Callable[[Sequence[Replacement]], bool]
+) -> Sequence[Replacement]:
+    """Those of `replacements`, which fail together, that fail alone, found by halves; more than one only if no half of
+    them fails."""
+    while len(replacements) > 1:
+        middle = len(replacements) // 2
+        half = next((part for part in (replacements[:middle], replacements[middle:]) if fails(part)), None)
+        if half is None:
+            break
+        replacements = half
+    return replacements

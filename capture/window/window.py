@@ -62,6 +62,11 @@ class Lifecycle:
         """The engine captures its CUDA graphs, by `original`. `tables`: where it keeps them, by what they are for."""
         return original()
 
+    def forward(self, run: Callable[[], Any], logits: Callable[[Any], Any], states: Callable[[], Sequence[Any]]) -> Any:
+        """The engine runs a forward, by `run`, which may be called again. `logits`: of what it returns; `states`: the
+        tensors that it overwrites by what it makes of them."""
+        return run()
+
     def register(self, adapter: str = "") -> None:
         """Tell the session that this process has kcap in it, for which adapter, and put the taps into it."""
         self._file(REGISTERED_ENDING).write_text(adapter)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kcap.bench.apply.arms import TimedStep
     from kcap.bench.apply.comparison import Compared, Difference
     from kcap.bench.apply.process import Engagement
+    from kcap.bench.apply.quality import Quality, QualityCheck
     from kcap.schemas.results.plan import Plan
 
 EXAMPLE = """
@@ -27,6 +28,7 @@ Examples:
   kcap ab --plan plan.json --model meta-llama/Llama-3.1-8B --load-format dummy --num-prompts 16 --output-len 512
   kcap ab --plan plan.json --client "vllm bench serve --model Qwen/Qwen3-8B" -- vllm serve Qwen/Qwen3-8B
 """
+COMPARED = 8  # steps whose logits are compared
 PATH = click.Path(path_type=Path)
 
 
@@ -61,6 +63,7 @@ def command(
     from kcap.bench.apply import arms
     from kcap.bench.apply.comparison import compare
     from kcap.bench.apply.process import session_options
+    from kcap.bench.apply.quality import Quality, read_checks
     from kcap.schemas.results.plan import read_plan
 
     plan = read_plan(plan_file)
@@ -69,6 +72,8 @@ def command(
     if trial:
         plan = tried(plan, trust)
 
+    checks: list[QualityCheck] = []
+
     def run(**extension: Any) -> tuple[list[TimedStep], list[Engagement]]:
         with tempfile.TemporaryDirectory(prefix="kcap-ab-") as folder, told(plan, Path(folder), False) as engagements:
             options = session_options(plan, Path(folder), arms.WINDOW, **extension)
@@ -76,18 +81,20 @@ def command(
             if started.failure:
                 raise KcapError(started.failure)
             steps = list(arms.read_steps(Path(folder)))
+            checks.extend(read_checks(Path(folder)))
         return steps, engagements
 
-    steps, engagements = run(block=block, seed=secrets.randbits(31))
+    steps, engagements = run(block=block, seed=secrets.randbits(31), compared=COMPARED)
+    quality = Quality.of(check for check in checks if check.rank == min(one.rank for one in checks))
     compared = compare(plan, [step for step in steps if step.rank == min(s.rank for s in steps)], block)
     fresh = [(arm, run(arm=arm)[0]) for arm in fresh_order(pairs or 0)]
-    document = as_document(plan, compared, engagements, fresh)
+    document = as_document(plan, compared, engagements, quality, fresh)
     if output is not None:
         output.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     if as_json:
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     else:
-        print_comparison(plan, compared, engagements, document["fresh"])
+        print_comparison(plan, compared, engagements, quality, document["fresh"])
     return None if any(one.held for one in compared) else FAILED
 
 
@@ -97,7 +104,7 @@ def fresh_order(pairs: int) -> list[str]:
 
 
 def as_document(
-    plan: Plan, compared: Sequence[Compared], engagements: Sequence[Engagement],
+    plan: Plan, compared: Sequence[Compared], engagements: Sequence[Engagement], quality: Quality | None,
     fresh: Sequence[tuple[str, Sequence[TimedStep]]],
 ) -> dict[str, Any]:  # fmt: skip
     """What was measured, for programs. `fresh`: the steps of each fresh engine, in their order."""
@@ -106,6 +113,12 @@ def as_document(
         "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
         "compared": [one.as_json() for one in compared],
         "engagement": [one.model_dump(mode="json") for one in engagements],
+        "quality": None
+        if quality is None
+        else {
+            "solutions": quality.solutions.model_dump(mode="json"),
+            "control": quality.control.model_dump(mode="json"),
+        },
         "problems": problems(plan, engagements),
         "fresh": _fresh_as_json(fresh),
     }
@@ -129,8 +142,9 @@ def _fresh_as_json(fresh: Sequence[tuple[str, Sequence[TimedStep]]]) -> dict[str
 
 
 def print_comparison(
-    plan: Plan, compared: Sequence[Compared], engagements: Sequence[Engagement], fresh: Mapping[str, Any]
-) -> None:
+    plan: Plan, compared: Sequence[Compared], engagements: Sequence[Engagement], quality: Quality | None,
+    fresh: Mapping[str, Any],
+) -> None:  # fmt: skip
     """A row for each kind of step, and what else must be known."""
     from rich.text import Text
 
@@ -148,6 +162,7 @@ def print_comparison(
     print_table(out, table)
     if not any(one.held for one in compared):
         out.print(Text("no Solution ran in any step: nothing was measured of them", "bold"))
+    out.print(_quality_text(quality))
     if fresh:
         half = fresh["half_interval"]
         interval = "" if half is None else f" ± {half:.2%}"
@@ -158,6 +173,16 @@ def print_comparison(
     for line in problems(plan, engagements):
         out.print(Text(line, "bold"))
     out.print(Text("change of a step's time, with the 95 % interval of the paired differences; less is faster", "dim"))
+
+
+def _quality_text(quality: Quality | None) -> str:
+    if quality is None:
+        return "logits: not compared (kcap cannot run a forward of this engine twice)"
+    parts = [
+        f"{name}: the same top token for {of.top1:.1%}, KL {of.kl:.2g}, rms of the difference {of.rms:.2g}"
+        for name, of in (("Solutions", quality.solutions), ("control", quality.control))
+    ]
+    return f"logits of {quality.solutions.tokens:,} tokens against the engine's own: {'; '.join(parts)}"
 
 
 def _in_percent(difference: Difference | None, us: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from kcap.errors import FAILED, CallError, KcapError
 if TYPE_CHECKING:
     from kcap.bench.apply.process import Engaged, Engagement
     from kcap.capture.controller.run import Run
-    from kcap.schemas.results.plan import Plan
+    from kcap.schemas.results.plan import Plan, Replacement
 
 EXAMPLE = """
 \b
@@ -34,6 +34,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--plan", "plan_file", required=True, type=PATH, help="What goes into the engine: of kcap apply.")
 @click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
 @click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
+@click.option("--bisect", is_flag=True, help="Should the engine fail, start it again and again to find by which one.")
 @offline_options
 @click.option("--client", help="Run this command once the server COMMAND serves, then end the server.")
 @click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
@@ -43,8 +44,8 @@ PATH = click.Path(path_type=Path)
 @click.option("--engine-log", type=PATH, help="Keep what the engine of --model, or the server of a --client, prints.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
-    plan_file: Path, trial: bool, trust: bool, client: str | None, ready: str | None, ready_timeout: float,
-    engine_log: Path | None, command_line: tuple[str, ...], **offline: Any,
+    plan_file: Path, trial: bool, trust: bool, bisect: bool, client: str | None, ready: str | None,
+    ready_timeout: float, engine_log: Path | None, command_line: tuple[str, ...], **offline: Any,
 ) -> int | None:  # fmt: skip
     """Start an engine with the Solutions of a plan in the place of its kernels, in each of its processes.
 
@@ -58,18 +59,55 @@ def command(
 
     plan = read_plan(plan_file)
     check_engine_choice(offline["model"], command_line)
+    if bisect and command_line and client is None:
+        raise CallError("--bisect starts the engine again and again: of --model or a --client only")
     if trial:
         plan = tried(plan, trust)
-    server_client = given_client(client, ready, ready_timeout, command_line)
-    with tempfile.TemporaryDirectory(prefix="kcap-run-") as folder, told(plan, Path(folder)) as engagements:
-        started = start_engine(
-            session_options(plan, Path(folder)), Path(folder), offline, command_line, server_client, engine_log
-        )
+    load = given_client(client, ready, ready_timeout, command_line)
+
+    def attempt(part: Plan, printed: bool = False) -> Run:
+        with (
+            tempfile.TemporaryDirectory(prefix="kcap-run-") as folder,
+            told(part, Path(folder), printed) as engagements,
+        ):
+            left = Path(folder)
+            started = start_engine(session_options(part, left), left, offline, command_line, load, engine_log)
+        engaged.extend(engagements)
+        return started
+
+    engaged: list[Engagement] = []
+    try:
+        started = attempt(plan, printed=True)
+    except CallError:
+        raise
+    except KcapError as error:
+        raise KcapError(_why_ended(plan, str(error), attempt if bisect else None)) from None
     if started.failure:
-        click.echo(f"kcap: {started.failure}", err=True)
+        click.echo(f"kcap: {_why_ended(plan, started.failure, attempt if bisect else None)}", err=True)
     if started.status and started.status > 0:
         return started.status
-    return None if any(one.steps for each in engagements for one in each.replacements) else FAILED
+    return None if not started.failure and any(one.steps for e in engaged for one in e.replacements) else FAILED
+
+
+def _why_ended(plan: Plan, failure: str, attempt: Callable[[Plan], Run] | None) -> str:
+    """What to say of an engine that ended with a failure. `attempt`: starts it with a part of the plan."""
+    if attempt is None:
+        names = ", ".join(sorted({f"{s.author}/{s.name}" for s in plan.solutions.values()}))
+        return f"{failure}\nIt ran with these Solutions: {names}; --bisect finds out which of them it was"
+    from kcap.bench.apply.choice import guilty_part
+
+    def fails(part: Sequence[Replacement]) -> bool:
+        click.echo(f"kcap: trying {len(part)} of {len(plan.replacements)} replacements", err=True)
+        try:
+            return bool(attempt(plan.only(part)).failure)
+        except KcapError:
+            return True
+
+    if fails([]):
+        return f"{failure}\nIt fails without any Solution, too"
+    guilty = guilty_part(plan.replacements, fails)
+    found = [f"{one.recorded_as} for {one.call.operator} (call {one.call.id})" for one in guilty]
+    return f"{failure}\nIt fails with {' together with '.join(found)} alone"
 
 
 @contextmanager
@@ -178,6 +216,8 @@ def problems(plan: Plan, engagements: Sequence[Engagement]) -> list[str]:
 
 def _why(engaged: Sequence[Engaged]) -> str:
     """What the invocations of its operator had otherwise."""
+    if checked := sum(one.checked for one in engaged):
+        return f": it came {checked:,} times, in which it was compared with the engine's own"
     misses = sum((Counter(one.misses) for one in engaged), Counter())
     if not misses:
         return ": the operator was not called"

@@ -96,6 +96,8 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
     announce(window.session, module.GPUModelRunner, {"capture_model": "capturing CUDA graphs"})
     if hasattr(module.GPUModelRunner, "capture_model"):
         wrap(module.GPUModelRunner, "capture_model", functools.partial(_capture_model, window))
+    if hasattr(module.GPUModelRunner, "_model_forward"):
+        wrap(module.GPUModelRunner, "_model_forward", functools.partial(_model_forward, window))
     wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
     wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
 
@@ -111,6 +113,16 @@ def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
     found = [o for o in gc.get_objects() if type(o) is wrappers] if wrappers else []
     managers = [o for o in vars(runner).values() if isinstance(getattr(o, "graphs", None), dict)]
     return [*(wrapper.concrete_cudagraph_entries for wrapper in found), *(manager.graphs for manager in managers)]
+
+
+def _model_forward(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    run = functools.partial(original, *args, **kwargs)
+    return window.forward(run, runner.model.compute_logits, functools.partial(_states, runner))
+
+
+def _states(runner: Any) -> list[Any]:
+    """Of state space models, which have several for a layer. An attention's cache is no such state."""
+    return [state for cache in runner.kv_caches if isinstance(cache, list | tuple) for state in cache]
 
 
 def _graph(groups: Groups) -> dict[str, Any]:

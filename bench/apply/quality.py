@@ -1,0 +1,85 @@
+"""Whether the engine says the same with Solutions: logits of one forward, run with its own kernels and with them.
+
+The forward runs on the same inputs and the same state: with the engine's own kernels, with them once more as a control,
+and with the Solutions. What attention writes to its cache is the same however often it is written; states that a step
+overwrites are put back before each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import Field
+
+from kcap.schemas.files.jsonfile import read_lines
+from kcap.schemas.recording.records import Record
+
+ENDING = ".quality.jsonl"
+
+
+class LogitsCompared(Record):
+    """The logits of `tokens` tokens against those of the engine's own kernels.
+
+    `top1`: the share of tokens whose likeliest next token is the same; `kl`: the Kullback-Leibler divergence, in nats,
+    mean over tokens; `rms`: the root mean square of the difference over that of the logits.
+    """
+
+    tokens: int
+    top1: float = Field(ge=0, le=1)
+    kl: float
+    rms: float
+
+
+class QualityCheck(Record):
+    """One step's logits with Solutions, and with the engine's own kernels once more."""
+
+    index: int
+    rank: int = 0
+    solutions: LogitsCompared
+    control: LogitsCompared
+
+
+def read_checks(left: Path) -> Iterator[QualityCheck]:
+    """Of all processes that left some in the folder `left`."""
+    for path in sorted(left.glob(f"*{ENDING}")):
+        yield from read_lines(path, QualityCheck)
+
+
+def compare_logits(logits: torch.Tensor, own: torch.Tensor) -> LogitsCompared:
+    """`logits` and `own`: [tokens, vocabulary]."""
+    a, b = own.double().log_softmax(-1), logits.double().log_softmax(-1)
+    difference = logits.double() - own.double()
+    return LogitsCompared(
+        tokens=len(own),
+        top1=float((own.argmax(-1) == logits.argmax(-1)).double().mean()),
+        kl=float((a.exp() * (a - b)).sum(-1).mean()),
+        rms=float(difference.square().mean().sqrt() / own.double().square().mean().sqrt().clamp(min=1e-30)),
+    )
+
+
+@dataclass(frozen=True)
+class Quality:
+    """All checks of one rank: means over tokens, and how many there are."""
+
+    solutions: LogitsCompared
+    control: LogitsCompared
+
+    @classmethod
+    def of(cls, checks: Iterable[QualityCheck]) -> Quality | None:
+        """None without a check."""
+        found = list(checks)
+        if not found:
+            return None
+        return cls(_mean([one.solutions for one in found]), _mean([one.control for one in found]))
+
+
+def _mean(parts: Sequence[LogitsCompared]) -> LogitsCompared:
+    tokens = sum(part.tokens for part in parts)
+
+    def over_tokens(name: str) -> float:
+        return float(sum(part.tokens * getattr(part, name) for part in parts)) / tokens
+
+    return LogitsCompared(tokens=tokens, top1=over_tokens("top1"), kl=over_tokens("kl"), rms=over_tokens("rms"))
