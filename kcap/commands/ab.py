@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 import orjson
 
 from kcap.commands.record import offline_options
-from kcap.commands.run import check_engine_choice, given_client, problems, start_engine, told, tried
+from kcap.commands.run import check_engine_choice, given_client, problems, start_engine, temporary_folder, told, tried
 from kcap.errors import FAILED, KcapError
 
 if TYPE_CHECKING:
@@ -75,13 +74,13 @@ def command(
     checks: list[QualityCheck] = []
 
     def run(**extension: Any) -> tuple[list[TimedStep], list[Engagement]]:
-        with tempfile.TemporaryDirectory(prefix="kcap-ab-") as folder, told(plan, Path(folder), False) as engagements:
-            options = session_options(plan, Path(folder), arms.WINDOW, **extension)
-            started = start_engine(options, Path(folder), offline, command_line, load, engine_log)
+        with temporary_folder("kcap-ab-") as left, told(plan, left, False) as engagements:
+            options = session_options(plan, left, arms.WINDOW, **extension)
+            started = start_engine(options, left, offline, command_line, load, engine_log)
             if started.failure:
                 raise KcapError(started.failure)
-            steps = list(arms.read_steps(Path(folder)))
-            checks.extend(read_checks(Path(folder)))
+            steps = list(arms.read_steps(left))
+            checks.extend(read_checks(left))
         return steps, engagements
 
     steps, engagements = run(block=block, seed=secrets.randbits(31), compared=COMPARED)

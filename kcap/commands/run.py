@@ -66,11 +66,7 @@ def command(
     load = given_client(client, ready, ready_timeout, command_line)
 
     def attempt(part: Plan, printed: bool = False) -> Run:
-        with (
-            tempfile.TemporaryDirectory(prefix="kcap-run-") as folder,
-            told(part, Path(folder), printed) as engagements,
-        ):
-            left = Path(folder)
+        with temporary_folder("kcap-run-") as left, told(part, left, printed) as engagements:
             started = start_engine(session_options(part, left), left, offline, command_line, load, engine_log)
         engaged.extend(engagements)
         return started
@@ -108,6 +104,12 @@ def _why_ended(plan: Plan, failure: str, attempt: Callable[[Plan], Run] | None) 
     guilty = guilty_part(plan.replacements, fails)
     found = [f"{one.recorded_as} for {one.call.operator} (call {one.call.id})" for one in guilty]
     return f"{failure}\nIt fails with {' together with '.join(found)} alone"
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.export_loss import ExportLoss
 from kcap.schemas.results.measurement import Measurement, ProgramMeasurement
 from kcap.schemas.results.outcome import Outcome, ReferenceCheck
+from kcap.schemas.results.plan import PLAN_ADAPTER, Plan
 from kcap.schemas.results.task import HELD_OUT_ADAPTER, TASK_ADAPTER, TASK_FILE, HeldOutSet, Task
 from kcap.schemas.results.verdict import VERDICT_ADAPTER, Verdict
 from kcap.schemas.validation.bench_run import check_bench_run
@@ -143,6 +144,7 @@ FORMATS: dict[str, Format] = {
     "measurement": _lines("measurements, one a line", Measurement),
     "program-measurement": _lines("measurements of Programs, one a line", ProgramMeasurement),
     "bench-run": Format("a run of kcap bench", check_bench_run),
+    "plan": _document("a plan of kcap apply", PLAN_ADAPTER, _keys(Plan), _nothing),
     "bench-record": _document("what a run of kcap bench judged", RUN_ADAPTER, _keys(RunRecord), _nothing),
     "outcome": _lines("Outcomes of kcap bench, one a line", Outcome),
     "task-folder": Format("a task", check_task),
