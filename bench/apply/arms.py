@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -87,6 +88,7 @@ class ArmsWindow(PlanWindow):
         self._index = 0
         self._clock: StepClock | None = None
         self._waiting: list[tuple[TimedStep, StepClock]] = []
+        self._writing = threading.Lock()
 
     def loaded(self, **facts: Any) -> None:
         """An arm of fresh engines that runs the engine's own kernels is the engine as it is: nothing is put in."""
@@ -185,7 +187,6 @@ class ArmsWindow(PlanWindow):
             self._write(KEPT_BACK if torch.cuda.is_initialized() else 0)
 
     def ends(self) -> None:
-        """The process ends: write what is left."""
         self._write(0)
         super().ends()
 
@@ -193,11 +194,9 @@ class ArmsWindow(PlanWindow):
         return self.left / f"{socket.gethostname()}-{os.getpid()}{ending}"
 
     def _write(self, kept: int) -> None:
-        ready = self._waiting[: len(self._waiting) - kept]
-        if not ready:
-            return
-        del self._waiting[: len(ready)]
-        with self._file_of(ENDING).open("ab") as file:
+        with self._writing, self._file_of(ENDING).open("ab") as file:
+            ready = self._waiting[: max(len(self._waiting) - kept, 0)]
+            del self._waiting[: len(ready)]
             file.writelines(step.model_copy(update={"us": clock.us()}).line() for step, clock in ready)
 
 

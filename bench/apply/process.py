@@ -139,8 +139,13 @@ class PlanWindow(Window):
         self.rank = facts.get("rank", 0)
         at_exit(self.ends)
 
+    def close(self) -> None:
+        """An engine may end its processes without a word: what is known is told while they are asked to close."""
+        super().close()
+        self.ends()
+
     def ends(self) -> None:
-        """The process ends."""
+        """The process ends, or is about to; may be called again."""
         self.tell()
 
     # ---- steps ----
