@@ -1,9 +1,8 @@
-"""The engine with and without its Solutions, in one process, step by step: what is measured to tell what they gain.
+"""The engine with and without Solutions, in one process, step by step: what is measured to tell what they gain.
 
-Steps come in blocks. Each three blocks are, in random order, one of every arm: the engine's own kernels, the
-Solutions, and the engine's own once more as a control. Where the engine captures CUDA graphs each arm has a set of its
-own, and the sets are exchanged between blocks; else the Solutions are switched on and off. All ranks draw the same
-order.
+Steps come in blocks. As many blocks as there are arms are, in random order, one of every arm: the engine's own kernels,
+these once more as a control, and each plan. Where the engine captures CUDA graphs each arm has a set of its own, and
+the sets are exchanged between blocks; else the Solutions are switched on and off. All ranks draw the same order.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
@@ -29,8 +29,8 @@ from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.recording.records import Record
 from kcap.schemas.results.measurement import Time
 
-Arm = Literal["engine", "solutions", "control"]
-ARMS: tuple[Arm, ...] = get_args(Arm)
+Arm = int  # the number of a plan, or
+ENGINE, CONTROL = -1, -2
 WINDOW = f"{__name__}:ArmsWindow"
 ENDING = ".steps.jsonl"
 KEPT_BACK = 64  # steps whose GPU events are not asked for yet: they may not have happened
@@ -38,8 +38,8 @@ KEPT_BACK = 64  # steps whose GPU events are not asked for yet: they may not hav
 
 class TimedStep(Record):
     """One step. `at`: seconds by a clock of the process, when it began; `us`: its time, on a GPU between two events of
-    the stream, without what lies between the forward and the sampling. `uses`: how often each of the plan's
-    replacements ran in it. `first`: it is the first of its block."""
+    the stream, without what lies between the forward and the sampling. `uses`: how often each of the replacements of
+    the arm's plan ran in it. `first`: it is the first of its block."""
 
     index: int
     rank: int = 0
@@ -53,15 +53,31 @@ class TimedStep(Record):
     first: bool = False
 
 
-def arm_of(step: int, block: int, seed: int) -> tuple[Arm, bool]:
-    """The arm of the engine's step `step`, and whether it is the first of its block."""
-    group, place = divmod(step, len(ARMS) * block)
-    return _order(group, seed)[place // block], not place % block
+@dataclass(frozen=True)
+class Schedule:
+    """Which arm runs which of the engine's steps: blocks of `block` steps, the arms of `plans` plans, in an order that
+    `seed` decides."""
 
+    plans: int
+    block: int
+    seed: int = 0
 
-@cache
-def _order(group: int, seed: int) -> tuple[Arm, ...]:
-    return tuple(random.Random(f"{seed}/{group}").sample(ARMS, len(ARMS)))
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return (ENGINE, CONTROL, *range(self.plans))
+
+    def group(self, step: int) -> int:
+        """The number of the blocks, one of every arm, that the step is in."""
+        return step // (len(self.arms) * self.block)
+
+    def arm(self, step: int) -> tuple[Arm, bool]:
+        """The arm of a step, and whether the step is the first of its block."""
+        place = step % (len(self.arms) * self.block)
+        return self._order(self.group(step))[place // self.block], not place % self.block
+
+    @cache  # noqa: B019 a Schedule lives as long as its process
+    def _order(self, group: int) -> tuple[Arm, ...]:
+        return tuple(random.Random(f"{self.seed}/{group}").sample(self.arms, len(self.arms)))
 
 
 def read_steps(left: Path) -> Iterator[TimedStep]:
@@ -73,18 +89,19 @@ def read_steps(left: Path) -> Iterator[TimedStep]:
 class ArmsWindow(PlanWindow):
     """Chooses the arm of each step, and times it.
 
-    The Session's `extension` has `block`, the steps of a block, `seed`, and `compared`, the steps whose logits are
+    The Session's `extension` has `block` and `seed`, as in a Schedule, and `compared`, the steps whose logits are
     compared; or `arm`, for all steps.
     """
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._fixed: Arm | None = session.extension.get("arm")
-        self._block, self._seed = session.extension.get("block", 1), session.extension.get("seed", 0)
+        plans = len(session.extension["plans"])
+        self._schedule = Schedule(plans, session.extension.get("block", 1), session.extension.get("seed", 0))
         self._graph_sets: dict[Arm, list[dict[Any, Any]]] = {}
         self._tables: list[dict[Any, Any]] = []
         self._to_compare, self._compares = session.extension.get("compared", 0), False
-        self._arm: Arm = self._fixed or "engine"
+        self._arm: Arm = ENGINE if self._fixed is None else self._fixed
         self._index = 0
         self._clock: StepClock | None = None
         self._waiting: list[tuple[TimedStep, StepClock]] = []
@@ -92,26 +109,26 @@ class ArmsWindow(PlanWindow):
 
     def loaded(self, **facts: Any) -> None:
         """An arm of fresh engines that runs the engine's own kernels is the engine as it is: nothing is put in."""
-        if self._fixed == "engine":
+        if self._fixed == ENGINE:
             self.stays_as_it_is(facts)
             return
         super().loaded(**facts)
-        self.replacements.on = self._fixed == "solutions"
+        self._show(self._arm)
 
     def capture(self, tables: Callable[[], Sequence[dict[Any, Any]]], original: Callable[[], Any]) -> Any:
         """Capture the graphs of every arm. `tables`: where the engine keeps its own, by what they are for."""
-        if self._fixed:
+        if self._fixed is not None:
             return original()
         result = None
-        for arm in ARMS:
+        for arm in self._schedule.arms:
             for table in tables():
                 table.clear()
-            self.replacements.on = arm == "solutions"
+            self._show(arm)
             made = original()
             result = made if result is None else result
             self._tables = list(tables())
             self._graph_sets[arm] = [dict(table) for table in self._tables]
-        self._show("engine")
+        self._show(ENGINE)
         return result
 
     def forward(self, run: Callable[[], Any], logits: Callable[[Any], Any], states: Callable[[], Sequence[Any]]) -> Any:
@@ -127,21 +144,19 @@ class ArmsWindow(PlanWindow):
             self._show(arm)
             return run()
 
-        found = {arm: logits(run_as(arm)) for arm in ARMS}
+        found = {arm: logits(run_as(arm)) for arm in self._schedule.arms}
         if all(isinstance(of_arm, torch.Tensor) for of_arm in found.values()):  # else another rank has them
-            own = found["engine"]
-            check = QualityCheck(
-                index=self._index, rank=self.rank, solutions=compare_logits(found["solutions"], own),
-                control=compare_logits(found["control"], own),
-            )  # fmt: skip
+            own = found.pop(ENGINE)
+            arms = {arm: compare_logits(of_arm, own) for arm, of_arm in found.items()}
+            check = QualityCheck(index=self._index, rank=self.rank, arms=arms)
             with self._file_of(quality.ENDING).open("ab") as file:
                 file.write(check.line())
-        return run_as("engine")
+        return run_as(ENGINE)
 
     def _show(self, arm: Arm) -> None:
         """Let the engine find the graphs of this arm alone, and launch its kernels."""
         self._arm = arm
-        self.replacements.on = arm == "solutions"
+        self.replacements.on = arm if arm >= 0 else None
         for table, graphs in zip(self._tables, self._graph_sets.get(arm, []), strict=False):
             table.clear()
             table.update(graphs)
@@ -149,10 +164,10 @@ class ArmsWindow(PlanWindow):
     # ---- steps ----
 
     def step_begins(self, shape: StepShape) -> None:
-        arm, self._begins_block = (self._fixed, False) if self._fixed else arm_of(self._index, self._block, self._seed)
+        arm, self._begins_block = self._schedule.arm(self._index) if self._fixed is None else (self._fixed, False)
         if arm != self._arm:
             self._show(arm)
-        if self._begins_block and arm == "engine" and self._to_compare > 0:
+        if self._begins_block and arm == ENGINE and self._to_compare > 0:
             self._to_compare, self._compares = self._to_compare - 1, True
         self._clock = StepClock()
 
@@ -174,12 +189,18 @@ class ArmsWindow(PlanWindow):
         clock.stop()
         step = TimedStep(
             index=self._index, rank=self.rank, arm=self._arm, phase=shape.phase, sequences=len(shape.queries),
-            tokens=shape.tokens, at=clock.began, us=0.0, uses=self.uses(), first=self._begins_block,
+            tokens=shape.tokens, at=clock.began, us=0.0, uses=self._own_uses(), first=self._begins_block,
         )  # fmt: skip
         self._index += 1
         self._waiting.append((step, clock))
         if len(self._waiting) >= 2 * KEPT_BACK:
             self._write(KEPT_BACK)
+
+    def _own_uses(self) -> list[int]:
+        """Of the replacements of the arm's plan."""
+        return [
+            times for times, one in zip(self.uses(), self.replacements.placed, strict=True) if one.plan == self._arm
+        ]
 
     def tell(self, refused: str = "") -> None:
         super().tell(refused)

@@ -1,20 +1,20 @@
 """What Solutions gained in the engine: paired differences of step times, beside what the judge's times predict.
 
-Each three blocks of steps are one of every arm, in random order. For steps of one phase and number of sequences the
-means of an arm's block are set against the engine's in the same three blocks; the mean of these differences has the
-interval of Student's t at 95 %. What the control differs by says how far a difference may be chance.
+Some blocks of steps are one of every arm, in random order. For steps of one phase and number of sequences the mean of
+an arm's block is set against the engine's in the same blocks; the mean of these differences has the interval of
+Student's t at 95 %. What the control differs by says how far a difference may be chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from kcap.bench.apply.arms import ARMS, Arm, TimedStep
+from kcap.bench.apply.arms import CONTROL, ENGINE, Arm, Schedule, TimedStep
 from kcap.schemas.results.plan import Plan
 
 Kind = tuple[str, int]  # phase, sequences
@@ -38,12 +38,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """Steps of one kind. `us`: the mean of the engine's own; `predicted_us`: of a step with Solutions, less than none
-    where it should be faster; `held`: the share of steps of their arm that ran a Solution."""
+    """Steps of one kind, of which there are so many in all three arms.
+
+    `us`: the mean of the engine's own; `predicted_us`: of a step with Solutions, less than none where it should be
+    faster; `held`: the share of steps of their arm that ran a Solution.
+    """
 
     phase: str
     sequences: int
-    steps: Mapping[Arm, int]
+    steps: int
     us: float
     solutions: Difference | None
     control: Difference | None
@@ -54,7 +57,7 @@ class Compared:
         return {
             "phase": self.phase,
             "sequences": self.sequences,
-            "steps": dict(self.steps),
+            "steps": self.steps,
             "engine_us": self.us,
             "solutions": _difference_as_json(self.solutions),
             "control": _difference_as_json(self.control),
@@ -69,29 +72,27 @@ def _difference_as_json(difference: Difference | None) -> dict[str, Any] | None:
     return {"us": difference.us, "half_interval_us": difference.half, "pairs": difference.pairs}
 
 
-def compare(plan: Plan, steps: Iterable[TimedStep], block: int) -> list[Compared]:
-    """Of the steps of one rank, those kinds first that took most time. The first step of a block stays out: it follows
-    one of another arm."""
+def compare(plan: Plan, arm: Arm, steps: Iterable[TimedStep], schedule: Schedule) -> list[Compared]:
+    """The plan of `arm` against the engine's own kernels, of the steps of one rank: those kinds first that took most
+    time. The first step of a block stays out: it follows one of another arm."""
     kinds: dict[Kind, list[TimedStep]] = defaultdict(list)
     for step in steps:
-        if not step.first:
+        if not step.first and step.arm in (ENGINE, CONTROL, arm):
             kinds[step.phase, step.sequences].append(step)
-    found = [_compared(plan, kind, of_kind, block) for kind, of_kind in kinds.items()]
-    return sorted(found, key=lambda one: -one.us * sum(one.steps.values()))
+    found = [_compared(plan, arm, kind, of_kind, schedule) for kind, of_kind in kinds.items()]
+    return sorted(found, key=lambda one: -one.us * one.steps)
 
 
-def _compared(plan: Plan, kind: Kind, steps: Sequence[TimedStep], block: int) -> Compared:
-    arms: dict[Arm, list[TimedStep]] = {arm: [step for step in steps if step.arm == arm] for arm in ARMS}
-    with_solutions = arms["solutions"]
-    own = arms["engine"] or steps
+def _compared(plan: Plan, arm: Arm, kind: Kind, steps: Sequence[TimedStep], schedule: Schedule) -> Compared:
+    own, control, with_plan = ([step for step in steps if step.arm == each] for each in (ENGINE, CONTROL, arm))
     return Compared(
         *kind,
-        steps={arm: len(of_arm) for arm, of_arm in arms.items()},
-        us=fmean(step.us for step in own),
-        solutions=_difference(arms["engine"], with_solutions, block),
-        control=_difference(arms["engine"], arms["control"], block),
-        predicted_us=fmean(_predicted(plan, step) for step in with_solutions) if with_solutions else 0.0,
-        held=fmean(any(step.uses) for step in with_solutions) if with_solutions else 0.0,
+        steps=len(steps),
+        us=fmean(step.us for step in own or steps),
+        solutions=_difference(own, with_plan, schedule),
+        control=_difference(own, control, schedule),
+        predicted_us=fmean(_predicted(plan, step) for step in with_plan) if with_plan else 0.0,
+        held=fmean(any(step.uses) for step in with_plan) if with_plan else 0.0,
     )
 
 
@@ -101,19 +102,19 @@ def _predicted(plan: Plan, step: TimedStep) -> float:
     return -sum(times * us for times, us in zip(step.uses, saved, strict=False))
 
 
-def _difference(own: Sequence[TimedStep], other: Sequence[TimedStep], block: int) -> Difference | None:
-    """Of `other` from the engine's own, paired by the three blocks that they are in; None without a pair."""
-    ours, theirs = _by_group(own, block), _by_group(other, block)
+def _difference(own: Sequence[TimedStep], other: Sequence[TimedStep], schedule: Schedule) -> Difference | None:
+    """Of `other` from the engine's own, paired by the blocks that they are in; None without a pair."""
+    ours, theirs = _by_group(own, schedule), _by_group(other, schedule)
     pairs = [theirs[group] - ours[group] for group in ours.keys() & theirs.keys()]
     if not pairs:
         return None
     return Difference(fmean(pairs), half_interval(pairs), len(pairs))
 
 
-def _by_group(steps: Sequence[TimedStep], block: int) -> dict[int, float]:
+def _by_group(steps: Sequence[TimedStep], schedule: Schedule) -> dict[int, float]:
     groups: dict[int, list[float]] = defaultdict(list)
     for step in steps:
-        groups[step.index // (len(ARMS) * block)].append(step.us)
+        groups[schedule.group(step.index)].append(step.us)
     return {group: fmean(us) for group, us in groups.items()}
 
 

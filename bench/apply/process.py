@@ -37,16 +37,20 @@ CHECKS = 2  # invocations of each Solution that are compared with the engine's o
 BUILT = "built"
 
 
-def session_options(plan: Plan, left: Path, window: str = WINDOW, **extension: Any) -> dict[str, Any]:
-    """What the Session of an engine with this plan has beside the others: the plan lies in the folder `left`, where the
-    processes leave their Engagements. `window`: the class of their windows, which finds `extension` there, too."""
-    file = left / "plan.json"
-    file.write_bytes(plan_bytes(plan))
+def session_options(plans: Sequence[Plan], left: Path, window: str = WINDOW, **extension: Any) -> dict[str, Any]:
+    """What the Session of an engine with these plans has beside the others: they lie in the folder `left`, where the
+    processes leave their Engagements. `window`: the class of their windows, which finds `extension` there, too.
+
+    PlanWindow uses the first plan alone.
+    """
+    files = [left / f"plan-{number}.json" for number in range(len(plans))]
+    for plan, file in zip(plans, files, strict=True):
+        file.write_bytes(plan_bytes(plan))
     return {
-        "extension": {"window": window, "plan": str(file), "left": str(left), **extension},
+        "extension": {"window": window, "plans": list(map(str, files)), "left": str(left), **extension},
         "plan": {
-            "sha256": file_sha256(file),
-            "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
+            "sha256": file_sha256(files[0]),
+            "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plans[0].solutions.items()},
         },
     }
 
@@ -117,9 +121,11 @@ class PlanWindow(Window):
         """Put the plan in. PlanRefused ends the engine's start: nothing runs that only seems to have a plan."""
         self.stays_as_it_is(facts)
         try:
-            plan = read_plan(Path(self.session.extension["plan"]))
-            check_engine(plan, facts)
-            placed = [place(plan, one, self.left / BUILT) for one in plan.replacements]
+            placed: list[Placed] = []
+            for number, file in enumerate(self.session.extension["plans"]):
+                plan = read_plan(Path(file))
+                check_engine(plan, facts)
+                placed += [place(plan, one, self.left / BUILT, number) for one in plan.replacements]
             self.replacements = Replacements(placed, self._recorded, CHECKS)
             self.replacements.unseen = self.taps.externals.ignoring
             self.replacements.failed = self._solution_failed
@@ -278,11 +284,11 @@ def _differences(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, st
             yield "the device", plan.machine.device_name, found
 
 
-def place(plan: Plan, one: Replacement, folder: Path) -> Placed:
-    """The replacement with its Solution, built below `folder`; BuildFailed where it cannot be."""
+def place(plan: Plan, one: Replacement, folder: Path, number: int = 0) -> Placed:
+    """The replacement with its Solution, built below `folder`; BuildFailed where it cannot be. `number`: the plan's."""
     solution = plan.solutions[one.solution]
     try:
         function = build(solution, folder)
     except BuildFailed as error:
         raise BuildFailed(f"{solution.author}/{solution.name}: {error.reason}", error.log) from None
-    return Placed(one, function, solution.spec.destination_passing_style)
+    return Placed(one, function, solution.spec.destination_passing_style, plan=number)

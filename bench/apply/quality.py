@@ -7,8 +7,7 @@ overwrites are put back before each run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -34,12 +33,11 @@ class LogitsCompared(Record):
 
 
 class QualityCheck(Record):
-    """One step's logits with Solutions, and with the engine's own kernels once more."""
+    """One step's logits of every other arm against the engine's own."""
 
     index: int
     rank: int = 0
-    solutions: LogitsCompared
-    control: LogitsCompared
+    arms: Mapping[int, LogitsCompared]
 
 
 def read_checks(left: Path) -> Iterator[QualityCheck]:
@@ -60,20 +58,10 @@ def compare_logits(logits: torch.Tensor, own: torch.Tensor) -> LogitsCompared:
     )
 
 
-@dataclass(frozen=True)
-class Quality:
-    """All checks of one rank: means over tokens, and how many there are."""
-
-    solutions: LogitsCompared
-    control: LogitsCompared
-
-    @classmethod
-    def of(cls, checks: Iterable[QualityCheck]) -> Quality | None:
-        """None without a check."""
-        found = list(checks)
-        if not found:
-            return None
-        return cls(_mean([one.solutions for one in found]), _mean([one.control for one in found]))
+def quality_of(checks: Sequence[QualityCheck]) -> dict[int, LogitsCompared]:
+    """Of each arm, means over the tokens of one rank's checks; empty without a check."""
+    arms = {arm for check in checks for arm in check.arms}
+    return {arm: _mean([check.arms[arm] for check in checks if arm in check.arms]) for arm in sorted(arms)}
 
 
 def _mean(parts: Sequence[LogitsCompared]) -> LogitsCompared:

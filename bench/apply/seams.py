@@ -39,7 +39,7 @@ class Placed:
 
     `eager`, `captured`: how often it ran outside and inside a capture. `checked`: how often it was compared with the
     engine's own instead. `misses`: how often an invocation of the operator was not as the Call, by the first
-    difference. `off`: why it is not used any more.
+    difference. `off`: why it is not used any more. `plan`: of several plans, by their order.
     """
 
     replacement: Replacement
@@ -49,6 +49,7 @@ class Placed:
     captured: int = 0
     checked: int = 0
     off: str = ""
+    plan: int = 0
     misses: Counter[str] = field(default_factory=Counter)
     matching: Matching = field(init=False)
 
@@ -152,17 +153,17 @@ def _plainly(placed: Placed, values: Values, run: Callable[[], Any]) -> Any:
 class Replacements:
     """All Solutions of this process, by the operator whose calls they replace.
 
-    `on`: they are used. `checks`: so many invocations of each, outside a capture, are compared with the engine's own,
-    on copies of the engine's numbers, `unseen` by a recorder. `around`: runs each. `failed`: is told of one that raised
-    or differed, which is off from then on; while a graph is captured, what was raised goes on to the engine, for the
-    capture is lost.
+    `on`: those of one plan, by its order, are used; None: none are. `checks`: so many invocations of each, outside a
+    capture, are compared with the engine's own, on copies of the engine's numbers, `unseen` by a recorder. `around`:
+    runs each. `failed`: is told of one that raised or differed, which is off from then on; while a graph is captured,
+    what was raised goes on to the engine, for the capture is lost.
     """
 
     def __init__(self, placed: Iterable[Placed], around: Around = _plainly, checks: int = 0) -> None:
         self.placed = list(placed)
         self.checks = checks
         self.unseen: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.on = True
+        self.on: int | None = 0
         self.around = around
         self.failed: Callable[[Placed, BaseException], None] = lambda placed, error: None
         self._by_operator: dict[str, list[Placed]] = defaultdict(list)
@@ -179,14 +180,14 @@ class Replacements:
     @property
     def active(self) -> bool:
         """Whether Solutions are used now, on this thread: what one calls itself is the engine's own."""
-        return self.on and not getattr(self._local, "inside", False)
+        return self.on is not None and not getattr(self._local, "inside", False)
 
     def find(self, operator: str, values: Values, constants: Mapping[str, Any] | None = None) -> Placed | None:
         """The Solution for exactly this invocation; None where the engine's own is to run."""
         if not self.active:
             return None
         for one in self.of(operator):
-            if one.off:
+            if one.off or one.plan != self.on:
                 continue
             if not (mismatch := one.matching.mismatch(values, constants)):
                 return one

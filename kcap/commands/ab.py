@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,14 +14,15 @@ import orjson
 
 from kcap.commands.record import offline_options
 from kcap.commands.run import check_engine_choice, given_client, problems, start_engine, temporary_folder, told, tried
-from kcap.errors import FAILED, KcapError
+from kcap.errors import FAILED, CallError, KcapError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kcap.bench.apply.arms import TimedStep
     from kcap.bench.apply.comparison import Compared, Difference
     from kcap.bench.apply.process import Engagement
-    from kcap.bench.apply.quality import Quality, QualityCheck
-    from kcap.schemas.results.plan import Plan
+    from kcap.bench.apply.quality import QualityCheck
 
 EXAMPLE = """
 \b
@@ -32,7 +35,9 @@ PATH = click.Path(path_type=Path)
 
 
 @click.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
-@click.option("--plan", "plan_file", required=True, type=PATH, help="What goes into the engine: of kcap apply.")
+@click.option(
+    "--plan", "plan_files", required=True, multiple=True, type=PATH, help="What is compared: of kcap apply; several."
+)
 @click.option("--block", default=8, show_default=True, type=click.IntRange(2), help="Steps of a block.")
 @click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
 @click.option("--pairs", type=click.IntRange(1), help="Also start so many pairs of fresh engines, and compare those.")
@@ -48,140 +53,154 @@ PATH = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
-    plan_file: Path, block: int, trial: bool, trust: bool, pairs: int | None, client: str | None, ready: str | None,
-    ready_timeout: float, engine_log: Path | None, output: Path | None, as_json: bool, command_line: tuple[str, ...],
-    **offline: Any,
+    plan_files: tuple[Path, ...], block: int, trial: bool, trust: bool, pairs: int | None, client: str | None,
+    ready: str | None, ready_timeout: float, engine_log: Path | None, output: Path | None, as_json: bool,
+    command_line: tuple[str, ...], **offline: Any,
 ) -> int | None:  # fmt: skip
     """Measure what the Solutions of a plan gain in the engine, beside what kcap bench predicts.
 
-    One engine runs its steps in blocks: with its own kernels, with the Solutions, and with its own once more as a
-    control, in random order; where it captures CUDA graphs, each of the three has a set of its own. Told are the paired
-    differences of step times with their 95 % intervals, by phase and number of sequences. With --pairs the same load is
-    also given to fresh engines, alternating without and with the plan.
+    One engine runs its steps in blocks, in random order: with its own kernels, with these once more as a control, and
+    with each plan; where it captures CUDA graphs, each of them has a set of its own. Told are the paired differences of
+    step times with their 95 % intervals, by phase and number of sequences. With --pairs the same load is also given to
+    fresh engines, alternating without and with the (only) plan.
     """
     from kcap.bench.apply import arms
     from kcap.bench.apply.comparison import compare
     from kcap.bench.apply.process import session_options
-    from kcap.bench.apply.quality import Quality, read_checks
+    from kcap.bench.apply.quality import quality_of, read_checks
     from kcap.schemas.results.plan import read_plan
 
-    plan = read_plan(plan_file)
+    plans = [read_plan(file) for file in plan_files]
     check_engine_choice(offline["model"], command_line)
+    if pairs and len(plans) > 1:
+        raise CallError("--pairs starts fresh engines with one plan: give one --plan")
     load = given_client(client, ready, ready_timeout, command_line)
     if trial:
-        plan = tried(plan, trust)
+        plans = [tried(plan, trust) for plan in plans]
+    schedule = arms.Schedule(len(plans), block, secrets.randbits(31))
 
-    checks: list[QualityCheck] = []
-
-    def run(**extension: Any) -> tuple[list[TimedStep], list[Engagement]]:
-        with temporary_folder("kcap-ab-") as left, told(plan, left, False) as engagements:
-            options = session_options(plan, left, arms.WINDOW, **extension)
+    def run(**extension: Any) -> Measured:
+        with temporary_folder("kcap-ab-") as left, told(plans, left, False) as engagements:
+            options = session_options(plans, left, arms.WINDOW, **extension)
             started = start_engine(options, left, offline, command_line, load, engine_log)
             if started.failure:
                 raise KcapError(started.failure)
-            steps = list(arms.read_steps(left))
-            checks.extend(read_checks(left))
-        return steps, engagements
+            measured = Measured.of_lowest_rank(list(arms.read_steps(left)), list(read_checks(left)))
+        measured.engagements += engagements
+        return measured
 
-    steps, engagements = run(block=block, seed=secrets.randbits(31), compared=COMPARED)
-    quality = Quality.of(check for check in checks if check.rank == min(one.rank for one in checks))
-    compared = compare(plan, [step for step in steps if step.rank == min(s.rank for s in steps)], block)
-    fresh = [(arm, run(arm=arm)[0]) for arm in fresh_order(pairs or 0)]
-    document = as_document(plan, compared, engagements, quality, fresh)
+    measured = run(block=block, seed=schedule.seed, compared=COMPARED)
+    compared = [compare(plan, arm, measured.steps, schedule) for arm, plan in enumerate(plans)]
+    fresh = [(arm, run(arm=arm).decode_us) for arm in fresh_order(pairs or 0)]
+    document = {
+        "format": "1.0",
+        "plans": [
+            {
+                "plan": str(file),
+                "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
+                "compared": [one.as_json() for one in kinds],
+            }
+            for file, plan, kinds in zip(plan_files, plans, compared, strict=True)
+        ],
+        "quality": {
+            "control" if arm < 0 else str(plan_files[arm]): of_arm.model_dump(mode="json")
+            for arm, of_arm in quality_of(measured.checks).items()
+        },
+        "engagement": [one.model_dump(mode="json") for one in measured.engagements],
+        "problems": problems(plans, measured.engagements),
+        "fresh": fresh_as_json(fresh),
+    }
     if output is not None:
         output.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     if as_json:
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
     else:
-        print_comparison(plan, compared, engagements, quality, document["fresh"])
-    return None if any(one.held for one in compared) else FAILED
+        print_comparison(plan_files, compared, document)
+    return None if all(any(one.held for one in kinds) for kinds in compared) else FAILED
 
 
-def fresh_order(pairs: int) -> list[str]:
-    """The arms of fresh engines: pairs, each begun by the other arm than the one before."""
-    return [arm for pair in range(pairs) for arm in (("engine", "solutions"), ("solutions", "engine"))[pair % 2]]
+@dataclass
+class Measured:
+    """What one engine left: the steps and checks of its lowest rank, and what became of the plans in every process."""
+
+    steps: list[TimedStep]
+    checks: list[QualityCheck]
+    engagements: list[Engagement] = field(default_factory=list)
+
+    @classmethod
+    def of_lowest_rank(cls, steps: list[TimedStep], checks: list[QualityCheck]) -> Measured:
+        """KcapError without a step."""
+        if not steps:
+            raise KcapError("the engine ran no step that could be measured")
+        rank = min(step.rank for step in steps)
+        return cls([step for step in steps if step.rank == rank], [check for check in checks if check.rank == rank])
+
+    @property
+    def decode_us(self) -> float:
+        """The mean of a decode step."""
+        return fmean([step.us for step in self.steps if step.phase == "decode"] or [step.us for step in self.steps])
 
 
-def as_document(
-    plan: Plan, compared: Sequence[Compared], engagements: Sequence[Engagement], quality: Quality | None,
-    fresh: Sequence[tuple[str, Sequence[TimedStep]]],
-) -> dict[str, Any]:  # fmt: skip
-    """What was measured, for programs. `fresh`: the steps of each fresh engine, in their order."""
-    return {
-        "format": "1.0",
-        "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
-        "compared": [one.as_json() for one in compared],
-        "engagement": [one.model_dump(mode="json") for one in engagements],
-        "quality": None
-        if quality is None
-        else {
-            "solutions": quality.solutions.model_dump(mode="json"),
-            "control": quality.control.model_dump(mode="json"),
-        },
-        "problems": problems(plan, engagements),
-        "fresh": _fresh_as_json(fresh),
-    }
+def fresh_order(pairs: int) -> list[int]:
+    """The arms of fresh engines, the engine's own (-1) and the plan's (0): pairs, each begun by the other arm than the
+    one before."""
+    return [arm for pair in range(pairs) for arm in ((-1, 0), (0, -1))[pair % 2]]
 
 
-def _fresh_as_json(fresh: Sequence[tuple[str, Sequence[TimedStep]]]) -> dict[str, Any]:
-    from statistics import fmean, median
-
+def fresh_as_json(fresh: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """The decode steps of fresh engines, pair by pair, and the median of the pairs' ratios; empty without any."""
     from kcap.bench.apply.comparison import half_interval
 
     if not fresh:
         return {}
-    us = [(arm, fmean(step.us for step in steps if step.phase == "decode")) for arm, steps in fresh]
-    pairs = [dict(us[at : at + 2]) for at in range(0, len(us), 2)]
-    ratios = [pair["solutions"] / pair["engine"] for pair in pairs]
+    pairs = [dict(fresh[at : at + 2]) for at in range(0, len(fresh), 2)]
+    ratios = [pair[0] / pair[-1] for pair in pairs]
     return {
-        "decode_us": [list(one) for one in us],
+        "engine_us": [pair[-1] for pair in pairs],
+        "solutions_us": [pair[0] for pair in pairs],
         "median_ratio": median(ratios),
         "half_interval": half_interval(ratios),
     }
 
 
 def print_comparison(
-    plan: Plan, compared: Sequence[Compared], engagements: Sequence[Engagement], quality: Quality | None,
-    fresh: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """A row for each kind of step, and what else must be known."""
+    files: Sequence[Path], compared: Sequence[Sequence[Compared]], document: Mapping[str, Any]
+) -> None:
+    """A row for each plan and kind of step, and what else must be known."""
     from rich.text import Text
 
     from kcap.show.console import console, plain_table, print_table
 
     out = console()
-    columns = ["sequences", "steps", "engine us", "Solutions", "control", "predicted", "held"]
-    table = plain_table(columns, ["phase"])
-    for one in compared:
-        table.add_row(
-            f"{one.sequences:,}", f"{sum(one.steps.values()):,}", f"{one.us:,.1f}", _in_percent(one.solutions, one.us),
-            _in_percent(one.control, one.us), f"{one.predicted_us / one.us:+.2%}" if one.held else "–",
-            f"{one.held:.0%}", one.phase,
-        )  # fmt: skip
+    columns = ["sequences", "steps", "engine us", "change", "control", "predicted", "held"]
+    table = plain_table(columns, ["phase", "plan"])
+    for file, kinds in zip(files, compared, strict=True):
+        for one in kinds:
+            table.add_row(
+                f"{one.sequences:,}", f"{one.steps:,}", f"{one.us:,.1f}", _in_percent(one.solutions, one.us),
+                _in_percent(one.control, one.us), f"{one.predicted_us / one.us:+.2%}" if one.held else "–",
+                f"{one.held:.0%}", one.phase, file.name,
+            )  # fmt: skip
     print_table(out, table)
-    if not any(one.held for one in compared):
-        out.print(Text("no Solution ran in any step: nothing was measured of them", "bold"))
-    out.print(_quality_text(quality))
-    if fresh:
-        half = fresh["half_interval"]
-        interval = "" if half is None else f" ± {half:.2%}"
-        out.print(
-            f"fresh engines, {len(fresh['decode_us']) // 2} pairs: "
-            f"decode {fresh['median_ratio'] - 1:+.2%}{interval} (median of pairs)"
-        )
-    for line in problems(plan, engagements):
+    for file, kinds in zip(files, compared, strict=True):
+        if not any(one.held for one in kinds):
+            out.print(Text(f"{file}: no Solution ran in any step: nothing was measured of it", "bold"))
+    _print_quality(out, document["quality"])
+    if fresh := document["fresh"]:
+        half = "" if fresh["half_interval"] is None else f" ± {fresh['half_interval']:.2%}"
+        pairs = len(fresh["engine_us"])
+        out.print(f"fresh engines, {pairs} pairs: decode {fresh['median_ratio'] - 1:+.2%}{half} (median of pairs)")
+    for line in document["problems"]:
         out.print(Text(line, "bold"))
     out.print(Text("change of a step's time, with the 95 % interval of the paired differences; less is faster", "dim"))
 
 
-def _quality_text(quality: Quality | None) -> str:
-    if quality is None:
-        return "logits: not compared (kcap cannot run a forward of this engine twice)"
-    parts = [
-        f"{name}: the same top token for {of.top1:.1%}, KL {of.kl:.2g}, rms of the difference {of.rms:.2g}"
-        for name, of in (("Solutions", quality.solutions), ("control", quality.control))
-    ]
-    return f"logits of {quality.solutions.tokens:,} tokens against the engine's own: {'; '.join(parts)}"
+def _print_quality(out: Console, quality: Mapping[str, Mapping[str, Any]]) -> None:
+    if not quality:
+        out.print("logits: not compared (kcap cannot run a forward of this engine twice)")
+    for name, of in quality.items():
+        text = f"the same top token for {of['top1']:.1%}, KL {of['kl']:.2g}, rms of the difference {of['rms']:.2g}"
+        out.print(f"logits of {of['tokens']:,} tokens against the engine's own, {name}: {text}")
 
 
 def _in_percent(difference: Difference | None, us: float) -> str:

@@ -203,8 +203,8 @@ def planned(plan_file: Path | None) -> Iterator[dict[str, Any]]:
     plan = read_plan(plan_file)
     with tempfile.TemporaryDirectory(prefix="kcap-plan-") as folder:
         left = Path(folder)
-        with told(plan, left):
-            yield process.session_options(plan, left)
+        with told([plan], left):
+            yield process.session_options([plan], left)
 
 
 def _check_options(

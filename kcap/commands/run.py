@@ -66,8 +66,8 @@ def command(
     load = given_client(client, ready, ready_timeout, command_line)
 
     def attempt(part: Plan, printed: bool = False) -> Run:
-        with temporary_folder("kcap-run-") as left, told(part, left, printed) as engagements:
-            started = start_engine(session_options(part, left), left, offline, command_line, load, engine_log)
+        with temporary_folder("kcap-run-") as left, told([part], left, printed) as engagements:
+            started = start_engine(session_options([part], left), left, offline, command_line, load, engine_log)
         engaged.extend(engagements)
         return started
 
@@ -113,8 +113,8 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def told(plan: Plan, left: Path, printed: bool = True) -> Iterator[list[Engagement]]:
-    """Tell, once the engine has ended, what became of the plan in its processes, which left it in the folder `left`.
+def told(plans: Sequence[Plan], left: Path, printed: bool = True) -> Iterator[list[Engagement]]:
+    """Tell, once the engine has ended, what became of the plans in its processes, which left it in the folder `left`.
 
     Yields the list that they are put into. An engine that did not start because it cannot hold the plan: KcapError.
     """
@@ -130,7 +130,7 @@ def told(plan: Plan, left: Path, printed: bool = True) -> Iterator[list[Engageme
         raise
     engagements += read_engagements(left)
     if printed:
-        print_engagements(plan, engagements)
+        print_engagements(plans, engagements)
 
 
 def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:
@@ -178,8 +178,8 @@ def start_engine(
         return record_command(list(command_line), None, client, beside, closed, log)
 
 
-def print_engagements(plan: Plan, engagements: Sequence[Engagement]) -> None:
-    """What became of the plan in each process."""
+def print_engagements(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> None:
+    """What became of the plans in each process."""
     from rich.text import Text
 
     from kcap.show.console import console, plain_table, print_table
@@ -187,7 +187,7 @@ def print_engagements(plan: Plan, engagements: Sequence[Engagement]) -> None:
     out = console()
     table = plain_table(["rank", "steps", "held", "eager", "captured", "replayed"], ["Solution", "call"])
     for engagement in engagements:
-        for one, engaged in zip(plan.replacements, engagement.replacements, strict=False):
+        for (plan, one), engaged in zip(_replacements(plans), engagement.replacements, strict=False):
             solution = plan.solutions[one.solution]
             table.add_row(
                 str(engagement.rank), f"{sum(engagement.steps.values()):,}", f"{engaged.steps:,}",
@@ -196,16 +196,21 @@ def print_engagements(plan: Plan, engagements: Sequence[Engagement]) -> None:
             )  # fmt: skip
     if engagements:
         print_table(out, table)
-    for line in problems(plan, engagements):
+    for line in problems(plans, engagements):
         out.print(Text(line, "bold"))
 
 
-def problems(plan: Plan, engagements: Sequence[Engagement]) -> list[str]:
-    """What a user must know of how the plan fared: a process that refused it, Solutions that never ran or failed."""
+def _replacements(plans: Sequence[Plan]) -> list[tuple[Plan, Replacement]]:
+    """In the order of an Engagement's."""
+    return [(plan, one) for plan in plans for one in plan.replacements]
+
+
+def problems(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> list[str]:
+    """What a user must know of how the plans fared: a process that refused it, Solutions that never ran or failed."""
     if not engagements:
         return ["no process of the engine put the plan in: it ran as it is"]
     found = [f"rank {one.rank} (process {one.pid}): {one.refused}" for one in engagements if one.refused]
-    for index, one in enumerate(plan.replacements):
+    for index, (_, one) in enumerate(_replacements(plans)):
         engaged = [e.replacements[index] for e in engagements if index < len(e.replacements)]
         if off := next((each.off for each in engaged if each.off), ""):
             found.append(f"{one.recorded_as} was taken out: {off}")

@@ -239,8 +239,10 @@ def ran_on(recording: Recording, rank: int, operator: str) -> int:
 
 def test_each_arm_runs_what_it_is_to_run_in_every_rank(plan: Path, two_ranks: Callable[..., str]) -> None:
     found = json.loads(two_ranks("ab", "--plan", plan, "--block", "2", "--json"))
-    decode = next(one for one in found["compared"] if one["phase"] == "decode")
-    assert all(decode["steps"].values()), decode
+    decode = next(one for one in found["plans"][0]["compared"] if one["phase"] == "decode")
+    assert decode["steps"] and decode["solutions"]["pairs"] and decode["control"]["pairs"]
+    assert found["quality"].keys() == {"control", str(plan)}
+    assert found["quality"]["control"]["kl"] == 0.0
     assert decode["held"] > 0.5
     assert decode["predicted_us"] == pytest.approx(10.0 * LAYERS * decode["held"])
     assert [one["rank"] for one in found["engagement"]] == [0, 1]

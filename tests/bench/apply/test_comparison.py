@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.bench.apply.arms import ARMS, TimedStep, arm_of
+from kcap.bench.apply.arms import CONTROL, ENGINE, Schedule, TimedStep
 from kcap.bench.apply.comparison import compare, half_interval, student_t
 from kcap.schemas.recording.records import Call, Count
 from kcap.schemas.results.plan import Plan, PlanMachine, Replacement
 
-BLOCK = 4
+SCHEDULE = Schedule(plans=1, block=4, seed=3)
 CALL = Call(id=7, operator="aten::mm.out", counts=[Count(phase="decode", count=10)])
 REPLACEMENT = Replacement(
     call=CALL, seam="operator", definition="gemm", solution="0" * 64, workloads=[], inputs=[], outputs=[],
@@ -28,9 +28,9 @@ def steps(count: int, saved: float, uses: int = 2, drift: float = 0.0, noise: fl
     draw = random.Random(0)
     made = []
     for index in range(count):
-        arm, first = arm_of(index, BLOCK, seed=3)
-        us = 1000.0 + drift * index + draw.gauss(0, noise) - (saved if arm == "solutions" else 0.0) + 500.0 * first
-        ran = [uses] if arm == "solutions" else [0]
+        arm, first = SCHEDULE.arm(index)
+        us = 1000.0 + drift * index + draw.gauss(0, noise) - (saved if arm == 0 else 0.0) + 500.0 * first
+        ran = [uses] if arm == 0 else [0]
         made.append(
             TimedStep(index=index, arm=arm, phase="decode", sequences=8, tokens=8, at=0.0, us=us, uses=ran, first=first)
         )
@@ -38,7 +38,7 @@ def steps(count: int, saved: float, uses: int = 2, drift: float = 0.0, noise: fl
 
 
 def test_a_gain_is_found_beside_what_was_predicted() -> None:
-    (found,) = compare(PLAN, steps(600, saved=10.0, drift=0.1), BLOCK)
+    (found,) = compare(PLAN, 0, steps(600, saved=10.0, drift=0.1), SCHEDULE)
     assert found.solutions is not None and found.control is not None and found.solutions.half is not None
     assert found.solutions.us == pytest.approx(-10.0, abs=found.solutions.half + 0.5)
     assert not found.solutions.is_chance
@@ -47,12 +47,12 @@ def test_a_gain_is_found_beside_what_was_predicted() -> None:
 
 
 def test_the_control_differs_by_chance_alone() -> None:
-    (found,) = compare(PLAN, steps(600, saved=10.0), BLOCK)
+    (found,) = compare(PLAN, 0, steps(600, saved=10.0), SCHEDULE)
     assert found.control is not None and abs(found.control.us) < 1.0
 
 
 def test_what_no_step_ran_is_told_as_not_held_and_never_as_a_gain_of_nothing() -> None:
-    (found,) = compare(PLAN, steps(600, saved=0.0, uses=0), BLOCK)
+    (found,) = compare(PLAN, 0, steps(600, saved=0.0, uses=0), SCHEDULE)
     assert found.held == 0.0 and found.predicted_us == 0.0
 
 
@@ -61,25 +61,27 @@ def test_kinds_of_steps_are_not_mixed() -> None:
         step.model_copy(update={"sequences": 8 + step.index % 2, "us": step.us + 1000 * (step.index % 2)})
         for step in steps(600, saved=10.0)
     ]
-    found = compare(PLAN, mixed, BLOCK)
+    found = compare(PLAN, 0, mixed, SCHEDULE)
     assert [one.sequences for one in found] == [9, 8]  # which takes longer comes first
     for one in found:
         assert one.solutions is not None and one.solutions.us == pytest.approx(-10.0, abs=1.0)
 
 
 def test_the_first_step_of_a_block_stays_out() -> None:
-    (found,) = compare(PLAN, steps(120, saved=0.0), BLOCK)
-    assert sum(found.steps.values()) == 120 * (BLOCK - 1) // BLOCK
+    (found,) = compare(PLAN, 0, steps(120, saved=0.0), SCHEDULE)
+    assert found.steps == 120 * 3 // 4
     assert found.us == pytest.approx(1000.0, abs=1.0)
 
 
-@given(st.integers(1, 12), st.integers(0, 1 << 31))
-def test_every_three_blocks_have_one_of_each_arm(block: int, seed: int) -> None:
-    drawn = [arm_of(index, block, seed) for index in range(6 * block)]
-    for group in (drawn[: 3 * block], drawn[3 * block :]):
-        assert Counter(arm for arm, _ in group) == dict.fromkeys(ARMS, block)
-        assert sum(first for _, first in group) == 3
-    assert drawn == [arm_of(index, block, seed) for index in range(6 * block)]
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(0, 1 << 31))
+def test_as_many_blocks_as_arms_have_one_of_each(plans: int, block: int, seed: int) -> None:
+    schedule = Schedule(plans, block, seed)
+    size = (2 + plans) * block
+    for group in (0, 1):
+        drawn = [schedule.arm(index) for index in range(group * size, (group + 1) * size)]
+        assert Counter(arm for arm, _ in drawn) == dict.fromkeys([ENGINE, CONTROL, *range(plans)], block)
+        assert sum(first for _, first in drawn) == 2 + plans
+        assert {schedule.group(index) for index in range(group * size, (group + 1) * size)} == {group}
 
 
 def test_intervals_are_students() -> None:

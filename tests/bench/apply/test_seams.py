@@ -149,9 +149,9 @@ def test_a_solution_that_calls_what_it_replaces_gets_the_original(install: Insta
 
 def test_switched_off_or_uninstalled_all_is_the_engines_own(install: Install) -> None:
     replacements = install("aten::relu", "def run(x):\n    return x * 0 + 7\n")
-    replacements.on = False
+    replacements.on = None
     torch.testing.assert_close(torch.relu(X), X.clamp(min=0))
-    replacements.on = True
+    replacements.on = 0
     assert (torch.relu(X) == 7).all()
 
 
