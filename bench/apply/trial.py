@@ -38,8 +38,9 @@ SLOWER = 1.05  # times the engine's kernel, from which on a Solution is slower f
 ROUNDS, IN_ROUND = 7, 20  # of invocations, for either time
 
 
-def try_alone(plan: Plan, trust: bool = False) -> Plan:
-    """The plan without the Solutions that fail here, for which its `left_out` has the reasons.
+def try_alone(plan: Plan, trust: bool = False, slower: bool = False) -> Plan:
+    """The plan without the Solutions that fail here, for which its `left_out` has the reasons. `slower`: those that are
+    slower stay.
 
     CallError where the plan's Recording is not there, or is another by now.
     """
@@ -60,6 +61,7 @@ def try_alone(plan: Plan, trust: bool = False) -> Plan:
             request = {
                 "plan": str(file),
                 "replacement": index,
+                "slower": slower,
                 "sample": None if sample is None else sample.model_dump(mode="json"),
             }
             reason = worker.run(request, PATIENCE).get("reason")
@@ -100,7 +102,11 @@ def main() -> None:
         one = plan.replacements[request["replacement"]]
         try:
             placed = place(plan, one, Path(request["plan"]).parent)
-            return {"reason": _try(placed, rebuilder, rebuilder.resolve(one.call, sample_of_request(request)))}
+            return {
+                "reason": _try(
+                    placed, rebuilder, rebuilder.resolve(one.call, sample_of_request(request)), request["slower"]
+                )
+            }
         except CaptureFailed as error:
             return {"reason": f"cannot be captured in a CUDA graph: {error}", "poisoned": True}
         except (BuildFailed, Skip) as error:
@@ -111,7 +117,7 @@ def main() -> None:
     serve(session.answers, answer)
 
 
-def _try(placed: Placed, rebuilder: Rebuilder, resolved: ResolvedCall) -> str | None:
+def _try(placed: Placed, rebuilder: Rebuilder, resolved: ResolvedCall, slower: bool) -> str | None:
     """Why the Solution is not to be put in; None if nothing speaks against it."""
     operator = resolved.operator
     if placed.replacement.seam == "operator" and (reason := why_not_overridden(operator.schema, placed.replacement)):
@@ -129,9 +135,10 @@ def _try(placed: Placed, rebuilder: Rebuilder, resolved: ResolvedCall) -> str | 
     on_gpu = any(tensor.is_cuda for tensor in ours)
     if on_gpu and (waits := detect_sync(lambda: placed.run(values))):
         return f"waits for the GPU: {waits}"
+    if slower or all(saved < 0 for saved in placed.replacement.saved_by_phase.values()):
+        return None  # as is known
     us, engine_us = time_us(lambda: placed.run(values), on_gpu), time_us(run_of(operator.call, inputs), on_gpu)
-    meant = all(saved < 0 for saved in placed.replacement.saved_by_phase.values())
-    if us > SLOWER * engine_us and not meant:
+    if us > SLOWER * engine_us:
         return f"takes {us:.2f} us, and the engine's kernel {engine_us:.2f} us"
     return None
 

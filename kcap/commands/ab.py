@@ -41,6 +41,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--block", default=8, show_default=True, type=click.IntRange(2), help="Steps of a block.")
 @click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
 @click.option("--pairs", type=click.IntRange(1), help="Also start so many pairs of fresh engines, and compare those.")
+@click.option("--slower", is_flag=True, help="Put in those that turn out slower alone, too.")
 @click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
 @offline_options
 @click.option("--client", help="The load of the server COMMAND.")
@@ -53,7 +54,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
-    plan_files: tuple[Path, ...], block: int, trial: bool, trust: bool, pairs: int | None, client: str | None,
+    plan_files: tuple[Path, ...], block: int, trial: bool, slower: bool, trust: bool, pairs: int | None, client: str | None,
     ready: str | None, ready_timeout: float, engine_log: Path | None, output: Path | None, as_json: bool,
     command_line: tuple[str, ...], **offline: Any,
 ) -> int | None:  # fmt: skip
@@ -76,7 +77,7 @@ def command(
         raise CallError("--pairs starts fresh engines with one plan: give one --plan")
     load = given_client(client, ready, ready_timeout, command_line)
     if trial:
-        plans = [tried(plan, trust) for plan in plans]
+        plans = [tried(plan, trust, slower) for plan in plans]
     schedule = arms.Schedule(len(plans), block, secrets.randbits(31))
 
     def run(**extension: Any) -> Measured:

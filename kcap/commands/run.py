@@ -152,12 +152,12 @@ def given_client(client: str | None, ready: str | None, patience: float, command
     return make_given_client(client, ready, patience, False, list(command_line))
 
 
-def tried(plan: Plan, trust: bool) -> Plan:
+def tried(plan: Plan, trust: bool, slower: bool = False) -> Plan:
     """The plan with what could be run alone; what could not is told, and left out."""
     from kcap.bench.apply.trial import try_alone
 
     before = len(plan.left_out)
-    plan = try_alone(plan, trust)
+    plan = try_alone(plan, trust, slower)
     for left in plan.left_out[before:]:
         click.echo(f"kcap: left out: {left.solution} for {left.operator} (call {left.call}): {left.reason}", err=True)
     if not plan.replacements:
