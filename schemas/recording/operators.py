@@ -46,6 +46,7 @@ NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "r
 # Kernels launched from a source of their own have these in place of a namespace; no file of names alone carries them.
 NO_NAME = "has no operator name that BackendBench knows"
 SOURCES = {"triton": f"a Triton kernel {NO_NAME}", "cpp": f"a C++ kernel of inductor {NO_NAME}"}
+LAUNCHED = {**SOURCES, "tvm": f"a kernel of a TVM library {NO_NAME}"}  # by the language of the Launch
 RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 
 

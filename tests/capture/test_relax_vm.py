@@ -13,7 +13,7 @@ import pytest
 
 import kcap
 from kcap.capture.engines.mlc import phase
-from kcap.capture.taps import relax_vm
+from kcap.capture.taps.relax_vm import tap
 from kcap.schemas.recording.recording import Recording
 
 PROGRAM = Path(__file__).with_name("tvm_llama.py")
@@ -56,6 +56,16 @@ def counts(recording: Recording, phase: str) -> Counter[str]:
     return total
 
 
+def invocations(recording: Recording) -> Counter[tuple[object, ...]]:
+    """By kernel, what it is launched from, and the shapes and numbers that it was given."""
+    total: Counter[tuple[object, ...]] = Counter()
+    for call in recording.kernels():
+        tensors = tuple((spec.shape, spec.dtype, spec.effective_strides) for _, spec in call.tensors())
+        numbers = tuple(argument.value for argument in call.args if isinstance(argument.value, int | float))
+        total[call.operator, str(call.launch), tensors, numbers] += call.total
+    return total
+
+
 @needs_tvm
 class TestSmallLlama:
     def test_steps_are_told_apart_by_their_sequences(self, recorded: tuple[Recording, str]) -> None:
@@ -91,12 +101,12 @@ class TestSmallLlama:
         program = library.with_name("fault.py")
         program.write_text(
             f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
-            "import tvm_llama\nfrom kcap.capture.taps import relax_vm\n"
-            "value, calls = relax_vm._value, iter(range(200))\n"
-            "def fails(arg):\n"
-            "    if next(calls, None) is None: raise RuntimeError('injected')\n"
-            "    return value(arg)\n"
-            "relax_vm._value = fails\n"
+            "import tvm_llama\nfrom kcap.capture.taps.relax_vm.tap import RelaxVM\n"
+            "kernel = RelaxVM._kernel\n"
+            "def fails(self, library, name, *rest):\n"
+            "    if name == 'attention_decode': raise RuntimeError('injected')\n"
+            "    return kernel(self, library, name, *rest)\n"
+            "RelaxVM._kernel = fails\n"
             f"tvm_llama.run({str(library)!r})\n"
         )
         said = python("-m", "kcap", "record", "-o", path, "--", sys.executable, program, status=3)
@@ -137,23 +147,23 @@ class OfAnotherType:
 
 
 def test_a_tensor_that_torch_cannot_hold_is_told_by_its_class() -> None:
-    assert relax_vm._value(OfAnotherType()) == "OfAnotherType"
+    assert tap._value(OfAnotherType()) == "OfAnotherType"
 
 
 @needs_tvm
-def test_the_native_instrument_can_be_built() -> None:
-    assert relax_vm._filter().kcap_instrument is not None
-
-
-@needs_tvm
-def test_without_a_compiler_python_is_told_of_all(library: Path) -> None:
+def test_without_a_compiler_python_is_told_of_the_same_calls(library: Path, recorded: tuple[Recording, str]) -> None:
     path, program = library.with_name("plain.kcap"), library.with_name("plain.py")
     program.write_text(
         f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
-        "import tvm_llama\nfrom kcap.capture.taps import relax_vm\nfrom kcap.system.native_build import Unavailable\n"
-        "def unavailable(): raise Unavailable('no compiler')\n"
-        "relax_vm._filter = unavailable\n"
+        "import tvm_llama\nfrom kcap.capture.taps.relax_vm import tap\n"
+        "from kcap.system.native_build import Unavailable\n"
+        "def unavailable(_): raise Unavailable('no compiler')\n"
+        "tap.native = unavailable\n"
         f"tvm_llama.run({str(library)!r})\n"
     )
     python("-m", "kcap", "record", "-o", path, "--", sys.executable, program)
-    assert kcap.load(path).metadata.steps == {"prefill": 1, "decode": 2, "mixed": 1}
+    plain, native = kcap.load(path), recorded[0]
+    assert any("no compiler" in note for note in plain.metadata.notes)
+    assert not native.metadata.notes
+    assert plain.metadata.steps == native.metadata.steps
+    assert invocations(plain) == invocations(native)
