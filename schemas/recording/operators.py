@@ -86,9 +86,16 @@ def _check_parts(name: str, parts: list[str]) -> None:
 
 
 def base_of(operator: str) -> str:
-    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`."""
+    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`.
+
+    Of a TVM library's kernels without the numbers by which its compiler tells them apart:
+    `tvm::fused_matmul3_add1.1234abcd` -> `tvm::fused_matmul_add`.
+    """
     namespace, _, name = operator.rpartition("::")
-    return f"{namespace}::{name.split('.')[0]}"
+    base, _, variant = name.partition(".")
+    if namespace == "tvm" and variant:
+        base = re.sub(r"\d+(?=_|$)", "", base)
+    return f"{namespace}::{base}"
 
 
 def to_trace(operator: str) -> str:

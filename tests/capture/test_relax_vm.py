@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import orjson
 import pytest
 
 import kcap
@@ -84,6 +86,7 @@ class TestSmallLlama:
             assert seen["split_rotary"] == seen["transpose_append_mha"] == layers
             assert seen["attention_decode"] == (layers if name == "decode" else 0)
             assert seen["attention_prefill_ragged"] == (0 if name == "decode" else layers)
+            assert seen["merge_inplace"] == (layers if name == "mixed" else 0)
             assert seen["take"] == (steps if name == "decode" else 2 * steps), "the embedding, and the rows of logits"
 
     def test_the_outputs_are_the_same_bits_without_kcap(self, recorded: tuple[Recording, str], library: Path) -> None:
@@ -95,6 +98,36 @@ class TestSmallLlama:
         names = {argument.name: place for place, argument in enumerate(call.args)}
         sampled = {place for sample in recording.samples if sample.call == call.id for place in sample.tensors}
         assert {str(names[name]) for name in ("page_table_indptr", "page_table_values", "length_info")} <= sampled
+
+    def test_each_kernel_replays_alone_from_the_library_in_the_recording(
+        self, recorded: tuple[Recording, str], tmp_path: Path
+    ) -> None:
+        recording, _ = recorded
+        output = tmp_path / "times.jsonl"
+        python("-m", "kcap", "replay", recording.path, "--device", "cpu", "--seconds", "0.001", "-o", output)
+        timed = {measurement["call"] for measurement in map(orjson.loads, output.read_bytes().splitlines())}
+        total = sum(call.total for call in recording.kernels())
+        assert sum(call.total for call in recording.kernels() if call.id in timed) >= 0.95 * total
+
+    def test_its_definitions_agree_with_its_kernels(self, recorded: tuple[Recording, str], tmp_path: Path) -> None:
+        flashinfer_bench = pytest.importorskip("flashinfer_bench")
+        path = tmp_path / "dataset"
+        python("-m", "kcap", "export", recorded[0].path, "--to", "flashinfer-bench", "--device", "cpu", "-o", path)
+        definitions = flashinfer_bench.TraceSet.from_path(str(path)).definitions
+        verified = [name for name, definition in definitions.items() if "status:verified" in definition.tags]
+        assert len(verified) == len(definitions)
+        assert {definition.op_type for definition in definitions.values()} == {
+            *("activation", "attention_merge", "cache_update", "embedding", "gemm", "gqa_paged", "gqa_ragged"),
+            *("index_select", "rmsnorm", "rope", "transpose"),
+        }
+
+    def test_a_library_that_was_changed_is_not_loaded(self, recorded: tuple[Recording, str], tmp_path: Path) -> None:
+        path = tmp_path / "changed.kcap"
+        shutil.copytree(recorded[0].path, path)
+        (library,) = (path / "kernels").iterdir()
+        library.write_bytes(library.read_bytes() + b"\0")
+        assert "not what its name says" in python("-m", "kcap", "replay", path, "--device", "cpu", status=3)
+        assert "not what its name says" in python("-m", "kcap", "validate", path, status=1)
 
     def test_a_fault_in_the_tap_leaves_the_program_running(self, library: Path) -> None:
         path = library.with_name("fault.kcap")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 CREATE_CACHE = "vm.builtin.paged_attention_kv_cache_create"
 FIRST_CACHE_KERNEL = 13  # where the cache's kernels begin among the arguments of CREATE_CACHE
+FIRST_ROPE, ROPE_CONSTANTS = 9, ("rope_scale", "rope_theta")  # and what they have compiled in
 
 PAGES = ("page_table_indptr", "page_table_values", "length_info", "k_rope_pos_offset", "q_rope_position")
 ROPE = ("rotary_mode", "rope_scale", "rope_theta", "sm_scale")

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kcap.capture.taps.external import Externals, contained
-from kcap.capture.taps.relax_vm.library import CACHE_KERNELS, CREATE_CACHE, FIRST_CACHE_KERNEL, Library, parameters
+from kcap.capture.taps.relax_vm.library import (
+    CACHE_KERNELS,
+    CREATE_CACHE,
+    FIRST_CACHE_KERNEL,
+    FIRST_ROPE,
+    ROPE_CONSTANTS,
+    Library,
+    parameters,
+)
 from kcap.capture.taps.relax_vm.modules import module_of, native
 from kcap.system import native_build
 
@@ -76,6 +84,7 @@ class RelaxVM:
         self._native: Any = None
         self._kernels: dict[tuple[str, str, int], Kernel] = {}
         self._library: Library | None = None  # the one that was loaded last
+        self._rope: dict[str, dict[str, float]] = {}  # by library: what its cache's kernel has compiled in
         self._held: list[tuple[Kernel, list[Any]]] | None = None
 
     def failed(self, tap: str, error: BaseException) -> None:
@@ -238,9 +247,12 @@ class RelaxVM:
 
     @contained
     def _with_kernels_wrapped(self, args: tuple[Any, ...]) -> list[Any]:
-        """A kernel is given as a function, as `["tirx", kernel]` or as `["flashinfer", run, plan]`."""
+        """A kernel is given as a function, as `[kernel]`, as `["tirx", kernel]` or as `["flashinfer", run, plan]`."""
         import tvm_ffi
 
+        assert self._library is not None
+        constants = map(float, args[FIRST_ROPE : FIRST_ROPE + len(ROPE_CONSTANTS)])
+        self._rope[self._library.sha256] = dict(zip(ROPE_CONSTANTS, constants, strict=True))
         wrapped = list(args)
         for place, name in zip(range(FIRST_CACHE_KERNEL, len(args)), CACHE_KERNELS, strict=False):
             given = args[place]
@@ -248,6 +260,8 @@ class RelaxVM:
                 wrapped[place] = self._wrapped(name, given, of_cache=True)
             elif isinstance(given, tvm_ffi.Array) and len(given) > 1 and isinstance(given[0], str):
                 wrapped[place] = [given[0], self._wrapped(name, given[1], given[0] == "tirx"), *given[2:]]
+            elif isinstance(given, tvm_ffi.Array) and len(given) and isinstance(given[0], tvm_ffi.Function):
+                wrapped[place] = [self._wrapped(name, given[0], of_cache=True), *given[1:]]
         return wrapped
 
     def _wrapped(self, name: str, function: Function, of_cache: bool = False) -> Any:
@@ -286,7 +300,10 @@ class RelaxVM:
         key = (name, library.sha256, arguments)
         if key not in self._kernels:
             symbol = library.cache_symbols.get(name) if of_cache else name
-            fields = {"kernel": library.file, "function": symbol} if symbol else {"function": name, "unread": NO_SYMBOL}
+            fields: dict[str, Any] = {"function": symbol or name}
+            fields |= {"kernel": library.file} if symbol else {"unread": NO_SYMBOL}
+            if of_cache and name == "split_rotary":
+                fields["constexprs"] = self._rope.get(library.sha256, {})
             launch = self._listener.launch({"language": "tvm", **fields})
             names = parameters(name if of_cache else "", arguments)
             operator = self._listener.operator(library.operator(name), names)
