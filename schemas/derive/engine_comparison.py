@@ -174,7 +174,12 @@ STAGES = (
     "_fwd_kernel_stage2",
 )
 
-PARTS = dict.fromkeys((f"triton::{stage}" for stage in STAGES), "attention")
+# TensorRT-LLM's attention, which is given its cache by addresses: no family can tell what it reads.
+BY_ADDRESS = ("attention", "attention_inplace")
+
+PARTS = dict.fromkeys(
+    (*(f"triton::{stage}" for stage in STAGES), *(f"trtllm::{name}" for name in BY_ADDRESS)), "attention"
+)
 TimeOf: TypeAlias = Callable[[Call, str], float | None]  # microseconds of one invocation in a phase
 
 

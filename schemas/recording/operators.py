@@ -35,6 +35,7 @@ UNCALLED = re.compile(
     r"(load\w*|open_mem_handle|\w*shm_manager|init_cpu_memory_env|init_custom_ar|dispose|\w*_ptrs?|swap_blocks\w*|"
     r"release_dnnl_matmul_handler|create_onednn\w*|get_cuda_view_from_cpu_tensor|weak_ref_tensors?|"
     r"_cudnn_init_dropout_state|set_data|record_stream)(\.\w+)?"
+    r"|trtllm::attention(_inplace)?"  # their caches are addresses in a tensor
 )
 
 COLLECTIVES = frozenset(
