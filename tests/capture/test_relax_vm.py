@@ -16,6 +16,7 @@ import pytest
 import kcap
 from kcap.capture.engines.mlc import phase
 from kcap.capture.taps.relax_vm import tap
+from kcap.schemas.derive.engine_comparison import ComparedRecording, compare_engines, purposes
 from kcap.schemas.recording.recording import Recording
 
 PROGRAM = Path(__file__).with_name("tvm_llama.py")
@@ -119,6 +120,21 @@ class TestSmallLlama:
         assert {definition.op_type for definition in definitions.values()} == {
             *("activation", "attention_merge", "cache_update", "embedding", "gemm", "gqa_paged", "gqa_ragged"),
             *("index_select", "rmsnorm", "rope", "transpose"),
+        }
+
+    def test_a_decode_step_compares_with_other_engines_by_purpose(self, recorded: tuple[Recording, str]) -> None:
+        recording, _ = recorded
+        side = ComparedRecording(list(recording.calls), recording.metadata)
+        decode = next(phase for phase in compare_engines(side, side).phases if phase.phase == "decode")
+        per_step = {
+            purpose: sum(line.a.count for line in lines if line.a) for purpose, lines in purposes(decode.lines).items()
+        }
+        assert per_step == {
+            "gemm": 4 * LAYERS + 1,
+            "rmsnorm": 2 * LAYERS + 1,
+            **dict.fromkeys(("activation", "attention", "cache_update", "rope"), LAYERS),
+            "embedding": 1,
+            "transpose": 4 * LAYERS + 1,  # this library's own: its weights are transposed as it runs
         }
 
     def test_a_library_that_was_changed_is_not_loaded(self, recorded: tuple[Recording, str], tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class Operators : public std::enable_shared_from_this<Operators> {  // of one li
     Operator op;
     std::vector<ffi::Any> arguments;
   };
+  static constexpr size_t kMostHeld = 4096;  // as MOST_HELD in tap.py: no step begins, and nothing may grow for ever
   static std::mutex& held_mutex() { static std::mutex mutex; return mutex; }
   static std::vector<HeldCall>& held() { static std::vector<HeldCall> calls; return calls; }
 
@@ -86,7 +87,7 @@ class Operators : public std::enable_shared_from_this<Operators> {  // of one li
       call.arguments.push_back(bare ? ffi::Any(nullptr) : ffi::Any(arguments[i]));
     }
     std::lock_guard<std::mutex> guard(held_mutex());
-    held().push_back(std::move(call));
+    if (held().size() < kMostHeld) held().push_back(std::move(call));
   }
 
   void record(const Operator& op, const TVMFFIAny* arguments) {

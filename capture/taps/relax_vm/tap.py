@@ -45,6 +45,7 @@ DIRECT = ("apply_logit_bias_inplace", "apply_penalty_inplace", "apply_bitmask_in
 HOST = ("vm.builtin.", "shape_func")  # how the names of what launches no kernel begin
 NO_SYMBOL = "what the library calls it is not known"
 
+MOST_HELD = 4096  # calls that wait for a step: an engine may embed tokens and never run them
 OFF, RECORDING, HOLDING = range(3)  # Listening in native.cpp
 
 
@@ -286,7 +287,7 @@ class RelaxVM:
         kernel = self._kernel(library, name, len(args), of_cache)
         values = [_value(arg) for arg in args]
         if self._held is not None:
-            self._held.append((kernel, values))
+            self._held += [(kernel, values)] if len(self._held) < MOST_HELD else []
         else:
             self._listener.launched(kernel.operator, kernel.launch, values)
 
