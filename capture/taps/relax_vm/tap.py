@@ -247,13 +247,14 @@ class RelaxVM:
         return original(*(self._with_kernels_wrapped(args) or args))
 
     @contained
-    def _with_kernels_wrapped(self, args: tuple[Any, ...]) -> list[Any]:
+    def _with_kernels_wrapped(self, args: tuple[Any, ...]) -> list[Any] | None:
         """A kernel is given as a function, as `[kernel]`, as `["tirx", kernel]` or as `["flashinfer", run, plan]`."""
         import tvm_ffi
 
-        assert self._library is not None
-        constants = map(float, args[FIRST_ROPE : FIRST_ROPE + len(ROPE_CONSTANTS)])
-        self._rope[self._library.sha256] = dict(zip(ROPE_CONSTANTS, constants, strict=True))
+        if self._library is None:  # a VM from memory made it
+            return None
+        constants = zip(ROPE_CONSTANTS, args[FIRST_ROPE:], strict=False)
+        self._rope[self._library.sha256] = {name: float(x) for name, x in constants if isinstance(x, int | float)}
         wrapped = list(args)
         for place, name in zip(range(FIRST_CACHE_KERNEL, len(args)), CACHE_KERNELS, strict=False):
             given = args[place]
