@@ -137,9 +137,15 @@ class TestSmallLlama:
             "transpose": 4 * LAYERS + 1,  # this library's own: its weights are transposed as it runs
         }
 
-    def test_a_library_that_was_changed_is_not_loaded(self, recorded: tuple[Recording, str], tmp_path: Path) -> None:
+    def test_a_library_of_somebody_else_or_changed_is_not_loaded(
+        self, recorded: tuple[Recording, str], tmp_path: Path
+    ) -> None:
         path = tmp_path / "changed.kcap"
         shutil.copytree(recorded[0].path, path)
+        metadata = orjson.loads((path / "recording.json").read_bytes())
+        (path / "recording.json").write_bytes(orjson.dumps({**metadata, "seal": None}))
+        assert "pass --trust" in python("-m", "kcap", "replay", path, "--device", "cpu", status=3)
+        shutil.copy(recorded[0].path / "recording.json", path)
         (library,) = (path / "kernels").iterdir()
         library.write_bytes(library.read_bytes() + b"\0")
         assert "not what its name says" in python("-m", "kcap", "replay", path, "--device", "cpu", status=3)

@@ -13,7 +13,7 @@ NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1, max_size=30
 
 
 def bytecode(forms: list[tuple[str, str]]) -> str:
-    """Of a function that makes a cache. Each kernel is given directly, in a tuple, in one with a word, or not at all."""
+    """Of a function that makes a cache. A kernel is given directly, in a tuple, in one with a word, or not at all."""
     made, given_as = [], []
     for register, (form, symbol) in enumerate(forms, start=20):
         if form == "direct":
