@@ -28,9 +28,8 @@ inline std::optional<at::ScalarType> scalar_type(const DLDataType& type) {
     case kDLBfloat: return by_size({none, at::kBFloat16, none, none});
     case kDLComplex: return by_size({none, none, at::kComplexHalf, at::kComplexFloat});
     case kDLBool: return by_size({at::kBool, none, none, none});
-    case kDLFloat8_e4m3fn: return at::kFloat8_e4m3fn;
-    case kDLFloat8_e5m2: return at::kFloat8_e5m2;
-    case kDLFloat8_e8m0fnu: return at::kFloat8_e8m0fnu;
+    case 10: return at::kFloat8_e4m3fn;  // kDLFloat8_e4m3fn and kDLFloat8_e5m2, which older headers do not have
+    case 12: return at::kFloat8_e5m2;
     default: return std::nullopt;
   }
 }
