@@ -23,7 +23,7 @@ from typing import Any
 from kcap.capture.engines import Framework, Server, Start
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import contained as contained_method
-from kcap.capture.taps.relax_vm import EXECUTABLE, LOAD, LOAD_WORKER, RelaxVM
+from kcap.capture.taps.relax_vm.tap import EXECUTABLE, LOAD, LOAD_WORKER, RelaxVM
 from kcap.capture.window.hooking import Around, contained
 from kcap.capture.window.window import StepShape, Window
 

@@ -155,7 +155,7 @@ int kcap_private_memory(const uint64_t* bounds, size_t pairs) {
   });
 }
 
-// ---- calls from Python ----
+// ---- calls from Python, and from taps in C++ ----
 
 // `region`: everything in a call of it counts as it does outside, and it is no kernel itself.
 int64_t kcap_operator(const char* name, const char* arguments, int work, int region) {
@@ -200,8 +200,7 @@ int kcap_call(int64_t op, int64_t launch, int count, const uint8_t* kinds, const
   t.busy = true;
   std::unique_ptr<kcap::Frame> frame;
   kcap::guarded([&] {
-    const kcap::Launch* launched = launch < 0 ? nullptr : &g->launches.at(static_cast<size_t>(launch));
-    kcap::Operator* called = g->externals.at(static_cast<size_t>(op));
+    const auto [called, launched] = kcap::numbered(op, launch);
     frame = kcap::begin_from_python(t, called, launched, count, kinds, words, detail != 0);
     if (!frame) return;
     frame->from_python = enter != 0;

@@ -25,6 +25,7 @@ class DispatchModeRecorder:
 
     kind = "TorchDispatchMode"
     sees_graphs = False
+    library = ""
 
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
         self._shard = ShardWriter(stem)

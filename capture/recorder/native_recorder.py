@@ -33,7 +33,7 @@ class NativeRecorder:
     sees_graphs = True
 
     def __init__(self, stem: Path, keep_tokens: bool = False, fail_after: int = -1) -> None:
-        path = str(build())
+        path = self.library = str(build())
         self._lib, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         self._lib.kcap_error.restype = ctypes.c_char_p
         self._lib.kcap_step_end.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p]

@@ -17,6 +17,7 @@ class Recorder(Protocol):
 
     kind: str
     sees_graphs: bool  # whether it records what is called while a CUDA graph is captured
+    library: str  # the file that a tap in C++ finds it in; empty where it is in Python
 
     @property
     def error(self) -> str: ...

@@ -29,6 +29,7 @@ class Host(Protocol):
     @property
     def profiling(self) -> bool: ...
     def tap_failed(self, tap: str, error: BaseException) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class PerThread(threading.local):
@@ -54,6 +55,15 @@ class Externals:
     def listening(self) -> bool:
         """Whether a call may be recorded now; the recorder knows for certain."""
         return (self._host.open or self._host.capturing > 0) and not self._thread.ignored
+
+    @property
+    def recorder_library(self) -> str:
+        """The native recorder's file, for a tap in C++; empty without one."""
+        return self._host.recorder.library if self._host.recorder is not None else ""
+
+    def note(self, text: str) -> None:
+        """For the Recording."""
+        self._host.note(text)
 
     def failed(self, tap: str, error: BaseException) -> None:
         """The tap's own failure: noted, and the tap is to switch itself off."""

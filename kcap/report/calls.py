@@ -146,7 +146,7 @@ def _add_phases(phases: Mapping[str, PhaseColumns], call: Call, time: CallTime) 
 def source_of(call: Call) -> str:
     """Where a kernel's code is from: `Triton` or `C++` (a source that was recorded), else the operator's library."""
     if call.launch is not None:
-        language = {"triton": "Triton", "cpp": "C++"}[call.launch.language]
+        language = {"triton": "Triton", "cpp": "C++", "tvm": "TVM"}[call.launch.language]
         return f"{language} (inductor)" if call.launch.fragment else language
     return call.namespace or "unknown"
 

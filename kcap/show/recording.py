@@ -63,7 +63,7 @@ def identity(metadata: Metadata) -> str:
 
 
 def _identity(metadata: Metadata) -> Iterator[str]:
-    yield metadata.model or "a PyTorch program"
+    yield metadata.model or ("an unnamed model" if metadata.framework else "a PyTorch program")
     if metadata.framework:
         yield f"{metadata.framework} {metadata.framework_version or ''}".strip()
     yield metadata.device or "unknown device"

@@ -2,7 +2,7 @@
 
 A source runs only if the Recording's seal holds or the user trusts it, and never if its content does not match the hash
 in its name. Triton's is imported from a private file and launched as recorded; inductor's C++ is compiled as inductor
-compiles it.
+compiles it; a library of TVM is loaded.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from kcap.errors import FormatError
 from kcap.replay.rebuild.memory import compact_shape
 from kcap.replay.rebuild.operators import Operator, Parameters
+from kcap.replay.rebuild.tvm_library import load_kernel, parameters_of
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.families import ReplayRule, replay_rule_for
 from kcap.schemas.derive.invocation import torch_dtype
@@ -31,6 +32,7 @@ from kcap.schemas.recording.recording import Call, Launch, Recording
 from kcap.schemas.recording.seal import holds
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec, TorchConstant, Value
 
+Content = TypeVar("Content")
 UNTRUSTED = "its kernel sources come from elsewhere: look at them in kernels/, then pass --trust"
 NO_SOURCE = "its source is not there (a trace file holds none): replay the Recording that it comes from"
 ZEROED_PREFIXES = ("ws_ptr", "sem_ptr")  # inductor's workspaces and semaphores: zero when a kernel starts
@@ -65,19 +67,24 @@ class Launches:
             raise Skip(NO_SOURCE)
         if launch.language != call.namespace:
             raise Skip(f"its name is not that of a kernel in {launch.language}")
-        text = self.source(self.recording, launch)
+        if launch.language == "tvm":
+            path = self._checked(self.recording.library, launch)
+            run = self.load(launch, lambda: load_kernel(path, launch.function))
+            return Operator(call.operator, run, parameters_of(call)), replay_rule_for(base_of(call.operator))
+        text = self._checked(self.recording.source, launch)
         kernel = self.cpp(call, launch, text) if launch.language == "cpp" else self.triton(call, launch, text, device)
         inductor = launch.language == "cpp" or is_inductor_made(text, kernel.parameters)
         schema = Parameters.of(kernel.parameters, WRITTEN_PREFIXES if inductor else ())
         return Operator(call.operator, kernel.run, schema, kernel.notes), rule_of(call, text, inductor)
 
-    def source(self, recording: Recording, launch: Launch) -> str:
+    def _checked(self, read: Callable[[Launch], Content], launch: Launch) -> Content:
+        """What `read` gives of its source, if it may run."""
         if launch.kernel is None:
             raise Skip(launch.unread or "its source was not read when it was recorded")
         if not self.allowed:
             raise Skip(UNTRUSTED)
         try:
-            return recording.source(launch)
+            return read(launch)
         except FormatError as error:
             raise Skip(error.reason) from None
 
@@ -130,6 +137,8 @@ def launch_rule(call: Call, recording: Recording | None) -> ReplayRule:
     """The rule of a kernel with a source of its own, which is read and not run; Skip if there is no source."""
     if call.launch is None or recording is None:
         raise Skip(NO_SOURCE)
+    if call.launch.language == "tvm":
+        return replay_rule_for(base_of(call.operator))
     text = recording.source(call.launch) if call.launch.kernel else ""
     inductor = call.launch.language == "cpp" or is_inductor_made(text, [a.name or "" for a in call.args])
     return rule_of(call, text, inductor)

@@ -15,7 +15,7 @@ from kcap.schemas.backendbench.line import TraceLine
 from kcap.schemas.backendbench.loss import Ledger, Loss
 from kcap.schemas.backendbench.text import Unwritable, serialize
 from kcap.schemas.recording.dtypes import BY_NAME
-from kcap.schemas.recording.operators import SOURCES, OperatorError, to_trace
+from kcap.schemas.recording.operators import LAUNCHED, OperatorError, to_trace
 from kcap.schemas.recording.recording import Argument, Call, Recording, Sample
 from kcap.schemas.recording.signature import signature
 from kcap.schemas.recording.values import Drift, Folded, TensorSpec, TorchConstant, Value
@@ -87,7 +87,7 @@ def _order(sample: Sample) -> tuple[int, str, int]:
 def _converted(call: Call, sample: Sample | None, on_host: bool) -> Converted:
     try:
         if call.launch is not None:
-            raise OperatorError(call.operator, SOURCES[call.launch.language])
+            raise OperatorError(call.operator, LAUNCHED[call.launch.language])
         operator = to_trace(call.operator)
         args, kwargs = _Arguments(sample, on_host).of(call)
         text = serialize(args, kwargs)

@@ -174,7 +174,12 @@ STAGES = (
     "_fwd_kernel_stage2",
 )
 
-PARTS = dict.fromkeys((f"triton::{stage}" for stage in STAGES), "attention")
+# TensorRT-LLM's attention, which is given its cache by addresses: no family can tell what it reads.
+BY_ADDRESS = ("attention", "attention_inplace")
+
+PARTS = dict.fromkeys(
+    (*(f"triton::{stage}" for stage in STAGES), *(f"trtllm::{name}" for name in BY_ADDRESS)), "attention"
+)
 TimeOf: TypeAlias = Callable[[Call, str], float | None]  # microseconds of one invocation in a phase
 
 
@@ -198,10 +203,16 @@ def compare_engines(a: ComparedRecording, b: ComparedRecording) -> FamilyDiff:
 
 
 def _warnings(a: Metadata, b: Metadata) -> Iterator[str]:
-    if a.model != b.model:
+    unnamed = [letter for letter, side in (("A", a), ("B", b)) if not side.model]
+    if len(unnamed) == 1:
+        yield f"{unnamed[0]} does not name its model"
+    elif a.model != b.model:
         yield f"two models: {a.model} in A, {b.model} in B"
-    if a.layers_recorded != b.layers_recorded:
-        yield f"{a.layers_recorded} layers in A, {b.layers_recorded} in B: counts per step do not compare"
+    first, second = a.layers_recorded, b.layers_recorded
+    if first and second and first != second:
+        yield f"{first} layers in A, {second} in B: counts per step do not compare"
+    elif first != second:
+        yield f"layers: {first or 'not known'} in A, {second or 'not known'} in B: counts per step may not compare"
     if a.world_size != b.world_size:
         yield f"{a.world_size} ranks in A, {b.world_size} in B: counts are per step and rank"
 

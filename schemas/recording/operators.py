@@ -35,6 +35,7 @@ UNCALLED = re.compile(
     r"(load\w*|open_mem_handle|\w*shm_manager|init_cpu_memory_env|init_custom_ar|dispose|\w*_ptrs?|swap_blocks\w*|"
     r"release_dnnl_matmul_handler|create_onednn\w*|get_cuda_view_from_cpu_tensor|weak_ref_tensors?|"
     r"_cudnn_init_dropout_state|set_data|record_stream)(\.\w+)?"
+    r"|trtllm::attention(_inplace)?"  # their caches are addresses in a tensor
 )
 
 COLLECTIVES = frozenset(
@@ -46,6 +47,7 @@ NOT_KERNELS = REFUSED_NAMESPACES | {"debugprims", "export", "debug_mode_ops", "r
 # Kernels launched from a source of their own have these in place of a namespace; no file of names alone carries them.
 NO_NAME = "has no operator name that BackendBench knows"
 SOURCES = {"triton": f"a Triton kernel {NO_NAME}", "cpp": f"a C++ kernel of inductor {NO_NAME}"}
+LAUNCHED = {**SOURCES, "tvm": f"a kernel of a TVM library {NO_NAME}"}  # by the language of the Launch
 RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 
 
@@ -85,9 +87,16 @@ def _check_parts(name: str, parts: list[str]) -> None:
 
 
 def base_of(operator: str) -> str:
-    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`."""
+    """`aten::mm.out` -> `aten::mm`; `triton::fused.s1234abcd` -> `triton::fused`.
+
+    Of a TVM library's kernels without the numbers by which its compiler tells them apart:
+    `tvm::fused_matmul3_add1.1234abcd` -> `tvm::fused_matmul_add`.
+    """
     namespace, _, name = operator.rpartition("::")
-    return f"{namespace}::{name.split('.')[0]}"
+    base, _, variant = name.partition(".")
+    if namespace == "tvm" and variant:
+        base = re.sub(r"\d+(?=_|$)", "", base)
+    return f"{namespace}::{base}"
 
 
 def to_trace(operator: str) -> str:

@@ -144,6 +144,11 @@ class Recording:
             raise FormatError(str(self.path), f"the source of {launch.function} was not read: {launch.unread}")
         return self._text(launch.kernel)
 
+    def library(self, launch: Launch) -> Path:
+        """The file in kernels/ that `launch` names, compiled code; FormatError as `source`."""
+        self._content(launch.kernel or "")
+        return self.path / "kernels" / Path(launch.kernel or "").name
+
     def fragment(self, launch: Launch) -> str | None:
         """The ATen operators that a kernel of inductor stands for (kcap.schemas.derive.fragment.reference reads them).
 
@@ -152,6 +157,12 @@ class Recording:
         return None if launch.fragment is None else self._text(launch.fragment)
 
     def _text(self, name: str) -> str:
+        try:
+            return self._content(name).decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(str(self.path / "kernels" / name), f"no text: {error.reason}") from None
+
+    def _content(self, name: str) -> bytes:
         path = self.path / "kernels" / Path(name).name
         try:
             content = path.read_bytes()
@@ -159,10 +170,7 @@ class Recording:
             raise FormatError(str(path), f"not readable ({getattr(error, 'strerror', error)})") from None
         if hashlib.sha256(content).hexdigest() != path.stem:
             raise FormatError(str(path), "its content is not what its name says: the Recording was changed")
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(str(path), f"no text: {error.reason}") from None
+        return content
 
     def value(self, tensor: SampledTensor) -> Any:
         """The sampled integer tensor as a torch tensor, or None where only its range was recorded."""

@@ -151,14 +151,14 @@ def add_counts(counts: Iterable[Count]) -> list[Count]:
 
 
 class Launch(Record):
-    """How a kernel that no library holds was launched: its source, and all that is fixed when it is compiled.
+    """What a kernel is launched from, unless an operator's library holds it: its source, and all that is compiled in.
 
     `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel
     in it. `fragment` names the file there with the ATen operators that a kernel of inductor stands for, where torch
     told. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
     """
 
-    language: Literal["triton", "cpp"] = "triton"
+    language: Literal["triton", "cpp", "tvm"] = "triton"
     kernel: str | None = None
     function: str
     unread: str | None = None

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from kcap.errors import FormatError
 from kcap.schemas import backendbench
 from kcap.schemas.flashinfer import calling_record
-from kcap.schemas.recording.recording import Call, Program, Recording, Request, Sample, Step, load
+from kcap.schemas.recording.recording import Call, Launch, Program, Recording, Request, Sample, Step, load
 from kcap.schemas.recording.turns import FILE as TURNS_FILE
 from kcap.schemas.recording.turns import Turn
 from kcap.schemas.results import coverage
@@ -82,7 +82,8 @@ def _values(recording: Recording, sample: Sample) -> list[str]:
 def _source(recording: Recording, call: Call) -> list[str]:
     if call.launch is None:
         return []
-    unread = [] if call.launch.kernel is None else _failure("launch.kernel", recording.source, call.launch)
+    read: Callable[[Launch], object] = recording.library if call.launch.language == "tvm" else recording.source
+    unread = [] if call.launch.kernel is None else _failure("launch.kernel", read, call.launch)
     return unread + _failure("launch.fragment", recording.fragment, call.launch)
 
 

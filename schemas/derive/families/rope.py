@@ -69,6 +69,7 @@ class Rope:
     "sgl_kernel::rotary_embedding_cpu",
     "flashinfer::apply_rope_with_cos_sin_cache",
     "flashinfer::apply_rope_with_cos_sin_cache_inplace",
+    "trtllm::flashinfer_apply_rope_with_cos_sin_cache_inplace",
 )
 def rotary_embedding(call: Invocation) -> KernelInstance:
     """In place, but for FlashInfer's that returns both. Heads lie side by side or in a dimension of their own.

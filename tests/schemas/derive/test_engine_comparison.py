@@ -153,6 +153,14 @@ def test_other_layers_models_and_ranks_are_said(tmp_path: Path, compare: Compare
     assert lines(document)["silu_and_mul_h14336"]["a"]["per_step"] == LAYERS / 2, "of a step and rank"
 
 
+def test_an_engine_that_does_not_name_its_model_is_said_to(tmp_path: Path, compare: Compare):
+    a = write(tmp_path / "a", list(vllm(2)), "vLLM", 2)
+    b = write(tmp_path / "b", list(sglang(2)), "TVM", 2, layers_recorded=None, model=None)
+    unnamed, layers = compare(a, b)["warnings"]
+    assert unnamed == "B does not name its model"
+    assert layers == "layers: 32 in A, not known in B: counts per step may not compare"
+
+
 def measured(path: Path, us: float, but: str = "") -> Path:
     file = path.with_suffix(".jsonl")
     """What replay gives of the Recording in `path`: regions have no times."""

@@ -57,6 +57,7 @@ def run(input):
     "flashinfer::silu_and_mul",
     "vllm_custom_op::silu_and_mul",
     "sglang_op::SiluAndMul",
+    "trtllm::flashinfer_silu_and_mul",
 )
 def silu_and_mul(call: Invocation) -> KernelInstance:
     return gated_instance(call, "silu")
@@ -79,6 +80,7 @@ def gelu_and_mul(call: Invocation) -> KernelInstance:
     "sgl_kernel::gelu_tanh_and_mul",
     "sgl_kernel::gelu_tanh_and_mul_cpu",
     "flashinfer::gelu_tanh_and_mul",
+    "trtllm::flashinfer_gelu_tanh_and_mul",
 )
 def gelu_tanh_and_mul(call: Invocation) -> KernelInstance:
     return gated_instance(call, "gelu_tanh")
@@ -122,6 +124,13 @@ def swigluoai_and_mul(call: Invocation) -> KernelInstance:
         activated=f"gate * torch.sigmoid({alpha!r} * gate)",
         up="(up + 1.0)",
     )
+
+
+@family("activation", "trtllm::silu_and_mul")
+def silu_and_mul_of_trtllm(call: Invocation) -> KernelInstance:
+    """With a scale it quantizes what it computes, too; with a limit its halves are bounded."""
+    call.refuse("scale", "dtype", "swiglu_limit")
+    return gated_instance(call, "silu")
 
 
 def gated_instance(

@@ -8,7 +8,7 @@ Hopper, on Blackwell four exponents to an int32. SiLU and its gate may come befo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -162,6 +162,38 @@ def silu_and_mul_packed(call: Invocation) -> KernelInstance:
     return quantize_instance(
         call, x, q, scale, QuantizationKind("group", True, group, 1e-10, True, True, "rounded_product")
     )
+
+
+@family("quantize", "trtllm::fp8_quantize_1x128")
+def per_group_of_trtllm(call: Invocation) -> KernelInstance:
+    """It returns the quantized rows and their scales, in a layout that depends on the GPU."""
+    call.refuse("use_ue8m0")
+    x = call.tensor("input")
+    rows, h = x.shape
+    q = x.new_empty((rows, h), dtype=torch.float8_e4m3fn, device="meta")
+    scale = x.new_empty((rows, -(-h // TRTLLM_GROUP)), dtype=torch.float32, device="meta")
+    kernel = quantize_instance(call, x, q, scale, QuantizationKind("group", True, TRTLLM_GROUP))
+    values = {"output": lambda: call.result[0], "scale": lambda: trtllm_group_scales(call.result[1], rows, h)}
+    outputs = {name: replace(output, value=values[name]) for name, output in kernel.outputs.items()}
+    return replace(kernel, outputs=outputs)
+
+
+TRTLLM_GROUP, TRTLLM_ROWS = 128, 4  # columns to a scale; what the rows of a column of scales are padded to
+
+
+def trtllm_group_scales(scale: torch.Tensor, rows: int, h: int) -> torch.Tensor:
+    """Scales [rows, groups] from TensorRT-LLM's, which lie group by group (fp8Quantize.cpp of 1.2).
+
+    On Hopper and before in one dimension, rows padded, with room behind them; on Blackwell [groups, rows].
+    """
+    groups, padded = -(-h // TRTLLM_GROUP), -(-rows // TRTLLM_ROWS) * TRTLLM_ROWS
+    if scale.dtype != torch.float32:
+        raise Unrecognized("its scales are packed")
+    if scale.dim() == 1 and scale.numel() >= groups * padded:
+        return scale[: groups * padded].view(groups, padded)[:, :rows].T
+    if scale.shape == (groups, rows):
+        return scale.T
+    raise Unrecognized("its scales lie in an order that is not known")
 
 
 def refuse_other_gates(call: Invocation) -> None:

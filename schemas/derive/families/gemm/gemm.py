@@ -1,7 +1,7 @@
 """gemm and bmm: C = A @ B.T, as linear layers call it, and C[b] = A[b] @ B[b].
 
-Operators of aten, vLLM (with oneDNN on a CPU), SGLang and DeepGEMM. oneDNN's handles, behind which vLLM's CPU build
-hides the weight, were read in vllm/_custom_ops.py.
+Operators of aten, vLLM (with oneDNN on a CPU), SGLang, DeepGEMM and TensorRT-LLM. oneDNN's handles, behind which
+vLLM's CPU build hides the weight, were read in vllm/_custom_ops.py.
 """
 
 from __future__ import annotations
@@ -84,6 +84,13 @@ def router_gemm(call: Invocation) -> KernelInstance:
 
 @family("gemm", "_C::dsv3_fused_a_gemm", "sgl_kernel::dsv3_fused_a_gemm")
 def fused_a_gemm(call: Invocation) -> KernelInstance:
+    return gemm_instance(call, call.tensor("mat_a"), call.tensor("mat_b").transpose(0, 1))
+
+
+@family("gemm", "trtllm::cublas_mm", "trtllm::dsv3_router_gemm_op", "trtllm::dsv3_fused_a_gemm_op")
+def gemm_of_trtllm(call: Invocation) -> KernelInstance:
+    """`mat_b`: [K, N], column by column. None of them takes a bias yet."""
+    call.refuse("bias")
     return gemm_instance(call, call.tensor("mat_a"), call.tensor("mat_b").transpose(0, 1))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from kcap.schemas.derive.families import family
+from kcap.schemas.derive.families.elementwise.quantize import trtllm_group_scales
 from kcap.schemas.derive.invocation import OUTPUTS, Invocation, Unrecognized, result_dtype, written_or_returned
 from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, dtype_name, lazy_arg, tensor_arg
 
@@ -63,6 +64,20 @@ def scaled_mm(call: Invocation) -> KernelInstance:
 )
 def scaled_mm_of_sglang(call: Invocation) -> KernelInstance:
     return column_major(call, ("mat_a", "mat_b", "scales_a", "scales_b"))
+
+
+@family("quantized_gemm", "trtllm::cublas_scaled_mm")
+def scaled_mm_of_trtllm(call: Invocation) -> KernelInstance:
+    call.refuse("bias")
+    return column_major(call, ("mat_a", "mat_b", "scale_a", "scale_b"))
+
+
+@family("quantized_gemm", "trtllm::fp8_block_scaling_gemm", "trtllm::fp8_block_scaling_gemm_impl")
+def block_scaling_gemm_of_trtllm(call: Invocation) -> KernelInstance:
+    """`a`: [M, K], `b`: [N, K] with a scale for each block of 128 by 128; `a_scale` as `quantize` has it."""
+    a, b = call.tensor("a", "mat1"), call.tensor("b", "mat2")
+    a_scale, b_scale = call.tensor("a_scale", "mat1Scale"), call.tensor("b_scale", "mat2Scale")
+    return quantized_gemm_instance(call, a, b, trtllm_group_scales(a_scale, *a.shape), b_scale)
 
 
 @family("quantized_gemm", "deep_gemm::fp8_gemm_nt")

@@ -36,7 +36,7 @@ def run(hidden_states, gemm1_weights, gemm2_weights, topk_weights, topk_ids):
         output.index_add_(0, token, y * topk_weights[token, slot, None].to(torch.float32))
     return output.to(hidden_states.dtype)
 """
-SWIGLU = 3  # of FlashInfer's ActivationType
+SWIGLU, TRTLLM_SWIGLU = 3, 5  # of FlashInfer's and TensorRT-LLM's ActivationType
 COLUMNS = {"vec": 1, "amx": 2}  # that lie together
 
 
@@ -104,6 +104,18 @@ def cutlass_fused_moe(call: Invocation) -> KernelInstance:
     call.refuse("quant_scales", "fc1_expert_biases", "fc2_expert_biases", "input_sf", "swiglu_alpha", "swiglu_beta")
     call.refuse("swiglu_limit", "min_latency_mode", "ep_rank")
     if call["ep_size"] not in (None, 1) or call["activation_type"] not in (None, SWIGLU):
+        raise Unrecognized("expert parallel, or not silu and a gate")
+    weights = call.tensor("fc1_expert_weights"), call.tensor("fc2_expert_weights")
+    routed = call.tensor("token_final_scales"), call.tensor("token_selected_experts")
+    return fused_moe_instance(call, Experts(call.tensor("input"), *weights, *routed), "up, gate")
+
+
+@family("fused_moe", "trtllm::fused_moe")
+def trtllm_fused_moe(call: Invocation) -> KernelInstance:
+    """As FlashInfer's, whose kernels were TensorRT-LLM's; its activations have other numbers."""
+    call.refuse("quant_scales", "fc1_expert_biases", "fc2_expert_biases", "input_sf", "swiglu_alpha", "swiglu_beta")
+    call.refuse("swiglu_limit", "min_latency_mode", "ep_rank", "enable_alltoall", "unpadded_hidden_size")
+    if call["ep_size"] not in (None, 1) or call["activation_type"] not in (None, TRTLLM_SWIGLU):
         raise Unrecognized("expert parallel, or not silu and a gate")
     weights = call.tensor("fc1_expert_weights"), call.tensor("fc2_expert_weights")
     routed = call.tensor("token_final_scales"), call.tensor("token_selected_experts")

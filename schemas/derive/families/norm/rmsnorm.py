@@ -6,8 +6,8 @@ dimensions (the heads of Qwen3's queries and keys) have their rows joined.
 FlashInfer: `rmsnorm(out, input, weight, eps, …)`; SGLang: `rmsnorm(input, weight, out, eps)`. Both:
 `fused_add_rmsnorm(input, residual, weight, eps, …)`.
 
-SGLang's classes were read in sglang/srt/layers of 0.5.15 and 0.5.23. Their arguments are those of `forward_native`,
-then what the object holds.
+TensorRT-LLM's operators around FlashInfer's were read in its flashinfer_custom_ops.py (1.2), SGLang's classes in
+sglang/srt/layers of 0.5.15 and 0.5.23: their arguments are those of `forward_native`, then what the object holds.
 """
 
 from __future__ import annotations
@@ -45,12 +45,25 @@ SCALES = {"": "weight.to(torch.float32)", "gemma_": "(weight.to(torch.float32) +
 AXES = ("batch_size", "hidden_size")
 
 
-@family("rmsnorm", "_C::rms_norm", "sgl_kernel::rmsnorm", "sgl_kernel::rmsnorm_cpu", "flashinfer::rmsnorm")
+@family(
+    "rmsnorm",
+    "_C::rms_norm",
+    "sgl_kernel::rmsnorm",
+    "sgl_kernel::rmsnorm_cpu",
+    "flashinfer::rmsnorm",
+    "trtllm::flashinfer_rmsnorm",
+)
 def rms_norm(call: Invocation) -> KernelInstance:
     return norm_instance(call, call.tensor("input"), lambda: written_or_returned(call, "result", "output", "out"))
 
 
-@family("rmsnorm", "sgl_kernel::gemma_rmsnorm", "sgl_kernel::gemma_rmsnorm_cpu", "flashinfer::gemma_rmsnorm")
+@family(
+    "rmsnorm",
+    "sgl_kernel::gemma_rmsnorm",
+    "sgl_kernel::gemma_rmsnorm_cpu",
+    "flashinfer::gemma_rmsnorm",
+    "trtllm::flashinfer_gemma_rmsnorm",
+)
 def gemma_rms_norm(call: Invocation) -> KernelInstance:
     return norm_instance(call, call.tensor("input"), lambda: written_or_returned(call, "output", "out"), kind="gemma_")
 
@@ -77,12 +90,18 @@ def rms_norm_of_vllm(call: Invocation) -> KernelInstance:
     "sgl_kernel::fused_add_rmsnorm",
     "sgl_kernel::fused_add_rmsnorm_cpu",
     "flashinfer::fused_add_rmsnorm",
+    "trtllm::flashinfer_fused_add_rmsnorm",
 )
 def fused_add_rms_norm(call: Invocation) -> KernelInstance:
     return in_place_instance(call, "")
 
 
-@family("fused_add_rmsnorm", "sgl_kernel::gemma_fused_add_rmsnorm", "flashinfer::gemma_fused_add_rmsnorm")
+@family(
+    "fused_add_rmsnorm",
+    "sgl_kernel::gemma_fused_add_rmsnorm",
+    "flashinfer::gemma_fused_add_rmsnorm",
+    "trtllm::flashinfer_gemma_fused_add_rmsnorm",
+)
 def gemma_fused_add_rms_norm(call: Invocation) -> KernelInstance:
     return in_place_instance(call, "gemma_")
 
@@ -179,7 +198,12 @@ def rmsnorm_quant(call: Invocation) -> KernelInstance:
     return norm_quant_instance(call, None)
 
 
-@family("rmsnorm_quant", "_C::fused_add_rms_norm_static_fp8_quant", "flashinfer::fused_add_rmsnorm_quant")
+@family(
+    "rmsnorm_quant",
+    "_C::fused_add_rms_norm_static_fp8_quant",
+    "flashinfer::fused_add_rmsnorm_quant",
+    "trtllm::flashinfer_fused_add_rmsnorm_quant",
+)
 def fused_add_rmsnorm_quant(call: Invocation) -> KernelInstance:
     """The sum is written to the residual."""
     return norm_quant_instance(call, call.tensor("residual"))
