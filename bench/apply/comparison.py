@@ -1,7 +1,7 @@
 """What Solutions gained in the engine: paired differences of step times, beside what the judge's times predict.
 
-Some blocks of steps are one of every arm, in random order. For steps of one phase and number of sequences the mean of
-an arm's block is set against the engine's in the same blocks; the mean of these differences has the interval of
+Some blocks of steps are one of every arm, in random order. For steps of one phase and number of sequences the median
+of an arm's block is set against the engine's in the same blocks; the mean of these differences has the interval of
 Student's t at 95 %. What the control differs by says how far a difference may be chance.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from kcap.bench.apply.arms import CONTROL, ENGINE, Arm, Schedule, TimedStep
@@ -115,7 +115,7 @@ def _by_group(steps: Sequence[TimedStep], schedule: Schedule) -> dict[int, float
     groups: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         groups[schedule.group(step.index)].append(step.us)
-    return {group: fmean(us) for group, us in groups.items()}
+    return {group: median(us) for group, us in groups.items()}
 
 
 def half_interval(values: Sequence[float]) -> float | None:

@@ -102,11 +102,8 @@ def main() -> None:
         one = plan.replacements[request["replacement"]]
         try:
             placed = place(plan, one, Path(request["plan"]).parent)
-            return {
-                "reason": _try(
-                    placed, rebuilder, rebuilder.resolve(one.call, sample_of_request(request)), request["slower"]
-                )
-            }
+            resolved = rebuilder.resolve(one.call, sample_of_request(request))
+            return {"reason": _try(placed, rebuilder, resolved, request["slower"])}
         except CaptureFailed as error:
             return {"reason": f"cannot be captured in a CUDA graph: {error}", "poisoned": True}
         except (BuildFailed, Skip) as error:

@@ -54,9 +54,9 @@ PATH = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
-    plan_files: tuple[Path, ...], block: int, trial: bool, slower: bool, trust: bool, pairs: int | None, client: str | None,
-    ready: str | None, ready_timeout: float, engine_log: Path | None, output: Path | None, as_json: bool,
-    command_line: tuple[str, ...], **offline: Any,
+    plan_files: tuple[Path, ...], block: int, trial: bool, slower: bool, trust: bool, pairs: int | None,
+    client: str | None, ready: str | None, ready_timeout: float, engine_log: Path | None, output: Path | None,
+    as_json: bool, command_line: tuple[str, ...], **offline: Any,
 ) -> int | None:  # fmt: skip
     """Measure what the Solutions of a plan gain in the engine, beside what kcap bench predicts.
 
