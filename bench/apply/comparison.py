@@ -10,69 +10,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any
 
 from kcap.bench.apply.arms import CONTROL, ENGINE, Arm, Schedule, TimedStep
+from kcap.schemas.results.applied import Difference, StepsCompared
 from kcap.schemas.results.plan import Plan
 
 Kind = tuple[str, int]  # phase, sequences
 FEWEST = 3  # pairs that an interval is made of
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Microseconds a step, less than none where it is faster: the mean of `pairs`, and half of its 95 % interval (None
-    for fewer pairs than FEWEST)."""
-
-    us: float
-    half: float | None
-    pairs: int
-
-    @property
-    def is_chance(self) -> bool:
-        """Whether the interval holds 0, or there is none."""
-        return self.half is None or abs(self.us) <= self.half
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Steps of one kind, of which there are so many in all three arms.
-
-    `us`: the mean of the engine's own; `predicted_us`: of a step with Solutions, less than none where it should be
-    faster; `held`: the share of steps of their arm that ran a Solution.
-    """
-
-    phase: str
-    sequences: int
-    steps: int
-    us: float
-    solutions: Difference | None
-    control: Difference | None
-    predicted_us: float
-    held: float
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "phase": self.phase,
-            "sequences": self.sequences,
-            "steps": self.steps,
-            "engine_us": self.us,
-            "solutions": _difference_as_json(self.solutions),
-            "control": _difference_as_json(self.control),
-            "predicted_us": self.predicted_us,
-            "held": self.held,
-        }
-
-
-def _difference_as_json(difference: Difference | None) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    return {"us": difference.us, "half_interval_us": difference.half, "pairs": difference.pairs}
-
-
-def compare(plan: Plan, arm: Arm, steps: Iterable[TimedStep], schedule: Schedule) -> list[Compared]:
+def compare(plan: Plan, arm: Arm, steps: Iterable[TimedStep], schedule: Schedule) -> list[StepsCompared]:
     """The plan of `arm` against the engine's own kernels, of the steps of one rank: those kinds first that took most
     time. The first step of a block stays out: it follows one of another arm."""
     kinds: dict[Kind, list[TimedStep]] = defaultdict(list)
@@ -80,15 +28,17 @@ def compare(plan: Plan, arm: Arm, steps: Iterable[TimedStep], schedule: Schedule
         if not step.first and step.arm in (ENGINE, CONTROL, arm):
             kinds[step.phase, step.sequences].append(step)
     found = [_compared(plan, arm, kind, of_kind, schedule) for kind, of_kind in kinds.items()]
-    return sorted(found, key=lambda one: -one.us * one.steps)
+    return sorted(found, key=lambda one: -one.engine_us * one.steps)
 
 
-def _compared(plan: Plan, arm: Arm, kind: Kind, steps: Sequence[TimedStep], schedule: Schedule) -> Compared:
+def _compared(plan: Plan, arm: Arm, kind: Kind, steps: Sequence[TimedStep], schedule: Schedule) -> StepsCompared:
     own, control, with_plan = ([step for step in steps if step.arm == each] for each in (ENGINE, CONTROL, arm))
-    return Compared(
-        *kind,
+    phase, sequences = kind
+    return StepsCompared(
+        phase=phase,
+        sequences=sequences,
         steps=len(steps),
-        us=fmean(step.us for step in own or steps),
+        engine_us=fmean(step.us for step in own or steps),
         solutions=_difference(own, with_plan, schedule),
         control=_difference(own, control, schedule),
         predicted_us=fmean(_predicted(plan, step) for step in with_plan) if with_plan else 0.0,
@@ -108,7 +58,7 @@ def _difference(own: Sequence[TimedStep], other: Sequence[TimedStep], schedule: 
     pairs = [theirs[group] - ours[group] for group in ours.keys() & theirs.keys()]
     if not pairs:
         return None
-    return Difference(fmean(pairs), half_interval(pairs), len(pairs))
+    return Difference(us=fmean(pairs), half_interval_us=half_interval(pairs), pairs=len(pairs))
 
 
 def _by_group(steps: Sequence[TimedStep], schedule: Schedule) -> dict[int, float]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from kcap.bench.apply.launches import Launches
 from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, Seam
@@ -27,6 +26,7 @@ from kcap.capture.window.process import at_exit
 from kcap.capture.window.window import StepShape, Window
 from kcap.errors import KcapError
 from kcap.schemas.files.jsonfile import dump_json, read_json
+from kcap.schemas.results.applied import ENGAGEMENT_ADAPTER, Engaged, Engagement
 from kcap.schemas.results.plan import Plan, Replacement, file_sha256, plan_bytes, read_plan
 from kcap.system.output import write_atomically
 
@@ -57,42 +57,6 @@ def session_options(plans: Sequence[Plan], left: Path, window: str = WINDOW, **e
 
 class PlanRefused(Exception):
     """This engine cannot hold the plan. It does not start, for it would silently be the engine's own."""
-
-
-class Engaged(BaseModel):
-    """One replacement in one process.
-
-    `eager`, `captured`: how often the Solution ran outside and inside a capture; `replayed`: how often graphs ran it;
-    `checked`: how often it was compared with the engine's own instead. `steps`: how many steps held it. `misses`: how
-    often an invocation of its operator was not as the Call, by the first difference. `off`: why it was taken out.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    solution: str
-    call: int
-    eager: int = 0
-    captured: int = 0
-    checked: int = 0
-    replayed: int = 0
-    steps: int = 0
-    misses: Mapping[str, int] = {}
-    off: str = ""
-
-
-class Engagement(BaseModel):
-    """What became of the plan in one process. `steps`: all of its steps, by phase. `refused`: why it did not start."""
-
-    model_config = ConfigDict(frozen=True)
-
-    pid: int
-    rank: int = 0
-    steps: Mapping[str, int] = {}
-    replacements: Sequence[Engaged] = []
-    refused: str = ""
-
-
-ENGAGEMENT_ADAPTER = TypeAdapter(Engagement)
 
 
 def read_engagements(left: Path) -> list[Engagement]:

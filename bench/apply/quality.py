@@ -11,25 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import Field
 
 from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.recording.records import Record
+from kcap.schemas.results.applied import LogitsCompared
 
 ENDING = ".quality.jsonl"
-
-
-class LogitsCompared(Record):
-    """The logits of `tokens` tokens against those of the engine's own kernels.
-
-    `top1`: the share of tokens whose likeliest next token is the same; `kl`: the Kullback-Leibler divergence, in nats,
-    mean over tokens; `rms`: the root mean square of the difference over that of the logits.
-    """
-
-    tokens: int
-    top1: float = Field(ge=0, le=1)
-    kl: float
-    rms: float
 
 
 class QualityCheck(Record):

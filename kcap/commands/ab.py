@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
 from kcap.commands.record import offline_options
 from kcap.commands.run import check_engine_choice, given_client, problems, start_engine, temporary_folder, told, tried
 from kcap.errors import FAILED, CallError, KcapError
+from kcap.schemas.files.jsonfile import dump_json
+from kcap.schemas.results.applied import CONTROL, Applied, Difference, Engagement, FreshEngines, PlanCompared
+from kcap.version import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kcap.bench.apply.arms import TimedStep
-    from kcap.bench.apply.comparison import Compared, Difference
-    from kcap.bench.apply.process import Engagement
     from kcap.bench.apply.quality import QualityCheck
 
 EXAMPLE = """
@@ -91,33 +89,30 @@ def command(
         return measured
 
     measured = run(block=block, seed=schedule.seed, compared=COMPARED)
-    compared = [compare(plan, arm, measured.steps, schedule) for arm, plan in enumerate(plans)]
-    fresh = [(arm, run(arm=arm).decode_us) for arm in fresh_order(pairs or 0)]
-    document = {
-        "format": "1.0",
-        "plans": [
-            {
-                "plan": str(file),
-                "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
-                "compared": [one.as_json() for one in kinds],
-            }
-            for file, plan, kinds in zip(plan_files, plans, compared, strict=True)
+    names = [str(file) for file in plan_files]
+    applied = Applied(
+        kcap=__version__,
+        plans=[
+            PlanCompared(
+                plan=name,
+                solutions={f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
+                compared=compare(plan, arm, measured.steps, schedule),
+            )
+            for arm, (name, plan) in enumerate(zip(names, plans, strict=True))
         ],
-        "quality": {
-            "control" if arm < 0 else str(plan_files[arm]): of_arm.model_dump(mode="json")
-            for arm, of_arm in quality_of(measured.checks).items()
-        },
-        "engagement": [one.model_dump(mode="json") for one in measured.engagements],
-        "problems": problems(plans, measured.engagements),
-        "fresh": fresh_as_json(fresh),
-    }
+        quality={CONTROL if arm < 0 else names[arm]: of for arm, of in quality_of(measured.checks).items()},
+        engagement=measured.engagements,
+        problems=problems(plans, measured.engagements),
+        fresh=compare_fresh([(arm, run(arm=arm).decode_us) for arm in fresh_order(pairs or 0)]),
+    )
+    content = dump_json(applied.model_dump(mode="json"))
     if output is not None:
-        output.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        output.write_bytes(content)
     if as_json:
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        click.echo(content)
     else:
-        print_comparison(plan_files, compared, document)
-    return None if all(any(one.held for one in kinds) for kinds in compared) else FAILED
+        print_applied(applied)
+    return None if all(any(one.held for one in plan.compared) for plan in applied.plans) else FAILED
 
 
 @dataclass
@@ -148,25 +143,21 @@ def fresh_order(pairs: int) -> list[int]:
     return [arm for pair in range(pairs) for arm in ((-1, 0), (0, -1))[pair % 2]]
 
 
-def fresh_as_json(fresh: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """The decode steps of fresh engines, pair by pair, and the median of the pairs' ratios; empty without any."""
+def compare_fresh(us: Sequence[tuple[int, float]]) -> FreshEngines | None:
+    """The arm of each fresh engine, and the mean of its decode steps, pair by pair; None without any."""
     from kcap.bench.apply.comparison import half_interval
 
-    if not fresh:
-        return {}
-    pairs = [dict(fresh[at : at + 2]) for at in range(0, len(fresh), 2)]
+    if not us:
+        return None
+    pairs = [dict(us[at : at + 2]) for at in range(0, len(us), 2)]
     ratios = [pair[0] / pair[-1] for pair in pairs]
-    return {
-        "engine_us": [pair[-1] for pair in pairs],
-        "solutions_us": [pair[0] for pair in pairs],
-        "median_ratio": median(ratios),
-        "half_interval": half_interval(ratios),
-    }
+    return FreshEngines(
+        engine_us=[pair[-1] for pair in pairs], solutions_us=[pair[0] for pair in pairs], median_ratio=median(ratios),
+        half_interval=half_interval(ratios),
+    )  # fmt: skip
 
 
-def print_comparison(
-    files: Sequence[Path], compared: Sequence[Sequence[Compared]], document: Mapping[str, Any]
-) -> None:
+def print_applied(applied: Applied) -> None:
     """A row for each plan and kind of step, and what else must be known."""
     from rich.text import Text
 
@@ -175,37 +166,34 @@ def print_comparison(
     out = console()
     columns = ["sequences", "steps", "engine us", "change", "control", "predicted", "held"]
     table = plain_table(columns, ["phase", "plan"])
-    for file, kinds in zip(files, compared, strict=True):
-        for one in kinds:
+    for plan in applied.plans:
+        for one in plan.compared:
+            us = one.engine_us
             table.add_row(
-                f"{one.sequences:,}", f"{one.steps:,}", f"{one.us:,.1f}", _in_percent(one.solutions, one.us),
-                _in_percent(one.control, one.us), f"{one.predicted_us / one.us:+.2%}" if one.held else "–",
-                f"{one.held:.0%}", one.phase, file.name,
+                f"{one.sequences:,}", f"{one.steps:,}", f"{us:,.1f}", _in_percent(one.solutions, us),
+                _in_percent(one.control, us), f"{one.predicted_us / us:+.2%}" if one.held else "–", f"{one.held:.0%}",
+                one.phase, Path(plan.plan).name,
             )  # fmt: skip
     print_table(out, table)
-    for file, kinds in zip(files, compared, strict=True):
-        if not any(one.held for one in kinds):
-            out.print(Text(f"{file}: no Solution ran in any step: nothing was measured of it", "bold"))
-    _print_quality(out, document["quality"])
-    if fresh := document["fresh"]:
-        half = "" if fresh["half_interval"] is None else f" ± {fresh['half_interval']:.2%}"
-        pairs = len(fresh["engine_us"])
-        out.print(f"fresh engines, {pairs} pairs: decode {fresh['median_ratio'] - 1:+.2%}{half} (median of pairs)")
-    for line in document["problems"]:
+    for plan in applied.plans:
+        if not any(one.held for one in plan.compared):
+            out.print(Text(f"{plan.plan}: no Solution ran in any step: nothing was measured of it", "bold"))
+    if not applied.quality:
+        out.print("logits: not compared (kcap cannot run a forward of this engine twice)")
+    for name, of in applied.quality.items():
+        text = f"the same top token for {of.top1:.1%}, KL {of.kl:.2g}, rms of the difference {of.rms:.2g}"
+        out.print(f"logits of {of.tokens:,} tokens against the engine's own, {name}: {text}")
+    if fresh := applied.fresh:
+        half = "" if fresh.half_interval is None else f" ± {fresh.half_interval:.2%}"
+        pairs = len(fresh.engine_us)
+        out.print(f"fresh engines, {pairs} pairs: decode {fresh.median_ratio - 1:+.2%}{half} (median of pairs)")
+    for line in applied.problems:
         out.print(Text(line, "bold"))
     out.print(Text("change of a step's time, with the 95 % interval of the paired differences; less is faster", "dim"))
-
-
-def _print_quality(out: Console, quality: Mapping[str, Mapping[str, Any]]) -> None:
-    if not quality:
-        out.print("logits: not compared (kcap cannot run a forward of this engine twice)")
-    for name, of in quality.items():
-        text = f"the same top token for {of['top1']:.1%}, KL {of['kl']:.2g}, rms of the difference {of['rms']:.2g}"
-        out.print(f"logits of {of['tokens']:,} tokens against the engine's own, {name}: {text}")
 
 
 def _in_percent(difference: Difference | None, us: float) -> str:
     if difference is None:
         return "–"
-    half = "" if difference.half is None else f" ± {difference.half / us:.2%}"
+    half = "" if difference.half_interval_us is None else f" ± {difference.half_interval_us / us:.2%}"
     return f"{difference.us / us:+.2%}{half}"

@@ -15,9 +15,9 @@ from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import working_directory
 from kcap.commands.record import make_given_client, offline_options, record_command, refuse_offline_options
 from kcap.errors import FAILED, CallError, KcapError
+from kcap.schemas.results.applied import Engaged, Engagement
 
 if TYPE_CHECKING:
-    from kcap.bench.apply.process import Engaged, Engagement
     from kcap.capture.controller.run import Run
     from kcap.schemas.results.plan import Plan, Replacement
 

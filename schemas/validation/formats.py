@@ -30,6 +30,7 @@ from kcap.schemas.flashinfer.kernel_description import check_kernel_description
 from kcap.schemas.flashinfer.trace import Trace
 from kcap.schemas.recording.records import Call, Metadata, Program, Request, Sample, Step
 from kcap.schemas.recording.turns import Turn
+from kcap.schemas.results.applied import APPLIED_ADAPTER, Applied
 from kcap.schemas.results.bench_run import RUN_ADAPTER, RUN_FILE, RunRecord
 from kcap.schemas.results.coverage import StepCoverage
 from kcap.schemas.results.export_loss import ExportLoss
@@ -144,6 +145,7 @@ FORMATS: dict[str, Format] = {
     "measurement": _lines("measurements, one a line", Measurement),
     "program-measurement": _lines("measurements of Programs, one a line", ProgramMeasurement),
     "bench-run": Format("a run of kcap bench", check_bench_run),
+    "applied": _document("what kcap ab measured of plans", APPLIED_ADAPTER, _keys(Applied), _nothing),
     "plan": _document("a plan of kcap apply", PLAN_ADAPTER, _keys(Plan), _nothing),
     "bench-record": _document("what a run of kcap bench judged", RUN_ADAPTER, _keys(RunRecord), _nothing),
     "outcome": _lines("Outcomes of kcap bench, one a line", Outcome),
