@@ -128,6 +128,8 @@ class Measurement(Record):
     touched: int | None = None  # of these, what one invocation can reach: a lookup reads rows of its table
     work: LeastWork | None = None  # None: nobody knows
     roofline: Roofline | None = None
+    ranks: int | None = Field(default=None, ge=1)  # of a collective: the processes that replayed it together
+    waited_us: Time | None = None  # in one sample, before the last rank arrived: the mean over ranks; not in the times
     notes: list[str] = []
     dtype: str | None = None
     device: str = "cpu"
