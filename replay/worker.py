@@ -38,14 +38,18 @@ class OpenSession:
     options: TimingOptions
     peers: Peers | None = None
 
+    def rebuilder(self) -> Rebuilder:
+        """What rebuilds the Calls of its requests."""
+        collective = partial(resolve_collective, peers=self.peers) if self.peers else None
+        return Rebuilder(self.device, self.home, self.root, self.trust, collective)
+
 
 def main() -> None:
     """Answer requests to replay until there are no more."""
     session = open_session()
     if session is None:
         return
-    collective = partial(resolve_collective, peers=session.peers) if session.peers else None
-    rebuilder = Rebuilder(session.device, session.home, session.root, session.trust, collective)
+    rebuilder = session.rebuilder()
     runner, programs = Runner(rebuilder, session.options, session.peers), ProgramRunner(rebuilder)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:

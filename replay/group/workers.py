@@ -21,6 +21,7 @@ from kcap.system.worker_process import CRASHED, Worker
 
 MOST_RANKS_PER_CORE = 4
 PATIENCE_S = 5.0  # after one rank has failed
+GOOD = ("ok", "agrees")  # of a replay, of a check
 
 
 class GroupWorker:
@@ -80,7 +81,7 @@ class GroupWorker:
     def _ask(self, pool: ThreadPoolExecutor, request: Mapping[str, object], timeout: float) -> dict[str, Any]:
         asked = [pool.submit(rank.run, request, timeout) for rank in self._ranks]
         pending = set(asked)
-        while pending and all(each.result()["status"] == "ok" for each in asked if each.done()):
+        while pending and all(each.result()["status"] in GOOD for each in asked if each.done()):
             pending = wait(pending, return_when=FIRST_COMPLETED).not_done
         pending = wait(pending, PATIENCE_S).not_done
         answers = {rank: each.result() for rank, each in enumerate(asked) if each not in pending}
@@ -97,9 +98,9 @@ class GroupWorker:
 
 def _blame(answer: Mapping[str, Any]) -> int:
     """A rank that died is why others failed; one that failed, why others took too long."""
-    if answer["status"] == "failed":
-        return 0 if answer["reason"].startswith(CRASHED) else 1
-    return 2 if answer["status"] == "skipped" else 3
+    if answer["status"] == "failed" and answer["reason"].startswith(CRASHED):
+        return 0
+    return {"failed": 1, "differs": 2, "skipped": 3}.get(answer["status"], 4)
 
 
 def _too_many(size: int) -> str | None:
@@ -109,11 +110,11 @@ def _too_many(size: int) -> str | None:
     return f"its group has {size:,} ranks, more than {MOST_RANKS_PER_CORE} for each of the {cores} cores here"
 
 
-class ReplayWorker(Worker):
+class GroupedWorker(Worker):
     """A worker, and the groups of workers that its requests for collectives need: those that name `ranks`."""
 
-    def __init__(self, session: Mapping[str, object], module: str) -> None:
-        super().__init__(session, module)
+    def __init__(self, session: Mapping[str, object], module: str, timeout_option: str | None = "--timeout") -> None:
+        super().__init__(session, module, timeout_option)
         self._groups: dict[int, GroupWorker] = {}
         self._answers: dict[bytes, dict[str, Any]] = {}
 
@@ -122,6 +123,8 @@ class ReplayWorker(Worker):
         if not isinstance(size, int):
             return super().run(request, timeout)
         group = self._groups.setdefault(size, GroupWorker(self.session, self.module, size))
+        if not isinstance(request.get("call"), Mapping):
+            return group.run(request, timeout)
         key = _key_for_all_ranks(request)
         if key not in self._answers:  # another rank's Call was the same
             self._answers[key] = group.run(request, timeout)

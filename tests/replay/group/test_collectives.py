@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
 from kcap.replay.group.collectives import SUM_ASSUMED
-from kcap.replay.group.workers import GroupWorker, ReplayWorker, _key_for_all_ranks
+from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
 from kcap.replay.timing.device import device_of_rank
 from kcap.schemas.recording.recording import Call
@@ -40,8 +40,8 @@ def request(collective: Call, seconds: float = 0.001) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterable[ReplayWorker]:
-    with ReplayWorker(SESSION, REPLAY_WORKER) as worker:
+def pair() -> Iterable[GroupedWorker]:
+    with GroupedWorker(SESSION, REPLAY_WORKER) as worker:
         yield worker
 
 
@@ -63,7 +63,7 @@ COLLECTIVES: dict[str, list[Value]] = {
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_group_of_this_size_replays_it_and_tells_the_transfer_from_the_wait(pair: ReplayWorker, size: int) -> None:
+def test_a_group_of_this_size_replays_it_and_tells_the_transfer_from_the_wait(pair: GroupedWorker, size: int) -> None:
     answer = pair.run(request(all_reduce(size)), 60)
     assert answer["status"] == "ok" and answer["ranks"] == size
     assert answer["method"] == "host" and answer["median_us"] > 0 and answer["waited_us"] >= 0
@@ -71,7 +71,7 @@ def test_a_group_of_this_size_replays_it_and_tells_the_transfer_from_the_wait(pa
 
 
 @pytest.mark.parametrize("operator", COLLECTIVES)
-def test_every_symmetric_collective_is_replayed(pair: ReplayWorker, operator: str) -> None:
+def test_every_symmetric_collective_is_replayed(pair: GroupedWorker, operator: str) -> None:
     answer = pair.run(request(call(operator, *COLLECTIVES[operator])), 60)
     assert answer["status"] == "ok", answer
 
@@ -87,7 +87,7 @@ UNEVEN: dict[str, list[Value]] = {
 
 @pytest.mark.parametrize("operator", UNEVEN)
 def test_what_needs_what_the_peers_were_given_is_skipped_by_all_and_the_group_goes_on(
-    pair: ReplayWorker, operator: str
+    pair: GroupedWorker, operator: str
 ) -> None:
     group = pair._groups[2]
     before = [rank.process for rank in group._ranks]
@@ -96,13 +96,13 @@ def test_what_needs_what_the_peers_were_given_is_skipped_by_all_and_the_group_go
     assert before == [rank.process for rank in group._ranks] and all(before)
 
 
-def test_the_same_call_of_another_rank_is_not_run_again(pair: ReplayWorker) -> None:
+def test_the_same_call_of_another_rank_is_not_run_again(pair: GroupedWorker) -> None:
     first = pair.run(request(all_reduce(2, 0)), 60)
     assert pair.run(request(all_reduce(2, 1, id=7, count=3)), 60) == first
     assert pair.run(request(all_reduce(2, 1), seconds=0.002), 60)["samples_us"] != first["samples_us"]
 
 
-def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: ReplayWorker) -> None:
+def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: GroupedWorker) -> None:
     pair.run(request(all_reduce(2)), 60)
     process = pair._groups[2]._ranks[1].process
     assert process is not None
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: R
     assert pair.run(request(all_reduce(2), seconds=0.003), 60)["status"] == "ok"
 
 
-def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: ReplayWorker) -> None:
+def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: GroupedWorker) -> None:
     pair.run(request(all_reduce(2)), 60)
     process = pair._groups[2]._ranks[1].process
     assert process is not None
