@@ -50,7 +50,7 @@ def main() -> None:
     if session is None:
         return
     rebuilder = session.rebuilder()
-    runner, programs = Runner(rebuilder, session.options, session.peers), ProgramRunner(rebuilder)
+    runner, programs = Runner(rebuilder, session.options, session.peers), ProgramRunner(rebuilder, session.peers)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
         rebuilder.batches.meant = StepBatch.of_fields(request["batch"]) if "batch" in request else None

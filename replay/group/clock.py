@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from kcap.replay.group.peers import Peers
-from kcap.replay.timing.blocking import gpu_blocker
+from kcap.replay.group.peers import Alone, Peers
+from kcap.replay.timing.blocking import SleepBlocker, gpu_blocker
 from kcap.replay.timing.clock import preemptions, repeat_run
 from kcap.replay.timing.device import ClockWatch, CoolDown
 from kcap.replay.timing.graphs import CaptureFailed, Run, capture_graph, do_nothing, timed_us, timing_stream
 from kcap.replay.timing.rotation import InputSnapshot
-from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, Budget, Timing, sample_until
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, Budget, Sampled, Timing, sample_until
 from kcap.schemas.derive.bound_call import Inputs, StorageKey
 from kcap.schemas.results.measurement import DISTURBED, Method
 
@@ -45,7 +45,7 @@ class GroupSampler:
     `waited_us`: by sample what a rank waited for the last one, the mean over ranks. `now`: the latest end, in seconds.
     """
 
-    peers: Peers
+    peers: Alone
     prepare: Run
     waited_us: list[float] = field(default_factory=list)
     now: float = 0.0
@@ -61,6 +61,11 @@ class GroupSampler:
         transfer, waits = self.split(table)
         self.waited_us.append(float(waits.mean()) / 1e3)
         return transfer / 1e3 / n
+
+    def sample_until(self, work: Run, n: int, budget: Budget, min_samples: int = 1) -> Sampled:
+        """Samples of `work`, as many in every rank."""
+        take_sample = partial(self.sample, work, n)
+        return sample_until(take_sample, budget, lambda: self.now, lambda: self.slow, min_samples)
 
     @property
     def notes(self) -> list[str]:
@@ -82,16 +87,16 @@ class GroupSampler:
 
 @dataclass
 class GpuGroupSampler(GroupSampler):
-    """The same by each GPU's own events, of work that is queued behind a kernel which blocks the GPU."""
+    """The same by each GPU's own events. `blocker` blocks the GPU until the host has queued the work."""
+
+    blocker: SleepBlocker | None = None
 
     def __post_init__(self) -> None:
-        device = self.peers.device
-        self._stream, self._blocker = timing_stream(device), gpu_blocker(device)
-        self._watch = ClockWatch(device)
+        self._stream, self._watch = timing_stream(self.peers.device), ClockWatch(self.peers.device)
 
     def measured(self, work: Run) -> tuple[int, int, float, bool]:
         start = time.monotonic_ns()
-        elapsed = timed_us(work, 1, do_nothing, self._stream, self._blocker) * 1e3
+        elapsed = timed_us(work, 1, do_nothing, self._stream, self.blocker) * 1e3
         return start, time.monotonic_ns(), elapsed, self._watch.slow()
 
     def split(self, table: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -100,7 +105,7 @@ class GpuGroupSampler(GroupSampler):
 
     @property
     def notes(self) -> list[str]:
-        return [BLOCKER_TIMED_OUT] if self._blocker and self._blocker.timed_out else []
+        return [BLOCKER_TIMED_OUT] if self.blocker and self.blocker.timed_out else []
 
 
 def time_collective(
@@ -124,7 +129,8 @@ def time_collective(
 
     torch.cuda.synchronize(device)
     with torch.cuda.stream(timing_stream(device)):
-        return _time(GpuGroupSampler(peers, prepare), run, most, Budget.on(device, seconds))
+        sampler = GpuGroupSampler(peers, prepare, blocker=gpu_blocker(device))
+        return _time(sampler, run, most, Budget.on(device, seconds))
 
 
 def _time(sampler: GroupSampler, run: Run, most: int, budget: Budget) -> tuple[Timing, float]:
@@ -135,8 +141,8 @@ def _time(sampler: GroupSampler, run: Run, most: int, budget: Budget) -> tuple[T
     sampler.sample(work, n)
     sampler.waited_us.clear()
     before = preemptions()
-    series = sample_until(lambda: sampler.sample(work, n), budget, lambda: sampler.now, lambda: sampler.slow)
-    preempted = float(sampler.peers.gather([preemptions() - before]).max()) > len(series.samples) / 4
+    series = sampler.sample_until(work, n, budget)
+    preempted = sampler.peers.any(preemptions() - before > len(series.samples) / 4)
     notes = [*failure, *sampler.notes, *([DISTURBED] if preempted and method == "host" else [])]
     timing = Timing(series.samples, n, series.rule, method, "warm", 1, notes, bool(failure), slow=series.slow)
     return timing, median(sampler.waited_us)

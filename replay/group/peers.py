@@ -25,11 +25,32 @@ DEFAULT_NAME = "tp"  # of an engine's group: only for tensor parallelism do engi
 STATES = {"vllm": "vllm.distributed.parallel_state", "sglang": "sglang.srt.distributed.parallel_state"}
 
 
-class Peers:
+class Alone:
+    """A process without peers, as a group of one."""
+
+    rank, size = 0, 1
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def barrier(self) -> None:
+        """Wait for the others, on the host."""
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        """Every rank's `row`, the same everywhere: float64, [size, len(row)]."""
+        return torch.tensor([row], dtype=torch.float64)
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true in any rank."""
+        return bool(self.gather([flag]).any())
+
+
+class Peers(Alone):
     """This process and the others of its group. `host`: the same over gloo, for what is agreed between two samples."""
 
     def __init__(self, place: GroupPlace, device: str) -> None:
-        self.rank, self.size, self.device = place["rank"], place["size"], device
+        super().__init__(device)
+        self.rank, self.size = place["rank"], place["size"]
         os.environ.update({name: value for name, value in LOOPBACK.items() if name not in os.environ})
         os.environ.setdefault("VLLM_DIST_IDENT", Path(place["store"]).parent.name)  # of vLLM's shared memory
         gpu = device.startswith("cuda")
@@ -45,11 +66,9 @@ class Peers:
         self.coordinator = cache(self._coordinator)
 
     def barrier(self) -> None:
-        """Wait for the others, on the host."""
         dist.barrier(self.host)
 
     def gather(self, row: Sequence[float]) -> torch.Tensor:
-        """Every rank's `row`, the same everywhere: float64, [size, len(row)]."""
         own = torch.tensor(row, dtype=torch.float64)
         table = torch.empty(self.size * len(row), dtype=torch.float64)
         dist.all_gather_into_tensor(table, own, group=self.host)

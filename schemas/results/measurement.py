@@ -228,6 +228,8 @@ class ProgramMeasurement(Record):
     method: Method | None = None
     cache: Cache | None = None
     stretches: int = Field(default=0, ge=0)
+    ranks: int | None = Field(default=None, ge=1)  # the processes that ran it together, each in the place of one rank
+    waited_us: Time | None = None  # of one run, for others in collectives: the mean over ranks; part of the median
     bytes: int | None = None  # of all inputs
     notes: list[str] = []
     device: str = "cpu"
