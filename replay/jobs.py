@@ -30,7 +30,7 @@ class ReplaySession(Session, total=False):
     `home`: the type of device that was recorded on. `root`: the Recording (None: a trace file) or dataset.
     `namespaces`: of the operators to come, whose libraries are imported ahead. `trust`: the Recording's kernel sources
     may run, whoever made it. `kernels`: the profiler measures the durations of kernels, too. `limit`: of a dataset, the
-    bytes that inputs and outputs may take.
+    bytes that inputs and outputs may take. `group`: this worker's place in the group that replays collectives.
     """
 
     home: str | None
@@ -40,6 +40,15 @@ class ReplaySession(Session, total=False):
     cache: Cache
     kernels: bool
     limit: int | None
+    group: GroupPlace
+
+
+class GroupPlace(TypedDict):
+    """A worker's rank in a group of `size`; `store`: the file by which its ranks find each other."""
+
+    rank: int
+    size: int
+    store: str
 
 
 class BatchFields(TypedDict):
@@ -53,13 +62,14 @@ class BatchFields(TypedDict):
 class CallRequest(TypedDict):
     """A Call and a Sample, as in the Recording's files, to replay; `seconds`: of sampling.
 
-    `batch`: of the step that is meant; without it, of one that ran the Call.
+    `batch`: of the step that is meant; without it, of one that ran the Call. `ranks`: of the group that it needs.
     """
 
     call: dict[str, Any]
     sample: dict[str, Any] | None
     seconds: float
     batch: NotRequired[BatchFields]
+    ranks: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -170,7 +180,10 @@ class CallJob(Job):
         call = self.call.model_dump(mode="json", exclude_defaults=True)
         for group in self.groups:
             sample = group.sample.model_dump(mode="json", exclude_defaults=True) if group.sample else None
-            yield Request(CallRequest(call=call, sample=sample, seconds=share), self._labels(group))
+            request = CallRequest(call=call, sample=sample, seconds=share)
+            if self.call.group:
+                request["ranks"] = self.call.group.size
+            yield Request(request, self._labels(group))
 
     def _labels(self, group: SampleGroup) -> dict[str, Any]:
         call = self.call

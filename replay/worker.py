@@ -7,10 +7,13 @@ an illegal address costs one Call.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from kcap.replay.calls.runner import Runner, TimingOptions
+from kcap.replay.group.collectives import resolve_collective
+from kcap.replay.group.peers import Peers
 from kcap.replay.jobs import ReplaySession
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import operators
@@ -33,6 +36,12 @@ class OpenSession:
     root: Path | None
     trust: bool
     options: TimingOptions
+    peers: Peers | None = None
+
+    def rebuilder(self) -> Rebuilder:
+        """What rebuilds the Calls of its requests."""
+        collective = partial(resolve_collective, peers=self.peers) if self.peers else None
+        return Rebuilder(self.device, self.home, self.root, self.trust, collective)
 
 
 def main() -> None:
@@ -40,8 +49,8 @@ def main() -> None:
     session = open_session()
     if session is None:
         return
-    rebuilder = Rebuilder(session.device, session.home, session.root, session.trust)
-    runner, programs = Runner(rebuilder, session.options), ProgramRunner(rebuilder)
+    rebuilder = session.rebuilder()
+    runner, programs = Runner(rebuilder, session.options, session.peers), ProgramRunner(rebuilder, session.peers)
 
     def replay(request: dict[str, Any]) -> dict[str, Any]:
         rebuilder.batches.meant = StepBatch.of_fields(request["batch"]) if "batch" in request else None
@@ -68,14 +77,18 @@ def open_session() -> OpenSession | None:
     if environment["device"] == "cpu":
         limit_host_memory()
     root = Path(session["root"]) if session["root"] else None
-    home, trust = session["home"] or "cuda", session.get("trust", False)
-    return OpenSession(answers, environment["device"], home, root, trust, TimingOptions.of(session))
+    home, trust, device = session["home"] or "cuda", session.get("trust", False), environment["device"]
+    peers = Peers(session["group"], device) if "group" in session else None
+    return OpenSession(answers, device, home, root, trust, TimingOptions.of(session), peers)
 
 
 def open_environment(session: ReplaySession) -> Environment:
     """What Measurements say of the session's device; under `error`, why there is none."""
     try:
-        return device.machine_fields(device.choose_device(session["device"], session["home"]), session["threads"])
+        chosen = device.choose_device(session["device"], session["home"])
+        if "group" in session:
+            chosen = device.device_of_rank(chosen, session["group"]["rank"], session["group"]["size"])
+        return device.machine_fields(chosen, session["threads"])
     except (ValueError, RuntimeError) as error:
         return {"error": str(error).splitlines()[0]}
 

@@ -6,7 +6,7 @@ Runs in a process of its own (kcap.bench.check.worker): a recorded operator may 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Required, TypedDict, cast
+from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 
 import torch
 
@@ -20,15 +20,17 @@ from kcap.schemas.derive.bound_call import Inputs, Skip
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_names, constants
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.recording.records import Call, Sample
+from kcap.schemas.recording.values import Group
 
 
 class CheckRequest(TypedDict):
-    """What the worker is asked. `sample`: the Sample's JSON."""
+    """What the worker is asked. `sample`: the Sample's JSON. `ranks`: of the group that a collective needs."""
 
     definition: str
     call: int
     sample: dict[str, Any] | None
     seed: int
+    ranks: NotRequired[int]
 
 
 class CheckAnswer(TypedDict, total=False):
@@ -44,12 +46,17 @@ class Checker:
     """Checks the references of one Recording's Definitions on one device.
 
     `refused`: why a Call has no Definition here. Where an operator's library is loaded, torch knows what it returns,
-    and a Call can turn out to have none.
+    and a Call can turn out to have none. `rank`: of this process among those that check a collective together.
     """
 
     def __init__(
-        self, kernels: list[DerivedDefinition], rebuilder: Rebuilder, refused: Mapping[int, str] | None = None
+        self,
+        kernels: list[DerivedDefinition],
+        rebuilder: Rebuilder,
+        refused: Mapping[int, str] | None = None,
+        rank: int = 0,
     ) -> None:
+        self.rank = rank
         self.kernels = {kernel.definition.name: kernel for kernel in kernels}
         self.refused = refused or {}
         self.rebuilder = rebuilder
@@ -87,21 +94,42 @@ class Checker:
     def _check(self, kernel: DerivedDefinition, use: CallUse, sample: Sample | None, seed: int) -> CheckAnswer:
         torch.manual_seed(seed)
         resolved = self.rebuilder.resolve(use.call, sample)
+        if use.call.group:
+            return self._check_together(kernel, use, resolved, use.call.group.size, seed)
         inputs = self.rebuilder.build(resolved)
         form = use.bind(invocation_with_inputs(resolved, inputs, use.call))
         if form.random:
             raise Skip("it draws numbers: two runs agree in distribution alone")
         with ChoiceRecorder() as recorder:
-            expected = self._reference(kernel, form)
+            expected = self._reference(kernel, [slot.get() for slot in form.inputs.values()])
         actual = run_operator(use, resolved, inputs, form)
         result = compare_outputs(form, actual, expected, recorder)
         if result["status"] == "agrees" and not any(is_informative(ref) for ref in expected):
             raise Skip("its outputs have no number that could differ")
         return result
 
-    def _reference(self, kernel: DerivedDefinition, form: KernelInstance) -> list[Any]:
-        """What the reference makes of the inputs, which it gets copies of."""
-        return as_list(self._compiled(kernel)(*(copy_of(slot.get()) for slot in form.inputs.values())))
+    def _check_together(
+        self, kernel: DerivedDefinition, use: CallUse, resolved: ResolvedCall, ranks: int, seed: int
+    ) -> CheckAnswer:
+        """Check a collective, whose Definition takes all ranks' tensors stacked: each rank draws those of all.
+
+        The operator runs on this rank's own, together with the other processes.
+        """
+        inputs = []
+        for rank in range(ranks):
+            torch.manual_seed(seed + rank)
+            inputs.append(self.rebuilder.build(resolved))
+        forms = [use.bind(invocation_with_inputs(resolved, own, use.call)) for own in inputs]
+        form = forms[self.rank]
+        stacks = [
+            torch.stack([other.inputs[name].get()[rank] for rank, other in enumerate(forms)]) for name in form.inputs
+        ]
+        expected = self._reference(kernel, stacks)
+        return compare_outputs(form, run_operator(use, resolved, inputs[self.rank], form), expected)
+
+    def _reference(self, kernel: DerivedDefinition, inputs: list[Any]) -> list[Any]:
+        """What the reference makes of `inputs`, which it gets copies of."""
+        return as_list(self._compiled(kernel)(*map(copy_of, inputs)))
 
     def _compiled(self, kernel: DerivedDefinition) -> Any:
         name = kernel.definition.name
@@ -111,10 +139,14 @@ class Checker:
 
 
 def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call) -> Invocation:
-    """The invocation with the arguments that the operator will get; a Rule's hidden tensors by name."""
-    positional = iter(inputs.args)
-    names = argument_names(call.model_copy(update={"args": resolved.bound.args}))
-    values = [inputs.kwargs[a.name] if a.keyword and a.name else next(positional) for a in resolved.bound.args]
+    """The invocation with the arguments that the operator will get, but for its group; a Rule's hidden tensors by name.
+
+    A family reads the size of the group, which what stands for it here does not tell.
+    """
+    positional, args = iter(inputs.args), resolved.bound.args
+    names = argument_names(call.model_copy(update={"args": args}))
+    values = [inputs.kwargs[a.name] if a.keyword and a.name else next(positional) for a in args]
+    values = [arg.value if isinstance(arg.value, Group) else value for arg, value in zip(args, values, strict=True)]
     by_name = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
     tensors = {name: value for name, value in by_name.items() if isinstance(value, torch.Tensor)}
     return Invocation(call.operator, {**constants(call), **dict(zip(names, values, strict=True))}, tensors)

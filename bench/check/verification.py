@@ -17,6 +17,7 @@ from kcap.bench.check.checker import CheckRequest
 from kcap.bench.check.draws import DrawAnswer, TargetDraw
 from kcap.bench.contents import CheckTarget, Contents
 from kcap.bench.problems import Problem, distinct_samples
+from kcap.replay.group.workers import GroupedWorker
 from kcap.replay.jobs import SEED
 from kcap.replay.source import Samples, home_device, samples_by_call
 from kcap.schemas.derive.derive import Derived
@@ -26,6 +27,7 @@ from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.results.outcome import ReferenceCheck
 from kcap.system.worker_process import Worker
 
+CHECK_WORKER = "kcap.bench.check.worker"
 TIMEOUT_S = 300.0
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class Checkers:
     def __init__(self, contents: Contents, on: CheckTarget) -> None:
         self.samples = samples_by_call(contents.samples)
         session, count = _session(contents, on), min(max((os.cpu_count() or 1) // 4, 1), 4)
-        self._workers = [Worker(session, "kcap.bench.check.worker", timeout_option=None) for _ in range(count)]
+        self._workers = [GroupedWorker(session, CHECK_WORKER, timeout_option=None) for _ in range(count)]
 
     def __enter__(self) -> Checkers:
         return self
@@ -140,7 +142,10 @@ def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:
 
 def _request(kernel: DerivedDefinition, call: Call, sample: Sample | None) -> CheckRequest:
     fields = sample.model_dump(mode="json") if sample else None
-    return {"definition": kernel.definition.name, "call": call.id, "sample": fields, "seed": SEED}
+    request = CheckRequest(definition=kernel.definition.name, call=call.id, sample=fields, seed=SEED)
+    if call.group:
+        request["ranks"] = call.group.size
+    return request
 
 
 def calls_to_check(calls: list[Call]) -> list[Call]:

@@ -12,7 +12,6 @@ from typing import Any, cast
 from kcap.bench.check.checker import Checker, CheckRequest
 from kcap.bench.check.draws import DrawRequest
 from kcap.errors import CallError
-from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.worker import open_session, sample_of_request
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import load
@@ -26,11 +25,8 @@ def main() -> None:
         return
     if session.root is None:
         raise CallError("only the Definitions of a Recording can be checked")
-    derived, rebuilder = (
-        derive(load(session.root)),
-        Rebuilder(session.device, session.home, session.root, session.trust),
-    )
-    checker = Checker(derived.kernels, rebuilder, derived.refused)
+    derived, rebuilder = derive(load(session.root)), session.rebuilder()
+    checker = Checker(derived.kernels, rebuilder, derived.refused, session.peers.rank if session.peers else 0)
 
     def check(message: dict[str, Any]) -> dict[str, Any]:
         sample = sample_of_request(message)

@@ -24,6 +24,7 @@ import orjson
 from kcap.errors import CallError, KcapError
 from kcap.system.native_build import cache_folder
 
+CRASHED = "crashed: "  # how the reason of a request begins whose worker died
 START_LIMIT_S = 600.0  # importing torch and an engine's library from a cold disk
 
 
@@ -105,7 +106,13 @@ class Worker:
             return {**Answer(status="skipped", reason=f"took longer than {timeout:g} s{option}")}
         except Died as death:
             self._end()
-            return {**Answer(status="failed", reason=f"crashed: {death}")}
+            return {**Answer(status="failed", reason=f"{CRASHED}{death}")}
+
+    def kill(self) -> None:
+        """Kill the process at once, from any thread; a request that it was asked is answered with its death."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def _start(self) -> None:
         self._buffer = b""

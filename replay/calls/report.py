@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -130,6 +131,14 @@ def note_lines(results: Results) -> Iterator[Text]:
         )
     if rows := results.noted(MADE_UP):
         yield Text(f"{MADE_UP} blobs: index inputs of {len(rows)} Workloads, valid but not those recorded", "yellow")
+    if rows := [row for row in results.rows if row.timed and row.timed.ranks]:
+        sizes = ", ".join(str(size) for size in sorted({row.timed.ranks or 0 for row in rows if row.timed}))
+        waited = fmean(m.waited_us for row in rows for m in row.measurements if m.waited_us is not None)
+        yield Text(
+            f"collectives, by groups of {sizes} processes: {distinct(len(rows))}, timed from the arrival of the last"
+            f" rank; the others' wait for it ({duration(waited)} a sample) is not in the times",
+            "dim",
+        )
     if rows := results.noted(NOTHING):
         counted = f"{distinct(len(rows))}, {invocations(total_count(rows))}"
         yield Text(f"{NOTHING}: {counted} (no elements, or no work)", "dim")

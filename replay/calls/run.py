@@ -13,6 +13,7 @@ import orjson
 from kcap.errors import DONE, FAILED, PARTIAL
 from kcap.replay.calls import report
 from kcap.replay.calls.results import Results, Row
+from kcap.replay.group.workers import GroupedWorker
 from kcap.replay.jobs import ReplaySession, Request, Source, sampling_seconds
 from kcap.replay.options import CallOptions
 from kcap.replay.roofline.floor import Rooflines
@@ -35,7 +36,7 @@ def replay_calls(path: Path, options: CallOptions, output: Path | None) -> int:
     }
     began = time.monotonic()
     rooflines = Rooflines()
-    with Worker(session, source.module) as worker, opened(output) as file:
+    with GroupedWorker(session, source.module) as worker, opened(output) as file:
         started = time.monotonic()
         results = measure_jobs(source, worker, options, file, rooflines)
         environment = worker.environment

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from kcap.replay.group.clock import time_collective
+from kcap.replay.group.peers import Peers
 from kcap.replay.jobs import SEED, ReplaySession
 from kcap.replay.rebuild import memory
 from kcap.replay.rebuild.memory import Target, storage_key
@@ -55,8 +57,10 @@ class TimingOptions:
 class Runner:
     """Replays Calls as `rebuilder` rebuilds them."""
 
-    def __init__(self, rebuilder: Rebuilder, options: TimingOptions = TimingOptions()) -> None:
-        self.rebuilder, self.options = rebuilder, options
+    def __init__(
+        self, rebuilder: Rebuilder, options: TimingOptions = TimingOptions(), peers: Peers | None = None
+    ) -> None:
+        self.rebuilder, self.options, self.peers = rebuilder, options, peers
         self.target = rebuilder.target
 
     def run(self, call: Call, sample: Sample | None, seconds: float) -> dict[str, Any]:
@@ -74,6 +78,8 @@ class Runner:
         inputs = self.rebuilder.build(resolved)
         cost = cost_of_call(call, resolved)
         touched = touched_bytes(resolved, cost)
+        if self.peers:
+            return self._time_together(resolved, inputs, cost, seconds, self.peers)
         rotation = rotation_of_call(options.cache, self.rebuilder, resolved, touched, inputs)
         operator = resolved.operator
         restored = restored_storages(operator, resolved.bound, resolved.rule, self.target)
@@ -81,6 +87,17 @@ class Runner:
         timing = replace(timing, notes=[*timing.notes, *operator.notes])
         fields = timing_fields(timing, resolved.input_bytes, touched, device, clocks)
         return {**fields, "work": least_work(cost, resolved.input_bytes - rotation.rotating)}
+
+    def _time_together(
+        self, resolved: ResolvedCall, inputs: Inputs, cost: Cost | None, seconds: float, peers: Peers
+    ) -> dict[str, Any]:
+        """The fields of a collective's Measurement; all that it is given is restored, since schemas do not tell."""
+        restored, operator = [*inputs.buffers], resolved.operator
+        timing, waited_us = time_collective(operator.call, inputs, restored, seconds, peers)
+        timing = replace(timing, notes=[*timing.notes, *operator.notes])
+        fields = timing_fields(timing, resolved.input_bytes, touched_bytes(resolved, cost), self.target.device)
+        work = least_work(cost, resolved.input_bytes)
+        return {**fields, "work": work, "ranks": peers.size, "waited_us": waited_us}
 
 
 def touched_bytes(resolved: ResolvedCall, cost: Cost | None) -> int:

@@ -15,6 +15,7 @@ from kcap.errors import CallError
 from kcap.replay.fidelity.compare import Provenance, ReplayedCall, compare
 from kcap.replay.fidelity.engine import KindSteps, StepKind
 from kcap.replay.fidelity.verdict import PROGRAM, SERVING, Fidelity, KindFidelity, ProgramTime
+from kcap.replay.group.workers import GroupedWorker
 from kcap.replay.jobs import REPLAY_WORKER, SAME_CONTEXT, BatchFields, CallJob, ReplaySession, SampleGroup
 from kcap.replay.program.choose import ChosenProgram, ProgramKind
 from kcap.replay.program.job import MIN_TIMEOUT_S, ProgramJob, StandaloneResult
@@ -204,7 +205,7 @@ def open_replayer(
     }
     with ExitStack() as stack:
         try:
-            worker = stack.enter_context(Worker(session, REPLAY_WORKER))
+            worker = stack.enter_context(GroupedWorker(session, REPLAY_WORKER))
         except CallError as error:
             raise CallError(f"--compare-engine replays on a GPU: {str(error).removesuffix(CPU_HINT)}") from None
         if not worker.environment["device"].startswith("cuda"):

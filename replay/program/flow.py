@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from kcap.replay.calls.runner import plain_name
+from kcap.replay.group.peers import Alone
 from kcap.replay.program.prepared import Activations, BufferKind, PreparedCall, PreparedCalls, buffer_kind
 from kcap.replay.rebuild.memory import reached_bytes, storage_key
 from kcap.replay.rebuild.rebuild import with_buffers
@@ -94,14 +95,14 @@ class Flow:
         self.recent[kind] = [buffer, *older][:RECENT_BUFFERS]
 
 
-def loses_values(order: Iterable[int], parts: PreparedCalls) -> bool:
-    """Whether numbers overflow or vanish in runs of `order` (Calls, of which those that can run do)."""
+def loses_values(order: Iterable[int], parts: PreparedCalls, peers: Alone) -> bool:
+    """Whether numbers overflow or vanish in runs of `order` (Calls, of which those that can run do), in any rank."""
     steps = [parts.good[call] for call in order if call in parts.good]
     for _ in range(CHECKED_RUNS):
         flow = Flow(parts.activations, checked=True)
         for part in steps:
             flow.run(part)
-        if flow.lost:
+        if peers.any(flow.lost):
             return True
     return False
 

@@ -39,11 +39,12 @@ class ProgramBody(TypedDict):
 
 
 class ProgramRequest(TypedDict):
-    """A Program to replay; `seconds`: of sampling; `batch`: as in a CallRequest."""
+    """A Program to replay; `seconds`: of sampling; `batch`, `ranks`: as in a CallRequest."""
 
     program: ProgramBody
     seconds: float
     batch: NotRequired[BatchFields]
+    ranks: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,11 @@ class ProgramJob:
         good = {call: result for call, result in standalone.items() if result.status == "ok"}
         parts = {str(call): self._part(call, good[call]) for call in self.counts if call in good}
         program = ProgramBody(order=[call for call in self.order if call in good], parts=parts)
-        return ProgramRequest(program=program, seconds=seconds)
+        request = ProgramRequest(program=program, seconds=seconds)
+        sizes = Counter(call.group.size for call in self.calls if call.group and call.id in good)
+        if sizes:  # a collective of a group of another size is left out
+            request["ranks"] = sizes.most_common(1)[0][0]
+        return request
 
     def _part(self, call: int, result: StandaloneResult) -> ProgramPart:
         kernels = dict(result.kernels)

@@ -46,6 +46,9 @@ def program_times(program: ProgramMeasurement) -> str:
     how = f"{program.method}, {program.stretches} CUDA graphs" if program.stretches > 1 else str(program.method)
     parts = [f"one run {duration(program.median_us or 0)} ({how})"]
     parts += [f"its kernels {duration(program.kernel_us)} (durations)"] if program.kernel_us is not None else []
+    if program.ranks:
+        waited = f", which waited {duration(program.waited_us)}" if program.waited_us is not None else ""
+        parts += [f"by {program.ranks} ranks{waited} for one another in collectives"]
     return ", ".join(parts)
 
 

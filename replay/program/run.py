@@ -11,6 +11,7 @@ import orjson
 from rich.progress import Progress
 
 from kcap.errors import DONE, FAILED, PARTIAL, CallError
+from kcap.replay.group.workers import GroupedWorker
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, ReplaySession, SampleGroup
 from kcap.replay.options import ProgramOptions
 from kcap.replay.program import report
@@ -40,7 +41,7 @@ def replay_programs(path: Path, options: ProgramOptions, output: Path | None, ba
         "kernels": True,
     }
     measurements = []
-    with Worker(session, REPLAY_WORKER) as worker, opened(output) as file, bar:
+    with GroupedWorker(session, REPLAY_WORKER) as worker, opened(output) as file, bar:
         for measurement in replay_jobs(jobs, worker, options, bar):
             measurements.append(measurement)
             if file:

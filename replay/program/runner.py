@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kcap.replay.calls.runner import error_fields
+from kcap.replay.group.peers import Alone
 from kcap.replay.program.durations import CallDurations
 from kcap.replay.program.flow import NOT_SHARED, loses_values
 from kcap.replay.program.job import ProgramBody, ProgramPart
@@ -14,18 +15,24 @@ from kcap.replay.program.timing import ProgramTiming, time_on_gpu, time_on_host
 from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.replay.timing import device
 from kcap.replay.timing.sampling import Budget, counted_samples, quartiles
+from kcap.schemas.derive.bound_call import Skip
 from kcap.schemas.results.measurement import DROPPED
 
+HASHES = 1 << 48  # which 64-bit floats tell apart
 NOTHING_RAN = "none of its kernels can be replayed here"
 ON_HOST = "the host's work"
 
 
 class ProgramRunner:
-    """Replays Programs of one Recording, whose Calls `rebuilder` rebuilds."""
+    """Replays Programs of one Recording, whose Calls `rebuilder` rebuilds.
 
-    def __init__(self, rebuilder: Rebuilder) -> None:
+    `peers`: the ranks of a group run one together, each the same Program in its own place.
+    """
+
+    def __init__(self, rebuilder: Rebuilder, peers: Alone | None = None) -> None:
         self.rebuilder = rebuilder
         self.target = rebuilder.target
+        self.peers = peers or Alone(self.target.device)
 
     def run(self, program: ProgramBody, seconds: float) -> dict[str, Any]:
         """The fields of a ProgramMeasurement that the replay gives; `seconds`: of sampling."""
@@ -43,6 +50,8 @@ class ProgramRunner:
         samples = {number: part["sample"] for number, part in standalone.items()}
         parts, restore, notes = self._prepare(order, samples, gpu)
         order = [number for number in order if number in parts.good]
+        if bool(self.peers.gather([len(order), hash(tuple(order)) % HASHES]).diff(dim=0).any()):
+            raise Skip("its ranks could not prepare the same kernels")
         calls = [untimed_fields(number, part) for number, part in standalone.items() if number not in timed]
         if not order:
             return {
@@ -51,12 +60,14 @@ class ProgramRunner:
                 "calls": calls + call_fields(parts.all, CallDurations()),
             }
         if gpu:
-            timing = time_on_gpu(order, parts, restore, standalone, budget, self.target.device)
+            timing = time_on_gpu(order, parts, restore, standalone, budget, self.peers)
         else:
-            timing = time_on_host(order, parts.good, restore, budget)
+            timing = time_on_host(order, parts.good, restore, budget, self.peers)
         state = device.read_clocks(self.target.device)
         return {
             **program_fields(timing, notes),
+            "ranks": self.peers.size if self.peers.size > 1 else None,
+            "waited_us": timing.waited_us if self.peers.size > 1 else None,
             "replayed": len(order)
             + sum(program["order"].count(call["call"]) for call in calls if call["status"] == "ok"),
             "calls": calls + call_fields(parts.all, timing.durations),
@@ -72,7 +83,7 @@ class ProgramRunner:
         """The Calls ready to run, the snapshot that restores what they write to, and notes on both."""
         parts, notes = PreparedCalls(self.rebuilder, Counter(order), samples), []
         restore = ProgramSnapshot(parts.good.values())
-        if gpu and loses_values(order, parts):
+        if gpu and loses_values(order, parts, self.peers):
             del parts, restore  # there may be no room for both
             parts, notes = PreparedCalls(self.rebuilder, Counter(order), samples, shared=False), [NOT_SHARED]
             restore = ProgramSnapshot(parts.good.values())

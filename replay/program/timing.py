@@ -8,16 +8,19 @@ Python is included.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from math import nan
 from statistics import median
 from typing import Any
 
 import torch
 
+from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
+from kcap.replay.group.peers import Alone
 from kcap.replay.program.durations import CallDurations, attribute_kernels
 from kcap.replay.program.flow import Flow
 from kcap.replay.program.job import ProgramPart
@@ -25,15 +28,18 @@ from kcap.replay.program.prepared import PreparedCall, PreparedCalls, ProgramSna
 from kcap.replay.timing import graphs, rotation
 from kcap.replay.timing.blocking import SleepBlocker, gpu_blocker
 from kcap.replay.timing.clock import preemptions, repeat_run
-from kcap.replay.timing.device import ClockWatch, CoolDown
-from kcap.replay.timing.graphs import CaptureFailed, Run, capture_graph, timed_us, timing_stream
-from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, FEWEST_SAMPLES, WAITS_FOR_GPU, Budget, Sampled, sample_until
+from kcap.replay.timing.device import CoolDown
+from kcap.replay.timing.graphs import CaptureFailed, Run, capture_graph, timing_stream
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, FEWEST_SAMPLES, WAITS_FOR_GPU, Budget, Sampled
 from kcap.schemas.results.measurement import DISTURBED, Method
 
 
 @dataclass(frozen=True)
 class ProgramTiming:
-    """`sampled`: microseconds of one run, by samples of `n` runs. `stretches`: the number of CUDA graphs."""
+    """`sampled`: microseconds of one run, by samples of `n` runs. `stretches`: the number of CUDA graphs.
+
+    `waited_us`: of one run, what a rank waited for others in collectives, the mean over ranks; not in `durations`.
+    """
 
     sampled: Sampled
     n: int
@@ -42,6 +48,7 @@ class ProgramTiming:
     stretches: int = 0
     notes: list[str] = field(default_factory=list)
     poisoned: bool = False
+    waited_us: float = 0.0
 
 
 PROFILED_RUNS = 3  # in the pass for kernel durations
@@ -51,10 +58,10 @@ Standalone = Mapping[int, ProgramPart]  # by Call, how it ran by itself
 
 
 def time_on_gpu(
-    order: Sequence[int], prepared: PreparedCalls, restore: Run, standalone: Standalone, budget: Budget, device: str
+    order: Sequence[int], prepared: PreparedCalls, restore: Run, standalone: Standalone, budget: Budget, peers: Alone
 ) -> ProgramTiming:
     """Microseconds of a run of `order` (Calls), from the first kernel's start to the last one's end, and durations."""
-    flow, parts = Flow(prepared.activations), prepared.good
+    flow, parts, device = Flow(prepared.activations), prepared.good, peers.device
     stream = timing_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     rotation.reset_l2_persistence()
@@ -66,16 +73,36 @@ def time_on_gpu(
         blocker = None if waits else gpu_blocker(device)
         if blocker:
             blocker.reset()
-        single = timed_us(run, 1, restore, stream, blocker)
+        single = GpuGroupSampler(peers, restore, blocker=blocker).sample(run, 1)
         n = max(1, round(MIN_SAMPLE_US / max(single, 1.0))) if not direct else 1
-        work = repeat_run(run, n)
         before = RunInTurn([CoolDown(device).wait, restore])
-        take_sample = partial(timed_us, work, n, before, stream, blocker)
-        sampled = sample_until(take_sample, budget, is_slow=ClockWatch(device).slow, min_samples=FEWEST_SAMPLES)
+        sampler = GpuGroupSampler(peers, before, blocker=blocker)
+        sampled = sampler.sample_until(repeat_run(run, n), n, budget, FEWEST_SAMPLES)
         durations, notes = profile_calls(run, before, order, standalone)
+        waited_us = take_waits_out(durations, order, parts, peers)
     torch.cuda.synchronize(device)
     notes = [*graph_notes(direct, len(order), failure, waits, blocker), *notes]
-    return ProgramTiming(sampled, n, "events" if direct else "graph", durations, stretches, notes, bool(failure))
+    method: Method = "events" if direct else "graph"
+    return ProgramTiming(sampled, n, method, durations, stretches, notes, bool(failure), waited_us)
+
+
+def take_waits_out(
+    durations: CallDurations, order: Sequence[int], parts: Mapping[int, PreparedCall], peers: Alone
+) -> float:
+    """Leave the transfer of each collective in `durations`; what a rank waited in a run, the mean over ranks, in µs.
+
+    The kernel of a collective lasts from a rank's arrival on: its shortest duration in any rank holds no wait.
+    """
+    counts = Counter(call for call in order if parts[call].call.group)
+    calls = sorted(counts)
+    table = peers.gather([us if (us := durations.us.get(call)) is not None else nan for call in calls])
+    waited_us = 0.0
+    for index, call in enumerate(calls):
+        us = table[:, index]
+        if not bool(us.isnan().any()):
+            durations.us[call] = float(us.min())
+            waited_us += counts[call] * float(us.mean() - us.min())
+    return waited_us
 
 
 def capture_stretches(
@@ -137,30 +164,44 @@ def profile_calls(
 
 
 def time_on_host(
-    order: Sequence[int], parts: dict[int, PreparedCall], restore: ProgramSnapshot, budget: Budget
+    order: Sequence[int], parts: dict[int, PreparedCall], restore: ProgramSnapshot, budget: Budget, peers: Alone
 ) -> ProgramTiming:
     """Microseconds of a run of `order` (Calls) and, in separate passes, of each Call."""
-    invocations = [(call, parts[call]) for call in order]
-    for _, part in invocations:
-        part.run()
-
-    def sample() -> float:
-        restore()
-        start = time.perf_counter_ns()
-        for _, part in invocations:
-            part.run()
-        return (time.perf_counter_ns() - start) / 1e3
-
-    before = preemptions()
-    sampled = sample_until(sample, budget)
-    notes = [DISTURBED] if preemptions() - before > len(sampled.samples) / 4 else []
-    times: dict[int, list[float]] = defaultdict(list)
+    invocations = [parts[call] for call in order]
+    run = RunInTurn([part.run for part in invocations])
+    run()
+    sampler, before = GroupSampler(peers, restore), preemptions()
+    sampled = sampler.sample_until(run, 1, budget)
+    disturbed = peers.any(preemptions() - before > len(sampled.samples) / 4)
+    times, waits = defaultdict[int, list[float]](list), list[float]()
     for _ in range(HOST_PASSES):
         restore()
-        for call, part in invocations:
-            start = time.perf_counter_ns()
-            part.run()
-            times[call].append((time.perf_counter_ns() - start) / 1e3)
-    return ProgramTiming(
-        sampled, 1, "host", CallDurations({call: median(us) for call, us in times.items()}), notes=notes
-    )
+        took, waited_us = time_invocations(invocations, peers)
+        waits.append(waited_us)
+        for call, us in zip(order, took, strict=True):
+            times[call].append(us)
+    durations = CallDurations({call: median(us) for call, us in times.items()})
+    notes = [DISTURBED] if disturbed else []
+    return ProgramTiming(sampled, 1, "host", durations, notes=notes, waited_us=median(waits))
+
+
+def time_invocations(invocations: Sequence[PreparedCall], peers: Alone) -> tuple[list[float], float]:
+    """Microseconds of each invocation, and what a rank waited in collectives, the mean over ranks.
+
+    A collective's are from the arrival of the last rank on, as in kcap.replay.group.clock.
+    """
+    starts, ends = list[float](), list[float]()
+    peers.barrier()
+    for part in invocations:
+        starts.append(time.monotonic_ns() / 1e3)
+        part.run()
+        ends.append(time.monotonic_ns() / 1e3)
+    table = peers.gather([*starts, *ends])
+    started, ended = table[:, : len(starts)], table[:, len(starts) :]
+    took, waited_us = [end - start for start, end in zip(starts, ends, strict=True)], 0.0
+    for index, part in enumerate(invocations):
+        if part.call.group:
+            last = started[:, index].max()
+            took[index] = float(ended[:, index].max() - last)
+            waited_us += float((last - started[:, index]).mean())
+    return took, waited_us

@@ -20,7 +20,7 @@ import torch
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, StorageKey, fill_random
 from kcap.schemas.derive.invocation import torch_dtype
 from kcap.schemas.recording.dtypes import BY_NAME
-from kcap.schemas.recording.values import Folded, Group, Opaque, TensorSpec, TorchConstant, Value
+from kcap.schemas.recording.values import Folded, Opaque, TensorSpec, TorchConstant, Value
 
 GIB = 1 << 30
 BUFFER_ALIGN = 64  # every buffer's size is a multiple of this, so that any dtype can view it
@@ -188,8 +188,6 @@ def rebuild_value(value: Value, name: str | None, target: Target, buffers: dict[
             raise Skip(f"its argument '{name}' names a layer of the engine ({pattern})")
         case Opaque(type=kind):
             raise Skip(f"its argument '{name}' is opaque ({kind})")
-        case Group(size=size):
-            raise Skip(f"it needs its process group (of {size})")
         case str() if name == "device":  # a trace file writes a device as a string, too
             return torch_constant(TorchConstant("device", value), target)
     return value

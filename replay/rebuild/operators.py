@@ -27,6 +27,8 @@ from kcap.schemas.recording.recording import Call
 
 TORCH_NAMESPACES = frozenset({"aten", "prims", "quantized", "_quantized", "onednn", "mkldnn", "sparse"})  # torch itself
 
+WAIT = "_c10d_functional::wait_tensor"  # for a collective whose own replay waits already: it does nothing
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -42,13 +44,16 @@ class Operator:
 
 
 @cache
-def resolve_operator(name: str) -> Operator:
-    """The operator called `name` (`aten::add.Tensor`, `_C::rms_norm`); Skip says why there is none."""
+def resolve_operator(name: str, in_group: bool = False) -> Operator:
+    """The operator called `name` (`aten::add.Tensor`, `_C::rms_norm`); Skip says why there is none.
+
+    `in_group`: this process has the peers that a collective needs, and `name` is one that may be called.
+    """
     try:
         namespace, base, overload = to_trace(name).split(".")
     except OperatorError as error:
         raise Skip(error.reason) from None
-    if reason := why_not_called(name):
+    if not (in_group or name == WAIT) and (reason := why_not_called(name)):
         raise Skip(reason)
     base, overload = f"{namespace}::{base}", "" if overload == DEFAULT else overload
     if not is_registered(base, overload) and namespace not in TORCH_NAMESPACES:
@@ -116,6 +121,7 @@ LIBRARIES: dict[str, Library] = {
     "_C": _VLLM,
     "_C_cache_ops": _VLLM,
     "_C_cuda_utils": _VLLM,
+    "_C_custom_ar": _VLLM,
     "_C_utils": _VLLM,
     "_moe_C": _VLLM,
     "_rocm_C": _VLLM,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,7 +24,7 @@ from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive import bound_call, families
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip, bind_call
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor, load
-from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.recording.values import Group, Opaque, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,25 @@ class ResolvedCall:
         return self.rule.touched(self.bound, self.input_bytes)
 
 
+ResolveCollective: TypeAlias = "Callable[[Call], tuple[Operator, families.ReplayRule]]"
+
+
 class Rebuilder:
     """Rebuilds Calls on one device. `home`: the type of device that they were recorded on.
 
-    `root`: the Recording, if they are of one. `trust`: its kernel sources may run, whoever made it.
+    `root`: the Recording, if they are of one. `trust`: its kernel sources may run, whoever made it. `collective`:
+    resolves those of a worker that has peers.
     """
 
-    def __init__(self, device: str, home: str, root: Path | None, trust: bool = False) -> None:
-        self.target = Target(device, home)
+    def __init__(
+        self,
+        device: str,
+        home: str,
+        root: Path | None,
+        trust: bool = False,
+        collective: ResolveCollective | None = None,
+    ) -> None:
+        self.target, self.collective = Target(device, home), collective
         self.recording = load(root) if root else None
         self.launches = Launches(self.recording, trust)
         self.batches = StepBatches(self.recording)
@@ -94,6 +105,10 @@ class Rebuilder:
         return sampled_routing(self.recording) if self.recording else {}
 
     def _resolve_operator(self, call: Call) -> tuple[Operator, families.ReplayRule]:
+        if call.group:
+            if self.collective is None:
+                raise Skip(f"it needs its process group (of {call.group.size})")
+            return self.collective(call)
         if is_launch(call):
             return self.launches.resolve_launch(call, self.target.device)
         if operators.is_engine_class(call):
@@ -113,9 +128,10 @@ def name_arguments(bound: BoundCall, rule: families.ReplayRule) -> None:
 
 def apply_rule(bound: BoundCall, rule: families.ReplayRule) -> list[str]:
     """Let `rule` set the values of `bound` that it knows; the names of the arguments that it will make later."""
-    rebuilt_args = [name for name in rule.rebuilt_args if isinstance(bound[name], TensorSpec)]
+    rebuilt_args = [name for name in rule.rebuilt_args if isinstance(bound[name], TensorSpec | Group | Opaque)]
     for name in rebuilt_args:
-        bound.set_value(name, None)
+        if not isinstance(bound[name], Group):  # of which a family reads the size
+            bound.set_value(name, None)
     rule.prepare(bound)
     return rebuilt_args
 
@@ -233,7 +249,7 @@ MASKS = ("indices", "mask")
 def resolve_integers(bound: BoundCall) -> None:
     """Give values to every integer tensor of `bound` that has none yet; Skip where that would be a guess."""
     for path, spec, argument in unresolved_integers(bound):
-        if bound.namespace != "aten" and spec.dtype not in DATA_DTYPES:
+        if bound.namespace != "aten" and spec.dtype not in DATA_DTYPES and not bound.in_group:
             raise Skip(f"the values of its integer argument '{argument.name or path}' were not recorded")
         draw_indices(bound, path, spec, argument)
 

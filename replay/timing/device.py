@@ -66,6 +66,18 @@ def choose_device(device: str | None, home: str | None) -> str:
     return "cuda:0" if chosen == "cuda" else chosen
 
 
+def device_of_rank(chosen: str, rank: int, size: int) -> str:
+    """The device of a group's `rank`, where the group is replayed on devices as `chosen`: each has a GPU of its own.
+
+    ValueError where there are too few.
+    """
+    if not chosen.startswith("cuda"):
+        return chosen
+    if size > torch.cuda.device_count():
+        raise ValueError(f"its group has {size} ranks, and this machine {torch.cuda.device_count()} GPUs")
+    return f"cuda:{rank}"
+
+
 TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t
 SLOW_CLOCK = 0.75  # of the highest SM clock
 WATCH_PERIOD_S = 0.005

@@ -16,7 +16,7 @@ from kcap.schemas.derive.invocation import Invocation, invocation_of, torch_dtyp
 from kcap.schemas.recording.dtypes import BY_NAME
 from kcap.schemas.recording.recording import Argument, Sample, SampledTensor
 from kcap.schemas.recording.records import Call, Launch
-from kcap.schemas.recording.values import Drift, TensorSpec, Value, tensors
+from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value, tensors
 from kcap.system.registry import Registry, import_plugins
 
 
@@ -51,6 +51,11 @@ class BoundCall:
     def base(self) -> str:
         """The operator's name without namespace, overload and the mark of an in-place variant."""
         return self.operator.split("::")[-1].split(".")[0].rstrip("_")
+
+    @property
+    def in_group(self) -> bool:
+        """Whether it is a collective's: integers that it moves are numbers to it, and nothing is indexed by them."""
+        return any(isinstance(argument.value, Group) for argument in self.args)
 
     def index(self, name: str) -> int | None:
         return next((i for i, argument in enumerate(self.args) if argument.name == name), None)

@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from kcap.schemas.recording.phases import Phase
-from kcap.schemas.recording.values import TensorSpec, decode, encode, tensors
+from kcap.schemas.recording.values import Group, TensorSpec, decode, encode, tensors
 
 MAX_RANK = (1 << 31) - 1  # what a table's 32 bits hold
 REPLICA = "dp"  # among places: which of data parallelism's replicas
@@ -207,6 +207,11 @@ class Call(Record):
     @property
     def namespace(self) -> str:
         return self.operator.split("::")[0] if "::" in self.operator else ""
+
+    @property
+    def group(self) -> Group | None:
+        """The process group that it was given: it is a collective, or one engine's operator around it."""
+        return next((argument.value for argument in self.args if isinstance(argument.value, Group)), None)
 
     def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Every tensor argument with its path in `args` (`"0"`, `"2.1"`)."""

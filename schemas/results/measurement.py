@@ -128,6 +128,8 @@ class Measurement(Record):
     touched: int | None = None  # of these, what one invocation can reach: a lookup reads rows of its table
     work: LeastWork | None = None  # None: nobody knows
     roofline: Roofline | None = None
+    ranks: int | None = Field(default=None, ge=1)  # of a collective: the processes that replayed it together
+    waited_us: Time | None = None  # in one sample, before the last rank arrived: the mean over ranks; not in the times
     notes: list[str] = []
     dtype: str | None = None
     device: str = "cpu"
@@ -226,6 +228,8 @@ class ProgramMeasurement(Record):
     method: Method | None = None
     cache: Cache | None = None
     stretches: int = Field(default=0, ge=0)
+    ranks: int | None = Field(default=None, ge=1)  # the processes that ran it together, each in the place of one rank
+    waited_us: Time | None = None  # of one run, for others in collectives: the mean over ranks; part of the median
     bytes: int | None = None  # of all inputs
     notes: list[str] = []
     device: str = "cpu"

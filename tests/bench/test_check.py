@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from derived_calls import METADATA, call, embedding, floats, linear, ranged
+from derived_calls import HIDDEN, METADATA, call, embedding, floats, linear, ranged
 
 from kcap.bench.check import verification
 from kcap.bench.check.checker import Checker, compare, is_informative
@@ -19,11 +19,14 @@ from kcap.bench.check.verification import Checkers, calls_to_check, check_refere
 from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.exports.flashinfer_bench import check_lines
 from kcap.bench.problems import problems_of
+from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.bound_call import Inputs, ReplayRule
 from kcap.schemas.derive.derive import bind_family, derive_calls
 from kcap.schemas.derive.kernel import DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.definition import DRAFT, VERIFIED
-from kcap.schemas.recording.recording import write_recording
+from kcap.schemas.recording.recording import Call, write_recording
+from kcap.schemas.recording.values import Group, Value
 from kcap.schemas.results.outcome import ReferenceCheck
 from kcap.system.worker_process import Worker
 
@@ -47,6 +50,56 @@ def with_reference(kernel: DerivedDefinition, before: str, after: str) -> Derive
 def test_a_reference_agrees_with_its_operator_on_fresh_inputs(seed: int) -> None:
     kernel = kernel_of(linear(0, 7))
     assert checker(kernel).check(kernel.definition.name, 0, None, seed)["status"] == "agrees"
+
+
+def in_group(number: int, operator: str, size: int, rank: int, **arguments: Value) -> Call:
+    name = "handle" if operator.startswith("_C::") else "group_name"
+    return call(number, operator, **{**arguments, name: Group(size, rank, "tp")})
+
+
+def collectives(size: int) -> list[Call]:
+    """As ranks 0 and 1 of `size` recorded them."""
+    gathered = {"input": floats(3, HIDDEN), "group_size": size}
+    reduced = {"input": floats(5, HIDDEN), "reduce_op": "sum"}
+    operators = (("all_gather_into_tensor", gathered), ("all_reduce", reduced), ("all_reduce_", reduced))
+    return [
+        in_group(2 * index + rank, f"_c10d_functional::{name}", size, rank, **arguments)
+        for index, (name, arguments) in enumerate(operators)
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_collective_is_checked_by_as_many_processes_as_its_group_had(size: int, tmp_path: Path) -> None:
+    write_recording(tmp_path / "rec.kcap", METADATA, collectives(size))
+    contents = open_contents(tmp_path / "rec.kcap", allow_truncated=True)
+    derived = derive_calls(contents.calls, METADATA)
+    with Checkers(contents, CheckTarget(device="cpu")) as checkers:
+        checks = list(check_references(checkers, derived))
+    assert {check.definition for check in checks} == {f"all_{kind}_ws{size}_h{HIDDEN}" for kind in ("reduce", "gather")}
+    assert {check.operator.split("::")[1] for check in checks} >= {"all_gather_into_tensor", "all_reduce"}
+    assert {check.status for check in checks} == {"agrees"}, checks
+
+
+def test_a_wrong_reference_of_a_collective_is_found_by_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers' part is played here: every rank sums the tensors that all of them draw."""
+    reduce = in_group(0, "_c10d_functional::all_reduce", 2, 0, input=floats(5, HIDDEN), reduce_op="sum")
+    right = kernel_of(reduce)
+    for kernel, status in ((right, "agrees"), (with_reference(right, "sum(dim=0)", "amax(dim=0)"), "differs")):
+        for rank in (0, 1):
+            drawn: list[torch.Tensor] = []
+
+            def build(resolved, drawn=drawn):
+                drawn.append(torch.randn(5, HIDDEN).bfloat16())
+                return Inputs([drawn[-1], "sum", None], {}, {})
+
+            schema = resolve_operator("_c10d_functional::all_reduce", in_group=True).schema
+            operator = Operator(reduce.operator, lambda *_, drawn=drawn: drawn[0] + drawn[1], schema)
+            rebuilder = Rebuilder("cpu", "cpu", None, collective=lambda call, op=operator: (op, ReplayRule()))
+            monkeypatch.setattr(rebuilder, "build", build)
+            checker = Checker([kernel], rebuilder, rank=rank)
+            assert checker.check(kernel.definition.name, 0, None, 1)["status"] == status
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from kcap.replay.group import clock
+from kcap.replay.group.peers import Alone
 from kcap.replay.program import timing
 from kcap.replay.program.durations import attribute_kernels
 from kcap.replay.program.job import ProgramPart
@@ -21,8 +23,10 @@ from kcap.replay.timing import graphs, rotation
 from kcap.replay.timing.blocking import SleepBlocker
 from kcap.replay.timing.graphs import KernelRun
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, FEWEST_SAMPLES, WAITS_FOR_GPU, Budget
+from kcap.schemas.recording.values import Group
 
-KERNELS = {0: {"mm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 1}}
+KERNELS = {0: {"mm": 1}, 1: {"split": 1, "reduce": 1}, 2: {"copy": 1}, 3: {"all_reduce": 1}}
+COLLECTIVE = 3
 
 
 class Fake:
@@ -42,7 +46,8 @@ class Fake:
             self.log.append(f"{how} {number}")
             (self.ran if self.capturing is None else self.capturing).append(number)
 
-        return SimpleNamespace(run=partial(run, "call"), handed=partial(run, "hand"), sets=[None])
+        collective = SimpleNamespace(group=Group(2, 0) if number == COLLECTIVE else None)
+        return SimpleNamespace(run=partial(run, "call"), handed=partial(run, "hand"), sets=[None], call=collective)
 
     def graph(self) -> SimpleNamespace:
         held: list[int] = []
@@ -91,6 +96,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
         monkeypatch.setattr(timing, "CoolDown", lambda device: cool_down)
         monkeypatch.setattr(graphs, "timing_stream", lambda device: stream)
         monkeypatch.setattr(timing, "timing_stream", lambda device: stream)
+        monkeypatch.setattr(clock, "timing_stream", lambda device: stream)
         blocker = SleepBlocker()
         blocker.block = lambda: fake.log.append("hold")  # type: ignore[method-assign]
         blocker.unblock = lambda: setattr(blocker, "timed_out", fake.timed_out)  # type: ignore[method-assign]
@@ -102,13 +108,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], Fake]:
     return put
 
 
-def timed(fake: Fake, order: list[int], waits: tuple[int, ...] = (), direct: tuple[int, ...] = ()) -> ProgramTiming:
+def timed(
+    fake: Fake,
+    order: list[int],
+    waits: tuple[int, ...] = (),
+    direct: tuple[int, ...] = (),
+    peers: Alone | None = None,
+) -> ProgramTiming:
     known = {
         n: {"method": "events" if n in direct + waits else "graph", "waits": n in waits, "kernels": KERNELS[n]}
         for n in set(order)
     }
     parts: Any = SimpleNamespace(good={n: fake.part(n) for n in sorted(set(order))}, activations=Activations())
-    return time_on_gpu(order, parts, lambda: fake.log.append("restore"), known, Budget(0, 0), "cuda:0")
+    return time_on_gpu(order, parts, lambda: fake.log.append("restore"), known, Budget(0, 0), peers or Alone("cuda:0"))
 
 
 def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], Fake]) -> None:
@@ -117,6 +129,31 @@ def test_the_whole_program_is_one_graph_in_its_order(install: Callable[[Fake], F
     assert fake.log[fake.log.index("begin") + 1 : fake.log.index("end")] == ["hand 0", "hand 1", "hand 0", "hand 2"]
     assert (found.method, found.stretches, found.n, found.notes, found.poisoned) == ("graph", 1, 1, [], False)
     assert found.sampled.samples == [2000.0] * FEWEST_SAMPLES
+
+
+class Later(Alone):
+    """Rank 0 of two: the other's events and kernels last 0.5 ms and 1 µs less, since it comes later."""
+
+    size = 2
+
+    def barrier(self) -> None:
+        self.barriers = getattr(self, "barriers", 0) + 1
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        own = torch.tensor(row, dtype=torch.float64)
+        other = own.clone()
+        other[len(row) // 2 :] -= 500_000.0 if len(row) == 4 else 1.0
+        return torch.stack([own, other])
+
+
+def test_ranks_time_a_program_from_the_last_arrival_and_its_collectives_without_the_wait(
+    install: Callable[[Fake], Fake],
+) -> None:
+    peers = Later("cuda:0")
+    timing = timed(install(Fake()), [0, COLLECTIVE, 0, COLLECTIVE], peers=peers)
+    assert timing.sampled.samples == [1500.0] * FEWEST_SAMPLES and peers.barriers == FEWEST_SAMPLES + 1
+    assert timing.durations.us == {0: 2.0, COLLECTIVE: 4.0}  # 5 in this rank
+    assert timing.waited_us == 2 * 0.5
 
 
 def test_each_sample_is_rested_for_put_back_and_held_until_it_is_queued(install: Callable[[Fake], Fake]) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kcap.replay.rebuild import memory, rebuild
 from kcap.replay.rebuild.memory import Target, build_inputs, clone_inputs
 from kcap.replay.rebuild.operators import resolve_operator
+from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.bound_call import Inputs, Skip, bind_call
 from kcap.schemas.recording.recording import Argument, Call, Sample, SampledTensor
 from kcap.schemas.recording.values import Drift, Group, TensorSpec, Value, contiguous_strides
@@ -154,6 +155,8 @@ def _no(_: SampledTensor) -> None:
     return None
 
 
-def test_a_collective_is_skipped_for_its_group() -> None:
+def test_a_collective_is_skipped_where_it_has_no_peers() -> None:
+    args = [Argument(value=[TensorSpec((2, 2), "float32")]), Argument(value=Group(4, 1, "tp"))]
+    call = Call(id=0, operator="c10d::allreduce_", args=args)
     with pytest.raises(Skip, match=r"process group \(of 4\)"):
-        rebuilt([TensorSpec((2, 2), "float32"), Group(4, 1, "tp")], "aten::add.Tensor")
+        Rebuilder("cpu", "cpu", None).resolve(call, None)

@@ -1,4 +1,4 @@
-"""all_reduce: the Definition of one rank's call, and the calls whose group is not known."""
+"""Collectives: the Definition of one rank's call, and the calls whose group is not known."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 
 from kcap.replay.datasets.reference import compile_reference
+from kcap.schemas.derive.families import recognize
+from kcap.schemas.derive.invocation import Invocation
 from kcap.schemas.recording.values import Group
 
 TP2 = Group(size=2, rank=0)
@@ -49,3 +51,20 @@ def test_groups_of_unknown_size_and_other_operations_are_declined():
     assert declined("_C::shm_allreduce", handle=0, data=x)
     assert declined("_C_custom_ar::all_reduce", fa=288115136, inp=x, out=x, reg_buffer=0, reg_buffer_sz_bytes=0)
     assert declined("_c10d_functional::all_reduce", input=x, reduce_op="max", group_name=TP2)
+
+
+def test_gathered_parts_lie_one_after_the_other_by_rank_or_within_each_row():
+    x, parts = randn(3, 8), randn(2, 3, 8, seed=1)
+    by_row = parts.transpose(0, 1).reshape(3, 16)
+    for dim, result in ((0, parts.reshape(6, 8)), (-1, by_row), (1, by_row)):
+        call = Invocation("vllm::all_gather", {"tensor": x, "dim": dim, "world_size": 2, "group_name": TP2})
+        call.result = result
+        kernel = recognize(call)
+        assert kernel is not None and kernel.name == "all_gather_ws2_h8"
+        torch.testing.assert_close(kernel.outputs["output"].get(), parts)
+        assert kernel.touched is not None and kernel.touched() == 3 * x.nbytes
+    stacked = compile_reference(kernel.reference, kernel.name)(parts)
+    torch.testing.assert_close(stacked, parts)
+    assert checked(kernel_of("_C::shm_all_gather", handle=TP2, data=x, output=x.repeat(2, 1))).op_type == "comm"
+    assert declined("vllm::all_gather", tensor=randn(2, 3, 8), dim=1, world_size=2, group_name=TP2)
+    assert declined("_C::shm_all_gather", handle=0, data=x, output=x.repeat(2, 1))

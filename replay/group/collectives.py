@@ -1,0 +1,124 @@
+"""The collectives that are replayed: those in which every rank is given the same shapes.
+
+What only some ranks send or receive (`send`, `gather_`, an all-to-all with uneven splits) needs what the others were
+given, which no Call tells. Addresses of shared buffers are never taken from a Recording: they are those of the group
+that was joined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kcap.replay.group.peers import Peers
+from kcap.replay.rebuild.operators import Operator, resolve_operator
+from kcap.schemas.derive.bound_call import BoundCall, Inputs, ReplayRule, Skip
+from kcap.schemas.recording.recording import Call
+from kcap.schemas.recording.values import Group, Opaque, TensorSpec
+
+SUM_ASSUMED = "its reduce operation was not recorded: a sum"
+ADDRESSES = ("reg_buffer", "reg_buffer_sz_bytes")
+SPLITS = ("output_split_sizes", "input_split_sizes")
+SYMMETRIC = {
+    "c10d": "allreduce_ allreduce_coalesced_ allgather_ _allgather_base_ allgather_into_tensor_coalesced_ "
+    "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ alltoall_ alltoall_base_ broadcast_ "
+    "reduce_ barrier",
+    "_c10d_functional": "all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_gather_into_tensor "
+    "all_gather_into_tensor_out all_gather_into_tensor_coalesced reduce_scatter_tensor reduce_scatter_tensor_out "
+    "reduce_scatter_tensor_coalesced all_to_all_single broadcast broadcast_",
+    "vllm": "all_reduce all_gather reduce_scatter",
+    "sglang": "inplace_all_reduce outplace_all_reduce reg_all_gather_into_tensor reg_reduce_scatter_tensor",
+    "_C": "shm_allreduce shm_all_gather",
+    "_C_custom_ar": "all_reduce",
+}
+REPLAYED = frozenset(f"{namespace}::{name}" for namespace, names in SYMMETRIC.items() for name in names.split())
+
+
+class CollectiveRule(ReplayRule):
+    """Puts what this process has in place of the recorded group, and of what belongs to it."""
+
+    def __init__(self, group: Group, peers: Peers, rebuilt_args: Sequence[str]) -> None:
+        self.group, self.peers, self.rebuilt_args = group, peers, tuple(rebuilt_args)
+
+    def prepare(self, bound: BoundCall) -> None:
+        """Skip where its peers were not given what it was."""
+        for name in ADDRESSES:
+            bound.set_value(name, stand_in(bound, name, self.group, self.peers) if bound[name] else bound[name])
+        for name in SPLITS:
+            splits = bound[name]
+            if isinstance(splits, list) and len({str(size) for size in splits}) > 1:
+                raise Skip("its ranks send parts of different sizes, and it tells only its own")
+        for argument in bound.args:
+            lists = argument.value if isinstance(argument.value, list) else []
+            shapes = {spec.shape for item in lists if isinstance(item, list) for spec in item if _is_tensor(spec)}
+            if len(shapes) > 1:
+                raise Skip("its ranks have tensors of different shapes, and it tells only its own")
+
+    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
+        return {name: stand_in(bound, name, self.group, self.peers) for name in self.rebuilt_args}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, TensorSpec)
+
+
+def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
+    """The operator that runs `call` together with the other ranks, and its rule; Skip says why there is none."""
+    group = call.group
+    assert group is not None
+    if group.size != peers.size:
+        raise Skip(f"its group has {group.size} ranks, and this one {peers.size}")
+    if call.operator.split(".")[0] not in REPLAYED:
+        raise Skip("kcap does not know how to call this collective")
+    operator = resolve_operator(call.operator, in_group=True)
+    arguments = [argument.name for argument in operator.schema.arguments]
+    named = {argument.name or arguments[index]: argument.value for index, argument in enumerate(call.args)}
+    rebuilt = [name for name, value in named.items() if isinstance(value, Group | Opaque)]
+    notes = [SUM_ASSUMED] if isinstance(named.get("reduce_op"), Opaque) else []
+    return replace(operator, call=waiting(operator), notes=notes), CollectiveRule(group, peers, rebuilt)
+
+
+def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
+    """What the operator takes for its argument `name`: the group by name, handle or object, or what belongs to it."""
+    assert peers.world is not None
+    match bound.namespace:
+        case "c10d":
+            return torch.classes.c10d.ReduceOp() if name == "reduce_op" else peers.world.boxed()
+        case "_c10d_functional":
+            return peers.world.group_name
+        case "vllm" | "sglang":
+            return peers.engine_group(bound.namespace, group.name).unique_name
+        case "_C":
+            shared = getattr(peers.engine_group("vllm", group.name).device_communicator, "dist_module", None)
+            if not isinstance(handle := getattr(shared, "handle", None), int):
+                raise Skip("vLLM has no collectives over shared memory here")
+            return handle
+    custom = getattr(peers.engine_group("vllm", group.name).device_communicator, "ca_comm", None)
+    if custom is None or custom.disabled:
+        raise Skip("vLLM has no custom all-reduce here: it needs GPUs that reach each other's memory")
+    return {"fa": custom._ptr, "reg_buffer": custom.buffer_ptrs[peers.rank]}.get(name, custom.max_size)
+
+
+def waiting(operator: Operator) -> Callable[..., Any]:
+    """The operator with the wait for its result that c10d leaves to the caller."""
+    call, namespace = operator.call, operator.name.split("::")[0]
+    if namespace == "c10d":
+
+        def run_and_wait(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            (result[-1] if isinstance(result, tuple | list) else result).wait()
+            return result[0] if isinstance(result, tuple | list) else None
+
+        return run_and_wait
+    if namespace == "_c10d_functional":
+        wait = torch.ops._c10d_functional.wait_tensor.default
+
+        def run_and_wait_for_tensors(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            return [wait(each) for each in result] if isinstance(result, list | tuple) else wait(result)
+
+        return run_and_wait_for_tensors
+    return call

@@ -1,0 +1,93 @@
+"""The process group of a worker that replays collectives: it joins one of the recorded size, on this machine.
+
+An engine's operators find their group in a table of the engine's by its name, or by a handle: for those the engine's
+own coordinator is made over the same processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kcap.replay.jobs import GroupPlace
+from kcap.schemas.derive.bound_call import Skip
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}  # all processes are on this machine
+DEFAULT_NAME = "tp"  # of an engine's group: only for tensor parallelism do engines make their own kernels
+STATES = {"vllm": "vllm.distributed.parallel_state", "sglang": "sglang.srt.distributed.parallel_state"}
+
+
+class Alone:
+    """A process without peers, as a group of one."""
+
+    rank, size = 0, 1
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def barrier(self) -> None:
+        """Wait for the others, on the host."""
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        """Every rank's `row`, the same everywhere: float64, [size, len(row)]."""
+        return torch.tensor([row], dtype=torch.float64)
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true in any rank."""
+        return bool(self.gather([flag]).any())
+
+
+class Peers(Alone):
+    """This process and the others of its group. `host`: the same over gloo, for what is agreed between two samples."""
+
+    def __init__(self, place: GroupPlace, device: str) -> None:
+        super().__init__(device)
+        self.rank, self.size = place["rank"], place["size"]
+        os.environ.update({name: value for name, value in LOOPBACK.items() if name not in os.environ})
+        os.environ.setdefault("VLLM_DIST_IDENT", Path(place["store"]).parent.name)  # of vLLM's shared memory
+        gpu = device.startswith("cuda")
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu else "gloo",
+            init_method=f"file://{place['store']}",
+            rank=self.rank,
+            world_size=self.size,
+        )
+        self.backend = "nccl" if gpu else "gloo"
+        self.world = dist.group.WORLD
+        self.host = dist.new_group(backend="gloo")
+        self.coordinator = cache(self._coordinator)
+
+    def barrier(self) -> None:
+        dist.barrier(self.host)
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        own = torch.tensor(row, dtype=torch.float64)
+        table = torch.empty(self.size * len(row), dtype=torch.float64)
+        dist.all_gather_into_tensor(table, own, group=self.host)
+        return table.view(self.size, len(row))
+
+    def _coordinator(self, engine: str, name: str) -> Any:
+        """The group as `engine` has it, called `name`, with the engine's own collectives where they run here."""
+        with ExitStack() as stack:
+            if engine == "vllm":
+                config = importlib.import_module("vllm.config")
+                stack.enter_context(config.set_current_vllm_config(config.VllmConfig()))
+            state = importlib.import_module(STATES[engine])
+            ranks = [list(range(self.size))]
+            return state.init_model_parallel_group(ranks, self.rank, self.backend, group_name=name or DEFAULT_NAME)
+
+    def engine_group(self, engine: str, name: str) -> Any:
+        """The `engine`'s coordinator of the group; Skip says why there is none."""
+        try:
+            return self.coordinator(engine, name)
+        except Exception as error:  # an engine that has no server may raise anything
+            reason = str(error).splitlines()[0][:160] if str(error) else ""
+            raise Skip(f"{engine} makes no group here: {type(error).__name__}: {reason}") from None

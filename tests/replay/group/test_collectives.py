@@ -1,0 +1,174 @@
+"""Collectives are replayed by as many processes as their group had, on gloo; one that dies costs its own Call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from handmade import call, request_for, tensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
+from kcap.replay.group.collectives import SUM_ASSUMED
+from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
+from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
+from kcap.replay.timing.device import device_of_rank
+from kcap.schemas.recording.recording import Call
+from kcap.schemas.recording.values import Group, Opaque, Value
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+SESSION = {"device": "cpu", "home": "cpu", "root": None, "namespaces": [], "threads": 1}
+X = tensor(64, 32, dtype="bfloat16")
+WORK = (False, -1)  # not asynchronous, no time limit
+
+
+def all_reduce(size: int, rank: int = 0, **more: Any) -> Call:
+    return call("c10d::allreduce_", [X], Group(size, rank, "tp"), Opaque("ReduceOp"), None, *WORK, **more)
+
+
+def request(collective: Call, seconds: float = 0.001) -> dict[str, object]:
+    assert collective.group is not None
+    return {**request_for(collective, seconds), "ranks": collective.group.size}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterable[GroupedWorker]:
+    with GroupedWorker(SESSION, REPLAY_WORKER) as worker:
+        yield worker
+
+
+GATHERED = tensor(128, 32, dtype="bfloat16", storage=1)
+SCATTERED = tensor(32, 32, dtype="bfloat16", storage=1)
+PAIR = Group(2, 1)
+COLLECTIVES: dict[str, list[Value]] = {
+    "c10d::_allgather_base_": [GATHERED, X, PAIR, *WORK],
+    "c10d::allgather_": [[[X, tensor(64, 32, dtype="bfloat16", storage=2)]], [X], PAIR, *WORK],
+    "c10d::_reduce_scatter_base_": [SCATTERED, X, PAIR, Opaque("ReduceOp"), *WORK],
+    "c10d::alltoall_base_": [tensor(64, 32, dtype="bfloat16", storage=1), X, PAIR, [], [], *WORK],
+    "c10d::broadcast_": [[X], PAIR, 0, 0, *WORK],
+    "c10d::barrier": [tensor(1), PAIR, [], *WORK],
+    "_c10d_functional::all_reduce": [X, "sum", PAIR],
+    "_c10d_functional::all_gather_into_tensor": [X, 2, PAIR],
+    "_c10d_functional::reduce_scatter_tensor": [X, "sum", 2, PAIR],
+    "c10d::allreduce_": [[tensor(8, dtype="int32")], PAIR, Opaque("ReduceOp"), None, *WORK],
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_group_of_this_size_replays_it_and_tells_the_transfer_from_the_wait(pair: GroupedWorker, size: int) -> None:
+    answer = pair.run(request(all_reduce(size)), 60)
+    assert answer["status"] == "ok" and answer["ranks"] == size
+    assert answer["method"] == "host" and answer["median_us"] > 0 and answer["waited_us"] >= 0
+    assert SUM_ASSUMED in answer["notes"]
+
+
+@pytest.mark.parametrize("operator", COLLECTIVES)
+def test_every_symmetric_collective_is_replayed(pair: GroupedWorker, operator: str) -> None:
+    answer = pair.run(request(call(operator, *COLLECTIVES[operator])), 60)
+    assert answer["status"] == "ok", answer
+
+
+UNEVEN: dict[str, list[Value]] = {
+    "c10d::alltoall_base_": [tensor(64, 32, storage=1), tensor(64, 32), PAIR, [10, 54], [20, 44], *WORK],
+    "c10d::allgather_": [[[tensor(64), tensor(65, storage=2)]], [tensor(64)], PAIR, *WORK],
+    "c10d::send": [[X], PAIR, 1, 0],
+    "c10d::gather_": [[[X, X]], [X], PAIR, 0, *WORK],
+    "aten::add.Tensor": [X, X, PAIR],
+}
+
+
+@pytest.mark.parametrize("operator", UNEVEN)
+def test_what_needs_what_the_peers_were_given_is_skipped_by_all_and_the_group_goes_on(
+    pair: GroupedWorker, operator: str
+) -> None:
+    group = pair._groups[2]
+    before = [rank.process for rank in group._ranks]
+    answer = pair.run(request(call(operator, *UNEVEN[operator])), 60)
+    assert answer["status"] == "skipped" and answer["reason"]
+    assert before == [rank.process for rank in group._ranks] and all(before)
+
+
+def test_the_same_call_of_another_rank_is_not_run_again(pair: GroupedWorker) -> None:
+    first = pair.run(request(all_reduce(2, 0)), 60)
+    assert pair.run(request(all_reduce(2, 1, id=7, count=3)), 60) == first
+    assert pair.run(request(all_reduce(2, 1), seconds=0.002), 60)["samples_us"] != first["samples_us"]
+
+
+def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: GroupedWorker) -> None:
+    pair.run(request(all_reduce(2)), 60)
+    process = pair._groups[2]._ranks[1].process
+    assert process is not None
+    threading.Timer(0.5, os.kill, (process.pid, signal.SIGSEGV)).start()
+    began = time.monotonic()
+    answer = pair.run(request(all_reduce(2), seconds=20), 60)
+    assert answer["status"] == "failed" and time.monotonic() - began < 15
+    assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV"
+    assert pair.run(request(all_reduce(2), seconds=0.003), 60)["status"] == "ok"
+
+
+def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: GroupedWorker) -> None:
+    pair.run(request(all_reduce(2)), 60)
+    process = pair._groups[2]._ranks[1].process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    answer = pair.run(request(all_reduce(2), seconds=0.004), 1)
+    assert answer == {"status": "skipped", "reason": "took longer than 1 s (--timeout)"}
+    assert process.wait(10) == -signal.SIGKILL
+    assert pair.run(request(all_reduce(2), seconds=0.005), 60)["status"] == "ok"
+
+
+def test_more_ranks_than_a_machine_can_run_are_not_started() -> None:
+    huge = GroupWorker(SESSION, REPLAY_WORKER, 1 << 30)
+    answer = huge.run(request(all_reduce(1 << 30)), 60)
+    assert answer["status"] == "skipped" and "1,073,741,824 ranks" in answer["reason"]
+
+
+def test_fewer_gpus_than_ranks_are_a_reason_to_skip_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device_of_rank("cuda:0", rank, 2) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert device_of_rank("cpu", 3, 4) == "cpu"
+    with pytest.raises(ValueError, match="4 ranks, and this machine 2 GPUs"):
+        device_of_rank("cuda:0", 0, 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_group_without_its_devices_is_skipped_and_not_tried_again() -> None:
+    group = GroupWorker({**SESSION, "device": "cuda"}, REPLAY_WORKER, 2)
+    answer = group.run(request(all_reduce(2)), 60)
+    assert answer["status"] == "skipped" and "no CUDA GPU" in answer["reason"]
+    began = time.monotonic()
+    assert group.run(request(all_reduce(2)), 60) == answer and time.monotonic() - began < 0.1
+
+
+def test_a_job_asks_for_as_many_ranks_as_its_group_had() -> None:
+    (asked,) = CallJob({"decode": 5}, all_reduce(4, 3), [SampleGroup(None, None)]).requests(0.1)
+    assert asked.body["ranks"] == 4
+    (alone,) = CallJob({"decode": 5}, call("aten::mm", X, X), [SampleGroup(None, None)]).requests(0.1)
+    assert "ranks" not in alone.body
+
+
+@given(st.integers(1, 64), st.integers(0, 63))
+def test_calls_of_all_ranks_have_one_key_and_those_of_other_groups_another(size: int, rank: int) -> None:
+    key = _key_for_all_ranks(orjson.loads(orjson.dumps(request(all_reduce(size, rank % size)))))
+    assert key == _key_for_all_ranks(orjson.loads(orjson.dumps(request(all_reduce(size, 0)))))
+    assert key != _key_for_all_ranks(orjson.loads(orjson.dumps(request(all_reduce(size + 1, 0)))))
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8), st.integers(1, 10**5))
+def test_the_transfer_is_from_the_last_arrival_on_and_the_rest_is_waiting(
+    times: list[tuple[int, int]], transfer: int
+) -> None:
+    starts = torch.tensor([float(start) for start, _ in times], dtype=torch.float64)
+    end = float(starts.max()) + transfer
+    host = torch.stack([starts, torch.full_like(starts, end), end - starts, torch.zeros_like(starts)], 1)
+    for sampler in (GroupSampler, GpuGroupSampler):
+        took, waits = sampler.split(object.__new__(sampler), host)
+        assert took == transfer and waits.tolist() == [float(starts.max()) - start for start in starts.tolist()]

@@ -1,0 +1,74 @@
+"""A Program of one rank with its collectives in it, run by all ranks of the group together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from handmade import call, tensor
+from programs import M, N, linear, program, relu
+
+from kcap.replay.group.peers import Alone
+from kcap.replay.group.workers import GroupWorker
+from kcap.replay.jobs import REPLAY_WORKER
+from kcap.replay.program.choose import most_frequent_programs
+from kcap.replay.program.job import ProgramJob, StandaloneResult, program_job
+from kcap.replay.program.report import program_times
+from kcap.replay.program.timing import time_invocations
+from kcap.schemas.recording.recording import load
+from kcap.schemas.recording.values import Group
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+REDUCE = call("_c10d_functional::all_reduce_", tensor(M, N), "sum", Group(2, 1, "tp"), id=2)
+GATHER = call("_c10d_functional::all_gather_into_tensor", tensor(M, N), 3, Group(3, 1, "ep"), id=3)
+ORDER = [0, 2, 1, 0, 2, 1, 3]
+
+
+@pytest.fixture
+def job(recorded: Callable[..., Path]) -> ProgramJob:
+    path = recorded([linear(0), relu(1), REDUCE, GATHER], programs=[program(0, ORDER, {"decode": 3})])
+    recording = load(path)
+    return program_job(recording, most_frequent_programs(recording)[0])
+
+
+def test_a_program_is_run_by_as_many_ranks_as_most_of_its_collectives_had(job: ProgramJob) -> None:
+    alone = {number: StandaloneResult("ok", method="host") for number in job.counts}
+    request = job.request(alone, 0.01)
+    assert request["ranks"] == 2
+    session = {"device": "cpu", "home": "cpu", "root": str(job.recording.path), "namespaces": [], "threads": 1}
+    group = GroupWorker(session, REPLAY_WORKER, 2)
+    answer = group.run(request, 60)
+    group.end()
+    assert answer["status"] == "ok", answer
+    measurement = job.measurement(alone, answer, {"device": "cpu", "torch": torch.__version__})
+    assert (measurement.ranks, measurement.replayed, measurement.left_out) == (2, len(ORDER) - 1, 1)
+    calls = {call.call: call for call in measurement.calls}
+    assert calls[3].reason == "its group has 3 ranks, and this one 2"
+    assert (calls[2].us or 0) > 0 and (measurement.waited_us or 0) >= 0
+    assert "by 2 ranks, which waited" in program_times(measurement)
+
+
+def test_a_program_without_collectives_needs_no_group(job: ProgramJob) -> None:
+    alone = {number: StandaloneResult("ok", method="host") for number in (0, 1)}
+    assert "ranks" not in job.request(alone, 0.01)
+
+
+class Later(Alone):
+    """The other rank of two does everything so many microseconds later."""
+
+    size, late = 2, 300.0
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        own = torch.tensor(row, dtype=torch.float64)
+        return torch.stack([own, own + self.late])
+
+
+def test_a_collectives_time_is_from_the_last_arrival_on_and_other_calls_keep_this_ranks_own() -> None:
+    parts: list[Any] = [SimpleNamespace(run=lambda: None, call=each) for each in (linear(0), REDUCE)]
+    took, waited_us = time_invocations(parts, Later("cpu"))
+    assert waited_us == Later.late / 2
+    assert all(0 <= us < Later.late for us in took)
