@@ -42,6 +42,7 @@ FILE = click.Path(path_type=Path, exists=True)
 @click.option("--measurements", type=click.Path(path_type=Path), help="Times that kcap replay PATH -o FILE measured.")
 @click.option("--against", type=FILE, help="Another Recording, shown beside PATH as kcap diff compares them.")
 @click.option("--judged", type=FILE, help="Output of kcap bench: its Solutions, and why some were not right.")
+@click.option("--ab", "applied", type=FILE, help="Output of kcap ab -o: what Solutions gained in the engine.")
 @click.option("--fidelity", type=FILE, help="Output of kcap replay --compare-engine -o: does replay add up?")
 @click.option("--figures", type=click.Path(path_type=Path), help="Folder to draw each figure into, as SVG and PNG.")
 @click.option("--force", is_flag=True, help="Replace the output.")
@@ -52,6 +53,7 @@ def command(
     measurements: Path | None,
     against: Path | None,
     judged: Path | None,
+    applied: Path | None,
     fidelity: Path | None,
     figures: Path | None,
     force: bool,
@@ -71,7 +73,7 @@ def command(
 
     if measurements is not None and detect_input(path) != "recording":
         raise CallError(f"{path} is no Recording: --measurements are of one")
-    extras = gather_extras(path, measurements, against, judged, fidelity)
+    extras = gather_extras(path, measurements, against, judged, applied, fidelity)
     report, details = (
         gather_dataset(path, extras) if detect_input(path) == "dataset" else gather(path, measurements, extras)
     )
@@ -140,15 +142,18 @@ def rates_of(recording: Recording) -> Rates:
 
 
 def gather_extras(
-    path: Path, measurements: Path | None, against: Path | None, judged: Path | None, fidelity: Path | None
-) -> Extras:
+    path: Path, measurements: Path | None, against: Path | None, judged: Path | None, applied: Path | None,
+    fidelity: Path | None,
+) -> Extras:  # fmt: skip
     """What the other options name; CallError where it is not what they take."""
     from kcap.report.document import Extras
     from kcap.report.judged import read_judged
+    from kcap.schemas.results.applied import read_applied
 
     return Extras(
         against=compare(path, measurements, against) if against else None,
         judged=read_judged(judged) if judged else None,
+        applied=read_applied(applied).model_dump(mode="json") if applied else None,
         fidelity=read_fidelity(fidelity) if fidelity else None,
     )
 

@@ -67,10 +67,12 @@ class Words:
 
 @dataclass(frozen=True)
 class Extras:
-    """What other commands found out: `against` as `kcap diff --json`, `fidelity` as `kcap replay --compare-engine`."""
+    """What other commands found out: `against` as `kcap diff --json`, `applied` as `kcap ab`, `fidelity` as
+    `kcap replay --compare-engine`."""
 
     against: dict[str, Any] | None = None
     judged: Judged | None = None
+    applied: dict[str, Any] | None = None
     fidelity: dict[str, Any] | None = None
 
 
@@ -102,6 +104,7 @@ class Report:
     words: list[Words]
     against: dict[str, Any] | None = None
     judged: Judged | None = None
+    applied: dict[str, Any] | None = None
     fidelity: dict[str, Any] | None = None
     definitions: list[dict[str, Any]] = field(default_factory=list)
     kcap: str = __version__
@@ -150,6 +153,7 @@ def make_report(
         words=list(_words(subject, mix, kernels)),
         against=extras.against,
         judged=extras.judged,
+        applied=extras.applied,
         fidelity=extras.fidelity,
     )
     return report, call_details(recording, ordered)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reported import Texts, write_fidelity, write_judged, write_reported
+from reported import Texts, write_applied, write_fidelity, write_judged, write_reported
 
 from kcap.cli import main
 
@@ -109,6 +109,7 @@ def write_page(folder: Path, texts: Texts) -> Path:
     options = {
         "--against": write_reported(folder / "other.kcap", texts, profiled=False, attention=False),
         "--judged": write_judged(folder / "judged", texts),
+        "--ab": write_applied(folder / "applied.json", texts),
         "--fidelity": write_fidelity(folder / "fidelity", texts),
     }
     page = folder / "report.html"

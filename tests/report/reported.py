@@ -15,6 +15,14 @@ from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Sa
 from kcap.schemas.recording.records import Launch, SampledTensor, Step
 from kcap.schemas.recording.values import Drift, Folded, TensorSpec
 from kcap.schemas.results import coverage
+from kcap.schemas.results.applied import (
+    Applied,
+    Difference,
+    FreshEngines,
+    LogitsCompared,
+    PlanCompared,
+    StepsCompared,
+)
 from kcap.schemas.results.bench_run import RUN_FILE, Machine, RefusedFile, RunRecord
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
 from kcap.schemas.results.outcome import (
@@ -207,6 +215,28 @@ def write_judged(folder: Path, texts: Texts) -> Path:
     check = ReferenceCheck(definition=PRODUCT, operator="aten::mm", call=0, status="agrees")
     write_reference_checks(folder / "dataset" / REFERENCE_CHECKS_FILE, [check])
     return folder
+
+
+def write_applied(file: Path, texts: Texts) -> Path:
+    """An output of `kcap ab` of two plans, of which one ran nowhere."""
+    difference = Difference(us=-30.0, half_interval_us=10.0, pairs=12)
+    control = Difference(us=5.0, half_interval_us=9.0, pairs=12)
+    gained = StepsCompared(
+        phase="decode", sequences=16, steps=300, engine_us=1000.0, solutions=difference, control=control,
+        predicted_us=-20.0, held=1.0,
+    )  # fmt: skip
+    first, second = texts("plan"), texts("other plan")
+    applied = Applied(
+        plans=[
+            PlanCompared(plan=first, solutions={texts("author/solution"): "0" * 64}, compared=[gained]),
+            PlanCompared(plan=second, solutions={}, compared=[gained.model_copy(update={"held": 0.0})]),
+        ],
+        quality={first: LogitsCompared(tokens=128, top1=0.992, kl=0.001, rms=0.01)},
+        problems=[texts("problem")],
+        fresh=FreshEngines(engine_us=[1000.0] * 3, solutions_us=[970.0] * 3, median_ratio=0.97, half_interval=0.004),
+    )
+    file.write_bytes(applied.model_dump_json().encode())
+    return file
 
 
 def write_fidelity(folder: Path, texts: Texts) -> Path:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from reported import Texts, unpack, write_fidelity, write_judged, write_reported
+from reported import Texts, unpack, write_applied, write_fidelity, write_judged, write_reported
 
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load, write_recording
 from kcap.schemas.recording.signature import call_key
 from kcap.schemas.recording.values import TensorSpec
+from kcap.schemas.results.applied import read_applied
 from kcap.schemas.results.measurement import LeastWork, Measurement, Roofline, write_measurements
 from kcap.schemas.results.outcome import REFERENCE_CHECKS_FILE, ReferenceCheck, write_reference_checks
 
@@ -228,6 +229,11 @@ def test_times_of_both_recordings_are_compared_where_both_have_them(
     assert decode["a"]["us_per_step"] == decode["b"]["us_per_step"] > 0
 
 
+def test_what_solutions_gained_is_as_kcap_ab_wrote_it(report: Report, recorded: Path, tmp_path: Path) -> None:
+    file = write_applied(tmp_path / "applied.json", Texts())
+    assert report(recorded, "--ab", file)["applied"] == read_applied(file).model_dump(mode="json")
+
+
 def test_fidelity_is_read_from_its_folder(report: Report, recorded: Path, tmp_path: Path) -> None:
     folder = write_fidelity(tmp_path / "fidelity", Texts())
     assert report(recorded, "--fidelity", folder)["fidelity"]["kinds"][0]["outside"] == ["outside"]
@@ -304,6 +310,7 @@ def test_the_same_recording_gives_the_same_file(
         (["{there}"], "already exists: pass --force"),
         (["{folder}"], "is a directory"),
         (["{new}", "--judged", "{folder}"], "no output of kcap bench"),
+        (["{new}", "--ab", DATASET / "definitions"], "no such file (kcap ab -o writes one)"),
         (["{new}", "--fidelity", "{folder}"], "no output of kcap replay --compare-engine"),
         (["{new}", "--measurements", "{new}.jsonl"], "no such file"),
         (["{new}", "--against", DATASET], "a dataset is compared with a dataset only"),

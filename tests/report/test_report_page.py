@@ -15,7 +15,7 @@ from kcap.show.kernel_name import shorten
 
 DATASET = Path(__file__).parent.parent / "bench" / "judged_dataset"
 Open = Callable[..., Any]
-SECTIONS = ["phases", "kernels", "roofline", "batches", "steps", "against", "judged", "fidelity", "unknown"]
+SECTIONS = ["phases", "kernels", "roofline", "batches", "steps", "against", "judged", "applied", "fidelity", "unknown"]
 
 
 def test_every_section_is_there_in_order(open_page: Open, everything: Path) -> None:

@@ -20,6 +20,7 @@ function App({ model }) {
     !dataset && ["steps", "one step", html`<${Steps} model=${model} openCall=${setCall} />`],
     report.against && ["against", "comparison", html`<${report.against.phases ? Against : AgainstCalls} against=${report.against} />`],
     report.judged && ["judged", "judged", html`<${JudgedSection} model=${model} judged=${report.judged} />`],
+    report.applied && ["applied", "gain", html`<${AppliedSection} applied=${report.applied} />`],
     report.fidelity && ["fidelity", "fidelity", html`<${FidelitySection} fidelity=${report.fidelity} />`],
     ["unknown", "not known", html`<${Unknown} words=${report.words} />`],
   ].filter(Boolean);

@@ -95,6 +95,36 @@ function JudgedSolution({ model, solution }) {
     </table></div></details>`;
 }
 
+/** A change of a step's time, as a share of it, with half of its interval. */
+function formatChange(us, half, of) {
+  const sign = us > 0 ? "+" : us < 0 ? "−" : "";
+  return `${sign}${formatShare(Math.abs(us) / of)}${half === null ? "" : ` ± ${formatShare(half / of)}`}`;
+}
+
+function AppliedSection({ applied }) {
+  return html`<${Section} id="applied" title="What did Solutions change in the engine?" note="The time of a step with Solutions against one with the engine's own kernels. Predicted: by the judge's times. Control: the engine's own kernels once more.">
+    ${applied.plans.map((plan) => html`<${AppliedPlan} plan=${plan} quality=${applied.quality[plan.plan]} />`)}
+    ${applied.fresh && html`<p>Engines started anew, ${plural(applied.fresh.engine_us.length, "pair")}: a decode step takes ${formatChange(applied.fresh.median_ratio - 1, applied.fresh.half_interval, 1)}.</p>`}
+    ${applied.problems.length > 0 && html`<h3>What did not run as planned</h3><ul>${applied.problems.map((text) => html`<li>${text}</li>`)}</ul>`}
+  <//>`;
+}
+
+function AppliedPlan({ plan, quality }) {
+  const measured = plan.compared.filter((one) => one.solutions !== null);
+  const most = Math.max(...measured.flatMap((one) => [one.solutions.us, one.predicted_us, one.control ? one.control.us : 0].map((us) => Math.abs(us) / one.engine_us)), 1e-9);
+  const bar = (kind, name, us, half, of) => html`<span class=${`line ${kind}`}><span class="fill" style=${{ width: `${(50 * Math.abs(us)) / of / most}%` }} aria-hidden="true"></span><span>${name} ${formatChange(us, half, of)}</span></span>`;
+  return html`<h3>${plan.plan}: ${Object.keys(plan.solutions).join(", ")}</h3>
+    ${measured.length === 0 && html`<p class="warn">No kind of step was measured with and without it.</p>`}
+    ${!plan.compared.some((one) => one.held) && html`<p class="warn">No Solution ran in any step: nothing was measured of it.</p>`}
+    ${measured.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label=${`What ${plan.plan} changed`}><table class="pairs">
+      <thead><tr><th scope="col">step</th><th scope="col">change of its time</th><th scope="col" class="n">engine's own</th><th scope="col" class="n">steps</th><th scope="col" class="n">ran a Solution</th></tr></thead>
+      <tbody>${measured.map((one) => html`<tr><th scope="row">${one.phase}, ${plural(one.sequences, "sequence")}</th>
+        <td>${bar("a", "measured", one.solutions.us, one.solutions.half_interval_us, one.engine_us)}${bar("b", "predicted", one.predicted_us, null, one.engine_us)}${one.control && bar("b", "control", one.control.us, one.control.half_interval_us, one.engine_us)}</td>
+        <td class="n">${formatTime(one.engine_us)}</td><td class="n">${formatCount(one.steps)}</td><td class="n">${formatShare(one.held)}</td></tr>`)}</tbody>
+    </table></div>`}
+    ${quality && html`<p>Logits of ${plural(quality.tokens, "token")}: the same likeliest token for ${formatShare(quality.top1)}, KL divergence ${digits(quality.kl)}.</p>`}`;
+}
+
 function FidelitySection({ fidelity }) {
   const rows = fidelity.kinds.flatMap((kind) => Object.entries(kind.states).map(([state, one]) => ({
     cells: [`${kind.phase}, ${plural(kind.sequences, "sequence")}, ${plural(kind.tokens, "token")}, ${kind.mode}`, state, formatTime(one.engine_us), formatTime(one.replayed_us), formatTime(one.missing_us), formatShare(one.error)],
