@@ -39,7 +39,7 @@ from kcap.schemas.results.plan import Replacement, TensorView
 
 sys.path.insert(0, sys.argv[2])
 from applied_plans import python_solution
-from test_launches import made_plan
+from test_launch_seams import made_plan
 
 folder = Path(sys.argv[1])
 
