@@ -25,6 +25,7 @@ from typing import Any
 
 import orjson
 
+from kcap.capture.turns.blocks import BLOCK
 from kcap.errors import CallError, KcapError
 from kcap.schemas.flashinfer.agents import AgentTurns, texts_of, turns_in
 from kcap.schemas.recording.turns import Turn
@@ -32,7 +33,6 @@ from kcap.schemas.recording.turns import Turn
 CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 TOKENS = range(10, 250)  # that every vocabulary has
 DEFAULT_ANSWER = 64  # tokens, where the trace does not tell
-BLOCK = 16  # tokens that are made up at once, where there are no blocks
 SENT_ANEW = (
     *("model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "n"),
     *("stop", "tool_choice", "response_format"),  # what ends an answer before it has its length

@@ -60,6 +60,11 @@ class Scheduler:
         late = (lambda: self.runner.sample(A, forward)) if sampling == "late" else None
         return SimpleNamespace(delay_sample_func=late)
 
+    def process_batch_result(self, step: Any, result: Any) -> None:
+        """A request that is named so is over."""
+        for one in step.reqs:
+            one.finished_reason = "length" if one.rid.startswith("over") else None
+
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -106,6 +111,22 @@ def test_the_forward_and_the_sampling_make_one_step_and_the_warm_up_none(
     assert [(step.tokens, step.lengths, step.cached) for step in recording.steps] == [(4, [6], [2]), (1, [7], [])]
     assert (recording.metadata.framework, recording.metadata.framework_version) == ("SGLang", "0.0")
     assert (recording.metadata.model, recording.metadata.layers_recorded) == ("tiny", 2)
+
+
+def test_a_request_that_finishes_while_the_next_step_runs_has_its_tokens_once(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    steps = [scheduled("EXTEND", request("over", 2, prompt=6), request("b", prompt=3))]
+    steps += [scheduled("DECODE", request("over"), request("b"))] * 2
+    run(scheduler, steps[0], batch("EXTEND", [4, 3], [6, 3]))
+    run(scheduler, steps[1], batch("DECODE", [1, 1], [7, 4]))
+    for step in steps:
+        scheduler.process_batch_result(step, None)
+    assert list(window.requests._totals) == ["b"], "what is over is kept no longer"
+    recording = finished(window, tmp_path)
+    told = [(r.id, r.prompt, r.cached, r.computed, r.decoded, r.generated) for r in recording.requests]
+    assert told == [("over", 6, 2, 4, 1, 2), ("b", 3, 0, 3, 1, 2)]
+    assert [step.requests for step in recording.steps] == [[0, 1], [0, 1]]
 
 
 def test_a_mixed_batch_that_the_runner_rewrites_is_still_mixed(window: Window, scheduler: Any, tmp_path: Path) -> None:
