@@ -28,6 +28,7 @@ import orjson
 from kcap.capture.turns.blocks import BLOCK
 from kcap.errors import CallError, KcapError
 from kcap.schemas.flashinfer.agents import AgentTurns, texts_of, turns_in
+from kcap.schemas.recording.conversations import objects
 from kcap.schemas.recording.turns import Turn
 
 CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
@@ -80,7 +81,11 @@ def _body(trace: AgentTurns, turn: Turn, tokens: _MadeUpTokens) -> tuple[str, di
     wanted = {"max_tokens": generated or DEFAULT_ANSWER, "ignore_eos": True}
     messages = texts_of(trace, turn)
     if messages is not None:
-        kept = {name: value for name, value in (turn.request or turn.parameters).items() if name not in SENT_ANEW}
+        request = turn.request or turn.parameters
+        if turn.api == "responses":  # sent as a chat, which has fewer members
+            functions = [tool for tool in objects(request.get("tools")) if "function" in tool]
+            request = turn.parameters | ({"tools": functions} if functions else {})
+        kept = {name: value for name, value in request.items() if name not in SENT_ANEW}
         chosen = {"tool_choice": "none"} if "tools" in kept else {}
         return CHAT, {**kept, **chosen, "messages": messages, **wanted}
     return COMPLETIONS, {"prompt": tokens.of(turn), "temperature": 0, **wanted}

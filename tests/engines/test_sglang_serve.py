@@ -33,7 +33,9 @@ pytestmark = marks
 
 SESSIONS = 2
 API_KEY = "a-secret-of-the-test"
-OPTIONS = "--load-format dummy --dtype bfloat16 --served-model-name tiny --tool-call-parser hermes --enable-cache-report"
+OPTIONS = (
+    "--load-format dummy --dtype bfloat16 --served-model-name tiny --tool-call-parser hermes --enable-cache-report"
+)
 
 
 def served(model: Path, directory: Path) -> int:
@@ -89,7 +91,7 @@ def test_a_server_stopped_by_ctrl_c_counts_its_requests_and_not_its_warm_up(agen
 
 def test_every_turn_has_the_tokens_that_the_engine_told_its_client(agent: Any) -> None:
     recording, answers = agent
-    assert len(answers) == 3 * SESSIONS + 1
+    assert len(answers) == 3 * SESSIONS + 3
     assert_tokens_are_those_of_the_engine(recording, answers)
     assert_blocks_are_shared_with_the_turn_before(recording)
 

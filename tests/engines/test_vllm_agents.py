@@ -67,7 +67,7 @@ def agent(agent_model: Path, environment: dict[str, str], tmp_path_factory: pyte
 
 def test_every_turn_has_the_tokens_that_the_engine_told_its_client(agent: Any) -> None:
     recording, answers = agent
-    assert len(answers) == 3 * SESSIONS + 1
+    assert len(answers) == 3 * SESSIONS + 3
     assert_tokens_are_those_of_the_engine(recording, answers)
 
 

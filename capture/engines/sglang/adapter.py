@@ -186,6 +186,7 @@ class Steps:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._scheduled = Scheduled()
+        self._finished: dict[str, int] = {}  # since the last batch began: request -> its generated tokens
         self._forwards = 0
 
     def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,18 +200,22 @@ class Steps:
         return result
 
     def _look(self, scheduler: Any, batch: Any) -> str | None:
+        for name, returned in self._finished.items():
+            self._window.requests.finish(name, returned)
+        self._finished.clear()
         return self._scheduled.look(batch, self._window.requests, getattr(scheduler, "is_generation", True))
 
     def process_result(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """What SGLang makes of a batch that has run, perhaps after the next one began: some requests finish in it."""
+        """What SGLang makes of a batch that has run: some requests finish in it, and may yet be in the batch that has
+        begun meanwhile, whose token of theirs it throws away."""
         result = original(batch, *args, **kwargs)
-        self._guarded(self._finish, batch)
+        self._guarded(self._note_finished, batch)
         return result
 
-    def _finish(self, batch: Any) -> None:
+    def _note_finished(self, batch: Any) -> None:
         for request in batch.reqs:
             if request.finished_reason is not None:
-                self._window.requests.finish(request.rid)
+                self._finished.setdefault(request.rid, len(request.output_ids))
 
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         self._forwards += 1
