@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,24 @@ def again(agent: Any, agent_model: Path, environment: dict[str, str], tmp_path_f
     return kcap.load(output)
 
 
-def test_turns_that_are_sent_again_have_the_same_tokens_and_hits(agent: Any, again: Recording) -> None:
-    def tokens(recording: Recording) -> list[tuple[int, int, int]]:
-        ran = [recording.requests[turn.requests[0]] for turn in answered(recording)]
-        return sorted((request.prompt, request.cached, request.generated) for request in ran)
+def tokens_of(recording: Recording, places: Iterable[int]) -> list[tuple[int, int, int]]:
+    ran = [recording.requests[place] for place in places]
+    return sorted((request.prompt, request.cached, request.generated) for request in ran)
 
-    assert tokens(again) == tokens(agent[0])
+
+def test_turns_that_are_sent_again_have_the_same_tokens_and_hits(agent: Any, again: Recording) -> None:
+    told = tokens_of(agent[0], (turn.requests[0] for turn in answered(agent[0])))
+    assert tokens_of(again, (turn.requests[0] for turn in answered(again))) == told
     assert again.metadata.block_size == agent[0].metadata.block_size
     assert_requests_sum_to_steps(again)
+
+
+def test_turns_are_run_without_a_server(agent: Any, agent_model: Path, kcap_record: Any, tmp_path: Path) -> None:
+    arguments = [f"--engine-arg=max_model_len={MAX_LEN}", "--engine-arg=dtype=bfloat16", "--load-format", "dummy"]
+    load = ("--workload", agent[0].path, "--concurrency", "1", "--speed", "1000")
+    ran = kcap_record(tmp_path / "out", "--model", agent_model, *arguments, "--eager", *load)
+    assert ran.returncode == 0, ran.stderr
+    recording = kcap.load(tmp_path / "out")
+    told = tokens_of(agent[0], (turn.requests[0] for turn in answered(agent[0])))
+    assert tokens_of(recording, range(len(recording.requests))) == told
+    assert_requests_sum_to_steps(recording)
