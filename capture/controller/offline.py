@@ -15,6 +15,7 @@ from kcap.capture.controller import run
 from kcap.capture.controller.output import WorkingDirectory
 from kcap.capture.engines import Start
 from kcap.capture.session import Numbers, Prompt, Session, Workload, as_list
+from kcap.capture.turns.sender import Load, Request
 from kcap.errors import CallError, FormatError
 
 
@@ -35,9 +36,11 @@ class Offline:
 
 
 def record_model(
-    offline: Offline, working: WorkingDirectory, options: dict[str, Any], log: Path | None = None
-) -> run.Run:
-    """Record `offline` into `working`. `options`: the Session's own; `log`: where the engine's output is kept."""
+    offline: Offline, working: WorkingDirectory, options: dict[str, Any], log: Path | None = None,
+    load: Load | None = None,
+) -> run.Run:  # fmt: skip
+    """Record `offline` into `working`. `options`: the Session's own; `log`: where the engine's output is kept; `load`:
+    what to ask of the engine in place of prompts."""
     from kcap.capture.controller import frameworks
 
     engine = frameworks.find_framework(offline.framework)
@@ -52,17 +55,20 @@ def record_model(
     if target.weights_from_hub:
         click.echo(f"kcap: {target.model} comes from the hub; without one, pass --load-format dummy", err=True)
     prompts = read_prompts(offline.prompts) if offline.prompts else None
-    work = make_workload(offline, prompts)
+    work = make_workload(offline, prompts) if load is None else workload_of(load)
     engine_args = engine_arguments(offline.engine_args)
     start = Start(target, load_format, offline.num_layers, offline.eager, engine_args, work.longest)
     arguments = engine.arguments(start)
     if arguments.get("skip_tokenizer_init") and prompts and any(isinstance(prompt, str) for prompt in prompts):
         raise CallError(f"{offline.model} has no tokenizer here: give the prompts as token ids")
+    if arguments.get("skip_tokenizer_init") and load is not None and any(r.prompt is None for r in load.requests):
+        raise CallError(f"{offline.model} has no tokenizer here, and the trace has texts: give it a directory with one")
     session = Session(
         directory=str((working.directory / "shards").resolve()), framework=engine.FRAMEWORK.name, model=target.model,
         layers_model=target.layers_model, engine_arguments=arguments, **options,
     )  # fmt: skip
     job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
+    job |= {} if load is None else {"load": asdict(load)}
     assert engine.OFFLINE is not None  # `find_framework` has seen to it
     return _run_engine(engine.OFFLINE, job, session, working, log)
 
@@ -76,6 +82,19 @@ def make_workload(offline: Offline, prompts: list[Prompt] | None) -> Workload:
             f"--input-len has {lengths} numbers, --num-prompts {counts}: give one for all loads, or as many as those"
         )
     return Workload(offline.num_prompts, offline.input_len, offline.output_len, prompts)
+
+
+def workload_of(load: Load) -> Workload:
+    """As much as a load asks of the engine at a time: by it caches and contexts are made, and steps are profiled."""
+    prompts = [_length(request) for request in load.requests]
+    sessions = sum(request.parent is None for request in load.requests)
+    answer = max(request.tokens for request in load.requests)
+    return Workload(min(sessions, load.concurrency or sessions), max(prompts), answer)
+
+
+def _length(request: Request) -> int:
+    """Of a chat no fewer than its tokens: the bytes that its members would have."""
+    return len(orjson.dumps(request.body)) if request.prompt is None else request.prompt.length
 
 
 def _run_engine(

@@ -15,6 +15,9 @@ from kcap.schemas.recording.recording import Request
 from kcap.schemas.recording.turns import Turn
 
 CHILD = re.compile(r"^\d+_")  # before the name of one of several answers to one request
+PART = re.compile(
+    r"_\d+$"
+)  # after that of one of the requests that a response ran as, tools of the server's between them
 
 
 def merge_turns(directory: Path, requests: Sequence[Request]) -> tuple[list[Turn], list[str]]:
@@ -49,11 +52,13 @@ def _numbered(turns: Sequence[tuple[str, Turn]], requests: dict[str, list[int]])
 
 def _by_name(requests: Iterable[Request]) -> dict[str, list[int]]:
     """Places of requests by the name that the engine answers with: its own may begin with the number of an answer, and
-    end with that of a prompt and with random digits."""
+    end with that of a prompt or of a part, and with random digits."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, request in enumerate(requests):
         name = CHILD.sub("", request.id)
         while name:
             places[name].append(place)
+            if (response := PART.sub("", name)) != name:
+                places[response].append(place)
             name = name.rpartition("-")[0]
     return places

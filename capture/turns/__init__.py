@@ -2,6 +2,6 @@
 
 Inside the server's process: `middleware` sees the bytes of each request and answer go by and changes none; `exchange`
 makes a Turn of them: roles, lengths, tools, tokens, times and, if asked for, texts; `log` knows which conversation it
-goes on, and writes its line; `blocks` are of the prompts' tokens, in the processes of the model. Outside: `load` sends
-the turns of a trace (`kcap record --workload`).
+goes on, and writes its line; `blocks` are of the prompts' tokens, in the processes of the model. Outside: `load` makes
+requests of the turns of a trace (`kcap record --workload`), and `sender` sends them to a server or an engine.
 """

@@ -10,6 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+BLOCK = 16  # tokens, where the engine does not tell those of its own blocks, or they are too small
 NUMBER = 6  # bytes: a whole number in every JSON reader
 
 

@@ -1,10 +1,12 @@
-"""A Turn of the bytes of one request and its answer: OpenAI's chat and text completions, whole or streamed.
+"""A Turn of the bytes of one request and its answer: OpenAI's chat and text completions and its Responses API, whole or
+streamed.
 
 Without texts, unless they are asked for; then secrets in them are redacted. What cannot be read is said, not raised.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import orjson
 
 from kcap.errors import FormatError
-from kcap.schemas.flashinfer.chat_stream import DONE, events, join_chunks
+from kcap.schemas.flashinfer.openai.chat_stream import DONE, events, join_chunks
+from kcap.schemas.flashinfer.openai.responses import chat_answer, chat_request, last_response, request_messages
 from kcap.schemas.recording.conversations import (
     MOST_NAME,
     describe_message,
@@ -22,8 +25,8 @@ from kcap.schemas.recording.conversations import (
 )
 from kcap.system.redact import redact_text
 
-CHAT, COMPLETION = "chat", "completion"
-APIS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+CHAT, COMPLETION, RESPONSES = "chat", "completion", "responses"
+APIS = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSES}
 
 
 @dataclass
@@ -47,11 +50,15 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request's members. `messages`: as they came, of a text completion none; `prompts`: of one, their lengths."""
+    """A request's members, as a chat has them. `messages`: of a text completion none; `prompts`: of one, their lengths.
+
+    `untold`: what it sent that is no message of a chat.
+    """
 
     body: dict[str, Any]
     messages: list[dict[str, Any]]
-    prompts: list[int]
+    prompts: list[int] = field(default_factory=list)
+    untold: Sequence[str] = ()
 
 
 def read_request(exchange: Exchange) -> Asked:
@@ -62,6 +69,9 @@ def read_request(exchange: Exchange) -> Asked:
         raise FormatError("request", error.msg) from None
     if not isinstance(body, dict):
         raise FormatError("request", "must be a JSON object")
+    if exchange.api == RESPONSES:
+        untold = Counter[str]()
+        return Asked(chat_request(body), request_messages(body, untold), untold=sorted(untold))
     messages = body.get("messages") if exchange.api == CHAT else []
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise FormatError("request", "messages: must be a list of objects")
@@ -75,7 +85,7 @@ def _prompt_lengths(prompt: Any) -> list[int]:
 
 
 def read_answer(exchange: Exchange) -> dict[str, Any]:
-    """The answer in its whole form: `choices` with a `message` each. FormatError where it is none, or broke off."""
+    """The answer as a chat's whole one: `choices` with a `message` each. FormatError where it is none, or broke off."""
     content = bytes(exchange.answer)
     if exchange.streamed:
         answer = _joined(content, exchange.api)
@@ -86,6 +96,8 @@ def read_answer(exchange: Exchange) -> dict[str, Any]:
             raise FormatError("answer", error.msg) from None
     if not isinstance(answer, dict):
         raise FormatError("answer", "must be a JSON object")
+    if exchange.api == RESPONSES:
+        return chat_answer(answer, Counter())
     if exchange.api == COMPLETION:
         answer["choices"] = [_as_chat(choice) for choice in objects(answer.get("choices"))]
     return answer
@@ -96,23 +108,29 @@ def _as_chat(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(content: bytes, api: str) -> dict[str, Any]:
-    chunks, done = [], False
-    for number, data in enumerate(events(content), 1):
-        if data == DONE:
-            done = True
-            break
-        try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise FormatError(f"answer: event {number}", error.msg) from None
-        chunks.append(_with_deltas(chunk) if api == COMPLETION else chunk)
-    answer = join_chunks(chunks, "answer")
+    chunks, done = _chunks(content)
+    if api == RESPONSES:
+        return last_response(chunks, "answer")
+    answer = join_chunks([_with_deltas(chunk) for chunk in chunks] if api == COMPLETION else chunks, "answer")
     if not done:
         raise FormatError("answer", "broke off before its [DONE]")
     if api == COMPLETION:
         for choice in answer["choices"]:
             choice["text"] = choice["message"]["content"]
     return answer
+
+
+def _chunks(content: bytes) -> tuple[list[Any], bool]:
+    """The document of each event, and whether the stream says that it is done."""
+    chunks: list[Any] = []
+    for number, data in enumerate(events(content), 1):
+        if data == DONE:
+            return chunks, True
+        try:
+            chunks.append(orjson.loads(data))
+        except orjson.JSONDecodeError as error:
+            raise FormatError(f"answer: event {number}", error.msg) from None
+    return chunks, False
 
 
 def _with_deltas(chunk: Any) -> Any:
@@ -160,6 +178,8 @@ def engine_name(exchange: Exchange) -> str:
         answer = orjson.loads(data)
     except orjson.JSONDecodeError:
         return ""
+    if isinstance(answer, dict) and exchange.streamed and exchange.api == RESPONSES:
+        answer = answer.get("response")
     return _name(answer.get("id")) if isinstance(answer, dict) else ""
 
 

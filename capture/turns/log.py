@@ -69,6 +69,7 @@ class TurnLog:
         turn |= {"parent": parent.number, "shared": parent.messages} if parent else {}
         if asked is None:
             return turn
+        turn |= {"unread": f"not told: {', '.join(asked.untold)}"} if asked.untold else {}
         try:
             turn |= describe_request(asked, messages[parent.messages if parent else 0 :], self._keep_text)
             if exchange.status == 200:

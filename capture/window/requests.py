@@ -107,11 +107,16 @@ class Requests:
             self.begin(name, 0, 0)
         return self._totals[name]
 
-    def finish(self, name: str) -> None:
-        """The engine is done with a request; one that ran in no counted step leaves nothing."""
+    def finish(self, name: str, returned: int | None = None) -> None:
+        """The engine is done with a request; one that ran in no counted step leaves nothing.
+
+        `returned`: the tokens that it generated, where the engine tells: what was sampled beyond them it threw away.
+        """
         totals, single = self._totals.pop(name, None), self._single.pop(name, 0)
         if totals is None or (totals.first < 0 and not single):
             return
+        if returned is not None:
+            totals.generated = min(totals.generated, returned - single)
         if totals.number < MAX_REQUESTS:
             self._write_line(name, totals, single)
             return

@@ -27,6 +27,7 @@ from kcap.system import machine
 
 if TYPE_CHECKING:
     from kcap.capture.controller.serving import Client
+    from kcap.capture.turns.sender import Load
 
 EXAMPLE = """
 \b
@@ -97,7 +98,7 @@ def offline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--workload",
     type=click.Path(path_type=Path, exists=True),
     metavar="TRACE",
-    help="Record the server COMMAND while the turns of a trace are sent to it: a Recording's, or a file's.",
+    help="Send the turns of a trace to the server COMMAND, or run them by --model: a Recording's, or a file's.",
 )
 @click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of --workload.")
 @click.option(
@@ -151,10 +152,11 @@ def command(
     Every process of the engine records its operator calls from the end of its warm-up on. Ctrl-C ends a COMMAND in
     order; its Recording is complete. SIGUSR1 opens the window and SIGUSR2 closes it, as `kcap window` does.
     """
-    if workload is not None:
+    if workload is not None and model is None:
         client = _sender(workload, speed, concurrency, client, ready, list(command_line))
-    elif _option_given("speed") or concurrency is not None:
+    elif workload is None and (_option_given("speed") or concurrency is not None):
         raise CallError("--speed and --concurrency are of --workload: give that, too")
+    load = _load(workload, speed, concurrency) if workload is not None and model is not None else None
     _check_options(model, command_line, client, ready, check_coverage)
     server = _traced_server(list(command_line), keep_text) if agent_trace or keep_text else list(command_line)
     _check_engine_log(engine_log, model is not None or client is not None, output)
@@ -170,7 +172,8 @@ def command(
         with working_directory(output, force) as beside, planned(plan_file) as extension:
             options |= extension
             if model is not None:
-                ran = record_model(Offline(model=model, framework=framework, **offline), beside, options, engine_log)
+                offered = Offline(model=model, framework=framework, **offline)
+                ran = record_model(offered, beside, options, engine_log, load)
             else:
                 named = _option_given("framework")
                 options["command"] = list(command_line)
@@ -243,6 +246,20 @@ def _sender(
         raise CallError("--workload: pass --ready URL, so that kcap knows where the server answers")
     words = [sys.executable, "-m", "kcap.capture.turns.load", str(workload), "--url", url, "--speed", str(speed)]
     return shlex.join([*words, *(["--concurrency", str(concurrency)] if concurrency else [])])
+
+
+def _load(workload: Path, speed: float, concurrency: int | None) -> Load:
+    """The turns for an engine without a server; CallError where prompts are given, too, or the trace has none."""
+    from kcap.capture.turns.load import requests_of
+    from kcap.capture.turns.sender import Load
+    from kcap.schemas.flashinfer.agents import turns_in
+
+    if any(_option_given(name) for name in ("prompts", "num_prompts", "input_len", "output_len")):
+        raise CallError("--workload has the prompts, and their answers' lengths: leave other options for them out")
+    requests = requests_of(turns_in(workload)[0])
+    if not requests:
+        raise CallError(f"{workload}: no turn in it was answered")
+    return Load(requests, speed, concurrency)
 
 
 def _traced_server(command_line: list[str], keep_text: bool) -> list[str]:

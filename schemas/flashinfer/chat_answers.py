@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from kcap.errors import FormatError
 from kcap.schemas.files.jsonfile import parse_json, reasons
 from kcap.schemas.flashinfer.agent_trace import Response
-from kcap.schemas.flashinfer.chat_stream import DONE, error_text, events, join_chunks, with_reasoning
+from kcap.schemas.flashinfer.openai.chat_stream import DONE, error_text, events, join_chunks, with_reasoning
 
 ADAPTER = TypeAdapter(Response)
 ANSWER_FIELDS = frozenset({"id", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"})

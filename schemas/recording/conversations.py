@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from kcap.schemas.flashinfer.chat_stream import with_reasoning
+from kcap.schemas.flashinfer.openai.chat_stream import with_reasoning
 
 MOST_CONVERSATIONS = 1 << 17  # that may be gone on with; the ones used last are kept
 MOST_NAME = 256  # characters of a role, or of a tool's or an engine's name
@@ -94,6 +94,13 @@ def function_of(call: dict[str, Any]) -> tuple[Any, Any]:
 def objects(value: Any) -> list[dict[str, Any]]:
     """The objects in a list; none where it is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in objects(content))
+    return "" if content is None else str(content)
 
 
 TEXTS, NAMES = ("content", "reasoning_content", "refusal"), ("name", "tool_call_id")  # of a message that is kept whole

@@ -289,11 +289,11 @@ class Request(Record):
     ran; `computed`: those that these steps computed; `decoded`: tokens after the prompt that they computed; `again`: of
     `computed` and `decoded` those that had been before (the engine had interrupted it). `generated`: tokens that they
     sampled, one for each step that read up to the last known token: an engine that looks ahead (speculative decoding)
-    returns more, one that schedules ahead may throw the last one away. `prefills`, `decodes`: steps in which it read
-    its prompt, and others. `first`: the index of its first counted step, None where that was a decode. `requests`: how
-    many the line adds up; past 65,536 a process adds them up in one line without `id`. `blocks`: with --agent-trace,
-    the prompt's blocks of `block_size` tokens, each a number for all tokens up to its end, so that prompts which begin
-    alike have the same first ones.
+    returns more, vLLM that schedules ahead may throw the last one away (SGLang's is not counted). `prefills`,
+    `decodes`: steps in which it read its prompt, and others. `first`: the index of its first counted step, None where
+    that was a decode. `requests`: how many the line adds up; past 65,536 a process adds them up in one line without
+    `id`. `blocks`: with --agent-trace, the prompt's blocks of `block_size` tokens, each a number for all tokens up to
+    its end, so that prompts which begin alike have the same first ones.
     """
 
     id: str = ""

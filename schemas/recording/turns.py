@@ -82,7 +82,7 @@ class Turn(Record):
     shared: Count = 0
     id: str = ""
     requests: list[int] = []
-    api: Literal["chat", "completion"] = "chat"
+    api: Literal["chat", "completion", "responses"] = "chat"
     model: str = ""
     sent: Seconds = 0.0
     first: Seconds | None = None

@@ -24,8 +24,9 @@ def batch(mode: str, queries: list[int], lengths: list[int]) -> Any:
     )
 
 
-def request(name: str, cached: int = 0) -> Any:
-    return SimpleNamespace(rid=name, cached_tokens=cached)
+def request(name: str, cached: int = 0, prompt: int = 32) -> Any:
+    known = {"origin_input_ids": [7] * prompt, "output_ids": [], "finished_reason": None}
+    return SimpleNamespace(rid=name, cached_tokens=cached, **known)
 
 
 def scheduled(mode: str, *requests: Any, decoding: tuple[Any, ...] = ()) -> Any:

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcap.capture.turns.load import CHAT, COMPLETIONS, Outcome, Sender, main, requests_of
+from kcap.capture.turns.load import CHAT, COMPLETIONS, main, requests_of
+from kcap.capture.turns.load import Server as Target
+from kcap.capture.turns.sender import Answer, Outcome, Request, Sender
 from kcap.errors import CallError
 from kcap.schemas.flashinfer.agents import AgentTurns, Asked, link
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
@@ -61,7 +63,7 @@ class Server:
         async def run() -> Outcome:
             server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
-            outcome = await Sender(f"http://127.0.0.1:{port}", **options).send(requests_of(trace))
+            outcome = await Sender(Target(f"http://127.0.0.1:{port}").ask, **options).send(requests_of(trace))
             server.close()
             return outcome
 
@@ -111,6 +113,19 @@ def test_a_turn_with_texts_is_sent_as_a_chat_with_the_recorded_answers() -> None
     assert sent == more
 
 
+def sent(trace: AgentTurns, answer: Any = lambda number: ()) -> tuple[list[list[int]], Outcome]:
+    """The prompts of made-up tokens, by turn; `answer`: the tokens of each one's answer."""
+    prompts: dict[int, list[int]] = {}
+
+    async def ask(request: Request, prompt: list[int] | None) -> Answer:
+        assert prompt is not None
+        prompts[request.number] = prompt
+        return Answer(tokens=answer(request.number))
+
+    outcome = asyncio.run(Sender(ask, speed=1e3).send(requests_of(trace)))
+    return [prompts[number] for number in sorted(prompts)], outcome
+
+
 BLOCKS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=2, max_size=5)
 
 
@@ -119,7 +134,7 @@ BLOCKS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=
 def test_made_up_prompts_share_what_the_recorded_ones_shared(blocks: list[list[int]], size: int, cut: int) -> None:
     turns = [turn(number, prompt=len(of) * size - cut, api="completion") for number, of in enumerate(blocks)]
     trace = AgentTurns(turns, dict(enumerate(blocks)), size)
-    prompts = [request.body["prompt"] for request in requests_of(trace)]
+    prompts, _ = sent(trace)
     assert [len(prompt) for prompt in prompts] == [of.usage.prompt for of in turns if of.usage]
     for one, first in zip(prompts, blocks, strict=True):
         for other, second in zip(prompts, blocks, strict=True):
@@ -131,9 +146,30 @@ def test_made_up_prompts_share_what_the_recorded_ones_shared(blocks: list[list[i
 
 def test_without_blocks_the_turns_of_a_session_share_their_beginning() -> None:
     turns = [turn(0, 100), turn(1, 150, session=0, parent=0, turn=1), turn(2, 100)]
-    prompts = [request.body["prompt"] for request in requests_of(AgentTurns(turns))]
-    assert prompts[1][:96] == prompts[0][:96] and prompts[2][:16] != prompts[0][:16]
-    assert requests_of(AgentTurns(turns))[0].path == COMPLETIONS
+    prompts, outcome = sent(AgentTurns(turns), lambda number: [number] * 5)
+    assert prompts[1][:100] == prompts[0] and prompts[2][:16] != prompts[0][:16]
+    assert prompts[1][100:105] == [0] * 5, "the answer before it, in the room that there is"
+    assert (outcome.answered, outcome.untold) == (3, 0)
+    server = Server()
+    assert server.serve(AgentTurns(turns)).untold == 1, "it tells no ids"
+    assert [path for _, path, _ in server.asked] == [COMPLETIONS] * 3
+
+
+def test_a_prompt_goes_on_with_the_answer_as_far_as_the_cache_had_it() -> None:
+    """The block at the end of the prompt before has another number, and whoever has it later has its tokens."""
+    hit = {"session": 0, "parent": 0, "turn": 1}
+    turns = [turn(0, 40, 30), turn(1, usage=Usage(prompt=90, cached=64, generated=9), **hit)]
+    turns += [
+        turn(2, usage=Usage(prompt=120, cached=96, generated=9), session=0, parent=1, turn=2),
+        turn(3, 95, 9, sent=50.0),
+    ]
+    blocks = {0: [0, 1, 2], 1: [0, 1, 3, 4, 5, 6], 2: [0, 1, 3, 4, 5, 7, 8, 9], 3: [0, 1, 3, 4, 10, 11]}
+    prompts, _ = sent(AgentTurns(turns, blocks, 16), lambda number: [1000 + number] * 30)
+    first, second, third, other = prompts
+    assert second[:64] == first + [1000] * 24 and 1000 not in second[64:]
+    assert third[:96] == second + [1001] * 6 and 1001 not in third[96:]
+    assert other[:64] == second[:64] and other[64:80] != second[64:80]
+    assert [len(prompt) for prompt in prompts] == [40, 90, 120, 95]
 
 
 def test_what_was_refused_or_given_up_is_not_sent_again() -> None:

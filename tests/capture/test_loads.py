@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kcap.capture.controller import frameworks
 from kcap.capture.controller import run as controller_run
 from kcap.capture.session import as_list
+from kcap.capture.turns.sender import Load
 from kcap.capture.window.profiled import MOST_OFFLINE, TOKENS, profiled_loads
 from kcap.commands import record
 from kcap.commands.record import NumbersRange
@@ -98,6 +99,21 @@ def test_prompts_of_a_file_are_a_single_load(words: tuple[str, str], started: An
     (tmp_path / "p.jsonl").write_text("[1, 2]\n")
     assert "--prompts FILE is a single load" in started("--prompts", tmp_path / "p.jsonl", *words)
     assert started("--prompts", tmp_path / "p.jsonl")["workload"]["prompts"] == [[1, 2]]
+
+
+def test_a_trace_is_run_without_a_server(started: Any, tmp_path: Path) -> None:
+    lines = [{"timestamp": at, "input_length": 900, "output_length": 30, "session_id": "a"} for at in (0, 40, 80)]
+    (tmp_path / "load.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    job = started("--workload", tmp_path / "load.jsonl", "--speed", 2)
+    assert (job["workload"]["num_prompts"], job["workload"]["input_len"], job["workload"]["output_len"]) == (1, 900, 30)
+    load = Load.of(job["load"])
+    assert [(request.parent, request.prompt and request.prompt.length) for request in load.requests] == [
+        (None, 900),
+        (0, 900),
+        (1, 900),
+    ]
+    assert "leave other options" in started("--workload", tmp_path / "load.jsonl", "--output-len", 2)
+    assert "are of --workload" in started("--concurrency", 2)
 
 
 @given(st.integers(1, 200))

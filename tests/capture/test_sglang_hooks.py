@@ -60,6 +60,13 @@ class Scheduler:
         late = (lambda: self.runner.sample(A, forward)) if sampling == "late" else None
         return SimpleNamespace(delay_sample_func=late)
 
+    def process_batch_result(self, step: Any, result: Any) -> None:
+        """A request is over when it has as many tokens as its name says; later ones are thrown away."""
+        for one in step.reqs:
+            if one.finished_reason is None:
+                one.output_ids.append(1)
+                one.finished_reason = "length" if one.rid == f"over after {len(one.output_ids)}" else None
+
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -106,6 +113,27 @@ def test_the_forward_and_the_sampling_make_one_step_and_the_warm_up_none(
     assert [(step.tokens, step.lengths, step.cached) for step in recording.steps] == [(4, [6], [2]), (1, [7], [])]
     assert (recording.metadata.framework, recording.metadata.framework_version) == ("SGLang", "0.0")
     assert (recording.metadata.model, recording.metadata.layers_recorded) == ("tiny", 2)
+
+
+def test_a_request_that_finishes_while_the_next_step_runs_is_one(
+    window: Window, scheduler: Any, tmp_path: Path
+) -> None:
+    """Its last token is thrown away; the step may end after what came before it has been processed."""
+    over, other = request("over after 2", 2, prompt=6), request("b", prompt=3)
+    steps = [scheduled("EXTEND", over, other), scheduled("DECODE", over, other), scheduled("DECODE", over, other)]
+    run(scheduler, steps[0], batch("EXTEND", [4, 3], [6, 3]))
+    run(scheduler, steps[1], batch("DECODE", [1, 1], [7, 4]))
+    scheduler.process_batch_result(steps[0], None)
+    late = run(scheduler, steps[2], batch("DECODE", [1, 1], [8, 5]), "late")
+    scheduler.process_batch_result(steps[1], None)
+    with torch.no_grad():
+        late.delay_sample_func()
+    run(scheduler, scheduled("DECODE", other), batch("DECODE", [1], [6]))
+    assert list(window.requests._totals) == ["b"], "what is over is kept no longer"
+    recording = finished(window, tmp_path)
+    told = [(r.id, r.prompt, r.cached, r.computed, r.decoded, r.generated) for r in recording.requests]
+    assert told == [("over after 2", 6, 2, 4, 2, 2), ("b", 3, 0, 3, 3, 4)]
+    assert [step.requests for step in recording.steps] == [[0, 1], [0, 1], [0, 1], [1]]
 
 
 def test_a_mixed_batch_that_the_runner_rewrites_is_still_mixed(window: Window, scheduler: Any, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from kcap.capture.engines.sglang import offline
 from kcap.capture.session import Session
 from kcap.capture.shards.counts import CLOSED, Counts
+from kcap.capture.turns.sender import Load, MadeUpPrompt, Request
 from kcap.capture.window.profiled import TOKENS
 
 
@@ -26,11 +29,11 @@ class Engine:
             model_config=SimpleNamespace(vocab_size=100, is_generation=arguments.get("is_generation", True))
         )
         self.tokenizer_manager.tokenizer = lambda text: {"input_ids": [len(word) for word in text.split()]}
-        self.generated: list[tuple[int, int, bool]] = []
+        self.generated: list[tuple[int, int, Any]] = []
         self.over = False
         self.aborted = threading.Event()
         self.tokenizer_manager.abort_request = lambda abort_all: abort_all and self.aborted.set()
-        self.loop = SimpleNamespace(call_soon_threadsafe=lambda call: call())
+        self.loop = SimpleNamespace(call_soon_threadsafe=lambda call: call(), run_until_complete=asyncio.run)
 
     def generate(self, prompt: Any = None, input_ids: Any = None, sampling_params: Any = None) -> list[Any]:
         tokens, requests = sampling_params["max_new_tokens"], input_ids or prompt
@@ -40,6 +43,11 @@ class Engine:
             assert self.aborted.wait(30), "it would go on to its last token"
             return [{"output_ids": [7] * self.session.steps}, {}]
         return [{"output_ids": [7] * tokens} for _ in requests]
+
+    async def async_generate(self, input_ids: list[int], sampling_params: Any, rid: str) -> Any:
+        tokens = sampling_params["max_new_tokens"]
+        self.generated.append((int(rid), tokens, input_ids))
+        return {"output_ids": [7] * tokens}
 
     def flush_cache(self) -> Any:
         return SimpleNamespace(success=self.flushes.pop(0) if len(self.flushes) > 1 else self.flushes[0])
@@ -53,8 +61,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`run(flushes, coverage, workload)`: the engine that ran the job, and its token ids."""
 
     def start(
-        flushes: list[bool], coverage: bool, steps: int | None = None, arguments: Any = None, **workload: Any
-    ) -> tuple[Engine, Any]:
+        flushes: list[bool], coverage: bool, steps: int | None = None, arguments: Any = None, load: Load | None = None,
+        **workload: Any,
+    ) -> tuple[Engine, Any]:  # fmt: skip
         session = Session(str(tmp_path / "shards"), check_coverage=coverage, steps=steps)
         session.write()
         if steps is not None:
@@ -69,6 +78,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "session": str(session.file),
             "workload": workload,
             "engine_arguments": arguments or {"context_length": 64},
+            "load": None if load is None else asdict(load),
         }
         (tmp_path / "job.json").write_bytes(orjson.dumps({**job, "outputs": str(tmp_path / "outputs.json")}))
         offline.main(str(tmp_path / "job.json"))
@@ -113,6 +123,17 @@ def test_texts_go_to_the_engine_as_texts(run: Any) -> None:
 def test_texts_among_token_ids_go_to_the_engine_as_token_ids(run: Any) -> None:
     engine, outputs = run([True], False, prompts=[[5, 6], "a text"], output_len=2)
     assert (engine.generated, outputs) == ([(2, 2, False)], [[7, 7]] * 2)
+
+
+def test_the_turns_of_a_trace_run_after_one_another_and_go_on_with_answers(run: Any) -> None:
+    first = Request(0, None, 0.0, {}, 3, MadeUpPrompt([1], 16, 10))
+    second = Request(1, 0, 0.0, {}, 2, MadeUpPrompt([1, 2], 16, 20, of_answer=3))
+    engine, _ = run([True], False, num_prompts=1, input_len=20, output_len=3, load=Load([first, second]))
+    (_, tokens, before), (_, more, prompt) = engine.generated
+    assert (tokens, more, len(before), len(prompt)) == (3, 2, 10, 20)
+    assert prompt[:13] == before + [7] * 3
+    engine, _ = run([True], False, steps=3, num_prompts=1, input_len=20, output_len=3, load=Load([first]))
+    assert engine.generated == [], "the window has closed"
 
 
 def test_the_profiled_requests_come_first_and_are_forgotten(run: Any) -> None:

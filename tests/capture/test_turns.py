@@ -21,9 +21,10 @@ from kcap.schemas.recording.recording import Request
 from kcap.schemas.recording.turns import Turn, conversation, tools_of
 
 REAL = Path(__file__).parents[1] / "data" / "chat_answers"
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 JSON, STREAM = b"application/json", b"text/event-stream; charset=utf-8"
 NAMES = ("role", "content", "tool_calls", "function", "name", "message", "delta", "index", "text", "type", "error")
+ITEMS = ("input", "output", "response", "id")
 SECRET = "sk-0123456789abcdef"
 
 
@@ -246,6 +247,57 @@ def test_text_completions_are_turns_too(session: Session) -> None:
     assert (whole.requests, streamed.requests) == ([0], [1, 2])
 
 
+RAIN = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Does it rain?"}]}
+FUNCTION = {"type": "function", "name": "get_weather", "strict": True, "parameters": {"type": "object"}}
+
+
+def responses(*items: dict[str, Any], **more: Any) -> bytes:
+    return orjson.dumps({"model": "m", "instructions": "Be brief.", "input": list(items), "tools": [FUNCTION], **more})
+
+
+@pytest.mark.parametrize("name", ["plain", "required"])
+def test_a_response_is_a_turn_whole_and_streamed(session: Session, name: str) -> None:
+    openai = pytest.importorskip("openai")
+    contents = [(REAL / "responses" / f"{name}.{ending}").read_bytes() for ending in ("json", "sse")]
+    app = TurnRecorder(Server((200, JSON, [contents[0]]), (200, STREAM, [contents[1]])))
+    for stream in (False, True):
+        ask(app, responses(RAIN, max_output_tokens=9, stream=stream), RESPONSES)
+    told = [contents[0], contents[1].rpartition(b"data: ")[2].strip()]
+    whole = [
+        openai.types.responses.Response.model_validate(orjson.loads(text).get("response", orjson.loads(text)))
+        for text in told
+    ]
+    turns = turns_of(session, [Request(id=f"{response.id}_0-0123abcd") for response in whole])
+    for number, (turn, response) in enumerate(zip(turns, whole, strict=True)):
+        assert (turn.id, turn.unread, turn.requests, turn.parameters) == (response.id, "", [number], {"max_tokens": 9})
+        assert (turn.tools, [message.role for message in turn.messages]) == (["get_weather"], ["system", "user"])
+        assert tools_of(turn) == [item.name for item in response.output if item.type == "function_call"]
+        assert turn.usage is not None and turn.usage.prompt == response.usage.input_tokens
+        assert turn.usage.generated == response.usage.output_tokens
+        assert turn.answers[0].finish == ("completed" if name == "required" else "max_output_tokens")
+
+
+def test_items_that_come_again_are_the_same_conversation(session: Session) -> None:
+    content = (REAL / "responses" / "required.json").read_bytes()
+    app = TurnRecorder(Server((200, JSON, [content]), (200, JSON, [content])))
+    calls = orjson.loads(content)["output"]
+    results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "no"} for call in calls]
+    ask(app, responses(RAIN), RESPONSES)
+    ask(app, responses(RAIN, *calls, *results, {"type": "web_search_call"}), RESPONSES)
+    first, second = turns_of(session)
+    assert (second.session, second.parent, second.turn) == (first.session, 0, 1)
+    assert [message.role for message in second.messages] == ["tool"] * len(calls)
+    assert (first.unread, second.unread) == ("", "not told: an item web_search_call")
+
+
+def test_a_streamed_response_that_breaks_off_is_said(session: Session) -> None:
+    content = (REAL / "responses" / "plain.sse").read_bytes()
+    cut = content[: content.rindex(b"event: ")]
+    ask(TurnRecorder(Server((200, STREAM, [cut]))), responses(RAIN), RESPONSES)
+    (turn,) = turns_of(session)
+    assert turn.unread == "broke off before its last event" and turn.id.startswith("resp_")
+
+
 def test_several_answers_to_one_request_are_joined_with_all_of_its_requests(session: Session) -> None:
     ask(TurnRecorder(Server(real("two.json"))), question(USER, n=2))
     name = orjson.loads((REAL / "two.json").read_bytes())["id"]
@@ -292,7 +344,7 @@ def test_outside_a_recording_it_does_nothing(tmp_path: Path, monkeypatch: pytest
 
 VALUES: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES + ITEMS), inner, max_size=4),
     max_leaves=8,
 )
 CHOICES = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), max_size=2)
@@ -300,18 +352,27 @@ BODIES = st.one_of(
     st.just(question(USER)),
     st.binary(max_size=60),
     VALUES.map(orjson.dumps),
-    st.fixed_dictionaries({"messages": CHOICES | VALUES, "tools": VALUES, "prompt": VALUES}).map(orjson.dumps),
+    st.fixed_dictionaries({"messages": CHOICES | VALUES, "tools": VALUES, "prompt": VALUES, "input": VALUES}).map(
+        orjson.dumps
+    ),
 )
 ANSWERS = st.one_of(
     st.binary(max_size=60),
     VALUES.map(orjson.dumps),
     st.fixed_dictionaries({"choices": CHOICES | VALUES, "usage": VALUES, "id": VALUES}).map(orjson.dumps),
+    st.fixed_dictionaries({"type": st.just("response.completed"), "response": VALUES, "output": VALUES}).map(
+        orjson.dumps
+    ),
 )
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    body=BODIES, answer=ANSWERS, streamed=st.booleans(), path=st.sampled_from([CHAT, COMPLETIONS]), keep=st.booleans()
+    body=BODIES,
+    answer=ANSWERS,
+    streamed=st.booleans(),
+    path=st.sampled_from([CHAT, COMPLETIONS, RESPONSES]),
+    keep=st.booleans(),
 )
 def test_whatever_goes_by_is_passed_on_and_leaves_one_turn(
     session: Session, body: bytes, answer: bytes, streamed: bool, path: str, keep: bool

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import subprocess
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_runs import GPU, PYTHON, TINY, TWO_RANKS, command, environment, marks, recorded, write_prompts
+from sglang_runs import PYTHON, TINY, TWO_RANKS, environment, marks, recorded, write_prompts
 
 import kcap
 from kcap.capture.fold.recording import fold_session
@@ -73,7 +69,6 @@ def runs(model: Path, own_key: None, tmp_path_factory: pytest.TempPathFactory) -
             "recorded": pool.submit(generated, model, tmp_path_factory.mktemp("recorded"), True),
             "plain": pool.submit(generated, model, tmp_path_factory.mktemp("plain"), False),
             "two ranks": pool.submit(two_ranks, tmp_path_factory.mktemp("ranks")),
-            "server": pool.submit(served, model, tmp_path_factory.mktemp("server")),
         }
 
 
@@ -178,59 +173,6 @@ def test_prompts_are_those_of_the_file_and_their_tokens_are_kept_when_asked_for(
 
 
 def test_an_api_key_is_in_no_recording(runs: dict[str, Future[Any]]) -> None:
-    for name in ("two ranks", "server"):
-        _, path = runs[name].result()
-        files = [file for file in path.rglob("*") if file.is_file()]
-        assert files and not any(API_KEY.encode() in file.read_bytes() for file in files)
-
-
-def asked(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)) as answer:
-        return json.loads(answer.read() or "null")
-
-
-def served(model: Path, directory: Path) -> tuple[int, Path]:
-    """A server, two requests, Ctrl-C: the exit status, and where the Recording is."""
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        port = any_port.getsockname()[1]
-    options = "--load-format dummy --skip-tokenizer-init --context-length 256 --max-total-tokens 4096"
-    cpu = "" if GPU else " --device cpu --attention-backend torch_native"
-    server = [PYTHON, "-m", "sglang.launch_server", "--model-path", model, *(options + cpu).split()]
-    words = ("-o", directory / "out", "--", *server, "--port", port, "--api-key", API_KEY)
-    with (directory / "log").open("w") as log:
-        env = environment(SGLANG_USE_CPU_ENGINE="1")
-        process = subprocess.Popen(command(*words), env=env, stdout=log, stderr=log)
-        try:
-            ready(process, directory / "log")
-            time.sleep(1)  # for the windows to open again after the warm-up
-            for prompt in PROMPTS[:2]:
-                params = {"max_new_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
-                answer = asked(port, "/generate", {"input_ids": prompt, "sampling_params": params})
-                assert len(answer["output_ids"]) == OUTPUT
-            process.send_signal(signal.SIGINT)
-            return process.wait(timeout=120), directory / "out"
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait(timeout=120)
-
-
-def test_a_server_stopped_by_ctrl_c_counts_its_requests_and_not_its_warm_up(runs: dict[str, Future[Any]]) -> None:
-    status, path = runs["server"].result()
-    assert status == 0, (path.parent / "log").read_text()
-    recording = kcap.load(path)
-    assert recording.metadata.complete
-    assert recording.metadata.framework == "SGLang"
-    assert recording.metadata.steps == {"prefill": 2, "decode": 2 * (OUTPUT - 1)}
-    assert "--api-key REDACTED" in " ".join(recording.metadata.command)
-
-
-def ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when the server has warmed itself up. Asked for its health it would run a forward."""
-    deadline = time.monotonic() + 600
-    while "ready to roll" not in log.read_text():
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.5)
+    _, path = runs["two ranks"].result()
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert files and not any(API_KEY.encode() in file.read_bytes() for file in files)

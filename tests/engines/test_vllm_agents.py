@@ -6,17 +6,28 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_load import CLIENT, MAX_LEN, SESSIONS, write_model
+from agent_load import (
+    CLIENT,
+    MAX_LEN,
+    SESSIONS,
+    assert_blocks_are_shared_with_the_turn_before,
+    assert_refused_and_abandoned_requests_are_turns,
+    assert_requests_sum_to_steps,
+    assert_sessions_are_those_of_the_client,
+    assert_tokens_are_those_of_the_engine,
+    write_model,
+)
 from test_vllm_serve import free_port
 
 import kcap
 from kcap.capture.controller.models import find_config
-from kcap.schemas.recording.recording import Recording, Request
-from kcap.schemas.recording.turns import Turn, read_turns, tools_of
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.turns import Turn, read_turns
 from kcap.schemas.validation.recording import check_recording
 from kcap.schemas.validation.report import Report
 
@@ -55,56 +66,22 @@ def agent(agent_model: Path, environment: dict[str, str], tmp_path_factory: pyte
     return kcap.load(folder / "out"), json.loads((folder / "answers.json").read_text())
 
 
-def of_answer(recording: Recording, answer: dict[str, Any]) -> tuple[Turn, Request]:
-    (turn,) = [turn for turn in read_turns(recording.path) if turn.id == answer["id"]]
-    (place,) = turn.requests
-    return turn, recording.requests[place]
-
-
 def test_every_turn_has_the_tokens_that_the_engine_told_its_client(agent: Any) -> None:
     recording, answers = agent
-    assert len(answers) == 3 * SESSIONS + 1
-    for answer in answers:
-        turn, request = of_answer(recording, answer)
-        usage = answer["usage"]
-        told = (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"])
-        assert (request.prompt, request.cached, request.generated) == told
-        assert turn.usage is not None
-        assert (turn.usage.prompt, turn.usage.cached or 0, turn.usage.generated) == told
-        assert request.computed == request.prompt - request.cached
-    assert sum(request.cached for request in recording.requests) > 0
+    assert len(answers) == 3 * SESSIONS + 3
+    assert_tokens_are_those_of_the_engine(recording, answers)
 
 
 def test_the_sum_over_all_requests_is_what_all_steps_computed(agent: Any) -> None:
-    recording, _ = agent
-    assert recording.metadata.complete
-    computed = sum(batch["tokens"] * batch["steps"] for batch in recording.metadata.batches)
-    assert sum(request.tokens for request in recording.requests) == computed
-    sequences = sum(batch["sequences"] * batch["steps"] for batch in recording.metadata.batches)
-    assert sum(request.prefills + request.decodes for request in recording.requests) == sequences
+    assert_requests_sum_to_steps(agent[0])
 
 
 def test_sessions_are_told_by_what_their_turns_repeat(agent: Any) -> None:
-    recording, answers = agent
-    sessions = {}
-    for answer in answers:
-        turn, _ = of_answer(recording, answer)
-        sessions.setdefault(answer["session"], set()).add(turn.session)
-        assert turn.turn == answer["turn"]
-        assert set(tools_of(turn)) == ({"get_weather"} if turn.turn == 0 and answer["session"] != "last" else set())
-    assert all(len(numbers) == 1 for numbers in sessions.values())
-    assert len(set.union(*sessions.values())) == SESSIONS + 1
+    assert_sessions_are_those_of_the_client(*agent)
 
 
 def test_a_refused_request_and_a_client_that_goes_away_are_turns(agent: Any) -> None:
-    recording, answers = agent
-    known = {answer["id"] for answer in answers}
-    others = [turn for turn in read_turns(recording.path) if turn.id not in known]
-    refused, *gone = sorted(others, key=lambda turn: turn.status != 400)
-    assert (refused.status, refused.requests, refused.error) == (400, [], "BadRequestError")
-    assert len(gone) == 3 and all(len(turn.requests) == 1 for turn in gone)
-    generated = [recording.requests[turn.requests[0]].generated for turn in gone if turn.aborted]
-    assert generated and all(0 < tokens < 1900 for tokens in generated)
+    assert_refused_and_abandoned_requests_are_turns(*agent)
 
 
 def test_no_text_is_in_the_recording_and_it_is_whole(agent: Any) -> None:
@@ -117,18 +94,10 @@ def test_no_text_is_in_the_recording_and_it_is_whole(agent: Any) -> None:
 
 
 def test_the_blocks_of_prompts_tell_what_the_cache_can_have(agent: Any) -> None:
-    """Each turn's prompt begins as that of the turn before; what was found is no more than what is shared."""
+    """Each turn's prompt begins as that of the turn before; what was found is whole blocks."""
     recording, _ = agent
-    size = recording.metadata.block_size
-    turns = read_turns(recording.path)
-    for turn in turns:
-        if turn.parent is not None and turn.requests:
-            request = recording.requests[turn.requests[0]]
-            parent = recording.requests[turns[turn.parent].requests[0]]
-            whole = parent.prompt // size
-            assert request.blocks[:whole] == parent.blocks[:whole]
-            assert len(request.blocks) == -(-request.prompt // size)
-            assert request.cached % size == 0
+    assert_blocks_are_shared_with_the_turn_before(recording)
+    assert all(request.cached % recording.metadata.block_size == 0 for request in recording.requests)
 
 
 def test_show_by_turn_lists_sessions_with_their_turns(agent: Any) -> None:
@@ -165,12 +134,24 @@ def again(agent: Any, agent_model: Path, environment: dict[str, str], tmp_path_f
     return kcap.load(output)
 
 
-def test_turns_that_are_sent_again_have_the_same_tokens_and_hits(agent: Any, again: Recording) -> None:
-    def tokens(recording: Recording) -> list[tuple[int, int, int]]:
-        ran = [recording.requests[turn.requests[0]] for turn in answered(recording)]
-        return sorted((request.prompt, request.cached, request.generated) for request in ran)
+def tokens_of(recording: Recording, places: Iterable[int]) -> list[tuple[int, int, int]]:
+    ran = [recording.requests[place] for place in places]
+    return sorted((request.prompt, request.cached, request.generated) for request in ran)
 
-    assert tokens(again) == tokens(agent[0])
+
+def test_turns_that_are_sent_again_have_the_same_tokens_and_hits(agent: Any, again: Recording) -> None:
+    told = tokens_of(agent[0], (turn.requests[0] for turn in answered(agent[0])))
+    assert tokens_of(again, (turn.requests[0] for turn in answered(again))) == told
     assert again.metadata.block_size == agent[0].metadata.block_size
-    computed = sum(batch["tokens"] * batch["steps"] for batch in again.metadata.batches)
-    assert sum(request.tokens for request in again.requests) == computed
+    assert_requests_sum_to_steps(again)
+
+
+def test_turns_are_run_without_a_server(agent: Any, agent_model: Path, kcap_record: Any, tmp_path: Path) -> None:
+    arguments = [f"--engine-arg=max_model_len={MAX_LEN}", "--engine-arg=dtype=bfloat16", "--load-format", "dummy"]
+    load = ("--workload", agent[0].path, "--concurrency", "1", "--speed", "1000")
+    ran = kcap_record(tmp_path / "out", "--model", agent_model, *arguments, "--eager", *load)
+    assert ran.returncode == 0, ran.stderr
+    recording = kcap.load(tmp_path / "out")
+    told = tokens_of(agent[0], (turn.requests[0] for turn in answered(agent[0])))
+    assert tokens_of(recording, range(len(recording.requests))) == told
+    assert_requests_sum_to_steps(recording)

@@ -12,9 +12,12 @@ from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.sglang import operators
 from kcap.capture.engines.sglang.graphs import hook_graphs
 from kcap.capture.hooks.imports import Hook, when_imported
+from kcap.capture.session import Session
+from kcap.capture.turns.blocks import BLOCK, BlockHashes
 from kcap.capture.turns.middleware import TurnRecorder
 from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
+from kcap.capture.window.requests import Requests
 from kcap.capture.window.window import StepShape, Window
 
 FRAMEWORK = Framework(
@@ -29,6 +32,7 @@ FRAMEWORK = Framework(
     hooks=(
         "srt.managers.scheduler:Scheduler.__init__",
         "srt.managers.scheduler:Scheduler.run_batch",
+        "srt.managers.scheduler:Scheduler.process_batch_result",
         "srt.model_executor.model_runner:ModelRunner.load_model",
         "srt.model_executor.model_runner:ModelRunner.forward",
         "srt.model_executor.model_runner:ModelRunner.sample",
@@ -119,6 +123,7 @@ def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Gr
     def initialize(original: Around, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         try:
+            window.requests.blocks = _blocks(window.session, scheduler)
             window.start(**_facts(scheduler))
             groups.tell()
         except Exception as error:
@@ -126,6 +131,7 @@ def _hook_scheduler(module: ModuleType, steps: Steps, window: Window, groups: Gr
 
     _wrap(module.Scheduler, "__init__", initialize)
     _wrap(module.Scheduler, "run_batch", steps.run_batch)
+    _wrap(module.Scheduler, "process_batch_result", steps.process_result)
 
 
 def _hook_server(module: Any, window: Window) -> None:
@@ -144,6 +150,13 @@ def _hook_server(module: Any, window: Window) -> None:
             pause.unlink(missing_ok=True)
 
     module._wait_and_warmup = warm_up
+
+
+def _blocks(session: Session, scheduler: Any) -> BlockHashes | None:
+    """As large as the pages of the radix cache, which may be of one token: then larger."""
+    if not session.agent_trace:
+        return None
+    return BlockHashes(session.hash_key, max(getattr(scheduler.server_args, "page_size", None) or 1, BLOCK))
 
 
 def _framework() -> dict[str, str]:
@@ -177,10 +190,11 @@ class Steps:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._scheduled = Scheduled()
+        self._finished: dict[str, int] = {}  # since the last batch began: request -> its generated tokens
         self._forwards = 0
 
     def run_batch(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        phase = self._guarded(self._scheduled.look, batch)
+        phase = self._guarded(self._look, scheduler, batch)
         before = self._forwards
         result = original(batch, *args, **kwargs)
         if phase and self._forwards == before:
@@ -188,6 +202,24 @@ class Steps:
         if getattr(result, "delay_sample_func", None) is None:
             self._window.end()
         return result
+
+    def _look(self, scheduler: Any, batch: Any) -> str | None:
+        for name, returned in self._finished.items():
+            self._window.requests.finish(name, returned)
+        self._finished.clear()
+        return self._scheduled.look(batch, self._window.requests, getattr(scheduler, "is_generation", True))
+
+    def process_result(self, original: Around, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """What SGLang makes of a batch that has run: some requests finish in it, and may yet be in the batch that has
+        begun meanwhile, whose token of theirs it throws away."""
+        result = original(batch, *args, **kwargs)
+        self._guarded(self._note_finished, batch)
+        return result
+
+    def _note_finished(self, batch: Any) -> None:
+        for request in batch.reqs:
+            if request.finished_reason is not None:
+                self._finished.setdefault(request.rid, len(request.output_ids))
 
     def forward(self, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
         self._forwards += 1
@@ -233,32 +265,44 @@ HEALTH_CHECK = "HEALTH_CHECK"  # how the names of a server's own probes begin
 
 
 class Scheduled:
-    """What the scheduler knows of the batch that runs: each request's hits in the radix cache, where it prefills.
+    """What the scheduler knows of the batch that runs.
 
-    `hits`: in tokens. `probe`: the batch is a server's health check, and no request's.
+    `requests`: the name of each one's, in order. `hits`: where it prefills, what each found in the radix cache, in
+    tokens. `prompts`: where it prefills, the tokens of each one's prompt, 0 of one that decodes. `probe`: the batch is
+    a server's health check, and no request's.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}  # request -> its hits so far: a chunk's are those that came since
+        self.requests: list[str] = []
         self.hits: list[int] = []
+        self.prompts: list[int] = []
         self.probe = False
 
-    def look(self, batch: Any) -> str | None:
+    def look(self, batch: Any, requests: Requests, generates: bool) -> str | None:
         """Read `ScheduleBatch`, before it runs: the phase of its forward, None where it need have none.
 
-        A request that decodes in it has no hits.
+        A request that decodes in it has no hits. `requests` learns of those that prefill; `generates`: the model does.
         """
         phase = PHASES.get(batch.forward_mode.name)
-        self.hits = []
-        self.probe = bool(batch.reqs) and all(str(request.rid).startswith(HEALTH_CHECK) for request in batch.reqs)
+        self.requests = [request.rid for request in batch.reqs]
+        self.hits, self.prompts = [], []
+        self.probe = bool(self.requests) and all(name.startswith(HEALTH_CHECK) for name in self.requests)
         if phase not in ("prefill", "mixed"):
             return phase
         decoding = {id(request) for request in getattr(batch, "decoding_reqs", None) or ()}
         before, self._known = self._known, {}
         for request in batch.reqs:
-            total = 0 if id(request) in decoding else int(request.cached_tokens)
+            if id(request) in decoding:
+                self.hits.append(0)
+                self.prompts.append(0)
+                continue
+            total, prompt = int(request.cached_tokens), request.origin_input_ids
             self._known[request.rid] = total
             self.hits.append(total - before.get(request.rid, 0) if total else 0)
+            self.prompts.append(len(prompt))
+            if not self.probe:
+                requests.begin(request.rid, len(prompt), total, generates, prompt)
         return phase
 
 
@@ -270,9 +314,17 @@ def shape(batch: Any, runner: Any, scheduled: Scheduled) -> StepShape:
     """
     apart = scheduled.probe or getattr(runner, "is_draft_worker", False)
     phase = "other" if apart else PHASES.get(batch.forward_mode.name, "other")
-    queries = _queries(batch)
-    cached = scheduled.hits if len(scheduled.hits) == len(queries) and phase != "other" else []
-    return StepShape(phase, queries, _lengths(batch), cached if any(cached) else [])
+    queries, lengths = _queries(batch), _lengths(batch)
+    step = StepShape(phase, queries, lengths)
+    if phase == "other" or len(scheduled.requests) != len(queries):
+        return step
+    if any(scheduled.hits):
+        step.cached = scheduled.hits
+    if lengths or (phase == "decode" and step.tokens == len(queries)):
+        step.requests = scheduled.requests
+        contexts = zip(lengths, queries, scheduled.prompts, strict=False)  # a step that only decodes has no prompts
+        step.prefilling = [place for place, (after, new, prompt) in enumerate(contexts) if after - new < prompt]
+    return step
 
 
 def _queries(batch: Any) -> list[int]:

@@ -16,6 +16,7 @@ import orjson
 
 from kcap.capture.session import Prompt, Session, Workload, read_session
 from kcap.capture.shards.counts import close_shards, window_over
+from kcap.capture.turns.sender import Answer, Load, Outcome, Request, chat_tokens, report_outcome
 from kcap.capture.window.profiled import profiled_loads
 
 LEAST_CACHE = 4096  # tokens
@@ -44,12 +45,18 @@ def main(job_file: str) -> None:
         _generate(engine, *profiled_loads(loads, workload.output_len), session)
         _forget_prompts(engine)
         session.profile_file.unlink()
+    load = Load.of(job["load"]) if job.get("load") else None
     with _ending(engine, session):
-        outputs = _generate(engine, loads, workload.output_len, session)
+        if load is None:
+            outputs = _generate(engine, loads, workload.output_len, session)
+        else:
+            outcome, outputs = engine.loop.run_until_complete(_send(engine, load, session)), []
     close_shards(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
     engine.shutdown()
+    if load is not None:
+        report_outcome(outcome, len(load.requests))
 
 
 def of_this_machine(workload: Workload) -> dict[str, Any]:
@@ -92,6 +99,20 @@ def _run(engine: Any, load: list[Prompt], tokens: int) -> list[list[int]]:
         ids = [_ids(engine, prompt) if isinstance(prompt, str) else prompt for prompt in load]
         outputs = engine.generate(input_ids=ids, sampling_params=params)
     return [list(output.get("output_ids", ())) for output in outputs]
+
+
+async def _send(engine: Any, load: Load, session: Session) -> Outcome:
+    """What would be sent after the window has closed is not."""
+
+    async def ask(request: Request, prompt: list[int] | None) -> Answer:
+        if session.steps is not None and window_over(Path(session.directory)):
+            return Answer()
+        tokens = chat_tokens(engine.tokenizer_manager.tokenizer, request.body) if prompt is None else prompt
+        params = {"max_new_tokens": request.tokens, "temperature": 0.0, "ignore_eos": True}
+        output = await engine.async_generate(input_ids=tokens, sampling_params=params, rid=str(request.number))
+        return Answer(tokens=list(output.get("output_ids", ())))
+
+    return await load.send(ask)
 
 
 def _ids(engine: Any, text: str) -> list[int]:

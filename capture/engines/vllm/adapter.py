@@ -17,7 +17,7 @@ from kcap.capture.engines import Framework, Plugin, Server, Start
 from kcap.capture.engines.vllm import fused
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.session import Session
-from kcap.capture.turns.blocks import BlockHashes
+from kcap.capture.turns.blocks import BLOCK, BlockHashes
 from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.window import StepShape, Window
@@ -51,7 +51,6 @@ OFFLINE = "kcap.capture.engines.vllm.offline"
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 BACKEND = "vllm.compilation.backends"
-BLOCK = 16  # tokens, where vLLM does not tell
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
 STARTING = {  # what a worker does before its window opens
     "load_model": "loading weights",

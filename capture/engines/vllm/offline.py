@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import orjson
 from kcap.capture.engines.vllm.tokenizer import write_tokenizer
 from kcap.capture.session import Prompt, Session, Workload, read_session
 from kcap.capture.shards.counts import close_shards, window_over
+from kcap.capture.turns.sender import Answer, Load, Outcome, Request, chat_tokens, report_outcome
 from kcap.capture.window.profiled import profiled_loads
 
 
@@ -27,12 +29,18 @@ def main(job_file: str) -> None:
         _generate(llm, *profiled_loads(loads, workload.output_len), session)
         _forget_prompts(llm)
         session.profile_file.unlink()
-    outputs = _generate(llm, loads, workload.output_len, session)
+    load = Load.of(job["load"]) if job.get("load") else None
+    if load is None:
+        outputs = _generate(llm, loads, workload.output_len, session)
+    else:
+        outcome, outputs = asyncio.run(_send(llm, load, session)), []
     close_shards(session)
     if job.get("outputs"):
         Path(job["outputs"]).write_bytes(orjson.dumps(outputs))
     if hasattr(llm.llm_engine, "engine_core"):
         llm.llm_engine.engine_core.shutdown()  # at the interpreter's exit its threads may still run, and abort
+    if load is not None:
+        report_outcome(outcome, len(load.requests))
 
 
 CHOOSE_RUNNER = ("model", "runner", "convert", "trust_remote_code", "revision", "hf_overrides", "skip_tokenizer_init")
@@ -86,6 +94,7 @@ def _generate(llm: Any, loads: list[list[Prompt]], tokens: int, session: Session
     return [done.get(number, []) for number in range(sum(map(len, loads)))]
 
 
+IDLE = 0.001  # seconds between two looks whether a request is due, while the engine has none
 POOLING = (
     "embed",
     "classify",
@@ -115,6 +124,34 @@ def _finish(engine: Any, done: dict[int, list[int]], session: Session) -> bool:
         if session.steps is not None and window_over(Path(session.directory)):
             return False
     return True
+
+
+async def _send(llm: Any, load: Load, session: Session) -> Outcome:
+    """Step the engine while there are requests; what would be sent after the window has closed is not."""
+    engine, loop = llm.llm_engine, asyncio.get_running_loop()
+    waiting: dict[int, asyncio.Future[list[int]]] = {}
+    over = False
+
+    async def ask(request: Request, prompt: list[int] | None) -> Answer:
+        if over:
+            return Answer()
+        tokens = chat_tokens(llm.get_tokenizer(), request.body) if prompt is None else prompt
+        engine.add_request(str(request.number), {"prompt_token_ids": tokens}, _params(engine, request.tokens))
+        waiting[request.number] = loop.create_future()
+        return Answer(tokens=await waiting[request.number])
+
+    sending = asyncio.ensure_future(load.send(ask))
+    while not sending.done():
+        await asyncio.sleep(0 if waiting else IDLE)
+        for output in engine.step() if waiting else ():
+            if output.finished:
+                waiting.pop(_number(output.request_id)).set_result(_token_ids(output.outputs))
+        if not over and session.steps is not None and window_over(Path(session.directory)):
+            over = True
+            for future in waiting.values():
+                future.set_result([])
+            waiting = {}
+    return await sending
 
 
 def _token_ids(outputs: Any) -> list[int]:

@@ -115,12 +115,13 @@ def of_recording(recording: Recording) -> AgentTurns:
 
 
 def _with_usage(turn: Turn, recording: Recording) -> Turn:
-    """A stream tells its tokens only where it was asked to: else they are those of its requests."""
+    """A server tells its tokens only where it was asked to: else they are those of its requests."""
     ran = [recording.requests[place] for place in turn.requests]
-    if (turn.usage is not None and turn.usage.generated is not None) or not ran:
+    if not ran:
         return turn
-    usage = Usage(prompt=ran[0].prompt, cached=ran[0].cached, generated=sum(request.generated for request in ran))
-    return turn.model_copy(update={"usage": usage})
+    counted = Usage(prompt=ran[0].prompt, cached=ran[0].cached, generated=sum(request.generated for request in ran))
+    told = turn.usage.model_dump(exclude_none=True) if turn.usage is not None else {}
+    return turn.model_copy(update={"usage": counted.model_copy(update=told)})
 
 
 @dataclass(frozen=True)

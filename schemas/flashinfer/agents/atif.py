@@ -29,8 +29,8 @@ from kcap.schemas.flashinfer.agents import (
     openai_message,
     unheld,
 )
-from kcap.schemas.flashinfer.agents.common.own import WholeTurn, text_of, whole_turns, why_no_chat
-from kcap.schemas.recording.conversations import Message, function_of, objects
+from kcap.schemas.flashinfer.agents.common.own import WholeTurn, whole_turns, why_no_chat
+from kcap.schemas.recording.conversations import Message, function_of, objects, text_of
 from kcap.schemas.recording.turns import Turn, TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
 

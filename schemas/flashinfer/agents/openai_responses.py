@@ -2,14 +2,13 @@
 
     {"request": {"model": "m", "input": [items…]}, "response": {"id": "resp_1", "output": [items…], "usage": {…}}}
 
-Source: OpenAI's API reference, `responses/create`. Items: `message`, `function_call`, `function_call_output`,
-`reasoning`. A message with text and tool calls is several items here, and one again when it is read.
+A message with text and tool calls is several items here, and one again when it is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from kcap.errors import FormatError
@@ -26,13 +25,11 @@ from kcap.schemas.flashinfer.agents import (
     read_json_lines,
     unheld,
 )
-from kcap.schemas.flashinfer.agents.common.own import WholeTurn, text_of, whole_turns, why_no_chat
-from kcap.schemas.recording.conversations import Message, function_of, objects
+from kcap.schemas.flashinfer.agents.common.own import WholeTurn, whole_turns, why_no_chat
+from kcap.schemas.flashinfer.openai.responses import PARAMETERS, item_messages, request_messages
+from kcap.schemas.recording.conversations import Message, function_of, objects, text_of
 from kcap.schemas.recording.turns import TurnMessage, Usage
 from kcap.schemas.results.export_loss import LossLedger
-
-TEXTS = ("input_text", "output_text", "text")
-PARAMETERS = {"max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p"}
 
 
 @form("openai-responses")
@@ -61,7 +58,7 @@ def _count_losses(whole: WholeTurn, losses: LossLedger) -> None:
         losses.reduce(TURN, "other answers than one, and why each ended", 1)
     if any(isinstance(m.content, list) or m.refusal is not None or m.name is not None for m in messages):
         losses.reduce(TURN, "parts that are no text, refusals and names", 1)
-    if [_plain(message) for message in messages] != _messages(
+    if [_plain(message) for message in messages] != item_messages(
         (item for message in messages for item in _items(openai_message(message))), Counter()
     ):
         losses.reduce(TURN, "which texts and tool calls are of one message", 1)
@@ -108,60 +105,14 @@ def _asked(line: Any, place: str, losses: Counter[str]) -> Asked:
     request, response = (line.get("request"), line.get("response")) if isinstance(line, dict) else (None, None)
     if not isinstance(request, dict) or not isinstance(response, dict):
         raise FormatError(place, "must have a request and a response")
-    given = request.get("input")
-    items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else objects(given)
-    instructions = request.get("instructions")
-    first = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
-    messages = [*first, *_messages(items, losses)]
-    answers = _messages(objects(response.get("output")), losses)
+    messages = request_messages(request, losses)
+    answers = item_messages(objects(response.get("output")), losses)
     parameters = {name: request[key] for name, key in PARAMETERS.items() if isinstance(request.get(key), int | float)}
     fields: dict[str, Any] = {
         "id": str(response.get("id") or ""), "model": str(request.get("model") or ""), "status": 200,
         "usage": _usage(response.get("usage"), place), "parameters": parameters,
     }  # fmt: skip
     return Asked(messages, answers[0] if answers else None, fields=fields)
-
-
-def _messages(items: Iterable[dict[str, Any]], losses: Counter[str]) -> list[Message]:
-    """Items as messages: reasoning, a text and tool calls after it are one."""
-    messages: list[Message] = []
-    reasoning: str | None = None
-    for item in items:
-        kind = item.get("type", "message")
-        if kind == "reasoning":
-            reasoning = (reasoning or "") + "".join(str(part.get("text", "")) for part in objects(item.get("summary")))
-        elif kind == "function_call":
-            last = messages[-1] if messages and messages[-1]["role"] == "assistant" and reasoning is None else None
-            if last is None:
-                last = _assistant(None, reasoning)
-                messages.append(last)
-                reasoning = None
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            last.setdefault("tool_calls", []).append(
-                {"id": item.get("call_id"), "type": "function", "function": function}
-            )
-        elif kind == "function_call_output":
-            call = {} if item.get("call_id") is None else {"tool_call_id": item["call_id"]}
-            messages.append({"role": "tool", "content": text_of(item.get("output")), **call})
-        elif kind == "message":
-            messages.append(_message(item, reasoning))
-            reasoning = None
-        else:
-            losses[f"an item {str(kind)[:80]}"] += 1
-    return messages
-
-
-def _assistant(content: Any, reasoning: str | None) -> Message:
-    told = {} if reasoning is None else {"reasoning_content": reasoning}
-    return {"role": "assistant", "content": content, **told}
-
-
-def _message(item: dict[str, Any], reasoning: str | None) -> Message:
-    content, role = item.get("content"), str(item.get("role", "user"))
-    if isinstance(content, list):
-        texts = [str(part.get("text", "")) for part in objects(content) if part.get("type") in TEXTS]
-        content = "".join(texts) if texts else None
-    return _assistant(content, reasoning) if role == "assistant" else {"role": role, "content": content}
 
 
 def _usage(usage: Any, place: str) -> Usage | None:

@@ -25,7 +25,7 @@ from kcap.schemas.results.export_loss import LossLedger
 
 OWN = "kcap.turn"
 INPUT, OUTPUT, OPERATION = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.operation.name"
-OPERATIONS = {"chat": "chat", "completion": "text_completion"}
+OPERATIONS = {"chat": "chat", "responses": "chat", "completion": "text_completion"}
 PARAMETERS = {
     name: f"gen_ai.request.{name}"
     for name in ("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")

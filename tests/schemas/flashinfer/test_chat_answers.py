@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agent_trace import Response
 from kcap.schemas.flashinfer.chat_answers import from_answer, from_stream
-from kcap.schemas.flashinfer.chat_stream import events
+from kcap.schemas.flashinfer.openai.chat_stream import events
 
 REAL = Path(__file__).parents[2] / "data" / "chat_answers"
 STREAMS = sorted(path for path in REAL.glob("*.sse") if path.stem != "refused")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from kcap.errors import FormatError
 from kcap.schemas.flashinfer.agents import NO_TEXT, TURN, AgentTurns, describe, has_text
-from kcap.schemas.recording.conversations import Message, objects
+from kcap.schemas.recording.conversations import Message
 from kcap.schemas.recording.turns import Turn, TurnAnswer, TurnMessage, Usage, conversation
 from kcap.schemas.results.export_loss import LossLedger
 
@@ -71,13 +71,6 @@ def why_no_chat(messages: list[TurnMessage]) -> str:
     if not all(has_text(message) for message in messages):
         return NO_TEXT
     return "" if all(message.role in CHAT_ROLES for message in messages) else "a message of an unknown role"
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in objects(content))
-    return "" if content is None else str(content)
 
 
 def whole_turns(trace: AgentTurns, why_not: Callable[[list[TurnMessage]], str], losses: LossLedger) -> list[WholeTurn]:
