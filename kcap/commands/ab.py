@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kcap.commands.record import offline_options
-from kcap.commands.run import check_engine_choice, given_client, problems, start_engine, temporary_folder, told, tried
+from kcap.commands.run import (
+    check_engine_choice,
+    given_client,
+    problems,
+    read_plan_for_engine,
+    start_engine,
+    temporary_folder,
+    told,
+    tried,
+)
 from kcap.errors import FAILED, CallError, KcapError
 from kcap.schemas.files.jsonfile import dump_json
 from kcap.schemas.results.applied import CONTROL, Applied, Difference, Engagement, FreshEngines, PlanCompared
@@ -67,9 +76,8 @@ def command(
     from kcap.bench.apply.comparison import compare
     from kcap.bench.apply.process import session_options
     from kcap.bench.apply.quality import quality_of, read_checks
-    from kcap.schemas.results.plan import read_plan
 
-    plans = [read_plan(file) for file in plan_files]
+    plans = [read_plan_for_engine(file) for file in plan_files]
     check_engine_choice(offline["model"], command_line)
     if pairs and len(plans) > 1:
         raise CallError("--pairs starts fresh engines with one plan: give one --plan")

@@ -7,7 +7,6 @@ import os
 import secrets
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -200,14 +199,11 @@ def planned(plan_file: Path | None) -> Iterator[dict[str, Any]]:
         yield {}
         return
     from kcap.bench.apply import process
-    from kcap.commands.run import told
-    from kcap.schemas.results.plan import read_plan
+    from kcap.commands.run import read_plan_for_engine, temporary_folder, told
 
-    plan = read_plan(plan_file)
-    with tempfile.TemporaryDirectory(prefix="kcap-plan-") as folder:
-        left = Path(folder)
-        with told([plan], left):
-            yield process.session_options([plan], left)
+    plan = read_plan_for_engine(plan_file)
+    with temporary_folder("kcap-plan-") as left, told([plan], left):
+        yield process.session_options([plan], left)
 
 
 def _check_options(

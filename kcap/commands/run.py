@@ -55,15 +55,14 @@ def command(
     tells in how many steps each Solution ran.
     """
     from kcap.bench.apply.process import session_options
-    from kcap.schemas.results.plan import read_plan
 
-    plan = read_plan(plan_file)
+    plan = read_plan_for_engine(plan_file)
     check_engine_choice(offline["model"], command_line)
     if bisect and command_line and client is None:
         raise CallError("--bisect starts the engine again and again: of --model or a --client only")
+    load = given_client(client, ready, ready_timeout, command_line)
     if trial:
         plan = tried(plan, trust)
-    load = given_client(client, ready, ready_timeout, command_line)
 
     def attempt(part: Plan, printed: bool = False) -> Run:
         with temporary_folder("kcap-run-") as left, told([part], left, printed) as engagements:
@@ -131,6 +130,16 @@ def told(plans: Sequence[Plan], left: Path, printed: bool = True) -> Iterator[li
     engagements += read_engagements(left)
     if printed:
         print_engagements(plans, engagements)
+
+
+def read_plan_for_engine(file: Path) -> Plan:
+    """The plan in `file`; CallError where it replaces nothing, so that the engine would run as it is."""
+    from kcap.schemas.results.plan import read_plan
+
+    plan = read_plan(file)
+    if not plan.replacements:
+        raise CallError(f"{file}: replaces nothing: the engine would run as it is (kcap apply says why)")
+    return plan
 
 
 def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:

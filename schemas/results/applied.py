@@ -126,7 +126,7 @@ ENGAGEMENT_ADAPTER = TypeAdapter(Engagement)
 
 
 def read_applied(path: Path) -> Applied:
-    """What `path` holds; FormatError where that is no output of `kcap ab`."""
+    """What `path` holds; CallError where nothing is there, FormatError where that is no output of `kcap ab`."""
     if not path.is_file():
         raise CallError(f"{path}: no such file (kcap ab -o writes one)")
     return read_json(path, APPLIED_ADAPTER)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, model_validator
 
-from kcap.errors import FormatError
+from kcap.errors import CallError
 from kcap.schemas.files.jsonfile import dump_json, read_json
 from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.flashinfer.solution import to_bytes as solution_bytes
@@ -188,9 +188,10 @@ def file_sha256(path: Path) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in `path`; FormatError where it is none, or a Solution in it is not the one that was judged."""
+    """The plan in `path`; CallError where nothing is there, FormatError where it is none, or a Solution in it is not the
+    one that was judged."""
     if not path.is_file():
-        raise FormatError(str(path), "no such plan (kcap apply writes one)")
+        raise CallError(f"{path}: no such plan (kcap apply writes one)")
     return read_json(path, PLAN_ADAPTER)
 
 

@@ -108,8 +108,10 @@ def _capture_model(window: Window, original: Around, runner: Any, *args: Any, **
 def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
     """Where both runners keep their graphs, each by the batch that it is for: in wrappers around what is compiled, and
     in the V2 runner's manager."""
-    wrappers = getattr(sys.modules.get("vllm.compilation.cuda_graph"), "CUDAGraphWrapper", None)
-    found = [o for o in gc.get_objects() if type(o) is wrappers] if wrappers else []
+    wrapper_class = getattr(sys.modules.get("vllm.compilation.cuda_graph"), "CUDAGraphWrapper", None)
+    found = list(getattr(wrapper_class, "_all_instances", ()))  # of newer releases; in older ones nobody knows them all
+    if wrapper_class and not found:
+        found = [o for o in gc.get_objects() if type(o) is wrapper_class]
     managers = [o for o in vars(runner).values() if isinstance(getattr(o, "graphs", None), dict)]
     return [*(wrapper.concrete_cudagraph_entries for wrapper in found), *(manager.graphs for manager in managers)]
 

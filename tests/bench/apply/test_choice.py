@@ -70,7 +70,7 @@ def test_a_solution_that_was_changed_since_is_refused(recording: Recording, name
     other = python_solution(name, RELU + "# faster\n").model_dump(mode="json")
     with pytest.raises(FormatError, match="is not the Solution that was judged"):
         read_plan(written(made, tmp_path, solutions={sha256: other}))
-    with pytest.raises(FormatError, match="no such plan"):
+    with pytest.raises(CallError, match="no such plan"):
         read_plan(tmp_path / "nowhere.json")
 
 

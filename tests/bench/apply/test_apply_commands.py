@@ -1,0 +1,65 @@
+"""What `kcap apply`, `run` and `ab` say of what they cannot do, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from applied_plans import plan_of, python_solution
+
+import kcap as package
+from kcap.schemas.derive.derive import derive
+from kcap.schemas.recording.recording import Recording
+from kcap.schemas.results.plan import plan_bytes
+
+Kcap = Callable[..., Any]
+X = torch.randn(4, 8)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    output = tmp_path_factory.mktemp("recorded") / "out.kcap"
+    with torch.no_grad(), package.record(output):
+        torch.relu(X)
+    return package.load(output)
+
+
+@pytest.fixture
+def places(recording: Recording, tmp_path: Path) -> dict[str, Path]:
+    """A plan, one that replaces nothing, the Recording and a folder that is nothing."""
+    name = derive(recording).kernels[0].definition.name
+    solution = python_solution(name, "def run(x):\n    return x.clamp(min=0)\n")
+    plans = {"plan": plan_of(recording, solution), "empty": plan_of(recording, solution, us=10.0)}
+    for file, plan in plans.items():
+        (tmp_path / f"{file}.json").write_bytes(plan_bytes(plan))
+    (tmp_path / "folder").mkdir()
+    files = {file: tmp_path / f"{file}.json" for file in plans}
+    return {**files, "recording": recording.path, "folder": tmp_path / "folder", "new": tmp_path / "new.json"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("apply {recording} --solutions {folder} -o {new}", "has no times"),
+        ("apply {plan} --solutions {folder} -o {new}", "is no Recording"),
+        ("apply {recording} --solutions {folder} -o {plan}", "exists: pass --force"),
+        ("apply {recording} --solutions {folder} --measurements {plan}x -o {new}", "no such file"),
+        ("run --plan {empty} --model kcap/tiny-llama", "replaces nothing"),
+        ("ab --plan {empty} --model kcap/tiny-llama", "replaces nothing"),
+        ("record --plan {empty} --model kcap/tiny-llama -o {new}", "replaces nothing"),
+        ("run --plan {new} --model kcap/tiny-llama", "no such plan"),
+        ("run --plan {plan}", "give either --model MODEL or -- COMMAND"),
+        ("run --plan {plan} --model kcap/tiny-llama -- vllm serve x", "give either --model MODEL or -- COMMAND"),
+        ("run --plan {plan} --bisect -- vllm serve x", "of --model or a --client only"),
+        ("run --plan {plan} --eager -- vllm serve x", "--eager: of --model only"),
+        ("run --plan {plan} --model kcap/tiny-llama --client true", "--client needs a server"),
+        ("ab --plan {plan} --plan {plan} --pairs 3 --model kcap/tiny-llama", "give one --plan"),
+    ],
+)
+def test_what_cannot_be_done_is_said(kcap: Kcap, places: dict[str, Path], words: str, reason: str) -> None:
+    done = kcap(*[word.format(**places) for word in words.split()])
+    assert done.code == 2 and reason in done.err, done.err
+    assert not places["new"].exists()
