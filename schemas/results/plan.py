@@ -188,8 +188,8 @@ def file_sha256(path: Path) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in `path`; CallError where nothing is there, FormatError where it is none, or a Solution in it is not the
-    one that was judged."""
+    """The plan in `path`; CallError where nothing is there, FormatError where it is none, or a Solution in it was
+    changed since it was judged."""
     if not path.is_file():
         raise CallError(f"{path}: no such plan (kcap apply writes one)")
     return read_json(path, PLAN_ADAPTER)
