@@ -26,6 +26,7 @@ from kcap.schemas.recording.recording import Call, Program, Recording
 from kcap.schemas.recording.signature import signature
 from kcap.schemas.recording.values import Group
 from kcap.schemas.results.plan import plan_bytes, read_plan
+from kcap.show.recording import header
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 CORES = sorted(os.sched_getaffinity(0))
@@ -229,6 +230,7 @@ def test_a_plan_reaches_every_rank_and_the_recording_says_so(
     for call in applied.calls:
         if call.operator == ROTARY and call.kind == "region":  # a Solution ran in it
             assert signature(call.args) in replaced
+    assert any("with Solutions in the place of kernels: test/mine" in line.plain for line in header(applied.metadata))
     assert applied.metadata.plan["solutions"] == {"test/mine": made.replacements[0].solution}
 
 
