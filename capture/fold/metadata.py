@@ -12,7 +12,7 @@ from kcap.capture.shards.counts import CLOSED, FAILED, LOOSE_STEPS, OFF_STEP, OV
 from kcap.capture.shards.lines import GroupLine, NoteLine, ProcessLine, TapLine, WindowLine
 from kcap.capture.shards.reader import Shard
 from kcap.schemas.recording.recording import PHASES, Call, Metadata, Tap
-from kcap.schemas.recording.records import REPLICA, Rank, totals
+from kcap.schemas.recording.records import REPLICA, Rank, RecordedPlan, totals
 from kcap.schemas.results.coverage import CoverageSummary
 from kcap.system.redact import redact_arguments, redact_command
 from kcap.version import __version__
@@ -60,7 +60,7 @@ def make_metadata(
         client=redact_command(session.client),
         layers_recorded=first.layers,
         layers_model=session.layers_model or first.layers,
-        plan=session.plan,
+        plan=RecordedPlan.model_validate(session.plan) if session.plan else None,
         device=first.device,
         driver=first.driver,
         torch=first.torch,

@@ -32,8 +32,8 @@ def header(metadata: Metadata) -> Iterator[Text]:
     yield Text(" · ".join(_circumstances(metadata)), style="dim")
     if metadata.steps:
         yield Text("steps: " + ", ".join(f"{metadata.steps[p]:,} {p}" for p in PHASES if metadata.steps.get(p)))
-    if solutions := metadata.plan.get("solutions"):
-        yield Text(f"with Solutions in the place of kernels: {', '.join(solutions)}")
+    if metadata.plan is not None:
+        yield Text(f"with Solutions in the place of kernels: {', '.join(metadata.plan.solutions)}")
     if len(metadata.windows) > 1:
         yield Text("windows: " + ", ".join(f"{window.get('steps', 0):,}" for window in metadata.windows) + " steps")
     if graphs := _graphs(metadata):

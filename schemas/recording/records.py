@@ -339,6 +339,13 @@ class Sample(Record):
     tensors: dict[str, SampledTensor] = {}
 
 
+class RecordedPlan(_Part):
+    """The plan that an engine ran with: the SHA-256 of its file, and of each Solution by author and name."""
+
+    sha256: str = ""
+    solutions: dict[str, str] = {}
+
+
 class Metadata(BaseModel):
     """recording.json. `complete` is False when a process ended without closing its shard."""
 
@@ -362,7 +369,7 @@ class Metadata(BaseModel):
     ranks: list[Rank] = []  # those recorded here, since format 1.4
     disagreements: list[Disagreement] = []
     seal: str | None = None  # of this user's: the sources in kernels/ were recorded here
-    plan: dict[str, Any] = {}  # of the engine that ran with Solutions: the plan, and their hashes, since format 1.8
+    plan: RecordedPlan | None = None  # of an engine that ran with one, since format 1.8
     coverage: dict[str, Any] | None = None  # a kcap.schemas.results.coverage.CoverageSummary
     recorder: list[str] = []
     kernel_ids: str = "operator"  # of calling_record.json: "definition" since Definitions are derived

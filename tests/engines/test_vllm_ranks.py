@@ -231,7 +231,8 @@ def test_a_plan_reaches_every_rank_and_the_recording_says_so(
         if call.operator == ROTARY and call.kind == "region":  # a Solution ran in it
             assert signature(call.args) in replaced
     assert any("with Solutions in the place of kernels: test/mine" in line.plain for line in header(applied.metadata))
-    assert applied.metadata.plan["solutions"] == {"test/mine": made.replacements[0].solution}
+    assert applied.metadata.plan is not None
+    assert applied.metadata.plan.solutions == {"test/mine": made.replacements[0].solution}
 
 
 def ran_on(recording: Recording, rank: int, operator: str) -> int:
