@@ -152,6 +152,7 @@ SETTINGS = (
     "layers_model",
     "device",
     "recorder",
+    "plan",
 )
 
 UNSEALED = "not all kernel sources were sealed by this user: look at them in kernels/, then pass --trust to replay"
