@@ -183,7 +183,8 @@ def _hook_worker(module: ModuleType, name: str, window: Window, groups: Groups, 
 
     worker = getattr(module, name)
     announce(window.session, worker, STARTING)
-    wrap(worker, "load_model", load)
+    if hasattr(worker, "load_model"):  # of which a recording has no need
+        wrap(worker, "load_model", load)
     wrap(worker, "compile_or_warm_up_model", warm_up)
     wrap(worker, "execute_dummy_batch", dummy_batch)
     wrap(worker, "execute_model", steps.stage)
