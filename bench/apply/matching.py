@@ -16,6 +16,13 @@ NOTHING: Mapping[str, Collection[int]] = {}
 MARKS = (Drift, Folded, Opaque, Group)  # of values that are not known
 
 
+def with_items(path: str, value: Any) -> dict[str, Any]:
+    """The argument at `path` and, of a list, its items."""
+    if not isinstance(value, list | tuple):
+        return {path: value}
+    return {path: value} | {f"{path}.{place}": item for place, item in enumerate(value)}
+
+
 class Matching:
     """What an invocation of `call` looks like. Values that the Call does not know may be anything, and so may the sizes
     of the dimensions `free`, by argument."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from kcap.bench.accuracy import SAME, difference
-from kcap.bench.apply.matching import Matching, Values
+from kcap.bench.apply.matching import Matching, Values, with_items
 from kcap.capture.taps.libraries.library import Calls
 from kcap.errors import KcapError
 from kcap.schemas.recording.operators import DEFAULT, to_trace
@@ -203,7 +203,7 @@ class Replacements:
             return None
         values: dict[str, Any] = {}
         for index, argument in enumerate(those[0].replacement.call.args):
-            values |= _with_items(str(index), named.get(argument.name or ""))
+            values |= with_items(str(index), named.get(argument.name or ""))
         one = self.find(operator, values, constants)
         return None if one is None else (one, values)
 
@@ -337,14 +337,8 @@ def values_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> di
     values: dict[str, Any] = {}
     for index, argument in enumerate(schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
-        values |= _with_items(str(index), value)
+        values |= with_items(str(index), value)
     return values
-
-
-def _with_items(path: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, list | tuple):
-        return {path: value}
-    return {path: value} | {f"{path}.{place}": item for place, item in enumerate(value)}
 
 
 class Functions:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kcap.bench.accuracy import SAME
+from kcap.bench.apply.matching import with_items
 from kcap.bench.apply.process import place
 from kcap.bench.apply.seams import Placed, why_not_overridden
 from kcap.bench.build import BuildFailed
@@ -151,9 +152,7 @@ def values_by_path(call: Call, resolved: ResolvedCall, inputs: Inputs) -> Mappin
     for index, argument in enumerate(resolved.bound.args):
         keyword = argument.keyword and argument.name
         value = inputs.kwargs[argument.name] if keyword and argument.name in inputs.kwargs else next(positional)
-        values[str(index)] = value
-        if isinstance(value, list | tuple):
-            values |= {f"{index}.{place}": item for place, item in enumerate(value)}
+        values |= with_items(str(index), value)
     return values
 
 
