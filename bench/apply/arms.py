@@ -131,9 +131,11 @@ class ArmsWindow(PlanWindow):
         self._show(ENGINE)
         return result
 
-    def forward(self, run: Callable[[], Any], logits: Callable[[Any], Any], states: Callable[[], Sequence[Any]]) -> Any:
+    def forward(
+        self, run: Callable[[], Any], logits: Callable[[Any], Any] | None, states: Callable[[], Sequence[Any]]
+    ) -> Any:
         """In a step whose logits are compared the forward runs with every arm's kernels, and again with its own."""
-        if not self._compares:
+        if not self._compares or logits is None:
             return run()
         self._compares = False
         kept = [state.clone() for state in states()]

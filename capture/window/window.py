@@ -62,9 +62,11 @@ class Lifecycle:
         """The engine captures its CUDA graphs, by `original`. `tables`: where it keeps them, by what they are for."""
         return original()
 
-    def forward(self, run: Callable[[], Any], logits: Callable[[Any], Any], states: Callable[[], Sequence[Any]]) -> Any:
-        """The engine runs a forward, by `run`, which may be called again. `logits`: of what it returns; `states`: the
-        tensors that it overwrites by what it makes of them."""
+    def forward(
+        self, run: Callable[[], Any], logits: Callable[[Any], Any] | None, states: Callable[[], Sequence[Any]]
+    ) -> Any:
+        """The engine runs a forward, by `run`, which may be called again. `logits`: of what it returns, if it has any;
+        `states`: the tensors that it overwrites by what it makes of them."""
         return run()
 
     def register(self, adapter: str = "") -> None:

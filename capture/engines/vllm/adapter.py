@@ -118,7 +118,8 @@ def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
 
 def _model_forward(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
     run = functools.partial(original, *args, **kwargs)
-    return window.forward(run, runner.model.compute_logits, functools.partial(_states, runner))
+    logits = getattr(runner.model, "compute_logits", None)  # a model that embeds has none
+    return window.forward(run, logits, functools.partial(_states, runner))
 
 
 def _states(runner: Any) -> list[Any]:
