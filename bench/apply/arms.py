@@ -7,6 +7,7 @@ the sets are exchanged between blocks; else the Solutions are switched on and of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -120,6 +121,7 @@ class ArmsWindow(PlanWindow):
         if self._fixed is not None:
             return original()
         result = None
+        self._tables, self._graph_sets = [], {}  # an engine may capture more than once: the last graphs are its own
         for arm in self._schedule.arms:
             for table in tables():
                 table.clear()
@@ -217,7 +219,7 @@ class ArmsWindow(PlanWindow):
         return self.left / f"{socket.gethostname()}-{os.getpid()}{ending}"
 
     def _write(self, kept: int) -> None:
-        with self._writing, self._file_of(ENDING).open("ab") as file:
+        with self._writing, contextlib.suppress(OSError), self._file_of(ENDING).open("ab") as file:
             ready = self._waiting[: max(len(self._waiting) - kept, 0)]
             del self._waiting[: len(ready)]
             file.writelines(step.model_copy(update={"us": clock.us()}).line() for step, clock in ready)

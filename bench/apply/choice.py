@@ -154,9 +154,9 @@ class _Choice:
         engine_us = {phase: us for phase, us in self._engine_us(use.call).items() if use.call.counted(phase)}
         if not engine_us:
             return "the engine's own kernel was not timed: there is nothing to be faster than"
-        slowest = min(engine_us.values())
-        if solution_us >= slowest and not self._wishes.slower:
-            return f"takes {solution_us:.2f} us, and the engine's kernel {slowest:.2f} us"
+        fastest = min(engine_us.values())
+        if solution_us >= fastest and not self._wishes.slower:
+            return f"takes {solution_us:.2f} us, and the engine's kernel {fastest:.2f} us"
         try:
             views = views_of(kernel.definition, use)
         except NoView as error:

@@ -39,7 +39,10 @@ class Matching:
             )
             for path, spec in call.tensors()
         ]
-        self._storages = [(path, spec.storage) for path, spec in call.tensors()]
+        self._storages = [
+            (path, spec.storage, None if spec.offset is None else spec.offset * spec.bits // 8)
+            for path, spec in call.tensors()
+        ]
         self._plain = [
             (str(index), argument.value) for index, argument in enumerate(call.args) if _is_known(argument.value)
         ]
@@ -80,12 +83,17 @@ class Matching:
         )
 
     def _shared_alike(self, values: Values) -> bool:
-        """Whether the same tensors share their memory."""
+        """Whether the same tensors share their memory, as far apart in it as they did."""
         found: dict[int, int] = {}
-        for path, number in self._storages:
+        starts: dict[int, int] = {}
+        for path, number, offset in self._storages:
             address = values[path].untyped_storage().data_ptr()
             if found.setdefault(number, address) != address:
                 return False
+            if offset is not None:
+                start = values[path].data_ptr() - offset
+                if values[path].numel() and starts.setdefault(number, start) != start:
+                    return False
         addresses = [address for address in found.values() if address]
         return len(set(addresses)) == len(addresses)
 

@@ -6,9 +6,11 @@ process leaves what became of the plan in a file of its own (`Engagement`), whic
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,9 +82,15 @@ class PlanWindow(Window):
         self._under_way: StepShape | None = None
         self.rank = 0
         self._written = 0.0
+        self._telling = threading.Lock()
 
     def loaded(self, **facts: Any) -> None:
-        """Put the plan in. PlanRefused ends the engine's start: nothing runs that only seems to have a plan."""
+        """Put the plan in, once: an engine may load a model of drafts, too.
+
+        PlanRefused ends the engine's start: nothing runs that only seems to have a plan.
+        """
+        if self._seams:
+            return
         self.stays_as_it_is(facts)
         try:
             placed: list[Placed] = []
@@ -191,7 +199,8 @@ class PlanWindow(Window):
             pid=os.getpid(), rank=self.rank, steps=dict(self._counted), replacements=engaged, refused=refused
         )
         path = self.left / f"{socket.gethostname()}-{os.getpid()}{ENDING}"
-        write_atomically(path, dump_json(told.model_dump(mode="json")))
+        with self._telling, contextlib.suppress(OSError):  # a full disk ends no engine
+            write_atomically(path, dump_json(told.model_dump(mode="json")))
 
 
 class GraphUses:

@@ -102,6 +102,8 @@ def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
 
 
 def _capture_model(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("profile_only"):  # graphs that are thrown away again, for their memory
+        return original(*args, **kwargs)
     return window.capture(functools.partial(_graph_tables, runner), functools.partial(original, *args, **kwargs))
 
 

@@ -247,3 +247,14 @@ def test_copies_share_memory_as_the_arguments_do() -> None:
     assert torch.equal(copies["0"], values["0"]) and copies["1"].stride() == values["1"].stride()
     copies["0"].as_strided((4, 16), (16, 1)).zero_()
     assert not copies["1"].any() and values["1"].any()
+
+
+def test_views_of_one_tensor_must_lie_as_far_apart_as_they_did(tmp_path: Path) -> None:
+    whole = torch.randn(4, 16)
+    with torch.no_grad(), kcap.record(tmp_path / "out.kcap"):
+        torch.mul(whole[:, :8], whole[:, 8:])
+    (call,) = [call for call in kcap.load(tmp_path / "out.kcap").calls if call.operator == "aten::mul.Tensor"]
+    matching = Matching(call)
+    assert matching.mismatch({"0": whole[:, :8], "1": whole[:, 8:]}) == ""
+    assert matching.mismatch({"0": whole[:, :8], "1": whole[:, 4:12]}) == "which tensors share their memory"
+    assert matching.mismatch({"0": whole[:, :8], "1": whole[:, :8]}) == "which tensors share their memory"
