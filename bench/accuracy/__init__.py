@@ -111,6 +111,16 @@ def difference(
     return _exact(out, truth, own) if choice is None else _chosen(out, truth, choice)
 
 
+def compare(out: torch.Tensor, reference: torch.Tensor, choice: Choice | None = None) -> Difference:
+    """An operator's output against another's that stands for it, in the operator's dtype both.
+
+    All of it is one row: both round on the way, and which of a row's numbers they round apart is chance.
+    """
+    if out.dtype != reference.dtype or out.shape != reference.shape:
+        return INCOMPARABLE
+    return difference(out.reshape(-1), reference.reshape(-1), None, choice)
+
+
 def worst_accuracy(differences: Sequence[Difference], allowed: str, truth: str, timed: int) -> Accuracy:
     """The worst of all. `timed`: how many timed invocations were compared."""
     return Accuracy(

@@ -8,12 +8,10 @@ the sets are exchanged between blocks; else the Solutions are switched on and of
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,7 @@ import torch
 
 from kcap.bench.apply import quality
 from kcap.bench.apply.process import PlanWindow
-from kcap.bench.apply.quality import QualityCheck, compare_logits
+from kcap.bench.apply.quality import QualityCheck, compare_logits, rows_of
 from kcap.capture.session import Session
 from kcap.capture.window.step import StepShape
 from kcap.schemas.files.jsonfile import read_lines
@@ -38,9 +36,11 @@ KEPT_BACK = 64  # steps whose GPU events are not asked for yet: they may not hav
 
 
 class TimedStep(Record):
-    """One step. `at`: seconds by a clock of the process, when it began; `us`: its time, on a GPU between two events of
-    the stream, without what lies between the forward and the sampling. `uses`: how often each of the replacements of
-    the arm's plan ran in it. `first`: it is the first of its block."""
+    """One step.
+
+    `us`: its time, on a GPU between two events of the stream, without what lies between the forward and the sampling.
+    `uses`: how often each of the replacements of the arm's plan ran in it. `first`: it is the first of its block.
+    """
 
     index: int
     rank: int = 0
@@ -48,7 +48,6 @@ class TimedStep(Record):
     phase: str
     sequences: int
     tokens: int
-    at: float
     us: Time
     uses: list[int] = []
     first: bool = False
@@ -148,14 +147,25 @@ class ArmsWindow(PlanWindow):
             self._show(arm)
             return run()
 
-        found = {arm: logits(run_as(arm)) for arm in self._schedule.arms}
-        if all(isinstance(of_arm, torch.Tensor) for of_arm in found.values()):  # else another rank has them
-            own = found.pop(ENGINE)
-            arms = {arm: compare_logits(of_arm, own) for arm, of_arm in found.items()}
-            check = QualityCheck(index=self._index, rank=self.rank, arms=arms)
-            with self._file_of(quality.ENDING).open("ab") as file:
-                file.write(check.line())
+        def logits_of(arm: Arm) -> Any:
+            hidden = run_as(arm)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # with those of inner layers, for a speculator
+            return logits(rows_of(hidden, tokens)) if isinstance(hidden, torch.Tensor) else None  # else a later stage's
+
+        tokens = self._under_way.tokens if self._under_way else 0
+        try:
+            self._compare({arm: logits_of(arm) for arm in self._schedule.arms})
+        except Exception as error:  # of torch, say that its memory is full: the engine goes on
+            self.note(f"the logits of a step could not be compared: {type(error).__name__}: {error}")
         return run_as(ENGINE)
+
+    def _compare(self, logits: Mapping[Arm, Any]) -> None:
+        if not all(isinstance(of_arm, torch.Tensor) for of_arm in logits.values()):  # another rank has them
+            return
+        arms = {arm: compare_logits(of_arm, logits[ENGINE]) for arm, of_arm in logits.items() if arm != ENGINE}
+        check = QualityCheck(index=self._index, rank=self.rank, arms=arms)
+        with self.left_file(quality.ENDING).open("ab") as file:
+            file.write(check.line())
 
     def _show(self, arm: Arm) -> None:
         """Let the engine find the graphs of this arm alone, and launch its kernels."""
@@ -193,7 +203,7 @@ class ArmsWindow(PlanWindow):
         clock.stop()
         step = TimedStep(
             index=self._index, rank=self.rank, arm=self._arm, phase=shape.phase, sequences=len(shape.queries),
-            tokens=shape.tokens, at=clock.began, us=0.0, uses=self._own_uses(), first=self._begins_block,
+            tokens=shape.tokens, us=0.0, uses=self._own_uses(), first=self._begins_block,
         )  # fmt: skip
         self._index += 1
         self._waiting.append((step, clock))
@@ -215,11 +225,8 @@ class ArmsWindow(PlanWindow):
         self._write(0)
         super().ends()
 
-    def _file_of(self, ending: str) -> Path:
-        return self.left / f"{socket.gethostname()}-{os.getpid()}{ending}"
-
     def _write(self, kept: int) -> None:
-        with self._writing, contextlib.suppress(OSError), self._file_of(ENDING).open("ab") as file:
+        with self._writing, contextlib.suppress(OSError), self.left_file(ENDING).open("ab") as file:
             ready = self._waiting[: max(len(self._waiting) - kept, 0)]
             del self._waiting[: len(ready)]
             file.writelines(step.model_copy(update={"us": clock.us()}).line() for step, clock in ready)
@@ -229,7 +236,6 @@ class StepClock:
     """The time of one step, in the parts that it runs in: on a GPU by events of the stream, else by the host."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
         self._on_gpu = torch.cuda.is_initialized()
         self._parts: list[tuple[Any, Any]] = []
         self._since: Any = None

@@ -15,7 +15,7 @@ from statistics import fmean
 from kcap.bench.apply.views import NoView, views_of
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
-from kcap.bench.run.output import read_run
+from kcap.bench.run.output import OUTCOMES_FILE, read_run, solution_key
 from kcap.errors import CallError
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition
 from kcap.schemas.flashinfer import solution as solutions_file
@@ -26,11 +26,9 @@ from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.seam import seam_of
 from kcap.schemas.results.bench_run import RUN_FILE, RunRecord
 from kcap.schemas.results.outcome import Outcome, read_outcomes
-from kcap.schemas.results.plan import LeftOut, Plan, PlanMachine, Replacement, file_sha256, solution_sha256
+from kcap.schemas.results.plan import METADATA_FILE, LeftOut, Plan, PlanMachine, Replacement, file_sha256
 from kcap.show.gain import CallTime
 from kcap.version import __version__
-
-METADATA = "recording.json"
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,13 @@ def read_judged(path: Path) -> Judged:
     solutions: dict[str, Solution] = {}
     for file in sorted((path / "solutions").rglob("*.json")):
         solution = solutions_file.read(file)
-        key = f"{solution.definition}/{solution.author}/{solution.name}"
-        judged = run.solutions.get(key)
-        if judged is not None and judged.sha256 != solution_sha256(solution):
+        judged = run.solutions.get(solution.key)
+        if judged is not None and judged.sha256 != solution.sha256:
             raise CallError(f"{file}: was changed since it was judged: judge it again (kcap bench --resume)")
-        solutions[key] = solution
+        solutions[solution.key] = solution
     outcomes: dict[str, dict[str, Outcome]] = defaultdict(dict)
-    for outcome in read_outcomes(path / "outcomes.jsonl"):
-        outcomes[f"{outcome.definition}/{outcome.author}/{outcome.solution}"][outcome.workload] = outcome
+    for outcome in read_outcomes(path / OUTCOMES_FILE):
+        outcomes["/".join(solution_key(outcome))][outcome.workload] = outcome
     return Judged(path, run, solutions, outcomes)
 
 
@@ -88,14 +85,14 @@ def make_plan(recording: Recording, judged: Judged, times: Mapping[int, CallTime
     return Plan(
         kcap=__version__,
         recording=str(recording.path.resolve()),
-        recording_sha256=file_sha256(recording.path / METADATA),
+        recording_sha256=file_sha256(recording.path / METADATA_FILE),
         model=metadata.model,
         framework=metadata.framework,
         framework_version=metadata.framework_version,
         machine=judged.machine(),
         steps=metadata.steps,
         total_us={phase: us for phase in PHASES if (us := _total_us(recording.kernels(), times, phase))},
-        solutions={sha: s for s in judged.solutions.values() if (sha := solution_sha256(s)) in used},
+        solutions={sha256: s for s in judged.solutions.values() if (sha256 := s.sha256) in used},
         replacements=replacements,
         left_out=left_out,
     )
@@ -116,29 +113,26 @@ class _Choice:
             self._workloads[count.definition, count.call].add(count.workload)
 
     def all(self) -> tuple[list[Replacement], list[LeftOut]]:
-        chosen: dict[int, Replacement] = {}
+        chosen: dict[int, tuple[Solution, Replacement]] = {}
         left_out: list[LeftOut] = []
         for name, solution in self._judged.solutions.items():
             if self._wishes.names and solution.name not in self._wishes.names:
                 continue
             kernel = self._kernels.get(solution.definition)
             if kernel is None:
-                left_out.append(_left_out(solution, None, "the Recording has no such Definition"))
+                left_out.append(LeftOut.of(solution, None, "the Recording has no such Definition"))
                 continue
             for use in kernel.uses:
                 found = self._replacement(solution, self._judged.outcomes.get(name, {}), kernel, use)
                 before = chosen.get(use.call.id)
                 if isinstance(found, str):
-                    left_out.append(_left_out(solution, use.call, found))
-                elif before is None or found.solution_us < before.solution_us:
-                    left_out += [_left_out(self._solution(before), use.call, "another is faster")] if before else []
-                    chosen[use.call.id] = found
+                    left_out.append(LeftOut.of(solution, use.call, found))
+                elif before is None or found.solution_us < before[1].solution_us:
+                    left_out += [LeftOut.of(before[0], use.call, "another is faster")] if before else []
+                    chosen[use.call.id] = solution, found
                 else:
-                    left_out.append(_left_out(solution, use.call, "another is faster"))
-        return [chosen[call] for call in sorted(chosen)], left_out
-
-    def _solution(self, replacement: Replacement) -> Solution:
-        return next(s for s in self._judged.solutions.values() if solution_sha256(s) == replacement.solution)
+                    left_out.append(LeftOut.of(solution, use.call, "another is faster"))
+        return [chosen[call][1] for call in sorted(chosen)], left_out
 
     def _replacement(
         self, solution: Solution, outcomes: Mapping[str, Outcome], kernel: DerivedDefinition, use: CallUse
@@ -165,7 +159,7 @@ class _Choice:
             call=use.call,
             seam=seam,
             definition=kernel.definition.name,
-            solution=solution_sha256(solution),
+            solution=solution.sha256,
             workloads=workloads,
             inputs=views.inputs,
             outputs=views.outputs,
@@ -188,16 +182,6 @@ def _why_not_passed(workloads: Sequence[str], outcomes: Mapping[str, Outcome]) -
             yield f"was not judged on its Workload {workload[:8]}"
         elif outcome.status != "PASSED" or outcome.time is None:
             yield f"{outcome.status} on its Workload {workload[:8]}: {outcome.reason or 'without a time'}"
-
-
-def _left_out(solution: Solution, call: Call | None, reason: str) -> LeftOut:
-    return LeftOut(
-        solution=f"{solution.author}/{solution.name}",
-        definition=solution.definition,
-        operator=call.operator if call else "",
-        call=call.id if call else None,
-        reason=reason,
-    )
 
 
 def guilty_part(

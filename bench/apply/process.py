@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import threading
 import time
@@ -28,8 +27,9 @@ from kcap.capture.window.process import at_exit
 from kcap.capture.window.window import StepShape, Window
 from kcap.errors import KcapError
 from kcap.schemas.files.jsonfile import dump_json, read_json
+from kcap.schemas.flashinfer.solution import Solution
 from kcap.schemas.results.applied import ENGAGEMENT_ADAPTER, Engaged, Engagement
-from kcap.schemas.results.plan import Plan, Replacement, file_sha256, plan_bytes, read_plan
+from kcap.schemas.results.plan import Plan, file_sha256, plan_bytes, read_plan
 from kcap.system.output import write_atomically
 
 WINDOW = f"{__name__}:PlanWindow"
@@ -52,7 +52,7 @@ def session_options(plans: Sequence[Plan], left: Path, window: str = WINDOW, **e
         "extension": {"window": window, "plans": list(map(str, files)), "left": str(left), **extension},
         "plan": {
             "sha256": file_sha256(files[0]),
-            "solutions": {f"{s.author}/{s.name}": sha256 for sha256, s in plans[0].solutions.items()},
+            "solutions": plans[0].hashes,
         },
     }
 
@@ -78,7 +78,7 @@ class PlanWindow(Window):
         self._graphs = GraphUses(self.replacements)
         self._counted: Counter[str] = Counter()
         self._held: Counter[int] = Counter()
-        self._before: dict[int, int] = {}
+        self._before: list[int] = []  # how often each Solution had run when the step began
         self._under_way: StepShape | None = None
         self.rank = 0
         self._written = 0.0
@@ -97,7 +97,7 @@ class PlanWindow(Window):
             for number, file in enumerate(self.session.extension["plans"]):
                 plan = read_plan(Path(file))
                 check_engine(plan, facts)
-                placed += [place(plan, one, self.left / BUILT, number) for one in plan.replacements]
+                placed += place(plan, self.left / BUILT, number)
             self.replacements = Replacements(placed, self._recorded, CHECKS)
             self.replacements.unseen = self.taps.externals.ignoring
             self.replacements.failed = self._solution_failed
@@ -145,9 +145,8 @@ class PlanWindow(Window):
         shape, self._under_way = self._under_way, None
         if shape is not None:
             self.step_ended(shape)
-            uses = self._uses()
             self._counted[shape.phase] += 1
-            self._held.update(index for index, times in uses.items() if times > self._before.get(index, 0))
+            self._held.update(index for index, times in enumerate(self.uses()) if times)
         super().end()
         if time.monotonic() > self._written + WRITTEN_EVERY:
             self.tell()
@@ -164,11 +163,10 @@ class PlanWindow(Window):
 
     def uses(self) -> list[int]:
         """How often each Solution was run in this step so far, by the order of the plan's replacements."""
-        now = self._uses()
-        return [now[index] - self._before.get(index, 0) for index in range(len(self.replacements.placed))]
+        return [now - before for now, before in zip(self._uses(), self._before, strict=True)]
 
-    def _uses(self) -> dict[int, int]:
-        return {index: one.eager + self._graphs.replayed[index] for index, one in enumerate(self.replacements.placed)}
+    def _uses(self) -> list[int]:
+        return [one.eager + self._graphs.replayed[index] for index, one in enumerate(self.replacements.placed)]
 
     # ---- what is told of it ----
 
@@ -198,9 +196,12 @@ class PlanWindow(Window):
         told = Engagement(
             pid=os.getpid(), rank=self.rank, steps=dict(self._counted), replacements=engaged, refused=refused
         )
-        path = self.left / f"{socket.gethostname()}-{os.getpid()}{ENDING}"
         with self._telling, contextlib.suppress(OSError):  # a full disk ends no engine
-            write_atomically(path, dump_json(told.model_dump(mode="json")))
+            write_atomically(self.left_file(ENDING), dump_json(told.model_dump(mode="json")))
+
+    def left_file(self, ending: str) -> Path:
+        """A file of this process in `left`."""
+        return self.left / f"{self.session.shard().name}{ending}"
 
 
 class GraphUses:
@@ -257,11 +258,18 @@ def _differences(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, st
             yield "the device", plan.machine.device_name, found
 
 
-def place(plan: Plan, one: Replacement, folder: Path, number: int = 0) -> Placed:
-    """The replacement with its Solution, built below `folder`; BuildFailed where it cannot be. `number`: the plan's."""
-    solution = plan.solutions[one.solution]
+def place(plan: Plan, folder: Path, number: int = 0) -> list[Placed]:
+    """The plan's replacements, each Solution built once, below `folder`; BuildFailed where one cannot be. `number`: the
+    plan's."""
+    functions = {sha256: _built(solution, folder) for sha256, solution in plan.solutions.items()}
+    return [
+        Placed(one, functions[one.solution], plan.solutions[one.solution].spec.destination_passing_style, plan=number)
+        for one in plan.replacements
+    ]
+
+
+def _built(solution: Solution, folder: Path) -> Callable[..., Any]:
     try:
-        function = build(solution, folder)
+        return build(solution, folder)
     except BuildFailed as error:
         raise BuildFailed(f"{solution.author}/{solution.name}: {error.reason}", error.log) from None
-    return Placed(one, function, solution.spec.destination_passing_style, plan=number)

@@ -17,6 +17,7 @@ from kcap.schemas.recording.records import Record
 from kcap.schemas.results.applied import LogitsCompared
 
 ENDING = ".quality.jsonl"
+MOST_ROWS = 256  # of one step: the logits of thousands of tokens are gigabytes
 
 
 class QualityCheck(Record):
@@ -33,16 +34,26 @@ def read_checks(left: Path) -> Iterator[QualityCheck]:
         yield from read_lines(path, QualityCheck)
 
 
+def rows_of(hidden: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Up to MOST_ROWS of the first `tokens` rows, spread evenly: those behind them are padding."""
+    rows = torch.linspace(0, tokens - 1, min(tokens, MOST_ROWS)).long()
+    return hidden[rows.to(hidden.device)]
+
+
 def compare_logits(logits: torch.Tensor, own: torch.Tensor) -> LogitsCompared:
     """`logits` and `own`: [tokens, vocabulary]."""
-    a, b = own.double().log_softmax(-1), logits.double().log_softmax(-1)
-    difference = logits.double() - own.double()
+    mine, theirs = logits.float(), own.float()
+    a, b = theirs.log_softmax(-1), mine.log_softmax(-1)
     return LogitsCompared(
         tokens=len(own),
-        top1=float((own.argmax(-1) == logits.argmax(-1)).double().mean()),
-        kl=float((a.exp() * (a - b)).sum(-1).mean()),
-        rms=float(difference.square().mean().sqrt() / own.double().square().mean().sqrt().clamp(min=1e-30)),
+        top1=float((theirs.argmax(-1) == mine.argmax(-1)).float().mean()),
+        kl=_finite((a.exp() * (a - b)).sum(-1).mean()),
+        rms=_finite((mine - theirs).square().mean().sqrt() / theirs.square().mean().sqrt().clamp(min=1e-30)),
     )
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    return float(value) if bool(value.isfinite()) else None
 
 
 def quality_of(checks: Sequence[QualityCheck]) -> dict[int, LogitsCompared]:
@@ -54,7 +65,13 @@ def quality_of(checks: Sequence[QualityCheck]) -> dict[int, LogitsCompared]:
 def _mean(parts: Sequence[LogitsCompared]) -> LogitsCompared:
     tokens = sum(part.tokens for part in parts)
 
-    def over_tokens(name: str) -> float:
-        return float(sum(part.tokens * getattr(part, name) for part in parts)) / tokens
+    def over_tokens(values: Sequence[float | None]) -> float | None:
+        known = [part.tokens * value for part, value in zip(parts, values, strict=True) if value is not None]
+        return sum(known) / tokens if len(known) == len(parts) else None
 
-    return LogitsCompared(tokens=tokens, top1=over_tokens("top1"), kl=over_tokens("kl"), rms=over_tokens("rms"))
+    return LogitsCompared(
+        tokens=tokens,
+        top1=sum(part.tokens * part.top1 for part in parts) / tokens,
+        kl=over_tokens([part.kl for part in parts]),
+        rms=over_tokens([part.rms for part in parts]),
+    )

@@ -2,7 +2,7 @@
 
 A registered operator is overridden for its device, below the compiler: its code is not compiled anew and calls what is
 registered then. A Triton launch is met where Triton or inductor launches it, by the source of its kernel. What is not
-exactly as a Call in the plan runs the engine's own, and so does everything while `Replacements.on` is False.
+exactly as a Call in the plan runs the engine's own, and so does everything while `Replacements.on` is None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kcap.bench.accuracy import SAME, difference
+from kcap.bench.accuracy import SAME, compare
 from kcap.bench.apply.matching import Matching, Values, with_items
 from kcap.capture.taps.libraries.library import Calls
 from kcap.errors import KcapError
@@ -83,12 +83,7 @@ class Placed:
         with unseen():
             returned = self.run(copies)
         result = original()
-        for number, (out, truth) in enumerate(
-            zip(self.outputs(copies, returned), self.outputs(values, result), strict=True)
-        ):
-            error = difference(out.cpu().reshape(-1), truth.cpu().reshape(-1)).error
-            if error > SAME:
-                self.off = f"its output {number} is off by {error:.3g} times what is allowed from the engine's own"
+        self.off = why_different(self.outputs(copies, returned), self.outputs(values, result))
         return result
 
     def outputs(self, values: Values, result: Any) -> list[torch.Tensor]:
@@ -109,6 +104,14 @@ class Placed:
 
     def _device(self, values: Values) -> torch.device:
         return next(value.device for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def why_different(outputs: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> str:
+    """In what a Solution's outputs are not the engine's own, by the judge's rule; "" if they are."""
+    for number, (out, truth) in enumerate(zip(outputs, own, strict=True)):
+        if (error := compare(out.cpu(), truth.cpu()).error) > SAME:
+            return f"its output {number} is off by {error:.3g} times what is allowed from the engine's own kernel"
+    return ""
 
 
 def copies_of(values: Values) -> dict[str, Any] | None:

@@ -8,30 +8,29 @@ not be slower than that kernel, unless the plan says that it is. This module is 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from kcap.bench.accuracy import SAME
 from kcap.bench.apply.matching import with_items
 from kcap.bench.apply.process import place
-from kcap.bench.apply.seams import Placed, why_not_overridden
+from kcap.bench.apply.seams import Placed, why_different, why_not_overridden
 from kcap.bench.build import BuildFailed
-from kcap.bench.check.checker import compare
 from kcap.errors import CallError
 from kcap.replay.jobs import ReplaySession
 from kcap.replay.rebuild.rebuild import Rebuilder, ResolvedCall
 from kcap.replay.source import replay_session
-from kcap.replay.timing.graphs import CaptureFailed, capture_graph, detect_sync
+from kcap.replay.timing.clock import loop_ns
+from kcap.replay.timing.graphs import CaptureFailed, capture_graph, detect_sync, do_nothing, timed_us
 from kcap.replay.worker import open_session, sample_of_request
 from kcap.schemas.derive.bound_call import Inputs, Skip
 from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.records import Call
-from kcap.schemas.results.plan import LeftOut, Plan, Replacement, file_sha256, plan_bytes, read_plan
+from kcap.schemas.results.plan import METADATA_FILE, LeftOut, Plan, file_sha256, plan_bytes, read_plan
 from kcap.system.worker_process import Worker, serve
 
 PATIENCE = 300.0  # seconds for one Solution, its build among them
@@ -67,28 +66,21 @@ def try_alone(plan: Plan, trust: bool = False, slower: bool = False) -> Plan:
             }
             reason = worker.run(request, PATIENCE).get("reason")
             kept += [] if reason else [one]
-            left_out += [_left_out(plan, one, f"tried alone: {reason}")] if reason else []
+            solution = plan.solutions[one.solution]
+            left_out += [LeftOut.of(solution, one.call, f"tried alone: {reason}")] if reason else []
     return plan.only(kept, left_out)
 
 
 def open_recording(plan: Plan) -> Recording:
     """The plan's Recording; CallError where it is not there, or is another by now."""
     path = Path(plan.recording)
-    if not (path / "recording.json").is_file():
+    if not (path / METADATA_FILE).is_file():
         raise CallError(f"{path}, which the plan is of, is not there: Solutions cannot be tried alone (--no-trial)")
-    if file_sha256(path / "recording.json") != plan.recording_sha256:
+    if file_sha256(path / METADATA_FILE) != plan.recording_sha256:
         raise CallError(
             f"{path}: is another Recording than the one that the plan was made of: kcap apply makes one anew"
         )
     return load(path)
-
-
-def _left_out(plan: Plan, one: Replacement, reason: str) -> LeftOut:
-    solution = plan.solutions[one.solution]
-    return LeftOut(
-        solution=f"{solution.author}/{solution.name}", definition=one.definition, operator=one.call.operator,
-        call=one.call.id, reason=reason,
-    )  # fmt: skip
 
 
 def main() -> None:
@@ -98,11 +90,14 @@ def main() -> None:
         return
     rebuilder = Rebuilder(session.device, session.home, session.root, session.trust)
 
+    read = cache(read_plan)
+
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        plan = read_plan(Path(request["plan"]))
+        file = Path(request["plan"])
+        plan = read(file)
         one = plan.replacements[request["replacement"]]
         try:
-            placed = place(plan, one, Path(request["plan"]).parent)
+            (placed,) = place(plan.only([one]), file.parent)
             resolved = rebuilder.resolve(one.call, sample_of_request(request))
             return {"reason": _try(placed, rebuilder, resolved, request["slower"])}
         except CaptureFailed as error:
@@ -125,24 +120,21 @@ def _try(placed: Placed, rebuilder: Rebuilder, resolved: ResolvedCall, slower: b
     values = values_by_path(placed.replacement.call, resolved, mine)
     if mismatch := placed.matching.mismatch(values):
         return f"what is rebuilt of the call is not as it was recorded ({mismatch})"
-    theirs = placed.outputs(values_by_path(placed.replacement.call, resolved, inputs), run_of(operator.call, inputs)())
+    theirs = placed.outputs(
+        values_by_path(placed.replacement.call, resolved, inputs), operator.call(*inputs.args, **inputs.kwargs)
+    )
     ours = placed.outputs(values, placed.run(values))
-    for number, (out, truth) in enumerate(zip(ours, theirs, strict=True)):
-        if (error := compare(out.cpu(), truth.cpu()).error) > SAME:
-            return f"output {number} is off by {error:.3g} times what is allowed from the engine's own kernel"
+    if reason := why_different(ours, theirs):
+        return reason
     on_gpu = any(tensor.is_cuda for tensor in ours)
     if on_gpu and (waits := detect_sync(lambda: placed.run(values))):
         return f"waits for the GPU: {waits}"
     if slower or all(saved < 0 for saved in placed.replacement.saved_by_phase.values()):
         return None  # as is known
-    us, engine_us = time_us(lambda: placed.run(values), on_gpu), time_us(run_of(operator.call, inputs), on_gpu)
+    us, engine_us = time_us(placed.run, Inputs([values], {}, {}), on_gpu), time_us(operator.call, inputs, on_gpu)
     if us > SLOWER * engine_us:
         return f"takes {us:.2f} us, and the engine's kernel {engine_us:.2f} us"
     return None
-
-
-def run_of(call: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
-    return lambda: call(*inputs.args, **inputs.kwargs)
 
 
 def values_by_path(call: Call, resolved: ResolvedCall, inputs: Inputs) -> Mapping[str, Any]:
@@ -156,29 +148,14 @@ def values_by_path(call: Call, resolved: ResolvedCall, inputs: Inputs) -> Mappin
     return values
 
 
-def time_us(run: Callable[[], Any], on_gpu: bool) -> float:
+def time_us(call: Callable[..., Any], inputs: Inputs, on_gpu: bool) -> float:
     """Microseconds of one invocation, on a GPU in a graph: the median of some rounds, caches warm."""
     if not on_gpu:
-        run()
-        return median(_host_round(run) for _ in range(ROUNDS))
-    replay = capture_graph(run, IN_ROUND)
-    return median(_gpu_round(replay) for _ in range(ROUNDS))
-
-
-def _host_round(run: Callable[[], Any]) -> float:
-    start = time.perf_counter_ns()
-    for _ in range(IN_ROUND):
-        run()
-    return (time.perf_counter_ns() - start) / 1e3 / IN_ROUND
-
-
-def _gpu_round(replay: Callable[[], Any]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / IN_ROUND
+        loop_ns(call, inputs, 1)
+        return median(loop_ns(call, inputs, IN_ROUND) for _ in range(ROUNDS)) / IN_ROUND / 1e3
+    replay = capture_graph(lambda: call(*inputs.args, **inputs.kwargs), IN_ROUND)
+    stream = torch.cuda.current_stream()
+    return median(timed_us(replay, IN_ROUND, do_nothing, stream, None) for _ in range(ROUNDS))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ temporary files and compilers of a Solution are kept in its own folder (`environ
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kcap.schemas.flashinfer.solution import BuildSpec, Solution, to_bytes
+from kcap.schemas.flashinfer.solution import BuildSpec, Solution
 from kcap.system.registry import Registry, import_plugins
 
 __all__ = ["BuildFailed", "Builder", "build", "builder", "environment"]
@@ -53,7 +52,7 @@ def build(solution: Solution, folder: Path) -> Function:
     What was compiled there before is used again where it is whole. `environment` must be in `os.environ`.
     """
     tempfile.tempdir = None  # torch's import asked for it before TMPDIR was set
-    name = f"solution_{hashlib.sha256(to_bytes(solution)).hexdigest()[:16]}"
+    name = f"solution_{solution.sha256[:16]}"
     return _builder_of(solution.spec).build(solution, write_sources(solution, folder / name), name)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 
 import torch
 
-from kcap.bench.accuracy import INCOMPARABLE, RTOL, SAME, Choice, Difference, difference
+from kcap.bench.accuracy import RTOL, SAME, Choice, compare
 from kcap.bench.check.choices import ChoiceRecorder
 from kcap.bench.check.draws import DrawAnswer, DrawRequest, try_draws
 from kcap.replay.calls.runner import error_fields
@@ -194,13 +194,3 @@ def _choice(recorder: ChoiceRecorder | None, output: Any) -> Choice | None:
     if recorded is None:
         return None
     return Choice(recorded.scores.cpu().double(), recorded.scores.cpu(), recorded.ordered)
-
-
-def compare(out: torch.Tensor, reference: torch.Tensor, choice: Choice | None = None) -> Difference:
-    """The operator's output against the reference's, which has the operator's dtype too.
-
-    All of it is one row: both round on the way, and which of a row's numbers they round apart is chance.
-    """
-    if out.dtype != reference.dtype or out.shape != reference.shape:
-        return INCOMPARABLE
-    return difference(out.reshape(-1), reference.reshape(-1), None, choice)

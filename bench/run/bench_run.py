@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from kcap.bench.run.subject import PreparedDataset, Subject, open_subject
 from kcap.bench.solutions import FoundSolution, RefusedSolution, read_solutions
 from kcap.errors import CallError
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES, WorkloadWeights, workload_weights
-from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.schemas.flashinfer.definition import Workload
 from kcap.schemas.results.bench_run import RUN_FILE, RefusedFile, RunRecord, SolutionFile
 from kcap.schemas.results.measurement import Measurement, read_measurements
@@ -55,7 +53,10 @@ class BenchRun:
             device=self.device,
             threads=self.options.threads,
             options=self.options.as_fields(),
-            solutions={_name(found): _solution_file(found) for found in self.solutions},
+            solutions={
+                found.solution.key: SolutionFile(file=str(found.file), sha256=found.solution.sha256)
+                for found in self.solutions
+            },
             refused=[RefusedFile(file=str(file.file), reason=file.reason) for file in self.refused],
         )
 
@@ -207,15 +208,6 @@ def choose_workloads(subject: Subject, weights: WorkloadWeights, most: int | Non
         return sorted(subject.workloads.get(name, ()), key=count, reverse=True)
 
     return {name: ordered(name)[:most] for name in subject.definitions}
-
-
-def _name(found: FoundSolution) -> str:
-    return f"{found.solution.definition}/{found.solution.author}/{found.solution.name}"
-
-
-def _solution_file(found: FoundSolution) -> SolutionFile:
-    digest = hashlib.sha256(solutions_file.to_bytes(found.solution)).hexdigest()
-    return SolutionFile(file=str(found.file), sha256=digest)
 
 
 def _not_judged(unit: WorkUnit, reason: str) -> Iterator[Outcome]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kcap.commands.record import offline_options
+from kcap.commands.record import check_engine_choice, engine_options
 from kcap.commands.run import (
-    check_engine_choice,
     given_client,
     problems,
     read_plan_for_engine,
@@ -50,13 +49,8 @@ PATH = click.Path(path_type=Path)
 @click.option("--pairs", type=click.IntRange(1), help="Also start so many pairs of fresh engines, and compare those.")
 @click.option("--slower", is_flag=True, help="Put in those that turn out slower alone, too.")
 @click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
-@offline_options
+@engine_options
 @click.option("--client", help="The load of the server COMMAND.")
-@click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
-@click.option(
-    "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
-)
-@click.option("--engine-log", type=PATH, help="Keep what the engine of --model, or the server, prints.")
 @click.option("-o", "output", type=PATH, help="Write what was measured as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
@@ -103,7 +97,7 @@ def command(
         plans=[
             PlanCompared(
                 plan=name,
-                solutions={f"{s.author}/{s.name}": sha256 for sha256, s in plan.solutions.items()},
+                solutions=plan.hashes,
                 compared=compare(plan, arm, measured.steps, schedule),
             )
             for arm, (name, plan) in enumerate(zip(names, plans, strict=True))
@@ -189,7 +183,8 @@ def print_applied(applied: Applied) -> None:
     if not applied.quality:
         out.print("logits: not compared (kcap cannot run a forward of this engine twice)")
     for name, of in applied.quality.items():
-        text = f"the same top token for {of.top1:.1%}, KL {of.kl:.2g}, rms of the difference {of.rms:.2g}"
+        kl, rms = ("not finite" if value is None else f"{value:.2g}" for value in (of.kl, of.rms))
+        text = f"the same top token for {of.top1:.1%}, KL {kl}, rms of the difference {rms}"
         out.print(f"logits of {of.tokens:,} tokens against the engine's own, {name}: {text}")
     if fresh := applied.fresh:
         half = "" if fresh.half_interval is None else f" ± {fresh.half_interval:.2%}"

@@ -93,8 +93,7 @@ def print_plan(plan: Plan) -> None:
         print_table(out, table)
     _print_prediction(out, plan, phases)
     for left in plan.left_out:
-        where = f" for {left.operator} (call {left.call})" if left.operator else ""
-        out.print(Text(f"left out: {left.solution}{where}: {left.reason}", "dim"))
+        out.print(Text(left.text, "dim"))
 
 
 def _print_prediction(out: Console, plan: Plan, phases: list[str]) -> None:

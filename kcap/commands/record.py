@@ -49,7 +49,7 @@ class NumbersRange(click.IntRange):
         return tuple(super(NumbersRange, self).convert(word, param, ctx) for word in words)
 
 
-OFFLINE_OPTIONS = (  # of an engine that kcap starts itself
+ENGINE_OPTIONS = (  # of every command that starts an engine: one of its own, by --model, or a server
     click.option("--model", help="A model: a hub id, or a directory with a config.json."),
     click.option("--framework", default="vLLM", show_default=True, help="vLLM, SGLang, TRT-LLM or MLC-LLM."),
     click.option(
@@ -70,16 +70,23 @@ OFFLINE_OPTIONS = (  # of an engine that kcap starts itself
     ),
     click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="An argument of the engine."),
     click.option("--eager", is_flag=True, help="Without compilation and graphs, which are the engine's own defaults."),
+    click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND)."),
+    click.option(
+        "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
+    ),
+    click.option(
+        "--engine-log", type=click.Path(path_type=Path), help="Keep what the engine of --model, or the server, prints."
+    ),
 )
 
 
-def offline_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command` the options of OFFLINE_OPTIONS: `--model`, and the fields of Offline."""
-    return functools.reduce(lambda function, option: option(function), reversed(OFFLINE_OPTIONS), command)
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the options of ENGINE_OPTIONS: the fields of Offline, and those of any server."""
+    return functools.reduce(lambda function, option: option(function), reversed(ENGINE_OPTIONS), command)
 
 
 @click.command(name="record", epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
-@offline_options
+@engine_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The Recording to write.")
 @click.option(
     "--max-steps", "--steps", "steps", type=click.IntRange(1), help="Close the window for good after N recorded steps."
@@ -102,13 +109,6 @@ def offline_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(0, min_open=True), help="Of --workload.")
 @click.option(
     "--concurrency", type=click.IntRange(1), help="Of --workload: sessions at a time, instead of their times."
-)
-@click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
-@click.option(
-    "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
-)
-@click.option(
-    "--engine-log", type=click.Path(path_type=Path), help="Keep what the engine of --model, or the server, prints."
 )
 @click.option(
     "--check-coverage", is_flag=True, help="Profile a few steps first: how much GPU time is of recorded calls?"
@@ -210,23 +210,28 @@ def _check_options(
     model: str | None, command_line: Sequence[str], client: str | None, ready: str | None, check_coverage: bool
 ) -> None:
     """CallError where the options do not fit together, or this machine."""
-    if (model is None) == (not command_line):
-        raise CallError("give either --model MODEL or -- COMMAND")
-    if command_line:
-        refuse_offline_options()
+    check_engine_choice(model, command_line)
     if (model is not None or client is not None) and _option_given("exit_code"):
         raise CallError("--exit-code: of a COMMAND without a --client only")
-    if client is None and ready is not None:
-        raise CallError("--ready is of a --client: give that, too")
-    if client is not None and model is not None:
-        raise CallError("--client needs a server: give -- COMMAND")
+    check_client(client, ready, command_line)
     if check_coverage and not machine.has_gpu():
         raise CallError("--check-coverage compares with what ran on a GPU, and this machine has none: leave it out")
 
 
-def refuse_offline_options() -> None:
-    """CallError where an option of --model is given beside a COMMAND, which would heed none of them."""
-    _refuse(field.name for field in fields(Offline) if field.name != "framework")
+def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:
+    """CallError where neither or both of a model and a COMMAND are given, or a COMMAND with a model's options."""
+    if (model is None) == (not command_line):
+        raise CallError("give either --model MODEL or -- COMMAND")
+    if command_line:
+        _refuse(field.name for field in fields(Offline) if field.name != "framework")
+
+
+def check_client(client: str | None, ready: str | None, command_line: Sequence[str]) -> None:
+    """CallError for a client without a server, or what is of a client without one."""
+    if client is None and ready is not None:
+        raise CallError("--ready is of a --client: give that, too")
+    if client is not None and not command_line:
+        raise CallError("--client needs a server: give -- COMMAND")
 
 
 def _sender(

@@ -13,12 +13,13 @@ import click
 
 from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import working_directory
-from kcap.commands.record import make_given_client, offline_options, record_command, refuse_offline_options
+from kcap.commands.record import check_client, check_engine_choice, engine_options, make_given_client, record_command
 from kcap.errors import FAILED, CallError, KcapError
 from kcap.schemas.results.applied import Engaged, Engagement
 
 if TYPE_CHECKING:
     from kcap.capture.controller.run import Run
+    from kcap.capture.controller.serving import Client
     from kcap.schemas.results.plan import Plan, Replacement
 
 EXAMPLE = """
@@ -35,13 +36,8 @@ PATH = click.Path(path_type=Path)
 @click.option("--trial/--no-trial", default=True, show_default=True, help="Try each Solution alone first.")
 @click.option("--trust", is_flag=True, help="Run kernel sources of a Recording that you did not make here yourself.")
 @click.option("--bisect", is_flag=True, help="Should the engine fail, start it again and again to find by which one.")
-@offline_options
+@engine_options
 @click.option("--client", help="Run this command once the server COMMAND serves, then end the server.")
-@click.option("--ready", metavar="URL", help="What answers once the server serves (told from a usual COMMAND).")
-@click.option(
-    "--ready-timeout", default=600.0, show_default=True, type=click.FloatRange(0), help="Seconds until it must."
-)
-@click.option("--engine-log", type=PATH, help="Keep what the engine of --model, or the server of a --client, prints.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     plan_file: Path, trial: bool, trust: bool, bisect: bool, client: str | None, ready: str | None,
@@ -87,7 +83,7 @@ def command(
 def _why_ended(plan: Plan, failure: str, attempt: Callable[[Plan], Run] | None) -> str:
     """What to say of an engine that ended with a failure. `attempt`: starts it with a part of the plan."""
     if attempt is None:
-        names = ", ".join(sorted({f"{s.author}/{s.name}" for s in plan.solutions.values()}))
+        names = ", ".join(sorted(plan.hashes))
         return f"{failure}\nIt ran with these Solutions: {names}; --bisect finds out which of them it was"
     from kcap.bench.apply.choice import guilty_part
 
@@ -142,23 +138,10 @@ def read_plan_for_engine(file: Path) -> Plan:
     return plan
 
 
-def check_engine_choice(model: str | None, command_line: Sequence[str]) -> None:
-    """CallError where neither or both of a model and a COMMAND are given, or a COMMAND with a model's options."""
-    if (model is None) == (not command_line):
-        raise CallError("give either --model MODEL or -- COMMAND")
-    if command_line:
-        refuse_offline_options()
-
-
-def given_client(client: str | None, ready: str | None, patience: float, command_line: Sequence[str]) -> Any:
+def given_client(client: str | None, ready: str | None, patience: float, command_line: Sequence[str]) -> Client | None:
     """The client of a server; CallError where there is no server, or it is not plain where it answers."""
-    if client is None:
-        if ready is not None:
-            raise CallError("--ready is of a --client: give that, too")
-        return None
-    if not command_line:
-        raise CallError("--client needs a server: give -- COMMAND")
-    return make_given_client(client, ready, patience, False, list(command_line))
+    check_client(client, ready, command_line)
+    return None if client is None else make_given_client(client, ready, patience, False, list(command_line))
 
 
 def tried(plan: Plan, trust: bool, slower: bool = False) -> Plan:
@@ -168,15 +151,15 @@ def tried(plan: Plan, trust: bool, slower: bool = False) -> Plan:
     before = len(plan.left_out)
     plan = try_alone(plan, trust, slower)
     for left in plan.left_out[before:]:
-        click.echo(f"kcap: left out: {left.solution} for {left.operator} (call {left.call}): {left.reason}", err=True)
+        click.echo(f"kcap: {left.text}", err=True)
     if not plan.replacements:
         raise CallError("the plan replaces nothing: the engine would run as it is")
     return plan
 
 
 def start_engine(
-    options: Mapping[str, Any], left: Path, offline: Mapping[str, Any], command_line: Sequence[str], client: Any,
-    log: Path | None,
+    options: Mapping[str, Any], left: Path, offline: Mapping[str, Any], command_line: Sequence[str],
+    client: Client | None, log: Path | None,
 ) -> Run:  # fmt: skip
     """Run the engine to its end, without a recording. `options`: of its Session (`session_options`)."""
     closed = {**options, "window": "manual"}

@@ -6,6 +6,7 @@ own schema takes the opposite default.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, ClassVar, Literal
 
@@ -81,6 +82,16 @@ class Solution(StrictModel):
         if self.spec.entry_file not in paths:
             raise ValueError(f"spec.entry_point: {self.spec.entry_file} is not among sources")
         return self
+
+    @property
+    def key(self) -> str:
+        """`definition/author/name`, by which a run of `kcap bench` names it."""
+        return f"{self.definition}/{self.author}/{self.name}"
+
+    @property
+    def sha256(self) -> str:
+        """Of its JSON document: what was judged is known again by it."""
+        return hashlib.sha256(to_bytes(self)).hexdigest()
 
 
 ADAPTER = TypeAdapter(Solution)

@@ -56,13 +56,14 @@ class LogitsCompared(_Part):
     """The logits of `tokens` tokens against those of the engine's own kernels.
 
     `top1`: the share of tokens whose likeliest next token is the same; `kl`: the Kullback-Leibler divergence, in nats,
-    mean over tokens; `rms`: the root mean square of the difference over that of the logits.
+    mean over tokens; `rms`: the root mean square of the difference over that of the logits. None where logits are not
+    finite.
     """
 
     tokens: int
     top1: float = Field(ge=0, le=1)
-    kl: FiniteFloat
-    rms: FiniteFloat
+    kl: FiniteFloat | None
+    rms: FiniteFloat | None
 
 
 class Engaged(_Part):

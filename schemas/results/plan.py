@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, mod
 from kcap.errors import CallError
 from kcap.schemas.files.jsonfile import dump_json, read_json
 from kcap.schemas.flashinfer.solution import Solution
-from kcap.schemas.flashinfer.solution import to_bytes as solution_bytes
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.seam import Seam
 from kcap.schemas.results.measurement import Time
 
+METADATA_FILE = "recording.json"  # of a Recording, by whose hash a plan knows its own again
 NAMESPACE = "solution"  # of Solutions in the Recording of an engine that runs with them
 
 
@@ -124,6 +124,19 @@ class LeftOut(_Part):
     call: int | None = None
     reason: str
 
+    @classmethod
+    def of(cls, solution: Solution, call: Call | None, reason: str) -> LeftOut:
+        return cls(
+            solution=f"{solution.author}/{solution.name}", definition=solution.definition,
+            operator=call.operator if call else "", call=call.id if call else None, reason=reason,
+        )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        where = f" for {self.operator} (call {self.call})" if self.operator else ""
+        return f"left out: {self.solution}{where}: {self.reason}"
+
 
 class PlanMachine(_Part):
     """What was judged on: the type of device, its name, and torch's version."""
@@ -154,11 +167,16 @@ class Plan(_Part):
     @model_validator(mode="after")
     def _holds_its_solutions(self) -> Self:
         for sha256, solution in self.solutions.items():
-            if sha256 != solution_sha256(solution):
+            if sha256 != solution.sha256:
                 raise ValueError(f"solutions: {solution.name} is not the Solution that was judged: its hash is another")
         if missing := {replacement.solution for replacement in self.replacements} - self.solutions.keys():
             raise ValueError(f"solutions: {missing.pop()[:12]} is missing")
         return self
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of each Solution, by author and name."""
+        return {f"{solution.author}/{solution.name}": sha256 for sha256, solution in self.solutions.items()}
 
     def saved_us(self, phase: str) -> float:
         """Of all that was recorded in the phase, as predicted."""
@@ -177,10 +195,6 @@ class Plan(_Part):
 
 
 PLAN_ADAPTER = TypeAdapter(Plan)
-
-
-def solution_sha256(solution: Solution) -> str:
-    return hashlib.sha256(solution_bytes(solution)).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

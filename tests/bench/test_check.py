@@ -13,8 +13,9 @@ import pytest
 import torch
 from derived_calls import HIDDEN, METADATA, call, embedding, floats, linear, ranged
 
+from kcap.bench.accuracy import compare
 from kcap.bench.check import verification
-from kcap.bench.check.checker import Checker, compare, is_informative
+from kcap.bench.check.checker import Checker, is_informative
 from kcap.bench.check.verification import Checkers, calls_to_check, check_references, tag_definitions, with_status
 from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.exports.flashinfer_bench import check_lines

@@ -93,10 +93,10 @@ def _hook_backend(module: ModuleType, window: Window) -> None:
 
 def _hook_runner(module: ModuleType, steps: Steps, window: Window) -> None:
     announce(window.session, module.GPUModelRunner, {"capture_model": "capturing CUDA graphs"})
-    if hasattr(module.GPUModelRunner, "capture_model"):
-        wrap(module.GPUModelRunner, "capture_model", functools.partial(_capture_model, window))
-    if hasattr(module.GPUModelRunner, "_model_forward"):
-        wrap(module.GPUModelRunner, "_model_forward", functools.partial(_model_forward, window))
+    hooked = {"capture_model": _capture_model, "_model_forward": _model_forward}  # of which a recording has no need
+    for name, around in hooked.items() if window.session.extension else ():
+        if hasattr(module.GPUModelRunner, name):
+            wrap(module.GPUModelRunner, name, functools.partial(around, window))
     wrap(module.GPUModelRunner, "execute_model", steps.execute_model)
     wrap(module.GPUModelRunner, "sample_tokens", steps.sample_tokens)
 

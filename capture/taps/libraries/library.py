@@ -74,16 +74,16 @@ class Calls:
     ) -> Any:
         """Call `function`, or what stands in its place, and tell of it. Results and exceptions are its own, and it runs
         exactly once."""
-        if self.divert is not None:
+        if self.divert is None:
+            return self._run(function, operator, describe, args, kwargs, work, detail)
+        own = functools.partial(function, *args, **kwargs)
+        if self.listener.listening:
             own = functools.partial(self._run, function, operator, describe, args, kwargs, work, detail)
-            return self.divert(operator, dict(describe(args, kwargs)), own)
-        return self._run(function, operator, describe, args, kwargs, work, detail)
+        return self.divert(operator, dict(describe(args, kwargs)), own)
 
     def _run(
         self, function: Function, operator: str, describe: Describe, args: Any, kwargs: Any, work: bool, detail: bool
     ) -> Any:
-        if not self.listener.listening:
-            return function(*args, **kwargs)
         if not self._enter(operator, describe, args, kwargs, work, detail):
             return function(*args, **kwargs)
         try:

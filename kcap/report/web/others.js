@@ -122,7 +122,7 @@ function AppliedPlan({ plan, quality }) {
         <td>${bar("a", "measured", one.solutions.us, one.solutions.half_interval_us, one.engine_us)}${bar("b", "predicted", one.predicted_us, null, one.engine_us)}${one.control && bar("b", "control", one.control.us, one.control.half_interval_us, one.engine_us)}</td>
         <td class="n">${formatTime(one.engine_us)}</td><td class="n">${formatCount(one.steps)}</td><td class="n">${formatShare(one.held)}</td></tr>`)}</tbody>
     </table></div>`}
-    ${quality && html`<p>Logits of ${plural(quality.tokens, "token")}: the same likeliest token for ${formatShare(quality.top1)}, KL divergence ${digits(quality.kl)}.</p>`}`;
+    ${quality && html`<p>Logits of ${plural(quality.tokens, "token")}: the same likeliest token for ${formatShare(quality.top1)}, KL divergence ${quality.kl === null ? "not finite" : digits(quality.kl)}.</p>`}`;
 }
 
 function FidelitySection({ fidelity }) {

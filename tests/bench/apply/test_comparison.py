@@ -32,7 +32,7 @@ def steps(count: int, saved: float, uses: int = 2, drift: float = 0.0, noise: fl
         us = 1000.0 + drift * index + draw.gauss(0, noise) - (saved if arm == 0 else 0.0) + 500.0 * first
         ran = [uses] if arm == 0 else [0]
         made.append(
-            TimedStep(index=index, arm=arm, phase="decode", sequences=8, tokens=8, at=0.0, us=us, uses=ran, first=first)
+            TimedStep(index=index, arm=arm, phase="decode", sequences=8, tokens=8, us=us, uses=ran, first=first)
         )
     return made
 

@@ -20,7 +20,7 @@ from kcap.bench.apply.seams import Functions, Replacements
 from kcap.capture.taps.libraries.library import Calls, wrap
 from kcap.schemas.recording.records import Argument, Call
 from kcap.schemas.recording.values import TensorSpec
-from kcap.schemas.results.plan import Plan, Replacement, TensorView, solution_sha256
+from kcap.schemas.results.plan import Plan, Replacement, TensorView
 
 PROGRAM = """
 import sys
@@ -61,7 +61,7 @@ with torch.no_grad(), kcap.record(folder / "plain"):
     launched(x)
 (call,) = [c for c in kcap.load(folder / "plain").calls if c.operator.startswith("triton::")]
 plan = made_plan(call, "def run(x):\\n    return x * 2 + 1000\\n", out="1")
-replacements = Replacements([place(plan, one, folder) for one in plan.replacements])
+replacements = Replacements(place(plan, folder))
 seam = Launches(replacements)
 with torch.no_grad(), kcap.record(folder / "replaced"):
     seam.install()  # around the recorder, as in an engine
@@ -91,7 +91,7 @@ def made_plan(call: Call, source: str, out: str) -> Plan:
         TensorView(argument=path, shape=list(spec.shape), strides=list(spec.effective_strides)) for path in ("0", out)
     ]
     one = Replacement(
-        call=call, seam="launch" if call.launch else "function", definition="made", solution=solution_sha256(solution),
+        call=call, seam="launch" if call.launch else "function", definition="made", solution=solution.sha256,
         workloads=[], inputs=views[:1], outputs=views[1:], engine_us={"decode": 2.0}, solution_us=1.0,
     )  # fmt: skip
     return Plan(
@@ -124,7 +124,7 @@ def test_inductors_launcher_runs_the_solution_in_its_place(tmp_path: Path) -> No
     launch: Any = {"function": "triton_poi_fused", "kernel": "k.py"}
     call = Call(id=0, operator="triton::fused.s1", args=arguments, launch=launch)
     plan = made_plan(call, "def run(x):\n    return x + 1\n", out="1")
-    replacements = Replacements([place(plan, one, tmp_path) for one in plan.replacements])
+    replacements = Replacements(place(plan, tmp_path))
     seam = Launches(replacements)
     seam._known = {"fn": "triton::fused.s1"}
     function = SimpleNamespace(arg_names=["in_ptr0", "out_ptr0", "xnumel", "XBLOCK"], constexprs=[3])
@@ -161,7 +161,7 @@ def test_a_librarys_function_is_asked_by_its_arguments(tmp_path: Path) -> None:
     arguments = [Argument(name="a", value=SPEC), Argument(name="d", value=OTHER), Argument(name="recipe", value=1)]
     call = Call(id=0, operator="deep_gemm::gemm", args=arguments)
     plan = made_plan(call, "def run(x):\n    return x + 1\n", out="1")
-    replacements = Replacements([place(plan, one, tmp_path) for one in plan.replacements])
+    replacements = Replacements(place(plan, tmp_path))
     seam = Functions(replacements, [calls])
     seam.install()
     out = torch.zeros(4, 8)

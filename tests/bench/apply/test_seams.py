@@ -51,7 +51,7 @@ def install(recording: Recording, tmp_path: Path) -> Iterator[Install]:
 
     def put_in(operator: str, source: str) -> Replacements:
         plan = plan_of(recording, python_solution(definition_of(recording, operator), source))
-        replacements = Replacements([place(plan, one, tmp_path) for one in plan.replacements])
+        replacements = Replacements(place(plan, tmp_path))
         seams.append(Operators(replacements))
         seams[-1].install()
         return replacements
@@ -163,7 +163,7 @@ def test_compiled_code_calls_it_and_nothing_is_compiled_anew(recording: Recordin
         plain = compiled(X, W)
         frames = torch._dynamo.utils.counters["frames"]["total"]
         plan = plan_of(recording, python_solution(definition_of(recording, "aten::mm.out"), MM))
-        replacements = Replacements([place(plan, one, tmp_path) for one in plan.replacements])
+        replacements = Replacements(place(plan, tmp_path))
         seam = Operators(replacements)
         seam.install()
         try:
@@ -183,7 +183,7 @@ def test_an_operator_that_the_engine_lacks_is_an_error(recording: Recording, tmp
     (one,) = plan.replacements
     gone = one.model_copy(update={"call": one.call.model_copy(update={"operator": "_C::relu_of_another_release"})})
     with pytest.raises(NoSeam, match="no registered operator of this engine"):
-        Operators(Replacements([place(plan, gone, tmp_path)])).install()
+        Operators(Replacements(place(plan.only([gone]), tmp_path))).install()
 
 
 def test_arguments_that_equal_their_default_have_their_places() -> None:
@@ -224,7 +224,7 @@ def test_one_that_is_wrong_on_the_engines_numbers_is_taken_out(recording: Record
     wrong = "def run(a, b):\n    out = a @ b.T\n    out[0, 0] += 1.0\n    return out\n"
     for source, off in ((wrong, "its output 0 is off by"), ("def run(a, b):\n    return a @ b.T\n", "")):
         plan = plan_of(recording, python_solution(definition_of(recording, "aten::mm.out"), source))
-        replacements = Replacements([place(plan, one, tmp_path) for one in plan.replacements], checks=2)
+        replacements = Replacements(place(plan, tmp_path), checks=2)
         seam = Operators(replacements)
         seam.install()
         try:
