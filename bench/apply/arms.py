@@ -11,7 +11,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,17 +19,15 @@ from typing import Any
 
 import torch
 
-from kcap.bench.apply import quality
+from kcap.bench.apply.graphs import CONTROL, ENGINE, Arm
 from kcap.bench.apply.process import PlanWindow
-from kcap.bench.apply.quality import QualityCheck, compare_logits, rows_of
+from kcap.bench.apply.quality import QualityCheck
 from kcap.capture.session import Session
 from kcap.capture.window.step import StepShape
 from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.recording.records import Record
 from kcap.schemas.results.measurement import Time
 
-Arm = int  # the number of a plan, or
-ENGINE, CONTROL = -1, -2
 WINDOW = f"{__name__}:ArmsWindow"
 ENDING = ".steps.jsonl"
 KEPT_BACK = 64  # steps whose GPU events are not asked for yet: they may not have happened
@@ -98,11 +96,8 @@ class ArmsWindow(PlanWindow):
         self._fixed: Arm | None = session.extension.get("arm")
         plans = len(session.extension["plans"])
         self._schedule = Schedule(plans, session.extension.get("block", 1), session.extension.get("seed", 0))
-        self._graph_sets: dict[Arm, list[dict[Any, Any]]] = {}
-        self._tables: list[dict[Any, Any]] = []
-        self._to_compare, self._compares = session.extension.get("compared", 0), False
-        self._arm: Arm = ENGINE if self._fixed is None else self._fixed
-        self._index = 0
+        self.arm = self.arms[0]
+        self._begins_block = False
         self._clock: StepClock | None = None
         self._waiting: list[tuple[TimedStep, StepClock]] = []
         self._writing = threading.Lock()
@@ -111,78 +106,29 @@ class ArmsWindow(PlanWindow):
         """An arm of fresh engines that runs the engine's own kernels is the engine as it is: nothing is put in."""
         if self._fixed == ENGINE:
             self.stays_as_it_is(facts)
-            return
-        super().loaded(**facts)
-        self._show(self._arm)
+        else:
+            super().loaded(**facts)
 
-    def capture(self, tables: Callable[[], Sequence[dict[Any, Any]]], original: Callable[[], Any]) -> Any:
-        """Capture the graphs of every arm. `tables`: where the engine keeps its own, by what they are for."""
-        if self._fixed is not None:
-            return original()
-        result = None
-        self._tables, self._graph_sets = [], {}  # an engine may capture more than once: the last graphs are its own
-        for arm in self._schedule.arms:
-            for table in tables():
-                table.clear()
-            self._show(arm)
-            made = original()
-            result = made if result is None else result
-            self._tables = list(tables())
-            self._graph_sets[arm] = [dict(table) for table in self._tables]
-        self._show(ENGINE)
-        return result
+    @property
+    def arms(self) -> Sequence[Arm]:
+        return self._schedule.arms if self._fixed is None else (self._fixed,)
 
-    def forward(
-        self, run: Callable[[], Any], logits: Callable[[Any], Any] | None, states: Callable[[], Sequence[Any]]
-    ) -> Any:
-        """In a step whose logits are compared the forward runs with every arm's kernels, and again with its own."""
-        if not self._compares or logits is None:
-            return run()
-        self._compares = False
-        kept = [state.clone() for state in states()]
+    def compares(self) -> bool:
+        return super().compares() and self._begins_block and self.arm == ENGINE
 
-        def run_as(arm: Arm) -> Any:
-            for state, before in zip(states(), kept, strict=True):
-                state.copy_(before)
-            self._show(arm)
-            return run()
-
-        def logits_of(arm: Arm) -> Any:
-            hidden = run_as(arm)
-            hidden = hidden[0] if isinstance(hidden, tuple) else hidden  # with those of inner layers, for a speculator
-            return logits(rows_of(hidden, tokens)) if isinstance(hidden, torch.Tensor) else None  # else a later stage's
-
-        tokens = self._under_way.tokens if self._under_way else 0
-        try:
-            self._compare({arm: logits_of(arm) for arm in self._schedule.arms})
-        except Exception as error:  # of torch, say that its memory is full: the engine goes on
-            self.note(f"the logits of a step could not be compared: {type(error).__name__}: {error}")
-        return run_as(ENGINE)
-
-    def _compare(self, logits: Mapping[Arm, Any]) -> None:
-        if not all(isinstance(of_arm, torch.Tensor) for of_arm in logits.values()):  # another rank has them
-            return
-        arms = {arm: compare_logits(of_arm, logits[ENGINE]) for arm, of_arm in logits.items() if arm != ENGINE}
-        check = QualityCheck(index=self._index, rank=self.rank, arms=arms)
-        with self.left_file(quality.ENDING).open("ab") as file:
-            file.write(check.line())
-
-    def _show(self, arm: Arm) -> None:
-        """Let the engine find the graphs of this arm alone, and launch its kernels."""
-        self._arm = arm
-        self.replacements.on = arm if arm >= 0 else None
-        for table, graphs in zip(self._tables, self._graph_sets.get(arm, []), strict=False):
-            table.clear()
-            table.update(graphs)
+    def compared(self, check: QualityCheck | None) -> Arm:
+        self._to_compare -= 1
+        if check is not None:
+            self.keep_check(check)
+        return self.arm
 
     # ---- steps ----
 
     def step_begins(self, shape: StepShape) -> None:
-        arm, self._begins_block = self._schedule.arm(self._index) if self._fixed is None else (self._fixed, False)
-        if arm != self._arm:
-            self._show(arm)
-        if self._begins_block and arm == ENGINE and self._to_compare > 0:
-            self._to_compare, self._compares = self._to_compare - 1, True
+        if self._fixed is None:
+            arm, self._begins_block = self._schedule.arm(self.index)
+            if arm != self.arm:
+                self.show(arm)
         self._clock = StepClock()
 
     def pause(self) -> None:
@@ -202,19 +148,16 @@ class ArmsWindow(PlanWindow):
             return
         clock.stop()
         step = TimedStep(
-            index=self._index, rank=self.rank, arm=self._arm, phase=shape.phase, sequences=len(shape.queries),
+            index=self.index, rank=self.rank, arm=self.arm, phase=shape.phase, sequences=len(shape.queries),
             tokens=shape.tokens, us=0.0, uses=self._own_uses(), first=self._begins_block,
         )  # fmt: skip
-        self._index += 1
         self._waiting.append((step, clock))
         if len(self._waiting) >= 2 * KEPT_BACK:
             self._write(KEPT_BACK)
 
     def _own_uses(self) -> list[int]:
         """Of the replacements of the arm's plan."""
-        return [
-            times for times, one in zip(self.uses(), self.replacements.placed, strict=True) if one.plan == self._arm
-        ]
+        return [times for times, one in zip(self.uses(), self.replacements.placed, strict=True) if one.plan == self.arm]
 
     def tell(self, refused: str = "") -> None:
         super().tell(refused)

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev
 
-from kcap.bench.apply.arms import CONTROL, ENGINE, Arm, Schedule, TimedStep
+from kcap.bench.apply.arms import Schedule, TimedStep
+from kcap.bench.apply.graphs import CONTROL, ENGINE, Arm
 from kcap.schemas.results.applied import Difference, StepsCompared
 from kcap.schemas.results.plan import Plan
 
@@ -38,7 +39,7 @@ def _compared(plan: Plan, arm: Arm, kind: Kind, steps: Sequence[TimedStep], sche
         phase=phase,
         sequences=sequences,
         steps=len(steps),
-        engine_us=fmean(step.us for step in own or steps),
+        engine_us=fmean(_by_group(own or steps, schedule).values()),
         solutions=_difference(own, with_plan, schedule),
         control=_difference(own, control, schedule),
         predicted_us=fmean(_predicted(plan, step) for step in with_plan) if with_plan else 0.0,

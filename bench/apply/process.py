@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from kcap.bench.apply import quality
+from kcap.bench.apply.graphs import ENGINE, Arm, GraphSets, GraphUses, Table
 from kcap.bench.apply.launches import Launches
+from kcap.bench.apply.quality import QualityCheck, compare_logits, rows_of, why_different
 from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, Seam
 from kcap.bench.build import BuildFailed, build
-from kcap.capture.hooks.patching import Methods
 from kcap.capture.session import Session
 from kcap.capture.window.process import at_exit
 from kcap.capture.window.window import StepShape, Window
@@ -35,7 +37,8 @@ from kcap.system.output import write_atomically
 WINDOW = f"{__name__}:PlanWindow"
 WRITTEN_EVERY = 1.0  # seconds
 ENDING = ".engagement.json"
-CHECKS = 2  # invocations of each Solution that are compared with the engine's own first
+CHECKS = 2  # invocations of each Solution outside a graph that are compared with the engine's own first
+COMPARED_TRIES = 64  # steps in which a Solution should have run, for the logits to be compared once
 BUILT = "built"
 
 
@@ -80,7 +83,12 @@ class PlanWindow(Window):
         self._held: Counter[int] = Counter()
         self._before: list[int] = []  # how often each Solution had run when the step began
         self._under_way: StepShape | None = None
+        self._sets = GraphSets()
+        self._to_compare, self._tries = session.extension.get("compared", 0), COMPARED_TRIES
+        self.arm: Arm = 0
+        self.index = 0  # of the step
         self.rank = 0
+        self._facts: Mapping[str, Any] = {}
         self._written = 0.0
         self._telling = threading.Lock()
 
@@ -100,6 +108,7 @@ class PlanWindow(Window):
                 placed += place(plan, self.left / BUILT, number)
             self.replacements = Replacements(placed, self._recorded, CHECKS)
             self.replacements.unseen = self.taps.externals.ignoring
+            self.replacements.checking = False  # the numbers of a warm-up say nothing
             self.replacements.failed = self._solution_failed
             self._graphs = GraphUses(self.replacements)
             libraries = Functions(self.replacements, self.taps.library_calls())
@@ -110,12 +119,100 @@ class PlanWindow(Window):
         except (KcapError, BuildFailed, PlanRefused) as error:
             self.tell(str(error))
             raise PlanRefused(f"kcap: the plan cannot be put into this engine: {error}") from None
+        self.show(self.arms[0])
         self.tell()
 
     def stays_as_it_is(self, facts: Mapping[str, Any]) -> None:
         """Put nothing in: the engine is watched alone."""
-        self.rank = facts.get("rank", 0)
+        self.rank, self._facts = facts.get("rank", 0), facts
         at_exit(self.ends)
+
+    # ---- arms ----
+
+    @property
+    def arms(self) -> Sequence[Arm]:
+        """What this engine runs with, that first that it begins with."""
+        return (0, ENGINE) if self._to_compare else (0,)
+
+    def show(self, arm: Arm) -> None:
+        """Let the engine find the graphs of this arm alone, and launch its kernels."""
+        self.arm = arm
+        self.replacements.on = arm if arm >= 0 else None
+        self._sets.show(arm)
+
+    def capture(self, tables: Callable[[], Sequence[Table]], original: Callable[[], Any]) -> Any:
+        """Capture the graphs of every arm."""
+        if len(self.arms) == 1:
+            return original()
+        result = self._sets.capture(self.arms, tables, original, self.show)
+        self.show(self.arms[0])
+        return result
+
+    def forward(
+        self, run: Callable[[], Any], logits: Callable[[Any], Any] | None, states: Callable[[], Sequence[Any]]
+    ) -> Any:
+        """In a step whose logits are compared the forward runs with every arm's kernels, with the step's own last."""
+        if logits is None or not self.compares():
+            return run()
+        own, tokens = self.arm, self._under_way.tokens if self._under_way else 0
+        kept = [state.clone() for state in states()]
+
+        def run_as(arm: Arm) -> Any:
+            for state, before in zip(states(), kept, strict=True):
+                state.copy_(before)
+            self.show(arm)
+            return run()
+
+        def logits_of(made: Any) -> Any:
+            hidden = made[0] if isinstance(made, tuple) else made  # with those of inner layers, for a speculator
+            return logits(rows_of(hidden, tokens)) if isinstance(hidden, torch.Tensor) else None  # None: an early stage
+
+        found, made = {}, None
+        try:
+            for each in (*(other for other in self.arms if other != own), own):
+                made = run_as(each)
+                found[each] = logits_of(made)
+            check = self._check_of(found)
+        except Exception as error:  # of torch, say that its memory is full: the engine goes on
+            self.say(f"the logits of a step could not be compared: {type(error).__name__}: {error}")
+            check, made = None, None
+        arm = self.compared(check)
+        return made if made is not None and arm == own else run_as(arm)
+
+    def compares(self) -> bool:
+        """Whether the logits of the step that is under way are compared."""
+        return self._to_compare > 0 and self._under_way is not None
+
+    def compared(self, check: QualityCheck | None) -> Arm:
+        """What the step goes on with. `check`: None where this rank has no logits, which decides nothing else: all
+        ranks run as many forwards."""
+        if not any(self.uses()) and self._tries:
+            self._tries -= 1
+            return self.arm
+        self._to_compare -= 1
+        if check is not None:
+            self.keep_check(check)
+            if reason := why_different(check.arms[0]):
+                self._take_out(reason)
+                return ENGINE
+        self._sets.drop(ENGINE)
+        return self.arm
+
+    def keep_check(self, check: QualityCheck) -> None:
+        with self.left_file(quality.ENDING).open("ab") as file:
+            file.write(check.line())
+
+    def _check_of(self, logits: Mapping[Arm, Any]) -> QualityCheck | None:
+        if not all(isinstance(of_arm, torch.Tensor) for of_arm in logits.values()):  # another rank has them
+            return None
+        arms = {arm: compare_logits(of_arm, logits[ENGINE]) for arm, of_arm in logits.items() if arm != ENGINE}
+        return QualityCheck(index=self.index, rank=self.rank, arms=arms)
+
+    def _take_out(self, reason: str) -> None:
+        for one in self.replacements.placed:
+            if not one.off:
+                one.off = reason
+                self._solution_failed(one, ValueError(reason))
 
     def close(self) -> None:
         """An engine may end its processes without a word: what is known is told while they are asked to close."""
@@ -133,7 +230,7 @@ class PlanWindow(Window):
             self.end()
         super().begin(shape)
         self._before = self._uses()
-        self._under_way = shape
+        self._under_way, self.replacements.checking = shape, True
         self.step_begins(shape)
         return True
 
@@ -142,9 +239,10 @@ class PlanWindow(Window):
         return self._under_way is not None
 
     def end(self) -> None:
-        shape, self._under_way = self._under_way, None
+        shape, self._under_way, self.replacements.checking = self._under_way, None, False
         if shape is not None:
             self.step_ended(shape)
+            self.index += 1
             self._counted[shape.phase] += 1
             self._held.update(index for index, times in enumerate(self.uses()) if times)
         super().end()
@@ -152,7 +250,7 @@ class PlanWindow(Window):
             self.tell()
 
     def discard(self) -> None:
-        self._under_way = None
+        self._under_way, self.replacements.checking = None, False
         super().discard()
 
     def step_begins(self, shape: StepShape) -> None:
@@ -171,9 +269,12 @@ class PlanWindow(Window):
     # ---- what is told of it ----
 
     def _solution_failed(self, placed: Placed, error: BaseException) -> None:
-        name = placed.replacement.recorded_as
-        print(f"kcap: {name} was taken out: {placed.off}; the engine's own runs", file=sys.stderr, flush=True)
-        self.note(f"{name} was taken out: {placed.off}")
+        self.say(f"{placed.replacement.recorded_as} was taken out: {placed.off}; the engine's own runs")
+
+    def say(self, text: str) -> None:
+        """To whoever looks at the engine, and to its Recording, if there is one."""
+        print(f"kcap: {text}", file=sys.stderr, flush=True)
+        self.note(text)
 
     def _recorded(self, placed: Placed, values: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """A Solution is a call of its own in the Recording, and the operator around it a region."""
@@ -194,52 +295,15 @@ class PlanWindow(Window):
             for index, one in enumerate(self.replacements.placed)
         ]  # fmt: skip
         told = Engagement(
-            pid=os.getpid(), rank=self.rank, steps=dict(self._counted), replacements=engaged, refused=refused
-        )
+            pid=os.getpid(), rank=self.rank, world_size=self._facts.get("world_size", 1),
+            model=self._facts.get("model") or "", steps=dict(self._counted), replacements=engaged, refused=refused,
+        )  # fmt: skip
         with self._telling, contextlib.suppress(OSError):  # a full disk ends no engine
             write_atomically(self.left_file(ENDING), dump_json(told.model_dump(mode="json")))
 
     def left_file(self, ending: str) -> Path:
         """A file of this process in `left`."""
         return self.left / f"{self.session.shard().name}{ending}"
-
-
-class GraphUses:
-    """How often CUDA graphs ran each Solution: each was captured so often in a graph, and that is replayed."""
-
-    def __init__(self, replacements: Replacements) -> None:
-        self._replacements = replacements
-        self.replayed: Counter[int] = Counter()
-        self._captures: dict[int, list[int]] = {}  # by the graph's id: captures until it began
-        self._methods = Methods()
-
-    def install(self) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
-        self._held: Any = WeakIdKeyDictionary()
-        kind = torch.cuda.CUDAGraph
-        self._methods.around(kind, "capture_begin", self._capture_begin)
-        self._methods.around(kind, "capture_end", self._capture_end)
-        self._methods.around(kind, "replay", self._replay)
-
-    def _captured(self) -> list[int]:
-        return [one.captured for one in self._replacements.placed]
-
-    def _capture_begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(graph, *args, **kwargs)
-        self._captures[id(graph)] = self._captured()
-        return result
-
-    def _capture_end(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._captures.pop(id(graph), None) or self._captured()
-        result = original(graph, *args, **kwargs)
-        new = {i: now - then for i, (now, then) in enumerate(zip(self._captured(), before, strict=True)) if now > then}
-        self._held[graph] = new
-        return result
-
-    def _replay(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
-        self.replayed.update(self._held.get(graph, {}))
-        return original(graph, *args, **kwargs)
 
 
 def check_engine(plan: Plan, facts: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from kcap.schemas.recording.records import Record
 from kcap.schemas.results.applied import LogitsCompared
 
 ENDING = ".quality.jsonl"
+MOST_DIFFERENT = 0.1  # of the logits' root mean square: what rounds otherwise is far below
 MOST_ROWS = 256  # of one step: the logits of thousands of tokens are gigabytes
 
 
@@ -50,6 +51,15 @@ def compare_logits(logits: torch.Tensor, own: torch.Tensor) -> LogitsCompared:
         kl=_finite((a.exp() * (a - b)).sum(-1).mean()),
         rms=_finite((mine - theirs).square().mean().sqrt() / theirs.square().mean().sqrt().clamp(min=1e-30)),
     )
+
+
+def why_different(compared: LogitsCompared) -> str:
+    """Why logits are not what rounding makes of the engine's own; "" if they may be."""
+    if compared.rms is None:
+        return "with it the engine's logits are not finite"
+    if compared.rms > MOST_DIFFERENT:
+        return f"with it the engine's logits differ by {compared.rms:.2g} of their root mean square"
+    return ""
 
 
 def _finite(value: torch.Tensor) -> float | None:

@@ -157,9 +157,9 @@ class Replacements:
     """All Solutions of this process, by the operator whose calls they replace.
 
     `on`: those of one plan, by its order, are used; None: none are. `checks`: so many invocations of each, outside a
-    capture, are compared with the engine's own, on copies of the engine's numbers, `unseen` by a recorder. `around`:
-    runs each. `failed`: is told of one that raised or differed, which is off from then on; while a graph is captured,
-    what was raised goes on to the engine, for the capture is lost.
+    capture and while `checking`, are compared with the engine's own, on copies of its numbers, `unseen` by a recorder.
+    `around`: runs each. `failed`: is told of one that raised or differed, which is off from then on; while a graph is
+    captured, what was raised goes on to the engine, for the capture is lost.
     """
 
     def __init__(self, placed: Iterable[Placed], around: Around = _plainly, checks: int = 0) -> None:
@@ -167,6 +167,7 @@ class Replacements:
         self.checks = checks
         self.unseen: Callable[[], AbstractContextManager[None]] = nullcontext
         self.on: int | None = 0
+        self.checking = True
         self.around = around
         self.failed: Callable[[Placed, BaseException], None] = lambda placed, error: None
         self._by_operator: dict[str, list[Placed]] = defaultdict(list)
@@ -215,7 +216,7 @@ class Replacements:
         capturing = _is_capturing()
         self._local.inside = True
         try:
-            if one.checked < self.checks and not capturing:
+            if self.checking and one.checked < self.checks and not capturing:
                 return self._check(one, values, original)
             result = self.around(one, values, lambda: one.run(values))
         except Exception as error:

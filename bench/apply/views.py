@@ -47,15 +47,16 @@ def views_of(definition: Definition, use: CallUse) -> Views:
     try:
         invocation = invocation_of(call)
         form = use.bind(invocation)
+        owners = dict(_owners(call, invocation))
+        inputs = [_input(name, form.inputs[name], owners) for name in definition.inputs]
         result, form = _with_result(use, invocation, form)
     except (Unrecognized, Skip) as error:
         raise NoView(str(error)) from None
-    owners = dict(_owners(call, invocation))
     owners |= {_storage(tensor): ("", index, tensor) for index, tensor in enumerate(result.tensors)}
     outputs = [_output(name, form.outputs[name], owners) for name in definition.outputs]
     _check_all_written(call, result, outputs)
     return Views(
-        [_input(name, form.inputs[name], owners) for name in definition.inputs],
+        inputs,
         outputs,
         [NewTensor(shape=list(t.shape), strides=list(t.stride()), dtype=dtype_name(t.dtype)) for t in result.tensors],
         result.several,
@@ -70,17 +71,22 @@ class _Result:
 
 def _with_result(use: CallUse, invocation: Invocation, form: KernelInstance) -> tuple[_Result, KernelInstance]:
     """What the operator returns, where an output is made of that, and the form that knows it."""
-    try:
-        for output in form.outputs.values():
-            output.get()
-    except (AttributeError, KeyError, TypeError):  # of None, which stands for what is not known yet
+    if not all(map(_is_known, form.outputs.values())):
         invocation.result = _run_without_data(use.call, invocation)
         several = isinstance(invocation.result, tuple | list)
         tensors = tuple(invocation.result) if several else (invocation.result,)
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            raise NoView("it returns something beside tensors") from None
+            raise NoView("it returns something beside tensors")
         return _Result(tensors, several), use.bind(invocation)
     return _Result(), form
+
+
+def _is_known(output: TensorArg) -> bool:
+    """Whether it is among the arguments."""
+    try:
+        return output.get() is not None
+    except (AttributeError, KeyError, TypeError):  # of None, which stands for what is not known yet
+        return False
 
 
 def _run_without_data(call: Call, invocation: Invocation) -> Any:

@@ -14,6 +14,7 @@ import click
 from kcap.commands.record import check_engine_choice, engine_options
 from kcap.commands.run import (
     given_client,
+    print_quality,
     problems,
     read_plan_for_engine,
     start_engine,
@@ -180,12 +181,7 @@ def print_applied(applied: Applied) -> None:
     for plan in applied.plans:
         if not any(one.held for one in plan.compared):
             out.print(Text(f"{plan.plan}: no Solution ran in any step: nothing was measured of it", "bold"))
-    if not applied.quality:
-        out.print("logits: not compared (kcap cannot run a forward of this engine twice)")
-    for name, of in applied.quality.items():
-        kl, rms = ("not finite" if value is None else f"{value:.2g}" for value in (of.kl, of.rms))
-        text = f"the same top token for {of.top1:.1%}, KL {kl}, rms of the difference {rms}"
-        out.print(f"logits of {of.tokens:,} tokens against the engine's own, {name}: {text}")
+    print_quality(applied.quality)
     if fresh := applied.fresh:
         half = "" if fresh.half_interval is None else f" ± {fresh.half_interval:.2%}"
         pairs = len(fresh.engine_us)

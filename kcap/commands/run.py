@@ -15,7 +15,7 @@ from kcap.capture.controller.offline import Offline, record_model
 from kcap.capture.controller.output import working_directory
 from kcap.commands.record import check_client, check_engine_choice, engine_options, make_given_client, record_command
 from kcap.errors import FAILED, CallError, KcapError
-from kcap.schemas.results.applied import Engaged, Engagement
+from kcap.schemas.results.applied import Engaged, Engagement, LogitsCompared
 
 if TYPE_CHECKING:
     from kcap.capture.controller.run import Run
@@ -51,6 +51,7 @@ def command(
     tells in how many steps each Solution ran.
     """
     from kcap.bench.apply.process import session_options
+    from kcap.bench.apply.quality import quality_of, read_checks
 
     plan = read_plan_for_engine(plan_file)
     check_engine_choice(offline["model"], command_line)
@@ -62,7 +63,10 @@ def command(
 
     def attempt(part: Plan, printed: bool = False) -> Run:
         with temporary_folder("kcap-run-") as left, told([part], left, printed) as engagements:
-            started = start_engine(session_options([part], left), left, offline, command_line, load, engine_log)
+            options = session_options([part], left, compared=1)
+            started = start_engine(options, left, offline, command_line, load, engine_log)
+            if printed:
+                print_quality({str(plan_file): of for of in quality_of(list(read_checks(left))).values()})
         engaged.extend(engagements)
         return started
 
@@ -192,6 +196,19 @@ def print_engagements(plans: Sequence[Plan], engagements: Sequence[Engagement]) 
         out.print(Text(line, "bold"))
 
 
+def print_quality(quality: Mapping[str, LogitsCompared]) -> None:
+    """The logits that were compared, by what they are of."""
+    from kcap.show.console import console
+
+    out = console()
+    if not quality:
+        out.print("logits: not compared (no step that ran a Solution could be run twice)")
+    for name, of in quality.items():
+        kl, rms = ("not finite" if value is None else f"{value:.2g}" for value in (of.kl, of.rms))
+        text = f"the same top token for {of.top1:.1%}, KL {kl}, rms of the difference {rms}"
+        out.print(f"logits of {of.tokens:,} tokens against the engine's own, {name}: {text}")
+
+
 def _replacements(plans: Sequence[Plan]) -> list[tuple[Plan, Replacement]]:
     """In the order of an Engagement's."""
     return [(plan, one) for plan in plans for one in plan.replacements]
@@ -202,6 +219,10 @@ def problems(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> list[s
     if not engagements:
         return ["no process of the engine put the plan in: it ran as it is"]
     found = [f"rank {one.rank} (process {one.pid}): {one.refused}" for one in engagements if one.refused]
+    if missing := set(range(max(one.world_size for one in engagements))) - {one.rank for one in engagements}:
+        ranks = ", ".join(map(str, sorted(missing)))
+        found.append(f"rank {ranks}: did not put the plan in: it ran as it is, or ended without a word")
+    found += _other_models(plans, engagements)
     for index, (_, one) in enumerate(_replacements(plans)):
         engaged = [e.replacements[index] for e in engagements if index < len(e.replacements)]
         if off := next((each.off for each in engaged if each.off), ""):
@@ -211,6 +232,14 @@ def problems(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> list[s
                 f"{one.recorded_as} ran in no step for call {one.call.id} ({one.call.operator}){_why(engaged)}"
             )
     return found
+
+
+def _other_models(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> Iterator[str]:
+    """A model may be named by its path: the last part tells."""
+    for made_for in {plan.model for plan in plans if plan.model}:
+        for found in {one.model for one in engagements if one.model}:
+            if Path(made_for).name.casefold() != Path(found).name.casefold():
+                yield f"the plan was made for the model {made_for}, and this is {found}"
 
 
 def _why(engaged: Sequence[Engaged]) -> str:

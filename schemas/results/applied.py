@@ -88,11 +88,14 @@ class Engaged(_Part):
 class Engagement(_Part):
     """What became of the plans in one process, replacement by replacement, in the plans' order.
 
-    `steps`: all of its steps, by phase. `refused`: why it did not start.
+    `world_size`: how many ranks there are; `model`: as the engine calls it. `steps`: all of its steps, by phase.
+    `refused`: why it did not start.
     """
 
     pid: int
     rank: int = 0
+    world_size: int = 1
+    model: str = ""
     steps: Mapping[str, int] = {}
     replacements: Sequence[Engaged] = []
     refused: str = ""

@@ -1,15 +1,18 @@
 """What Solutions gain in the engine, beside what the judge predicts: for kernels of every seam that there is.
 
-    python scripts/gpu/apply.py [--model ID] [--layers N] [--kernels N] [--output DIR]
+    python scripts/gpu/apply.py [--model ID] [--layers N] [--kernels N] [--pairs N] [--output DIR]
 
 Records the model as vLLM serves it, compiled and in CUDA graphs, and measures its kernels. Of each seam it takes the
 Definitions that the engine spends most of its decode steps in, and makes two Solutions of each, without anybody's
-ideas: the reference as it is, and the reference compiled by inductor. They are judged, and each is put into the engine
-by a plan of its own, slower ones too; all plans are compared in one engine. What lies in DIR already is not made anew.
+ideas: the reference as it is, and the reference compiled by inductor. On a GPU those in bench/solutions/examples are
+Solutions, too, one of them also at half its pace. All are judged, and each is put into the engine by a plan of its own,
+slower ones too; `chosen` is the plan that `kcap apply` makes of all of them. Two more are to be found out: one that is
+wrong in one element of a thousand, which no judge would let pass, and one of which no step has a use. All plans are
+compared in one engine, the chosen one then in N pairs of fresh ones. What lies in DIR already is not made anew.
 
 Prints a table last: the change of a decode step by the judge's times, the change that was measured with its interval,
-and the share of steps that ran the Solution. Exits with 1 unless every Solution that was put in ran. On a CPU it takes
-the tiny Llama, eagerly.
+the share of steps that ran a Solution, and what the logits differ by. Exits with 1 unless every plan but the useless
+one ran. On a CPU it takes the tiny Llama, eagerly.
 """
 
 from __future__ import annotations
@@ -44,14 +47,41 @@ _reference = torch.compile(run, dynamic=False)
 def run({inputs}):
     return _reference({inputs})
 """
-LOAD = ("--num-prompts", "16", "--input-len", "64")
+EXAMPLES = {  # by what the name of a Definition begins with
+    "gemm_bf16_": "gemm",
+    "fused_add_rms_norm_bf16_": "add_rms_norm",
+    "cache_update_": "cache_update",
+    "greedy_sampling_": "argmax",
+}
+TWICE = """
+
+_once = run
+
+
+def run({arguments}):
+    _once({arguments})
+    _once({arguments})
+"""
+WRONG = """
+
+_right = run
+
+
+def run({arguments}):
+    _right({arguments})
+    {output}.view(-1)[::1000].neg_()
+"""
 GRAPHS = 'compilation_config={"cudagraph_capture_sizes":[1,16]}'
-RECORDED, COMPARED = "32", "400"  # tokens of each answer
+LOAD = ("--num-prompts", "16")
+RECORDED = ("--input-len", "64", "--output-len", "32")
+COMPARED = ("--input-len", "80", "--output-len", "1200")  # in prefill it has shapes that were not recorded
+USELESS, CHOSEN = "useless", "chosen"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Of one plan. `predicted`, `measured`, `half`: shares of a decode step; None where they are not known."""
+    """Of one plan. `predicted`, `measured`, `half`: shares of a decode step; None where they are not known. `logits`:
+    what they differ by, over their root mean square."""
 
     plan: str
     seams: str
@@ -59,20 +89,24 @@ class Row:
     measured: float | None = None
     half: float | None = None
     held: float = 0.0
+    logits: float | None = None
     failure: str = ""
 
     def text(self) -> str:
         cells = ["·" if share is None else f"{share:+.2%}" for share in (self.predicted, self.measured)]
         interval = "" if self.half is None else f" ± {self.half:.2%}"
-        return f"{self.seams:9} {cells[0]:>9} {cells[1] + interval:>19} {self.held:6.0%}  {self.plan}  {self.failure}"
+        rms = "·" if self.logits is None else f"{self.logits:.2g}"
+        measured = f"{cells[0]:>9} {cells[1] + interval:>19} {self.held:6.0%} {rms:>8}"
+        return f"{self.seams:16} {measured}  {self.plan}  {self.failure}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B" if on_gpu else "kcap/tiny-llama")
-    parser.add_argument("--layers", default="8" if on_gpu else "2")
+    parser.add_argument("--layers", default="32" if on_gpu else "2")
     parser.add_argument("--kernels", type=int, default=2, help="Definitions of each seam")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of fresh engines")
     parser.add_argument("--output", type=Path, default=Path("applied"))
     options = parser.parse_args()
     output: Path = options.output
@@ -80,18 +114,22 @@ def main() -> int:
     engine = ["--model", options.model, "--load-format", "dummy", "--num-layers", options.layers, *LOAD]
     engine += ["--engine-arg", GRAPHS] if on_gpu else ["--eager"]
     recording, judged = prepare(output, engine, options.kernels)
-    plans = list(make_plans(recording, judged, output))
-    compared = output / "compared.json"
-    put_in = [output / f"{name}.plan.json" for name, plan, _ in plans if plan.replacements]
-    if put_in:
-        words = [word for file in put_in for word in ("--plan", str(file))]
-        run("ab", *words, "--no-trial", *engine, "--output-len", COMPARED, "-o", str(compared), fails=True)
-    found = {one["plan"]: one for one in json.loads(compared.read_text())["plans"]} if compared.exists() else {}
-    rows = [row_of(name, plan, reason, found.get(str(output / f"{name}.plan.json"))) for name, plan, reason in plans]
-    print(f"\n{'seam':9} {'predicted':>9} {'measured':>19} {'held':>6}  plan")
+    plans = dict(tried_alone(dict(make_plans(recording, judged, output))))
+    plans |= odd_ones(plans)
+    for name, plan in plans.items():
+        (output / f"{name}.plan.json").write_bytes(plan_bytes(plan))
+    found = compared(output, [name for name, plan in plans.items() if plan.replacements], engine)
+    rows = [row_of(name, plan, found.get(name)) for name, plan in plans.items()]
+    fresh = {}
+    if plans[CHOSEN].replacements and options.pairs:
+        fresh = in_fresh_engines(output, engine, options.pairs)
+    print(f"\n{'seam':16} {'predicted':>9} {'measured':>19} {'held':>6} {'logits':>8}  plan")
     for row in rows:
         print(row.text())
-    return int(not rows or any(row.held == 0.0 and not row.failure for row in rows))
+    if fresh:
+        half = f" ± {fresh['half_interval']:.2%}" if fresh["half_interval"] else ""
+        print(f"{CHOSEN} in {len(fresh['engine_us'])} pairs of fresh engines: {fresh['median_ratio'] - 1:+.2%}{half}")
+    return int(not rows or any(row.held == 0.0 and not row.failure for row in rows if row.plan != USELESS))
 
 
 def run(*words: str, fails: bool = False) -> None:
@@ -104,16 +142,17 @@ def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recordin
     """The Recording, and what was judged of the Solutions made for it."""
     recorded, measured, judged = output / "model.kcap", output / "measurements.jsonl", output / "judged"
     if not recorded.exists():
-        run("record", *engine, "--output-len", RECORDED, "-o", str(recorded))
+        run("record", *engine, *RECORDED, "-o", str(recorded))
     if not measured.exists():
         run("replay", str(recorded), "-o", str(measured), "--trust", fails=True)
     recording = kcap.load(recorded)
     if not (judged / "bench.json").exists():
         folder = output / "solutions"
         folder.mkdir(exist_ok=True)
-        for kernel in chosen(recording, kernels):
-            for name, text in solutions_of(kernel).items():
-                (folder / f"{name}.py").write_text(text)
+        texts = {name: text for kernel in chosen(recording, kernels) for name, text in references_of(kernel).items()}
+        texts |= dict(examples_of(recording)) if torch.cuda.is_available() else {}
+        for name, text in texts.items():
+            (folder / f"{name}.py").write_text(text)
         options = ["--solutions", str(folder), "-o", str(judged), "--measurements", str(measured), "--workloads", "4"]
         run("bench", str(recorded), *options, "--trust", fails=True)
     return recording, read_judged(judged)
@@ -138,36 +177,114 @@ def chosen(recording: Recording, number: int) -> list[DerivedDefinition]:
     return [kernel for of_seam in best for _, kernel in of_seam]
 
 
-def solutions_of(kernel: DerivedDefinition) -> dict[str, str]:
-    """By name, the text of each Solution."""
+def references_of(kernel: DerivedDefinition) -> dict[str, str]:
+    """By name, the text of each Solution that is made of the reference."""
     name, reference = kernel.definition.name, kernel.definition.reference
     plain = f"# definition: {name}\n{reference}"
     compiled = COMPILED.format(inputs=", ".join(kernel.definition.inputs))
     return {f"{name}_plain": plain, f"{name}_compiled": f"{plain}\n{compiled}"}
 
 
-def make_plans(recording: Recording, judged: Judged, output: Path) -> Iterator[tuple[str, Plan, str]]:
-    """Each Solution's name, the plan of it alone, which is written to `output`, and why it may be empty."""
+def examples_of(recording: Recording) -> Iterator[tuple[str, str]]:
+    """The name and text of each example that is for a Definition of the Recording; the first twice as slow, too."""
+    folder = Path(kcap.__file__).parent / "bench" / "solutions" / "examples"
+    twice = ""
+    for definition in (kernel.definition for kernel in derive(recording).kernels):
+        example = next((example for start, example in EXAMPLES.items() if definition.name.startswith(start)), None)
+        if example is None or (example == "add_rms_norm" and len(definition.inputs) != 3):
+            continue
+        text = f"# definition: {definition.name}\n{(folder / f'{example}.py').read_text()}"
+        yield f"{definition.name}_example", text
+        if example == "gemm" and not twice:
+            twice = text + TWICE.format(arguments=", ".join([*definition.inputs, *definition.outputs]))
+            yield f"{definition.name}_twice", twice
+
+
+def make_plans(recording: Recording, judged: Judged, output: Path) -> Iterator[tuple[str, Plan]]:
+    """The plan that is chosen of all, and one for each Solution alone, slower ones too."""
     times, _ = known_times(recording, output / "measurements.jsonl") or ({}, "")
+    yield CHOSEN, make_plan(recording, judged, times, Wishes())
     for name in sorted({solution.name for solution in judged.solutions.values()}):
-        plan = make_plan(recording, judged, times, Wishes([name], slower=True))
-        plan = try_alone(plan, trust=True, slower=True) if plan.replacements else plan
-        (output / f"{name}.plan.json").write_bytes(plan_bytes(plan))
-        yield name, plan, plan.left_out[-1].reason if plan.left_out else ""
+        yield name, make_plan(recording, judged, times, Wishes([name], slower=True))
 
 
-def row_of(name: str, plan: Plan, reason: str, compared: dict[str, Any] | None) -> Row:
-    """`compared`: what was measured of the plan in the engine."""
+def tried_alone(plans: dict[str, Plan]) -> Iterator[tuple[str, Plan]]:
+    """The plans without the Solutions that fail alone: each Solution is tried once, in the place of each of its
+    Calls."""
+    each = {(one.solution, one.call.id): one for plan in plans.values() for one in plan.replacements}
+    solutions = {sha256: solution for plan in plans.values() for sha256, solution in plan.solutions.items()}
+    first = next(iter(plans.values()))
+    whole = first.model_copy(update={"solutions": solutions, "replacements": list(each.values()), "left_out": []})
+    tried = try_alone(whole, trust=True, slower=True) if each else whole
+    for left in tried.left_out:
+        print(left.text)
+    kept = {(one.solution, one.call.id) for one in tried.replacements}
+    for name, plan in plans.items():
+        yield name, plan.only([one for one in plan.replacements if (one.solution, one.call.id) in kept], tried.left_out)
+
+
+def odd_ones(plans: dict[str, Plan]) -> dict[str, Plan]:
+    """Plans that are to be found out: a Solution that is wrong, and one of whose Calls no step has any."""
+    found = {}
+    used = next((plan for name, plan in plans.items() if plan.replacements and name.endswith("_example")), None)
+    if used is not None:
+        (one,) = used.solutions.values()
+        name = next(iter(used.replacements)).definition
+        text = one.sources[0].content
+        arguments = text[text.rindex("def run(") + len("def run(") :].partition(")")[0]
+        wrong = text + WRONG.format(arguments=arguments, output=arguments.rpartition(", ")[2])
+        solution = one.model_copy(update={"sources": [one.sources[0].model_copy(update={"content": wrong})]})
+        replacements = [each.model_copy(update={"solution": solution.sha256}) for each in used.replacements]
+        found[f"{name}_wrong"] = used.model_copy(
+            update={"solutions": {solution.sha256: solution}, "replacements": replacements}
+        )
+    for plan in plans.values():
+        if useless := [one for one in plan.replacements if not one.call.counted("decode")]:
+            found[USELESS] = plan.only(useless)
+            break
+    return found
+
+
+def compared(output: Path, names: Sequence[str], engine: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `kcap ab` found of each plan: `compared`, and the `quality` of its logits."""
+    file = output / "compared.json"
+    plans = {str(output / f"{name}.plan.json"): name for name in names}
+    if plans and not file.exists():
+        words = [word for plan in plans for word in ("--plan", plan)]
+        run("ab", *words, "--no-trial", *engine, *COMPARED, "-o", str(file), fails=True)
+    if not file.exists():
+        return {}
+    applied = json.loads(file.read_bytes())
+    return {
+        plans[one["plan"]]: {**one, "quality": applied["quality"].get(one["plan"], {})}
+        for one in applied["plans"]
+        if one["plan"] in plans
+    }
+
+
+def in_fresh_engines(output: Path, engine: Sequence[str], pairs: int) -> dict[str, Any]:
+    """What the chosen plan changes from one engine to the next."""
+    file, plan = output / "fresh.json", output / f"{CHOSEN}.plan.json"
+    if not file.exists():
+        words = ["--plan", str(plan), "--no-trial", "--pairs", str(pairs)]
+        run("ab", *words, *engine, *COMPARED, "-o", str(file), fails=True)
+    found: dict[str, Any] = json.loads(file.read_bytes())["fresh"] if file.exists() else {}
+    return found
+
+
+def row_of(name: str, plan: Plan, found: dict[str, Any] | None) -> Row:
+    """`found`: what was measured of the plan in the engine."""
     seams = ", ".join(sorted({one.seam for one in plan.replacements}))
     if not plan.replacements:
-        return Row(name, "none", failure=reason)
-    decode = [one for one in (compared or {}).get("compared", ()) if one["phase"] == "decode"]
-    if not decode:
+        left = next((left for left in plan.left_out if left.solution.endswith(name)), None)
+        return Row(name, "none", failure=left.reason if left else "nothing is faster")
+    decode = [one for one in (found or {}).get("compared", ()) if one["phase"] == "decode"]
+    if found is None or not decode:
         return Row(name, seams, failure="not measured")
     most = max(decode, key=lambda one: one["steps"])
     us, difference = most["engine_us"], most["solutions"] or {}
     measured, half = (difference.get(of) and difference[of] / us for of in ("us", "half_interval_us"))
-    return Row(name, seams, most["predicted_us"] / us, measured, half, most["held"])
+    return Row(name, seams, most["predicted_us"] / us, measured, half, most["held"], found["quality"].get("rms"))
 
 
 if __name__ == "__main__":

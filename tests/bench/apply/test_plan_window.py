@@ -1,0 +1,137 @@
+"""The window of a process with a plan: the logits that are compared, and the graphs of each arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from applied_plans import plan_of, python_solution
+
+import kcap
+from kcap.bench.apply import process
+from kcap.bench.apply.graphs import ENGINE, GraphSets
+from kcap.bench.apply.process import PlanWindow, session_options
+from kcap.bench.apply.quality import MOST_ROWS, compare_logits, read_checks, rows_of
+from kcap.capture.session import Session
+from kcap.capture.window.step import StepShape
+from kcap.schemas.derive.derive import derive
+from kcap.schemas.recording.recording import Recording
+
+X = torch.randn(4, 8)
+DECODE = StepShape("decode", [1] * 4, [9] * 4)
+Started = Callable[[str], PlanWindow]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    output = tmp_path_factory.mktemp("recorded") / "out.kcap"
+    with torch.no_grad(), kcap.record(output):
+        torch.relu(X)
+    return kcap.load(output)
+
+
+@pytest.fixture
+def started(recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """A window whose plan replaces ReLU by a Solution that is not compared by itself, as in a graph."""
+    windows: list[PlanWindow] = []
+    monkeypatch.setattr(process, "CHECKS", 0)
+
+    def start(source: str) -> PlanWindow:
+        plan = plan_of(recording, python_solution(derive(recording).kernels[0].definition.name, source))
+        session = Session(str(tmp_path / "shards"), window="manual", **session_options([plan], tmp_path, compared=1))
+        Path(session.directory).mkdir()
+        windows.append(PlanWindow(session))
+        windows[0].loaded(rank=0)
+        return windows[0]
+
+    yield start
+    for window in windows:
+        for seam in window._seams:
+            seam.uninstall()
+
+
+def step(window: PlanWindow, logits: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> torch.Tensor:
+    """One forward, which adds to a state that it keeps."""
+    state = torch.zeros(1)
+
+    def run() -> torch.Tensor:
+        state.add_(1)
+        return torch.relu(X)
+
+    window.begin(DECODE)
+    with torch.no_grad():
+        out: torch.Tensor = window.forward(run, logits, lambda: [state])
+    window.end()
+    assert state.item() == 1
+    return out
+
+
+def test_one_that_is_right_stays_after_its_logits_were_compared(started: Started, tmp_path: Path) -> None:
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    assert torch.equal(step(window), torch.relu(X))
+    (check,) = read_checks(tmp_path)
+    assert check.arms[0].tokens == 4 and check.arms[0].top1 == 1 and check.arms[0].kl == check.arms[0].rms == 0
+    uses = window.replacements.placed[0].eager
+    step(window)
+    assert window.replacements.placed[0].eager == uses + 1  # nothing is compared any more
+    assert len(list(read_checks(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("wrong", ["x.clamp(min=0) + 0.5", "x.clamp(min=0) * float('nan')"])
+def test_one_that_changes_what_the_engine_says_is_taken_out(
+    started: Started, capfd: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    window = started(f"def run(x):\n    return {wrong}\n")
+    for _ in range(2):
+        assert torch.equal(step(window), torch.relu(X))
+    assert "was taken out: with it the engine's logits" in capfd.readouterr().err
+    assert "logits" in window.replacements.placed[0].off
+
+
+def test_logits_that_cannot_be_compared_end_no_engine(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
+    def full(hidden: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("it is full")
+
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    assert torch.equal(step(window, full), torch.relu(X))
+    assert "could not be compared: OutOfMemoryError: it is full" in capfd.readouterr().err
+
+
+def test_rows_of_padding_are_not_compared() -> None:
+    hidden = torch.arange(2000.0)[:, None]
+    assert rows_of(hidden, 3).flatten().tolist() == [0, 1, 2]
+    rows = rows_of(hidden, 1500).flatten()
+    assert len(rows) == MOST_ROWS and rows[0] == 0 and rows[-1] == 1499
+
+
+def test_what_logits_differ_by() -> None:
+    own = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    other = torch.tensor([[0.0, 1.0], [2.0, 1.0]])
+    compared = compare_logits(other, own)
+    assert compared.tokens == 2 and compared.top1 == 0.5
+    expected = torch.nn.functional.kl_div(other.log_softmax(-1), own.softmax(-1), reduction="batchmean")
+    assert compared.kl == pytest.approx(expected.item(), rel=1e-5)
+    assert compared.rms == pytest.approx(2**0.5)  # 2 of one number in four, of a root mean square of 2**-0.5
+    assert compare_logits(other * float("inf"), own).kl is None
+
+
+def test_the_engine_finds_the_graphs_of_one_arm() -> None:
+    table: dict[int, str] = {7: "of a trial run"}
+    using: list[int] = []
+
+    def capture() -> int:
+        assert not table
+        table.update({1: f"graph of {using[-1]}", 2: f"graph of {using[-1]}"})
+        return using[-1]
+
+    sets = GraphSets()
+    assert sets.capture((0, ENGINE), lambda: [table], capture, using.append) == 0
+    sets.show(0)
+    assert table == {1: "graph of 0", 2: "graph of 0"}
+    sets.show(ENGINE)
+    assert table == {1: f"graph of {ENGINE}", 2: f"graph of {ENGINE}"}
+    sets.drop(0)
+    sets.show(0)
+    assert table[1] == f"graph of {ENGINE}"
