@@ -107,7 +107,8 @@ def _contents(definition: Definition, inputs: WorkloadInputs) -> list[Content]:
     for name, value in zip(definition.inputs, inputs.inputs, strict=True):
         if isinstance(value, torch.Tensor):
             dtype = protocol.dtype_name(value.dtype)
-            contents.append(Content(protocol.FIXED, 0, name, dtype, tuple(value.shape)))
+            written = name in definition.written_inputs
+            contents.append(Content(protocol.FIXED, 0, name, dtype, tuple(value.shape), written=written))
         else:
             contents.append(replace(protocol.scalar_content(value), name=name))
     return contents

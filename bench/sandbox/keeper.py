@@ -3,9 +3,11 @@
 In a pid namespace it is process 1: signals from within do nothing to it, and the kernel kills all the others when it
 ends. With a `control` socket the candidate runs only when it is told to, from then until it stops itself (SIGSTOP) or
 ends: then every process of the sandbox is stopped, and only when all their threads have left their processors (or,
-where the kernel does not tell, none has had CPU time between two looks) the keeper says so. Whoever is let run again
-meanwhile, by a signal that the kernel sends for a timer or for somebody's end, is found before the next run: nobody may
-be new, and all together may have had but a fraction of a millisecond since.
+where the kernel does not tell, none has had CPU time between two looks) the keeper says so, and how long it ran: from
+before it was let run until all had been told to stop, and the CPU time that any of them had from then on.
+
+Whoever is let run again meanwhile, by a signal that the kernel sends for a timer or for somebody's end, is found before
+the next run: nobody may be new, and all together may have had but a fraction of a millisecond since.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import time
 from typing import NoReturn
 
@@ -21,6 +24,7 @@ from kcap.bench.sandbox.spec import SandboxSetup
 
 RUN = b"run"  # what the keeper is told, and what it says
 STOPPED, ENDED, STIRRED = b"stopped", b"ended", b"stirred"
+RAN = struct.Struct("<7sQ")  # STOPPED, and nanoseconds
 REST_NS = 200_000  # of CPU time
 PAUSE_S = 1e-4
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, linux/posix-timers.h: all threads of a process, in nanoseconds
@@ -48,10 +52,10 @@ def keep(setup: SandboxSetup, output: int, proc: int, user: int | None) -> NoRet
 
 def serve(kept: KeptProcesses, control: int) -> int:
     """Answer on `control` until the candidate has ended; its wait status."""
+    began = time.perf_counter_ns()
     status = kept.wait_for_stop()
     while os.WIFSTOPPED(status):
-        kept.stop_all()
-        os.write(control, STOPPED)
+        os.write(control, RAN.pack(STOPPED, kept.stop_all() - began))
         if os.read(control, 16) != RUN:  # nobody is left to ask for anything
             os.kill(kept.child, signal.SIGKILL)
             return kept.wait()
@@ -62,6 +66,7 @@ def serve(kept: KeptProcesses, control: int) -> int:
             os.write(control, STIRRED)
             os.kill(kept.child, signal.SIGKILL)
             return kept.wait()
+        began = time.perf_counter_ns()
         kept.run_all()
         status = kept.wait_for_stop()
     with contextlib.suppress(OSError):
@@ -92,8 +97,11 @@ class KeptProcesses:
                         return ended[1]
         return status
 
-    def stop_all(self) -> None:
-        """Stop everything, and return when nothing runs."""
+    def stop_all(self) -> int:
+        """Stop everything, and return when nothing runs: when all had been told to stop, by `time.perf_counter_ns`, and
+        the CPU time that they had from then on, added up."""
+        self._signal_others(signal.SIGSTOP)
+        before, told_to_stop = self.cpu_times(), time.perf_counter_ns()
         self.at_rest = {}
         while True:
             pids = (self.child, *self._signal_others(signal.SIGSTOP))
@@ -101,7 +109,7 @@ class KeptProcesses:
             told = self.alone and all(map(process_tree.tells_who_runs, pids))
             looked_before, self.at_rest = self.at_rest, times if still else {}
             if still and (told or times == looked_before):
-                return
+                return told_to_stop + sum(had - before.get(pid, 0) for pid, had in times.items())
             if not still:
                 time.sleep(PAUSE_S)
 

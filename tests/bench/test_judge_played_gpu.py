@@ -67,12 +67,12 @@ def judge(tmp_path_factory):
     opened.server.close()
 
 
-def outcome(judge, source):
+def outcome(judge, source, definition=DOUBLE):
     destination = "run(x, y)" in source
     name = f"s{abs(hash(source))}"
-    mine = solution({"main.py": source}, name=name, destination_passing_style=destination, definition="double")
+    mine = solution({"main.py": source}, name=name, destination_passing_style=destination, definition=definition.name)
     workload = Workload(uuid="w", axes={"m": 64}, inputs={"x": RandomInput()})
-    return undisturbed(lambda: judge.judge(mine, DOUBLE, workload))  # played kernels take a core's time
+    return undisturbed(lambda: judge.judge(mine, definition, workload))  # played kernels take a core's time
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,17 @@ def test_honest_solution_passes_whatever_of_it_cuda_refuses(judge, source, metho
     assert found.status == "PASSED", f"{found.reason} {found.log}"
     assert (found.time.method, found.time.cache, found.reference.method) == (method, "cold", "graph")
     assert found.time.median_us > 80 and found.reference.median_us > 160
+
+
+def test_what_may_be_written_in_place_is(judge):
+    """As a cache is; of a Definition that does not say so it is refused."""
+    source = "import played\n\ndef run(x):\n    played.double(x, x)\n    return x\n"
+    said = {"name": "double_in_place", "tags": ["in_place:x=y"]}
+    found = outcome(judge, source, Definition.model_validate(DOUBLE.model_dump() | said))
+    assert found.status == "PASSED", f"{found.reason} {found.log}"
+    assert found.time.method == "graph"
+    refused = outcome(judge, source)
+    assert (refused.status, refused.reason) == ("REWARD_HACK", "it changed its input x")
 
 
 @pytest.mark.parametrize(

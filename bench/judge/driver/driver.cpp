@@ -23,7 +23,8 @@ struct Session {
     auto& given = message.descriptors;
     if (given.size() != 2) throw std::runtime_error("the judge shares no memory");
     size_t each = device ? workload.slot_bytes : workload.outputs.size() * sizeof(uint64_t);
-    memory = Mapped(given[0], workload.sets * each, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE);
+    int at_once = device ? 0 : MAP_POPULATE;  // on a GPU those of few invocations are delivered
+    memory = Mapped(given[0], workload.sets * each, PROT_READ | PROT_WRITE, MAP_SHARED | at_once);
     if (device) {
       pool = Mapped(given[1], workload.pool_bytes, PROT_READ, MAP_SHARED);
       place = std::make_unique<Cuda>(workload, pool.base, device->cuda, device->torch);

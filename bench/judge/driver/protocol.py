@@ -30,6 +30,7 @@ class Content:
     """Where the content of an input lies in the pool, or its scalar.
 
     `slack`: elements that a POOLED one's content has beyond its own; `stride`: bytes between a FIXED one's variants.
+    `written`: it need not be what it was.
     """
 
     kind: int
@@ -40,6 +41,7 @@ class Content:
     offset: int = 0
     slack: int = 0
     stride: int = 0
+    written: bool = False
 
     def pack(self) -> bytes:
         integer = int(self.value) if self.kind in (INTEGER, BOOLEAN) else 0
@@ -49,7 +51,7 @@ class Content:
         return (
             head
             + _pack_tensor(self.name, self.dtype, self.shape)
-            + struct.pack("<QQQ", self.offset, self.slack, self.stride)
+            + struct.pack("<QQQI", self.offset, self.slack, self.stride, self.written)
         )
 
 

@@ -208,7 +208,7 @@ class Cuda : public Place {
   void check_inputs(const Run& run, uint32_t i) {
     for (size_t j = 0; j < workload_.inputs.size(); ++j) {
       auto& input = workload_.inputs[j];
-      if (!input.is_tensor()) continue;
+      if (!input.is_tensor() || input.written) continue;
       back_.resize(input.bytes);
       cuda_.check(cuda_.copy(back_.data(), sets_.input(i, j), input.bytes, TO_HOST, nullptr), "copying inputs back");
       cuda_.check(cuda_.wait(), "copying inputs back");

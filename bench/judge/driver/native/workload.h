@@ -51,6 +51,7 @@ struct Input : Tensor {
   uint64_t offset = 0;    // of its content in the pool
   uint64_t slack = 0;     // POOLED: elements that its content has more than the input
   uint64_t stride = 0;    // FIXED: bytes from one variant of its content to the next
+  bool written = false;   // it need not be what it was
   int64_t integer = 0;
   double real = 0;
 
@@ -76,7 +77,7 @@ struct Input : Tensor {
     real = from.take<double>();
     if (!is_tensor()) return;
     Tensor::read(from);
-    offset = from.u64(), slack = from.u64(), stride = from.u64();
+    offset = from.u64(), slack = from.u64(), stride = from.u64(), written = from.u32();
   }
 };
 
