@@ -7,7 +7,7 @@ Definitions that the engine spends most of its decode steps in, and makes two So
 ideas: the reference as it is, and the reference compiled by inductor. On a GPU those in bench/solutions/examples are
 Solutions, too, one of them also at half its pace. All are judged, and each is put into the engine by a plan of its own,
 slower ones too; `chosen` is the plan that `kcap apply` makes of all of them. Two more are to be found out: one that is
-wrong in one element of a thousand, which no judge would let pass, and one of which no step has a use. All plans are
+wrong in one element of a thousand, which no judge would let pass, and one for a batch that never comes. All plans are
 compared in one engine, the chosen one then in N pairs of fresh ones. What lies in DIR already is not made anew.
 
 Prints a table last: the change of a decode step by the judge's times, the change that was measured with its interval,
@@ -23,7 +23,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from kcap.commands.gain import known_times
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.derive.kernel import DerivedDefinition
 from kcap.schemas.recording.recording import Recording
+from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.seam import seam_of
 from kcap.schemas.results.plan import Plan, plan_bytes
 
@@ -75,6 +76,7 @@ GRAPHS = 'compilation_config={"cudagraph_capture_sizes":[1,16]}'
 LOAD = ("--num-prompts", "16")
 RECORDED = ("--input-len", "64", "--output-len", "32")
 COMPARED = ("--input-len", "80", "--output-len", "1200")  # in prefill it has shapes that were not recorded
+PRODUCT = "aten::mm.out"
 USELESS, CHOSEN = "useless", "chosen"
 
 
@@ -153,7 +155,7 @@ def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recordin
         texts |= dict(examples_of(recording)) if torch.cuda.is_available() else {}
         for name, text in texts.items():
             (folder / f"{name}.py").write_text(text)
-        options = ["--solutions", str(folder), "-o", str(judged), "--measurements", str(measured), "--workloads", "4"]
+        options = ["--solutions", str(folder), "-o", str(judged), "--measurements", str(measured), "--workloads", "1"]
         run("bench", str(recorded), *options, "--trust", fails=True)
     return recording, read_judged(judged)
 
@@ -224,26 +226,32 @@ def tried_alone(plans: dict[str, Plan]) -> Iterator[tuple[str, Plan]]:
 
 
 def odd_ones(plans: dict[str, Plan]) -> dict[str, Plan]:
-    """Plans that are to be found out: a Solution that is wrong, and one of whose Calls no step has any."""
-    found = {}
+    """Plans that are to be found out: a product that is wrong, and one for a batch that does not come."""
     products = (plan for name, plan in plans.items() if name.startswith("gemm_") and name.endswith("_example"))
-    used = next((plan for plan in products if plan.replacements), None)
-    if used is not None:
-        (one,) = used.solutions.values()
-        name = next(iter(used.replacements)).definition
-        text = one.sources[0].content
-        arguments = text[text.rindex("def run(") + len("def run(") :].partition(")")[0]
-        wrong = text + WRONG.format(arguments=arguments, output=arguments.rpartition(", ")[2])
-        solution = one.model_copy(update={"sources": [one.sources[0].model_copy(update={"content": wrong})]})
-        replacements = [each.model_copy(update={"solution": solution.sha256}) for each in used.replacements]
-        found[f"{name}_wrong"] = used.model_copy(
+    right = next((plan for plan in products if {one.call.operator for one in plan.replacements} == {PRODUCT}), None)
+    if right is None:
+        return {}
+    (solution,) = right.solutions.values()
+    (source,) = solution.sources
+    arguments = source.content[source.content.rindex("def run(") + len("def run(") :].partition(")")[0]
+    wrong = source.content + WRONG.format(arguments=arguments, output=arguments.rpartition(", ")[2])
+    solution = solution.model_copy(update={"sources": [source.model_copy(update={"content": wrong})]})
+    replacements = [one.model_copy(update={"solution": solution.sha256}) for one in right.replacements]
+    return {
+        f"{replacements[0].definition}_wrong": right.model_copy(
             update={"solutions": {solution.sha256: solution}, "replacements": replacements}
-        )
-    for plan in plans.values():
-        if useless := [one for one in plan.replacements if not one.call.counted("decode")]:
-            found[USELESS] = plan.only(useless)
-            break
-    return found
+        ),
+        USELESS: right.only([one.model_copy(update={"call": one_row_more(one.call)}) for one in right.replacements]),
+    }
+
+
+def one_row_more(product: Call) -> Call:
+    """A call of A and C with one row more."""
+    a, b, c = (argument.value for argument in product.args)
+    longer = [replace(value, shape=(value.shape[0] + 1, *value.shape[1:])) for value in (a, c)]
+    values = (longer[0], b, longer[1])
+    changed = zip(product.args, values, strict=True)
+    return product.model_copy(update={"args": [arg.model_copy(update={"value": value}) for arg, value in changed]})
 
 
 def compared(output: Path, names: Sequence[str], engine: Sequence[str]) -> dict[str, dict[str, Any]]:
