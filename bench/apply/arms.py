@@ -114,10 +114,9 @@ class ArmsWindow(PlanWindow):
         return self._schedule.arms if self._fixed is None else (self._fixed,)
 
     def compares(self) -> bool:
-        return super().compares() and self._begins_block and self.arm == ENGINE
+        return self._to_compare > 0 and self._begins_block and self.arm == ENGINE
 
     def compared(self, check: QualityCheck | None) -> Arm:
-        self._to_compare -= 1
         if check is not None:
             self.keep_check(check)
         return self.arm

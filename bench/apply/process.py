@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kcap.bench.apply.seams import Functions, Operators, Placed, Replacements, S
 from kcap.bench.build import BuildFailed, build
 from kcap.capture.session import Session
 from kcap.capture.window.process import at_exit
-from kcap.capture.window.window import StepShape, Window
+from kcap.capture.window.window import Forward, StepShape, Window
 from kcap.errors import KcapError
 from kcap.schemas.files.jsonfile import dump_json, read_json
 from kcap.schemas.flashinfer.solution import Solution
@@ -38,7 +39,6 @@ WINDOW = f"{__name__}:PlanWindow"
 WRITTEN_EVERY = 1.0  # seconds
 ENDING = ".engagement.json"
 CHECKS = 2  # invocations of each Solution outside a graph that are compared with the engine's own first
-COMPARED_TRIES = 64  # steps in which a Solution should have run, for the logits to be compared once
 BUILT = "built"
 
 
@@ -84,7 +84,7 @@ class PlanWindow(Window):
         self._before: list[int] = []  # how often each Solution had run when the step began
         self._under_way: StepShape | None = None
         self._sets = GraphSets()
-        self._to_compare, self._tries = session.extension.get("compared", 0), COMPARED_TRIES
+        self._to_compare = session.extension.get("compared", 0)
         self.arm: Arm = 0
         self.index = 0  # of the step
         self.rank = 0
@@ -132,7 +132,7 @@ class PlanWindow(Window):
     @property
     def arms(self) -> Sequence[Arm]:
         """What this engine runs with, that first that it begins with."""
-        return (0, ENGINE) if self._to_compare else (0,)
+        return (0, ENGINE) if self.session.extension.get("compared") else (0,)
 
     def show(self, arm: Arm) -> None:
         """Let the engine find the graphs of this arm alone, and launch its kernels."""
@@ -148,54 +148,71 @@ class PlanWindow(Window):
         self.show(self.arms[0])
         return result
 
-    def forward(
-        self, run: Callable[[], Any], logits: Callable[[Any], Any] | None, states: Callable[[], Sequence[Any]]
-    ) -> Any:
-        """In a step whose logits are compared the forward runs with every arm's kernels, with the step's own last."""
-        if logits is None or not self.compares():
-            return run()
+    def forward(self, forward: Forward) -> Any:
+        """In a step that is compared every Solution is, first, without graphs; then, where there are logits, the
+        forward runs with every arm's kernels, with the step's own last."""
+        if not self.compares():
+            return forward.run()
+        self._to_compare -= 1
         own, tokens = self.arm, self._under_way.tokens if self._under_way else 0
-        kept = [state.clone() for state in states()]
+        kept = [state.clone() for state in forward.states()]
 
         def run_as(arm: Arm) -> Any:
-            for state, before in zip(states(), kept, strict=True):
+            for state, before in zip(forward.states(), kept, strict=True):
                 state.copy_(before)
             self.show(arm)
-            return run()
+            return forward.run()
 
         def logits_of(made: Any) -> Any:
             hidden = made[0] if isinstance(made, tuple) else made  # with those of inner layers, for a speculator
-            return logits(rows_of(hidden, tokens)) if isinstance(hidden, torch.Tensor) else None  # None: an early stage
+            if forward.logits is None or not isinstance(hidden, torch.Tensor):  # of an early stage
+                return None
+            return forward.logits(rows_of(hidden, tokens))
 
         found, made = {}, None
         try:
+            with forward.without_graphs(), self._uncounted():
+                for each in self.arms:
+                    made = run_as(each) if each >= 0 else None
             for each in (*(other for other in self.arms if other != own), own):
                 made = run_as(each)
                 found[each] = logits_of(made)
             check = self._check_of(found)
         except Exception as error:  # of torch, say that its memory is full: the engine goes on
-            self.say(f"the logits of a step could not be compared: {type(error).__name__}: {error}")
+            self.say(f"a step could not be compared: {type(error).__name__}: {error}")
             check, made = None, None
         arm = self.compared(check)
         return made if made is not None and arm == own else run_as(arm)
 
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """How often Solutions run in it is not told."""
+        before = [one.eager for one in self.replacements.placed]
+        yield
+        for one, times in zip(self.replacements.placed, before, strict=True):
+            one.eager = times
+
     def compares(self) -> bool:
-        """Whether the logits of the step that is under way are compared."""
-        return self._to_compare > 0 and self._under_way is not None
+        """Whether the step that is under way is compared: told by what all ranks know, for all must run as many
+        forwards."""
+        return self._to_compare > 0 and self._under_way is not None and self._under_way.phase == "decode"
 
     def compared(self, check: QualityCheck | None) -> Arm:
-        """What the step goes on with. `check`: None where this rank has no logits, which decides nothing else: all
-        ranks run as many forwards."""
-        if not any(self.uses()) and self._tries:
-            self._tries -= 1
-            return self.arm
-        self._to_compare -= 1
+        """What the step goes on with. `check`: None where this rank has no logits."""
         if check is not None:
             self.keep_check(check)
-            if reason := why_different(check.arms[0]):
-                self._take_out(reason)
-                return ENGINE
-        self._sets.drop(ENGINE)
+        reason = why_different(check.arms[0]) if check is not None else ""
+        if not reason and any(one.off and one.captured for one in self.replacements.placed):
+            reason = "the graphs that hold it hold one that was taken out, too"
+        if reason:
+            self._to_compare = 0
+            for one in self.replacements.placed:
+                if not one.off:
+                    one.off = reason
+                    self._solution_failed(one, ValueError(reason))
+            return ENGINE
+        if not self._to_compare:
+            self._sets.drop(ENGINE)
         return self.arm
 
     def keep_check(self, check: QualityCheck) -> None:
@@ -207,12 +224,6 @@ class PlanWindow(Window):
             return None
         arms = {arm: compare_logits(of_arm, logits[ENGINE]) for arm, of_arm in logits.items() if arm != ENGINE}
         return QualityCheck(index=self.index, rank=self.rank, arms=arms)
-
-    def _take_out(self, reason: str) -> None:
-        for one in self.replacements.placed:
-            if not one.off:
-                one.off = reason
-                self._solution_failed(one, ValueError(reason))
 
     def close(self) -> None:
         """An engine may end its processes without a word: what is known is told while they are asked to close."""

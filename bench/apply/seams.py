@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,10 +74,11 @@ class Placed:
     def check(
         self, values: Values, original: Callable[[], Any], unseen: Callable[[], AbstractContextManager[None]]
     ) -> Any:
-        """Run the Solution on copies and the original on what the engine passes, and compare; what the original
-        returns. The Solution is off where they differ."""
+        """Run the Solution on copies of what is written and the original on what the engine passes, and compare; what
+        the original returns. The Solution is off where they differ."""
         self.checked += 1
-        copies = copies_of(values)
+        written = {str(index) for index, one in enumerate(self.replacement.call.args) if one.written}
+        copies = copies_of(values, written)
         if copies is None:
             return original()
         with unseen():
@@ -114,23 +115,26 @@ def why_different(outputs: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) 
     return ""
 
 
-def copies_of(values: Values) -> dict[str, Any] | None:
-    """The arguments with copies of all memory, shared alike; None where that is more than MOST_COPIED bytes."""
-    storages: dict[int, torch.Tensor] = {}
-    copies = dict(values)
+def copies_of(values: Values, written: Collection[str]) -> dict[str, Any] | None:
+    """The arguments with copies of all memory that those at the places `written` share; None where that is more than
+    MOST_COPIED bytes."""
     tensors = {path: value for path, value in values.items() if isinstance(value, torch.Tensor)}
-    for tensor in tensors.values():
-        storage = tensor.untyped_storage()
-        storages.setdefault(storage.data_ptr(), torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
-    if sum(whole.numel() for whole in storages.values()) > MOST_COPIED:
+    to_copy = {_address(tensor) for path, tensor in tensors.items() if path.partition(".")[0] in written}
+    shared = {path: tensor for path, tensor in tensors.items() if _address(tensor) in to_copy}
+    storages = {_address(tensor): tensor.untyped_storage() for tensor in shared.values()}
+    if sum(storage.nbytes() for storage in storages.values()) > MOST_COPIED:
         return None
-    cloned = {address: whole.clone().untyped_storage() for address, whole in storages.items()}
-    for path, tensor in tensors.items():
-        of = cloned[tensor.untyped_storage().data_ptr()]
-        copies[path] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-            of, tensor.storage_offset(), tensor.shape, tensor.stride()
+    cloned = {address: storage.clone() for address, storage in storages.items()}
+    return dict(values) | {
+        path: torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            cloned[_address(tensor)], tensor.storage_offset(), tensor.shape, tensor.stride()
         )
-    return copies
+        for path, tensor in shared.items()
+    }
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _input(source: TensorView | Scalar, values: Values) -> Any:

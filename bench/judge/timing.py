@@ -29,7 +29,7 @@ WAYS = 5  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
 MOST_GROWTH = 64  # times the invocations, from one batch to the next: a clock may be disturbed
 MOST_ON_GPU = 4096  # invocations in one graph
-GPU_SHARE = 6  # of the free memory, one part in so many
+GPU_SHARE = 4  # of the free memory, one part in so many
 RANDOM = secrets.SystemRandom()
 
 

@@ -100,8 +100,10 @@ class KeptProcesses:
     def stop_all(self) -> int:
         """Stop everything, and return when nothing runs: when all had been told to stop, by `time.perf_counter_ns`, and
         the CPU time that they had from then on, added up."""
-        self._signal_others(signal.SIGSTOP)
-        before, told_to_stop = self.cpu_times(), time.perf_counter_ns()
+        told_to_stop, before = time.perf_counter_ns(), {self.child: _cpu_ns(self.child)}
+        if others := self._signal_others(signal.SIGSTOP):
+            before |= {pid: _cpu_ns(pid) for pid in others}
+            told_to_stop = time.perf_counter_ns()
         self.at_rest = {}
         while True:
             pids = (self.child, *self._signal_others(signal.SIGSTOP))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -30,6 +32,20 @@ class StepShape:
     @property
     def tokens(self) -> int:
         return sum(self.queries)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward that an engine is about to run, by `run`, which may be called again.
+
+    `logits`: of some rows of what it returns, if it has any. `states`: the tensors that it overwrites by what it makes
+    of them. `without_graphs`: within it `run` launches each kernel by itself.
+    """
+
+    run: Callable[[], Any]
+    logits: Callable[[Any], Any] | None = None
+    states: Callable[[], Sequence[Any]] = list
+    without_graphs: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def sequence_lists(shape: StepShape) -> dict[str, list[int]]:

@@ -25,10 +25,10 @@ from kcap.capture.window.gate import Gate
 from kcap.capture.window.process import at_exit, process_line, rank_facts, replica_of
 from kcap.capture.window.profiled import CoolDown, Profile, ProfiledSteps, can_profile
 from kcap.capture.window.requests import Requests
-from kcap.capture.window.step import StepShape, step_details
+from kcap.capture.window.step import Forward, StepShape, step_details
 from kcap.schemas.recording.phases import PHASES
 
-__all__ = ["WATCH_POLL", "StepShape", "Window"]
+__all__ = ["WATCH_POLL", "Forward", "StepShape", "Window"]
 
 
 WATCH_POLL = 0.2  # seconds between two looks for a request to stop or to pause
@@ -62,12 +62,9 @@ class Lifecycle:
         """The engine captures its CUDA graphs, by `original`. `tables`: where it keeps them, by what they are for."""
         return original()
 
-    def forward(
-        self, run: Callable[[], Any], logits: Callable[[Any], Any] | None, states: Callable[[], Sequence[Any]]
-    ) -> Any:
-        """The engine runs a forward, by `run`, which may be called again. `logits`: of what it returns, if it has any;
-        `states`: the tensors that it overwrites by what it makes of them."""
-        return run()
+    def forward(self, forward: Forward) -> Any:
+        """The engine runs a forward, which may be run again."""
+        return forward.run()
 
     def register(self, adapter: str = "") -> None:
         """Tell the session that this process has kcap in it, for which adapter, and put the taps into it."""

@@ -106,16 +106,30 @@ def command(
         quality={CONTROL if arm < 0 else names[arm]: of for arm, of in quality_of(measured.checks).items()},
         engagement=measured.engagements,
         problems=problems(plans, measured.engagements),
-        fresh=compare_fresh([(arm, run(arm=arm).decode_us) for arm in fresh_order(pairs or 0)]),
     )
-    content = dump_json(applied.model_dump(mode="json"))
-    if output is not None:
-        output.write_bytes(content)
+    keep(applied, output)  # whatever becomes of the fresh engines
+    fresh = []
+    for arm in fresh_order(pairs or 0):
+        try:
+            alone = run(arm=arm)
+        except KcapError as error:
+            applied = applied.model_copy(update={"problems": [*applied.problems, f"a fresh engine failed: {error}"]})
+            break
+        fresh.append((arm, alone.decode_us))
+        said = [] if arm < 0 else [f"in a fresh engine: {one}" for one in problems(plans, alone.engagements)]
+        update = {"fresh": compare_fresh(fresh), "problems": [*applied.problems, *said]}
+        applied = applied.model_copy(update=update)
+        keep(applied, output)
     if as_json:
-        click.echo(content)
+        click.echo(dump_json(applied.model_dump(mode="json")))
     else:
         print_applied(applied)
     return None if all(any(one.held for one in plan.compared) for plan in applied.plans) else FAILED
+
+
+def keep(applied: Applied, output: Path | None) -> None:
+    if output is not None:
+        output.write_bytes(dump_json(applied.model_dump(mode="json")))
 
 
 @dataclass
@@ -147,12 +161,12 @@ def fresh_order(pairs: int) -> list[int]:
 
 
 def compare_fresh(us: Sequence[tuple[int, float]]) -> FreshEngines | None:
-    """The arm of each fresh engine, and the mean of its decode steps, pair by pair; None without any."""
+    """The arm of each fresh engine, and the mean of its decode steps, pair by pair; None without a whole pair."""
     from kcap.bench.apply.comparison import half_interval
 
-    if not us:
+    pairs = [dict(us[at : at + 2]) for at in range(0, len(us) - 1, 2)]
+    if not pairs:
         return None
-    pairs = [dict(us[at : at + 2]) for at in range(0, len(us), 2)]
     ratios = [pair[0] / pair[-1] for pair in pairs]
     return FreshEngines(
         engine_us=[pair[-1] for pair in pairs], solutions_us=[pair[0] for pair in pairs], median_ratio=median(ratios),

@@ -29,6 +29,7 @@ Examples:
   kcap run --plan plan.json --model meta-llama/Llama-3.1-8B --load-format dummy
 """
 PATH = click.Path(path_type=Path)
+COMPARED = 2  # decode steps that are also run with the engine's own kernels
 
 
 @click.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
@@ -63,7 +64,7 @@ def command(
 
     def attempt(part: Plan, printed: bool = False) -> Run:
         with temporary_folder("kcap-run-") as left, told([part], left, printed) as engagements:
-            options = session_options([part], left, compared=1)
+            options = session_options([part], left, compared=COMPARED)
             started = start_engine(options, left, offline, command_line, load, engine_log)
             if printed:
                 print_quality({str(plan_file): of for of in quality_of(list(read_checks(left))).values()})

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,7 @@ from kcap.capture.session import Session
 from kcap.capture.turns.blocks import BLOCK, BlockHashes
 from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
-from kcap.capture.window.window import StepShape, Window
+from kcap.capture.window.window import Forward, StepShape, Window
 
 SERVERS = (("vllm", "serve"), ("vllm.entrypoints.cli.main", "serve"), ("vllm.entrypoints.openai.api_server",))
 FRAMEWORK = Framework(
@@ -121,7 +123,20 @@ def _graph_tables(runner: Any) -> list[dict[Any, Any]]:
 def _model_forward(window: Window, original: Around, runner: Any, *args: Any, **kwargs: Any) -> Any:
     run = functools.partial(original, *args, **kwargs)
     logits = getattr(runner.model, "compute_logits", None)  # a model that embeds has none
-    return window.forward(run, logits, functools.partial(_states, runner))
+    return window.forward(Forward(run, logits, functools.partial(_states, runner), _without_graphs))
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    from vllm.config import CUDAGraphMode
+    from vllm.forward_context import get_forward_context
+
+    context = get_forward_context()
+    mode, context.cudagraph_runtime_mode = context.cudagraph_runtime_mode, CUDAGraphMode.NONE
+    try:
+        yield
+    finally:
+        context.cudagraph_runtime_mode = mode
 
 
 def _states(runner: Any) -> list[Any]:

@@ -15,13 +15,13 @@ from kcap.bench.apply.graphs import ENGINE, GraphSets
 from kcap.bench.apply.process import PlanWindow, session_options
 from kcap.bench.apply.quality import MOST_ROWS, compare_logits, read_checks, rows_of
 from kcap.capture.session import Session
-from kcap.capture.window.step import StepShape
+from kcap.capture.window.step import Forward, StepShape
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
 
 X = torch.randn(4, 8)
 DECODE = StepShape("decode", [1] * 4, [9] * 4)
-Started = Callable[[str], PlanWindow]
+Started = Callable[..., PlanWindow]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 @pytest.fixture
 def started(recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """A window whose plan replaces ReLU by a Solution that is not compared by itself, as in a graph."""
+    """A window whose plan replaces ReLU; `checks`: of it by itself, which in a graph cannot be."""
     windows: list[PlanWindow] = []
-    monkeypatch.setattr(process, "CHECKS", 0)
 
-    def start(source: str) -> PlanWindow:
+    def start(source: str, checks: int = 0) -> PlanWindow:
+        monkeypatch.setattr(process, "CHECKS", checks)
         plan = plan_of(recording, python_solution(derive(recording).kernels[0].definition.name, source))
         session = Session(str(tmp_path / "shards"), window="manual", **session_options([plan], tmp_path, compared=1))
         Path(session.directory).mkdir()
@@ -62,7 +62,7 @@ def step(window: PlanWindow, logits: Callable[[torch.Tensor], torch.Tensor] = to
 
     window.begin(DECODE)
     with torch.no_grad():
-        out: torch.Tensor = window.forward(run, logits, lambda: [state])
+        out: torch.Tensor = window.forward(Forward(run, logits, lambda: [state]))
     window.end()
     assert state.item() == 1
     return out
@@ -88,6 +88,27 @@ def test_one_that_changes_what_the_engine_says_is_taken_out(
         assert torch.equal(step(window), torch.relu(X))
     assert "was taken out: with it the engine's logits" in capfd.readouterr().err
     assert "logits" in window.replacements.placed[0].off
+
+
+def test_one_in_a_graph_is_compared_by_itself_without_it(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is off by too little to be seen in the logits. What else the graph holds goes with it."""
+    window = started("def run(x):\n    x = x.clamp(min=0)\n    x[0, 0] += 0.05\n    return x\n", checks=2)
+    (placed,) = window.replacements.placed
+    placed.captured = 1
+    for _ in range(2):
+        assert torch.equal(step(window), torch.relu(X))
+    assert "was taken out: its output 0 is off by" in capfd.readouterr().err
+    assert window.arm == ENGINE and placed.checked == 1 and not placed.eager
+
+
+def test_nothing_is_compared_before_it_decodes(started: Started, tmp_path: Path) -> None:
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    window.begin(StepShape("prefill", [4], [4]))
+    window.forward(Forward(lambda: torch.relu(X), torch.clone))
+    window.end()
+    assert not list(read_checks(tmp_path))
+    step(window)
+    assert len(list(read_checks(tmp_path))) == 1
 
 
 def test_logits_that_cannot_be_compared_end_no_engine(started: Started, capfd: pytest.CaptureFixture[str]) -> None:

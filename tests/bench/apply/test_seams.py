@@ -242,11 +242,12 @@ def test_one_that_is_wrong_on_the_engines_numbers_is_taken_out(recording: Record
 def test_copies_share_memory_as_the_arguments_do() -> None:
     whole = torch.randn(4, 16)
     values = {"0": whole[:, :8], "1": whole[:, 8:], "2": 3}
-    copies = copies_of(values)
+    copies = copies_of(values, {"1"})
     assert copies is not None
     assert torch.equal(copies["0"], values["0"]) and copies["1"].stride() == values["1"].stride()
     copies["0"].as_strided((4, 16), (16, 1)).zero_()
     assert not copies["1"].any() and values["1"].any()
+    assert copies_of(values, ()) == values
 
 
 def test_views_of_one_tensor_must_lie_as_far_apart_as_they_did(tmp_path: Path) -> None:
