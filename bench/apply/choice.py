@@ -1,7 +1,7 @@
 """Which of the Solutions that were judged are put in, and where: those that are faster than the engine's own kernels.
 
-A Solution is chosen for a Call if it PASSED on every Workload that the Call has, and is faster there than the engine's
-kernel was measured to be. Of several the fastest is taken.
+A Solution is chosen for a Call if it PASSED on every Workload of the Call on which it was judged, at least on one for
+each of their axes, and is faster there than the engine's kernel was measured to be. Of several the fastest is taken.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Wishes:
 
 
 def make_plan(recording: Recording, judged: Judged, times: Mapping[int, CallTime], wishes: Wishes) -> Plan:
-    """The plan for `recording`, whose Calls (by id) take `times`; CallError where `judged` is of another Recording."""
+    """The plan for `recording`, whose Calls (by id) take `times`; CallError where a name in `wishes` was not judged."""
     if unknown := set(wishes.names) - {solution.name for solution in judged.solutions.values()}:
         raise CallError(f"--solution {unknown.pop()}: is not among those that were judged in {judged.path}")
     choice = _Choice(recording, judged, times, wishes)
@@ -111,6 +111,11 @@ class _Choice:
         self._workloads: dict[tuple[str, int], set[str]] = defaultdict(set)
         for count in (count for problem in problems.problems for count in problem.counts):
             self._workloads[count.definition, count.call].add(count.workload)
+        self._axes = {
+            uuid: tuple(sorted(workload.axes.items()))
+            for problem in problems.problems
+            for uuid, workload in problem.workloads.items()
+        }
 
     def all(self) -> tuple[list[Replacement], list[LeftOut]]:
         chosen: dict[int, tuple[Solution, Replacement]] = {}
@@ -141,8 +146,11 @@ class _Choice:
         seam = seam_of(use.call)
         if seam is None:
             return "the engine has no seam for it"
-        workloads = sorted(self._workloads[kernel.definition.name, use.call.id])
-        if reason := next(_why_not_passed(workloads, outcomes), None):
+        of_call = sorted(self._workloads[kernel.definition.name, use.call.id])
+        workloads = [workload for workload in of_call if workload in outcomes]
+        judged = {self._axes[workload] for workload in workloads}
+        missing = [workload for workload in of_call if self._axes[workload] not in judged]
+        if reason := next(_why_not_passed([*workloads, *missing], outcomes), None):
             return reason
         solution_us = fmean(outcomes[workload].time.median_us for workload in workloads)  # type: ignore[union-attr]
         engine_us = {phase: us for phase, us in self._engine_us(use.call).items() if use.call.counted(phase)}

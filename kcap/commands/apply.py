@@ -11,12 +11,15 @@ import click
 from kcap.commands.gain import known_times
 from kcap.errors import FAILED, CallError
 from kcap.schemas.input_kind import detect_input
-from kcap.schemas.recording.recording import load
+from kcap.schemas.recording.recording import Recording, load
+from kcap.schemas.results.measurement import read_measurements
 from kcap.schemas.results.plan import Plan, plan_bytes
 from kcap.system.output import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kcap.bench.apply.choice import Judged
 
 PATH = click.Path(path_type=Path)
 
@@ -60,16 +63,44 @@ def command(
             f"{path}: has no times, and a Solution must be faster than the engine's own kernels: "
             f"kcap replay {path} -o FILE measures them, for --measurements FILE"
         )
-    plan = make_plan(recording, read_judged(solutions), known[0], Wishes(names, slower))
+    judged = read_judged(solutions)
+    note = check_comparable(recording, measurements, judged)
+    plan = make_plan(recording, judged, known[0], Wishes(names, slower))
     write_atomically(output, plan_bytes(plan))
     if as_json:
         click.echo(plan_bytes(plan))
     else:
         print_plan(plan)
+        if note:
+            click.echo(f"kcap: {note}", err=True)
         if plan.replacements:
             model = shlex.quote(plan.model or "MODEL")
             click.echo(f"Next: kcap ab --plan {shlex.quote(str(output))} --model {model}", err=True)
     return None if plan.replacements else FAILED
+
+
+def check_comparable(recording: Recording, measurements: Path | None, judged: Judged) -> str:
+    """What makes the judge's times differ from those of the engine's kernels, or ""; CallError where they are of
+    different machines."""
+    from kcap.bench.run.summary.baseline import why_not_comparable
+
+    outcomes = [outcome for of_solution in judged.outcomes.values() for outcome in of_solution.values()]
+    if measurements is None:
+        device, devices = recording.metadata.device, judged.run.machine.devices
+        if judged.run.device.startswith("cuda") and device and devices and device not in devices:
+            raise CallError(
+                f"{recording.path}: recorded on {device}, judged on {', '.join(devices)}: judge on {device}"
+            )
+        return ""
+    lines = list(read_measurements(measurements))
+    if (reason := why_not_comparable(lines, outcomes)) is not None:
+        raise CallError(f"{measurements}: {reason}: measure (kcap replay) and judge on one machine")
+    measured = {line.cache for line in lines if line.cache}
+    states = {outcome.time.cache for outcome in outcomes if outcome.time and outcome.time.cache}
+    if len(measured | states) < 2:
+        return ""
+    told = [", ".join(sorted(those)) for those in (measured, states)]
+    return f"the engine's kernels were measured {told[0]}, the Solutions judged {told[1]} (kcap replay --cache)"
 
 
 def print_plan(plan: Plan) -> None:

@@ -146,7 +146,8 @@ def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recordin
     if not recorded.exists():
         run("record", *engine, *RECORDED, "-o", str(recorded))
     if not measured.exists():
-        run("replay", str(recorded), "-o", str(measured), "--trust", fails=True)
+        as_judged = ["--cache", "cold"] if torch.cuda.is_available() else ["--threads", "1"]
+        run("replay", str(recorded), "-o", str(measured), *as_judged, "--trust", fails=True)
     recording = kcap.load(recorded)
     if not (judged / "bench.json").exists():
         folder = output / "solutions"
@@ -156,6 +157,7 @@ def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recordin
         for name, text in texts.items():
             (folder / f"{name}.py").write_text(text)
         options = ["--solutions", str(folder), "-o", str(judged), "--measurements", str(measured), "--workloads", "1"]
+        options += [] if torch.cuda.is_available() else ["--threads", "1"]
         run("bench", str(recorded), *options, "--trust", fails=True)
     return recording, read_judged(judged)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import torch
 from applied_plans import plan_of, python_solution
@@ -63,3 +64,19 @@ def test_what_cannot_be_done_is_said(kcap: Kcap, places: dict[str, Path], words:
     done = kcap(*[word.format(**places) for word in words.split()])
     assert done.code == 2 and reason in done.err, done.err
     assert not places["new"].exists()
+
+
+def test_times_of_another_machine_are_refused(kcap: Kcap, recording: Recording, tmp_path: Path) -> None:
+    """Of the engine's kernels, or of the Solutions."""
+    judged, measured = tmp_path / "judged", tmp_path / "measured.jsonl"
+    name = next(one for one in derive(recording).kernels if one.uses[0].call.operator == "aten::relu").definition.name
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/relu.py").write_text(f"# definition: {name}\ndef run(x):\n    return x.clamp(min=0)\n")
+    assert not kcap("replay", recording.path, "--threads", 1, "-o", measured).code
+    assert not kcap("bench", recording.path, "--solutions", tmp_path / "mine", "--threads", 1, "-o", judged).code
+    apply = ("apply", recording.path, "--solutions", judged, "--measurements", measured, "--slower")
+    assert kcap(*apply, "-o", tmp_path / "plan.json").code in (0, 1)
+    lines = [orjson.loads(line) for line in measured.read_bytes().splitlines()]
+    measured.write_bytes(b"\n".join(orjson.dumps(line | {"device_name": "Another"}) for line in lines))
+    done = kcap(*apply, "-o", tmp_path / "other.json")
+    assert done.code == 2 and "measured on Another" in done.err and not (tmp_path / "other.json").exists()

@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kcap
+from kcap.bench.apply import choice
 from kcap.bench.apply.choice import guilty_part
 from kcap.bench.apply.process import PlanRefused, check_engine
 from kcap.bench.apply.trial import open_recording, try_alone
+from kcap.bench.contents import Contents
+from kcap.bench.problems import Problems
 from kcap.errors import CallError, FormatError
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
@@ -50,6 +53,30 @@ def test_of_several_the_fastest_goes_in(recording: Recording, name: str) -> None
     made = plan_of(recording, python_solution(name, RELU, "first"), python_solution(name, RELU + "\n", "second"))
     assert len(made.replacements) == 1
     assert [left.reason for left in made.left_out] == ["another is faster"]
+
+
+@pytest.mark.parametrize(("axes", "goes_in"), [({}, True), ({"n0": 5}, False)])
+def test_it_must_have_been_judged_for_all_axes_of_the_call(
+    recording: Recording, name: str, monkeypatch: pytest.MonkeyPatch, axes: dict[str, int], goes_in: bool
+) -> None:
+    """But not for all values: a second Workload of the Call was not judged, and has the same axes, or others."""
+    honest = choice.problems_of
+
+    def with_another(contents: Contents) -> Problems:
+        problems = honest(contents)
+        for problem in problems.problems:
+            if problem.definition.name == name:
+                ((_, workload),) = problem.workloads.items()
+                another = workload.model_copy(update={"uuid": "another", "axes": {**workload.axes, **axes}})
+                problem.workloads["another"] = another
+                problem.counts.append(problem.counts[0].model_copy(update={"workload": "another"}))
+        return problems
+
+    monkeypatch.setattr(choice, "problems_of", with_another)
+    made = plan_of(recording, python_solution(name, RELU))
+    assert bool(made.replacements) == goes_in
+    if not goes_in:
+        assert made.left_out[0].reason == "was not judged on its Workload another"
 
 
 def test_a_plan_reads_as_it_was_written(recording: Recording, name: str, tmp_path: Path) -> None:
