@@ -101,7 +101,7 @@ def moved_bytes(call: Call) -> int:
 def _filled_bytes(call: Call) -> int:
     """Bytes that `aten::zeros` and its like fill: their first argument is the shape of what they return."""
     shape = call.args[0].value if call.args else None
-    if not isinstance(shape, list):
+    if call.namespace != "aten" or not isinstance(shape, list):
         return 0
     dtypes = [a.value.name for a in call.args if isinstance(a.value, TorchConstant) and a.value.kind == "dtype"]
     bits = BY_NAME[dtypes[0]].bits if dtypes and dtypes[0] in BY_NAME else 32
