@@ -47,6 +47,11 @@ class Session:
     fail: str = ""  # fault injection: "load", or the number of calls after which the recorder fails
 
     @property
+    def records(self) -> bool:
+        """Whether there will be a Recording: an engine may run with a plan alone."""
+        return self.window != "manual" or not self.extension
+
+    @property
     def file(self) -> Path:
         return Path(self.directory) / "session.json"
 

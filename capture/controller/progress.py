@@ -50,10 +50,17 @@ def engine_phase(session: Session) -> Phase:
     count = steps_so_far(directory)[1]
     steps = f"{count} step{'' if count == 1 else 's'}"
     if window_over(directory):
-        return Phase("all is recorded, the engine ends", steps)
+        return Phase("all is recorded, the engine ends", steps) if session.records else Phase("the engine ends")
     if any(directory.glob(f"*{GATE_ENDING}")):
+        if not session.records:
+            return Phase("the engine runs")
         return Phase("recording" if session.opens else "the window is closed", steps)
     return Phase("loading the engine" if any_registered(session) else "starting the engine")
+
+
+def last_phase(session: Session) -> Phase:
+    """Once the engine has ended."""
+    return Phase("writing the Recording" if session.records else "reading what was measured")
 
 
 def any_registered(session: Session) -> bool:

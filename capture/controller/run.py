@@ -27,6 +27,7 @@ from kcap.capture.controller.progress import (
     Silence,
     any_registered,
     engine_phase,
+    last_phase,
     registered_adapters,
     shown_progress,
 )
@@ -164,7 +165,7 @@ def record_command_line(command_line: list[str], session: Session, working: Work
         status = run_to_end(command_line, session, at, log)
         failure = _failure_text(session, status, log)
         if any_registered(session):
-            at.attend(Phase("writing the Recording"))
+            at.attend(last_phase(session))
         recording = make_recording(session, working.directory, status, log, failure)
         if at.ending and log and not recording.calls:
             shutil.rmtree(working.directory)

@@ -19,7 +19,7 @@ import click
 from kcap.capture.controller import run, window_control
 from kcap.capture.controller.child import Child
 from kcap.capture.controller.output import WorkingDirectory
-from kcap.capture.controller.progress import Phase, any_registered, engine_phase, shown_progress
+from kcap.capture.controller.progress import Phase, any_registered, engine_phase, last_phase, shown_progress
 from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
@@ -70,7 +70,7 @@ def serve(
         except KcapError:
             discard_shards(session)
             raise
-        at.attend(Phase("writing the Recording"))
+        at.attend(last_phase(session))
         return run.Run(run.make_recording(session, working.directory, None, log, failure), failure)
 
 

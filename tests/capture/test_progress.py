@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -207,8 +208,11 @@ def test_phases_follow_what_the_processes_leave(window: Window) -> None:
     assert engine_phase(session) == Phase("recording", "0 steps")
     session.window_file.write_text("closed")
     assert engine_phase(session) == Phase("the window is closed", "0 steps")
+    unrecorded = replace(session, window="manual", extension={"window": "with a plan"})
+    assert engine_phase(unrecorded) == Phase("the engine runs")
     window.close()
     assert engine_phase(session) == Phase("all is recorded, the engine ends", "0 steps")
+    assert engine_phase(unrecorded) == Phase("the engine ends")
 
 
 @pytest.mark.parametrize(
