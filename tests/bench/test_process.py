@@ -66,6 +66,21 @@ def test_its_time_is_its_keepers(both):
     assert both[0].spent == done.elapsed_ns / 1e9
 
 
+@pytest.mark.parametrize("others", [[], [8]])
+def test_work_after_the_stop_counts_in_full(monkeypatch, others):
+    """Of the one that stopped itself, and of whoever is told to."""
+    had = {7: iter([100, 100 + 10**9]), 8: iter([50, 50 + 10**9])}
+    kept = keeper.KeptProcesses(7, alone=True)
+    monkeypatch.setattr(kept, "_signal_others", lambda number: others)
+    monkeypatch.setattr(kept, "_others", lambda: others)
+    monkeypatch.setattr(keeper, "_cpu_ns", lambda pid: next(had[pid]))
+    monkeypatch.setattr(keeper.process_tree, "still", lambda pid: True)
+    monkeypatch.setattr(keeper.process_tree, "tells_who_runs", lambda pid: True)
+    began = time.perf_counter_ns()
+    ended = kept.stop_all()
+    assert 0 <= ended - (1 + len(others)) * 10**9 - began <= time.perf_counter_ns() - began
+
+
 def test_a_report_of_before_counts_for_nothing(both):
     asked(both, STOPPED)
     with pytest.raises(ProcessEnded, match="it stopped itself"):
