@@ -87,8 +87,7 @@ class PlanWindow(Window):
         self._to_compare = session.extension.get("compared", 0)
         self.arm: Arm = 0
         self.index = 0  # of the step
-        self.rank = 0
-        self._facts: Mapping[str, Any] = {}
+        self.rank, self._world_size = 0, 1
         self._written = 0.0
         self._telling = threading.Lock()
 
@@ -124,7 +123,7 @@ class PlanWindow(Window):
 
     def stays_as_it_is(self, facts: Mapping[str, Any]) -> None:
         """Put nothing in: the engine is watched alone."""
-        self.rank, self._facts = facts.get("rank", 0), facts
+        self.rank, self._world_size = facts.get("rank", 0), facts.get("world_size", 1)
         at_exit(self.ends)
 
     # ---- arms ----
@@ -306,8 +305,8 @@ class PlanWindow(Window):
             for index, one in enumerate(self.replacements.placed)
         ]  # fmt: skip
         told = Engagement(
-            pid=os.getpid(), rank=self.rank, world_size=self._facts.get("world_size", 1),
-            model=self._facts.get("model") or "", steps=dict(self._counted), replacements=engaged, refused=refused,
+            pid=os.getpid(), rank=self.rank, world_size=self._world_size, steps=dict(self._counted),
+            replacements=engaged, refused=refused,
         )  # fmt: skip
         with self._telling, contextlib.suppress(OSError):  # a full disk ends no engine
             write_atomically(self.left_file(ENDING), dump_json(told.model_dump(mode="json")))
@@ -318,7 +317,7 @@ class PlanWindow(Window):
 
 
 def check_engine(plan: Plan, facts: Mapping[str, Any]) -> None:
-    """PlanRefused where the plan was made for another engine, another release of it, or another GPU."""
+    """PlanRefused where the plan was made for another engine, another release of it, another model, or another GPU."""
     for what, made_for, found in _differences(plan, facts):
         raise PlanRefused(f"it was made for {what} {made_for}, and this is {found}: record, judge and apply anew here")
 
@@ -327,10 +326,19 @@ def _differences(plan: Plan, facts: Mapping[str, Any]) -> Iterator[tuple[str, st
     for what, made_for in (("framework", plan.framework), ("framework_version", plan.framework_version)):
         if made_for and facts.get(what) and made_for != facts[what]:
             yield what.replace("_", " "), made_for, facts[what]
+    if plan.model and facts.get("model") and model_name(plan.model) != model_name(facts["model"]):
+        yield "the model", plan.model, facts["model"]
     if plan.machine.device == "cuda":
         found = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
         if plan.machine.device_name and found not in plan.machine.device_name.split(", "):
             yield "the device", plan.machine.device_name, found
+
+
+def model_name(model: str) -> str:
+    """Of a model that is named by its id or by its folder, in the hub's cache or elsewhere: what both end with."""
+    parts = Path(model).parts
+    cached = [part.rpartition("--")[2] for part in parts if part.startswith("models--")]
+    return (cached or parts or ("",))[-1].casefold()
 
 
 def place(plan: Plan, folder: Path, number: int = 0) -> list[Placed]:

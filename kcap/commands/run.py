@@ -223,7 +223,6 @@ def problems(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> list[s
     if missing := set(range(max(one.world_size for one in engagements))) - {one.rank for one in engagements}:
         ranks = ", ".join(map(str, sorted(missing)))
         found.append(f"rank {ranks}: did not put the plan in: it ran as it is, or ended without a word")
-    found += _other_models(plans, engagements)
     for index, (_, one) in enumerate(_replacements(plans)):
         engaged = [e.replacements[index] for e in engagements if index < len(e.replacements)]
         if off := next((each.off for each in engaged if each.off), ""):
@@ -233,14 +232,6 @@ def problems(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> list[s
                 f"{one.recorded_as} ran in no step for call {one.call.id} ({one.call.operator}){_why(engaged)}"
             )
     return found
-
-
-def _other_models(plans: Sequence[Plan], engagements: Sequence[Engagement]) -> Iterator[str]:
-    """A model may be named by its path: the last part tells."""
-    for made_for in {plan.model for plan in plans if plan.model}:
-        for found in {one.model for one in engagements if one.model}:
-            if Path(made_for).name.casefold() != Path(found).name.casefold():
-                yield f"the plan was made for the model {made_for}, and this is {found}"
 
 
 def _why(engaged: Sequence[Engaged]) -> str:

@@ -88,14 +88,12 @@ class Engaged(_Part):
 class Engagement(_Part):
     """What became of the plans in one process, replacement by replacement, in the plans' order.
 
-    `world_size`: how many ranks there are; `model`: as the engine calls it. `steps`: all of its steps, by phase.
-    `refused`: why it did not start.
+    `world_size`: how many ranks there are. `steps`: all of its steps, by phase. `refused`: why it did not start.
     """
 
     pid: int
     rank: int = 0
     world_size: int = 1
-    model: str = ""
     steps: Mapping[str, int] = {}
     replacements: Sequence[Engaged] = []
     refused: str = ""

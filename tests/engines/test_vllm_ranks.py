@@ -186,13 +186,13 @@ ROTARY = "_C::rotary_embedding"
 
 
 @pytest.fixture(scope="module")
-def plan(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan(recording: Recording, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rotary embedding of every step's shape replaced, on both ranks."""
     (name,) = {kernel.definition.name for kernel in derive(recording).kernels if kernel.family == "rope"}
     made = plan_of(recording, python_solution(name, ROPE), us=20.0)  # which is slower, as this one is
     assert len(made.replacements) == len([call for call in recording.kernels() if call.operator == ROTARY])
     file = tmp_path_factory.mktemp("plan") / "plan.json"
-    file.write_bytes(plan_bytes(made))
+    file.write_bytes(plan_bytes(made.model_copy(update={"model": str(model)})))  # the Recording names it otherwise
     return file
 
 

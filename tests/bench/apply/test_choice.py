@@ -129,6 +129,27 @@ def test_a_plan_of_another_engine_or_gpu_is_refused(
     check_engine(plan_of(recording, python_solution(name, RELU)), {"framework": "vLLM", "framework_version": "0.32.0"})
 
 
+@pytest.mark.parametrize(
+    ("made_for", "found", "same"),
+    [
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B", True),
+        ("meta-llama/Llama-3.1-8B", "/models/llama-3.1-8b/", True),
+        ("meta-llama/Llama-3.1-8B", "/cache/hub/models--meta-llama--Llama-3.1-8B/snapshots/0a1b", True),
+        ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", False),
+        ("meta-llama/Llama-3.1-8B", None, True),
+    ],
+)
+def test_a_model_has_one_name_wherever_it_lies(
+    recording: Recording, name: str, made_for: str, found: str | None, same: bool
+) -> None:
+    made = plan_of(recording, python_solution(name, RELU)).model_copy(update={"model": made_for})
+    if same:
+        check_engine(made, {"model": found})
+        return
+    with pytest.raises(PlanRefused, match=f"made for the model {made_for}, and this is {found}"):
+        check_engine(made, {"model": found})
+
+
 def test_a_recording_that_is_gone_or_another_is_told(recording: Recording, name: str) -> None:
     made = plan_of(recording, python_solution(name, RELU))
     assert open_recording(made).calls == recording.calls
