@@ -33,11 +33,13 @@ LEAST_NAME, MOST_NAME = 20, 56  # columns of a terminal
 class RequestRow:
     """A request, or several together. Tokens and steps as in Request; microseconds as in RequestTime.
 
+    `number`: the line of a request in requests.jsonl, of a turn in turns.jsonl, a session's number; None of a sum.
     `missed`: tokens of whole blocks at a prompt's beginning that an earlier prompt had, too, and that the prefix cache
     did not have (any more).
     """
 
     name: str
+    number: int | None = None
     requests: int = 0
     prompt: int = 0
     cached: int = 0
@@ -106,15 +108,15 @@ def summarize_requests(
     shares = request_times(recording, times, _families(recording)) if times else None
     missed = _missed(recording)
 
-    def row(name: str, places: Iterable[int]) -> RequestRow:
-        of_these = RequestRow(name)
+    def row(name: str, number: int | None, places: Iterable[int]) -> RequestRow:
+        of_these = RequestRow(name, number)
         for place in places:
             of_these.add(recording.requests[place], missed[place], shares.requests[place] if shares else None)
         return of_these
 
-    total = row("", range(len(recording.requests)))
+    total = row("", None, range(len(recording.requests)))
     if by == "request":
-        rows = [row(r.id or f"{r.requests:,} more", [place]) for place, r in enumerate(recording.requests)]
+        rows = [row(r.id or f"{r.requests:,} more", place, [place]) for place, r in enumerate(recording.requests)]
         rows.sort(key=_order)
     else:
         rows = list(_turn_rows(read_turns(recording.path), row, by, recording.path))
@@ -126,19 +128,22 @@ def _order(row: RequestRow) -> tuple[float, int, str]:
 
 
 def _turn_rows(
-    turns: Sequence[Turn], row: Callable[[str, Iterable[int]], RequestRow], by: str, path: Path
+    turns: Sequence[Turn], row: Callable[[str, int, Iterable[int]], RequestRow], by: str, path: Path
 ) -> Iterator[RequestRow]:
     if not turns:
         raise CallError(f"{path}: tells of no turns (kcap record --agent-trace keeps them): show it --by request")
     sessions: dict[int, list[Turn]] = defaultdict(list)
     for turn in turns:
         sessions[turn.session].append(turn)
-    whole = {number: row(_session_name(of), [r for t in of for r in t.requests]) for number, of in sessions.items()}
+    whole = {
+        number: row(_session_name(of), number, [r for turn in of for r in turn.requests])
+        for number, of in sessions.items()
+    }
     for number in sorted(whole, key=lambda number: _order(whole[number])):
         if by == "session":
             yield whole[number]
         else:
-            yield from (row(_turn_name(turn), turn.requests) for turn in sessions[number])
+            yield from (row(_turn_name(turn), turn.number, turn.requests) for turn in sessions[number])
 
 
 def _session_name(turns: Sequence[Turn]) -> str:
@@ -220,7 +225,7 @@ def request_table(summary: RequestSummary, rows: Sequence[RequestRow], width: in
 
 
 def request_footer(summary: RequestSummary) -> Iterator[Text]:
-    """The sums, what no request accounts for, and by which rule times are shared out."""
+    """The sums, and of what the times are."""
     total = summary.total
     yield Text(
         f"{total.requests:,} requests: {total.prompt:,} tokens of prompts ({total.cached:,} found in the prefix cache, "
@@ -231,15 +236,21 @@ def request_footer(summary: RequestSummary) -> Iterator[Text]:
         yield Text(
             f"missed: {total.missed:,} tokens that an earlier prompt began with, and the cache did not have", "dim"
         )
+    for place, line in enumerate(time_notes(summary)):
+        yield Text(line, "dim" if place else "")
+
+
+def time_notes(summary: RequestSummary) -> Iterator[str]:
+    """What no request accounts for, by which rule times are shared out, and where they are from."""
     times = summary.times
     if times is None:
         return
     none = sum(times.none_us.values())
     share = f"{none / times.total_us:.1%}" if times.total_us else "0%"
-    yield Text(f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)")
-    yield Text(RULE, "dim")
+    yield f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)"
+    yield RULE
     if times.listed < times.steps:
-        yield Text(f"{times.listed:,} of {times.steps:,} steps are listed: the others' time goes by tokens", "dim")
-    yield Text(summary.source, "dim")
+        yield f"{times.listed:,} of {times.steps:,} steps are listed: the others' time goes by tokens"
+    yield summary.source
     if times.untimed:
-        yield Text(f"{times.untimed:,} invocations have no time: they are in no share", "dim")
+        yield f"{times.untimed:,} invocations have no time: they are in no share"
