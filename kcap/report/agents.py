@@ -14,7 +14,7 @@ import orjson
 
 from kcap.schemas.recording.conversations import function_of
 from kcap.schemas.recording.recording import Recording
-from kcap.schemas.recording.turns import Turn, TurnMessage, read_turns, tools_of
+from kcap.schemas.recording.turns import Turn, TurnMessage, programs_by, read_turns, tools_of
 from kcap.show.gain import CallTime
 from kcap.show.requests import RequestRow, summarize_requests, time_notes
 
@@ -136,23 +136,13 @@ def _entry(turn: Turn, row: RequestRow, start: float) -> TurnEntry:
 def turn_details(recording: Recording) -> TurnDetails:
     """What a page shows of each turn alone."""
     turns, texts = read_turns(recording.path), _Texts()
-    ran, names = _programs(recording, turns), [request.id for request in recording.requests]
-    shown = {turn.number: _turn_text(turn, names, ran[turn.number], texts) for turn in turns}
-    return TurnDetails(shown, _calls(recording, {program for of_turn in ran.values() for program in of_turn}))
-
-
-def _programs(recording: Recording, turns: Sequence[Turn]) -> defaultdict[int, Counter[int]]:
-    """Of each turn, which Programs the listed steps ran that one of its requests was in."""
     turns_of: dict[int, list[int]] = defaultdict(list)
     for turn in turns:
         for request in turn.requests:
             turns_of[request].append(turn.number)
-    ran: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    for step in recording.steps:
-        if step.program is not None:
-            for number in {number for request in step.requests for number in turns_of.get(request, ())}:
-                ran[number][step.program] += 1
-    return ran
+    ran, names = programs_by(recording.steps, turns_of), [request.id for request in recording.requests]
+    shown = {turn.number: _turn_text(turn, names, ran[turn.number], texts) for turn in turns}
+    return TurnDetails(shown, _calls(recording, {program for of_turn in ran.values() for program in of_turn}))
 
 
 def _calls(recording: Recording, programs: Iterable[int]) -> dict[int, list[tuple[int, int]]]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from kcap.errors import CallError
 from kcap.schemas.recording.recording import Recording, Request
-from kcap.schemas.recording.turns import Turn, read_turns, tools_of
+from kcap.schemas.recording.turns import Turn, kind_of, read_turns
 from kcap.schemas.validation.report import printable
 from kcap.show.console import GAP
 from kcap.show.estimate import Rates, estimated_times, typical_rates
@@ -152,11 +152,7 @@ def _session_name(turns: Sequence[Turn]) -> str:
 
 def _turn_name(turn: Turn) -> str:
     """`3.1 calls get_weather`: the second turn of session 3."""
-    ending = "client went away" if turn.aborted else f"refused {turn.status} {turn.error}".rstrip()
-    if turn.status == 200 and not turn.aborted:
-        tools = tools_of(turn)
-        ending = f"calls {', '.join(tools)}" if tools else turn.answers[0].finish if turn.answers else ""
-    return f"{turn.session}.{turn.turn} {ending}".rstrip()
+    return f"{turn.session}.{turn.turn} {kind_of(turn)}".rstrip()
 
 
 def _missed(recording: Recording) -> list[int]:
