@@ -1,8 +1,8 @@
 """`calling-records`: kernel calling records of an agent trace, one for each session and one for each kind of turn.
 
 `session-N.json` and `turn-NAME.json`, in the form of the FlashInfer schema set; `kinds.json` has the latter's kinds. A
-record counts the kernels of the steps that the Recording lists and that a request of the session, or of such a turn, was
-in. A step runs once for its whole batch, and counts in the record of each that was in it.
+record counts the kernels of the steps that the Recording lists and that a request of the session, or of such a turn,
+was in. A step runs once for its whole batch, and counts in the record of each that was in it.
 """
 
 from __future__ import annotations

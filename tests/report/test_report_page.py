@@ -64,6 +64,19 @@ def test_what_only_one_recording_runs_is_said(open_page: Open, everything: Path)
     assert "decode: 20 steps in A; 20 in B" in opened.text("#against")
 
 
+def test_what_only_the_other_recording_runs_is_said(open_page: Open, kcap: Callable[..., Any], tmp_path: Path) -> None:
+    less = write_reported(tmp_path / "less.kcap", Texts(), profiled=False, attention=False)
+    more = write_reported(tmp_path / "more.kcap", Texts())
+    found = json.loads(kcap("diff", less, more, "--by", "family", "--json").out)
+    assert found["equal"] is False
+    alone = [line["name"] for phase in found["phases"] for line in phase["lines"] if line["a"] is None]
+    assert kcap("report", less, "--against", more, "-o", tmp_path / "r.html").code == 0
+    opened = open_page(tmp_path / "r.html")
+    rows = [_cells(row) for row in opened.page.locator("#against .wide[aria-label^=Kernels] tbody tr").all()]
+    assert [row[0] for row in rows if row[-1] == "only B"] == alone == ["::operator"] * 2
+    assert [row[2:4] for row in rows if row[-1] == "only B"] == [["·", "1"], ["·", "1"]]
+
+
 def _cells(row: Any) -> list[str]:
     return list(row.locator("th, td").all_inner_texts())
 
