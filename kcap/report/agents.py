@@ -16,7 +16,7 @@ from kcap.schemas.recording.conversations import function_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.turns import Turn, TurnMessage, programs_by, read_turns, tools_of
 from kcap.show.gain import CallTime
-from kcap.show.requests import RequestRow, summarize_requests, time_notes
+from kcap.show.requests import RequestRow, summarize_requests, time_notes, unnamed_note
 
 DIGITS = 6  # of seconds
 MOST_TEXT = 20_000  # characters of one text in a report
@@ -104,7 +104,7 @@ def agent_trace(recording: Recording, times: Mapping[int, CallTime], source: str
         by_turn, by_session = (summarize_requests(recording, times, source, by) for by in ("turn", "session"))
         rows, sessions = _by_number(by_turn.rows), by_session.rows
         total, families, timed = by_turn.total, by_turn.families, by_turn.times is not None
-        notes = list(time_notes(by_turn)) or [NO_TIMES]
+        notes = [unnamed_note(by_turn), *(list(time_notes(by_turn)) or [NO_TIMES])]
     else:
         numbers = sorted({turn.session for turn in turns})
         rows, sessions = {}, [RequestRow(str(number), number) for number in numbers]
@@ -114,7 +114,7 @@ def agent_trace(recording: Recording, times: Mapping[int, CallTime], source: str
         row = rows.get(turn.number) or RequestRow(f"{turn.session}.{turn.turn}", turn.number)
         of_session[turn.session].append(_entry(turn, row, start))
     entries = [SessionEntry(row.as_json(), of_session[row.number or 0]) for row in sessions]
-    return AgentTrace(entries, total.as_json(), families, timed, notes)
+    return AgentTrace(entries, total.as_json(), families, timed, [note for note in notes if note])
 
 
 def _by_number(rows: Iterable[RequestRow]) -> dict[int, RequestRow]:

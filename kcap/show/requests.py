@@ -22,7 +22,15 @@ from kcap.schemas.validation.report import printable
 from kcap.show.console import GAP
 from kcap.show.estimate import Rates, estimated_times, typical_rates
 from kcap.show.gain import CallTime, profiled_times
-from kcap.show.request_times import BY_CONTEXT, RULE, RequestTime, RequestTimes, request_times
+from kcap.show.request_times import (
+    BY_CONTEXT,
+    RULE,
+    RequestTime,
+    RequestTimes,
+    request_times,
+    step_tokens,
+    unnamed_tokens,
+)
 
 TOKENS = ("prompt", "cached", "computed", "again", "missed", "generated", "steps")
 MOST_FAMILIES = 4  # columns
@@ -71,7 +79,8 @@ class RequestRow:
 class RequestSummary:
     """The rows, the costliest first (turns: in the order of their session), and of what their times are.
 
-    `by`: what a row is; `total`: of all requests. `source` "": there are no times.
+    `by`: what a row is; `total`: of all requests. `source` "": there are no times. `tokens`: new tokens of all steps in
+    which requests run; `unnamed`: those of steps that name no requests, so that they are in no row.
     """
 
     by: str
@@ -79,6 +88,8 @@ class RequestSummary:
     total: RequestRow
     times: RequestTimes | None
     source: str
+    tokens: int
+    unnamed: int
 
     @property
     def families(self) -> list[str]:
@@ -88,7 +99,7 @@ class RequestSummary:
     def as_json(self, top: int | None) -> dict[str, Any]:
         rows = [row.as_json() for row in self.rows[:top]]
         head: dict[str, Any] = {"by": self.by, "rows": rows, "more": len(self.rows) - len(rows)}
-        head["total"] = self.total.as_json()
+        head |= {"total": self.total.as_json(), "tokens": self.tokens, "unnamed_tokens": self.unnamed}
         if self.times is None:
             return head
         times = {name: getattr(self.times, name) for name in ("total_us", "listed", "steps", "untimed")}
@@ -104,7 +115,7 @@ def summarize_requests(
     Without `times` there are tokens only.
     """
     if not recording.requests:
-        raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM, since format 1.7)")
+        raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM and SGLang)")
     shares = request_times(recording, times, _families(recording)) if times else None
     missed = _missed(recording)
 
@@ -120,7 +131,8 @@ def summarize_requests(
         rows.sort(key=_order)
     else:
         rows = list(_turn_rows(read_turns(recording.path), row, by, recording.path))
-    return RequestSummary(by, rows, total, shares, source if times else "")
+    tokens, unnamed = step_tokens(recording), unnamed_tokens(recording)
+    return RequestSummary(by, rows, total, shares, source if times else "", tokens, unnamed)
 
 
 def _order(row: RequestRow) -> tuple[float, int, str]:
@@ -232,8 +244,20 @@ def request_footer(summary: RequestSummary) -> Iterator[Text]:
         yield Text(
             f"missed: {total.missed:,} tokens that an earlier prompt began with, and the cache did not have", "dim"
         )
+    if note := unnamed_note(summary):
+        yield Text(note, "yellow")
     for place, line in enumerate(time_notes(summary)):
         yield Text(line, "dim" if place else "")
+
+
+def unnamed_note(summary: RequestSummary) -> str:
+    """What was computed for requests that no step names; empty where that is nothing."""
+    if not summary.unnamed:
+        return ""
+    return (
+        f"{summary.unnamed:,} of {summary.tokens:,} tokens are of steps that name no requests, "
+        "as SGLang's with speculative decoding: they are in no row"
+    )
 
 
 def time_notes(summary: RequestSummary) -> Iterator[str]:

@@ -97,12 +97,17 @@ class NoRequest(Output):
 
 
 class RequestsOutput(Output):
-    """`kcap show --by request`, `turn` or `session`; what follows `total` is there where times are known."""
+    """`kcap show --by request`, `turn` or `session`; what follows `unnamed_tokens` is there where times are known.
+
+    `tokens`: of all steps in which requests run; `unnamed_tokens`: of those that name none, which are in no row.
+    """
 
     by: Literal["request", "turn", "session"]
     rows: list[RequestRowOutput]
     more: int
     total: RequestRowOutput
+    tokens: int
+    unnamed_tokens: int
     total_us: float | None = None
     listed: int | None = None
     steps: int | None = None

@@ -340,6 +340,7 @@ def test_turns_and_sessions_are_those_of_show(
     assert [turn["row"] for session in agents["sessions"] for turn in session["turns"]] == turns["rows"]
     assert agents["total"] == turns["total"] and agents["total"]["gpu_us"] > 0
     assert turns["rule"] in agents["notes"] and turns["source"] in agents["notes"]
+    assert turns["unnamed_tokens"] and any("name no requests" in note for note in agents["notes"])
 
 
 def test_turns_of_an_engine_that_names_no_requests_say_so(report: Report, recorded: Path) -> None:
