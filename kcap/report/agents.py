@@ -16,7 +16,7 @@ from kcap.schemas.recording.conversations import function_of
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.turns import Turn, TurnMessage, programs_by, read_turns, tools_of
 from kcap.show.gain import CallTime
-from kcap.show.requests import RequestRow, summarize_requests, time_notes, unnamed_note
+from kcap.show.requests import RequestRow, request_summaries, time_notes, unnamed_note
 
 DIGITS = 6  # of seconds
 MOST_TEXT = 20_000  # characters of one text in a report
@@ -101,7 +101,7 @@ def agent_trace(recording: Recording, times: Mapping[int, CallTime], source: str
         return None
     start = min(turn.sent for turn in turns)
     if recording.requests:
-        by_turn, by_session = (summarize_requests(recording, times, source, by) for by in ("turn", "session"))
+        by_turn, by_session = request_summaries(recording, times, source, ("turn", "session"))
         rows, sessions = _by_number(by_turn.rows), by_session.rows
         total, families, timed = by_turn.total, by_turn.families, by_turn.times is not None
         notes = [unnamed_note(by_turn), *(list(time_notes(by_turn)) or [NO_TIMES])]

@@ -114,6 +114,13 @@ def summarize_requests(
 
     Without `times` there are tokens only.
     """
+    return next(request_summaries(recording, times, source, [by]))
+
+
+def request_summaries(
+    recording: Recording, times: Mapping[int, CallTime], source: str, bys: Sequence[str]
+) -> Iterator[RequestSummary]:
+    """As `summarize_requests`, for each of `bys`, of times that are shared out once."""
     if not recording.requests:
         raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM and SGLang)")
     shares = request_times(recording, times, _families(recording)) if times else None
@@ -126,13 +133,15 @@ def summarize_requests(
         return of_these
 
     total = row("", None, range(len(recording.requests)))
-    if by == "request":
-        rows = [row(r.id or f"{r.requests:,} more", place, [place]) for place, r in enumerate(recording.requests)]
-        rows.sort(key=_order)
-    else:
-        rows = list(_turn_rows(read_turns(recording.path), row, by, recording.path))
+    turns = read_turns(recording.path) if {*bys} != {"request"} else []
     tokens, unnamed = step_tokens(recording), unnamed_tokens(recording)
-    return RequestSummary(by, rows, total, shares, source if times else "", tokens, unnamed)
+    for by in bys:
+        if by == "request":
+            rows = [row(r.id or f"{r.requests:,} more", place, [place]) for place, r in enumerate(recording.requests)]
+            rows.sort(key=_order)
+        else:
+            rows = list(_turn_rows(turns, row, by, recording.path))
+        yield RequestSummary(by, rows, total, shares, source if times else "", tokens, unnamed)
 
 
 def _order(row: RequestRow) -> tuple[float, int, str]:
