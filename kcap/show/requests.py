@@ -168,7 +168,7 @@ def _turn_rows(
 
 
 def _session_name(turns: Sequence[Turn]) -> str:
-    return f"{turns[0].session}: {len(turns):,} turns"
+    return f"{turns[0].session}: {len(turns):,} turn{'s' if len(turns) > 1 else ''}"
 
 
 def _turn_name(turn: Turn) -> str:

@@ -196,7 +196,7 @@ def test_sessions_and_turns_have_the_numbers_of_show(
     assert shown["rule"] in opened.text("#agents .notes")
     turns = opened.page.locator("#agents .wide[aria-label='Turns of the session'] tbody tr")
     names = []
-    for session in ("0: 2 turns", "1: 1 turns"):
+    for session in ("0: 2 turns", "1: 1 turn"):
         opened.page.get_by_role("button", name=session).click()
         opened.settle()
         for name, prompt, cached, *_ in map(_cells, turns.all()):
@@ -228,7 +228,7 @@ def test_a_turn_opens_into_its_messages_time_and_kernels(open_page: Open, everyt
 def test_sessions_are_searched_by_what_their_turns_did(open_page: Open, everything: Path) -> None:
     opened = open_page(everything)
     opened.page.fill("#agents input", "refused")
-    assert opened.text("#agents h3[data-session]") == "Turns of session 1: 1 turns"
+    assert opened.text("#agents h3[data-session]") == "Turns of session 1: 1 turn"
     opened.page.fill("#agents input", "no such tool")
     assert "No session holds these words." in opened.text("#agents")
 

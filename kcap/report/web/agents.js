@@ -61,8 +61,8 @@ function turnColumns(first, agents) {
 
 function turnCells(agents, row, onClick) {
   const counts = TURN_COUNTS.filter(([name]) => agents.total[name]).map(([name]) => (row[name] ? formatCount(row[name]) : "·"));
-  const families = agents.families.slice(0, TURN_FAMILIES).map((name) => formatTime(familyTime(row, name)));
-  const times = agents.timed ? [formatTime(row.steps_us), formatTime(row.gpu_us), ...families] : [];
+  const families = agents.families.slice(0, TURN_FAMILIES).map((name) => familyTime(row, name));
+  const times = agents.timed ? [row.steps_us, row.gpu_us, ...families].map((us) => (us ? formatTime(us) : "·")) : [];
   return { cells: [html`<button type="button" class="link" onClick=${onClick}>${row.name}</button>`, ...counts, ...times] };
 }
 
