@@ -65,8 +65,9 @@ def command(
 
     PATH is a Recording; or a BackendBench trace file or a FlashInfer-Bench dataset, of which there is less to show. The
     file shows where GPU time goes by phase, each kernel with its Calls, shapes, Samples and source, the roofline, how
-    large batches were, one profiled step, and what is not known. Counts and times are those of kcap show and kcap gain.
-    It holds what PATH holds, sources of kernels among it: share it as you would share that.
+    large batches were, one profiled step, the turns of an agent trace, and what is not known. Counts and times are
+    those of kcap show and kcap gain. It holds what PATH holds, sources of kernels and kept texts among it: share it as
+    you would share that.
     """
     output = output or Path(path.resolve().with_suffix(".html").name)
     if output.exists() and (output.is_dir() or not force):
