@@ -1,4 +1,4 @@
-"""JSON Schema files of every format, made from the models that read it.
+"""JSON Schema files of every format and of what commands print with `--json`, made from the models that read it.
 
 `python -m kcap.schemas.json_schema` writes them anew into schemas/json/, one `<format>.schema.json` each; that of a
 file of lines describes one line. A schema holds what JSON Schema can express; the models check more (that a reference
@@ -13,12 +13,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kcap.schemas.files.jsonfile import dump_json
+from kcap.schemas.results.command_output import OUTPUTS, format_of_output
 from kcap.schemas.validation.formats import FORMATS
 
 FOLDER = Path(__file__).parent / "json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, TypeAdapter[Any]] = {
-    name: known.adapter for name, known in FORMATS.items() if known.adapter is not None
+    **{name: known.adapter for name, known in FORMATS.items() if known.adapter is not None},
+    **{format_of_output(command): adapter for command, adapter in OUTPUTS.items()},
 }
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from kcap.cli import main
+from kcap.schemas.json_schema import schema_file
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Tap, write_recording
 from kcap.schemas.recording.values import Drift, Folded, Opaque, TensorSpec
+from kcap.schemas.results.command_output import format_of_output
 
 settings.register_profile("kcap", settings(), deadline=None)  # of a busy machine; what hangs is ended by pytest-timeout
 settings.load_profile("kcap")
@@ -48,9 +53,20 @@ def kcap(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         with pytest.raises(SystemExit) as stop:
             main([str(arg) for arg in args])
         captured = capsys.readouterr()
+        if "--json" in args and stop.value.code in (0, None, 1, 3) and captured.out:
+            check_output(str(args[0]), captured.out)
         return Ran(int(stop.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+def check_output(command: str, text: str) -> None:
+    """What a command prints with --json keeps to its published schema."""
+    if find_spec("jsonschema") is None:  # an engine's environment may lack it
+        return
+    jsonschema = import_module("jsonschema")
+    schema = json.loads(schema_file(format_of_output(command)).read_bytes())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
 def tensor(*shape: int, argument: str | None = None, **more: object) -> Argument:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ from pydantic import TypeAdapter
 from kcap.bench.contents import open_contents
 from kcap.commands.diff import compare_calls
 from kcap.commands.gain import known_times
-from kcap.commands.show import measured_rates
+from kcap.commands.show import measured_rates, times_of_requests
 from kcap.errors import CallError
 from kcap.schemas.files.jsonfile import read_json
 from kcap.schemas.input_kind import detect_input
 from kcap.schemas.recording.recording import Recording, load
 from kcap.schemas.recording.records import Call, Metadata
+from kcap.schemas.recording.turns import FILE as TURNS_FILE
 from kcap.schemas.validation.report import printable
 from kcap.show.estimate import Rates, typical_rates
 from kcap.system.output import write_atomically
@@ -63,8 +65,9 @@ def command(
 
     PATH is a Recording; or a BackendBench trace file or a FlashInfer-Bench dataset, of which there is less to show. The
     file shows where GPU time goes by phase, each kernel with its Calls, shapes, Samples and source, the roofline, how
-    large batches were, one profiled step, and what is not known. Counts and times are those of kcap show and kcap gain.
-    It holds what PATH holds, sources of kernels among it: share it as you would share that.
+    large batches were, one profiled step, the turns of an agent trace, and what is not known. Counts and times are
+    those of kcap show and kcap gain. It holds what PATH holds, sources of kernels and kept texts among it: share it as
+    you would share that.
     """
     output = output or Path(path.resolve().with_suffix(".html").name)
     if output.exists() and (output.is_dir() or not force):
@@ -98,12 +101,17 @@ def _draw(report: Report, figures: Path, fidelity: Path | None) -> None:
 
 def gather(path: Path, measurements: Path | None, extras: Extras) -> tuple[Report, CallDetails]:
     """What there is to show of a Recording or a trace file."""
+    from kcap.report.agents import agent_trace
     from kcap.report.document import make_report
 
     subject = open_subject(path)
     recording = subject.recording
-    known = known_times(recording, measurements) if recording is not None else None
-    return make_report(subject, known, rates_of(recording) if recording is not None else None, extras)
+    if recording is None:
+        return make_report(subject, None, None, extras)
+    known = known_times(recording, measurements)
+    if (recording.path / TURNS_FILE).exists():
+        extras = replace(extras, agents=agent_trace(recording, *times_of_requests(recording, measurements)))
+    return make_report(subject, known, rates_of(recording), extras)
 
 
 def gather_dataset(path: Path, extras: Extras) -> tuple[Report, CallDetails]:

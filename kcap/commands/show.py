@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 import orjson
@@ -14,6 +15,9 @@ from kcap.schemas.input_kind import detect_input, trace_lines
 from kcap.schemas.recording.recording import Recording, load
 from kcap.show.estimate import Rates
 from kcap.show.summary import BY, By, Summary, of_recording, of_trace
+
+if TYPE_CHECKING:
+    from kcap.show.gain import CallTime
 
 TOP = 40
 INDENT = orjson.OPT_INDENT_2
@@ -74,20 +78,14 @@ def _of_path(path: Path, by: By, everything: bool, top: int | None, fold: bool) 
 
 
 def _show_requests(path: Path, by: str, measurements: Path | None, top: int | None, as_json: bool) -> None:
-    from kcap.schemas.results.measurement import read_measurements
     from kcap.show.console import console
-    from kcap.show.gain import measured_times
     from kcap.show.recording import header
-    from kcap.show.requests import call_times, request_footer, request_table, summarize_requests
+    from kcap.show.requests import request_footer, request_table, summarize_requests
 
     if detect_input(path) != "recording":
         raise CallError(f"{path} is no Recording: only one tells of requests")
     recording = load(path)
-    if measurements is not None:
-        times, source = measured_times(recording, read_measurements(measurements)), f"times: {measurements}"
-    else:
-        times, source = call_times(recording, measured_rates(recording))
-    summary = summarize_requests(recording, times, source, by)
+    summary = summarize_requests(recording, *times_of_requests(recording, measurements), by)
     if as_json:
         click.echo(orjson.dumps(summary.as_json(top), option=INDENT))
         return
@@ -101,6 +99,17 @@ def _show_requests(path: Path, by: str, measurements: Path | None, top: int | No
         out.print(line)
     if more := len(summary.rows) - len(summary.rows[:top]):
         out.print(f"{more:,} more rows: --top {len(summary.rows)}", style="dim")
+
+
+def times_of_requests(recording: Recording, measurements: Path | None) -> tuple[Mapping[int, CallTime], str]:
+    """By the Call's id, what is shared out among requests, and where it is from; empty where nothing is known."""
+    from kcap.schemas.results.measurement import read_measurements
+    from kcap.show.gain import measured_times
+    from kcap.show.requests import call_times
+
+    if measurements is not None:
+        return measured_times(recording, read_measurements(measurements)), f"times: {measurements}"
+    return call_times(recording, measured_rates(recording))
 
 
 def measured_rates(recording: Recording) -> Rates | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcap.errors import FormatError
+from kcap.report.agents import TurnDetails, turn_details
 from kcap.schemas.recording.phases import PHASES
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Argument, Call, Launch, Sample
@@ -168,6 +169,7 @@ class CallDetails:
     launches: list[LaunchText] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     definitions: dict[str, DefinitionText] = field(default_factory=dict)
+    agents: TurnDetails | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ def call_details(recording: Recording | None, calls: Sequence[Call]) -> CallDeta
     if recording is not None:
         by_id = {call.id: call for call in calls}
         _add_samples(details, recording.samples, by_id)
+        details.agents = turn_details(recording)
         for call in calls:
             if call.launch is not None:
                 _add_source(details.sources, recording, call.launch)

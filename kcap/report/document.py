@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kcap.report.agents import AgentTrace
 from kcap.report.calls import CallColumns, CallDetails, call_columns, call_details, costliest_first
 from kcap.report.judged import Judged
 from kcap.report.steps import Histogram, Strip, histograms, strips
@@ -67,9 +68,10 @@ class Words:
 
 @dataclass(frozen=True)
 class Extras:
-    """What other commands found out: `against` as `kcap diff --json`, `applied` as `kcap ab`, `fidelity` as
-    `kcap replay --compare-engine`."""
+    """What other commands found out: `agents` as `kcap show --by turn`, `against` as `kcap diff --json`, `applied` as
+    `kcap ab`, `fidelity` as `kcap replay --compare-engine`."""
 
+    agents: AgentTrace | None = None
     against: dict[str, Any] | None = None
     judged: Judged | None = None
     applied: dict[str, Any] | None = None
@@ -102,6 +104,7 @@ class Report:
     histograms: list[Histogram]
     strips: list[Strip]
     words: list[Words]
+    agents: AgentTrace | None = None
     against: dict[str, Any] | None = None
     judged: Judged | None = None
     applied: dict[str, Any] | None = None
@@ -151,6 +154,7 @@ def make_report(
         histograms=histograms(metadata, recording),
         strips=strips(recording) if recording is not None else [],
         words=list(_words(subject, mix, kernels)),
+        agents=extras.agents,
         against=extras.against,
         judged=extras.judged,
         applied=extras.applied,

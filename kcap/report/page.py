@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent
 LIBRARIES = ("preact.js", "hooks.js", "htm.js")
 SCRIPTS = (
     *("model.js", "controls.js"),
-    *("phases.js", "kernels.js", "call.js", "figures.js", "steps.js", "definitions.js", "others.js"),
+    *("phases.js", "kernels.js", "call.js", "figures.js", "steps.js", "agents.js", "others.js"),
     "main.js",
 )
 LICENCES = "licences.txt"

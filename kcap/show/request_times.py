@@ -136,7 +136,7 @@ class _Attribution:
 
     def _share_out_rest(self) -> None:
         """What the steps took that are not listed, by the tokens that each request has in them."""
-        unknown = max(0, self._tokens() - sum(request.tokens for request in self._recording.requests))
+        unknown = unnamed_tokens(self._recording)
         for family, time in self._rest.items():
             prices = {part: self._price(part, family) for part in PARTS}
             weights = [sum(max(left[part], 0) * prices[part] for part in PARTS) for left in self._left]
@@ -161,11 +161,6 @@ class _Attribution:
         for share, count, left in zip(self._shares, counts, self._steps_left, strict=True):
             share.steps_us += max(left, 0) * (share.steps_us / count if count else overall)
 
-    def _tokens(self) -> int:
-        """Of all steps in which requests run."""
-        batches = [batch for batch in self._recording.metadata.batches if batch.get("phase") != "other"]
-        return sum(batch.get("tokens", 0) * batch.get("steps", 0) for batch in batches)
-
     def _price(self, part: str, family: str) -> float:
         """Microseconds of a token of `part` in the listed steps."""
         tokens, us = self._listed_tokens[part], self._listed_us[part][family]
@@ -187,6 +182,17 @@ class _Attribution:
         for family, time_of_all in every.items():
             self._none[family] += max(0.0, time_of_all - self._inside[family])
         return untimed
+
+
+def step_tokens(recording: Recording) -> int:
+    """New tokens of all steps in which requests run."""
+    batches = [batch for batch in recording.metadata.batches if batch.get("phase") != "other"]
+    return sum(batch.get("tokens", 0) * batch.get("steps", 0) for batch in batches)
+
+
+def unnamed_tokens(recording: Recording) -> int:
+    """Those of them that are of steps which name no requests."""
+    return max(0, step_tokens(recording) - sum(request.tokens for request in recording.requests))
 
 
 def _sums() -> Sums:

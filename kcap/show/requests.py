@@ -17,12 +17,20 @@ from rich.text import Text
 
 from kcap.errors import CallError
 from kcap.schemas.recording.recording import Recording, Request
-from kcap.schemas.recording.turns import Turn, read_turns, tools_of
+from kcap.schemas.recording.turns import Turn, kind_of, read_turns
 from kcap.schemas.validation.report import printable
 from kcap.show.console import GAP
 from kcap.show.estimate import Rates, estimated_times, typical_rates
 from kcap.show.gain import CallTime, profiled_times
-from kcap.show.request_times import BY_CONTEXT, RULE, RequestTime, RequestTimes, request_times
+from kcap.show.request_times import (
+    BY_CONTEXT,
+    RULE,
+    RequestTime,
+    RequestTimes,
+    request_times,
+    step_tokens,
+    unnamed_tokens,
+)
 
 TOKENS = ("prompt", "cached", "computed", "again", "missed", "generated", "steps")
 MOST_FAMILIES = 4  # columns
@@ -33,11 +41,13 @@ LEAST_NAME, MOST_NAME = 20, 56  # columns of a terminal
 class RequestRow:
     """A request, or several together. Tokens and steps as in Request; microseconds as in RequestTime.
 
+    `number`: the line of a request in requests.jsonl, of a turn in turns.jsonl, a session's number; None of a sum.
     `missed`: tokens of whole blocks at a prompt's beginning that an earlier prompt had, too, and that the prefix cache
     did not have (any more).
     """
 
     name: str
+    number: int | None = None
     requests: int = 0
     prompt: int = 0
     cached: int = 0
@@ -69,7 +79,8 @@ class RequestRow:
 class RequestSummary:
     """The rows, the costliest first (turns: in the order of their session), and of what their times are.
 
-    `by`: what a row is; `total`: of all requests. `source` "": there are no times.
+    `by`: what a row is; `total`: of all requests. `source` "": there are no times. `tokens`: new tokens of all steps in
+    which requests run; `unnamed`: those of steps that name no requests, so that they are in no row.
     """
 
     by: str
@@ -77,6 +88,8 @@ class RequestSummary:
     total: RequestRow
     times: RequestTimes | None
     source: str
+    tokens: int
+    unnamed: int
 
     @property
     def families(self) -> list[str]:
@@ -86,7 +99,7 @@ class RequestSummary:
     def as_json(self, top: int | None) -> dict[str, Any]:
         rows = [row.as_json() for row in self.rows[:top]]
         head: dict[str, Any] = {"by": self.by, "rows": rows, "more": len(self.rows) - len(rows)}
-        head["total"] = self.total.as_json()
+        head |= {"total": self.total.as_json(), "tokens": self.tokens, "unnamed_tokens": self.unnamed}
         if self.times is None:
             return head
         times = {name: getattr(self.times, name) for name in ("total_us", "listed", "steps", "untimed")}
@@ -101,24 +114,34 @@ def summarize_requests(
 
     Without `times` there are tokens only.
     """
+    return next(request_summaries(recording, times, source, [by]))
+
+
+def request_summaries(
+    recording: Recording, times: Mapping[int, CallTime], source: str, bys: Sequence[str]
+) -> Iterator[RequestSummary]:
+    """As `summarize_requests`, for each of `bys`, of times that are shared out once."""
     if not recording.requests:
-        raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM, since format 1.7)")
+        raise CallError(f"{recording.path}: tells of no requests (kcap records those of vLLM and SGLang)")
     shares = request_times(recording, times, _families(recording)) if times else None
     missed = _missed(recording)
 
-    def row(name: str, places: Iterable[int]) -> RequestRow:
-        of_these = RequestRow(name)
+    def row(name: str, number: int | None, places: Iterable[int]) -> RequestRow:
+        of_these = RequestRow(name, number)
         for place in places:
             of_these.add(recording.requests[place], missed[place], shares.requests[place] if shares else None)
         return of_these
 
-    total = row("", range(len(recording.requests)))
-    if by == "request":
-        rows = [row(r.id or f"{r.requests:,} more", [place]) for place, r in enumerate(recording.requests)]
-        rows.sort(key=_order)
-    else:
-        rows = list(_turn_rows(read_turns(recording.path), row, by, recording.path))
-    return RequestSummary(by, rows, total, shares, source if times else "")
+    total = row("", None, range(len(recording.requests)))
+    turns = read_turns(recording.path) if {*bys} != {"request"} else []
+    tokens, unnamed = step_tokens(recording), unnamed_tokens(recording)
+    for by in bys:
+        if by == "request":
+            rows = [row(r.id or f"{r.requests:,} more", place, [place]) for place, r in enumerate(recording.requests)]
+            rows.sort(key=_order)
+        else:
+            rows = list(_turn_rows(turns, row, by, recording.path))
+        yield RequestSummary(by, rows, total, shares, source if times else "", tokens, unnamed)
 
 
 def _order(row: RequestRow) -> tuple[float, int, str]:
@@ -126,32 +149,31 @@ def _order(row: RequestRow) -> tuple[float, int, str]:
 
 
 def _turn_rows(
-    turns: Sequence[Turn], row: Callable[[str, Iterable[int]], RequestRow], by: str, path: Path
+    turns: Sequence[Turn], row: Callable[[str, int, Iterable[int]], RequestRow], by: str, path: Path
 ) -> Iterator[RequestRow]:
     if not turns:
         raise CallError(f"{path}: tells of no turns (kcap record --agent-trace keeps them): show it --by request")
     sessions: dict[int, list[Turn]] = defaultdict(list)
     for turn in turns:
         sessions[turn.session].append(turn)
-    whole = {number: row(_session_name(of), [r for t in of for r in t.requests]) for number, of in sessions.items()}
+    whole = {
+        number: row(_session_name(of), number, [r for turn in of for r in turn.requests])
+        for number, of in sessions.items()
+    }
     for number in sorted(whole, key=lambda number: _order(whole[number])):
         if by == "session":
             yield whole[number]
         else:
-            yield from (row(_turn_name(turn), turn.requests) for turn in sessions[number])
+            yield from (row(_turn_name(turn), turn.number, turn.requests) for turn in sessions[number])
 
 
 def _session_name(turns: Sequence[Turn]) -> str:
-    return f"{turns[0].session}: {len(turns):,} turns"
+    return f"{turns[0].session}: {len(turns):,} turn{'s' if len(turns) > 1 else ''}"
 
 
 def _turn_name(turn: Turn) -> str:
     """`3.1 calls get_weather`: the second turn of session 3."""
-    ending = "client went away" if turn.aborted else f"refused {turn.status} {turn.error}".rstrip()
-    if turn.status == 200 and not turn.aborted:
-        tools = tools_of(turn)
-        ending = f"calls {', '.join(tools)}" if tools else turn.answers[0].finish if turn.answers else ""
-    return f"{turn.session}.{turn.turn} {ending}".rstrip()
+    return f"{turn.session}.{turn.turn} {kind_of(turn)}".rstrip()
 
 
 def _missed(recording: Recording) -> list[int]:
@@ -220,7 +242,7 @@ def request_table(summary: RequestSummary, rows: Sequence[RequestRow], width: in
 
 
 def request_footer(summary: RequestSummary) -> Iterator[Text]:
-    """The sums, what no request accounts for, and by which rule times are shared out."""
+    """The sums, and of what the times are."""
     total = summary.total
     yield Text(
         f"{total.requests:,} requests: {total.prompt:,} tokens of prompts ({total.cached:,} found in the prefix cache, "
@@ -231,15 +253,33 @@ def request_footer(summary: RequestSummary) -> Iterator[Text]:
         yield Text(
             f"missed: {total.missed:,} tokens that an earlier prompt began with, and the cache did not have", "dim"
         )
+    if note := unnamed_note(summary):
+        yield Text(note, "yellow")
+    for place, line in enumerate(time_notes(summary)):
+        yield Text(line, "dim" if place else "")
+
+
+def unnamed_note(summary: RequestSummary) -> str:
+    """What was computed for requests that no step names; empty where that is nothing."""
+    if not summary.unnamed:
+        return ""
+    return (
+        f"{summary.unnamed:,} of {summary.tokens:,} tokens are of steps that name no requests, "
+        "as SGLang's with speculative decoding: they are in no row"
+    )
+
+
+def time_notes(summary: RequestSummary) -> Iterator[str]:
+    """What no request accounts for, by which rule times are shared out, and where they are from."""
     times = summary.times
     if times is None:
         return
     none = sum(times.none_us.values())
     share = f"{none / times.total_us:.1%}" if times.total_us else "0%"
-    yield Text(f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)")
-    yield Text(RULE, "dim")
+    yield f"no request accounts for {share} of the time ({none / 1e3:,.3f} of {times.total_us / 1e3:,.3f} ms)"
+    yield RULE
     if times.listed < times.steps:
-        yield Text(f"{times.listed:,} of {times.steps:,} steps are listed: the others' time goes by tokens", "dim")
-    yield Text(summary.source, "dim")
+        yield f"{times.listed:,} of {times.steps:,} steps are listed: the others' time goes by tokens"
+    yield summary.source
     if times.untimed:
-        yield Text(f"{times.untimed:,} invocations have no time: they are in no share", "dim")
+        yield f"{times.untimed:,} invocations have no time: they are in no share"

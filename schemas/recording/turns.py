@@ -8,17 +8,19 @@ is that of the parent, its answer, and these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, FiniteFloat
 
 from kcap.schemas.files.jsonfile import read_lines
-from kcap.schemas.recording.records import Record
+from kcap.schemas.recording.records import Record, Step
 
 FILE = "turns.jsonl"
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+Key = TypeVar("Key", bound=Hashable)
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -115,6 +117,30 @@ def write_turns(path: Path, turns: Sequence[Turn]) -> None:
 def tools_of(turn: Turn) -> list[str]:
     """The tools that its answer calls, in order."""
     return [name for answer in turn.answers[:1] for name in answer.tools]
+
+
+def kind_of(turn: Turn) -> str:
+    """How it ended: `calls get_weather`, else why its answer did: `stop`, `refused 400`, `client went away`."""
+    if turn.aborted:
+        return "client went away"
+    if turn.status != 200:
+        return f"refused {turn.status} {turn.error}".rstrip()
+    if tools := tools_of(turn):
+        return f"calls {', '.join(tools)}"
+    return turn.answers[0].finish if turn.answers else ""
+
+
+def programs_by(steps: Iterable[Step], keys: Mapping[int, Collection[Key]]) -> defaultdict[Key, Counter[int]]:
+    """Of each key, how many of `steps` ran which Program with one of its requests in them.
+
+    `keys`: those of each request, by its line.
+    """
+    ran: defaultdict[Key, Counter[int]] = defaultdict(Counter)
+    for step in steps:
+        if step.program is not None:
+            for key in {key for request in step.requests for key in keys.get(request, ())}:
+                ran[key][step.program] += 1
+    return ran
 
 
 def conversation(turns: Sequence[Turn], turn: Turn) -> list[TurnMessage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ Ask = Callable[..., list[bytes]]
 
 def ask(app: Any, body: bytes, path: str = CHAT, cut: int = 100) -> list[bytes]:
     """What the client gets."""
+    return asyncio.run(exchanged(app, body, path, cut))
+
+
+async def exchanged(app: Any, body: bytes, path: str = CHAT, cut: int = 100) -> list[bytes]:
     pieces = [body[start : start + cut] for start in range(0, len(body), cut)] or [b""]
     waiting = [{"type": "http.request", "body": p, "more_body": p is not pieces[-1]} for p in pieces]
     got: list[bytes] = []
@@ -68,7 +73,7 @@ def ask(app: Any, body: bytes, path: str = CHAT, cut: int = 100) -> list[bytes]:
         if message["type"] == "http.response.body":
             got.append(message["body"])
 
-    asyncio.run(app({"type": "http", "method": "POST", "path": path}, receive, send))
+    await app({"type": "http", "method": "POST", "path": path}, receive, send)
     return got
 
 
@@ -323,6 +328,54 @@ def test_conversations_that_may_be_gone_on_with_are_bounded(session: Session, mo
     for number in range(10):
         ask(app, question({"role": "user", "content": str(number)}))
     assert app._log is not None and len(app._log._conversations) == 4
+
+
+def test_a_session_takes_few_bytes_of_a_servers_memory(session: Session) -> None:
+    """Two turns each, the second of which goes on with the first: 10,000 sessions take some 10 MB."""
+    sessions, answer = 1_000, real("plain.json")
+    server = Server(*[answer] * (2 * sessions))
+    app = TurnRecorder(server)
+    known = orjson.loads(answer[2][0])["choices"][0]["message"]
+    tracemalloc.start()
+    loop = asyncio.new_event_loop()
+    for number in range(sessions):
+        first = {"role": "user", "content": str(number)}
+        for messages in ([first], [first, known, USER]):
+            loop.run_until_complete(exchanged(app, question(*messages)))
+            server.received.clear()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    loop.close()
+    assert peak < 2048 * sessions
+    turns = turns_of(session)
+    assert [len(turns), turns[-1].session, turns[-1].turn] == [2 * sessions, sessions - 1, 1]
+
+
+def test_a_client_that_reads_slowly_holds_the_server_back_and_has_one_turn(session: Session) -> None:
+    """The next piece is made when the client has taken the last one, as without kcap."""
+    events: list[str] = []
+
+    async def server(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", STREAM)]})
+        for piece in real("plain.sse")[2]:
+            events.append("made")
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": question(USER)}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            await asyncio.sleep(0.001)
+            events.append("taken")
+
+    asyncio.run(TurnRecorder(server)({"type": "http", "method": "POST", "path": CHAT}, receive, send))
+    assert events == ["made", "taken"] * (len(events) // 2) and len(events) > 4
+    (turn,) = turns_of(session)
+    assert turn.status == 200 and not turn.aborted and turn.answers[0].chars
+    assert turn.first is not None and turn.ended - turn.first >= 0.001 * (len(events) // 2 - 1)
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_server(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, Sample, Tap, write_recording
-from kcap.schemas.recording.records import Launch, SampledTensor, Step
+from kcap.schemas.recording.records import Launch, Program, Request, SampledTensor, Step
+from kcap.schemas.recording.turns import Turn, TurnAnswer, TurnMessage, Usage, write_turns
 from kcap.schemas.recording.values import Drift, Folded, TensorSpec
 from kcap.schemas.results import coverage
 from kcap.schemas.results.applied import (
@@ -41,6 +42,7 @@ HOSTILE = (
 )
 
 
+TOKENS = ("prompt", "cached", "computed", "again")  # of a request
 ATTENTION = 4  # the Call's id
 PRODUCT = "gemm_bf16_n32_k64"  # the Definition of Calls 0 and 1
 
@@ -159,17 +161,71 @@ def metadata_of(texts: Texts) -> Metadata:
     )
 
 
+def programs_of(calls: list[Call]) -> list[Program]:
+    """What each decode step and each prefill step ran, of these Calls."""
+    known = {call.id for call in calls}
+    ran = {"decode": ([0, 0, 1, 2, 2, 2, ATTENTION], 20), "prefill": ([0, ATTENTION], 2)}
+    return [
+        Program(
+            id=number,
+            calls=[call for call in of_step if call in known],
+            counts=[Count(phase=phase, count=count)],  # type: ignore[arg-type]
+        )
+        for number, (phase, (of_step, count)) in enumerate(ran.items())
+    ]
+
+
+def steps_of() -> list[Step]:
+    """Decode steps of four requests, of which ten lines name the requests."""
+    facts: dict[str, Any] = {"phase": "decode", "tokens": 4, "sequences": 4, "program": 0}
+    named = {"requests": [0, 1, 2, 3], "queries": [1] * 4}
+    return [Step(index=i, lengths=[100 + i] * 4, **facts, **(named if i < 10 else {})) for i in range(20)]
+
+
+def requests_of(texts: Texts) -> list[Request]:
+    """Of which the second shares blocks with the first that the cache had, and the third those that it had not."""
+    facts: dict[str, Any] = {"generated": 21, "decoded": 20, "prefills": 1, "decodes": 20, "first": 0}
+    tokens = [(64, 0, 64, 0), (96, 64, 32, 0), (64, 0, 64, 0), (80, 16, 70, 6)]
+    return [
+        Request(id=texts(f"request{n}"), blocks=[1, 2, n + 3], **dict(zip(TOKENS, of_request, strict=True)), **facts)
+        for n, of_request in enumerate(tokens)
+    ]
+
+
+def turns_of(texts: Texts) -> list[Turn]:
+    """A session whose first turn calls tools and whose second goes on with their result; one that was refused."""
+    calls = [{"id": "c", "function": {"name": texts("tool"), "arguments": texts("arguments")}}]
+    asked = TurnMessage(role=texts("role"), chars=12, content=texts("asked"), parts={texts("part"): 2})
+    calling = TurnAnswer(
+        tools=[texts("tool")], finish="tool_calls", tool_calls=calls, reasoning_content=texts("reasoning")
+    )
+    result = TurnMessage(role="tool", chars=5, content=texts("result"), name=texts("name"), tool_call_id=texts("call"))
+    answered = TurnAnswer(chars=7, content=texts("answered"), refusal=texts("refusal"), finish=texts("finish"))
+    usage = Usage(prompt=64, cached=0, generated=21)
+    facts: dict[str, Any] = {"model": texts("agents model"), "status": 200}
+    return [
+        Turn(number=0, requests=[0], sent=100.0, first=100.5, ended=102.0, stream=True, messages=[asked],
+             answers=[calling], usage=usage, tools=[texts("offered")], parameters={texts("parameter"): 0.5}, **facts),
+        Turn(number=1, session=0, turn=1, parent=0, shared=2, requests=[1, 2], sent=103.0, first=103.5, ended=104.0,
+             messages=[result], answers=[answered], **facts),
+        Turn(number=2, session=1, requests=[3], sent=101.0, ended=101.5, model="m", status=400, error=texts("error"),
+             unread=texts("unread turn")),
+    ]  # fmt: skip
+
+
 def write_reported(path: Path, texts: Texts, profiled: bool = True, attention: bool = True) -> Path:
     """A Recording with everything that a report shows, but where told otherwise a profile, or attention."""
     kernels: dict[str, bytes] = {}
     calls, metadata = calls_of(texts, kernels), metadata_of(texts)
-    steps = [Step(index=i, phase="decode", tokens=4, sequences=4, lengths=[100 + i] * 4) for i in range(20)]
     if not profiled:
         metadata = metadata.model_copy(update={"coverage": None})
     if not attention:
         calls = calls[:ATTENTION]
     samples = samples_of(texts) if attention else []
-    write_recording(path, metadata, calls, steps=steps, samples=samples, kernels=kernels)
+    write_recording(
+        path, metadata, calls, programs_of(calls), steps_of(), samples, kernels=kernels, requests=requests_of(texts)
+    )
+    write_turns(path, turns_of(texts))
     if profiled:
         coverage.write(path / coverage.FILE, profiled_steps(texts))
     return path

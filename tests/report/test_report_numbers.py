@@ -13,8 +13,10 @@ import pyarrow.parquet
 import pytest
 from reported import Texts, unpack, write_applied, write_fidelity, write_judged, write_reported
 
+from kcap.report.agents import MOST_TEXT
 from kcap.schemas.recording.recording import Argument, Call, Count, Metadata, load, write_recording
 from kcap.schemas.recording.signature import call_key
+from kcap.schemas.recording.turns import Turn, TurnMessage, write_turns
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.applied import read_applied
 from kcap.schemas.results.measurement import LeastWork, Measurement, Roofline, write_measurements
@@ -323,3 +325,36 @@ def test_a_wrong_call_says_why(kcap: Kcap, recorded: Path, tmp_path: Path, words
     done = kcap("report", recorded, "-o", *[str(word).format(**places) for word in words])
     assert done.code == 2 and reason in done.err
     assert not (tmp_path / "new.html").exists()
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_turns_and_sessions_are_those_of_show(
+    kcap: Kcap, report: Report, recorded: Path, tmp_path: Path, measure: bool
+) -> None:
+    options = ["--measurements", measured(recorded, tmp_path / "m.jsonl")] if measure else []
+    turns, sessions = (
+        json.loads(kcap("show", recorded, "--by", by, "--json", *options).out) for by in ("turn", "session")
+    )
+    agents = report(recorded, *options)["agents"]
+    assert [session["row"] for session in agents["sessions"]] == sessions["rows"]
+    assert [turn["row"] for session in agents["sessions"] for turn in session["turns"]] == turns["rows"]
+    assert agents["total"] == turns["total"] and agents["total"]["gpu_us"] > 0
+    assert turns["rule"] in agents["notes"] and turns["source"] in agents["notes"]
+    assert turns["unnamed_tokens"] and any("name no requests" in note for note in agents["notes"])
+
+
+def test_turns_of_an_engine_that_names_no_requests_say_so(report: Report, recorded: Path) -> None:
+    (recorded / "requests.jsonl").unlink()
+    agents = report(recorded)["agents"]
+    assert [len(session["turns"]) for session in agents["sessions"]] == [2, 1]
+    assert "name no requests" in agents["notes"][0] and not agents["timed"]
+    (recorded / "turns.jsonl").unlink()
+    assert report(recorded)["agents"] is None
+
+
+def test_long_texts_of_turns_are_cut(kcap: Kcap, recorded: Path, tmp_path: Path) -> None:
+    turn = Turn(number=0, messages=[TurnMessage(role="user", content="x" * (MOST_TEXT + 5))])
+    write_turns(recorded, [turn])
+    assert kcap("report", recorded, "-o", tmp_path / "r.html").code == 0
+    details = unpack(tmp_path / "r.html", "details")["agents"]["turns"]["0"]
+    assert details["messages"][0]["texts"] == [["content", "x" * MOST_TEXT + "\n… 5 more characters"]]

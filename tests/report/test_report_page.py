@@ -15,7 +15,8 @@ from kcap.show.kernel_name import shorten
 
 DATASET = Path(__file__).parent.parent / "bench" / "judged_dataset"
 Open = Callable[..., Any]
-SECTIONS = ["phases", "kernels", "roofline", "batches", "steps", "against", "judged", "applied", "fidelity", "unknown"]
+SECTIONS = ["phases", "kernels", "roofline", "batches", "steps", "agents"]
+SECTIONS += ["against", "judged", "applied", "fidelity", "unknown"]
 
 
 def test_every_section_is_there_in_order(open_page: Open, everything: Path) -> None:
@@ -61,6 +62,19 @@ def test_what_only_one_recording_runs_is_said(open_page: Open, everything: Path)
     assert rows["::operator"] == ["of no family", "1", "·", "only A"]
     assert rows[PRODUCT][-1] == "both"
     assert "decode: 20 steps in A; 20 in B" in opened.text("#against")
+
+
+def test_what_only_the_other_recording_runs_is_said(open_page: Open, kcap: Callable[..., Any], tmp_path: Path) -> None:
+    less = write_reported(tmp_path / "less.kcap", Texts(), profiled=False, attention=False)
+    more = write_reported(tmp_path / "more.kcap", Texts())
+    found = json.loads(kcap("diff", less, more, "--by", "family", "--json").out)
+    assert found["equal"] is False
+    alone = [line["name"] for phase in found["phases"] for line in phase["lines"] if line["a"] is None]
+    assert kcap("report", less, "--against", more, "-o", tmp_path / "r.html").code == 0
+    opened = open_page(tmp_path / "r.html")
+    rows = [_cells(row) for row in opened.page.locator("#against .wide[aria-label^=Kernels] tbody tr").all()]
+    assert [row[0] for row in rows if row[-1] == "only B"] == alone == ["::operator"] * 2
+    assert [row[2:4] for row in rows if row[-1] == "only B"] == [["·", "1"], ["·", "1"]]
 
 
 def _cells(row: Any) -> list[str]:
@@ -171,6 +185,54 @@ def test_the_step_names_its_gap_and_opens_a_call(open_page: Open, everything: Pa
     assert opened.text("dialog h2") == "aten::mm"
 
 
+def test_sessions_and_turns_have_the_numbers_of_show(
+    open_page: Open, kcap: Callable[..., Any], everything: Path
+) -> None:
+    recorded = everything.parent / "recording"
+    shown = json.loads(kcap("show", recorded, "--by", "turn", "--json").out)
+    opened = open_page(everything)
+    for name, tokens in (("prompts", "prompt"), ("found in the prefix cache", "cached"), ("missed", "missed")):
+        assert opened.text(f"#agents [data-tokens='{name}'] b") == f"{shown['total'][tokens]:,}"
+    assert shown["rule"] in opened.text("#agents .notes")
+    turns = opened.page.locator("#agents .wide[aria-label='Turns of the session'] tbody tr")
+    names = []
+    for session in ("0: 2 turns", "1: 1 turn"):
+        opened.page.get_by_role("button", name=session).click()
+        opened.settle()
+        for name, prompt, cached, *_ in map(_cells, turns.all()):
+            names.append(name)
+            row = next(row for row in shown["rows"] if row["name"] == name)
+            assert [prompt, cached] == [f"{row[of]:,}" if row[of] else "·" for of in ("prompt", "cached")]
+    assert names == [row["name"] for row in shown["rows"]]
+
+
+def test_a_turn_opens_into_its_messages_time_and_kernels(open_page: Open, everything: Path) -> None:
+    opened = open_page(everything)
+    tools = [opened.page.locator(f"#agents [data-tools='{turn}']").count() for turn in range(3)]
+    assert tools == [1, 0, 0], "what a turn called ran until the next one"
+    opened.page.locator("#agents [data-turn='1'] rect").last.click()
+    opened.page.wait_for_selector("dialog .message")
+    said = opened.text("dialog")
+    for text in ("result", "answered", "finish: finish", "Of 10 of its 42 steps", "an estimate"):
+        assert text in said
+    opened.page.get_by_role("button", name="0.0 calls tool").last.click()
+    assert opened.text("dialog h2") == "0.0 calls tool" and "reasoning" in opened.text("dialog")
+    opened.page.get_by_role("dialog").get_by_role("button", name=PRODUCT).first.click()
+    assert opened.text("dialog h2") == "aten::mm"
+    opened.close_dialog()
+    opened.page.get_by_role("button", name="0.0 calls tool").click()
+    opened.page.locator("dialog [data-family=gemm] button").click()
+    assert opened.page.input_value("#kernels input") == "gemm"
+
+
+def test_sessions_are_searched_by_what_their_turns_did(open_page: Open, everything: Path) -> None:
+    opened = open_page(everything)
+    opened.page.fill("#agents input", "refused")
+    assert opened.text("#agents h3[data-session]") == "Turns of session 1: 1 turn"
+    opened.page.fill("#agents input", "no such tool")
+    assert "No session holds these words." in opened.text("#agents")
+
+
 def test_judged_solutions_say_what_was_wrong(open_page: Open, everything: Path) -> None:
     said = open_page(everything).text("#judged")
     assert "author/good for definition: 2 of 2 passed, 2.00× its reference by count" in said
@@ -269,6 +331,13 @@ def test_hostile_texts_stay_texts(open_page: Open, hostile: tuple[Path, set[str]
         opened.page.wait_for_selector("dialog h3:has-text('Samples')")
         shown.append(_text(opened, "dialog"))
         opened.close_dialog()
+    for session in opened.page.locator("#agents .wide[aria-label=Sessions] button").all():
+        session.click()
+        for turn in opened.page.locator("#agents .wide[aria-label='Turns of the session'] button").all():
+            turn.click()
+            opened.page.wait_for_selector("dialog h3:has-text('What it answered')")
+            shown.append(_text(opened, "dialog"))
+            opened.close_dialog()
     assert opened.page.evaluate("typeof hacked") == "undefined"
     assert opened.page.locator("img").count() == 0 and opened.page.locator("script").count() == 5
     everything = "\n".join(shown)

@@ -21,6 +21,7 @@ from kcap.schemas.recording.records import (
     Tap,
 )
 from kcap.schemas.recording.turns import Turn
+from kcap.schemas.results.command_output import OUTPUTS, format_of_output
 from kcap.schemas.validation.formats import FORMATS
 
 FOLDER = Path(__file__).parents[2] / "schemas"
@@ -68,5 +69,5 @@ def test_every_module_that_the_page_names_is_there() -> None:
 
 
 def test_every_json_format_has_its_schema_where_the_page_says() -> None:
-    names = {name for name, entry in FORMATS.items() if entry.adapter is not None}
+    names = {name for name, entry in FORMATS.items() if entry.adapter is not None} | {*map(format_of_output, OUTPUTS)}
     assert {path.name.removesuffix(".schema.json") for path in (FOLDER / "json").iterdir()} == names

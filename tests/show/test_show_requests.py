@@ -159,6 +159,17 @@ def test_the_command_shows_tokens_shares_and_the_rule(kcap: Kcap, tmp_path: Path
     assert "1 more rows" in text
 
 
+def test_tokens_of_steps_that_name_no_requests_are_said(kcap: Kcap, tmp_path: Path) -> None:
+    unnamed = step(3, "decode", (0, 4, 36)).model_copy(update={"requests": []})
+    recording = write(tmp_path / "r.kcap", REQUESTS, [*RAN, unnamed], lambda step: True)
+    found = json.loads(kcap("show", recording.path, "--by", "request", "--json").out)
+    assert (found["tokens"], found["unnamed_tokens"]) == (46, 4)
+    said = "4 of 46 tokens are of steps that name no requests"
+    assert said in kcap("show", recording.path, "--by", "request").out
+    named = write(tmp_path / "s.kcap", REQUESTS, RAN, lambda step: True)
+    assert "name no requests" not in kcap("show", named.path, "--by", "request").out
+
+
 def test_a_recording_without_requests_says_so(kcap: Kcap, tmp_path: Path) -> None:
     write(tmp_path / "r.kcap", [], RAN, lambda step: True)
     ran = kcap("show", tmp_path / "r.kcap", "--by", "request")

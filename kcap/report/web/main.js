@@ -18,6 +18,7 @@ function App({ model }) {
     !dataset && ["roofline", "roofline", html`<${Roofline} model=${model} onKernel=${onKernel} />`],
     report.histograms.length && ["batches", "batches", html`<${Histograms} model=${model} />`],
     !dataset && ["steps", "one step", html`<${Steps} model=${model} openCall=${setCall} />`],
+    report.agents && ["agents", "agents", html`<${Agents} model=${model} agents=${report.agents} openCall=${setCall} onKernel=${onKernel} />`],
     report.against && ["against", "comparison", html`<${report.against.phases ? Against : AgainstCalls} against=${report.against} />`],
     report.judged && ["judged", "judged", html`<${JudgedSection} model=${model} judged=${report.judged} />`],
     report.applied && ["applied", "gain", html`<${AppliedSection} applied=${report.applied} />`],

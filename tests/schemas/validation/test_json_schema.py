@@ -3,11 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import orjson
 import pytest
 
+from kcap.cli import COMMANDS, group
 from kcap.schemas.flashinfer.trace import Correctness
 from kcap.schemas.json_schema import FOLDER, SCHEMAS, json_schema, schema_file
+from kcap.schemas.results.command_output import OUTPUTS, OWN, format_of_output
 from kcap.schemas.validation.formats import FORMATS
 
 DATA = Path(__file__).parents[2] / "data"
@@ -58,3 +61,19 @@ def test_errors_that_are_not_finite_keep_to_the_schema() -> None:
     evaluation = {"status": "INCORRECT_NUMERICAL", "environment": {"hardware": "cpu"}, "timestamp": "now"}
     workload = {"uuid": "u", "axes": {}, "inputs": {}}
     validator.validate({"definition": "d", "workload": workload, "evaluation": evaluation | {"correctness": worst}})
+
+
+def test_every_command_that_prints_json_has_a_schema() -> None:
+    context = click.Context(group)
+    commands = {name: group.get_command(context, name) for name in COMMANDS}
+    printing = {
+        name for name, command in commands.items() if command and any("--json" in one.opts for one in command.params)
+    }
+    assert printing == OUTPUTS.keys() | OWN.keys()
+    assert {format_of_output(name) for name in printing} <= SCHEMAS.keys()
+
+
+def test_the_page_names_the_schema_of_every_command() -> None:
+    page = (Path(__file__).parents[3] / "schemas" / "README.md").read_text()
+    for name in OUTPUTS.keys() | OWN.keys():
+        assert f"| `kcap {name}` | `{format_of_output(name)}` |" in page
