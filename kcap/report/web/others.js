@@ -101,29 +101,58 @@ function formatChange(us, half, of) {
   return `${sign}${formatShare(Math.abs(us) / of)}${half === null ? "" : ` ± ${formatShare(half / of)}`}`;
 }
 
+const MIDDLE = 110, REACH = 100; // px, of the figure of one change
+
 function AppliedSection({ applied }) {
-  return html`<${Section} id="applied" title="What did Solutions change in the engine?" note="The time of a step with Solutions against one with the engine's own kernels. Predicted: by the judge's times. Control: the engine's own kernels once more.">
-    ${applied.plans.map((plan) => html`<${AppliedPlan} plan=${plan} quality=${applied.quality[plan.plan]} />`)}
+  const rows = applied.plans.flatMap((plan) => plan.compared.filter((one) => one.solutions !== null).map((one) => ({ plan, one })));
+  const useless = applied.plans.filter((plan) => !plan.compared.some((one) => one.held));
+  const most = reachOf(rows.map(({ one }) => one));
+  return html`<${Section} id="applied" title="What did Solutions change in the engine?" note="The time of a step with Solutions against one with the engine's own kernels: left of the line it is faster. A dot with its 95 % interval is what was measured, a diamond what the judge's times predict; the grey band is the engine against itself.">
+    ${rows.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label="What each plan changed"><table class="pairs changes">
+      <thead><tr><th scope="col">plan</th><th scope="col">faster · slower, up to ${formatShare(most)}</th><th scope="col" class="n">measured</th><th scope="col" class="n">predicted</th><th scope="col" class="n">control</th><th scope="col">step</th><th scope="col" class="n">steps</th><th scope="col" class="n">engine's own</th><th scope="col" class="n">ran a Solution</th><th scope="col" class="n">KL of logits</th></tr></thead>
+      <tbody>${rows.map(({ plan, one }) => html`<tr><th scope="row" title=${Object.keys(plan.solutions).join(", ")}>${fileName(plan.plan)}</th>
+        <td><${ChangeFigure} one=${one} most=${most} /></td>
+        <td class="n">${formatChange(one.solutions.us, one.solutions.half_interval_us, one.engine_us)}</td>
+        <td class="n">${one.held ? formatChange(one.predicted_us, null, one.engine_us) : "–"}</td>
+        <td class="n">${one.control ? formatChange(one.control.us, one.control.half_interval_us, one.engine_us) : "–"}</td>
+        <td class="kind">${one.phase}, ${plural(one.sequences, "sequence")}</td><td class="n">${formatCount(one.steps)}</td>
+        <td class="n">${formatTime(one.engine_us)}</td><td class="n">${formatShare(one.held)}</td><td class="n">${divergence(applied.quality[plan.plan])}</td></tr>`)}</tbody>
+    </table></div>`}
+    ${rows.length === 0 && html`<p class="warn">No kind of step was measured with and without a plan.</p>`}
+    ${useless.map((plan) => html`<p class="warn">${fileName(plan.plan)}: no Solution ran in any step: nothing was measured of it.</p>`)}
     ${applied.fresh && html`<p>Engines started anew, ${plural(applied.fresh.engine_us.length, "pair")}: a decode step takes ${formatChange(applied.fresh.median_ratio - 1, applied.fresh.half_interval, 1)}.</p>`}
+    ${applied.plans.length > 0 && html`<details><summary>Solutions of each plan</summary><ul>${applied.plans.map((plan) => html`<li>${plan.plan}: ${Object.keys(plan.solutions).join(", ")}</li>`)}</ul></details>`}
     ${applied.problems.length > 0 && html`<h3>What did not run as planned</h3><ul>${applied.problems.map((text) => html`<li>${text}</li>`)}</ul>`}
   <//>`;
 }
 
-function AppliedPlan({ plan, quality }) {
-  const measured = plan.compared.filter((one) => one.solutions !== null);
-  const most = Math.max(...measured.flatMap((one) => [one.solutions.us, one.predicted_us, one.control ? one.control.us : 0].map((us) => Math.abs(us) / one.engine_us)), 1e-9);
-  const bar = (kind, name, us, half, of) => html`<span class=${`line ${kind}`}><span class="fill" style=${{ width: `${(50 * Math.abs(us)) / of / most}%` }} aria-hidden="true"></span><span>${name} ${formatChange(us, half, of)}</span></span>`;
-  return html`<h3>${plan.plan}: ${Object.keys(plan.solutions).join(", ")}</h3>
-    ${measured.length === 0 && html`<p class="warn">No kind of step was measured with and without it.</p>`}
-    ${!plan.compared.some((one) => one.held) && html`<p class="warn">No Solution ran in any step: nothing was measured of it.</p>`}
-    ${measured.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label=${`What ${plan.plan} changed`}><table class="pairs">
-      <thead><tr><th scope="col">step</th><th scope="col">change of its time</th><th scope="col" class="n">engine's own</th><th scope="col" class="n">steps</th><th scope="col" class="n">ran a Solution</th></tr></thead>
-      <tbody>${measured.map((one) => html`<tr><th scope="row">${one.phase}, ${plural(one.sequences, "sequence")}</th>
-        <td>${bar("a", "measured", one.solutions.us, one.solutions.half_interval_us, one.engine_us)}${bar("b", "predicted", one.predicted_us, null, one.engine_us)}${one.control && bar("b", "control", one.control.us, one.control.half_interval_us, one.engine_us)}</td>
-        <td class="n">${formatTime(one.engine_us)}</td><td class="n">${formatCount(one.steps)}</td><td class="n">${formatShare(one.held)}</td></tr>`)}</tbody>
-    </table></div>`}
-    ${quality && html`<p>Logits of ${plural(quality.tokens, "token")}: the same likeliest token for ${formatShare(quality.top1)}, KL divergence ${quality.kl === null ? "not finite" : digits(quality.kl)}.</p>`}`;
+/** The change that a figure reaches to: one that is far beyond the others is at its edge. */
+function reachOf(compared) {
+  const shares = compared.flatMap((one) => [one.solutions.us, one.predicted_us].map((us) => Math.abs(us) / one.engine_us)).sort((a, b) => a - b);
+  return Math.max(Math.min(shares.at(-1) || 0, 4 * (shares[Math.floor(shares.length / 2)] || 0)), 1e-3);
 }
+
+function ChangeFigure({ one, most }) {
+  const x = (us) => MIDDLE + REACH * Math.max(-1, Math.min(1, us / one.engine_us / most));
+  const spread = (of) => [x(of.us - (of.half_interval_us || 0)), x(of.us + (of.half_interval_us || 0))];
+  const [low, high] = spread(one.solutions);
+  const band = one.control && spread(one.control);
+  const at = x(one.predicted_us);
+  const said = `measured ${formatChange(one.solutions.us, one.solutions.half_interval_us, one.engine_us)}, predicted ${formatChange(one.predicted_us, null, one.engine_us)}`;
+  return html`<svg class="change" width=${2 * MIDDLE} height="22" viewBox=${`0 0 ${2 * MIDDLE} 22`} role="img" aria-label=${said}>
+    ${band && html`<rect class="band" x=${band[0]} width=${Math.max(band[1] - band[0], 1)} y="1" height="20" />`}
+    <line class="zero" x1=${MIDDLE} x2=${MIDDLE} y1="0" y2="22" />
+    ${one.held > 0 && html`<path class="predicted" d=${`M ${at} 5 l 6 6 l -6 6 l -6 -6 z`} />`}
+    <line class="interval" x1=${low} x2=${high} y1="11" y2="11" /><circle class="measured" cx=${x(one.solutions.us)} cy="11" r="4" />
+  </svg>`;
+}
+
+function divergence(quality) {
+  if (!quality) return "–";
+  return quality.kl === null ? "not finite" : digits(Math.max(quality.kl, 0));
+}
+
+const fileName = (path) => path.split("/").pop().replace(/(\.plan)?\.json$/, "");
 
 function FidelitySection({ fidelity }) {
   const rows = fidelity.kinds.flatMap((kind) => Object.entries(kind.states).map(([state, one]) => ({
