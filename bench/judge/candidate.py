@@ -19,7 +19,7 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.protocol import Report, Result
-from kcap.bench.judge.input_pool import Arena, InputPool, SetLayout
+from kcap.bench.judge.input_pool import SEALS, Arena, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, remove_folder
 from kcap.errors import KcapError
@@ -75,7 +75,7 @@ class Candidate(Process):
         memory = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, max(sets * (slot if on_gpu else protocol.ADDRESS.size * len(drawn.results)), 1))
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             arena = None if on_gpu else Arena(drawn, layout, sets)
         except BaseException:
             os.close(memory)
@@ -225,9 +225,10 @@ def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after
         control, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.enter_context(ours)
         undo.enter_context(control)
-        memory = os.memfd_create("report", os.MFD_CLOEXEC)
+        memory = os.memfd_create("report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         undo.callback(os.close, memory)
         os.ftruncate(memory, protocol.REPORT_BYTES)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
         with theirs, keepers:
             log = undo.enter_context(tempfile.TemporaryFile(dir=limits.scratch))
             request: StartRequest = {
