@@ -64,7 +64,8 @@ class Candidate(Process):
         """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
         again = self.workload is not None and self.workload.drawn is drawn
         called = again and self.workload is not None and self.workload.called
-        self.spent = self.spent if again else 0.0
+        if not again:
+            self.spent = self.compiled = 0.0
         self.forget()
         on_gpu = self.limits.gpu is not None
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
@@ -102,11 +103,12 @@ class Candidate(Process):
         assert work is not None
         work.upcast, compiling = upcast, bool(count) and not work.called
         told = 0 if work.arena else seed  # on the CPU nobody in its process needs to know it
-        prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
-        if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
-            raise NoGraph(self, prepared.report.text)
-        if prepared.report.code != protocol.FINE:
-            return prepared
+        if work.arena is None or not upcast:  # else there is nothing to prepare
+            prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
+            if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
+                raise NoGraph(self, prepared.report.text)
+            if prepared.report.code != protocol.FINE:
+                return prepared
         if work.arena is not None:
             work.arena.fill(seed, first, count)
         done = self.ask(protocol.run_message(first, count, upcast, told), compiling=compiling)
