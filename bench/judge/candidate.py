@@ -19,7 +19,7 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.protocol import Report, Result
-from kcap.bench.judge.input_pool import Arena, InputPool, SetLayout
+from kcap.bench.judge.input_pool import SEALS, Arena, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, remove_folder
 from kcap.errors import KcapError
@@ -64,7 +64,8 @@ class Candidate(Process):
         """Make `drawn` the Workload that it runs, with inputs for `sets` invocations at a time."""
         again = self.workload is not None and self.workload.drawn is drawn
         called = again and self.workload is not None and self.workload.called
-        self.spent = self.spent if again else 0.0
+        if not again:
+            self.spent = self.compiled = 0.0
         self.forget()
         on_gpu = self.limits.gpu is not None
         flags = protocol.DESTINATION * self.destination + protocol.GRAPHS * self.graphs
@@ -75,7 +76,7 @@ class Candidate(Process):
         memory = os.memfd_create("outputs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, max(sets * (slot if on_gpu else protocol.ADDRESS.size * len(drawn.results)), 1))
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             arena = None if on_gpu else Arena(drawn, layout, sets)
         except BaseException:
             os.close(memory)
@@ -102,11 +103,12 @@ class Candidate(Process):
         assert work is not None
         work.upcast, compiling = upcast, bool(count) and not work.called
         told = 0 if work.arena else seed  # on the CPU nobody in its process needs to know it
-        prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
-        if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
-            raise NoGraph(self, prepared.report.text)
-        if prepared.report.code != protocol.FINE:
-            return prepared
+        if work.arena is None or not upcast:  # else there is nothing to prepare
+            prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
+            if prepared.report.code == protocol.NO_GRAPH and self.graphs and self.limits.gpu:
+                raise NoGraph(self, prepared.report.text)
+            if prepared.report.code != protocol.FINE:
+                return prepared
         if work.arena is not None:
             work.arena.fill(seed, first, count)
         done = self.ask(protocol.run_message(first, count, upcast, told), compiling=compiling)
@@ -225,9 +227,10 @@ def _fork(server: ForkServer, limits: Limits, code: Solution | Definition, after
         control, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.enter_context(ours)
         undo.enter_context(control)
-        memory = os.memfd_create("report", os.MFD_CLOEXEC)
+        memory = os.memfd_create("report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         undo.callback(os.close, memory)
         os.ftruncate(memory, protocol.REPORT_BYTES)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
         with theirs, keepers:
             log = undo.enter_context(tempfile.TemporaryFile(dir=limits.scratch))
             request: StartRequest = {

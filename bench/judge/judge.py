@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge.candidate import Candidate, NoGraph, start_candidate
+from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, start_candidate
 from kcap.bench.judge.input_pool import open_input_pool
 from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
 from kcap.bench.judge.reference import (
@@ -63,6 +63,7 @@ class Judge:
     references: dict[tuple[str, str], Candidate] = field(default_factory=dict)  # by the form's name and code
     launched: set[str] = field(default_factory=set)  # Definitions whose reference cannot be captured
     settled: dict[tuple[str, str], tuple[Spread, ReferencePrecision]] = field(default_factory=dict)
+    batches: dict[tuple[str, str], int] = field(default_factory=dict)  # of references: invocations of each
 
     def judge(self, solution: Solution, definition: Definition, workload: Workload) -> Outcome:
         """What comes of it; no error of the Solution's, the Definition's or the Workload's leaves here, nor one of the
@@ -164,8 +165,10 @@ class Judge:
             status, reason, log = running.failure
             return {"status": status, "reason": reason, "log": log}
         assert running.candidate is not None
-        trial = Trial(running.candidate, truth, self.seconds)
+        key = truth.drawn.definition.name, truth.drawn.draws.workload.uuid
+        trial = Trial(running.candidate, truth, self.seconds, reference_count=self.batches.get(key, FEW))
         verdict = self._verdict(trial, running)
+        self.batches[key] = trial.reference_count
         return {**verdict, "accuracy": trial.accuracy, "wrong": trial.wrong, "confined": trial.candidate.confined}
 
     def _verdict(self, trial: Trial, running: RunningSolution) -> dict[str, Any]:

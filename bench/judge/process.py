@@ -104,7 +104,8 @@ class Process:
     folder: Path
     log: Any
     confined: list[str]
-    spent: float = field(default=0.0, kw_only=True)  # seconds, since a Workload was opened
+    spent: float = field(default=0.0, kw_only=True)  # seconds, since a Workload was opened,
+    compiled: float = field(default=0.0, kw_only=True)  # and of its first run, which are not in `spent`
     how: str | None = field(default=None, kw_only=True)  # it ended
     last_words: str = field(default="", kw_only=True)  # the end of what it had printed by then
 
@@ -122,12 +123,14 @@ class Process:
             raise Stirred("it leaves what the judge asks unread") from None
         except OSError:
             raise ProcessEnded(self.end(keep=True, gone=True)) from None
-        if compiling:
-            self.control.settimeout(self.limits.build_timeout)
-        else:
-            self.control.settimeout(max(self.limits.timeout - self.spent, 0.01))
+        limits = self.limits
+        left = limits.build_timeout - self.compiled if compiling else limits.timeout - self.spent
+        self.control.settimeout(max(left, 0.01))
         elapsed = self._let_run(compiling)
-        self.spent += 0 if compiling else elapsed / 1e9
+        if compiling:
+            self.compiled += elapsed / 1e9
+        else:
+            self.spent += elapsed / 1e9
         report = protocol.read_report(os.pread(self.memory, protocol.REPORT_BYTES, 0))
         if report.code == protocol.UNREPORTED:
             raise ProcessEnded(f"it stopped itself: {self.end(keep=True)}")

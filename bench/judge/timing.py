@@ -107,9 +107,15 @@ class Batches:
 
 
 def size_batches(
-    candidate: Candidate, drawn: InputPool, wrong: Callable[[Status, str], Exception] = Rejected
+    candidate: Candidate,
+    drawn: InputPool,
+    wrong: Callable[[Status, str], Exception] = Rejected,
+    count: int = FEW,
 ) -> Batches:
-    """Batches that last long enough, as far as memory goes; one of so many has run. Opens `drawn` as it needs."""
+    """Batches that last long enough, as far as memory goes; one of so many has run. Opens `drawn` as it needs.
+
+    `count`: how many invocations may be enough; where it is more than FEW, they were at another time.
+    """
     way = median(candidate.nothing() for _ in range(WAYS))
     wanted = max(BATCH_NS, way / WAY_SHARE)
 
@@ -129,7 +135,9 @@ def size_batches(
     if gpu is not None:  # each invocation has a set of inputs of its own: together they should not fit the L2
         most = max(min(gpu.memory // GPU_SHARE // size, MOST_ON_GPU), 2)
         least = max(min(-(-COLD_FACTOR * gpu.l2 // size), most), min(FEW, most))
-    count = FEW
+    if count > FEW:
+        count = min(count, most)
+        candidate.open(drawn, count)
     while ((lasted := quickest(count)) < LONG_ENOUGH * wanted and count < most) or count < least:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
         count = min(max(int(wanted / each) + 1, least), count * MOST_GROWTH, most)

@@ -41,6 +41,7 @@ class Trial:
     differences: list[Difference] = field(default_factory=list)
     wrong: list[WrongElements] = field(default_factory=list)  # of the first invocation that was wrong
     timed: int = 0
+    reference_count: int = FEW  # invocations of a batch of the reference's: what is known, then what is found
 
     def run(self) -> TimedPair:
         """Its times. Rejected, where it does not pass; ProcessEnded or TooSlow, where its process does not live to see
@@ -49,7 +50,8 @@ class Trial:
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        theirs = size_batches(self.truth.timed, drawn, at_fault)
+        theirs = size_batches(self.truth.timed, drawn, at_fault, self.reference_count)
+        self.reference_count = theirs.count
         ours = size_batches(self.candidate, drawn)
         times = time_both(ours, theirs, self.seconds, self._compare_timed)
         self._compare_more(ours.count)

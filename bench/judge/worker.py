@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
+import torch
 from pydantic import ValidationError
 
 from kcap.bench.judge.driver.device import describe_device
@@ -39,6 +40,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     guard()
+    torch.set_num_threads(1)  # others would wait for work on the cores of Solutions
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # a judge without a command has nobody to tell
     session: JudgeSession = orjson.loads(sys.stdin.buffer.readline())
     try:

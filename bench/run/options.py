@@ -11,6 +11,7 @@ from kcap.bench.judge.messages import JudgeSession
 from kcap.replay.jobs import Choice
 
 GIB = 1 << 30
+SPREADS = 3  # of inputs, that a reference is tried on at most
 SLACK_S = 60.0  # what the judge itself may take beside the processes that it starts
 
 
@@ -51,9 +52,11 @@ class Options(JudgeOptions):
     def limit_s(self) -> float:
         """Seconds after which a judge that has not answered is taken for dead: it bounds each of its waits itself.
 
-        A Solution's process is started twice at most, its reference's, which has three times as long, four times.
+        A Solution's process is started twice at most, its reference's, which has three times as long, four times. Each
+        has a first run, which may take as long as a build; a reference's on each spread of inputs that is tried.
         """
-        return 6 * self.build_timeout + (2 + 4 * 3) * self.timeout + SLACK_S
+        builds, first_runs = 2 + 4, 2 + 4 * SPREADS
+        return (builds + first_runs) * self.build_timeout + (2 + 4 * 3 * SPREADS) * self.timeout + SLACK_S
 
     def session(self, root: Path) -> JudgeSession:
         """What a judge worker is told first, but for its device and its scratch folder."""

@@ -21,7 +21,9 @@ from kcap.bench.run.executors.common import slot as scratch_file
 from kcap.bench.run.executors.common.actor import claimed_cores
 from kcap.bench.run.executors.common.dispatcher import Dispatcher, LostSlot, WorkQueue, WorkUnit, queue_by_definition
 from kcap.bench.run.executors.common.slot import LocalSlot, scratch_folder
+from kcap.bench.run.options import Options
 from kcap.errors import CallError, KcapError
+from kcap.replay.datasets.invocations import spreads_for
 from kcap.schemas.flashinfer import solution as solutions_file
 from kcap.system.worker_process import Worker
 
@@ -51,6 +53,13 @@ def journal(tmp_path, monkeypatch):
 
 def slots(count):
     return [LocalSlot({"device": "cpu"}, "fake_judge") for _ in range(count)]
+
+
+def test_a_judge_may_take_all_first_runs_of_both():
+    """A Solution's process is started twice, its reference's four times, on as many spreads as there are."""
+    options = Options(path=Path(), solutions=Path(), output=Path(), build_timeout=1000.0, timeout=1.0)
+    assert len(spreads_for(SCALE)) == 3
+    assert options.limit_s > 1000 * (2 + 2 + 4 + 4 * 3)
 
 
 def judged(units, count=1, limit_s=30.0):

@@ -118,3 +118,10 @@ def test_each_limit_is_named_where_it_is_over(both, compiling, longest, option):
 def test_compiling_is_not_counted_in_its_time_on_the_workload(both):
     asked(both, STOPPED, compiling=True, takes=0.1)
     assert both[0].spent == 0
+
+
+def test_all_of_a_first_run_has_one_limit(both):
+    """What is prepared for it is a part of it."""
+    both[0].compiled = 0.3
+    with pytest.raises(TooSlow, match=r"took longer than 0.4 s \(--build-timeout\)"):
+        asked(both, STOPPED, compiling=True, takes=0.2)

@@ -16,6 +16,11 @@ def test_a_report_is_read_whatever_its_text(code, iteration, text, rest):
     assert found.text == text.decode(errors="replace")
 
 
+def test_a_report_that_no_driver_wrote_has_no_endless_text():
+    content = protocol.REPORT.pack(protocol.RAISED, 0, 0, 2**32 - 1) + bytes([0x1B]) * protocol.REPORT_BYTES
+    assert len(protocol.read_report(content).text) == protocol.MOST_TEXT
+
+
 @given(st.binary(min_size=protocol.REPORT.size, max_size=300))
 def test_whatever_a_candidate_leaves_is_read(content):
     assert len(protocol.read_report(content).text) <= len(content)

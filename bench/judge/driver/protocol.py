@@ -22,6 +22,7 @@ DESTINATION, GRAPHS = 1, 2  # flags of a Workload
 METHODS: tuple[Method, ...] = ("host", "graph")
 ADDRESS = struct.Struct("<Q")
 REPORT_BYTES = 1 << 16
+MOST_TEXT = 4000  # bytes of it
 REPORT = struct.Struct("<IIII")  # code, iteration, method, bytes of the text that follows
 
 
@@ -123,7 +124,8 @@ class Report:
 def read_report(memory: bytes) -> Report:
     """The report in a candidate's `memory`."""
     code, iteration, method, length = REPORT.unpack_from(memory)
-    return Report(code, iteration, method, memory[REPORT.size : REPORT.size + length].decode(errors="replace"))
+    text = memory[REPORT.size : REPORT.size + min(length, MOST_TEXT)]
+    return Report(code, iteration, method, text.decode(errors="replace"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

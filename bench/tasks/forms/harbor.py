@@ -8,7 +8,8 @@
 
 Harbor copies tests/ to /tests when the agent has ended. Its reward file is a flat map of numbers: `reward` is how many
 times as fast as the baseline the Solution is, weighted by the engine's counts, and 0 unless it passes everywhere.
-Source: the format's documentation (schema 1.1) and NeMo Gym's page on verifiers in task folders.
+Source: the format's documentation (schema 1.1; Harbor 0.26.0 loads such folders) and NeMo Gym's page on verifiers in
+task folders.
 """
 
 from __future__ import annotations
