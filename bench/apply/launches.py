@@ -19,7 +19,6 @@ from kcap.capture.hooks.patching import Methods
 from kcap.capture.taps.kernels.inductor import given_names
 from kcap.capture.taps.kernels.triton_source import Unreadable, read_source
 
-ORIGINAL = object()  # in the place of what a Solution returned: the engine's own kernel is to run
 NO_BLOCKS = (0, 0, 0)
 
 
@@ -69,38 +68,52 @@ class Launches:
         if operator is None:
             return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
 
+        def launch() -> Any:
+            return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
+
         def asked(bound: Mapping[str, Any]) -> Any:
-            return NO_BLOCKS if self._replaced(operator, bound) else _size(grid, bound)
+            return NO_BLOCKS if self._replaces(operator, bound, launch) else _size(grid, bound)
 
         return original(fn, *args, grid=asked, warmup=warmup, **kwargs)
 
     def _interpret(
         self, original: Callable[..., Any], fn: Any, *args: Any, grid: Any, warmup: Any, **kwargs: Any
     ) -> Any:
+        def launch() -> Any:
+            return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
+
         operator = None if warmup else self._operator(fn)
         if operator is not None:
             signature = inspect.signature(fn.fn)
             named = {name: value for name, value in kwargs.items() if name in signature.parameters}
             bound = signature.bind(*args, **named)
             bound.apply_defaults()
-            if self._replaced(operator, bound.arguments):
+            if self._replaces(operator, bound.arguments, launch):
                 return None
-        return original(fn, *args, grid=grid, warmup=warmup, **kwargs)
+        return launch()
 
     def _run_inductor(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        def launch() -> Any:
+            return original(tuner, *args, **kwargs)
+
         interpreted = getattr(tuner, "triton_interpret", False)  # which launches as anybody's Triton
         operator = None if kwargs.get("benchmark_run") or interpreted else self._operator(tuner.fn)
-        if operator is not None and self._replaced(operator, dict(zip(given_names(tuner), args, strict=False)), False):
-            return None
-        return original(tuner, *args, **kwargs)
+        if operator is not None:
+            named = dict(zip(given_names(tuner), args, strict=False))
+            if self._replaces(operator, named, launch, constants=False):
+                return None
+        return launch()
 
-    def _replaced(self, operator: str, bound: Mapping[str, Any], constants: bool = True) -> bool:
-        """Whether a Solution ran in the place of this launch. `constants`: the constexprs must be as recorded, too; of
-        inductor's kernels they say how it is computed, and not what."""
+    def _replaces(
+        self, operator: str, bound: Mapping[str, Any], launch: Callable[[], Any], constants: bool = True
+    ) -> bool:
+        """Whether a Solution is in the place of this launch: it has run, or the engine's kernel has, by `launch`.
+        `constants`: the constexprs must be as recorded, too; of inductor's kernels they say how it is computed, and not
+        what."""
         one = self._replacements.find_named(operator, bound, bound if constants else None)
-        if one is None:
-            return False
-        return self._replacements.run(*one, lambda: ORIGINAL) is not ORIGINAL
+        if one is not None:
+            self._replacements.run(*one, launch)
+        return one is not None
 
 
 def _size(grid: Any, bound: Mapping[str, Any]) -> Any:

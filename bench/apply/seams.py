@@ -78,6 +78,7 @@ class Placed:
         the original returns. The Solution is off where they differ."""
         self.checked += 1
         written = {str(index) for index, one in enumerate(self.replacement.call.args) if one.written}
+        written |= {view.argument.partition(".")[0] for view in self.replacement.outputs if view.argument is not None}
         copies = copies_of(values, written)
         if copies is None:
             return original()

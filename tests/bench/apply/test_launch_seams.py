@@ -76,6 +76,15 @@ results["is off"] = replacements.placed[0].off.startswith("ZeroDivisionError")
 seam.uninstall()
 results["uninstalled"] = launched(x).tolist() == (x * 2).tolist()
 results["runs"] = replacements.placed[0].eager
+replacements.checks = 1
+for name, source in {"right": "x * 2", "wrong": "x * 2 + 1"}.items():
+    replacements.placed[0].off, replacements.placed[0].checked = "", 0
+    replacements.placed[0].function = eval(f"lambda x: {source}")
+    seam = Launches(replacements)
+    seam.install()
+    results[f"{name}, when compared"] = launched(x).tolist() == (x * 2).tolist()
+    results[f"{name}, afterwards"] = bool(replacements.placed[0].off) == (name == "wrong")
+    seam.uninstall()
 results["launches"] = sum(c.total for c in kcap.load(folder / "replaced").calls if c.operator.startswith("triton::"))
 print(orjson.dumps(results).decode())
 """
@@ -142,6 +151,25 @@ def test_inductors_launcher_runs_the_solution_in_its_place(tmp_path: Path) -> No
     seam._run_inductor(original, tuner, X, out, 31, stream=0)
     seam._run_inductor(original, tuner, X, out, 32, stream=0, benchmark_run=True)
     assert ran == [31, 32]
+
+
+@pytest.mark.parametrize(("made", "off"), [(1.0, ""), (1.5, "its output 0 is off by")])
+def test_inductors_launcher_is_compared_with_what_it_writes(tmp_path: Path, made: float, off: str) -> None:
+    values = {"in_ptr0": SPEC, "out_ptr0": OTHER, "xnumel": 32}
+    arguments = [Argument(name=name, value=value) for name, value in values.items()]
+    launch: Any = {"function": "triton_poi_fused", "kernel": "k.py"}
+    call = Call(id=0, operator="triton::fused.s1", args=arguments, launch=launch)
+    replacements = Replacements(
+        place(made_plan(call, f"def run(x):\n    return x + {made}\n", "1"), tmp_path), checks=1
+    )
+    seam = Launches(replacements)
+    seam._operator = lambda fn: "triton::fused.s1"  # type: ignore[method-assign]
+    function = SimpleNamespace(arg_names=["in_ptr0", "out_ptr0", "xnumel", "XBLOCK"], constexprs=[3])
+    tuner = SimpleNamespace(fn=function, inductor_meta={})
+    out = torch.full((4, 8), 7.0)  # what an earlier step left there
+    seam._run_inductor(lambda tuner, x, out, *rest, **more: out.copy_(x + 1), tuner, X, out, 32, stream=0)
+    torch.testing.assert_close(out, X + 1)
+    assert replacements.placed[0].off.startswith(off) and bool(replacements.placed[0].off) == bool(off)
 
 
 class Silent:
