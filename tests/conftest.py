@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -159,3 +160,13 @@ def plain(tmp_path: Path) -> Path:
     path = tmp_path / "plain.kcap"
     write_recording(path, Metadata(), [LINEAR])
     return path
+
+
+@pytest.fixture(scope="session")
+def llama_on_h100(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was made of Llama-3.1-8B in vLLM on an H100: the Recording, its kernels' times, judged Solutions and what
+    plans of them changed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with tarfile.open(Path(__file__).parent / "data" / "llama-3.1-8b-h100.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "llama-3.1-8b-h100"

@@ -357,3 +357,16 @@ def test_the_file_holds_no_text_of_the_recording(hostile: tuple[Path, set[str]])
     text = hostile[0].read_text()
     assert "onerror" not in text and text.count("</script>") == 5
     assert "http://" not in text.replace("http://www.w3.org/", "").replace("http://www.apache.org/", "")
+
+
+def test_the_page_of_what_ran_on_a_gpu(open_page: Open, kcap: Any, llama_on_h100: Path, tmp_path: Path) -> None:
+    """By the command that the page on reports gives."""
+    file, data = tmp_path / "report.html", llama_on_h100
+    judged = ("--judged", data / "judged", "--ab", data / "compared.json")
+    done = kcap("report", data / "model.kcap", "--measurements", data / "measurements.jsonl", *judged, "-o", file)
+    assert not done.code and file.stat().st_size < 500_000
+    opened = open_page(file)
+    assert "gemm 87" in opened.text("#phases") and "12,807" in opened.text("main")
+    chosen = opened.text("#applied tbody tr")
+    assert chosen.split()[0] == "chosen" and "−3.1% ± 0.4%" in chosen and "−1.4%" in chosen
+    assert "useless: no Solution ran in any step" in opened.text("#applied")
