@@ -172,7 +172,8 @@ class PlanWindow(Window):
         try:
             with forward.without_graphs(), self._uncounted():
                 for each in self.arms:
-                    made = run_as(each) if each >= 0 else None
+                    if each >= 0:
+                        run_as(each)
             for each in (*(other for other in self.arms if other != own), own):
                 made = run_as(each)
                 found[each] = logits_of(made)
@@ -187,9 +188,11 @@ class PlanWindow(Window):
     def _uncounted(self) -> Iterator[None]:
         """How often Solutions run in it is not told."""
         before = [one.eager for one in self.replacements.placed]
-        yield
-        for one, times in zip(self.replacements.placed, before, strict=True):
-            one.eager = times
+        try:
+            yield
+        finally:
+            for one, times in zip(self.replacements.placed, before, strict=True):
+                one.eager = times
 
     def compares(self) -> bool:
         """Whether the step that is under way is compared: told by what all ranks know, for all must run as many
