@@ -107,7 +107,7 @@ class PlanWindow(Window):
                 placed += place(plan, self.left / BUILT, number)
             self.replacements = Replacements(placed, self._recorded, CHECKS)
             self.replacements.unseen = self.taps.externals.ignoring
-            self.replacements.checking = False  # the numbers of a warm-up say nothing
+            self.replacements.checking = lambda: self._under_way is not None  # a warm-up's numbers say nothing
             self.replacements.failed = self._solution_failed
             self._graphs = GraphUses(self.replacements)
             libraries = Functions(self.replacements, self.taps.library_calls())
@@ -243,7 +243,7 @@ class PlanWindow(Window):
             self.end()
         super().begin(shape)
         self._before = self._uses()
-        self._under_way, self.replacements.checking = shape, True
+        self._under_way = shape
         self.step_begins(shape)
         return True
 
@@ -252,7 +252,7 @@ class PlanWindow(Window):
         return self._under_way is not None
 
     def end(self) -> None:
-        shape, self._under_way, self.replacements.checking = self._under_way, None, False
+        shape, self._under_way = self._under_way, None
         if shape is not None:
             self.step_ended(shape)
             self.index += 1
@@ -263,7 +263,7 @@ class PlanWindow(Window):
             self.tell()
 
     def discard(self) -> None:
-        self._under_way, self.replacements.checking = None, False
+        self._under_way = None
         super().discard()
 
     def step_begins(self, shape: StepShape) -> None:

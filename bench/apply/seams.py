@@ -172,7 +172,7 @@ class Replacements:
         self.checks = checks
         self.unseen: Callable[[], AbstractContextManager[None]] = nullcontext
         self.on: int | None = 0
-        self.checking = True
+        self.checking: Callable[[], bool] = lambda: True
         self.around = around
         self.failed: Callable[[Placed, BaseException], None] = lambda placed, error: None
         self._by_operator: dict[str, list[Placed]] = defaultdict(list)
@@ -221,7 +221,7 @@ class Replacements:
         capturing = _is_capturing()
         self._local.inside = True
         try:
-            if self.checking and one.checked < self.checks and not capturing:
+            if one.checked < self.checks and not capturing and self.checking():
                 return self._check(one, values, original)
             result = self.around(one, values, lambda: one.run(values))
         except Exception as error:
