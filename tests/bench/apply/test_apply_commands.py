@@ -11,21 +11,12 @@ import pytest
 import torch
 from applied_plans import plan_of, python_solution
 
-import kcap as package
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.results.plan import plan_bytes
 
 Kcap = Callable[..., Any]
 X = torch.randn(4, 8)
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    output = tmp_path_factory.mktemp("recorded") / "out.kcap"
-    with torch.no_grad(), package.record(output):
-        torch.relu(X)
-    return package.load(output)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from applied_plans import plan_of, python_solution
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kcap
 from kcap.bench.apply import choice
 from kcap.bench.apply.choice import guilty_part
 from kcap.bench.apply.process import PlanRefused, check_engine
@@ -26,14 +25,6 @@ from kcap.schemas.results.plan import Plan, plan_bytes, read_plan
 
 X = torch.randn(4, 8)
 RELU = "def run(x):\n    return x.clamp(min=0)\n"
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    output = tmp_path_factory.mktemp("recorded") / "out.kcap"
-    with torch.no_grad(), kcap.record(output):
-        torch.relu(X)
-    return kcap.load(output)
 
 
 @pytest.fixture(scope="module")

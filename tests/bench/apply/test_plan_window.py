@@ -9,7 +9,6 @@ import pytest
 import torch
 from applied_plans import plan_of, python_solution
 
-import kcap
 from kcap.bench.apply import process
 from kcap.bench.apply.graphs import ENGINE, GraphSets
 from kcap.bench.apply.process import PlanWindow, session_options
@@ -22,14 +21,6 @@ from kcap.schemas.recording.recording import Recording
 X = torch.randn(4, 8)
 DECODE = StepShape("decode", [1] * 4, [9] * 4)
 Started = Callable[..., PlanWindow]
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    output = tmp_path_factory.mktemp("recorded") / "out.kcap"
-    with torch.no_grad(), kcap.record(output):
-        torch.relu(X)
-    return kcap.load(output)
 
 
 @pytest.fixture
