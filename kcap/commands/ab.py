@@ -23,8 +23,15 @@ from kcap.commands.run import (
     tried,
 )
 from kcap.errors import FAILED, CallError, KcapError
-from kcap.schemas.files.jsonfile import dump_json
-from kcap.schemas.results.applied import CONTROL, Applied, Difference, Engagement, FreshEngines, PlanCompared
+from kcap.schemas.results.applied import (
+    CONTROL,
+    Applied,
+    Difference,
+    Engagement,
+    FreshEngines,
+    PlanCompared,
+    applied_bytes,
+)
 from kcap.version import __version__
 
 if TYPE_CHECKING:
@@ -121,7 +128,7 @@ def command(
         applied = applied.model_copy(update=update)
         keep(applied, output)
     if as_json:
-        click.echo(dump_json(applied.model_dump(mode="json")))
+        click.echo(applied_bytes(applied))
     else:
         print_applied(applied)
     return None if all(any(one.held for one in plan.compared) for plan in applied.plans) else FAILED
@@ -129,7 +136,7 @@ def command(
 
 def keep(applied: Applied, output: Path | None) -> None:
     if output is not None:
-        output.write_bytes(dump_json(applied.model_dump(mode="json")))
+        output.write_bytes(applied_bytes(applied))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from kcap.errors import CallError
-from kcap.schemas.files.jsonfile import read_json
+from kcap.schemas.files.jsonfile import dump_json, read_json
 
 CONTROL = "control"  # the engine's own kernels once more
 
@@ -125,6 +125,10 @@ class Applied(_Part):
 
 APPLIED_ADAPTER = TypeAdapter(Applied)
 ENGAGEMENT_ADAPTER = TypeAdapter(Engagement)
+
+
+def applied_bytes(applied: Applied) -> bytes:
+    return dump_json(applied.model_dump(mode="json"))
 
 
 def read_applied(path: Path) -> Applied:
