@@ -82,7 +82,7 @@ def command(
 def check_comparable(recording: Recording, measurements: Path | None, judged: Judged) -> str:
     """What makes the judge's times differ from those of the engine's kernels, or ""; CallError where they are of
     different machines."""
-    from kcap.bench.run.summary.baseline import why_not_comparable
+    from kcap.bench.run.summary.baseline import different_caches, why_not_comparable
 
     outcomes = [outcome for of_solution in judged.outcomes.values() for outcome in of_solution.values()]
     if measurements is None:
@@ -95,12 +95,8 @@ def check_comparable(recording: Recording, measurements: Path | None, judged: Ju
     lines = list(read_measurements(measurements))
     if (reason := why_not_comparable(lines, outcomes)) is not None:
         raise CallError(f"{measurements}: {reason}: measure (kcap replay) and judge on one machine")
-    measured = {line.cache for line in lines if line.cache}
-    states = {outcome.time.cache for outcome in outcomes if outcome.time and outcome.time.cache}
-    if len(measured | states) < 2:
-        return ""
-    told = [", ".join(sorted(those)) for those in (measured, states)]
-    return f"the engine's kernels were measured {told[0]}, the Solutions judged {told[1]} (kcap replay --cache)"
+    different = different_caches(lines, outcomes)
+    return f"{measurements}: {different} (kcap replay --cache)" if different else ""
 
 
 def print_plan(plan: Plan) -> None:

@@ -190,6 +190,13 @@ def why_not_comparable(measurements: Iterable[Measurement], outcomes: Iterable[O
     return None
 
 
+def different_caches(measurements: Iterable[Measurement], outcomes: Iterable[Outcome]) -> str:
+    """What is to be said where times of one and of the other are of different states of the caches; else ""."""
+    states = {line.cache for line in measurements} | {outcome.time.cache for outcome in outcomes if outcome.time}
+    told = sorted(str(state) for state in states if state)
+    return f"times of different cache states ({', '.join(told)}) are compared" if len(told) > 1 else ""
+
+
 def _machine(line: Measurement | Outcome) -> str:
     return line.device_name + (f" with {line.threads} threads (--threads)" if line.threads else "")
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from kcap.bench.run.bench_run import BenchRun
 from kcap.bench.run.output import solution_key
-from kcap.bench.run.summary.baseline import Baseline, References, count_doubtful, measured_baseline, why_not_comparable
+from kcap.bench.run.summary.baseline import (
+    Baseline,
+    References,
+    count_doubtful,
+    different_caches,
+    measured_baseline,
+    why_not_comparable,
+)
 from kcap.bench.run.summary.score import Saving, Score, best_scores, savings, score_key, score_solutions, sum_savings
 from kcap.replay.datasets.workloads import UNCOUNTED_PHASES
 from kcap.schemas.results import measurement as measurements_file
@@ -127,9 +134,8 @@ def _baseline(bench_run: BenchRun, outcomes: Sequence[Outcome]) -> tuple[Baselin
     measurements = list(measurements_file.read_measurements(path))
     if (reason := why_not_comparable(measurements, outcomes)) is not None:
         return References(), [f"{path}: {reason}: not compared"]
-    caches = {line.cache for line in measurements if line.cache} | {one.time.cache for one in outcomes if one.time}
-    states = sorted(str(cache) for cache in caches - {None})
-    note = [f"{path}: times of different cache states ({', '.join(states)}) are compared"] if len(states) > 1 else []
+    different = different_caches(measurements, outcomes)
+    note = [f"{path}: {different}"] if different else []
     base = measured_baseline(measurements, subject.counts, subject.calls)
     if count := count_doubtful(outcomes, base, bench_run.weights):
         note.append(f"{path}: {SLOWER.format(count)}")
