@@ -51,6 +51,8 @@ class TurnRecorder:
             message = await receive()
             if message["type"] == "http.request":
                 self._keep(exchange, exchange.request, message.get("body", b""))
+            elif message["type"] == "http.disconnect":
+                self._end(exchange)
             return message
 
         async def sending(message: Message) -> None:
@@ -63,15 +65,16 @@ class TurnRecorder:
                 self._keep(exchange, exchange.answer, message.get("body", b""))
                 exchange.complete = not message.get("more_body", False)
             await send(message)
+            if exchange.complete:  # an application may stay on for tasks of its own: SGLang's waits for two seconds
+                self._end(exchange)
 
         try:
             await self.app(scope, receiving, sending)
         finally:
-            exchange.ended = time.time()
             self._end(exchange)
 
     def _keep(self, exchange: Exchange, kept: bytearray, content: bytes) -> None:
-        if exchange.dropped:
+        if exchange.dropped or exchange.ended:
             return
         if self._bytes + len(content) > MOST_BYTES:
             exchange.dropped = True
@@ -80,6 +83,10 @@ class TurnRecorder:
         self._bytes += len(content)
 
     def _end(self, exchange: Exchange) -> None:
+        """At the answer's end, or where the client went away: only the first time counts."""
+        if exchange.ended:
+            return
+        exchange.ended = time.time()
         self._bytes -= len(exchange.request) + len(exchange.answer)
         if self._log is None:
             return

@@ -378,6 +378,37 @@ def test_a_client_that_reads_slowly_holds_the_server_back_and_has_one_turn(sessi
     assert turn.first is not None and turn.ended - turn.first >= 0.001 * (len(events) // 2 - 1)
 
 
+@pytest.mark.parametrize("ending", ["answered", "gone"])
+def test_a_turn_ends_with_its_answer_or_client_and_not_with_the_servers_own_tasks(
+    session: Session, ending: str
+) -> None:
+    """SGLang's server waits for two seconds after each streamed answer, and may be killed meanwhile."""
+    left: list[Turn] = []
+    messages: list[Any] = [{"type": "http.request", "body": question(USER)}, {"type": "http.disconnect"}]
+    pieces = real("plain.sse")[2]
+
+    async def server(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", STREAM)]})
+        await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+        if ending == "answered":
+            await send({"type": "http.response.body", "body": b""})
+        await receive()
+        left.extend(turns_of(session))
+        await send({"type": "http.response.body", "body": b"and what nobody reads"})
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    asyncio.run(TurnRecorder(server)({"type": "http", "method": "POST", "path": CHAT}, receive, send))
+    (turn,) = left
+    assert turns_of(session) == left
+    assert turn.ended >= turn.sent and turn.aborted == (ending == "gone") and turn.id
+
+
 def test_a_full_disk_ends_the_trace_and_not_the_server(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
