@@ -1,12 +1,12 @@
 """Whether a Recording is the same whatever the engine finds in its compile caches.
 
     python scripts/gpu/warm_starts.py [--framework vLLM] [--model meta-llama/Llama-3.1-8B] [--num-layers 4]
-        [--serve] [--starts plain kcap kcap plain]
+        [--serve] [--starts plain kcap kcap plain] [--server-arg …]
 
 Starts the engine again and again on the same prompts and on the same caches, which are empty at first: by default
 without kcap, recorded twice, and without it again. Offline all prompts are submitted before the first step; with
-`--serve` each start is a `vllm serve`, which answers one request after another. Each Recording is held against the
-first: Calls, counts, kernels' sources and ATen fragments. The configuration that autotuning chose is none of these.
+`--serve` each start is a server, which answers one request after another. Each Recording is held against the first:
+Calls, counts, kernels' sources and ATen fragments. The configuration that autotuning chose is none of these.
 VLLM_USE_V2_MODEL_RUNNER=0 or 1 chooses vLLM's runner. Ends with a table; exits with 1 unless each is whole and equal.
 """
 
@@ -23,8 +23,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from live_load import PORT, model_with_tokenizer, server
 from marks import mark
+from servers import PORT, SERVERS, model_with_tokenizer, server
 
 import kcap
 from kcap.capture.controller import window_control
@@ -61,12 +61,14 @@ def run(engine: Engine, arguments: dict[str, Any], recorded: bool, folder: Path)
     return time.monotonic() - began, fold_session(session, folder / "out") if recorded else None
 
 
-def serve(arguments: list[str], model: Path, recorded: bool, folder: Path) -> tuple[float, Recording | None]:
+def serve(
+    framework: str, arguments: list[str], model: Path, recorded: bool, folder: Path
+) -> tuple[float, Recording | None]:
     """One start of a server, and its answers: its seconds, and what was recorded of the answers."""
     folder.mkdir()
     output = folder / "out"
     began = time.monotonic()
-    with server(model, arguments, output if recorded else None, folder / "server.log"):
+    with server(framework, model, arguments, output if recorded else None, folder / "server.log"):
         seconds = time.monotonic() - began
         if recorded:
             window_control.open_window(window_control.find_session(output))
@@ -100,7 +102,8 @@ def main() -> None:
     parser.add_argument("--framework", default="vLLM")
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B")
     parser.add_argument("--num-layers", type=int, default=4)
-    parser.add_argument("--serve", action="store_true", help="`vllm serve` instead of an offline engine")
+    parser.add_argument("--serve", action="store_true", help="a server instead of an offline engine")
+    parser.add_argument("--server-arg", action="append", default=[], help="one more of the server")
     parser.add_argument("--starts", nargs="+", choices=("plain", "kcap"), default=["plain", "kcap", "kcap", "plain"])
     given = parser.parse_args()
     engine = of_framework(given.framework)
@@ -108,12 +111,12 @@ def main() -> None:
         parser.error(f"{given.framework} cannot be started offline")
     target = find_model(given.model, "dummy")
     cache = SAME_CACHE.get(engine.FRAMEWORK.package, {})
-    if given.serve and engine.FRAMEWORK.package != "vllm":
-        parser.error(f"--serve: of vLLM only, not of {given.framework}")
+    if given.serve and engine.FRAMEWORK.name not in SERVERS:
+        parser.error(f"--serve: of {' and '.join(SERVERS)} only, not of {given.framework}")
     arguments = engine.arguments(Start(target, "dummy", given.num_layers, False, cache, 2048))
     folder = Path(tempfile.mkdtemp(prefix="warm-starts-"))
     model = model_with_tokenizer(given.model, folder / "model", given.num_layers) if given.serve else None
-    served = [f"--{name.replace('_', '-')}={value}" for name, value in cache.items()]
+    served = [*(f"--{name.replace('_', '-')}={value}" for name, value in cache.items()), *given.server_arg]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else the first batch is of the requests that have come so far
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     if engine.FRAMEWORK.cache:
@@ -123,7 +126,7 @@ def main() -> None:
         if model is None:
             seconds, found = run(engine, arguments, kind == "kcap", folder / str(number))
         else:
-            seconds, found = serve(served, model, kind == "kcap", folder / str(number))
+            seconds, found = serve(engine.FRAMEWORK.name, served, model, kind == "kcap", folder / str(number))
         row = f"{number}  {kind:5}  {seconds:5.0f} s"
         if found is not None:
             first = first or found
