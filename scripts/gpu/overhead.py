@@ -42,16 +42,16 @@ def options() -> argparse.Namespace:
 
 
 class Bench:
-    """An engine whose recording can be switched between runs of equal work."""
+    """An engine whose recording can be switched between runs of equal work. `options`: more of vLLM's."""
 
-    def __init__(self, args: argparse.Namespace, session: Session) -> None:
+    def __init__(self, args: argparse.Namespace, session: Session, **options: Any) -> None:
         from vllm import LLM
 
         target = find_model(args.model, "dummy")
         self.session = session
         self.input_len = args.input_len
         engine = adapter.arguments(Start(target, "dummy", args.num_layers, not args.compiled, {}, 8192))
-        self.llm = LLM(**engine, enable_prefix_caching=False)
+        self.llm = LLM(**engine, **options, enable_prefix_caching=False)
 
     def run(self, batch: int, tokens: int) -> float:
         """Seconds to serve `batch` prompts, `tokens` generated tokens each."""
