@@ -1,4 +1,5 @@
-"""Whether the engine says the same with Solutions: logits of one forward, run with its own kernels and with them.
+"""Whether the engine says the same with Solutions: logits of one forward, run with its own kernels and with them, and
+what engines generate without and with them.
 
 The forward runs on the same inputs and the same state: with the engine's own kernels, with them once more as a control,
 and with the Solutions. What attention writes to its cache is the same however often it is written; states that a step
@@ -7,6 +8,8 @@ overwrites are put back before each run.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +17,12 @@ import torch
 
 from kcap.schemas.files.jsonfile import read_lines
 from kcap.schemas.recording.records import Record
-from kcap.schemas.results.applied import LogitsCompared
+from kcap.schemas.results.applied import LogitsCompared, TokensCompared
 
 ENDING = ".quality.jsonl"
 MOST_DIFFERENT = 0.1  # of the logits' root mean square: what rounds otherwise is far below
 MOST_ROWS = 256  # of one step: the logits of thousands of tokens are gigabytes
+Generated = Sequence[Sequence[int]]  # token ids, by request
 
 
 class QualityCheck(Record):
@@ -60,6 +64,25 @@ def why_different(compared: LogitsCompared) -> str:
     if compared.rms > MOST_DIFFERENT:
         return f"with it the engine's logits differ by {compared.rms:.2g} of their root mean square"
     return ""
+
+
+def compare_tokens(pairs: Sequence[tuple[Generated, Generated]]) -> TokensCompared | None:
+    """Of each pair of engines' answers to the same requests; None where there are no tokens."""
+    answers = [answer for ours, theirs in pairs for answer in zip(ours, theirs, strict=True) if any(answer)]
+    if not answers:
+        return None
+    agreed = [_agreed(ours, theirs) for ours, theirs in answers]
+    longest = [max(map(len, answer)) for answer in answers]
+    return TokensCompared(
+        requests=len(answers),
+        same=sum(map(operator.eq, agreed, longest)) / len(answers),
+        agreed=sum(agreed) / sum(longest),
+    )
+
+
+def _agreed(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens come before the first difference."""
+    return len(list(itertools.takewhile(bool, map(operator.eq, ours, theirs))))
 
 
 def _finite(value: torch.Tensor) -> float | None:

@@ -37,10 +37,10 @@ class Offline:
 
 def record_model(
     offline: Offline, working: WorkingDirectory, options: dict[str, Any], log: Path | None = None,
-    load: Load | None = None,
+    load: Load | None = None, outputs: Path | None = None,
 ) -> run.Run:  # fmt: skip
     """Record `offline` into `working`. `options`: the Session's own; `log`: where the engine's output is kept; `load`:
-    what to ask of the engine in place of prompts."""
+    what to ask of the engine in place of prompts; `outputs`: where each prompt's generated token ids go, as JSON."""
     from kcap.capture.controller import frameworks
 
     engine = frameworks.find_framework(offline.framework)
@@ -69,6 +69,7 @@ def record_model(
     )  # fmt: skip
     job = {"session": str(session.file), "workload": asdict(work), "engine_arguments": arguments}
     job |= {} if load is None else {"load": asdict(load)}
+    job |= {} if outputs is None else {"outputs": str(outputs.resolve())}
     assert engine.OFFLINE is not None  # `find_framework` has seen to it
     return _run_engine(engine.OFFLINE, job, session, working, log)
 

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import click
+import orjson
 
 from kcap.commands.record import check_engine_choice, engine_options
 from kcap.commands.run import (
@@ -91,10 +92,12 @@ def command(
     def run(**extension: Any) -> Measured:
         with temporary_folder("kcap-ab-") as left, told(plans, left, False) as engagements:
             options = session_options(plans, left, arms.WINDOW, **extension)
-            started = start_engine(options, left, offline, command_line, load, engine_log)
+            outputs = left / "outputs.json"
+            started = start_engine(options, left, offline, command_line, load, engine_log, outputs)
             if started.failure:
                 raise KcapError(started.failure)
             measured = Measured.of_lowest_rank(list(arms.read_steps(left)), list(read_checks(left)))
+            measured.generated = orjson.loads(outputs.read_bytes()) if outputs.exists() else []
         measured.engagements += engagements
         return measured
 
@@ -115,14 +118,14 @@ def command(
         problems=problems(plans, measured.engagements),
     )
     keep(applied, output)  # whatever becomes of the fresh engines
-    fresh = []
+    fresh: list[tuple[int, Measured]] = []
     for arm in fresh_order(pairs or 0):
         try:
             alone = run(arm=arm)
         except KcapError as error:
             applied = applied.model_copy(update={"problems": [*applied.problems, f"a fresh engine failed: {error}"]})
             break
-        fresh.append((arm, alone.decode_us))
+        fresh.append((arm, alone))
         said = [] if arm < 0 else [f"in a fresh engine: {one}" for one in problems(plans, alone.engagements)]
         update = {"fresh": compare_fresh(fresh), "problems": [*applied.problems, *said]}
         applied = applied.model_copy(update=update)
@@ -141,10 +144,12 @@ def keep(applied: Applied, output: Path | None) -> None:
 
 @dataclass
 class Measured:
-    """What one engine left: the steps and checks of its lowest rank, and what became of the plans in every process."""
+    """What one engine left: the steps and checks of its lowest rank, what became of the plans in every process, and the
+    token ids that it generated for each request, where it ran offline."""
 
     steps: list[TimedStep]
     checks: list[QualityCheck]
+    generated: list[list[int]] = field(default_factory=list)
     engagements: list[Engagement] = field(default_factory=list)
 
     @classmethod
@@ -167,18 +172,24 @@ def fresh_order(pairs: int) -> list[int]:
     return [arm for pair in range(pairs) for arm in ((-1, 0), (0, -1))[pair % 2]]
 
 
-def compare_fresh(us: Sequence[tuple[int, float]]) -> FreshEngines | None:
-    """The arm of each fresh engine, and the mean of its decode steps, pair by pair; None without a whole pair."""
+def compare_fresh(engines: Sequence[tuple[int, Measured]]) -> FreshEngines | None:
+    """Fresh engines with the arm of each, pair by pair; None without a whole pair."""
     from kcap.bench.apply.comparison import half_interval
+    from kcap.bench.apply.quality import compare_tokens
 
-    pairs = [dict(us[at : at + 2]) for at in range(0, len(us) - 1, 2)]
+    pairs = [dict(engines[at : at + 2]) for at in range(0, len(engines) - 1, 2)]
     if not pairs:
         return None
-    ratios = [pair[0] / pair[-1] for pair in pairs]
+    ratios = [pair[0].decode_us / pair[-1].decode_us for pair in pairs]
+    first = pairs[0][-1].generated
     return FreshEngines(
-        engine_us=[pair[-1] for pair in pairs], solutions_us=[pair[0] for pair in pairs], median_ratio=median(ratios),
+        engine_us=[pair[-1].decode_us for pair in pairs],
+        solutions_us=[pair[0].decode_us for pair in pairs],
+        median_ratio=median(ratios),
         half_interval=half_interval(ratios),
-    )  # fmt: skip
+        tokens=compare_tokens([(pair[-1].generated, pair[0].generated) for pair in pairs]),
+        control=compare_tokens([(first, pair[-1].generated) for pair in pairs[1:]]),
+    )
 
 
 def print_applied(applied: Applied) -> None:
@@ -207,6 +218,10 @@ def print_applied(applied: Applied) -> None:
         half = "" if fresh.half_interval is None else f" ± {fresh.half_interval:.2%}"
         pairs = len(fresh.engine_us)
         out.print(f"fresh engines, {pairs} pairs: decode {fresh.median_ratio - 1:+.2%}{half} (median of pairs)")
+        for what, tokens in (("with the plan", fresh.tokens), ("without it, again", fresh.control)):
+            if tokens is not None:
+                same = f"{tokens.same:.0%} of {tokens.requests:,} requests had the same tokens"
+                out.print(f"{what}: {same}, {tokens.agreed:.1%} of the tokens came before the first difference")
     for line in applied.problems:
         out.print(Text(line, "bold"))
     out.print(Text("change of a step's time, with the 95 % interval of the paired differences; less is faster", "dim"))

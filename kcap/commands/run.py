@@ -164,13 +164,14 @@ def tried(plan: Plan, trust: bool, slower: bool = False) -> Plan:
 
 def start_engine(
     options: Mapping[str, Any], left: Path, offline: Mapping[str, Any], command_line: Sequence[str],
-    client: Client | None, log: Path | None,
+    client: Client | None, log: Path | None, outputs: Path | None = None,
 ) -> Run:  # fmt: skip
-    """Run the engine to its end, without a recording. `options`: of its Session (`session_options`)."""
+    """Run the engine to its end, without a recording. `options`: of its Session (`session_options`); `outputs`: where
+    the token ids go that it generates offline."""
     closed = {**options, "window": "manual"}
     with working_directory(left / "recording.kcap", False) as beside:
         if offline["model"] is not None:
-            return record_model(Offline(**offline), beside, closed, log)
+            return record_model(Offline(**offline), beside, closed, log, outputs=outputs)
         closed["command"] = list(command_line)
         return record_command(list(command_line), None, client, beside, closed, log)
 

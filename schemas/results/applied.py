@@ -99,16 +99,32 @@ class Engagement(_Part):
     refused: str = ""
 
 
+class TokensCompared(_Part):
+    """What two engines generated for the same `requests`.
+
+    `same`: the share of requests with the same tokens throughout; `agreed`: of all tokens, the share that comes before
+    the first difference of their request.
+    """
+
+    requests: int = Field(ge=1)
+    same: float = Field(ge=0, le=1)
+    agreed: float = Field(ge=0, le=1)
+
+
 class FreshEngines(_Part):
     """Decode steps of engines that were started anew, in pairs without and with the plan.
 
-    `median_ratio`: with over without; `half_interval`: of the mean ratio, None for fewer than three pairs.
+    `median_ratio`: with over without; `half_interval`: of the mean ratio, None for fewer than three pairs. `tokens`:
+    what was generated with the plan against without, in each pair; `control`: without, against the first pair's. None
+    of a server, whose answers go to its client.
     """
 
     engine_us: Sequence[FiniteFloat]
     solutions_us: Sequence[FiniteFloat]
     median_ratio: FiniteFloat
     half_interval: FiniteFloat | None = None
+    tokens: TokensCompared | None = None
+    control: TokensCompared | None = None
 
 
 class Applied(_Part):

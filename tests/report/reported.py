@@ -23,6 +23,7 @@ from kcap.schemas.results.applied import (
     LogitsCompared,
     PlanCompared,
     StepsCompared,
+    TokensCompared,
 )
 from kcap.schemas.results.bench_run import RUN_FILE, Machine, RefusedFile, RunRecord
 from kcap.schemas.results.coverage import KernelTime, StepCoverage
@@ -289,7 +290,13 @@ def write_applied(file: Path, texts: Texts) -> Path:
         ],
         quality={first: LogitsCompared(tokens=128, top1=0.992, kl=0.001, rms=0.01)},
         problems=[texts("problem")],
-        fresh=FreshEngines(engine_us=[1000.0] * 3, solutions_us=[970.0] * 3, median_ratio=0.97, half_interval=0.004),
+        fresh=FreshEngines(
+            engine_us=[1000.0] * 3,
+            solutions_us=[970.0] * 3,
+            median_ratio=0.97,
+            half_interval=0.004,
+            tokens=TokensCompared(requests=48, same=0.75, agreed=0.9),
+        ),
     )
     file.write_bytes(applied.model_dump_json().encode())
     return file

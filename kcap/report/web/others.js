@@ -120,7 +120,7 @@ function AppliedSection({ applied }) {
     </table></div>`}
     ${rows.length === 0 && html`<p class="warn">No kind of step was measured with and without a plan.</p>`}
     ${useless.map((plan) => html`<p class="warn">${fileName(plan.plan)}: no Solution ran in any step: nothing was measured of it.</p>`)}
-    ${applied.fresh && html`<p>Engines started anew, ${plural(applied.fresh.engine_us.length, "pair")}: a decode step takes ${formatChange(applied.fresh.median_ratio - 1, applied.fresh.half_interval, 1)}.</p>`}
+    ${applied.fresh && html`<p>Engines started anew, ${plural(applied.fresh.engine_us.length, "pair")}: a decode step takes ${formatChange(applied.fresh.median_ratio - 1, applied.fresh.half_interval, 1)}${applied.fresh.tokens ? `, and ${formatShare(applied.fresh.tokens.same)} of ${plural(applied.fresh.tokens.requests, "request")} had the same tokens` : ""}${applied.fresh.control ? ` (${formatShare(applied.fresh.control.same)} without the plan)` : ""}.</p>`}
     ${applied.plans.length > 0 && html`<details><summary>Solutions of each plan</summary><ul>${applied.plans.map((plan) => html`<li>${plan.plan}: ${Object.keys(plan.solutions).join(", ")}</li>`)}</ul></details>`}
     ${applied.problems.length > 0 && html`<h3>What did not run as planned</h3><ul>${applied.problems.map((text) => html`<li>${text}</li>`)}</ul>`}
   <//>`;

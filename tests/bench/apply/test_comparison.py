@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from kcap.bench.apply.arms import CONTROL, ENGINE, Schedule, TimedStep
 from kcap.bench.apply.comparison import compare, half_interval, student_t
+from kcap.bench.apply.quality import compare_tokens
+from kcap.commands.ab import Measured, compare_fresh
 from kcap.schemas.recording.records import Call, Count
 from kcap.schemas.results.plan import Plan, PlanMachine, Replacement
 
@@ -98,3 +100,40 @@ def test_a_plan_of_a_solution_that_was_changed_is_refused() -> None:
             kcap="0", recording="", recording_sha256="", machine=PlanMachine(device="cpu"),
             solutions={"0" * 64: solution}, replacements=[REPLACEMENT],
         )  # fmt: skip
+
+
+def engine(us: float, *generated: list[int]) -> Measured:
+    step = TimedStep(index=0, arm=0, phase="decode", sequences=1, tokens=1, us=us, uses=[], first=False)
+    return Measured([step], [], generated=list(generated))
+
+
+def test_fresh_engines_are_compared_pair_by_pair() -> None:
+    same, other = [1, 2, 3, 4], [1, 2, 9, 4]
+    engines = [(-1, engine(100.0, same, same)), (0, engine(90.0, same, other))]
+    engines += [(0, engine(95.0, same, same)), (-1, engine(100.0, same, same)), (-1, engine(7.0))]
+    found = compare_fresh(engines)
+    assert found is not None and found.tokens is not None and found.control is not None
+    assert (found.engine_us, found.solutions_us) == ([100.0, 100.0], [90.0, 95.0])
+    assert found.median_ratio == pytest.approx(0.925) and found.half_interval is None
+    assert (found.tokens.requests, found.tokens.same, found.tokens.agreed) == (4, 0.75, 14 / 16)
+    assert (found.control.requests, found.control.same, found.control.agreed) == (2, 1.0, 1.0)
+
+
+def test_tokens_of_a_server_are_not_compared() -> None:
+    found = compare_fresh([(-1, engine(100.0)), (0, engine(90.0))])
+    assert found is not None and found.tokens is None and found.control is None
+    assert compare_fresh([(-1, engine(100.0))]) is None
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1), st.data())
+def test_answers_agree_up_to_their_first_difference(ours: list[list[int]], data: st.DataObject) -> None:
+    theirs = [data.draw(st.lists(st.integers(0, 2), max_size=4)) for _ in ours]
+    found = compare_tokens([(ours, theirs)])
+    told = [(a, b) for a, b in zip(ours, theirs, strict=True) if a or b]
+    if found is None:
+        assert not told
+        return
+    assert found.requests == len(told)
+    assert found.same == pytest.approx(sum(a == b for a, b in told) / len(told))
+    common = [max(n for n in range(5) if a[:n] == b[:n] and n <= min(len(a), len(b))) for a, b in told]
+    assert found.agreed == pytest.approx(sum(common) / sum(max(len(a), len(b)) for a, b in told))
