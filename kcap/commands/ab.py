@@ -127,7 +127,7 @@ def command(
             break
         fresh.append((arm, alone))
         said = [] if arm < 0 else [f"in a fresh engine: {one}" for one in problems(plans, alone.engagements)]
-        update = {"fresh": compare_fresh(fresh), "problems": [*applied.problems, *said]}
+        update = {"fresh": compare_fresh(fresh), "problems": [*dict.fromkeys([*applied.problems, *said])]}
         applied = applied.model_copy(update=update)
         keep(applied, output)
     if as_json:
