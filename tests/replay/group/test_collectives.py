@@ -76,6 +76,12 @@ def test_every_symmetric_collective_is_replayed(pair: GroupedWorker, operator: s
     assert answer["status"] == "ok", answer
 
 
+def test_four_ranks_scatter_a_sum(pair: GroupedWorker) -> None:
+    scatter = call("_c10d_functional::reduce_scatter_tensor", X, "sum", 4, Group(4, 3, "tp"))
+    answer = pair.run(request(scatter), 60)
+    assert (answer["status"], answer["ranks"]) == ("ok", 4), answer
+
+
 UNEVEN: dict[str, list[Value]] = {
     "c10d::alltoall_base_": [tensor(64, 32, storage=1), tensor(64, 32), PAIR, [10, 54], [20, 44], *WORK],
     "c10d::allgather_": [[[tensor(64), tensor(65, storage=2)]], [tensor(64)], PAIR, *WORK],
