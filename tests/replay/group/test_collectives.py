@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
-from kcap.replay.group.collectives import SUM_ASSUMED
+from kcap.replay.group.collectives import SUM_ASSUMED, waiting
 from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
 from kcap.replay.timing.device import device_of_rank
@@ -118,6 +119,26 @@ def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: G
     assert answer["status"] == "failed" and time.monotonic() - began < 15
     assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV"
     assert pair.run(request(all_reduce(2), seconds=0.003), 60)["status"] == "ok"
+
+
+def test_what_a_dead_rank_leaves_hanging_has_a_few_seconds(pair: GroupedWorker) -> None:
+    pair.run(request(all_reduce(2)), 60)
+    stuck, dead = (rank.process for rank in pair._groups[2]._ranks)
+    assert stuck is not None and dead is not None
+    os.kill(stuck.pid, signal.SIGSTOP)
+    os.kill(dead.pid, signal.SIGSEGV)
+    began = time.monotonic()
+    answer = pair.run(request(all_reduce(2), seconds=0.006), 60)
+    assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV" and time.monotonic() - began < 30
+
+
+def test_a_collective_ends_with_the_wait_that_c10d_leaves_to_the_caller() -> None:
+    waited = []
+    work = SimpleNamespace(wait=lambda: waited.append("c10d"))
+    for result in (work, ([X], work)):
+        operator: Any = SimpleNamespace(name="c10d::allreduce_", call=lambda result=result: result)
+        waiting(operator)()
+    assert waited == ["c10d"] * 2
 
 
 def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: GroupedWorker) -> None:

@@ -59,20 +59,23 @@ def test_a_program_without_collectives_needs_no_group(job: ProgramJob) -> None:
 
 
 class Later(Alone):
-    """The other rank of two does everything so many microseconds later."""
+    """The other rank of two starts everything so many microseconds later, and ends it at the same time."""
 
     size, late = 2, 300.0
 
     def gather(self, row: Sequence[float]) -> torch.Tensor:
         own = torch.tensor(row, dtype=torch.float64)
-        return torch.stack([own, own + self.late])
+        self.starts, self.ends = own.view(2, -1).tolist()
+        return torch.stack([own, own + torch.tensor([self.late, 0.0]).repeat_interleave(len(row) // 2)])
 
 
 def test_a_collectives_time_is_from_the_last_arrival_on_and_other_calls_keep_this_ranks_own() -> None:
     parts: list[Any] = [SimpleNamespace(run=lambda: None, call=each) for each in (linear(0), REDUCE)]
-    took, waited_us = time_invocations(parts, Later("cpu"))
+    peers = Later("cpu")
+    took, waited_us = time_invocations(parts, peers)
     assert waited_us == Later.late / 2
-    assert all(0 <= us < Later.late for us in took)
+    own, together = (end - start for start, end in zip(peers.starts, peers.ends, strict=True))
+    assert took == [own, together - Later.late]
 
 
 class Others(Alone):
