@@ -17,11 +17,13 @@ from handmade import call, request_for, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
+from kcap.replay.group.clock import GpuGroupSampler, GroupSampler, time_collective
 from kcap.replay.group.collectives import SUM_ASSUMED, waiting
+from kcap.replay.group.peers import Alone
 from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
 from kcap.replay.timing.device import device_of_rank
+from kcap.schemas.derive.bound_call import Inputs
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import Group, Opaque, Value
 
@@ -199,3 +201,13 @@ def test_the_transfer_is_from_the_last_arrival_on_and_the_rest_is_waiting(
     for sampler in (GroupSampler, GpuGroupSampler):
         took, waits = sampler.split(object.__new__(sampler), host)
         assert took == transfer and waits.tolist() == [float(starts.max()) - start for start in starts.tolist()]
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 64), (4, 32), (8, 21)])
+def test_sums_in_place_are_ended_before_they_overflow(size: int, most: int) -> None:
+    """What is too fast for a sample of its own is repeated, and grows by the size of the group each time."""
+    peers: Any = Alone("cpu")
+    peers.size = size
+    x = torch.zeros(4, dtype=torch.uint8)
+    timing, _ = time_collective(lambda: None, Inputs([], {}, {0: x}), [0], 0.001, peers)
+    assert timing.n == most
