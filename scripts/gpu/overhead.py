@@ -125,6 +125,7 @@ def main() -> None:
         os.environ |= {**adapter.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
         bench = Bench(args, session)
         results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
+        bench.llm.llm_engine.engine_core.shutdown()  # while its ranks' folder is there
     for batch, pairs in results.items():
         report(pairs, batch, args)
     if args.json:
