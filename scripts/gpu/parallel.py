@@ -452,6 +452,7 @@ def main() -> None:
     if not gpus:
         cores = sorted(os.sched_getaffinity(0))
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[: args.ranks]))
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; else replicas take nearly all memory, each
     args.output.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + args.limit
     parts = Parts(args.output.resolve(), args.ranks, gpus, until, args.patience)
