@@ -6,6 +6,7 @@ Runs in a process of its own (kcap.bench.check.worker): a recorded operator may 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 
 import torch
@@ -119,10 +120,13 @@ class Checker:
         for rank in range(ranks):
             torch.manual_seed(seed + rank)
             inputs.append(self.rebuilder.build(resolved))
-        forms = [use.bind(invocation_with_inputs(resolved, own, use.call)) for own in inputs]
+        forms = [use.bind(invocation_with_inputs(resolved, own, use.call, rank)) for rank, own in enumerate(inputs)]
         form = forms[self.rank]
         stacks = [
-            torch.stack([other.inputs[name].get()[rank] for rank, other in enumerate(forms)]) for name in form.inputs
+            slot.get()
+            if slot.shape is None
+            else torch.stack([other.inputs[name].get()[rank] for rank, other in enumerate(forms)])
+            for name, slot in form.inputs.items()
         ]
         expected = self._reference(kernel, stacks)
         return compare_outputs(form, run_operator(use, resolved, inputs[self.rank], form), expected)
@@ -138,15 +142,20 @@ class Checker:
         return self.references[name]
 
 
-def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call) -> Invocation:
+def invocation_with_inputs(resolved: ResolvedCall, inputs: Inputs, call: Call, rank: int | None = None) -> Invocation:
     """The invocation with the arguments that the operator will get, but for its group; a Rule's hidden tensors by name.
 
-    A family reads the size of the group, which what stands for it here does not tell.
+    A family reads the size of the group and the rank in it (`rank`, where it is not the recorded one), which what
+    stands for it here does not tell.
     """
     positional, args = iter(inputs.args), resolved.bound.args
     names = argument_names(call.model_copy(update={"args": args}))
     values = [inputs.kwargs[a.name] if a.keyword and a.name else next(positional) for a in args]
-    values = [arg.value if isinstance(arg.value, Group) else value for arg, value in zip(args, values, strict=True)]
+    groups = [arg.value if isinstance(arg.value, Group) else None for arg in args]
+    values = [
+        value if group is None else group if rank is None else replace(group, rank=rank)
+        for group, value in zip(groups, values, strict=True)
+    ]
     by_name = {name: value for kept in inputs.keep for name, value in vars(kept).items()}
     tensors = {name: value for name, value in by_name.items() if isinstance(value, torch.Tensor)}
     return Invocation(call.operator, {**constants(call), **dict(zip(names, values, strict=True))}, tensors)

@@ -13,7 +13,7 @@ import click
 from kcap.bench.contents import CheckTarget
 from kcap.bench.run import foreign_formats, output
 from kcap.bench.run.executors import SlotRequest, find_executor
-from kcap.bench.run.executors.common.dispatcher import Dispatcher, LostSlot, WorkUnit, queue_by_definition
+from kcap.bench.run.executors.common.dispatcher import AskedAgain, Dispatcher, LostSlot, WorkUnit, queue_by_definition
 from kcap.bench.run.executors.local import choose_device
 from kcap.bench.run.options import Options
 from kcap.bench.run.output import KeptOutcomes, solution_key
@@ -120,7 +120,9 @@ class BenchRun:
                 if isinstance(message, Outcome):
                     yield self._keep(message, add)
                 elif isinstance(message, LostSlot):
-                    click.echo(f"a judge cannot be started again: {message.error}", err=True)
+                    click.echo(f"a judge cannot be started: {message.error}", err=True)
+                elif isinstance(message, AskedAgain):
+                    click.echo(f"{message.solution} on {message.workload} is judged again: {message.reason}", err=True)
                 else:
                     record = record.joined(message)
                     output.check_machine(options.output, machine_before, record.machine)

@@ -1,12 +1,15 @@
 """The engine's side: the profiled steps of a Recording by kind, with the GPU time of every Call in them.
 
 A step's span is from the start of its first kernel to the end of its last; for some of it the GPU waits for work.
+
+A collective's kernel lasts from the arrival of its own rank on. Where all ranks of a group profiled a step, the one
+that came last waited for nobody: the shortest of their times is the transfer, and the rest of each is its wait.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -50,8 +53,8 @@ class GpuTime:
     kernels: int = 0
     names: set[str] = field(default_factory=set)
 
-    def add(self, kernel: KernelTime, shared_us: float = 0.0) -> None:
-        self.us += kernel.us
+    def add(self, kernel: KernelTime, shared_us: float = 0.0, waited_us: float = 0.0) -> None:
+        self.us += kernel.us - waited_us
         self.shared_us += shared_us
         self.kernels += 1
         self.names.add(kernel.name)
@@ -59,25 +62,36 @@ class GpuTime:
 
 @dataclass(frozen=True)
 class KindSteps:
-    """The profiled steps of one kind. `invocations`: of each Call (by id) in all of them."""
+    """The profiled steps of one kind. `invocations`: of each Call (by id) in all of them.
+
+    `waits`: of each step, by the number of the kernel, the microseconds that it waited for other ranks.
+    """
 
     kind: StepKind
     steps: Sequence[StepCoverage]
     invocations: Counter[int]
+    waits: Sequence[Mapping[int, float]] = ()
 
     @cached_property
     def gpu_us(self) -> float:
-        """The GPU time of all steps."""
-        return sum(kernel.us for step in self.steps for kernel in step.kernels)
+        """The GPU time of all steps, without the waits for other ranks."""
+        return sum(kernel.us for step in self.steps for kernel in step.kernels) - self.waited_us
+
+    @property
+    def waited_us(self) -> float:
+        """What the kernels of all steps waited for other ranks."""
+        return sum(us for waits in self.waits for us in waits.values())
 
     @cached_property
     def by_call(self) -> dict[int, GpuTime]:
         """The GPU time of each Call, over all steps."""
         by_call: dict[int, GpuTime] = {}
-        for step in self.steps:
-            for kernel, shared_us in shared_times(step):
+        for number, step in enumerate(self.steps):
+            waits = self.waits[number] if self.waits else {}
+            for index, (kernel, shared_us) in enumerate(shared_times(step)):
                 if kernel.call is not None:
-                    by_call.setdefault(kernel.call, GpuTime()).add(kernel, shared_us)
+                    time = by_call.setdefault(kernel.call, GpuTime())
+                    time.add(kernel, shared_us, waits.get(index, 0.0))
         return by_call
 
     @cached_property
@@ -101,7 +115,8 @@ class KindSteps:
         spans = [span for step in self.steps if (span := span_of_step(step, gap)) is not None]
         if len(spans) < len(self.steps):
             return None
-        return Span(fmean(span.us for span in spans), fmean(span.waits_us for span in spans), gap)
+        waited_us = self.waited_us / len(self.steps)
+        return Span(fmean(span.us for span in spans), fmean(span.waits_us for span in spans), gap, waited_us)
 
     @property
     def sm_mhz(self) -> float | None:
@@ -124,14 +139,46 @@ def profiled_kinds(recording: Recording) -> list[KindSteps]:
 
     FormatError if there are none in the Recording, CallError if the profiler saw no GPU in them.
     """
-    groups: dict[StepKind, list[StepCoverage]] = {}
-    for step in coverage.read(recording.path / coverage.FILE):
-        groups.setdefault(step_kind(step), []).append(step)
-    all_kinds = [KindSteps(kind, steps, invocations_in(recording, steps)) for kind, steps in groups.items()]
+    steps = list(coverage.read(recording.path / coverage.FILE))
+    kinds: dict[StepKind, list[int]] = {}
+    for number, step in enumerate(steps):
+        kinds.setdefault(step_kind(step), []).append(number)
+    waits = waits_for_peers(recording, steps)
+    all_kinds = []
+    for kind, numbers in kinds.items():
+        of_kind = [steps[number] for number in numbers]
+        all_kinds.append(
+            KindSteps(kind, of_kind, invocations_in(recording, of_kind), [waits[number] for number in numbers])
+        )
     busy = [kind for kind in all_kinds if kind.gpu_us > 0]
     if not busy:
         raise CallError(f"{recording.path}: its profiled steps used no GPU: record with --check-coverage on a GPU")
     return sorted(busy, key=lambda kind: -kind.gpu_us)
+
+
+def waits_for_peers(recording: Recording, steps: Sequence[StepCoverage]) -> list[dict[int, float]]:
+    """Of each step, by the number of the kernel, the microseconds that a collective's kernel waited for other ranks.
+
+    The n-th kernel of a name and a group is one collective in all ranks of the group. Where one of them did not profile
+    the step, or ran another number of them, nothing is told of a wait.
+    """
+    groups = {place.rank: place.groups for place in recording.metadata.ranks}
+    calls = {call.id: call.group for call in recording.calls if call.group is not None and call.group.size > 1}
+    runs: dict[tuple[object, ...], dict[int, tuple[int, list[int]]]] = defaultdict(dict)
+    for number, step in enumerate(steps):
+        for index, kernel in enumerate(step.kernels):
+            if (group := calls.get(-1 if kernel.call is None else kernel.call)) is not None:
+                ranks = tuple(groups.get(step.rank, {}).get(group.name, sorted(groups)))
+                key = (step.index, step_kind(step), ranks, group.size, group.name, kernel.name)
+                runs[key].setdefault(step.rank, (number, []))[1].append(index)
+    waits: list[dict[int, float]] = [{} for _ in steps]
+    for (_, _, _, size, *_), by_rank in runs.items():
+        if len(by_rank) == size and len({len(indexes) for _, indexes in by_rank.values()}) == 1:
+            for indexes in zip(*([(number, index) for index in own] for number, own in by_rank.values()), strict=True):
+                times = [steps[number].kernels[index].us for number, index in indexes]
+                for (number, index), us in zip(indexes, times, strict=True):
+                    waits[number][index] = us - min(times)
+    return waits
 
 
 def step_kind(step: StepCoverage) -> StepKind:
@@ -166,19 +213,21 @@ _EndedKernel = tuple[KernelTime, float, float]  # a kernel, its start, and the e
 
 @dataclass(frozen=True)
 class Span:
-    """`us`: from first start to last end. `waits_us`: of it, the GPU's waits for the host to launch.
+    """`us`: from first start to last end. `waits_us`: of it, the GPU's waits for the host to launch; `peers_us`: its
+    waits for other ranks, within collectives.
 
-    A wait is the part of a gap beyond `gap_us`, the GPU's own.
+    A wait for the host is the part of a gap beyond `gap_us`, the GPU's own.
     """
 
     us: float
     waits_us: float
     gap_us: float = GAP_US
+    peers_us: float = 0.0
 
     @property
     def own_us(self) -> float:
-        """Without the waits for the host."""
-        return self.us - self.waits_us
+        """Without the waits."""
+        return self.us - self.waits_us - self.peers_us
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def program_time(program: ProgramMeasurement | None) -> ProgramTime:
     if program.status != "ok" or program.median_us is None:
         return ProgramTime(None, program.reason or program.status, program.program, provenance=provenance)
     return ProgramTime(
-        us=program.median_us,
+        us=program.median_us - (program.waited_us or 0.0),
         program=program.program,
         invocations=program.invocations,
         left_out=program.left_out,

@@ -100,6 +100,7 @@ def _span(kind: KindFidelity) -> Iterator[Text]:
     yield Text("·" if kind.program.us is None else duration(kind.program.us), "bold")
     yield _ratio(kind.span_ratio, False)
     waits = f", less {duration(kind.span.waits_us)} of waiting for the host" if kind.span else ""
+    waits += f" and {duration(kind.span.peers_us)} for other ranks" if kind.span and kind.span.peers_us else ""
     yield Text(f"the step's span{waits}", "bold")
 
 

@@ -16,7 +16,8 @@ SERVING, PROGRAM = "serving", "Program"  # each Call alone in this cache state; 
 
 @dataclass(frozen=True)
 class ProgramTime:
-    """A Program replayed as a whole, in microseconds; `us` None: it was not, for `reason`.
+    """A Program replayed as a whole, in microseconds, without waits for other ranks; `us` None: it was not, for
+    `reason`.
 
     `left_out`: of its kernels' `invocations`. `unmatched_us`: of its kernels' durations, those attributed to no Call.
     `stretches`: the number of CUDA graphs. `sm_mhz`: the GPU's clock after it.

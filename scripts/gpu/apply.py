@@ -152,7 +152,11 @@ def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recordin
     if not (judged / "bench.json").exists():
         folder = output / "solutions"
         folder.mkdir(exist_ok=True)
-        texts = {name: text for kernel in chosen(recording, kernels) for name, text in references_of(kernel).items()}
+        texts = {
+            name: text
+            for kernel in chosen(recording, kernels, measured)
+            for name, text in references_of(kernel).items()
+        }
         texts |= dict(examples_of(recording)) if torch.cuda.is_available() else {}
         for name, text in texts.items():
             (folder / f"{name}.py").write_text(text)
@@ -162,9 +166,9 @@ def prepare(output: Path, engine: Sequence[str], kernels: int) -> tuple[Recordin
     return recording, read_judged(judged)
 
 
-def chosen(recording: Recording, number: int) -> list[DerivedDefinition]:
+def chosen(recording: Recording, number: int, measured: Path) -> list[DerivedDefinition]:
     """Of each seam, so many Definitions of the most decode time whose inputs are views of what the engine passes."""
-    times, _ = known_times(recording, recording.path.with_name("measurements.jsonl")) or ({}, "")
+    times, _ = known_times(recording, measured) or ({}, "")
     found: dict[str, list[tuple[float, DerivedDefinition]]] = defaultdict(list)
     for kernel in derive(recording).kernels:
         uses = [use for use in kernel.uses if use.call.counted("decode") and use.call.id in times]

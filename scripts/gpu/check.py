@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -54,19 +55,20 @@ FIDELITY_S = 3600  # and a minute, in which its table is printed
 
 
 def run(*command: str, timeout: float = 580) -> subprocess.CompletedProcess[str]:
-    """Status 124 where it took longer than `timeout` seconds."""
+    """Status 124 where it took longer than `timeout` seconds: it is killed, with its engine and that one's workers."""
     start = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired as late:
-        done = subprocess.CompletedProcess(command, 124, *(_text(part) for part in (late.stdout, late.stderr)))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+            status = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            (output, errors), status = process.communicate(), 124
+    done = subprocess.CompletedProcess(command, status, output, errors)
     print(f"$ {' '.join(command)}   ({time.perf_counter() - start:.0f} s, status {done.returncode})", flush=True)
     print(done.stdout[-5000:], done.stderr[-2500:], flush=True)
     return done
-
-
-def _text(said: str | bytes | None) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
 
 
 def record(model: str, output: Path, *more: str, framework: str = "vLLM", python: str = sys.executable) -> Check:
@@ -164,8 +166,8 @@ class Parts:
         words = ("--seconds", seconds, "--pairs", pairs, "--batch", "16", *((mode,) if mode else ()), *self.depth)
         done = self._script("overhead.py", *words)
         rows = [line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith("throughput")]
-        found = [Check(what, text, _median(text) <= most) for what, text in rows]
-        return _ended(f"overhead {mode}".strip(), done, found)
+        found = [Check(what, text, median(text) <= most) for what, text in rows]
+        return ended(f"overhead {mode}".strip(), done, found)
 
     def sglang(self) -> list[Check]:
         python = sglang_python()
@@ -203,10 +205,10 @@ def _lines(what: str, done: subprocess.CompletedProcess[str]) -> list[Check]:
     """The table that a script printed last."""
     rows = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD "))]
     found = [Check(*line[5:].rsplit(": ", 1), line.startswith("ok ")) for line in rows]
-    return _ended(what, done, found)
+    return ended(what, done, found)
 
 
-def _ended(what: str, done: subprocess.CompletedProcess[str], found: list[Check]) -> list[Check]:
+def ended(what: str, done: subprocess.CompletedProcess[str], found: list[Check]) -> list[Check]:
     """`found`, and how the script ended where it said nothing, or failed otherwise than it said."""
     said = found and (done.returncode == 0 or not all(row.passed for row in found))
     return found if said else [*found, Check(what, f"status {done.returncode}", False)]
@@ -218,7 +220,7 @@ def _same(mode: str, found: str) -> Check:
     return Check(f"outputs, {mode}", found, all(words in found for words in wanted))
 
 
-def _median(text: str) -> float:
+def median(text: str) -> float:
     """Of the loss: `median 0.4%, from …`."""
     return float(text.split("median ")[1].split("%")[0]) / 100
 

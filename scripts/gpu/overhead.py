@@ -1,6 +1,7 @@
 """What recording costs a serving engine: vLLM's throughput with and without it, in one run, in interleaved pairs.
 
     python scripts/gpu/overhead.py --model meta-llama/Llama-3.1-8B --batch 16 --batch 256 [--pairs 5] [--seconds 5]
+        [--engine-arg KEY=VALUE]…
 
 One engine with kcap in it serves the same batch again and again; between two runs the window is paused or opened. A
 pair is one run without and one with recording, in alternating order; before each pair stands another run without, whose
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kcap.capture.controller.frameworks import find_model
+from kcap.capture.controller.offline import engine_arguments
 from kcap.capture.engines import Start
 from kcap.capture.engines.vllm import adapter
 from kcap.capture.session import SESSION_VARIABLE, Session
@@ -36,22 +38,24 @@ def options() -> argparse.Namespace:
     parser.add_argument("--input-len", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=5.0, help="the least length of a run")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--engine-arg", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--compiled", action="store_true", help="the engine's defaults instead of eager")
     parser.add_argument("--json", type=Path, help="write every sample here")
     return parser.parse_args()
 
 
 class Bench:
-    """An engine whose recording can be switched between runs of equal work. `options`: more of vLLM's."""
+    """An engine whose recording can be switched between runs of equal work."""
 
-    def __init__(self, args: argparse.Namespace, session: Session, **options: Any) -> None:
+    def __init__(self, args: argparse.Namespace, session: Session) -> None:
         from vllm import LLM
 
         target = find_model(args.model, "dummy")
         self.session = session
         self.input_len = args.input_len
-        engine = adapter.arguments(Start(target, "dummy", args.num_layers, not args.compiled, {}, 8192))
-        self.llm = LLM(**engine, **options, enable_prefix_caching=False)
+        given = engine_arguments(tuple(args.engine_arg))
+        engine = adapter.arguments(Start(target, "dummy", args.num_layers, not args.compiled, given, 8192))
+        self.llm = LLM(**engine, enable_prefix_caching=False)
 
     def run(self, batch: int, tokens: int) -> float:
         """Seconds to serve `batch` prompts, `tokens` generated tokens each."""
@@ -121,6 +125,7 @@ def main() -> None:
         os.environ |= {**adapter.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
         bench = Bench(args, session)
         results = {batch: measure(bench, batch, args) for batch in args.batch or (16, 256)}
+        bench.llm.llm_engine.engine_core.shutdown()  # while its ranks' folder is there
     for batch, pairs in results.items():
         report(pairs, batch, args)
     if args.json:

@@ -136,7 +136,8 @@ def main() -> None:
     session.write()
     os.environ |= {**adapter.FRAMEWORK.environment, SESSION_VARIABLE: str(session.file)}
     options = profiler_options(folder / "traces")
-    bench = Bench(given, session, profiler_config=options)
+    given.engine_arg = [f"profiler_config={json.dumps(options)}"]
+    bench = Bench(given, session)
     bench.recording(False)
     bench.run(given.batch, given.tokens)
     seconds: dict[str, list[float]] = {"neither": [], "profiler": [], "kcap": [], "written": []}

@@ -62,7 +62,13 @@ def collectives(size: int) -> list[Call]:
     """As ranks 0 and 1 of `size` recorded them."""
     gathered = {"input": floats(3, HIDDEN), "group_size": size}
     reduced = {"input": floats(5, HIDDEN), "reduce_op": "sum"}
-    operators = (("all_gather_into_tensor", gathered), ("all_reduce", reduced), ("all_reduce_", reduced))
+    scattered = {"input": floats(3 * size, HIDDEN), "reduce_op": "sum", "group_size": size}
+    operators = (
+        ("all_gather_into_tensor", gathered),
+        ("all_reduce", reduced),
+        ("all_reduce_", reduced),
+        ("reduce_scatter_tensor", scattered),
+    )
     return [
         in_group(2 * index + rank, f"_c10d_functional::{name}", size, rank, **arguments)
         for index, (name, arguments) in enumerate(operators)
@@ -78,7 +84,8 @@ def test_a_collective_is_checked_by_as_many_processes_as_its_group_had(size: int
     derived = derive_calls(contents.calls, METADATA)
     with Checkers(contents, CheckTarget(device="cpu")) as checkers:
         checks = list(check_references(checkers, derived))
-    assert {check.definition for check in checks} == {f"all_{kind}_ws{size}_h{HIDDEN}" for kind in ("reduce", "gather")}
+    kinds = {"all_reduce", "all_gather", "reduce_scatter"}
+    assert {check.definition for check in checks} == {f"{kind}_ws{size}_h{HIDDEN}" for kind in kinds}
     assert {check.operator.split("::")[1] for check in checks} >= {"all_gather_into_tensor", "all_reduce"}
     assert {check.status for check in checks} == {"agrees"}, checks
 

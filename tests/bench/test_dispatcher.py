@@ -19,12 +19,20 @@ from kcap.bench.run.executors import SlotRequest, executors, find_executor, loca
 from kcap.bench.run.executors.common import actor as cores_file
 from kcap.bench.run.executors.common import slot as scratch_file
 from kcap.bench.run.executors.common.actor import claimed_cores
-from kcap.bench.run.executors.common.dispatcher import Dispatcher, LostSlot, WorkQueue, WorkUnit, queue_by_definition
-from kcap.bench.run.executors.common.slot import LocalSlot, scratch_folder
+from kcap.bench.run.executors.common.dispatcher import (
+    AskedAgain,
+    Dispatcher,
+    LostSlot,
+    WorkQueue,
+    WorkUnit,
+    queue_by_definition,
+)
+from kcap.bench.run.executors.common.slot import LocalSlot, Stopped, scratch_folder
 from kcap.bench.run.options import Options
 from kcap.errors import CallError, KcapError
 from kcap.replay.datasets.invocations import spreads_for
 from kcap.schemas.flashinfer import solution as solutions_file
+from kcap.schemas.results.outcome import Outcome
 from kcap.system.worker_process import Worker
 
 
@@ -64,7 +72,7 @@ def test_a_judge_may_take_all_first_runs_of_both():
 
 def judged(units, count=1, limit_s=30.0):
     told = list(Dispatcher(slots(count), queue_by_definition(units), limit_s).judge())
-    return [one for one in told if not isinstance(one, dict)]
+    return [one for one in told if isinstance(one, Outcome)]
 
 
 def test_each_executor_is_one_file():
@@ -115,7 +123,9 @@ def test_a_second_slot_begins_with_another_definition():
 
 
 def test_a_judge_that_dies_once_is_started_again_and_asked_again(faked, units, journal):
-    first, second = judged(units(("a", SCALE, {"s1": {"die": 1}})))
+    told = list(Dispatcher(slots(1), queue_by_definition(units(("a", SCALE, {"s1": {"die": 1}}))), 30).judge())
+    _, again, first, second = told
+    assert again == AskedAgain("a", "s1", "crashed: SIGABRT")
     assert (first.status, second.status) == ("PASSED", "PASSED")
     processes = [process for process, *_ in journal()]
     assert len(processes) == 3 and processes[0] != processes[1]
@@ -152,6 +162,43 @@ def test_a_judge_that_has_no_device_stops_the_run_with_its_words(faked, units, m
         list(crew.judge())
 
 
+def test_a_judge_that_does_not_start_leaves_its_work_to_the_others(faked, units):
+    class Poor(LocalSlot):
+        def start(self):
+            raise KcapError("its cores are not free")
+
+    crew = Dispatcher(
+        [Poor({"device": "cpu"}, "fake_judge"), *slots(1)], queue_by_definition(units(("a", SCALE, {}))), 30
+    )
+    outcomes, slots_lost = told_by(crew)
+    assert ([one.status for one in outcomes.values()], slots_lost) == (["PASSED"] * 2, 1)
+    with pytest.raises(KcapError, match="its cores are not free"):
+        list(Dispatcher([Poor({"device": "cpu"})], queue_by_definition(units(("a", SCALE, {}))), 30).judge())
+
+
+def test_a_judge_that_has_not_started_holds_up_no_run_that_is_done(units):
+    class Late:
+        """A slot that waits for its node."""
+
+        stopped = threading.Event()
+
+        def start(self):
+            assert self.stopped.wait(20)
+            raise Stopped("stopped")
+
+        def stop(self):
+            self.stopped.set()
+
+        def close(self):
+            pass
+
+    begun = time.monotonic()
+    judges = Played(lambda request, limit_s: {"status": "PASSED"})
+    outcomes, slots_lost = told_by(Dispatcher([Late(), judges], queue_by_definition(units(("a", SCALE, {}))), 30))
+    assert (len(outcomes), slots_lost) == (2, 0)
+    assert time.monotonic() - begun < 10
+
+
 class Played:
     """A slot without a process, of which `run` answers; `ready`: it starts then."""
 
@@ -177,7 +224,7 @@ def lost(request, limit_s):
 def told_by(crew):
     """The Outcomes by Solution and Workload, and how many slots were lost."""
     found = list(crew.judge())
-    outcomes = [one for one in found if not isinstance(one, (dict, LostSlot))]
+    outcomes = [one for one in found if isinstance(one, Outcome)]
     return {(one.solution, one.workload): one for one in outcomes}, sum(isinstance(one, LostSlot) for one in found)
 
 
@@ -344,7 +391,7 @@ def test_a_run_that_loses_a_slot_is_whole(bench, tmp_path, monkeypatch):
     for i in range(4):
         write_solution(tmp_path / "solutions", f"s{i}", sleep=0.1, s1={"die": 1})
     done = bench()
-    assert (done.code, "cannot be started again: cuda:1: cannot be used" in done.err) == (0, True), done.err
+    assert (done.code, "cannot be started: cuda:1: cannot be used" in done.err) == (0, True), done.err
     assert len(statuses(tmp_path / "out")) == len(outcomes_in(tmp_path / "out")) == 8 and failed
     assert list((tmp_path / "out" / "traces").rglob("*.jsonl"))
 

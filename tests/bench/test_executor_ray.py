@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,11 @@ class Actor:
 
     def remote(self, *args):
         return args
+
+
+def node(alive=True, **resources):
+    """As ray.nodes() tells of it."""
+    return {"Alive": alive, "Resources": resources}
 
 
 def raised_or_given(answer):
@@ -63,11 +72,20 @@ class TestWithRay:
     def test_a_slot_for_each_gpu_and_no_more_than_have_work(self):
         from kcap.bench.run.executors.ray import slots_of
 
-        assert slots_of({"GPU": 8, "CPU": 64}, SlotRequest("cuda", {"threads": None}, most=100)) == 8
-        assert slots_of({"GPU": 8, "CPU": 64}, SlotRequest("cuda", {"threads": None}, most=3)) == 3
-        assert slots_of({"CPU": 64}, SlotRequest("cpu", {"threads": 15}, most=100)) == 4
-        with pytest.raises(CallError, match="0 together"):
-            slots_of({"CPU": 64}, SlotRequest("cuda", {"threads": None}, most=1))
+        eight = [node(GPU=4, CPU=32), node(GPU=4, CPU=32)]
+        assert slots_of(eight, SlotRequest("cuda", {"threads": None}, most=100)) == 8
+        assert slots_of(eight, SlotRequest("cuda", {"threads": None}, most=3)) == 3
+        assert slots_of(eight, SlotRequest("cpu", {"threads": 15}, most=100)) == 4
+        assert slots_of([*eight, node(alive=False, GPU=4)], SlotRequest("cuda", {"threads": None}, most=100)) == 8
+
+    def test_what_is_left_of_several_nodes_makes_no_slot(self):
+        from kcap.bench.run.executors.ray import slots_of
+
+        assert slots_of([node(CPU=3), node(CPU=3)], SlotRequest("cpu", {"threads": 1}, most=9)) == 2
+        with pytest.raises(CallError, match=r"takes 2 CPU, and no node of the cluster has more than 1$"):
+            slots_of([node(CPU=1), node(CPU=1)], SlotRequest("cpu", {"threads": 1}, most=9))
+        with pytest.raises(CallError, match=r"takes 1 GPU, and no node of the cluster has more than 0$"):
+            slots_of([node(CPU=64)], SlotRequest("cuda", {"threads": None}, most=1))
 
     def test_a_dataset_that_is_sent_arrives_whole(self, judged_folder):
         from kcap.bench.run.executors.common.actor import dataset_bytes as size
@@ -94,7 +112,7 @@ class TestWithRay:
             pass
 
         started = []
-        slot = executor.RaySlot(SlotRequest("cpu", {"threads": 1}, 1), None)
+        slot = executor.RaySlot(SlotRequest("cpu", {"threads": 1}, 1), None, set())
         monkeypatch.setattr(executor.RaySlot, "start", lambda self: started.append(setattr(self, "_actor", Actor())))
         monkeypatch.setattr(executor.ray, "kill", lambda actor: None)
         answers = [Lost("lines\nthe node died"), {"status": "PASSED"}]
@@ -110,7 +128,8 @@ class TestWithRay:
     def test_a_cluster_judges_as_one_machine_does(self, bench, judged_folder, monkeypatch):
         ray = pytest.importorskip("ray")
         monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        env = {"PYTHONPATH": str(Path(__file__).parent)}
+        (scratch := judged_folder / "scratch").mkdir()
+        env = {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(scratch)}
         ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env={"env_vars": env})
         try:
             done = bench("--executor", "ray", "--threads", 1)
@@ -125,4 +144,83 @@ class TestWithRay:
         assert {one.reason for one in outcomes_in(judged_folder / "out") if one.reason} == {
             "the judge failed 2 times: crashed: SIGABRT"
         }
-        assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("kcap-dataset-*"))
+        assert not list(scratch.iterdir())
+
+
+class TestTwoNodes:
+    """Two nodes on one machine, each with one GPU by its own word, and a judge that uses none."""
+
+    @pytest.fixture
+    def cluster(self, faked, tmp_path, monkeypatch):
+        pytest.importorskip("ray", reason="Ray is not installed: pip install kcap[ray]")
+        from ray.cluster_utils import Cluster
+
+        monkeypatch.setenv("FAKE_JOURNAL", str(tmp_path / "journal"))
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(2):
+            nodes.add_node(num_cpus=1, num_gpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        yield nodes
+        nodes.shutdown()
+
+    @pytest.fixture
+    def asked(self, tmp_path):
+        """The fake judges' processes and what they were asked, as far as the journal goes."""
+        path = tmp_path / "journal"
+        return lambda: [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    @pytest.fixture
+    def long_folder(self, tmp_path):
+        write_judged(tmp_path / "dataset")
+        for number in range(4):
+            write_solution(tmp_path / "solutions", f"s{number}", us=5, sleep=2)
+        return tmp_path
+
+    def judged_while(self, bench, asked, harm):
+        """`kcap bench` on both nodes; `harm` gets a judge's process as soon as both are at work."""
+
+        def wait_and_harm():
+            until = time.monotonic() + 60
+            while len({process for process, *_ in asked()}) < 2 and time.monotonic() < until:
+                time.sleep(0.1)
+            harm(int(asked()[-1][0]))
+
+        thread = threading.Thread(target=wait_and_harm)
+        thread.start()
+        begun = time.monotonic()
+        done = bench("--executor", "ray", "--device", "cuda")
+        thread.join()
+        assert time.monotonic() - begun < 90, "it waited for what does not come"
+        return done
+
+    def each_pair_once(self, folder):
+        pairs = Counter((one.solution, one.workload, one.status) for one in outcomes_in(folder / "out"))
+        return pairs == Counter((f"s{n}", uuid, "PASSED") for n in range(4) for uuid in ("s1", "s2"))
+
+    @pytest.mark.slow
+    def test_an_actor_that_is_killed_is_started_again(self, cluster, bench, long_folder, asked):
+        def kill_actor(judge):
+            os.kill(parent(judge), signal.SIGKILL)
+
+        done = self.judged_while(bench, asked, kill_actor)
+        assert (done.code, self.each_pair_once(long_folder)) == (0, True), done.err
+        assert "is judged again: its actor was lost" in done.err
+        assert "cannot be started" not in done.err
+        assert len({process for process, *_ in asked()}) == 3
+
+    @pytest.mark.slow
+    def test_a_node_that_falls_out_leaves_its_work_to_the_other(self, cluster, bench, long_folder, asked):
+        def stop_node(judge):
+            raylet = parent(parent(judge))
+            (lost,) = (node for node in cluster.worker_nodes if node.all_processes["raylet"][0].process.pid == raylet)
+            cluster.remove_node(lost, allow_graceful=False)
+
+        done = self.judged_while(bench, asked, stop_node)
+        assert (done.code, self.each_pair_once(long_folder)) == (0, True), done.err
+        assert "a judge cannot be started: --executor ray: " in done.err
+        assert len({process for process, *_ in asked()}) == 2
+
+
+def parent(process: int) -> int:
+    """The parent of a process that may be gone."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

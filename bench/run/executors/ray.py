@@ -8,6 +8,7 @@ Source: https://docs.ray.io/en/latest/ray-core/actors.html
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ except ImportError:
 
 MOST_SENT = 64 << 20  # bytes of a dataset that is sent to the actors
 ANSWER_S = 60.0  # that an actor may be late with an answer that its judge gave
+LOOK_S = 1.0  # between looks whether a node still has room for an actor that waits
 
 
 @executor("ray")
@@ -46,52 +48,79 @@ class Ray(Executor):
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(address=os.environ.get("RAY_ADDRESS") or "local", log_to_driver=False, configure_logging=False)
         try:
-            count = slots_of(ray.cluster_resources(), where)
+            count = slots_of(ray.nodes(), where)
             root = Path(where.session["root"])
             files = ray.put(dataset_files(root)) if dataset_bytes(root) <= MOST_SENT else None
-            yield [RaySlot(where, files) for _ in range(count)]
+            crew: set[RaySlot] = set()
+            yield [RaySlot(where, files, crew) for _ in range(count)]
         finally:
             if mine:
                 ray.shutdown()
 
 
-def slots_of(resources: Mapping[str, float], where: SlotRequest) -> int:
+def slots_of(nodes: Sequence[Mapping[str, Any]], where: SlotRequest) -> int:
     """How many actors the cluster has room for, at most as many as have work; CallError if it has none."""
-    kind = "GPU" if where.device == "cuda" else "CPU"
-    each = needs(where)["num_gpus" if kind == "GPU" else "num_cpus"]
-    count = int(resources.get(kind, 0) // each)
+    count = room(nodes, where)
     if not count:
-        has = resources.get(kind, 0)
-        raise CallError(f"--executor ray: a slot takes {each} {kind}, and the cluster's nodes have {has:g} together")
+        kind, each = resource(where)
+        most = max((node["Resources"].get(kind, 0) for node in nodes if node["Alive"]), default=0)
+        raise CallError(
+            f"--executor ray: a slot takes {each} {kind}, and no node of the cluster has more than {most:g}"
+        )
     return min(count, where.most)
 
 
-def needs(where: SlotRequest) -> dict[str, float]:
+def room(nodes: Sequence[Mapping[str, Any]], where: SlotRequest) -> int:
+    """How many actors find a place: each is on one node, so what is left of several nodes makes none."""
+    kind, each = resource(where)
+    return sum(int(node["Resources"].get(kind, 0) // each) for node in nodes if node["Alive"])
+
+
+def resource(where: SlotRequest) -> tuple[str, int]:
     """What one actor takes of its node. On CPUs the judge has a core beside those of the Solutions."""
     threads = where.session.get("threads") or 0  # `check` saw to it that there are some
-    return {"num_gpus": 1} if where.device == "cuda" else {"num_cpus": threads + 1}
+    return ("GPU", 1) if where.device == "cuda" else ("CPU", threads + 1)
 
 
 class RaySlot:
-    """An actor seen from the command; where its node is lost, the next request starts another."""
+    """An actor seen from the command; where it is lost, the next request starts another if a node has room for it.
 
-    def __init__(self, where: SlotRequest, files: Any) -> None:
+    `crew`: the slots that have an actor, or wait for one.
+    """
+
+    def __init__(self, where: SlotRequest, files: Any, crew: set[RaySlot]) -> None:
         self._where = where
         self._files = files
+        self._crew = crew
         self._actor: Any = None
         self._stopped = False
 
     def start(self) -> dict[str, Any]:
         where = self._where
-        kind = ray.remote(max_concurrency=2, **needs(where))(JudgeActor)  # stop() while run() waits
-        self._actor = kind.remote({**where.session, "device": where.device}, where.module, self._files)
+        kind, each = resource(where)
+        needs: dict[str, Any] = {"num_gpus" if kind == "GPU" else "num_cpus": each}
+        actor = ray.remote(max_concurrency=2, **needs)(JudgeActor)  # stop() while run() waits
+        self._actor = actor.remote({**where.session, "device": where.device}, where.module, self._files)
+        self._crew.add(self)
         try:
+            self._await_node()
             environment: dict[str, Any] = ray.get(self._actor.start.remote(), timeout=START_LIMIT_S)
         except ray.exceptions.RayError as error:
             raise KcapError(f"--executor ray: a slot does not start: {_last_line(error)}") from None
         if "error" in environment:
-            raise CallError(environment["error"])
+            raise KcapError(environment["error"])
         return environment
+
+    def _await_node(self) -> None:
+        """Wait until the actor is on a node; KcapError where none that is alive has room for it."""
+        ready, until = self._actor.__ray_ready__.remote(), time.monotonic() + START_LIMIT_S
+        while not ray.wait([ready], timeout=LOOK_S)[0]:
+            if self._stopped:
+                raise Stopped("stopped")
+            if len(self._crew) > room(ray.nodes(), self._where) or time.monotonic() > until:
+                self._kill()
+                raise KcapError("--executor ray: no node has room for its actor")
+        ray.get(ready)
 
     def run(self, request: JudgeRequest, limit_s: float) -> dict[str, Any]:
         if self._stopped:
@@ -120,6 +149,7 @@ class RaySlot:
         if self._actor is not None:
             ray.kill(self._actor)
         self._actor = None
+        self._crew.discard(self)
 
 
 def _last_line(error: Exception) -> str:

@@ -1,19 +1,29 @@
-"""all_reduce and all_gather: what a group makes of its ranks' tensors, as one process that had them all would compute.
+"""all_reduce, all_gather and reduce_scatter: what a group makes of its ranks' tensors, as one process would.
 
 One rank's call holds its own tensor alone. A Definition's input stacks those of all ranks [world_size, num_tokens,
 hidden_size], because a reference computes only from what it is passed; of the other ranks only the shape is known, so
-their values are random. Calls whose group's size was not recorded are declined, and so is `c10d::allreduce_`, whose
-operation (a sum, a maximum) is an object that no Recording holds.
+their values are random. Calls whose group's size was not recorded are declined, and so are `c10d::allreduce_` and
+`c10d::_reduce_scatter_base_`, whose operation (a sum, a maximum) is an object that no Recording holds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from kcap.schemas.derive.cost import CostInputs
 from kcap.schemas.derive.families import cost_function, family
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
-from kcap.schemas.derive.kernel import KernelInstance, LazyValue, abbreviate, lazy_arg, tensor_arg
+from kcap.schemas.derive.kernel import (
+    KernelInstance,
+    LazyValue,
+    TensorArg,
+    abbreviate,
+    lazy_arg,
+    scalar_arg,
+    tensor_arg,
+)
 from kcap.schemas.recording.values import Group
 
 SUM = """import torch
@@ -33,6 +43,18 @@ def run(inputs):
     assert inputs.shape[::2] == ({ranks}, {h})
     return inputs.clone()
 """
+
+
+PART = """import torch
+
+
+@torch.no_grad()
+def run(inputs, rank):
+    assert inputs.shape[:2] == ({ranks}, {ranks}) and inputs.shape[3] == {h}
+    return inputs[:, rank].to(torch.float32).sum(dim=0).to(inputs.dtype)
+"""
+OF_RANK = ("num_tokens", "hidden_size")
+OF_ALL = ("world_size", *OF_RANK)
 
 
 @family("all_reduce", "_C_custom_ar::all_reduce", "sgl_kernel::all_reduce")
@@ -65,19 +87,10 @@ def all_reduce_functional(call: Invocation) -> KernelInstance:
 
 def all_reduce(call: Invocation, x: torch.Tensor, output: LazyValue) -> KernelInstance:
     """`x`: [..., hidden_size] of this rank, leading dimensions joined."""
-    group = group_of(call)
-    h, flat = x.shape[-1], x.reshape(-1, x.shape[-1])
-    return KernelInstance(
-        name=f"all_reduce{abbreviate(x.dtype, torch.bfloat16)}_ws{group.size}_h{h}",
-        op_type="comm",
-        axes={"world_size": group.size, "num_tokens": None, "hidden_size": h},
-        inputs={"inputs": tensor_arg(flat.expand(group.size, *flat.shape), "world_size", "num_tokens", "hidden_size")},
-        outputs={"output": lazy_arg(x.dtype, ("num_tokens", "hidden_size"), lambda: output().reshape(-1, h))},
-        reference=SUM.format(ranks=group.size, h=h),
-        description=f"The sum of the tensors of {group.size} ranks; each of them gets it.",
-        flops=(group.size - 1) * x.numel(),
-        touched=lambda: total_bytes(x, x),
-    )
+    h = x.shape[-1]
+    description = "The sum of the tensors of {ranks} ranks; each of them gets it."
+    result = lazy_arg(x.dtype, OF_RANK, lambda: output().reshape(-1, h))
+    return collective(call, "all_reduce", x.reshape(-1, h), OF_RANK, result, SUM, description)
 
 
 @family("all_gather", "_C::shm_all_gather")
@@ -105,23 +118,74 @@ def all_gather_along_dim(call: Invocation) -> KernelInstance:
 
 def all_gather(call: Invocation, x: torch.Tensor, output: LazyValue, along_rows: bool = False) -> KernelInstance:
     """`x`: [..., hidden_size] of this rank; `output`: the ranks' one after the other, `along_rows` within each row."""
-    group = group_of(call)
-    h, flat = x.shape[-1], x.reshape(-1, x.shape[-1])
-    gathered = (len(flat), group.size, h) if along_rows else (group.size, len(flat), h)
+    ranks, h, flat = group_of(call).size, x.shape[-1], x.reshape(-1, x.shape[-1])
+    gathered = (len(flat), ranks, h) if along_rows else (ranks, len(flat), h)
 
     def stacked() -> torch.Tensor:
         parts = output().reshape(gathered)
         return parts.transpose(0, 1) if along_rows else parts
 
+    description = "The tensors of {ranks} ranks, one after the other; each of them gets all."
+    result = lazy_arg(x.dtype, OF_ALL, stacked)
+    return collective(call, "all_gather", flat, OF_RANK, result, STACK, description)
+
+
+@family("reduce_scatter", "_c10d_functional::reduce_scatter_tensor")
+def reduce_scatter_functional(call: Invocation) -> KernelInstance:
+    if call["reduce_op"] != "sum":
+        raise Unrecognized("no sum")
+    return reduce_scatter(call, call.tensor("input"), lambda: call.result)
+
+
+@family("reduce_scatter", "sglang::reg_reduce_scatter_tensor")
+def reduce_scatter_into_tensor(call: Invocation) -> KernelInstance:
+    return reduce_scatter(call, call.tensor("input"), lambda: call.tensor("output"))
+
+
+@family("reduce_scatter", "vllm::reduce_scatter")
+def reduce_scatter_along_dim(call: Invocation) -> KernelInstance:
+    x = call.tensor("tensor")
+    last = x.dim() - 1
+    if call["dim"] not in (0, -1, last):
+        raise Unrecognized("along neither the first nor the last dimension")
+    return reduce_scatter(call, x, lambda: call.result, along_rows=last == 0 or call["dim"] in (-1, last))
+
+
+def reduce_scatter(call: Invocation, x: torch.Tensor, output: LazyValue, along_rows: bool = False) -> KernelInstance:
+    """`x`: what this rank adds to each rank's part, one part after the other, `along_rows` within each row."""
+    group = group_of(call)
+    h = x.shape[-1] // group.size if along_rows else x.shape[-1]
+    parts = x.reshape(-1, group.size, h).transpose(0, 1) if along_rows else x.reshape(group.size, -1, h)
+    description = "The sum of the tensors of {ranks} ranks, of which each of them gets its own part."
+    result = lazy_arg(x.dtype, OF_RANK, lambda: output().reshape(-1, h))
+    rank = {"rank": scalar_arg(group.rank, "int32", "The rank whose part it is.")}
+    return collective(call, "reduce_scatter", parts, OF_ALL, result, PART, description, rank)
+
+
+def collective(
+    call: Invocation,
+    kind: str,
+    x: torch.Tensor,
+    axes: tuple[str, ...],
+    output: TensorArg,
+    reference: str,
+    description: str,
+    scalars: Mapping[str, TensorArg] | None = None,
+) -> KernelInstance:
+    """`x`: of this rank, [..., num_tokens, hidden_size], with `axes`. Each element of an output is a sum
+    over the ranks, but of a gather's."""
+    ranks, (tokens, h) = group_of(call).size, x.shape[-2:]
+    rows = tokens * (ranks if "world_size" in (output.shape or ()) else 1)
     return KernelInstance(
-        name=f"all_gather{abbreviate(x.dtype, torch.bfloat16)}_ws{group.size}_h{h}",
+        name=f"{kind}{abbreviate(x.dtype, torch.bfloat16)}_ws{ranks}_h{h}",
         op_type="comm",
-        axes={"world_size": group.size, "num_tokens": None, "hidden_size": h},
-        inputs={"inputs": tensor_arg(flat.expand(group.size, *flat.shape), "world_size", "num_tokens", "hidden_size")},
-        outputs={"output": lazy_arg(x.dtype, ("world_size", "num_tokens", "hidden_size"), stacked)},
-        reference=STACK.format(ranks=group.size, h=h),
-        description=f"The tensors of {group.size} ranks, one after the other; each of them gets all.",
-        touched=lambda: (1 + group.size) * total_bytes(x),
+        axes={"world_size": ranks, "num_tokens": None, "hidden_size": h},
+        inputs={"inputs": tensor_arg(x.expand(ranks, *x.shape), "world_size", *axes), **(scalars or {})},
+        outputs={"output": output},
+        reference=reference.format(ranks=ranks, h=h),
+        description=description.format(ranks=ranks),
+        flops=0 if kind == "all_gather" else (ranks - 1) * rows * h,
+        touched=lambda: total_bytes(x) + rows * h * x.itemsize,
     )
 
 

@@ -76,7 +76,7 @@ def test_json_is_one_document_with_what_was_replayed_where(kcap: Kcap, recorded:
     done = kcap("replay", recorded, "--fidelity", "--json")
     found = orjson.loads(done.out)
     assert (found["holds"], found["recorded_on"], found["environment"]["torch"]) == (True, "NVIDIA H200", "2.11")
-    assert found["kinds"][0]["span"] == {"us": 140.0, "waits_us": 0.0, "gap_us": 1.0, "own_us": 140.0}
+    assert found["kinds"][0]["span"] == {"us": 140.0, "waits_us": 0.0, "gap_us": 1.0, "peers_us": 0.0, "own_us": 140.0}
 
 
 def test_a_folder_gets_the_figure_and_what_it_rests_on(

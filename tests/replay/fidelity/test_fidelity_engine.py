@@ -15,6 +15,7 @@ from kcap.replay.fidelity.engine import (
     FEWEST_GAPS,
     GAP_US,
     LAUNCH_US,
+    KindSteps,
     Span,
     StepKind,
     median_gap,
@@ -23,8 +24,10 @@ from kcap.replay.fidelity.engine import (
 )
 from kcap.replay.fidelity.replaying import NearestSample, nearest_sample, steps_by_rank
 from kcap.schemas.recording.recording import Call, Metadata, Program, Recording, Sample, Step, load, write_recording
+from kcap.schemas.recording.records import Argument, Rank
+from kcap.schemas.recording.values import Group
 from kcap.schemas.results import coverage
-from kcap.schemas.results.coverage import StepCoverage
+from kcap.schemas.results.coverage import KernelTime, StepCoverage
 
 MM, VIEW, REGION = Call(id=0, operator="a::mm"), Call(id=1, operator="a::view", work=False), Call(id=2, operator="a::r")
 REGION = REGION.model_copy(update={"kind": "region"})
@@ -93,6 +96,49 @@ def test_profiled_steps_that_used_no_gpu_say_so(steps: list[StepCoverage], tmp_p
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="a Program 7"):
         profiled_kinds(recorded(tmp_path, step(kernel(0, 5), program=7)))
+
+
+REDUCE = [
+    Call(id=number, operator="c10d::allreduce_", args=[Argument(name="group", value=group)])
+    for number, group in enumerate((Group(2, 0, "tp"), Group(2, 1, "tp"), Group(3, 0, "ep"), Group(3, 1, "ep")), 3)
+]
+
+
+def of_two_ranks(path: Path, *steps: StepCoverage) -> KindSteps:
+    groups = {"tp": [0, 1], "pp": [0]}
+    places = [Rank(rank=rank, pid=rank + 1, places={"tp": rank}, groups=groups) for rank in (0, 1)]
+    write_recording(path, Metadata(ranks=places, world_size=2), [MM, *REDUCE], PROGRAMS[:0])
+    coverage.write(path / coverage.FILE, steps)
+    (kind,) = profiled_kinds(load(path))
+    return kind
+
+
+def reduced(call: int, us: float, start: float) -> KernelTime:
+    return KernelTime(name="nccl", us=us, call=call, start_us=start, launched_us=-1000.0)
+
+
+def on_rank(rank: int, *kernels: KernelTime, **more: object) -> StepCoverage:
+    return step(*kernels, rank=rank, program=None, **more)
+
+
+def test_what_a_rank_waits_in_a_collective_for_the_last_one_is_told_apart(tmp_path: Path) -> None:
+    """Rank 0 comes 20 µs early to the first, rank 1 5 µs early to the second."""
+    first = [kernel(0, 100, 0, launched_us=-1000.0), reduced(3, 30, 100), reduced(3, 10, 130)]
+    second = [kernel(0, 120, 0, launched_us=-1000.0), reduced(4, 10, 120), reduced(4, 15, 130)]
+    kind = of_two_ranks(tmp_path, on_rank(0, *first), on_rank(1, *second))
+    assert [dict(waits) for waits in kind.waits] == [{1: 20, 2: 0}, {1: 0, 2: 5}]
+    assert (kind.by_call[3].us, kind.by_call[4].us, kind.by_call[0].us) == (20, 20, 220)
+    assert (kind.waited_us, kind.gpu_us) == (25, 260)
+    assert kind.span is not None and (kind.span.peers_us, kind.span.own_us) == (12.5, 142.5 - 12.5)
+
+
+def test_a_collective_that_not_all_of_its_ranks_profiled_keeps_its_time(tmp_path: Path) -> None:
+    steps = [on_rank(0, reduced(3, 30, 0), index=0), on_rank(1, reduced(4, 10, 0), index=1)]
+    assert of_two_ranks(tmp_path / "steps", *steps).waited_us == 0
+    uneven = [on_rank(0, reduced(3, 30, 0), reduced(3, 9, 40)), on_rank(1, reduced(4, 10, 0))]
+    assert of_two_ranks(tmp_path / "uneven", *uneven).waited_us == 0
+    without_the_third = [on_rank(0, reduced(5, 30, 0)), on_rank(1, reduced(6, 10, 0))]
+    assert of_two_ranks(tmp_path / "three", *without_the_third).waited_us == 0
 
 
 def test_a_span_is_from_the_first_start_to_the_last_end() -> None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -16,11 +17,13 @@ from handmade import call, request_for, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcap.replay.group.clock import GpuGroupSampler, GroupSampler
-from kcap.replay.group.collectives import SUM_ASSUMED
+from kcap.replay.group.clock import GpuGroupSampler, GroupSampler, time_collective
+from kcap.replay.group.collectives import SUM_ASSUMED, waiting
+from kcap.replay.group.peers import Alone
 from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
 from kcap.replay.timing.device import device_of_rank
+from kcap.schemas.derive.bound_call import Inputs
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import Group, Opaque, Value
 
@@ -76,6 +79,12 @@ def test_every_symmetric_collective_is_replayed(pair: GroupedWorker, operator: s
     assert answer["status"] == "ok", answer
 
 
+def test_four_ranks_scatter_a_sum(pair: GroupedWorker) -> None:
+    scatter = call("_c10d_functional::reduce_scatter_tensor", X, "sum", 4, Group(4, 3, "tp"))
+    answer = pair.run(request(scatter), 60)
+    assert (answer["status"], answer["ranks"]) == ("ok", 4), answer
+
+
 UNEVEN: dict[str, list[Value]] = {
     "c10d::alltoall_base_": [tensor(64, 32, storage=1), tensor(64, 32), PAIR, [10, 54], [20, 44], *WORK],
     "c10d::allgather_": [[[tensor(64), tensor(65, storage=2)]], [tensor(64)], PAIR, *WORK],
@@ -112,6 +121,26 @@ def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: G
     assert answer["status"] == "failed" and time.monotonic() - began < 15
     assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV"
     assert pair.run(request(all_reduce(2), seconds=0.003), 60)["status"] == "ok"
+
+
+def test_what_a_dead_rank_leaves_hanging_has_a_few_seconds(pair: GroupedWorker) -> None:
+    pair.run(request(all_reduce(2)), 60)
+    stuck, dead = (rank.process for rank in pair._groups[2]._ranks)
+    assert stuck is not None and dead is not None
+    os.kill(stuck.pid, signal.SIGSTOP)
+    os.kill(dead.pid, signal.SIGSEGV)
+    began = time.monotonic()
+    answer = pair.run(request(all_reduce(2), seconds=0.006), 60)
+    assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV" and time.monotonic() - began < 30
+
+
+def test_a_collective_ends_with_the_wait_that_c10d_leaves_to_the_caller() -> None:
+    waited = []
+    work = SimpleNamespace(wait=lambda: waited.append("c10d"))
+    for result in (work, ([X], work)):
+        operator: Any = SimpleNamespace(name="c10d::allreduce_", call=lambda result=result: result)
+        waiting(operator)()
+    assert waited == ["c10d"] * 2
 
 
 def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: GroupedWorker) -> None:
@@ -172,3 +201,13 @@ def test_the_transfer_is_from_the_last_arrival_on_and_the_rest_is_waiting(
     for sampler in (GroupSampler, GpuGroupSampler):
         took, waits = sampler.split(object.__new__(sampler), host)
         assert took == transfer and waits.tolist() == [float(starts.max()) - start for start in starts.tolist()]
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 64), (4, 32), (8, 21)])
+def test_sums_in_place_are_ended_before_they_overflow(size: int, most: int) -> None:
+    """What is too fast for a sample of its own is repeated, and grows by the size of the group each time."""
+    peers: Any = Alone("cpu")
+    peers.size = size
+    x = torch.zeros(4, dtype=torch.uint8)
+    timing, _ = time_collective(lambda: None, Inputs([], {}, {0: x}), [0], 0.001, peers)
+    assert timing.n == most

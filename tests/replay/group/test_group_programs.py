@@ -16,9 +16,10 @@ from kcap.replay.group.peers import Alone
 from kcap.replay.group.workers import GroupWorker
 from kcap.replay.jobs import REPLAY_WORKER
 from kcap.replay.program.choose import most_frequent_programs
+from kcap.replay.program.durations import CallDurations
 from kcap.replay.program.job import ProgramJob, StandaloneResult, program_job
 from kcap.replay.program.report import program_times
-from kcap.replay.program.timing import time_invocations
+from kcap.replay.program.timing import take_waits_out, time_invocations
 from kcap.schemas.recording.recording import load
 from kcap.schemas.recording.values import Group
 
@@ -58,17 +59,48 @@ def test_a_program_without_collectives_needs_no_group(job: ProgramJob) -> None:
 
 
 class Later(Alone):
-    """The other rank of two does everything so many microseconds later."""
+    """The other rank of two starts everything so many microseconds later, and ends it at the same time."""
 
     size, late = 2, 300.0
 
     def gather(self, row: Sequence[float]) -> torch.Tensor:
         own = torch.tensor(row, dtype=torch.float64)
-        return torch.stack([own, own + self.late])
+        self.starts, self.ends = own.view(2, -1).tolist()
+        return torch.stack([own, own + torch.tensor([self.late, 0.0]).repeat_interleave(len(row) // 2)])
 
 
 def test_a_collectives_time_is_from_the_last_arrival_on_and_other_calls_keep_this_ranks_own() -> None:
     parts: list[Any] = [SimpleNamespace(run=lambda: None, call=each) for each in (linear(0), REDUCE)]
-    took, waited_us = time_invocations(parts, Later("cpu"))
+    peers = Later("cpu")
+    took, waited_us = time_invocations(parts, peers)
     assert waited_us == Later.late / 2
-    assert all(0 <= us < Later.late for us in took)
+    own, together = (end - start for start, end in zip(peers.starts, peers.ends, strict=True))
+    assert took == [own, together - Later.late]
+
+
+class Others(Alone):
+    """Two other ranks, whose kernels of collectives took so many microseconds; nan: they have none."""
+
+    size = 3
+
+    def __init__(self, *rows: list[float]) -> None:
+        super().__init__("cuda:0")
+        self.rows = rows
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        return torch.tensor([list(row), *self.rows], dtype=torch.float64)
+
+
+def test_the_shortest_kernel_of_a_collective_in_any_rank_is_its_transfer() -> None:
+    parts: dict[int, Any] = {0: SimpleNamespace(call=linear(0)), 2: SimpleNamespace(call=REDUCE)}
+    durations = CallDurations({0: 7.0, 2: 30.0})
+    waited_us = take_waits_out(durations, [0, 2, 0, 2], parts, Others([10.0], [20.0]))
+    assert durations.us == {0: 7.0, 2: 10.0}
+    assert waited_us == 2 * (20 - 10)  # twice in a run, the mean over three ranks
+
+
+def test_a_collective_that_one_rank_has_no_kernel_of_keeps_its_time() -> None:
+    parts: dict[int, Any] = {2: SimpleNamespace(call=REDUCE)}
+    durations = CallDurations({2: 30.0})
+    assert take_waits_out(durations, [2], parts, Others([10.0], [float("nan")])) == 0
+    assert durations.us == {2: 30.0}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from kcap.bench.judge.messages import JudgeRequest, JudgeSession
-from kcap.bench.run.executors.common.slot import LocalSlot
+from kcap.bench.run.executors.common.slot import LocalSlot, scratch_folder
 from kcap.errors import KcapError
 
 
@@ -43,13 +42,13 @@ class JudgeActor:
     """A slot of the node that it is on. `files`: the dataset; None where the node has it at the same path."""
 
     def __init__(self, session: JudgeSession, module: str, files: dict[str, bytes] | None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="kcap-dataset-")
         self._stack = ExitStack()
         self._cores: frozenset[int] = frozenset()
         self._threads = session["threads"] if session["device"] == "cpu" else None
         if files is not None:
-            session = {**session, "root": self._folder.name}
-            write_files(Path(self._folder.name), files)
+            folder = self._stack.enter_context(scratch_folder())
+            session = {**session, "root": str(folder)}
+            write_files(folder, files)
         device = "cuda:0" if session["device"] == "cuda" else session["device"]
         self._missing = "" if Path(session["root"]).is_dir() else session["root"]
         self._slot = LocalSlot({**session, "device": device, "hidden": _hidden(session)}, module)
@@ -81,7 +80,6 @@ class JudgeActor:
     def close(self) -> None:
         self._slot.close()
         self._stack.close()
-        self._folder.cleanup()
 
 
 def _hidden(session: JudgeSession) -> list[str]:

@@ -6,16 +6,16 @@ A unit is a Solution with Workloads, and stays on one slot. What a slot that is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from kcap.bench.judge.messages import JudgeRequest
 from kcap.bench.run.executors.common.slot import Slot, Stopped
-from kcap.errors import KcapError
+from kcap.errors import CallError, KcapError
 from kcap.schemas.flashinfer import definition as definitions_file
 from kcap.schemas.flashinfer.definition import Definition, Workload
 from kcap.schemas.flashinfer.solution import Solution
@@ -28,12 +28,22 @@ Environment: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class LostSlot:
-    """A slot whose judge could not be started again: the others do its work."""
+    """A slot whose judge could not be started: the others do its work."""
 
     error: KcapError | OSError
 
 
-News: TypeAlias = "Environment | Outcome | LostSlot | BaseException | None"  # None: a thread has ended
+@dataclass(frozen=True)
+class AskedAgain:
+    """A Workload whose judge died, or was late, and which is asked for once more."""
+
+    solution: str
+    workload: str
+    reason: str
+
+
+Message: TypeAlias = Environment | Outcome | AskedAgain | LostSlot
+News: TypeAlias = Message | BaseException | None  # None: a thread has ended
 
 
 @dataclass(frozen=True)
@@ -45,10 +55,11 @@ class Dispatcher:
     limit_s: float
     _news: SimpleQueue[News] = field(default_factory=SimpleQueue)
     _stopped: threading.Event = field(default_factory=threading.Event)
+    _starting: set[int] = field(default_factory=set)  # threads whose slot has not started
 
-    def judge(self) -> Generator[Environment | Outcome | LostSlot, None, None]:
-        """Each slot's environment when it has started, each Outcome, and each slot that is lost; an error of a slot's
-        where it cannot start, or none is left. Closing the iterator stops all slots.
+    def judge(self) -> Generator[Message, None, None]:
+        """Each slot's environment when it has started, each Outcome, what is asked again, and each slot that is lost; a
+        slot's error where its call was wrong, or none is left. Closing the iterator stops all slots.
         """
         threads = [threading.Thread(target=self._work, args=(slot,), daemon=True) for slot in self.slots]
         for thread in threads:
@@ -58,10 +69,15 @@ class Dispatcher:
         finally:
             self._end(threads)
 
-    def _told(self, working: int) -> Iterator[Environment | Outcome | LostSlot]:
+    def _told(self, working: int) -> Iterator[Message]:
         lost = None
         while working:
-            news = self._news.get()
+            try:
+                news = self._news.get(timeout=WAIT_S)
+            except Empty:
+                if self.units.over and len(self._starting) == working:
+                    return
+                continue
             if isinstance(news, BaseException):
                 raise news
             lost = news if isinstance(news, LostSlot) else lost
@@ -81,7 +97,8 @@ class Dispatcher:
 
     def _work(self, slot: Slot) -> None:
         try:
-            self._news.put(slot.start())
+            if not self._start(slot):
+                return
             previous = None
             while (unit := self._next(previous)) and self._judge_unit(slot, unit):
                 previous = unit.definition.name
@@ -92,6 +109,21 @@ class Dispatcher:
         finally:
             slot.close()
             self._news.put(None)
+
+    def _start(self, slot: Slot) -> bool:
+        """Whether it has started."""
+        me = threading.get_ident()
+        self._starting.add(me)
+        try:
+            self._news.put(slot.start())
+        except (CallError, Stopped):
+            raise
+        except KcapError as error:
+            self._news.put(LostSlot(error))
+            return False
+        finally:
+            self._starting.discard(me)
+        return True
 
     def _next(self, previous: str | None) -> WorkUnit | None:
         """What is waiting, or given back while other slots are at work."""
@@ -106,7 +138,7 @@ class Dispatcher:
         """Whether the slot can take another."""
         for done, (workload, request) in enumerate(unit.requests()):
             try:
-                outcome = ask_judge(slot, unit, workload, request, self.limit_s)
+                outcome = ask_judge(slot, unit, workload, request, self.limit_s, self._news.put)
             except Stopped:
                 raise
             except (KcapError, OSError) as error:
@@ -127,10 +159,19 @@ class Dispatcher:
         self._news.put(LostSlot(error))
 
 
-def ask_judge(slot: Slot, unit: WorkUnit, workload: Workload, request: JudgeRequest, limit_s: float) -> Outcome:
+def ask_judge(
+    slot: Slot,
+    unit: WorkUnit,
+    workload: Workload,
+    request: JudgeRequest,
+    limit_s: float,
+    tell: Callable[[AskedAgain], None] = lambda again: None,
+) -> Outcome:
     """The judge's Outcome under the names that it was asked for; NOT_JUDGED if it dies twice."""
     reason = ""
     for _ in range(ATTEMPTS):
+        if reason:
+            tell(AskedAgain(unit.solution.name, workload.uuid, reason))
         answer = slot.run(request, limit_s)
         try:
             return Outcome.model_validate({**answer, **_names(unit, workload)})

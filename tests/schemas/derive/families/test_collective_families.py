@@ -68,3 +68,32 @@ def test_gathered_parts_lie_one_after_the_other_by_rank_or_within_each_row():
     assert checked(kernel_of("_C::shm_all_gather", handle=TP2, data=x, output=x.repeat(2, 1))).op_type == "comm"
     assert declined("vllm::all_gather", tensor=randn(2, 3, 8), dim=1, world_size=2, group_name=TP2)
     assert declined("_C::shm_all_gather", handle=0, data=x, output=x.repeat(2, 1))
+
+
+def test_each_rank_gets_the_sum_of_its_part_of_the_rows_or_of_each_row():
+    stacked = randn(2, 2, 3, 8)  # of two ranks, for two ranks
+    sums = stacked.double().sum(0).bfloat16()
+    for rank in (0, 1):
+        for dim, x in ((0, stacked[rank].reshape(6, 8)), (-1, stacked[rank].transpose(0, 1).reshape(3, 16))):
+            call = Invocation(
+                "vllm::reduce_scatter", {"tensor": x, "dim": dim, "world_size": 2, "group_name": Group(2, rank)}
+            )
+            call.result = sums[rank]
+            kernel = recognize(call)
+            assert kernel is not None and kernel.name == "reduce_scatter_ws2_h8"
+            torch.testing.assert_close(kernel.inputs["inputs"].get()[rank], stacked[rank])
+            assert kernel.inputs["rank"].get() == rank
+            torch.testing.assert_close(kernel.outputs["output"].get(), sums[rank])
+            assert kernel.touched is not None and kernel.touched() == x.nbytes + x.nbytes // 2
+            assert kernel.flops == 3 * 8
+            run = compile_reference(checked(kernel).reference, kernel.name)
+            torch.testing.assert_close(run(stacked, rank), sums[rank])
+
+
+def test_a_scatter_of_what_is_no_sum_or_lies_in_between_is_declined():
+    scatter = {"input": randn(6, 8), "group_size": 2, "group_name": TP2}
+    named = kernel_of("_c10d_functional::reduce_scatter_tensor", reduce_op="sum", **scatter).name
+    output = {"output": randn(3, 8), "input": scatter["input"], "group_name": TP2}
+    assert named == kernel_of("sglang::reg_reduce_scatter_tensor", **output).name == "reduce_scatter_ws2_h8"
+    assert declined("_c10d_functional::reduce_scatter_tensor", reduce_op="max", **scatter)
+    assert declined("vllm::reduce_scatter", tensor=randn(2, 4, 8), dim=1, world_size=2, group_name=TP2)

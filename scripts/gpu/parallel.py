@@ -1,0 +1,474 @@
+"""Engines of several ranks on several GPUs: recorded, replayed as a group, judged on all, plans applied to all.
+
+    python scripts/gpu/parallel.py [--ranks N] [--only PART]… [--limit S] [--patience S] [--output DIR]
+
+Parts, in this order:
+
+- `tensor`, `nccl`: Llama-3.1-8B's configuration, tensor parallel over N ranks (4 where there are as many GPUs, else 2),
+  with vLLM's custom all-reduce and without; `experts`: Qwen3-30B-A3B's with its experts spread over them; `pipeline`,
+  `data`, `data-experts`: two stages, and two replicas of each model. Of each rank what the architecture says, the share
+  of GPU time that is explained, and the collectives with their group and bytes.
+- `overhead`: throughput with and without recording, in alternating pairs, of the engine of `tensor`
+- `replay`: collectives timed as a group, a rank's Programs with theirs, and how far they are from the engine
+- `verify`: the Definitions of collectives, each reference against the recorded operator
+- `bench`: Workloads that are judged in a second, on one GPU and on all
+- `ray`: the same over two Ray nodes, each with half of the GPUs; a judge is killed, then a node is: nothing is lost
+- `apply`: a plan in every rank
+
+The last five take the Recording of `tensor`; Recordings that lie in DIR already are not made anew. Each command has
+`--patience` seconds (150), the whole `--limit` (570); a part that fails costs its own lines alone. Each line is in
+DIR/parallel.jsonl as soon as its part is over; a short table is printed last. Exits with 1 if a check fails. Without
+GPUs it is two ranks on two cores, with gloo and vLLM's shared memory: there it knows no coverage, no distance from the
+engine, no experts in data parallel. NVLink multicast and symmetric memory stay off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from apply import chosen, examples_of, references_of
+from check import ended, median, run, tried
+from counts import LEAST_SHARE, Check
+from marks import mark
+
+import kcap
+from kcap.errors import DONE, PARTIAL
+from kcap.schemas.recording.recording import Call, Recording
+from kcap.schemas.recording.values import Group
+from kcap.schemas.results import coverage
+from kcap.schemas.results.measurement import read_measurements, read_program_measurements
+from kcap.schemas.results.outcome import Outcome, read_outcomes, read_reference_checks
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+LLAMA, MOE, TINY = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "kcap/tiny-llama"
+KINDS = {  # of kernels, by operator without its overload
+    "linears": r"aten::(linear|mm|addmm)|_C::(weight_packed_linear|onednn_mm|dynamic_.*linear)",
+    "attentions": r"_vllm_fa[23]_C::(varlen_)?fwd|_C::cpu_attention_with_kv_cache|flashinfer::Batch\w+Wrapper",
+    "cache updates": r"_C_cache_ops::reshape_and_cache\w*|_C::cpu_attn_reshape_and_cache",
+    "all-reduces": r"_C_custom_ar::all_reduce|vllm::all_reduce|_C::shm_allreduce|c10d::allreduce_",
+    "experts' products": r"triton::fused_moe_kernel\w*|_C::fused_experts_cpu|_C::cpu_fused_moe\w*",
+}
+SERVING = ("max_num_batched_tokens=2048", "max_num_seqs=32", 'compilation_config={"cudagraph_capture_sizes":[1,4,16]}')
+QUIET = {"NCCL_NVLS_ENABLE": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_USE_NCCL_SYMM_MEM": "0"}
+MOST_LOSS = 0.01  # of throughput
+LEAST_GAIN = 0.875  # of N times the Workloads a second: 1.75 of 2, 3.5 of 4
+SOLUTIONS, WORKLOADS = 24, 10  # that are judged
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a Recording is made. `each`: the kernels of a step on each rank, of which `last` are those of the last stage.
+
+    `ranks`: of its engine; `replicas`: engines. `size`: of the groups of its collectives.
+    """
+
+    model: str
+    layers: int
+    ranks: int
+    each: Mapping[str, int]
+    arguments: tuple[str, ...] = ()
+    replicas: int = 1
+    last: Mapping[str, int] | None = None
+    eager: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.ranks * self.replicas
+
+
+def setups(ranks: int, gpu: bool) -> dict[str, Setup]:
+    dense, layers = (LLAMA, 4) if gpu else (TINY, 2)
+    per_layer = {"attentions": layers, "cache updates": layers}
+    whole = {"linears": 4 * layers + 1, **per_layer}
+    sparse = {"linears": 3 * layers + 1, **per_layer, "experts' products": (2 if gpu else 1) * layers}
+    reduced = {"all-reduces": 2 * layers + 1}  # each layer's two, and the embedding's
+    moe = ("enable_expert_parallel=true", *(("moe_backend=triton",) if gpu else ()))
+    half = {"linears": 2 * layers, **{kind: count // 2 for kind, count in per_layer.items()}}
+    tensor = f"tensor_parallel_size={ranks}"
+    found = {
+        "tensor": Setup(dense, layers, ranks, whole | reduced, (tensor,), eager=not gpu),
+        "nccl": Setup(dense, layers, ranks, whole | reduced, (tensor, "disable_custom_all_reduce=true")),
+        "experts": Setup(MOE, layers, ranks, sparse | reduced, (tensor, *moe), eager=not gpu),
+        "pipeline": Setup(dense, layers, 2, half, ("pipeline_parallel_size=2",), last={"linears": 1}),
+        "data": Setup(dense, layers, 1, whole, replicas=2, eager=not gpu),
+        "data-experts": Setup(MOE, layers, 1, sparse, moe, replicas=2),
+    }
+    return found if gpu else {name: setup for name, setup in found.items() if name not in ("nccl", "data-experts")}
+
+
+class Parts:
+    """The parts, each of which answers its lines of the table. `gpus`: how many there are."""
+
+    def __init__(self, output: Path, ranks: int, gpus: int, until: float, patience: float) -> None:
+        self.output, self.ranks, self.gpus, self.until, self.patience = output, ranks, gpus, until, patience
+        self.setups = setups(ranks, gpus > 0)
+        recordings = {name: partial(self.recorded, name) for name in self.setups}
+        others = (self.overhead, self.replay, self.verify, self.bench, self.ray, self.apply)
+        self.all: dict[str, Callable[[], list[Check]]] = recordings | {part.__name__: part for part in others}
+        self.tensor = output / "tensor.kcap"
+
+    def kcap(self, *words: object) -> Any:
+        return self.run("-m", "kcap", *words)
+
+    def run(self, *words: object) -> Any:
+        """A Python command within what is left of the time."""
+        left = max(min(self.until - time.monotonic(), self.patience), 1)
+        return run(sys.executable, *map(str, words), timeout=left)
+
+    def recorded(self, name: str) -> list[Check]:
+        path, setup, rows = self.output / f"{name}.kcap", self.setups[name], []
+        if not (path / "recording.json").is_file():
+            done = self.kcap("record", *self.recording(setup, path))
+            rows = [Check("record", f"status {done.returncode}", done.returncode == 0)]
+        if not (path / "recording.json").is_file():
+            return rows
+        recording = kcap.load(path)
+        return [*rows, *check_ranks(recording, setup), *(check_coverage(recording) if self.gpus else [])]
+
+    def recording(self, setup: Setup, path: Path, *more: object) -> list[object]:
+        """The words of `kcap record`."""
+        load = ("--num-prompts", 16, "--input-len", 256, "--output-len", 32)
+        load = load if self.gpus else ("--num-prompts", 2, "--input-len", 24, "--output-len", 4)
+        options = ["-o", path, "--force", *(["--check-coverage"] if self.gpus else []), *more]
+        arguments = [*setup.arguments, *(SERVING if self.gpus else ())]
+        if setup.replicas > 1:
+            program = Path(__file__).with_name("replicas.py")
+            words = [setup.model, setup.layers, setup.replicas, *(["--eager"] if setup.eager else []), *arguments]
+            return [*options, "--", sys.executable, program, *words]
+        words = ["--model", setup.model, "--load-format", "dummy", "--num-layers", setup.layers, *load]
+        words += [word for argument in arguments for word in ("--engine-arg", argument)]
+        return [*options, *words, *(["--eager"] if setup.eager else [])]
+
+    def overhead(self) -> list[Check]:
+        setup = self.setups["tensor"]
+        words: list[object] = ["--model", setup.model, "--num-layers", setup.layers]
+        words += [word for argument in setup.arguments for word in ("--engine-arg", argument)]
+        sizes = (
+            {"--batch": 16, "--seconds": 2, "--pairs": 5} if self.gpus else {"--batch": 2, "--seconds": 1, "--pairs": 1}
+        )
+        words += [word for size in sizes.items() for word in size]
+        done = self.run(SCRIPTS / "gpu/overhead.py", *words, *(["--compiled"] if self.gpus else ["--input-len", 24]))
+        said = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("throughput")]
+        return ended("ended", done, [Check("loss", text, not self.gpus or median(text) <= MOST_LOSS) for text in said])
+
+    def replay(self) -> list[Check]:
+        measured, programs = (self.tensor.with_suffix(f".{what}.jsonl") for what in ("measurements", "programs"))
+        alone = self.kcap(
+            "replay", self.tensor, "--trust", "--op", "*all*", "--seconds", 0.05, "-o", measured, "--force"
+        )
+        rows = [Check("collectives", f"status {alone.returncode}", False)]
+        if measured.is_file():
+            rows = check_collectives(measured, self.ranks)
+        whole = self.kcap("replay", self.tensor, "--trust", "--program", "--phase", "decode", "-o", programs, "--force")
+        if not programs.is_file():
+            return [*rows, Check("Programs", f"status {whole.returncode}", False)]
+        rows += check_programs(programs, self.ranks)
+        return [*rows, *self.fidelity()] if self.gpus else rows
+
+    def fidelity(self) -> list[Check]:
+        done = self.kcap("replay", self.tensor, "--compare-engine", "--trust", "--json")
+        if done.returncode not in (DONE, PARTIAL):
+            return [Check("beside the engine", f"status {done.returncode}", False)]
+        rows = []
+        for kind in json.loads(done.stdout)["kinds"]:
+            error = min(state["error"] for state in kind["states"].values())
+            what = f"{kind['phase']}, {kind['sequences']} sequences, beside the engine"
+            rows.append(Check(what, f"{error:.1%}; {'; '.join(kind['outside'])}", not kind["outside"]))
+        return rows or [Check("beside the engine", "no step was compared", False)]
+
+    def verify(self) -> list[Check]:
+        dataset = self.output / "tensor.dataset"
+        options = ("--to", "flashinfer-bench", "--allow-truncated", "--trust", "--force")
+        done = self.kcap("export", self.tensor, *options, "-o", dataset)
+        if not (dataset / "checks.jsonl").is_file():
+            return [Check("export", f"status {done.returncode}", False)]
+        checks = [one for one in read_reference_checks(dataset / "checks.jsonl") if "_ws" in one.definition]
+        found = [
+            Check(one.definition, f"{one.status} {one.reason or ''}".strip(), one.status == "agrees") for one in checks
+        ]
+        return found or [Check("Definitions of collectives", "none", False)]
+
+    def bench(self) -> list[Check]:
+        rates = {}
+        for device in ("cuda:0", "cuda") if self.gpus else ("cpu",):
+            judged = self.output / f"judged-{device.replace(':', '')}"
+            done = self.kcap("bench", *self.judging(judged), "--device", device)
+            outcomes = list(read_outcomes(judged / "outcomes.jsonl"))
+            if done.returncode not in (DONE, PARTIAL) or not once(outcomes):
+                return [Check(f"bench on {device}", f"status {done.returncode}, {len(outcomes)} Outcomes", False)]
+            rates[device] = rate(outcomes)
+        rows = [Check(f"judged a second on {device}", f"{found:.2f}", True) for device, found in rates.items()]
+        if not self.gpus:
+            return rows
+        gain = rates["cuda"] / rates["cuda:0"]
+        return [*rows, Check("gain", f"{gain:.2f} times on {self.gpus} GPUs", gain >= LEAST_GAIN * self.gpus)]
+
+    def judging(self, judged: Path) -> list[object]:
+        """The words of `kcap bench` on small Solutions and Workloads."""
+        root = self.output / "judging"
+        if not root.exists():
+            sys.path.insert(0, str(SCRIPTS))
+            from judge_throughput import write_problem
+
+            write_problem(root, *((SOLUTIONS, WORKLOADS) if self.gpus else (4, 2)))
+        options = ("--seconds", 0.02, "--trust", "--force", *(() if self.gpus else ("--threads", 1)))
+        return [root / "dataset", "--solutions", root / "solutions", "-o", judged, *options]
+
+    def ray(self) -> list[Check]:
+        from ray.cluster_utils import Cluster
+
+        judged = self.output / "judged-ray"
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False}
+        )
+        try:
+            nodes = [self.add_node(cluster, half) for half in (0, 1)]
+            os.environ["RAY_ADDRESS"] = cluster.address
+            harm = threading.Thread(target=harm_judges, args=(cluster, nodes, judged / "outcomes.jsonl", self.until))
+            harm.start()
+            device = "cuda" if self.gpus else "cpu"
+            done = self.kcap("bench", *self.judging(judged), "--device", device, "--executor", "ray")
+            harm.join()
+        finally:
+            os.environ.pop("RAY_ADDRESS", None)
+            cluster.shutdown()
+        outcomes = list(read_outcomes(judged / "outcomes.jsonl")) if judged.is_dir() else []
+        statuses = Counter(one.status for one in outcomes)
+        said = [line for line in done.stderr.splitlines() if "judged again" in line or "cannot be started" in line]
+        whole = done.returncode in (DONE, PARTIAL) and once(outcomes) and len(outcomes) == self.pairs()
+        return [
+            Check(
+                "Outcomes", f"{len(outcomes)} of {self.pairs()}, {dict(statuses)}", whole and not statuses["NOT_JUDGED"]
+            ),
+            Check("what was lost is said", " / ".join(said)[:300] or "nothing", bool(said)),
+        ]
+
+    def add_node(self, cluster: Any, half: int) -> Any:
+        if not self.gpus:
+            return cluster.add_node(num_cpus=2)
+        own = range(self.gpus)[half * self.gpus // 2 : (half + 1) * self.gpus // 2]
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
+        return cluster.add_node(num_cpus=len(own), num_gpus=len(own), env_vars=visible)
+
+    def pairs(self) -> int:
+        """Of Solutions and Workloads."""
+        solutions = len(list((self.output / "judging/solutions").iterdir()))
+        (workloads,) = (self.output / "judging/dataset/workloads").rglob("*.jsonl")
+        return solutions * len(workloads.read_text().splitlines())
+
+    def apply(self) -> list[Check]:
+        recording, setup = kcap.load(self.tensor), self.setups["tensor"]
+        folder, judged, plan = (self.output / name for name in ("solutions", "judged-plan", "plan.json"))
+        measured = self.tensor.with_suffix(".cold.jsonl")
+        state = ("--cache", "cold") if self.gpus else ("--threads", 1)
+        self.kcap(
+            "replay", self.tensor, "--trust", "--phase", "decode", "--seconds", 0.02, *state, "-o", measured, "--force"
+        )
+        folder.mkdir(exist_ok=True)
+        texts = dict(examples_of(recording)) if self.gpus else {}
+        if not texts:
+            for kernel in chosen(recording, 1, measured):
+                texts |= references_of(kernel)
+        for name, text in texts.items():
+            (folder / f"{name}.py").write_text(text)
+        options = ("--measurements", measured, "--trust", "--force", *(() if self.gpus else ("--threads", 1)))
+        self.kcap("bench", self.tensor, "--solutions", folder, "-o", judged, "--workloads", 1, *options)
+        words = ("--solutions", judged, "--measurements", measured, "--slower", "-o", plan, "--force")
+        if (done := self.kcap("apply", self.tensor, *words)).returncode or not plan.is_file():
+            return [Check("plan", f"status {done.returncode}", False)]
+        applied = self.output / "applied.kcap"
+        done = self.kcap("record", *self.recording(setup, applied, "--plan", plan))
+        rows = [Check("record with the plan", f"status {done.returncode}", done.returncode == 0)]
+        return (
+            [*rows, *check_applied(kcap.load(applied), setup.ranks)] if (applied / "recording.json").is_file() else rows
+        )
+
+
+def base(call: Call) -> str:
+    return call.operator.split(".")[0]
+
+
+def totals(recording: Recording, of: Callable[[Call], str | None]) -> dict[int, Counter[str]]:
+    """For each rank how often its kernels ran in steps of requests, by what `of` says of a Call; None is left out."""
+    found: dict[int, Counter[str]] = defaultdict(Counter)
+    for call in recording.kernels():
+        if (name := of(call)) is not None:
+            for count in call.counts:
+                found[count.rank][name] += count.count if count.phase != "other" else 0
+    return found
+
+
+def kind_of(call: Call) -> str | None:
+    return next((kind for kind, names in KINDS.items() if re.fullmatch(names, base(call))), None)
+
+
+def check_ranks(recording: Recording, setup: Setup) -> list[Check]:
+    """Of each rank as many kernels as the architecture says; which collectives it ran, in which group, on what."""
+    ranks = recording.metadata.ranks
+    rows = [Check("ranks", f"{len(ranks)} of {setup.size}", len(ranks) == setup.size)]
+    found = totals(recording, kind_of)
+    for place in ranks:
+        steps = sum(count for phase, count in place.steps.items() if phase != "other")
+        last = setup.last or {} if place.rank == ranks[-1].rank else {}
+        texts, right = [], steps > 0 and place.ended
+        for kind, each in setup.each.items():
+            each += last.get(kind, 0)
+            texts.append(f"{found[place.rank][kind]} {kind} = {each} x {steps}")
+            right = right and found[place.rank][kind] == each * steps
+        rows.append(Check(f"rank {place.rank}", ", ".join(texts), right))
+    same = recording.metadata.disagreements
+    rows.append(Check("ranks agree", str(same[:2]) if same else "True", not same))
+    rows += check_groups(recording, setup)
+    taps = [f"{tap.name}: {tap.detail}" for tap in recording.metadata.taps if tap.status == "failed"]
+    complete = recording.metadata.complete and not taps
+    return [*rows, Check("complete", "; ".join(taps) or str(recording.metadata.complete), complete)]
+
+
+def check_groups(recording: Recording, setup: Setup) -> Iterator[Check]:
+    """A line for each collective: how often it ran, in which groups, and the bytes of its largest tensor."""
+    collectives = defaultdict(list)
+    for call in recording.kernels():
+        if call.group is not None:
+            collectives[base(call)].append(call)
+    if not collectives and "all-reduces" in setup.each:
+        yield Check("collectives", "none", False)
+    for operator, calls in collectives.items():
+        groups = {f"{call.group.name or 'unnamed'} of {call.group.size}" for call in calls if call.group}
+        moved = [max((spec.numel * spec.bits // 8 for _, spec in call.tensors()), default=0) for call in calls]
+        text = f"{sum(call.total for call in calls)} in {', '.join(sorted(groups))}"
+        text += f", {min(moved):,} to {max(moved):,} bytes"
+        sizes = {call.group.size for call in calls if call.group}
+        whole = min(moved) > 0 or "recv" in operator  # which returns what it got
+        yield Check(operator, text, whole and sizes == {setup.size})
+
+
+def check_coverage(recording: Recording) -> list[Check]:
+    """The share of each rank's GPU time in the profiled steps that is of recorded calls."""
+    times: dict[int, list[float]] = {place.rank: [0.0, 0.0] for place in recording.metadata.ranks}
+    for step in coverage.read(recording.path / coverage.FILE):
+        explained, whole = times.setdefault(step.rank, [0.0, 0.0])
+        times[step.rank] = [explained + step.explained_us, whole + step.gpu_us]
+    shares = {rank: explained / whole if whole else 0.0 for rank, (explained, whole) in times.items()}
+    return [Check(f"GPU time of rank {rank}", f"{share:.2%}", share >= LEAST_SHARE) for rank, share in shares.items()]
+
+
+def check_collectives(measured: Path, ranks: int) -> list[Check]:
+    """Each collective that was replayed, by as many processes as its group had."""
+    rows = []
+    for one in read_measurements(measured):
+        if any(isinstance(argument.value, Group) for argument in one.args):
+            text = one.reason or ""
+            if one.median_us is not None:
+                text = (
+                    f"{one.median_us:.1f} us by {one.ranks} ranks, {one.method}, waited {one.waited_us or 0.0:.1f} us"
+                )
+            rows.append(
+                Check(f"{one.operator} {one.bytes or 0:,} bytes", text, one.status == "ok" and one.ranks == ranks)
+            )
+    return rows or [Check("collectives", "none was replayed", False)]
+
+
+def check_programs(measured: Path, ranks: int) -> list[Check]:
+    rows = []
+    for one in read_program_measurements(measured):
+        text = (
+            one.reason
+            or f"{one.median_us or 0.0:.1f} us by {one.ranks} ranks, which waited {one.waited_us or 0.0:.1f} us"
+        )
+        text += f"; {one.left_out} of {one.left_out + one.replayed} left out" if one.left_out else ""
+        rows.append(Check(f"Program {one.program}", text, one.status == "ok" and one.ranks == ranks))
+    return rows or [Check("Programs", "none was replayed", False)]
+
+
+def check_applied(recording: Recording, ranks: int) -> list[Check]:
+    found = totals(recording, lambda call: "solutions" if call.operator.startswith("solution::") else None)
+    counts = [found[rank]["solutions"] for rank in range(ranks)]
+    return [Check("Solutions that ran, by rank", str(counts), counts[0] > 0 and len(set(counts)) == 1)]
+
+
+def once(outcomes: Sequence[Outcome]) -> bool:
+    """Whether there are some, and each is of another pair."""
+    return len({(one.solution, one.workload) for one in outcomes}) == len(outcomes) > 0
+
+
+def rate(outcomes: Sequence[Outcome]) -> float:
+    """Outcomes a second, from the first on: what starting takes is not in it."""
+    times = sorted(datetime.fromisoformat(one.timestamp) for one in outcomes if one.timestamp)
+    return (len(times) - 1) / max((times[-1] - times[0]).total_seconds(), 1.0)
+
+
+def harm_judges(cluster: Any, nodes: Sequence[Any], outcomes: Path, until: float) -> None:
+    """Kill a judge's actor when the first Outcome is there, and its node after two more."""
+
+    def wait_for(number: int) -> None:
+        while time.monotonic() < until:
+            if outcomes.is_file() and len(outcomes.read_text().splitlines()) >= number:
+                return
+            time.sleep(0.2)
+
+    wait_for(1)
+    actors = {process: node for node in nodes for process in judges_of(node.all_processes["raylet"][0].process.pid)}
+    for process, node in list(actors.items())[:1]:
+        os.kill(process, signal.SIGKILL)
+        wait_for(3)
+        cluster.remove_node(node, allow_graceful=False)
+
+
+def judges_of(raylet: int) -> Iterator[int]:
+    """The processes of actors on a node."""
+    for file in Path(f"/proc/{raylet}/task").glob("*/children"):
+        for process in file.read_text().split():
+            if b"JudgeActor" in Path(f"/proc/{process}/cmdline").read_bytes():
+                yield int(process)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    gpus = torch.cuda.device_count()
+    parser.add_argument("--ranks", type=int, default=4 if gpus >= 4 else 2)
+    parser.add_argument("--only", action="append", help="this part, and others so named")
+    parser.add_argument("--limit", type=float, default=570, help="seconds of all  [default: 570]")
+    parser.add_argument("--patience", type=float, default=150, help="seconds of a command  [default: 150]")
+    parser.add_argument("--output", type=Path, default=Path("parallel"))
+    args = parser.parse_args()
+    if gpus == 1:
+        parser.error("one GPU has no peers: run it where there are more, or none (CUDA_VISIBLE_DEVICES=)")
+    os.environ |= QUIET
+    if not gpus:
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[: args.ranks]))
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; else replicas take nearly all memory, each
+    args.output.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + args.limit
+    parts = Parts(args.output.resolve(), args.ranks, gpus, until, args.patience)
+    for name in set(args.only or ()) - set(parts.all):
+        parser.error(f"--only {name}: none of {', '.join(parts.all)}")
+    rows = []
+    for name in args.only or parts.all:
+        for row in tried(name, parts.all[name], until):
+            rows.append(Check(f"{name}: {row.what}", row.found, row.passed))
+            with (args.output / "parallel.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(rows[-1])) + "\n")
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        print(f"{mark(row.passed)}  {row.what:<{width}}  {row.found}")
+    sys.exit(0 if all(row.passed for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()
