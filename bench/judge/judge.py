@@ -191,7 +191,7 @@ class Judge:
             raised = rejected.status == "RUNTIME_ERROR"  # and printed a traceback
             return {"status": rejected.status, "reason": str(rejected), "log": candidate.printed(raised)}
         except (TooSlow, ProcessEnded) as error:
-            if any(each.how is not None for each in self.references.values()):  # it was the reference that was asked
+            if any(each.how is not None for each in (trial.truth.reference, trial.truth.timed)):  # it was asked
                 raise unanswered(error) from None
             return self._died(running, *status_of(error))
 
