@@ -1,11 +1,13 @@
 """Export a Recording to every benchmark, and load and run each export with that benchmark's own code.
 
     python scripts/try_exports.py RECORDING [--backendbench DIR] [--tritonbench DIR] [--kernelbench DIR]
-        [--sol-execbench DIR] [--flashinfer-bench DIR] [-o FOLDER]
+        [--sol-execbench DIR] [--flashinfer-bench DIR] [--agentkernelarena DIR] [-o FOLDER]
 
 Each DIR is a clone of the benchmark's repository. FlashInfer-Bench may be installed instead; the others are skipped
 without one. What their code imports has to be installed. References stand in for Solutions: each is held against
-itself, as the benchmark compares. The exports stay in FOLDER. Ends with 1 if something did not load or pass.
+itself, as the benchmark compares. AgentKernelArena gets a task of the most counted Definition, and asks for all that it
+asks of one; without a GPU it must be told that there is no time. The exports stay in FOLDER. Ends with 1 if something
+did not load or pass.
 """
 
 from __future__ import annotations
@@ -180,7 +182,32 @@ def backendbench(export: Path, clone: Path | None) -> Tried:
     return tried
 
 
+def agentkernelarena(task: Path, clone: Path | None) -> Tried:
+    from src.task_execution import run_action
+    from src.task_protocol import CaseManifest
+    from src.task_spec import ACTIONS, load_task_spec
+
+    spec, manifest, tried = load_task_spec(task / "config.yaml", task_id=f"kcap/{task.name}"), None, Tried(1)
+    for role, action in ACTIONS:
+        with tried.running(f"{role} {action}"):
+            done = run_action(spec, task, role=role, action=action, phase="task_validation", manifest=manifest).result
+            manifest = manifest or CaseManifest.from_result(done)
+            timeless = DEVICE == "cpu" and action == "performance" and done.failure_kind == "no_device_time"
+            if not done.passed and not timeless:
+                raise ValueError(done.reason)
+    return tried
+
+
+def write_arena_task(recording: Path, task: Path) -> list[str]:
+    """The command that writes one."""
+    command = [sys.executable, "-m", "kcap", "task", str(recording)]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    name = listed[1].split()[-1] if len(listed) > 1 else ""
+    return [*command, "--definition", name, "--form", "agentkernelarena", "--no-check", "-o", str(task)]
+
+
 TARGETS: dict[str, Callable[[Path, Path | None], Tried]] = {
+    "agentkernelarena": agentkernelarena,
     "backendbench": backendbench,
     "flashinfer-bench": flashinfer_bench,
     "kernelbench": kernelbench,
@@ -192,8 +219,12 @@ TARGETS: dict[str, Callable[[Path, Path | None], Tried]] = {
 def export_and_try(target: str, recording: Path, clone: Path | None, folder: Path) -> tuple[Tried | None, str]:
     """What came of it in a process of its own, or None and why it was skipped."""
     export = folder / target
-    command = [sys.executable, "-m", "kcap", "export", str(recording), "--to", target, "-o", str(export)]
-    exported = subprocess.run([*command, "--allow-truncated", "--force"], capture_output=True, text=True)
+    if target == "agentkernelarena":
+        command = write_arena_task(recording, export)
+    else:
+        command = [sys.executable, "-m", "kcap", "export", str(recording), "--to", target, "-o", str(export)]
+        command += ["--allow-truncated", "--force"]
+    exported = subprocess.run(command, capture_output=True, text=True)
     if exported.returncode:
         return None, exported.stderr.strip().splitlines()[-1]
     package = [str(clone / SOURCES.get(target, ""))] if clone else []

@@ -8,7 +8,7 @@ of the engine's operator against the reference. The error of a floating output i
 
 A row is the last dimension; where that is shorter than 16, the whole output. The rms in the first is for sums that
 cancel: their error is that of what was added. The second tells arithmetic in the output's dtype, which stays well below
-it, from arithmetic in a lower one. A row's rms counts as a thirty-second of the whole's at least.
+it, from arithmetic in a lower one. A row's rms counts as a thirty-second of the usual row's at least.
 
 Nobody need be better than the reference itself: where that, run in the dtype of its inputs (`own`), is far from the
 truth, an element may be off by four times the largest error of its row, and a row by three times its rms, or three
@@ -44,7 +44,7 @@ RTOL = {
 }
 RMS_SHARE = 4  # the root mean square error may be a fourth of `rtol`, and of int8's last place
 SHORTEST_ROW = 16  # elements
-LEAST_ROW = 1 / 32  # of the whole's rms
+LEAST_ROW = 1 / 32  # of the median of the rows' rms: not of the whole's, which one large row decides
 OWN_ELEMENT, OWN_RMS = 4.0, 3.0  # times the reference's own error
 RARE = 1e-6  # of the elements of an output that a threshold decides, to either side by rounding
 OWN_RARE, MOST_RARE = 4, 1e-3  # times as many as are so in the reference; of all elements at most
@@ -239,7 +239,8 @@ def _allowed(
     truth: torch.Tensor, own: torch.Tensor | None, rtol: float, tiny: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each row's rms and of each element. `tiny`: what rounds to nothing in the output's dtype."""
-    rms = _rms(truth).clamp_min_(LEAST_ROW * float(_rms(truth.view(1, -1))))
+    rms = _rms(truth)
+    rms.clamp_min_(LEAST_ROW * float(rms.median()))
     row, element = (rms * (rtol / RMS_SHARE)).clamp_min_(tiny), truth.abs().add_(rms).mul_(rtol).add_(tiny)
     if own is None:
         return row, element

@@ -19,7 +19,7 @@ import torch
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.driver.candidate_process import CandidateOrder
 from kcap.bench.judge.driver.protocol import Report, Result
-from kcap.bench.judge.input_pool import SEALS, Arena, InputPool, SetLayout
+from kcap.bench.judge.input_pool import SEALS, Arena, ArenaMemory, InputPool, SetLayout
 from kcap.bench.judge.messages import BuildReport, Started, StartRequest
 from kcap.bench.judge.process import Done, ForkServer, Limits, NotBuilt, Process, ProcessEnded, remove_folder
 from kcap.errors import KcapError
@@ -47,8 +47,6 @@ class OpenWorkload:
 
     def close(self) -> None:
         os.close(self.memory)
-        if self.arena is not None:
-            self.arena.close()
 
 
 @dataclass
@@ -58,6 +56,7 @@ class Candidate(Process):
     destination: bool = False
     graphs: bool = True
     workload: OpenWorkload | None = field(default=None, repr=False)
+    arena_memory: ArenaMemory | None = None
     memory_file: int | None = None
 
     def open(self, drawn: InputPool, sets: int = FEW) -> None:
@@ -77,12 +76,12 @@ class Candidate(Process):
         try:
             os.ftruncate(memory, max(sets * (slot if on_gpu else protocol.ADDRESS.size * len(drawn.results)), 1))
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-            arena = None if on_gpu else Arena(drawn, layout, sets)
+            arena = None if on_gpu else Arena(drawn, layout, sets, self._memory_of(layout.stride * sets))
         except BaseException:
             os.close(memory)
             raise
         self.workload = OpenWorkload(drawn, memory, arena, called=called)
-        source = drawn.pool if arena is None else arena.descriptor
+        source = drawn.pool if self.arena_memory is None else self.arena_memory.descriptor
         assert source is not None
         report = self.ask(content, [memory, source]).report
         if report.code != protocol.FINE:
@@ -94,14 +93,15 @@ class Candidate(Process):
         assert self.workload is not None
         return max(min(SETS_BYTES // max(self.workload.drawn.bytes, 1), MOST_SETS), 1)
 
-    def run(self, seed: int, count: int, first: int = 0, upcast: int = 0) -> Done:
-        """`count` invocations with the inputs of `seed`, numbered from `first`; NoGraph if they cannot be captured.
+    def run(self, seed: int, numbers: Sequence[int], upcast: int = 0) -> Done:
+        """The invocations `numbers` of `seed`, which on a GPU follow one another; NoGraph if they cannot be captured.
 
         Their inputs are there, and it is let run, only when the clock runs. `upcast`: floating ones are in float64.
         """
         work = self.workload
         assert work is not None
-        work.upcast, compiling = upcast, bool(count) and not work.called
+        first, count = numbers[0], len(numbers)
+        work.upcast, compiling = upcast, not work.called
         told = 0 if work.arena else seed  # on the CPU nobody in its process needs to know it
         if work.arena is None or not upcast:  # else there is nothing to prepare
             prepared = self.ask(protocol.prepare_message(first, count, upcast, told), compiling=compiling)
@@ -110,9 +110,9 @@ class Candidate(Process):
             if prepared.report.code != protocol.FINE:
                 return prepared
         if work.arena is not None:
-            work.arena.fill(seed, first, count)
+            work.arena.fill(seed, numbers)
         done = self.ask(protocol.run_message(first, count, upcast, told), compiling=compiling)
-        work.called |= bool(count)
+        work.called = True
         return done
 
     def nothing(self) -> int:
@@ -174,11 +174,23 @@ class Candidate(Process):
         if work is not None:
             work.close()
 
+    def _memory_of(self, size: int) -> ArenaMemory:
+        if self.arena_memory is None or self.arena_memory.size < size:
+            self._close_memory()
+            self.arena_memory = ArenaMemory(max(size, 1))
+        return self.arena_memory
+
+    def _close_memory(self) -> None:
+        memory, self.arena_memory = self.arena_memory, None
+        if memory is not None:
+            memory.close()
+
     def _close(self) -> None:
         file, self.memory_file = self.memory_file, None
         if file is not None:
             os.close(file)
         super()._close()
+        self._close_memory()
 
 
 def fresh_seed() -> int:

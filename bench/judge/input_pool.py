@@ -81,9 +81,10 @@ def open_input_pool(
     limit: int | None,
     spread: Spread | None = None,
     on_gpu: bool = False,
+    secret: int | None = None,
 ) -> Iterator[InputPool]:
-    """Fresh inputs; raises what `make_inputs` does. They end with the context."""
-    draws = InvocationDraws(definition, workload, dataset, secrets.randbits(62), spread, limit=limit)
+    """Fresh inputs; raises what `make_inputs` does. They end with the context. `secret`: of their pool of pieces."""
+    draws = InvocationDraws(definition, workload, dataset, secrets.randbits(62), spread, limit, secret)
     contents, results = _contents(definition, draws.example), _results(definition, draws.example)
     if not on_gpu:
         yield InputPool(definition, draws, contents, results)
@@ -197,44 +198,64 @@ class SetLayout:
         return cls(inputs, outputs, aligned(end, align) + align * (1 + secrets.randbelow(GAPS)))
 
 
-class Arena:
-    """Sets of inputs of one candidate's invocations on the CPU, and of outputs in destination passing style."""
+class ArenaMemory:
+    """Memory that the judge and one candidate share. It outlasts a Workload: pages are slow to come by."""
 
-    def __init__(self, drawn: InputPool, layout: SetLayout, sets: int) -> None:
-        self.drawn, self.layout = drawn, layout
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.descriptor = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.descriptor, layout.stride * sets)
+            os.ftruncate(self.descriptor, size)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
-            self._view = mmap.mmap(self.descriptor, layout.stride * sets, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._view = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except BaseException:
             os.close(self.descriptor)
             raise
-        self._bytes = torch.frombuffer(self._view, dtype=torch.uint8).view(sets, layout.stride)
-        self._written = {*drawn.definition.written_inputs}
-        self._last = 0, 0, 0
+        self.bytes = torch.frombuffer(self._view, dtype=torch.uint8)
 
-    def fill(self, seed: int, first: int, count: int) -> None:
-        """Fill the inputs of `count` invocations of `seed`, from number `first` on; outputs hold bits that are none.
+    def close(self) -> None:
+        """When no Arena is in it any more."""
+        del self.bytes
+        with contextlib.suppress(OSError):
+            self._view.madvise(mmap.MADV_REMOVE)  # whoever else still has it
+        self._view.close()
+        os.close(self.descriptor)
+
+
+class Arena:
+    """Sets of inputs of one candidate's invocations on the CPU, and of outputs in destination passing style."""
+
+    def __init__(self, drawn: InputPool, layout: SetLayout, sets: int, memory: ArenaMemory) -> None:
+        self.drawn, self.layout = drawn, layout
+        self._bytes = memory.bytes[: layout.stride * sets].view(sets, layout.stride)
+        self._written = {*drawn.definition.written_inputs}
+        self._filled: tuple[int, Sequence[int]] = (0, ())
+
+    def fill(self, seed: int, numbers: Sequence[int]) -> None:
+        """Fill a set with the inputs of each of the invocations `numbers` of `seed`; outputs hold bits that are none.
 
         What is asked for again, to see how long it takes, is there already.
         """
-        if self._last == (seed, first, count):
+        if self._filled == (seed, numbers):
             return
-        self._last = seed, first, count
+        self._filled = seed, numbers
         for at, result in zip(self.layout.outputs, self.drawn.results, strict=False):
-            self._bytes[:count, at : at + result.bytes].fill_(0xFF)
-        self.drawn.draws.fill(seed, first, [self._input(index, count) for index in range(len(self.layout.inputs))])
+            self._bytes[: len(numbers), at : at + result.bytes].fill_(0xFF)
+        if isinstance(numbers, range):
+            self.drawn.draws.fill(seed, numbers.start, self._inputs(slice(len(numbers))))
+            return
+        for place, number in enumerate(numbers):
+            self.drawn.draws.fill(seed, number, self._inputs(slice(place, place + 1)))
 
-    def changed(self, number: int) -> str | None:
-        """The name of an input of an invocation of the last batch that is not what it was, and must be."""
-        seed, first, _ = self._last
-        drawn = self.drawn.draws.draw(seed, first + number)
-        for index, (name, value) in enumerate(zip(self.drawn.definition.inputs, drawn, strict=True)):
-            if not isinstance(value, torch.Tensor) or name in self._written:
+    def changed(self, place: int) -> str | None:
+        """The name of an input in a set of the last run that is not what it was, and must be."""
+        seed, numbers = self._filled
+        drawn = self.drawn.draws.draw(seed, numbers[place])
+        inputs = self._inputs(slice(place, place + 1))
+        for name, found, value in zip(self.drawn.definition.inputs, inputs, drawn, strict=True):
+            if found is None or name in self._written:
                 continue
-            at = self.layout.inputs[index]
-            if not torch.equal(self._bytes[number, at : at + value.nbytes], raw_bytes(value)):
+            if not torch.equal(raw_bytes(found), raw_bytes(value)):
                 return name
         return None
 
@@ -243,20 +264,16 @@ class Arena:
         at, size = self.layout.outputs[index], self.drawn.results[index].bytes
         return memoryview(self._bytes[number, at : at + size].numpy())
 
-    def close(self) -> None:
-        del self._bytes
-        with contextlib.suppress(OSError):
-            self._view.madvise(mmap.MADV_REMOVE)  # whoever else still has it
-        self._view.close()
-        os.close(self.descriptor)
-
-    def _input(self, index: int, count: int) -> torch.Tensor | None:
-        value = self.drawn.example.inputs[index]
-        if not isinstance(value, torch.Tensor):
-            return None
-        at = self.layout.inputs[index]
-        part = self._bytes[:count, at : at + value.nbytes]
-        return part.view(value.dtype).view(count, *value.shape)
+    def _inputs(self, sets: slice) -> list[torch.Tensor | None]:
+        """Each [sets, *shape]; None for a scalar."""
+        found: list[torch.Tensor | None] = []
+        for value, at in zip(self.drawn.example.inputs, self.layout.inputs, strict=True):
+            if not isinstance(value, torch.Tensor):
+                found.append(None)
+                continue
+            part = self._bytes[sets, at : at + value.nbytes]
+            found.append(part.view(value.dtype).view(len(part), *value.shape))
+        return found
 
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, start_candidate
+from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, fresh_seed, start_candidate
 from kcap.bench.judge.input_pool import open_input_pool
 from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
 from kcap.bench.judge.reference import (
@@ -39,9 +39,13 @@ MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads
 
 @dataclass
 class RunningSolution:
-    """The Solution in hand: its process, or why there is none for any Workload (`failure`)."""
+    """The Solution in hand: its process, or why there is none for any Workload (`failure`).
+
+    `secret`: of the pool that its inputs are pieces of.
+    """
 
     solution: Solution
+    secret: int = field(default_factory=fresh_seed)
     candidate: Candidate | None = None
     ended: Candidate | None = None
     graphs: bool = True
@@ -106,15 +110,16 @@ class Judge:
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         with ExitStack() as opened:
             try:
-                truth = self._truth(definition, workload, opened)
-                verdict = self._trial(solution, truth)
+                running = self._running(solution)
+                truth = self._truth(definition, workload, running.secret, opened)
+                verdict = self._trial(running, truth)
             except AtFault:
                 self._drop_references()
                 raise
             notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
             return {**verdict, "notes": notes}
 
-    def _truth(self, definition: Definition, workload: Workload, opened: ExitStack) -> ReferenceOracle:
+    def _truth(self, definition: Definition, workload: Workload, secret: int, opened: ExitStack) -> ReferenceOracle:
         """On the widest spread of inputs by which the reference can be judged, or the one that was before. `opened` has
         what is to be closed.
         """
@@ -123,7 +128,7 @@ class Judge:
 
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
             with ExitStack() as tried:
-                pool = open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu)
+                pool = open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu, secret)
                 truth = open_oracle(partial(self._reference, definition), tried.enter_context(pool), known)
                 self.settled[key] = spread, truth.precision
                 opened.push(tried.pop_all())
@@ -159,8 +164,9 @@ class Judge:
         while self.references:
             self.references.popitem()[1].end()
 
-    def _trial(self, solution: Solution, truth: ReferenceOracle) -> dict[str, Any]:
-        running = self._running(solution)
+    def _trial(self, running: RunningSolution, truth: ReferenceOracle) -> dict[str, Any]:
+        if running.candidate is None and running.failure is None:
+            self._start(running)
         if running.failure:
             status, reason, log = running.failure
             return {"status": status, "reason": reason, "log": log}
@@ -185,7 +191,7 @@ class Judge:
             raised = rejected.status == "RUNTIME_ERROR"  # and printed a traceback
             return {"status": rejected.status, "reason": str(rejected), "log": candidate.printed(raised)}
         except (TooSlow, ProcessEnded) as error:
-            if any(each.how is not None for each in self.references.values()):  # it was the reference that was asked
+            if any(each.how is not None for each in (trial.truth.reference, trial.truth.timed)):  # it was asked
                 raise unanswered(error) from None
             return self._died(running, *status_of(error))
 
@@ -203,8 +209,6 @@ class Judge:
         if self.running is None or self.running.solution != solution:
             self._drop()
             self.running = RunningSolution(solution)
-        if self.running.candidate is None and self.running.failure is None:
-            self._start(self.running)
         return self.running
 
     def _start(self, running: RunningSolution) -> None:

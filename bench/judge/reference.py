@@ -19,7 +19,7 @@ import torch
 
 from kcap.bench.accuracy import RTOL, SAME, Choice, Truth, difference
 from kcap.bench.check import choices
-from kcap.bench.judge.candidate import Candidate, fresh_seed
+from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.driver import protocol
 from kcap.bench.judge.input_pool import InputPool
 from kcap.bench.judge.process import POISON, ProcessEnded, TooSlow
@@ -77,19 +77,17 @@ class ReferenceOracle:
     drawn: InputPool
     precision: ReferencePrecision
 
-    def truth(self, seed: int, number: int, own: bool = True) -> Truth:
-        """The right outputs of invocation `number` of `seed`; AtFault if the reference has none.
+    def truths(self, seed: int, numbers: Sequence[int], own: bool = True) -> list[Truth]:
+        """The right outputs of the invocations `numbers` of `seed`; AtFault if the reference has none.
 
         `own`: with what it makes of the inputs in their own dtype, and with what else it may choose.
         """
-        definition, sizes = self.drawn.definition, self.precision.sizes
-        outputs = _outputs(self.reference, seed, number, self.precision.upcast)
-        if not own:
-            return Truth(outputs[: len(definition.outputs)])
-        if not self.precision.upcast and sizes is None:
-            return Truth(outputs)
-        own_outputs = _outputs(self.reference, seed, number, 0) if self.precision.upcast else outputs
-        return choices.truth_of(definition, outputs, own_outputs, sizes)
+        definition, upcast, sizes = self.drawn.definition, self.precision.upcast, self.precision.sizes
+        outputs = _outputs(self.reference, seed, numbers, upcast)
+        if not own or (not upcast and sizes is None):
+            return [Truth(each[: len(definition.outputs)]) for each in outputs]
+        own_outputs = _outputs(self.reference, seed, numbers, 0) if upcast else outputs
+        return [choices.truth_of(definition, *each, sizes) for each in zip(outputs, own_outputs, strict=True)]
 
 
 def unanswered(error: ProcessEnded | TooSlow) -> AtFault:
@@ -130,8 +128,8 @@ def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
     sizes = _sizes_of_choices(start, drawn, seed)
     form = ReferencePrecision(sizes=sizes).form(definition)
     reference = _opened(start, drawn, form)
-    own = [_outputs(reference, seed, number, 0) for number in range(DRAWS)]
-    again, higher_by_bits = _outputs(reference, seed, 0, 0), dict[int, list[Outputs]]()
+    own = _outputs(reference, seed, range(DRAWS), 0)
+    (again,), higher_by_bits = _outputs(reference, seed, range(1), 0), dict[int, list[Outputs]]()
     if any(not off.error <= SAME for off in Truth(own[0]).differences(again)):
         raise AtFault("its reference gives other outputs for the same inputs: it draws numbers")
     ours = [outputs[: len(definition.outputs)] for outputs in own]
@@ -140,7 +138,7 @@ def _explored(start: Start, drawn: InputPool) -> ReferencePrecision:
     def higher(bits: int) -> list[Outputs] | None:
         nonlocal reference
         try:
-            higher_by_bits[bits] = [_outputs(reference, seed, number, bits) for number in range(DRAWS)]
+            higher_by_bits[bits] = _outputs(reference, seed, range(DRAWS), bits)
             return [outputs[: len(definition.outputs)] for outputs in higher_by_bits[bits]]
         except AtFault as fault:
             if POISON in str(fault):
@@ -163,7 +161,7 @@ def _sizes_of_choices(start: Start, drawn: InputPool, seed: int) -> torch.Tensor
     if not choices.has_choices(drawn.definition):
         return None
     sizing = _opened(start, drawn, choices.sizing_definition(drawn.definition))
-    sizes = _outputs(sizing, seed, 0, 0)[-1]
+    sizes = _outputs(sizing, seed, range(1), 0)[0][-1]
     sizing.end()
     return sizes if bool(sizes[:, 0].any()) else None
 
@@ -261,13 +259,17 @@ def comparisons_needed(truths: Sequence[bytes], entries: int = 1) -> int | None:
     return math.ceil(math.log(UNLIKELY) / math.log(likely))
 
 
-def _outputs(reference: Candidate, seed: int, number: int, upcast: int) -> list[torch.Tensor]:
+def _outputs(reference: Candidate, seed: int, numbers: Sequence[int], upcast: int) -> list[Outputs]:
+    """Of the invocations `numbers` of `seed`, as many at a time as there are sets."""
+    most = FEW if reference.limits.gpu is None else 1
+    if len(numbers) > most:
+        return [*_outputs(reference, seed, numbers[:most], upcast), *_outputs(reference, seed, numbers[most:], upcast)]
     try:
-        report = reference.run(seed, 1, number, upcast).report
+        report = reference.run(seed, numbers, upcast).report
         if report.code == protocol.FINE:
-            report = reference.deliver([0])
+            report = reference.deliver(range(len(numbers)))
         if report.code == protocol.FINE:
-            return reference.outputs(0)
+            return [reference.outputs(place) for place in range(len(numbers))]
     except (ProcessEnded, TooSlow) as error:
         raise unanswered(error) from None
     words = "its reference" if report.code == protocol.INPUT else "its reference fails:"

@@ -22,7 +22,7 @@ from kcap.replay.timing.sampling import LIMIT_FACTOR, Budget, quartiles, sample_
 from kcap.schemas.results.measurement import Cache, Method, StopRule
 from kcap.schemas.results.outcome import Clocked, Status
 
-BATCH_NS = 5_000_000  # the least that a batch lasts,
+BATCH_NS = 2_500_000  # the least that a batch lasts,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
 LONG_ENOUGH = 0.8  # of what a batch should last
 WAYS = 5  # runs of no invocations
@@ -85,11 +85,22 @@ class Batches:
     def take(self) -> tuple[float, Batch]:
         """Run one batch: its mean time, and what of it is to be compared."""
         seed = fresh_seed()
-        done = self.candidate.run(seed, self.count)
+        done = self.candidate.run(seed, range(self.count))
         check_report(done.report, self.wrong)
         self.method = protocol.METHODS[done.report.method % len(protocol.METHODS)]
         self.samples_us.append(done.elapsed_ns / self.count / 1e3)
         return self.samples_us[-1], Batch(seed, self.count, RANDOM.sample(range(self.count), min(CHOSEN, self.count)))
+
+    @property
+    def long_enough(self) -> bool:
+        """Whether they lasted half as long as they should, as far as memory goes."""
+        lasted = median(self.samples_us) * self.count * 1e3
+        return self.count >= self.candidate.most or 2 * lasted >= wanted_ns(self.way_ns)
+
+    @property
+    def right_count(self) -> int:
+        """How many invocations last as long as a batch should, where nothing disturbs them."""
+        return max(int(wanted_ns(self.way_ns) / (min(self.samples_us) * 1e3)) + 1, FEW)
 
     def clocked(self, rule: StopRule | None) -> Clocked:
         q1, middle, q3 = quartiles(self.samples_us)
@@ -106,27 +117,35 @@ class Batches:
         )
 
 
+def wanted_ns(way: float) -> float:
+    """What a batch should last."""
+    return max(BATCH_NS, way / WAY_SHARE)
+
+
 def size_batches(
     candidate: Candidate,
     drawn: InputPool,
     wrong: Callable[[Status, str], Exception] = Rejected,
     count: int = FEW,
+    sure: bool = False,
 ) -> Batches:
-    """Batches that last long enough, as far as memory goes; one of so many has run. Opens `drawn` as it needs.
+    """Batches that last long enough, as far as memory goes. Opens `drawn` as it needs.
 
-    `count`: how many invocations may be enough; where it is more than FEW, they were at another time.
+    `count`: how many invocations may be enough. `sure`: they were at another time, and on the CPU that is not tried
+    again: see whether the Batches were `long_enough`.
     """
-    way = median(candidate.nothing() for _ in range(WAYS))
-    wanted = max(BATCH_NS, way / WAY_SHARE)
+    way = sorted(candidate.nothing() for _ in range(WAYS))[WAYS // 4]  # what others do to it, they do to batches, too
+    wanted = wanted_ns(way)
+    enough = LONG_ENOUGH * wanted
 
     def quickest(count: int) -> float:
-        """Of three runs, or up to the first that is too short."""
+        """Of two runs, or the first if that is too short: it may be disturbed, or the first to touch memory."""
         seed, lasted = fresh_seed(), math.inf
-        for _ in range(3):
-            done = candidate.run(seed, count)
+        for _ in range(2):
+            done = candidate.run(seed, range(count))
             check_report(done.report, wrong)
             lasted = min(lasted, done.elapsed_ns)
-            if lasted < LONG_ENOUGH * wanted:
+            if lasted < enough:
                 break
         return lasted
 
@@ -138,9 +157,17 @@ def size_batches(
     if count > FEW:
         count = min(count, most)
         candidate.open(drawn, count)
-    while ((lasted := quickest(count)) < LONG_ENOUGH * wanted and count < most) or count < least:
+        if sure and gpu is None:
+            return Batches(candidate, count, way, wrong=wrong)
+
+    def fitting(lasted: float) -> int:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
-        count = min(max(int(wanted / each) + 1, least), count * MOST_GROWTH, most)
+        return min(max(int(wanted / each) + 1, least), count * MOST_GROWTH, most)
+
+    while ((lasted := quickest(count)) < enough and count < most) or count < least:
+        count = fitting(lasted)
         candidate.open(drawn, count)
     cold = gpu is None or count * size >= COLD_FACTOR * gpu.l2
-    return Batches(candidate, count, way, "cold" if cold else "warm", wrong)
+    return Batches(
+        candidate, min(count, fitting(lasted)) if gpu is None else count, way, "cold" if cold else "warm", wrong
+    )

@@ -10,7 +10,7 @@ from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, wo
 from kcap.bench.accuracy.wrong_elements import wrong_elements
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
-from kcap.bench.judge.timing import RANDOM, Batch, TimedPair, size_batches, time_both
+from kcap.bench.judge.timing import BATCH_NS, RANDOM, Batch, TimedPair, size_batches, time_both
 from kcap.bench.judge.verdict import (
     CONSTANT,
     STALE,
@@ -23,6 +23,8 @@ from kcap.bench.judge.verdict import (
 )
 from kcap.schemas.results.outcome import Accuracy, WrongElements
 
+MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
+MOST_RESIZED = 3  # times that batches are made longer, if others disturbed those that they were sized by
 MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right
 NOT_FINITE = "has inf or nan where the reference has numbers"
 
@@ -42,6 +44,7 @@ class Trial:
     wrong: list[WrongElements] = field(default_factory=list)  # of the first invocation that was wrong
     timed: int = 0
     reference_count: int = FEW  # invocations of a batch of the reference's: what is known, then what is found
+    first_ns: int = 0  # of the first run
 
     def run(self) -> TimedPair:
         """Its times. Rejected, where it does not pass; ProcessEnded or TooSlow, where its process does not live to see
@@ -50,12 +53,22 @@ class Trial:
         drawn = self.truth.drawn
         self.candidate.open(drawn)
         self._before()
-        theirs = size_batches(self.truth.timed, drawn, at_fault, self.reference_count)
-        self.reference_count = theirs.count
-        ours = size_batches(self.candidate, drawn)
+        theirs = size_batches(self.truth.timed, drawn, at_fault, self.reference_count, sure=True)
+        ours = size_batches(self.candidate, drawn, count=self._guess(theirs.count))
         times = time_both(ours, theirs, self.seconds, self._compare_timed)
+        for _ in range(MOST_RESIZED):
+            if ours.long_enough and theirs.long_enough:
+                break
+            theirs = size_batches(self.truth.timed, drawn, at_fault, theirs.right_count, sure=True)
+            ours = size_batches(self.candidate, drawn, count=ours.right_count, sure=True)
+            times = time_both(ours, theirs, self.seconds, self._compare_timed)
+        self.reference_count = theirs.right_count
         self._compare_more(ours.count)
         return times
+
+    def _guess(self, like_reference: int) -> int:
+        """How many invocations may last as long as a batch should: as many as of the reference, if it is not slower."""
+        return max(min(like_reference, FEW * MOST_GUESSED_NS // self.first_ns), FEW)
 
     @property
     def accuracy(self) -> Accuracy | None:
@@ -67,7 +80,9 @@ class Trial:
     def _before(self) -> None:
         """The first invocations, all of which are compared."""
         seed = fresh_seed()
-        check_report(self.candidate.run(seed, FEW).report)
+        done = self.candidate.run(seed, range(FEW))
+        check_report(done.report)
+        self.first_ns = done.elapsed_ns
         compared = self._compare(Batch(seed, FEW, [*range(FEW)]))
         wrong = [reason for reason, _ in compared if reason]
         if wrong:
@@ -89,7 +104,7 @@ class Trial:
         """As many that a constant or a remembered answer fails, where there are few that are right."""
         while len(self.truths) < min(comparisons_needed(self.truths) or 0, MOST_COMPARED):
             seed = fresh_seed()
-            check_report(self.candidate.run(seed, count).report)
+            check_report(self.candidate.run(seed, range(count)).report)
             wanted = min(MOST_COMPARED - len(self.truths), count)
             self._compare_timed(Batch(seed, count, RANDOM.sample(range(count), wanted)))
 
@@ -99,13 +114,13 @@ class Trial:
         """
         check_report(self.candidate.deliver(batch.chosen))
         found = [self.candidate.outputs(number) for number in batch.chosen]
-        return [self._note(outputs, batch.seed, number) for outputs, number in zip(found, batch.chosen, strict=True)]
+        truths = self.truth.truths(batch.seed, batch.chosen, own=False)
+        return [self._note(*each, batch.seed) for each in zip(found, truths, batch.chosen, strict=True)]
 
-    def _note(self, outputs: Outputs, seed: int, number: int) -> tuple[str | None, str | None]:
-        truth = self.truth.truth(seed, number, own=False)
+    def _note(self, outputs: Outputs, truth: Truth, number: int, seed: int) -> tuple[str | None, str | None]:
         off = truth.differences(outputs)
         if any(not each.error <= SAME for each in off):
-            truth = self.truth.truth(seed, number)
+            (truth,) = self.truth.truths(seed, [number])
             off = truth.differences(outputs)
         stale = self.seen.stale(outputs, truth.outputs)
         empty = is_unwritten(outputs) and not is_unwritten(truth.outputs)

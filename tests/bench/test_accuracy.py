@@ -178,3 +178,11 @@ def test_counts_may_lie_between_those_of_two_precisions():
     assert difference(torch.tensor([13, 20]), truth, own).error == math.inf
     assert difference(torch.tensor([11, 21]), truth, own).error == math.inf
     assert difference(torch.tensor([11, 20]), truth, truth).error == math.inf
+
+
+def test_what_one_large_row_may_be_off_by_is_not_granted_to_the_others():
+    truth = drawn(3, 64, 32)
+    truth[5] *= 1e9
+    out = truth.float()
+    out[7] = 0
+    assert difference(truth.float(), truth).error <= 1 < difference(out, truth).error

@@ -56,7 +56,7 @@ def one(both, drawn):
 
 def inputs(one, seed, count, chosen):
     """Of the invocations `chosen` of `count`, what they were given, for it is what they return."""
-    assert one.run(seed, count).report == protocol.Report(protocol.FINE, max(count - 1, 0))
+    assert one.run(seed, range(count)).report == protocol.Report(protocol.FINE, max(count - 1, 0))
     assert one.deliver(chosen).code == protocol.FINE
     return [one.outputs(number)[0].view(-1) for number in chosen]
 
@@ -76,7 +76,7 @@ def test_two_processes_are_given_the_same_inputs(both, drawn):
 
 def test_more_invocations_than_sets_are_refused(both, small):
     both[0].open(small, 2)
-    assert "more invocations than sets" in both[0].run(1, 3).report.text
+    assert "more invocations than sets" in both[0].run(1, range(3)).report.text
 
 
 TURNED = definition("turned", {"x": of("m n")}, {"y": of("n m")}, "x.T.contiguous()")
@@ -89,7 +89,7 @@ def test_a_view_is_read_as_what_it_shows(started, given, view, whole):
         found = []
         for one in (started(view), started(whole)):
             one.open(made)
-            assert one.run(7, 3).report.code == protocol.FINE
+            assert one.run(7, range(3)).report.code == protocol.FINE
             found.append(one.outputs(2)[0])
         assert torch.equal(*found)
 
@@ -106,7 +106,7 @@ def test_one_memory_for_every_output_is_copied_each_time(started, drawn):
 def test_a_changed_input_is_told_by_the_judge_itself(started, drawn):
     one = started("mutated")
     one.open(drawn)
-    assert one.run(5, 3).report.code == protocol.FINE
+    assert one.run(5, range(3)).report.code == protocol.FINE
     told = one.deliver([1])
     assert (told.code, told.text) == (protocol.INPUT, "changed its input x")
 
@@ -121,13 +121,13 @@ def test_an_input_that_was_kept_is_worth_nothing(started, drawn):
 def test_what_it_raises_is_told_with_the_invocation(started, small):
     one = started("called")
     one.open(small)
-    assert one.run(7, 3).report == protocol.Report(protocol.RAISED, 0, 0, "RuntimeError: it was called")
+    assert one.run(7, range(3)).report == protocol.Report(protocol.RAISED, 0, 0, "RuntimeError: it was called")
 
 
 def test_the_clock_says_what_a_stopwatch_would(started, small):
     one = started("waits")
     one.open(small, 20)
-    way, took = min(one.nothing() for _ in range(9)), min(one.run(1, 20).elapsed_ns for _ in range(5))
+    way, took = min(one.nothing() for _ in range(9)), min(one.run(1, range(20)).elapsed_ns for _ in range(5))
     assert 40e6 <= took <= 40e6 + way + 20 * 250e3  # a sleep may last a little longer
     assert way < 2e6
 
@@ -159,23 +159,23 @@ def state(pid):
 def test_who_has_a_timer_let_it_run_on_is_found(started, small):
     one = started("woken")
     one.open(small)
-    assert one.run(1, 1).report.code == protocol.FINE
+    assert one.run(1, range(1)).report.code == protocol.FINE
     time.sleep(0.3)
     with pytest.raises(Stirred):
-        one.run(2, 1)
+        one.run(2, range(1))
 
 
 def test_who_stops_itself_before_it_is_done_has_reported_nothing(started, small):
     one = started("stops_itself")
     one.open(small)
     with pytest.raises(ProcessEnded, match="it stopped itself"):
-        one.run(1, 1)
+        one.run(1, range(1))
 
 
 def test_an_output_that_is_nowhere_ends_the_process(started, small):
     one = started("nowhere")
     one.open(small)
-    one.run(1, 3)
+    one.run(1, range(3))
     with pytest.raises(ProcessEnded, match="its outputs are nowhere"):
         one.outputs(0)
 
@@ -184,7 +184,7 @@ def test_the_memory_of_a_workload_is_given_back(both, drawn):
     before = len(os.listdir("/proc/self/fd"))
     both[0].open(drawn)
     for seed in range(5):
-        assert both[0].run(seed, 3).report.code == protocol.FINE
+        assert both[0].run(seed, range(3)).report.code == protocol.FINE
     held = len(os.listdir("/proc/self/fd"))
     both[0].forget()
     assert held <= before + 3 and len(os.listdir("/proc/self/fd")) <= before

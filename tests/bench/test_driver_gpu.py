@@ -70,7 +70,7 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
     one = start("double", graphs)
     one.open(drawn, sets=8)
     for seed in (11, 12):
-        done = one.run(seed, 8)
+        done = one.run(seed, range(8))
         assert done.report.code == protocol.FINE, done.report.text
         assert one.deliver((0, 3, 7)).code == protocol.FINE
         assert protocol.METHODS[done.report.method] == method
@@ -82,16 +82,16 @@ def test_every_invocation_has_inputs_of_its_own_and_its_outputs_come_back(start,
 def test_a_replay_that_does_nothing_leaves_its_outputs_unwritten(start, drawn):
     one = start("double_once")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).report.code == protocol.FINE
-    one.run(2, 4)
-    assert one.run(3, 4).report.code == one.deliver([3]).code == protocol.FINE
+    assert one.run(1, range(1)).report.code == protocol.FINE
+    one.run(2, range(4))
+    assert one.run(3, range(4)).report.code == one.deliver([3]).code == protocol.FINE
     assert one.outputs(3)[0].isnan().all()
 
 
 def test_changed_inputs_are_told_by_name(start, drawn):
     one = start("double_in_place")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).report.code == protocol.FINE
+    assert one.run(1, range(1)).report.code == protocol.FINE
     answer = one.deliver([0])
     assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
 
@@ -99,9 +99,9 @@ def test_changed_inputs_are_told_by_name(start, drawn):
 def test_what_cannot_be_captured_is_to_be_started_again(start, drawn):
     one = start("refuses_capture")
     one.open(drawn, sets=4)
-    assert one.run(1, 1).report.code == protocol.FINE
+    assert one.run(1, range(1)).report.code == protocol.FINE
     with pytest.raises(NoGraph, match="not permitted when stream is capturing") as refused:
-        one.run(1, 4)
+        one.run(1, range(4))
     assert refused.value.candidate is one
 
 
@@ -110,24 +110,24 @@ def test_no_graph_said_where_none_was_asked_for_is_no_reason_to_start_again(star
     one = start("refuses_capture")
     one.open(drawn, sets=4)
     one.graphs = False
-    assert one.run(1, 4).report.code == protocol.NO_GRAPH
+    assert one.run(1, range(4)).report.code == protocol.NO_GRAPH
 
 
 def test_first_call_is_made_before_the_capture(start, drawn):
     one = start("made_at_first_call")
     one.open(drawn, sets=4)
-    assert one.run(1, 4).report.code == protocol.FINE
+    assert one.run(1, range(4)).report.code == protocol.FINE
 
 
 def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn):
     one = start("same_memory", destination=False)
     one.open(drawn, sets=8)
     with pytest.raises(NoGraph, match="same memory"):
-        one.run(1, 4)
+        one.run(1, range(4))
     one = start("same_memory", graphs=False, destination=False)
     one.open(drawn, sets=8)
     for _ in range(2):
-        report = one.run(7, 8).report
+        report = one.run(7, range(8)).report
         assert report.code == one.deliver((2, 5, 7)).code == protocol.FINE, report.text
         for number in (2, 5, 7):
             torch.testing.assert_close(one.outputs(number)[0].view(-1), 2 * pool_of(drawn, 7, number))
@@ -136,8 +136,8 @@ def test_outputs_in_one_memory_are_no_graph_but_right_when_launched(start, drawn
 def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
     one = start("reserves")
     one.open(drawn, sets=2)
-    assert one.run(1, 1).report.code == protocol.FINE
-    report = one.run(2, 1).report
+    assert one.run(1, range(1)).report.code == protocol.FINE
+    report = one.run(2, range(1)).report
     assert report.code == protocol.RESERVED
     with pytest.raises(Rejected, match="it keeps part of the GPU's L2"):
         check_report(report)
@@ -146,7 +146,7 @@ def test_part_of_the_l2_that_is_set_aside_is_seen_in_the_next_run(start, drawn):
 def test_more_invocations_than_sets_are_refused(start, drawn):
     one = start("double")
     one.open(drawn, sets=2)
-    report = one.run(1, 3).report
+    report = one.run(1, range(3)).report
     assert report.code == protocol.DRIVER and "more invocations than sets" in report.text
 
 
@@ -156,4 +156,4 @@ def test_a_candidate_that_is_gone_has_ended(start, drawn):
     os.kill(one.pid, signal.SIGKILL)
     with pytest.raises(ProcessEnded):
         for _ in range(3):
-            one.run(1, 1)
+            one.run(1, range(1))

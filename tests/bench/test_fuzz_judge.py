@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -37,18 +36,31 @@ def test_every_trick_is_drawn():
     ("us", "wrong", "found"), [(100, False, 0), (61, False, 0), (50, False, 1), (100, True, 1)], ids=str
 )
 def test_a_judge_that_believes_a_program_is_found_out(monkeypatch, us, wrong, found):
-    fuzzer = fuzz.Fuzzer(SimpleQueue(), 0, None)
+    fuzzer = fuzz.Fuzzer(0, None)
     program = fuzz.Program(7, "softmax", ("nothing",), "", wrong)
 
     def judged(asked):
         time = Clocked(median_us=us if asked is program else 100, q1_us=1, q3_us=1)
         return Outcome(solution="s", definition=asked.kernel, workload="w", status="PASSED", time=time)
 
-    monkeypatch.setattr(fuzz, "drawn", lambda number, seed: program)
     monkeypatch.setattr(fuzzer, "judge", judged)
-    fuzzer.measure()
-    fuzzer.try_one(7)
+    assert fuzzer.measure("softmax") == 100
+    fuzzer.try_one(program)
     assert len(fuzzer.found) == found
+
+
+def test_an_honest_kernel_is_judged_again_on_a_busy_machine_and_found_where_it_is_condemned(monkeypatch):
+    fuzzer, time = fuzz.Fuzzer(0, None), Clocked(median_us=100, q1_us=1, q3_us=1)
+    ends = [("TIMEOUT", None), None, ("NOT_JUDGED", None), ("PASSED", time), ("REWARD_HACK", None)]
+
+    def judged(asked):
+        end = ends.pop(0)
+        return end and Outcome(solution="s", definition=asked.kernel, workload="w", status=end[0], time=end[1])
+
+    monkeypatch.setattr(fuzzer, "judge", judged)
+    assert fuzzer.measure("softmax") == 100 and not fuzzer.found and len(ends) == 1
+    fuzzer.measure("softmax")
+    assert "is condemned: REWARD_HACK" in fuzzer.found[0] and fuzzer.own_us["softmax"] == 100
 
 
 def test_a_few_programs_pass_in_no_time_that_they_did_not_take(monkeypatch, capsys):

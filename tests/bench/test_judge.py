@@ -198,3 +198,9 @@ def test_a_time_of_which_the_way_is_much_is_named(way, told):
     time = Clocked(median_us=100, q1_us=90, q3_us=110, way_us=way)
     assert bool(timing_caveats(time)) is told
     assert timing_caveats(None) == []
+
+
+def test_an_end_is_a_solutions_own_where_another_form_of_the_reference_has_ended(judge):
+    greatest = made("greatest", "x.argmax(-1) + 0 * int(eps)", outputs={"y": of("m", "int64")})
+    found = outcome(judge, "import os\n\n\ndef run(x, eps):\n    os._exit(3)\n", of_definition=greatest, m=64)
+    assert (found.status, "exit code 3" in found.reason) == ("RUNTIME_ERROR", True)

@@ -91,12 +91,12 @@ def test_too_few_descriptors_cost_one_workload(judge, whose, m):
 
 
 @pytest.mark.parametrize("m", [64, LARGE])
-@pytest.mark.parametrize("size", [1, 1 << 19])
+@pytest.mark.parametrize("size", [1, 1 << 16])
 def test_too_little_room_costs_one_workload(judge, m, size):
     goes_on(judge, m)
     before = descriptors()
     with limited(resource.RLIMIT_FSIZE, size):
-        found = outcome(judge, RETURNING, m=m)
+        found = outcome(judge, RETURNING, name=f"s{size}", m=m)
     assert found.status == "NOT_JUDGED" and "File too large" in found.reason, found.reason
     goes_on(judge, m)
     assert descriptors() <= before

@@ -294,7 +294,7 @@ def arena(folder, *arguments, verdict=None):
     """The runner's answer, where `kcap judge` prints `verdict`."""
     bin_folder = folder / "bin"
     bin_folder.mkdir(exist_ok=True)
-    (bin_folder / "verdict.json").write_text(json.dumps(verdict))
+    (bin_folder / "verdict.json").write_text(json.dumps(verdict) if verdict else "")  # it fails
     (bin_folder / "kcap").write_text(f"#!/bin/sh\ncat {bin_folder}/verdict.json\n")
     (bin_folder / "kcap").chmod(0o755)
     command = [sys.executable, "scripts/evaluate.py", *arguments]
@@ -323,6 +323,16 @@ def test_the_arenas_runner_lists_the_cases_and_answers_with_the_same(task, datas
     }
     assert timed["cases"][0]["execution_time_ms"] == 0.012
     assert timed["cases"][0]["benchmark_method"] == "cuda_graph"
+
+
+@pytest.mark.parametrize("verdict", [{"status": "COMPILE_ERROR", "reason": "no valid Python", "workloads": []}, None])
+def test_the_arena_is_told_of_every_case_also_where_none_was_judged(task, dataset, tmp_path, verdict):
+    task("--form", "agentkernelarena")
+    listed = arena(tmp_path / "task", "validate-task")["cases"]
+    answer = arena(tmp_path / "task", "candidate", "correctness", verdict=verdict)
+    assert answer["failure_kind"] == ("compile_error" if verdict else "not_judged")
+    assert [case["test_case_id"] for case in answer["cases"]] == [case["test_case_id"] for case in listed]
+    assert answer["status"] == "FAIL" and all(case["status"] == "FAIL" for case in answer["cases"])
 
 
 def test_the_arena_is_told_of_wrong_numbers_and_of_times_that_are_no_gpus(task, dataset, tmp_path):

@@ -38,8 +38,9 @@ class Played:
     def nothing(self):
         return self.way
 
-    def run(self, seed, count, first=0, upcast=0):
-        assert count <= self.sets
+    def run(self, seed, numbers, upcast=0):
+        count = len(numbers)
+        assert numbers == range(count) and count <= self.sets
         self.ran.append((seed, count))
         return Done(protocol.Report(self.code, text="it said so"), self.way + count * self.each)
 
@@ -51,7 +52,29 @@ def test_batches_last_long_enough_as_far_as_memory_goes(each, way, most):
     lasts = way + made.count * each
     assert lasts >= LONG_ENOUGH * max(BATCH_NS, way / WAY_SHARE) or made.count == played.most
     assert made.count == 3 or lasts < 3 * max(BATCH_NS, way / WAY_SHARE)
-    assert len(played.ran) < 20
+    assert len(played.ran) < 20 and played.sets >= made.count
+
+
+@given(st.floats(50, 1e8), st.floats(50, 1e8), st.integers(1, 8192), st.integers(3, 8192))
+def test_a_guess_of_their_length_changes_what_it_takes_to_find_it_alone(each, way, most, guess):
+    found = [size_batches(Played(each, way, max(most, 3)), SimpleNamespace(bytes=64), count=n) for n in (3, guess)]
+    lasts = [way + made.count * each for made in found]
+    assert made_of_few(*found) or max(lasts) <= 1.3 * min(lasts) + each
+
+
+def made_of_few(*batches):
+    return all(made.count < 10 for made in batches)
+
+
+def test_what_was_known_of_them_is_not_tried_again_and_what_is_right_is_told():
+    played = Played(10_000)
+    made = size_batches(played, SimpleNamespace(bytes=64), count=20, sure=True)
+    assert made.count == 20 and not played.ran
+    made.take()
+    assert not made.long_enough and made.right_count * 15_000 == pytest.approx(5e6, rel=0.01)
+    longer = size_batches(played, SimpleNamespace(bytes=64), count=made.right_count, sure=True)
+    longer.take()
+    assert longer.long_enough
 
 
 def test_nothing_is_taken_off_a_time_and_what_the_way_is_of_it_is_said():

@@ -53,16 +53,20 @@ def judge(action: str) -> dict[str, Any]:
     quick = ["--quick"] if action == "compile" else []
     command = ["kcap", "judge", str(SOLUTION), "--task", str(TASK), "--trust", "--json", "--fail-on", "never", *quick]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not done.stdout.strip():
-        lines = done.stderr.strip().splitlines() or ["kcap judge said nothing"]
-        return {"status": "FAIL", "cases": [], "reason": lines[-1]}
-    verdict = json.loads(done.stdout)
+    said = done.stderr.strip().splitlines() or ["kcap judge said nothing"]
+    verdict: dict[str, Any] = json.loads(done.stdout or "null") or _unjudged(said[-1])
     if action == "compile":
         built = verdict["status"] not in NO_COMPILER
         return _result(built, [], verdict)
-    described = cases()
-    judged = [_case(action, described[workload["workload"]], workload) for workload in verdict["workloads"]]
-    return _result(all(case["status"] == "PASS" for case in judged), judged, verdict)
+    # the arena wants every case, and those that were not reached are against a Solution
+    judged = {workload["workload"]: workload for workload in verdict["workloads"]}
+    missing = {"status": verdict["status"] if verdict["status"] != "PASSED" else "NOT_JUDGED"}
+    listed = [_case(action, case, judged.get(name, missing)) for name, case in cases().items()]
+    return _result(all(case["status"] == "PASS" for case in listed), listed, verdict)
+
+
+def _unjudged(reason: str) -> dict[str, Any]:
+    return {"status": "NOT_JUDGED", "reason": reason, "workloads": []}
 
 
 def _case(action: str, case: dict[str, Any], workload: dict[str, Any]) -> dict[str, Any]:
