@@ -81,10 +81,9 @@ def open_input_pool(
     limit: int | None,
     spread: Spread | None = None,
     on_gpu: bool = False,
-    secret: int | None = None,
 ) -> Iterator[InputPool]:
-    """Fresh inputs; raises what `make_inputs` does. They end with the context. `secret`: of their pool of pieces."""
-    draws = InvocationDraws(definition, workload, dataset, secrets.randbits(62), spread, limit, secret)
+    """Fresh inputs; raises what `make_inputs` does. They end with the context."""
+    draws = InvocationDraws(definition, workload, dataset, secrets.randbits(62), spread, limit=limit)
     contents, results = _contents(definition, draws.example), _results(definition, draws.example)
     if not on_gpu:
         yield InputPool(definition, draws, contents, results)

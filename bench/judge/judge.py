@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, fresh_seed, start_candidate
+from kcap.bench.judge.candidate import FEW, Candidate, NoGraph, start_candidate
 from kcap.bench.judge.input_pool import open_input_pool
 from kcap.bench.judge.process import POISON, ForkServer, Limits, NotBuilt, ProcessEnded, Stirred, TooSlow
 from kcap.bench.judge.reference import (
@@ -39,13 +39,9 @@ MOST_DEATHS = 3  # of one Solution's processes, before the rest of its Workloads
 
 @dataclass
 class RunningSolution:
-    """The Solution in hand: its process, or why there is none for any Workload (`failure`).
-
-    `secret`: of the pool that its inputs are pieces of.
-    """
+    """The Solution in hand: its process, or why there is none for any Workload (`failure`)."""
 
     solution: Solution
-    secret: int = field(default_factory=fresh_seed)
     candidate: Candidate | None = None
     ended: Candidate | None = None
     graphs: bool = True
@@ -111,7 +107,7 @@ class Judge:
         with ExitStack() as opened:
             try:
                 running = self._running(solution)
-                truth = self._truth(definition, workload, running.secret, opened)
+                truth = self._truth(definition, workload, opened)
                 verdict = self._trial(running, truth)
             except AtFault:
                 self._drop_references()
@@ -119,7 +115,7 @@ class Judge:
             notes = [*truth.drawn.example.notes, *truth.precision.notes, *timing_caveats(verdict.get("time"))]
             return {**verdict, "notes": notes}
 
-    def _truth(self, definition: Definition, workload: Workload, secret: int, opened: ExitStack) -> ReferenceOracle:
+    def _truth(self, definition: Definition, workload: Workload, opened: ExitStack) -> ReferenceOracle:
         """On the widest spread of inputs by which the reference can be judged, or the one that was before. `opened` has
         what is to be closed.
         """
@@ -128,7 +124,7 @@ class Judge:
 
         def on_spread(spread: Spread, known: ReferencePrecision | None = None) -> ReferenceOracle:
             with ExitStack() as tried:
-                pool = open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu, secret)
+                pool = open_input_pool(definition, workload, dataset, self.limits.memory, spread, on_gpu)
                 truth = open_oracle(partial(self._reference, definition), tried.enter_context(pool), known)
                 self.settled[key] = spread, truth.precision
                 opened.push(tried.pop_all())

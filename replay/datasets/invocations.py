@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ def contracts(reference: str) -> bool:
 class InvocationDraws:
     """Of one Workload. `example` has the shapes, scalars and notes; raises what `make_inputs` does.
 
-    The same seed and number give the same inputs for as long as this object lives, and not in another: they are drawn
-    from `secret`, and pieces from the pool that `pool` is the secret of (`secret`, where that is None).
+    The same seed and number give the same inputs for as long as this object lives, and not in another: its pool is
+    drawn from `secret`.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class InvocationDraws:
         secret: int,
         spread: Spread | None = None,
         limit: int | None = None,
-        pool: int | None = None,
     ) -> None:
         self.definition, self.workload = definition, workload
         self.spread = spreads_for(definition)[0] if spread is None else spread
         self.example: WorkloadInputs = make_inputs(definition, workload, dataset, "cpu", secret, limit)
-        self._secret, self._pool_secret = secret, secret if pool is None else pool
+        self._secret = secret
         self._given = read_given(definition, workload, dataset)
+        self._pools: dict[str, torch.Tensor] = {}
         self._seed, self._variants = -1, dict[int, dict[str, torch.Tensor]]()
 
     @property
@@ -150,7 +150,7 @@ class InvocationDraws:
         size = place[0].numel()
         width = place.shape[-1] if place.dim() > 1 and place.shape[-1] >= SHORTEST_ROW else size
         parts = PARTS if width >= LEAST_PARTED and width % PARTS == 0 else 1
-        pool, spread = _pool(dtype, self._pool_secret), self.spread
+        pool, spread = self._pool(dtype), self.spread
         _library().kcap_fill_floats(
             ctypes.c_void_p(place.data_ptr()),
             ctypes.c_uint64(place.stride(0) * place.itemsize),
@@ -166,11 +166,20 @@ class InvocationDraws:
 
     def _fill_bytes(self, place: torch.Tensor, dtype: str, stream: int, first: int) -> None:
         """Fill `place` with pieces of 8-bit floats as they are."""
-        pool, raw = _pool(dtype, self._pool_secret), place.view(torch.uint8).view(len(place), -1)
+        pool, raw = self._pool(dtype), place.view(torch.uint8).view(len(place), -1)
         pieces = -(-raw.shape[1] // pool.shape[1])
         for offset, target in enumerate(raw):
             chosen = np.random.Generator(np.random.PCG64([stream, first + offset])).integers(0, len(pool), pieces)
             target.copy_(pool.index_select(0, torch.from_numpy(chosen)).view(-1)[: len(target)])
+
+    def _pool(self, dtype: str) -> torch.Tensor:
+        """[pieces, elements of a piece], numbers of `dtype` in float32; of 8-bit floats their bytes."""
+        if dtype not in self._pools:
+            generator = torch.Generator().manual_seed(self._secret ^ len(self._pools) + 1)
+            drawn = draw_tensor([POOL_ELEMENTS], dtype, generator)
+            wide = drawn.float() if drawn.itemsize > 1 else drawn.view(torch.uint8)
+            self._pools[dtype] = wide.view(-1, PIECE_BYTES // drawn.itemsize)
+        return self._pools[dtype]
 
     def _variant(self, seed: int, number: int) -> dict[str, torch.Tensor]:
         """What rules make for an invocation, by input."""
@@ -200,14 +209,6 @@ class InvocationDraws:
             by_name = dict(zip(self.definition.inputs, self.example.inputs, strict=True))
             return {name: by_name[name] for name in ruled}
         return {name: draft[name] for name in ruled}
-
-
-@lru_cache(maxsize=4)
-def _pool(dtype: str, secret: int) -> torch.Tensor:
-    """[pieces, elements of a piece], numbers of `dtype` in float32; of 8-bit floats their bytes."""
-    drawn = draw_tensor([POOL_ELEMENTS], dtype, torch.Generator().manual_seed(secret ^ len(dtype)))
-    wide = drawn.float() if drawn.itemsize > 1 else drawn.view(torch.uint8)
-    return wide.view(-1, PIECE_BYTES // drawn.itemsize)
 
 
 @cache
