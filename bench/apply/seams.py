@@ -26,6 +26,7 @@ from kcap.schemas.results.plan import Replacement, Scalar, TensorView
 
 Function = Callable[..., Any]
 MOST_COPIED = 256 << 20  # bytes, for one comparison: a cache of gigabytes is not copied
+SPOILT = "the engine's own read, that once, what it may have written in place"
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # torch's dispatch keys, by type of device
 
 
@@ -219,13 +220,16 @@ class Replacements:
     def run(self, one: Placed, values: Values, original: Callable[[], Any]) -> Any:
         """Run the Solution; should it raise where nothing is captured, the original."""
         capturing = _is_capturing()
+        to_check = one.checked < self.checks and not capturing and self.checking()
         self._local.inside = True
         try:
-            if one.checked < self.checks and not capturing and self.checking():
+            if to_check:
                 return self._check(one, values, original)
             result = self.around(one, values, lambda: one.run(values))
         except Exception as error:
             one.off = f"{type(error).__name__}: {error}"
+            if one.replacement.in_place and not to_check:
+                one.off += f" ({SPOILT})"
             self.failed(one, error)
             if capturing:
                 raise

@@ -101,6 +101,12 @@ class Replacement(_Part):
         return found
 
     @property
+    def in_place(self) -> bool:
+        """Whether the Solution may write to what it reads."""
+        read = {one.argument for one in self.inputs if isinstance(one, TensorView)}
+        return any(view.argument in read for view in self.outputs if view.argument is not None)
+
+    @property
     def recorded_as(self) -> str:
         """The Solution's operator in a Recording of the engine."""
         return f"{NAMESPACE}::{self.definition}.{self.solution[:8]}"

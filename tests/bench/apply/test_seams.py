@@ -134,6 +134,23 @@ def test_one_that_raises_is_taken_out_and_the_original_runs(install: Install) ->
     assert placed.off == "ValueError: not today" and len(told) == 1 and placed.eager == 0
 
 
+@pytest.mark.parametrize("checks", [0, 1])
+def test_one_that_raises_after_it_wrote_in_place_is_told_as_such(
+    recording: Recording, tmp_path: Path, checks: int
+) -> None:
+    """Unless it was being checked: then it wrote to copies."""
+    source = "def run(x):\n    x.zero_()\n    raise ValueError('too late')\n"
+    (made,) = place(plan_of(recording, python_solution(definition_of(recording, "aten::relu"), source)), tmp_path)
+    assert not made.replacement.in_place
+    written = [view.model_copy(update={"argument": "0", "result": None}) for view in made.replacement.outputs]
+    made.replacement = made.replacement.model_copy(update={"outputs": written, "returned": []})
+    assert made.replacement.in_place
+    x = torch.ones(4, 8)
+    Replacements([made], checks=checks).run(made, {"0": x}, x.relu_)
+    assert made.off.startswith("ValueError: too late")
+    assert ("in place" in made.off) == (checks == 0) == bool((x == 0).all())
+
+
 @pytest.mark.parametrize("made", ["inputs[0][:2]", "inputs[0].double()", "(inputs[0], inputs[0])"])
 def test_one_that_returns_something_else_is_taken_out(install: Install, made: str) -> None:
     replacements = install("aten::relu", f"def run(*inputs):\n    return {made}\n")
