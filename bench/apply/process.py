@@ -7,6 +7,7 @@ process leaves what became of the plan in a file of its own (`Engagement`), whic
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -124,7 +125,11 @@ class PlanWindow(Window):
     def stays_as_it_is(self, facts: Mapping[str, Any]) -> None:
         """Put nothing in: the engine is watched alone."""
         self.rank, self._world_size = facts.get("rank", 0), facts.get("world_size", 1)
-        at_exit(self.ends)
+        at_exit(functools.partial(self._ends_in, os.getpid()))
+
+    def _ends_in(self, process: int) -> None:
+        if os.getpid() == process:  # and not a child that it forked
+            self.ends()
 
     # ---- arms ----
 
@@ -163,7 +168,7 @@ class PlanWindow(Window):
             return forward.run()
 
         def logits_of(made: Any) -> Any:
-            hidden = made[0] if isinstance(made, tuple) else made  # with those of inner layers, for a speculator
+            hidden = forward.hidden(made)
             if forward.logits is None or not isinstance(hidden, torch.Tensor):  # of an early stage
                 return None
             return forward.logits(rows_of(hidden, tokens))

@@ -34,18 +34,25 @@ class StepShape:
         return sum(self.queries)
 
 
+def first_of(made: Any) -> Any:
+    """What a model returns that may return its inner layers' hidden states, too, for a speculator."""
+    return made[0] if isinstance(made, tuple) else made
+
+
 @dataclass(frozen=True)
 class Forward:
     """A forward that an engine is about to run, by `run`, which may be called again.
 
-    `logits`: of some rows of what it returns, if it has any. `states`: the tensors that it overwrites by what it makes
-    of them. `without_graphs`: within it `run` launches each kernel by itself.
+    `logits`: of some rows of the `hidden` states, None where the model has none. `states`: the tensors that it
+    overwrites by what it makes of them. `without_graphs`: within it `run` launches each kernel by itself. `hidden`: of
+    what `run` returns, the tensor with a row for each token, then padding; of an early stage no tensor.
     """
 
     run: Callable[[], Any]
     logits: Callable[[Any], Any] | None = None
     states: Callable[[], Sequence[Any]] = list
     without_graphs: Callable[[], AbstractContextManager[None]] = nullcontext
+    hidden: Callable[[Any], Any] = first_of
 
 
 def sequence_lists(shape: StepShape) -> dict[str, list[int]]:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applied_plans import plan_of, python_solution
 from sglang_runs import PYTHON, TINY, TWO_RANKS, environment, marks, recorded, write_prompts
 
 import kcap
+from kcap.bench.apply.process import read_engagements, session_options
+from kcap.bench.apply.quality import quality_of, read_checks
 from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Program, Recording
 from kcap.schemas.recording.values import Group
 
@@ -35,6 +39,12 @@ API_KEY = "a-secret-of-the-test"
 def generated(model: Path, directory: Path, is_recorded: bool) -> tuple[list[list[int]], Recording | None]:
     """The tokens of PROMPTS, and the Recording where there is one."""
     session = Session(str(directory / "shards"), framework="SGLang")
+    tokens = run_engine(model, directory, session, is_recorded)
+    return tokens, fold_session(session, directory / "out") if is_recorded else None
+
+
+def run_engine(model: Path, directory: Path, session: Session, is_hooked: bool) -> list[list[int]]:
+    """The tokens of PROMPTS."""
     session.write()
     override = json.dumps({"num_hidden_layers": LAYERS})
     always = {"model_path": str(model), "load_format": "dummy", "json_model_override_args": override}
@@ -45,12 +55,12 @@ def generated(model: Path, directory: Path, is_recorded: bool) -> tuple[list[lis
         "outputs": str(directory / "outputs.json"),
     }
     (directory / "job.json").write_text(json.dumps(job))
-    named = {SESSION_VARIABLE: str(session.file)} if is_recorded else {}
+    named = {SESSION_VARIABLE: str(session.file)} if is_hooked else {}
     words = [str(PYTHON), "-m", "kcap.capture.engines.sglang.offline", str(directory / "job.json")]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment(**named))
     assert (directory / "outputs.json").exists(), ran.stderr
-    recording = fold_session(session, directory / "out") if is_recorded else None
-    return json.loads((directory / "outputs.json").read_text()), recording
+    tokens: list[list[int]] = json.loads((directory / "outputs.json").read_text())
+    return tokens
 
 
 def two_ranks(directory: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
@@ -176,3 +186,19 @@ def test_an_api_key_is_in_no_recording(runs: dict[str, Future[Any]]) -> None:
     _, path = runs["two ranks"].result()
     files = [file for file in path.rglob("*") if file.is_file()]
     assert files and not any(API_KEY.encode() in file.read_bytes() for file in files)
+
+
+def test_a_plan_is_held_and_its_logits_are_the_engines_own(
+    recording: Recording, runs: dict[str, Future[Any]], model: Path, tmp_path: Path
+) -> None:
+    (name,) = {kernel.definition.name for kernel in derive(recording).kernels if kernel.family == "embedding"}
+    plan = plan_of(recording, python_solution(name, "def run(input_ids, weight):\n    return weight[input_ids]\n"))
+    options = session_options([plan], tmp_path, compared=2)
+    session = Session(str(tmp_path / "shards"), framework="SGLang", window="manual", **options)
+    assert run_engine(model, tmp_path, session, True) == runs["plain"].result()[0]
+    (told,) = read_engagements(tmp_path)
+    assert sum(told.steps.values()) == sum(recording.metadata.steps.values())
+    assert not any(one.off for one in told.replacements)
+    assert all(one.checked + one.eager > 0 for one in told.replacements)
+    compared = quality_of(list(read_checks(tmp_path)))[0]
+    assert compared.tokens > 0 and compared.rms == 0.0

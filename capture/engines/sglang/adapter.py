@@ -18,7 +18,7 @@ from kcap.capture.turns.middleware import TurnRecorder
 from kcap.capture.window.hooking import Around, Groups, announce, contained, run_after_pause, wrap
 from kcap.capture.window.process import rank_facts
 from kcap.capture.window.requests import Requests
-from kcap.capture.window.window import StepShape, Window
+from kcap.capture.window.window import Forward, StepShape, Window
 
 FRAMEWORK = Framework(
     "SGLang",
@@ -229,8 +229,10 @@ class Steps:
         batch = args[0] if args else kwargs.get("forward_batch")
         step: StepShape | None = self._guarded(shape, batch, runner, self._scheduled)
         began = step is not None and self._window.begin(step)
+        run = functools.partial(original, *args, **kwargs)
+        again = step is not None and step.phase == "decode" and not _keeps_states(runner)
         try:
-            output = original(*args, **kwargs)
+            output = self._window.forward(Forward(run, lambda rows: rows, hidden=_token_logits)) if again else run()
         except BaseException:
             self._window.discard()
             raise
@@ -250,6 +252,16 @@ class Steps:
         except Exception as error:
             self._window.failed(error)
             return None
+
+
+def _keeps_states(runner: Any) -> bool:
+    """Whether a forward that is run again would go on from what it made of a state space model's states."""
+    return any(hasattr(runner.req_to_token_pool, name) for name in ("mamba_pool", "mamba_cache"))
+
+
+def _token_logits(output: Any) -> Any:
+    """[sequences, vocabulary] of a decode; None of an early stage of a pipeline."""
+    return getattr(getattr(output, "logits_output", None), "next_token_logits", None)
 
 
 PHASES = {

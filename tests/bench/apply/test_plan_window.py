@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from applied_plans import plan_of, python_solution
 
 from kcap.bench.apply import process
 from kcap.bench.apply.graphs import ENGINE, GraphSets
-from kcap.bench.apply.process import PlanWindow, session_options
+from kcap.bench.apply.process import PlanWindow, read_engagements, session_options
 from kcap.bench.apply.quality import MOST_ROWS, compare_logits, read_checks, rows_of
 from kcap.capture.session import Session
 from kcap.capture.window.step import Forward, StepShape
@@ -109,6 +111,19 @@ def test_logits_that_cannot_be_compared_end_no_engine(started: Started, capfd: p
     window = started("def run(x):\n    return x.clamp(min=0)\n")
     assert torch.equal(step(window, full), torch.relu(X))
     assert "could not be compared: OutOfMemoryError: it is full" in capfd.readouterr().err
+
+
+def test_a_forked_child_tells_nothing_of_the_plan(started: Started, tmp_path: Path) -> None:
+    """It ends by what its parent registered, as one that a compiler forks does."""
+    window = started("def run(x):\n    return x.clamp(min=0)\n")
+    step(window)
+    child = os.fork()
+    if not child:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.waitpid(child, 0)
+    window.ends()
+    assert [one.pid for one in read_engagements(tmp_path)] == [os.getpid()]
 
 
 def test_rows_of_padding_are_not_compared() -> None:
