@@ -38,6 +38,8 @@ class GroupWorker:
             return {"status": "skipped", "reason": self.refused}
         with ThreadPoolExecutor(self.size) as pool:
             try:
+                if self._has_lost_a_rank():  # which alone would start anew, and find no group
+                    self.end()
                 if not self._ranks and (failed := self._start(pool)):
                     return failed
                 return self._ask(pool, request, timeout)
@@ -93,7 +95,7 @@ class GroupWorker:
         return {**answer, **named}
 
     def _has_lost_a_rank(self) -> bool:
-        return any(rank.process is None for rank in self._ranks)
+        return any(rank.process is None or rank.process.poll() is not None for rank in self._ranks)
 
 
 def _blame(answer: Mapping[str, Any]) -> int:

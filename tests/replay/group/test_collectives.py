@@ -112,7 +112,7 @@ def test_the_same_call_of_another_rank_is_not_run_again(pair: GroupedWorker) -> 
 
 
 def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: GroupedWorker) -> None:
-    pair.run(request(all_reduce(2)), 60)
+    pair.run(request(all_reduce(2), seconds=0.011), 60)
     process = pair._groups[2]._ranks[1].process
     assert process is not None
     threading.Timer(0.5, os.kill, (process.pid, signal.SIGSEGV)).start()
@@ -123,14 +123,23 @@ def test_a_rank_that_dies_is_the_calls_own_failure_and_the_next_one_runs(pair: G
     assert pair.run(request(all_reduce(2), seconds=0.003), 60)["status"] == "ok"
 
 
+def test_a_rank_that_has_died_meanwhile_is_started_with_its_group(pair: GroupedWorker) -> None:
+    pair.run(request(all_reduce(2), seconds=0.006), 60)
+    dead = pair._groups[2]._ranks[1].process
+    assert dead is not None
+    dead.kill()
+    dead.wait(10)
+    assert pair.run(request(all_reduce(2), seconds=0.007), 20)["status"] == "ok"
+
+
 def test_what_a_dead_rank_leaves_hanging_has_a_few_seconds(pair: GroupedWorker) -> None:
-    pair.run(request(all_reduce(2)), 60)
+    pair.run(request(all_reduce(2), seconds=0.008), 60)
     stuck, dead = (rank.process for rank in pair._groups[2]._ranks)
     assert stuck is not None and dead is not None
     os.kill(stuck.pid, signal.SIGSTOP)
-    os.kill(dead.pid, signal.SIGSEGV)
+    threading.Timer(0.5, os.kill, (dead.pid, signal.SIGSEGV)).start()
     began = time.monotonic()
-    answer = pair.run(request(all_reduce(2), seconds=0.006), 60)
+    answer = pair.run(request(all_reduce(2), seconds=0.009), 60)
     assert answer["reason"] == "rank 1 of 2: crashed: SIGSEGV" and time.monotonic() - began < 30
 
 
@@ -144,7 +153,7 @@ def test_a_collective_ends_with_the_wait_that_c10d_leaves_to_the_caller() -> Non
 
 
 def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: GroupedWorker) -> None:
-    pair.run(request(all_reduce(2)), 60)
+    pair.run(request(all_reduce(2), seconds=0.010), 60)
     process = pair._groups[2]._ranks[1].process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
