@@ -24,9 +24,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import counts
 import outputs
@@ -235,6 +236,14 @@ def tried(name: str, part: Callable[[], list[Check]], until: float) -> list[Chec
         return [Check(name, f"{type(error).__name__}: {error}", False)]
 
 
+def end_with(rows: Sequence[Check]) -> NoReturn:
+    """Print the table, and exit with 1 unless each row passed."""
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        print(f"{mark(row.passed)}  {row.what:<{width}}  {row.found}")
+    sys.exit(0 if all(row.passed for row in rows) else 1)
+
+
 def main() -> None:
     parts: dict[str, Callable[[Parts], list[Check]]] = {name: getattr(Parts, name) for name in PARTS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -247,10 +256,7 @@ def main() -> None:
     here = Parts(args.output, args.quick, tuple(args.only or ()))
     until = time.monotonic() + args.limit
     rows = [row for name in args.only or parts for row in tried(name, partial(parts[name], here), until)]
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{mark(row.passed)}  {row.what:<{width}}  {row.found}")
-    sys.exit(0 if all(row.passed for row in rows) else 1)
+    end_with(rows)
 
 
 if __name__ == "__main__":

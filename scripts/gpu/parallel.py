@@ -42,9 +42,8 @@ from typing import Any
 
 import torch
 from apply import chosen, examples_of, references_of
-from check import ended, median, run, tried
+from check import end_with, ended, median, run, tried
 from counts import LEAST_SHARE, Check
-from marks import mark
 
 import kcap
 from kcap.errors import DONE, PARTIAL
@@ -464,10 +463,7 @@ def main() -> None:
             rows.append(Check(f"{name}: {row.what}", row.found, row.passed))
             with (args.output / "parallel.jsonl").open("a") as file:
                 file.write(json.dumps(asdict(rows[-1])) + "\n")
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{mark(row.passed)}  {row.what:<{width}}  {row.found}")
-    sys.exit(0 if all(row.passed for row in rows) else 1)
+    end_with(rows)
 
 
 if __name__ == "__main__":

@@ -107,14 +107,13 @@ def told_by_kcap(recording: Recording) -> dict[str, str]:
     """Of the last listed decode step, with the graphs that it replayed."""
     step = [step for step in recording.steps if step.phase == "decode" and step.program is not None][-1]
     assert step.program is not None
-    own = recording.program(step.program)
-    graphs = [recording.program(graph) for _, graph in own.graphs]
-    calls = [recording.calls[number] for program in (own, *graphs) for number in program.calls]
-    calls = [call for call in calls if call.kind == "kernel"]
+    program = recording.program(step.program)
+    calls = [call for call in recording.ran(program) if call.kind == "kernel"]
+    in_graphs = sum(len(recording.program(graph).calls) for _, graph in program.graphs)
     sampled = {sample.call for sample in recording.samples}
     with_tensors = str(sum(any(True for _ in call.tensors()) for call in calls))
     return {
-        "operator calls, outermost": f"{len(calls)} ({sum(len(graph.calls) for graph in graphs)} in graphs)",
+        "operator calls, outermost": f"{len(calls)} ({in_graphs} in graphs)",
         "... with shapes": with_tensors,
         "... with strides": with_tensors,
         "... with the values of indices": str(sum(call.id in sampled for call in calls)),
