@@ -256,7 +256,8 @@ class Steps:
 
 def _keeps_states(runner: Any) -> bool:
     """Whether a forward that is run again would go on from what it made of a state space model's states."""
-    return any(hasattr(runner.req_to_token_pool, name) for name in ("mamba_pool", "mamba_cache"))
+    pool = getattr(runner, "req_to_token_pool", None)
+    return any(hasattr(pool, name) for name in ("mamba_pool", "mamba_cache"))
 
 
 def _token_logits(output: Any) -> Any:
