@@ -106,9 +106,8 @@ class Judge:
     def _attempt(self, solution: Solution, definition: Definition, workload: Workload) -> dict[str, Any]:
         with ExitStack() as opened:
             try:
-                running = self._running(solution)
                 truth = self._truth(definition, workload, opened)
-                verdict = self._trial(running, truth)
+                verdict = self._trial(solution, truth)
             except AtFault:
                 self._drop_references()
                 raise
@@ -160,9 +159,8 @@ class Judge:
         while self.references:
             self.references.popitem()[1].end()
 
-    def _trial(self, running: RunningSolution, truth: ReferenceOracle) -> dict[str, Any]:
-        if running.candidate is None and running.failure is None:
-            self._start(running)
+    def _trial(self, solution: Solution, truth: ReferenceOracle) -> dict[str, Any]:
+        running = self._running(solution)
         if running.failure:
             status, reason, log = running.failure
             return {"status": status, "reason": reason, "log": log}
@@ -205,6 +203,8 @@ class Judge:
         if self.running is None or self.running.solution != solution:
             self._drop()
             self.running = RunningSolution(solution)
+        if self.running.candidate is None and self.running.failure is None:
+            self._start(self.running)
         return self.running
 
     def _start(self, running: RunningSolution) -> None:
