@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 from kcap.replay.calls.runner import plain_name
 from kcap.replay.group.peers import Alone
-from kcap.replay.program.prepared import Activations, BufferKind, PreparedCall, PreparedCalls, buffer_kind
+from kcap.replay.program.prepared import (
+    Activations,
+    BufferKind,
+    PreparedCall,
+    PreparedCalls,
+    ProgramSnapshot,
+    buffer_kind,
+)
 from kcap.replay.rebuild.memory import reached_bytes, storage_key
 from kcap.replay.rebuild.rebuild import with_buffers
 from kcap.replay.roofline import cost
@@ -29,34 +37,37 @@ CHECKED_DTYPES = ("bfloat16", "float16", "float32", "float64")
 SMALLEST, LARGEST = 1e-20, 1e6  # absolute values as engines have them
 MAX_LOST_SHARE, CHECKED_BYTES = 0.01, 1 << 20
 CHECKED_RUNS = 2  # a run begins with what the one before has left
-NOT_SHARED = "each kernel has activations of its own: handed on, numbers overflow or vanish"
+NOT_HANDED_ON = "handed on, numbers overflow or vanish: no kernel reads what these write: "
 
 
 class Flow:
     """One run of a Program, whose invocations pass on their activations through it.
 
-    `checked`: look at all numbers that are passed on, and set `lost` where they overflow or vanish; this takes time.
+    `checked`: look at all numbers that are passed on; `loser` is the first Call that wrote some which overflow or
+    vanish. This takes time.
     """
 
     def __init__(self, activations: Activations, checked: bool = False) -> None:
         self.activations, self.checked = activations, checked
         self.recent: dict[BufferKind, list[torch.Tensor]] = defaultdict(list)  # the last written first
-        self.filled: set[int] = set()  # addresses written by a Call that reads nothing: as in the engine
-        self.lost = False
+        self.writers: dict[int, int] = {}  # of addresses; not of those that a Call fills as in the engine
+        self.loser: int | None = None
 
     def run(self, part: PreparedCall) -> None:
         """One invocation of `part`."""
         buffers = self._assigned(part)
         assert part.resolved is not None
         returned = part.call_on(with_buffers(part.resolved, part.target, part.next(), buffers))
+        if part.apart:
+            return
         read, only_written = read_and_written(part)
-        fills = not read and not part.persistent
+        writer = part.call.id if read or part.persistent else None
         for key in [*reversed([key for key in read if key in part.restored]), *only_written]:
-            self._written(part.slots[key][:3], buffers[key], fills)
+            self._written(part.slots[key][:3], buffers[key], writer)
         for output in reversed([*float_outputs(returned)]):
             storage = output.untyped_storage()
             dtype = str(output.dtype).removeprefix("torch.")
-            self._written(buffer_kind(str(output.device), dtype, storage.nbytes()), storage_bytes(output), fills)
+            self._written(buffer_kind(str(output.device), dtype, storage.nbytes()), storage_bytes(output), writer)
 
     def _assigned(self, part: PreparedCall) -> dict[StorageKey, torch.Tensor]:
         """The buffer of each activation of `part`."""
@@ -86,25 +97,56 @@ class Flow:
         return max(unused, key=lambda buffer: order.get(buffer.data_ptr(), RECENT_BUFFERS))
 
     def _check(self, read: torch.Tensor, kind: BufferKind) -> None:
-        if self.checked and not self.lost and read.data_ptr() not in self.filled:
-            self.lost = has_lost_numbers(read, kind)
+        writer = self.writers.get(read.data_ptr())
+        if self.checked and self.loser is None and writer is not None and has_lost_numbers(read, kind):
+            self.loser = writer
 
-    def _written(self, kind: BufferKind, buffer: torch.Tensor, fills: bool) -> None:
-        (self.filled.add if fills else self.filled.discard)(buffer.data_ptr())
+    def _written(self, kind: BufferKind, buffer: torch.Tensor, writer: int | None) -> None:
+        self.writers.pop(buffer.data_ptr(), None)
+        if writer is not None:
+            self.writers[buffer.data_ptr()] = writer
         older = [other for other in self.recent[kind] if other.data_ptr() != buffer.data_ptr()]
         self.recent[kind] = [buffer, *older][:RECENT_BUFFERS]
 
 
-def loses_values(order: Iterable[int], parts: PreparedCalls, peers: Alone) -> bool:
-    """Whether numbers overflow or vanish in runs of `order` (Calls, of which those that can run do), in any rank."""
+def part_losers(order: Iterable[int], parts: PreparedCalls, peers: Alone) -> tuple[ProgramSnapshot, list[str]]:
+    """Set the Calls apart by which numbers overflow or vanish in runs of `order`, in any rank, one after another.
+
+    Returns what restores all that the Calls write to, and a note on those set apart. Of `order`, what can run does.
+    """
     steps = [parts.good[call] for call in order if call in parts.good]
+    restore = ProgramSnapshot(parts.good.values())
+    while peers.any((loser := first_loser(steps, parts, peers)) is not None):
+        restore()
+        if loser is not None:
+            set_apart(parts.good[loser])
+        del restore  # there may be no room for both
+        restore = ProgramSnapshot(parts.good.values())
+    apart = sorted({part.call.operator.split(".")[0] for part in steps if part.apart})
+    return restore, restore.notes + ([NOT_HANDED_ON + ", ".join(apart)] if apart else [])
+
+
+def set_apart(part: PreparedCall) -> None:
+    """Give `part` buffers of its own for what it writes, with what the shared ones hold now; nobody else reads them."""
+    assert part.resolved is not None
+    read, only_written = read_and_written(part)
+    written = {key for key in read if key in part.restored} | {*only_written}
+    own = {key: part.sets[0].buffers[key].clone() for key in written}
+    sets = [(inputs, with_buffers(part.resolved, part.target, inputs, own)) for inputs in part.sets]
+    part.sets = [replace(separate, keep=inputs.keep) for inputs, separate in sets]
+    part.slots = {key: slot for key, slot in part.slots.items() if key not in own}
+    part.apart = True
+
+
+def first_loser(steps: Sequence[PreparedCall], parts: PreparedCalls, peers: Alone) -> int | None:
+    """The first Call in runs of `steps` that wrote, and handed on, numbers that overflow or vanish."""
     for _ in range(CHECKED_RUNS):
         flow = Flow(parts.activations, checked=True)
         for part in steps:
             flow.run(part)
-        if peers.any(flow.lost):
-            return True
-    return False
+        if peers.any(flow.loser is not None):
+            return flow.loser
+    return None
 
 
 def read_and_written(part: PreparedCall) -> tuple[list[StorageKey], list[StorageKey]]:

@@ -43,7 +43,8 @@ SHARE_FOR_SETS = 0.5  # of the free memory, for all sets but the first
 class PreparedCall:
     """One Call of the Program, which has `count` invocations of it. `failed`: why it does not run, as answer fields.
 
-    `slots`: of each storage that is an activation, the buffer that it shares with other Calls.
+    `slots`: of each storage that is an activation, the buffer that it shares with other Calls. `apart`: no other Call
+    reads what it writes.
     """
 
     call: Call
@@ -56,6 +57,7 @@ class PreparedCall:
     restored: list[StorageKey] = field(default_factory=list)
     failed: dict[str, Any] | None = None
     turn: int = 0
+    apart: bool = False
 
     def run(self) -> None:
         """One invocation, each time on the next set."""
@@ -85,20 +87,19 @@ class PreparedCall:
 
 
 class PreparedCalls:
-    """The Calls of one Program. `activations` are shared by all of them, unless `shared` is False."""
+    """The Calls of one Program, which share `activations`."""
 
     def __init__(
         self,
         rebuilder: Rebuilder,
         counts: Mapping[int, int],
         samples: Mapping[int, int | None],
-        shared: bool = True,
     ) -> None:
         assert rebuilder.recording is not None
         torch.manual_seed(SEED)
         self.rebuilder, self.recording = rebuilder, rebuilder.recording
         self.target: Target = rebuilder.target
-        self.activations, self.shared = Activations(), shared
+        self.activations = Activations()
         self.all = {number: self._part(number, count, samples.get(number)) for number, count in counts.items()}
         for part, sets in self._set_counts().items():
             self._clone(self.all[part], sets)
@@ -122,8 +123,7 @@ class PreparedCalls:
         resolved = part.resolved = self.rebuilder.resolve(part.call, sample, trim_tables=True)
         part.persistent = persistent_storages(resolved.bound, self.target)
         part.restored = restored_storages(resolved.operator, resolved.bound, resolved.rule, self.target)
-        if self.shared:
-            part.slots = self.activations.slots(resolved.bound, self.target, part.persistent)
+        part.slots = self.activations.slots(resolved.bound, self.target, part.persistent)
         buffers = {key: self.activations.buffer(slot) for key, slot in part.slots.items()}
         part.sets = [self.rebuilder.build(resolved, buffers)]
         scale_weights(resolved.bound, self.target, part.sets[0].buffers, part.persistent)

@@ -8,7 +8,7 @@ from typing import Any
 from kcap.replay.calls.runner import error_fields
 from kcap.replay.group.peers import Alone
 from kcap.replay.program.durations import CallDurations
-from kcap.replay.program.flow import NOT_SHARED, loses_values
+from kcap.replay.program.flow import part_losers
 from kcap.replay.program.job import ProgramBody, ProgramPart
 from kcap.replay.program.prepared import PreparedCall, PreparedCalls, ProgramSnapshot
 from kcap.replay.program.timing import ProgramTiming, time_on_gpu, time_on_host
@@ -81,13 +81,11 @@ class ProgramRunner:
         self, order: list[int], samples: dict[int, int | None], gpu: bool
     ) -> tuple[PreparedCalls, ProgramSnapshot, list[str]]:
         """The Calls ready to run, the snapshot that restores what they write to, and notes on both."""
-        parts, notes = PreparedCalls(self.rebuilder, Counter(order), samples), []
+        parts = PreparedCalls(self.rebuilder, Counter(order), samples)
+        if gpu:
+            return parts, *part_losers(order, parts, self.peers)
         restore = ProgramSnapshot(parts.good.values())
-        if gpu and loses_values(order, parts, self.peers):
-            del parts, restore  # there may be no room for both
-            parts, notes = PreparedCalls(self.rebuilder, Counter(order), samples, shared=False), [NOT_SHARED]
-            restore = ProgramSnapshot(parts.good.values())
-        return parts, restore, notes + restore.notes
+        return parts, restore, restore.notes
 
 
 def untimed_fields(number: int, part: ProgramPart) -> dict[str, Any]:

@@ -1,23 +1,27 @@
 """What recording costs a server under load, and how large its Recording becomes: a real server with a real client.
 
     python scripts/gpu/live_load.py [--framework vLLM] [--model meta-llama/Llama-3.1-8B] [--load 32 --load rate=8]
-        [--pairs 5]
+        [--pairs 5] [--agent-trace]
 
 Starts `vllm serve` (or SGLang's server) under `kcap record --window manual`, dummy weights and a tokenizer of made-up
 words, and sends the requests of `vllm bench serve` (`sglang.bench_serving`) again and again (random, 512 tokens in, 128
 out): at most so many at once (`--load 32`) or so many a second (`--load rate=8`). A pair is a round with the window
 closed and one with it open, in alternating order; before each pair stands another with it closed, whose ratio to the
-pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap. Ends with a table, and what the
-Recording holds: its size, its Calls by operator.
+pair's own is the A/A spread. `--plain` begins with rounds of a server without kcap. With `--agent-trace` the requests
+are recorded, too, and what a round is held against is a second server, without kcap, which stands on the same GPU
+meanwhile: give both less of its memory by `--server-arg`. Ends with a table, and what the Recording holds: its size,
+its Calls by operator.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from servers import FIGURES, SERVERS, Load, Round, model_with_tokenizer, round_of, server
@@ -39,19 +43,21 @@ def load_of(words: str, given: argparse.Namespace) -> Load:
     return Load(count, given.input_len, given.output_len, concurrency=int(words))
 
 
-def pairs_of(words: str, model: Path, recorded: Path, given: argparse.Namespace) -> list[str]:
+def pairs_of(words: str, model: Path, recorded: Path, ports: tuple[int, int], given: argparse.Namespace) -> list[str]:
+    """`ports`: of the server that is not recording, and of the one that is; both may be the same."""
     load = load_of(words, given)
     session = window_control.find_session(recorded)
     closed, opened, loss, spread = list[Round](), list[Round](), list[float](), list[float]()
-    round_of(given.framework, model, load, 1)
+    for port in sorted(set(ports)):
+        round_of(given.framework, model, load, 1, port)
     number = 2
     for pair in range(given.pairs):
-        control = round_of(given.framework, model, load, number)
+        control = round_of(given.framework, model, load, number, ports[False])
         ran = {}
         for on in (pair % 2 == 0, pair % 2 == 1):
             if on:
                 window_control.open_window(session)
-            ran[on] = round_of(given.framework, model, load, number + 1 + on)
+            ran[on] = round_of(given.framework, model, load, number + 1 + on, ports[on])
             if on:
                 window_control.close_window(session)
         number += 3
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--plain", type=int, default=0, metavar="ROUNDS", help="first so many of a server without kcap")
+    parser.add_argument("--agent-trace", action="store_true", help="beside a server without kcap")
     parser.add_argument("--server-arg", action="append", default=[], help="one more of the server")
     parser.add_argument("-o", "--output", type=Path, help="keep the Recording here")
     given = parser.parse_args()
@@ -107,15 +114,21 @@ def main() -> None:
     table, recorded = list[str](), given.output or folder / "out.kcap"
     os.environ["HF_HUB_OFFLINE"] = "1"
     if given.plain:
-        with server(given.framework, model, given.server_arg, None, folder / "plain.log"):
+        with server(given.framework, model, given.server_arg, None, folder / "plain.log") as port:
             for load in loads:
                 seeds = range(1 + given.plain)
-                rounds = [round_of(given.framework, model, load_of(load, given), seed) for seed in seeds]
+                rounds = [round_of(given.framework, model, load_of(load, given), seed, port) for seed in seeds]
                 table.append(f"{load:>8}  plain   {shown(rounds[1:])}")
                 print(table[-1], flush=True)
-    with server(given.framework, model, given.server_arg, recorded, folder / "recorded.log"):
+    with contextlib.ExitStack() as servers:
+        started = partial(server, given.framework, model, given.server_arg)
+        options = ["--agent-trace"] if given.agent_trace else []
+        port = servers.enter_context(started(recorded, folder / "recorded.log", *options))
+        ports = (port, port)
+        if given.agent_trace:
+            ports = (servers.enter_context(started(None, folder / "plain.log")), port)
         for load in loads:
-            table += pairs_of(load, model, recorded, given)
+            table += pairs_of(load, model, recorded, ports, given)
             print(table[-1], flush=True)
     print("\n" + "\n".join([f"{'load':>8}  window  " + "  ".join(f"{name[:10]:>10}" for name in FIGURES), *table]))
     print("\n".join(contents(recorded)))

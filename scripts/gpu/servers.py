@@ -9,6 +9,7 @@ import io
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,6 @@ from typing import Any
 from kcap.capture.controller.frameworks import find_model
 from kcap.capture.engines.vllm.tokenizer import write_tokenizer
 
-PORT = 8765
 READY_S = 400.0
 LONGEST = 4096  # tokens of a request with its answer
 FIGURES = ("output_throughput", "mean_tpot_ms", "p99_tpot_ms", "mean_ttft_ms", "p99_ttft_ms")
@@ -56,12 +56,12 @@ class VLLM:
         return [*serve, "--max-model-len", str(length)]
 
     @staticmethod
-    def run_client(model: Path, load: Load, seed: int) -> dict[str, Any]:
+    def run_client(model: Path, load: Load, seed: int, port: int) -> dict[str, Any]:
         from vllm.benchmarks.serve import add_cli_args, main_async
 
         parser = argparse.ArgumentParser()
         add_cli_args(parser)
-        options = ["--model", str(model), "--port", str(PORT), "--dataset-name", "random", *load.options()]
+        options = ["--model", str(model), "--port", str(port), "--dataset-name", "random", *load.options()]
         options += ["--ignore-eos", "--disable-tqdm", "--percentile-metrics", "ttft,tpot", "--metric-percentiles", "99"]
         arguments = parser.parse_args([*options, "--seed", str(seed)])
         with contextlib.redirect_stdout(io.StringIO()):
@@ -80,9 +80,9 @@ class SGLang:
         return [*serve, "--context-length", str(length)]
 
     @staticmethod
-    def run_client(model: Path, load: Load, seed: int) -> dict[str, Any]:
+    def run_client(model: Path, load: Load, seed: int, port: int) -> dict[str, Any]:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-            options = ["--backend", "sglang", "--port", str(PORT), "--model", str(model), "--seed", str(seed)]
+            options = ["--backend", "sglang", "--port", str(port), "--model", str(model), "--seed", str(seed)]
             options += ["--dataset-name", "random-ids", "--random-range-ratio", "1", "--disable-tqdm"]
             client = [sys.executable, "-m", "sglang.bench_serving", *options, *load.options()]
             done = subprocess.run([*client, "--output-file", file.name], capture_output=True, text=True)
@@ -95,9 +95,9 @@ class SGLang:
 SERVERS: dict[str, type[VLLM] | type[SGLang]] = {"vLLM": VLLM, "SGLang": SGLang}
 
 
-def round_of(framework: str, model: Path, load: Load, seed: int) -> Round:
+def round_of(framework: str, model: Path, load: Load, seed: int, port: int) -> Round:
     """One run of the client; each round has a seed of its own, else the server has its prompts in the prefix cache."""
-    found = SERVERS[framework].run_client(model, load, seed)
+    found = SERVERS[framework].run_client(model, load, seed, port)
     if found["completed"] != load.requests:
         sys.exit(f"{found['completed']} of {load.requests} requests were answered")
     return {name: float(found[name]) for name in FIGURES}
@@ -116,13 +116,20 @@ def model_with_tokenizer(model: str, folder: Path, layers: int | None) -> Path:
 
 
 @contextlib.contextmanager
-def server(framework: str, model: Path, arguments: list[str], recorded: Path | None, log: Path) -> Iterator[None]:
-    """The engine's server until the block ends; `recorded`: the Recording that kcap makes of it, by hand."""
+def server(
+    framework: str, model: Path, arguments: list[str], recorded: Path | None, log: Path, *options: str
+) -> Iterator[int]:
+    """The engine's server until the block ends, and its port.
+
+    `recorded`: the Recording that `kcap record` with these `options` makes of it, its window opened by hand.
+    """
     config = json.loads((model / "config.json").read_text())
     length = min(LONGEST, config.get("max_position_embeddings", LONGEST))
-    command = [*SERVERS[framework].command(model, length), "--port", str(PORT), "--load-format", "dummy", *arguments]
+    port = free_port()
+    command = [*SERVERS[framework].command(model, length), "--port", str(port), "--load-format", "dummy", *arguments]
     if recorded is not None:
-        command = [sys.executable, "-m", "kcap", "record", "-o", str(recorded), "--window", "manual", "--", *command]
+        record = [sys.executable, "-m", "kcap", "record", "-o", str(recorded), "--window", "manual", *options]
+        command = [*record, "--", *command]
     with log.open("w") as file:
         child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -131,7 +138,14 @@ def server(framework: str, model: Path, arguments: list[str], recorded: Path | N
             if child.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"the server did not become ready:\n{log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.5)
-        yield
+        yield port
     finally:
         child.send_signal(signal.SIGINT)
         child.wait(120)
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        number: int = asked.getsockname()[1]
+        return number

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from marks import mark
-from servers import PORT, SERVERS, model_with_tokenizer, server
+from servers import SERVERS, model_with_tokenizer, server
 
 import kcap
 from kcap.capture.controller import window_control
@@ -68,14 +68,14 @@ def serve(
     folder.mkdir()
     output = folder / "out"
     began = time.monotonic()
-    with server(framework, model, arguments, output if recorded else None, folder / "server.log"):
+    with server(framework, model, arguments, output if recorded else None, folder / "server.log") as port:
         seconds = time.monotonic() - began
         if recorded:
             window_control.open_window(window_control.find_session(output))
         for prompt in PROMPTS:
             body = {"model": str(model), "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
             headers = {"Content-Type": "application/json"}
-            url = f"http://127.0.0.1:{PORT}/v1/completions"
+            url = f"http://127.0.0.1:{port}/v1/completions"
             request = urllib.request.Request(url, json.dumps(body).encode(), headers)
             with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                 answer.read()

@@ -14,7 +14,7 @@ from kcap.replay.fidelity.replaying import NearestSample, program_time, replayed
 from kcap.replay.fidelity.report import kind_notes
 from kcap.replay.fidelity.run import fidelity_document
 from kcap.replay.fidelity.verdict import Fidelity, KindFidelity, ProgramTime
-from kcap.replay.program.flow import NOT_SHARED
+from kcap.replay.program.flow import NOT_HANDED_ON
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, WAITS_FOR_GPU
 from kcap.schemas.results.measurement import (
     AT_FLOOR,
@@ -90,7 +90,7 @@ def test_what_was_replayed_warm_is_marked(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("note", [WAITS_FOR_GPU, BLOCKER_TIMED_OUT, NOT_SHARED])
+@pytest.mark.parametrize("note", [WAITS_FOR_GPU, BLOCKER_TIMED_OUT, NOT_HANDED_ON])
 def test_a_note_on_the_program_is_told(note: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = judged(ENGINE, RIGHT, program=program(notes=[note]))
     assert f"the Program: {note}\n" in printed(capsys, kind)
@@ -117,8 +117,10 @@ def test_another_clock_in_the_engine_is_told(
 
 
 def test_a_program_that_failed_keeps_its_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = judged(ENGINE, RIGHT, program=program(status="failed", reason="crashed", median_us=None, notes=[NOT_SHARED]))
-    assert f"the Program: {NOT_SHARED}\n" in printed(capsys, kind)
+    kind = judged(
+        ENGINE, RIGHT, program=program(status="failed", reason="crashed", median_us=None, notes=[NOT_HANDED_ON])
+    )
+    assert f"the Program: {NOT_HANDED_ON}\n" in printed(capsys, kind)
 
 
 def test_the_document_has_how_each_time_came_about() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from handmade import call, tensor
 from programs import M, N, linear, relu
 
-from kcap.replay.program.flow import Flow, has_lost_numbers
+from kcap.replay.group.peers import Alone
+from kcap.replay.program.flow import NOT_HANDED_ON, Flow, has_lost_numbers, part_losers, set_apart
 from kcap.replay.program.prepared import Activations, PreparedCall, PreparedCalls
 from kcap.replay.rebuild.memory import Target
 from kcap.replay.rebuild.operators import resolve_operator
@@ -121,7 +123,7 @@ def test_parameters_and_caches_stay(ran: Callable[..., Ran]) -> None:
 def test_numbers_keep_their_size_through_many_layers(ran: Callable[..., Ran]) -> None:
     found = ran([linear(0)], [0] * 40)
     assert 1e-6 < float(found.log[-1][1].abs().mean()) < 1e6
-    assert not found.flow.lost
+    assert found.flow.loser is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_what_is_lost_is_told_by_the_numbers_alone_and_not_by_what_lies_behind_t
 
 def test_zeros_that_a_call_fills_in_are_not_lost(ran: Callable[..., Ran]) -> None:
     found = ran([relu(0), call("aten::zero_", tensor(M, N), id=1)], [1, 0])
-    assert not found.log[1][0].args[0].any() and not found.flow.lost
+    assert not found.log[1][0].args[0].any() and found.flow.loser is None
 
 
 def test_what_is_copied_over_is_not_read(ran: Callable[..., Ran]) -> None:
@@ -161,20 +163,38 @@ def test_numbers_that_are_lost_are_seen(factor: float, ran: Callable[..., Ran]) 
         for inputs in parts.all[0].sets:
             inputs.args[1].mul_(factor)
 
-    assert ran([linear(0)], [0] * 12, spoil).flow.lost
+    assert ran([linear(0)], [0] * 12, spoil).flow.loser is not None
 
 
 def test_numbers_that_nobody_reads_may_be_anything(ran: Callable[..., Ran]) -> None:
     log = call("aten::log", tensor(M, 2 * N), id=1)  # of negative numbers
-    assert not ran([linear(0), log], [0, 1, 0]).flow.lost
-    assert ran([linear(0), call("aten::log", tensor(M, N), id=1)], [0, 1, 0]).flow.lost
+    assert ran([linear(0), log], [0, 1, 0]).flow.loser is None
+    assert ran([linear(0), call("aten::log", tensor(M, N), id=1)], [0, 1, 0]).flow.loser is not None
 
 
-def test_activations_that_are_not_shared_flow_nowhere(recorded: Write) -> None:
-    parts = PreparedCalls(Rebuilder("cpu", "cpu", recorded([linear(0), relu(1)])), {0: 1, 1: 1}, {}, shared=False)
-    flow = Flow(parts.activations)
-    before = parts.all[1].sets[0].args[0].clone()
-    for part in parts.good.values():
-        flow.run(part)
-    assert torch.equal(parts.all[1].sets[0].args[0], before.relu())
-    assert not parts.activations.buffers
+def test_what_a_call_set_apart_writes_is_its_own(ran: Callable[..., Ran]) -> None:
+    """In place and returned; what it reads is still what the others wrote."""
+
+    def separate(parts: PreparedCalls) -> None:
+        for number in (1, 2):
+            set_apart(parts.all[number])
+
+    log = ran([linear(0), relu(1), linear(2)], [0, 1, 2, 0], separate).log
+    (_, made), (inplace, _), (second, apart), (last, _) = log
+    assert place(inplace.args[0]) not in {place(made), place(second.args[0])}
+    assert place(second.args[0]) == place(made) == place(last.args[0]) != place(apart)
+
+
+def test_only_calls_that_lose_numbers_are_set_apart(recorded: Write) -> None:
+    calls = [linear(0), call("aten::exp_", tensor(M, N), id=1), call("aten::log", tensor(M, N), id=2), relu(3)]
+    parts = PreparedCalls(Rebuilder("cpu", "cpu", recorded(calls)), dict.fromkeys(range(4), 2), {})
+    parts.all[0].sets = [replace(one, args=[one.args[0], one.args[1].mul_(30)]) for one in parts.all[0].sets]
+    order = [0, 1, 2, 3] * 2
+    restore, notes = part_losers(order, parts, Alone("cpu"))
+    assert [number for number, part in parts.all.items() if part.apart] == [1, 2]
+    assert notes == [NOT_HANDED_ON + "aten::exp_, aten::log"]
+    flow = Flow(parts.activations, checked=True)
+    restore()
+    for number in order:
+        flow.run(parts.all[number])
+    assert flow.loser is None

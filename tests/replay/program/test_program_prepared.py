@@ -11,7 +11,7 @@ from handmade import call, tensor
 from programs import CALLS, M, N, linear, relu
 
 from kcap.replay.program import prepared
-from kcap.replay.program.flow import NOT_SHARED
+from kcap.replay.program.flow import NOT_HANDED_ON
 from kcap.replay.program.prepared import PreparedCalls, ProgramSnapshot
 from kcap.replay.program.runner import ProgramRunner
 from kcap.replay.rebuild import memory
@@ -105,13 +105,13 @@ def test_bytes_count_shared_memory_once(parts: Callable[..., PreparedCalls]) -> 
     assert parts({0: 3, 1: 5}).bytes == 3 * N * N * 4 + M * N * 4
 
 
-def test_numbers_that_are_lost_on_their_way_leave_each_call_activations_of_its_own(recorded: Write) -> None:
+def test_a_call_that_loses_numbers_leaves_what_others_share(recorded: Write) -> None:
     grows = call("aten::exp_", tensor(M, N), id=0)
     runner = ProgramRunner(Rebuilder("cpu", "cpu", recorded([grows, relu(1)])))
     parts, _, notes = runner._prepare([0] * 6, {}, gpu=True)
-    assert (notes, parts.shared, parts.all[0].slots) == ([NOT_SHARED], False, {})
+    assert (notes, parts.all[0].apart, parts.all[0].slots) == ([NOT_HANDED_ON + "aten::exp_"], True, {})
     parts, _, notes = runner._prepare([1, 1], {}, gpu=True)
-    assert (notes, parts.shared) == ([], True)
+    assert (notes, parts.all[1].apart) == ([], False)
 
 
 def test_what_is_put_back_is_what_was_there_before_anything_ran(recorded: Write) -> None:
