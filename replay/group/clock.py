@@ -153,6 +153,6 @@ def _batch(sampler: GroupSampler, run: Run, n: int) -> tuple[Run, Method, list[s
     if not isinstance(sampler, GpuGroupSampler):
         return repeat_run(run, n), "host", []
     try:
-        return capture_graph(run, n), "graph", []
+        return capture_graph(run, n, sampler.peers.end_capture), "graph", []
     except CaptureFailed as failure:
         return repeat_run(run, n), "events", [str(failure)]

@@ -7,7 +7,7 @@ that was joined here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from kcap.replay.group.peers import Peers
 from kcap.replay.rebuild.operators import Operator, resolve_operator
 from kcap.schemas.derive.bound_call import BoundCall, Inputs, ReplayRule, Skip
 from kcap.schemas.recording.recording import Call
-from kcap.schemas.recording.values import Group, Opaque, TensorSpec
+from kcap.schemas.recording.values import Group, Opaque, TensorSpec, tensors
 
 SUM_ASSUMED = "its reduce operation was not recorded: a sum"
 ADDRESSES = ("reg_buffer", "reg_buffer_sz_bytes")
@@ -78,7 +78,8 @@ def resolve_collective(call: Call, peers: Peers) -> tuple[Operator, ReplayRule]:
     named = {argument.name or arguments[index]: argument.value for index, argument in enumerate(call.args)}
     rebuilt = [name for name, value in named.items() if isinstance(value, Group | Opaque)]
     notes = [SUM_ASSUMED] if isinstance(named.get("reduce_op"), Opaque) else []
-    return replace(operator, call=waiting(operator), notes=notes), CollectiveRule(group, peers, rebuilt)
+    rule = CollectiveRule(group, peers, rebuilt)
+    return replace(operator, call=callable_of(operator, named, group, peers), notes=notes), rule
 
 
 def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
@@ -96,16 +97,49 @@ def stand_in(bound: BoundCall, name: str, group: Group, peers: Peers) -> Any:
             if not isinstance(handle := getattr(shared, "handle", None), int):
                 raise Skip("vLLM has no collectives over shared memory here")
             return handle
-    custom = getattr(peers.engine_group("vllm", group.name).device_communicator, "ca_comm", None)
-    if custom is None or custom.disabled:
-        raise Skip("vLLM has no custom all-reduce here: it needs GPUs that reach each other's memory")
+    custom = custom_all_reduce(group, peers)
     return {"fa": custom._ptr, "reg_buffer": custom.buffer_ptrs[peers.rank]}.get(name, custom.max_size)
+
+
+def custom_all_reduce(group: Group, peers: Peers) -> Any:
+    """vLLM's over each other's memory; Skip where it has none here."""
+    custom = peers.custom_all_reduce(peers.engine_group("vllm", group.name))
+    if custom is None:
+        raise Skip("vLLM has no custom all-reduce here: it needs GPUs that reach each other's memory")
+    return custom
+
+
+def callable_of(operator: Operator, named: Mapping[str, Any], group: Group, peers: Peers) -> Callable[..., Any]:
+    """The operator with what its callers do around it; `named`: the recorded arguments."""
+    match operator.name.split("::")[0]:
+        case "c10d" if named.get("async_op", True) is False and peers.backend == "nccl" and on_gpu(named):
+            return operator.call  # NCCL runs it on the caller's stream and returns no work to wait for
+        case "c10d" | "_c10d_functional":
+            return waiting(operator)
+        case "_C_custom_ar" if not named.get("reg_buffer"):
+            return copying_outside_graphs(operator.call, custom_all_reduce(group, peers), peers.rank)
+    return operator.call
+
+
+def on_gpu(named: Mapping[str, Any]) -> bool:
+    return any(spec.device.startswith("cuda") for _, spec in tensors([*named.values()]))
+
+
+def copying_outside_graphs(call: Callable[..., Any], custom: Any, rank: int) -> Callable[..., Any]:
+    """The custom all-reduce of a graph: it reads tensors where they are, which the ranks tell each other once it is
+    captured (`Peers.end_capture`). Outside a graph they are copied to where the ranks read."""
+
+    def run(fa: int, inp: torch.Tensor, out: torch.Tensor, *_: int) -> None:
+        captured = torch.cuda.is_current_stream_capturing()
+        call(fa, inp, out, *((0, 0) if captured else (custom.buffer_ptrs[rank], custom.max_size)))
+
+    return run
 
 
 def waiting(operator: Operator) -> Callable[..., Any]:
     """The operator with the wait for its result that c10d leaves to the caller."""
-    call, namespace = operator.call, operator.name.split("::")[0]
-    if namespace == "c10d":
+    call = operator.call
+    if operator.name.startswith("c10d::"):
 
         def run_and_wait(*args: Any, **kwargs: Any) -> Any:
             result = call(*args, **kwargs)
@@ -113,12 +147,10 @@ def waiting(operator: Operator) -> Callable[..., Any]:
             return result[0] if isinstance(result, tuple | list) else None
 
         return run_and_wait
-    if namespace == "_c10d_functional":
-        wait = torch.ops._c10d_functional.wait_tensor.default
+    wait = torch.ops._c10d_functional.wait_tensor.default
 
-        def run_and_wait_for_tensors(*args: Any, **kwargs: Any) -> Any:
-            result = call(*args, **kwargs)
-            return [wait(each) for each in result] if isinstance(result, list | tuple) else wait(result)
+    def run_and_wait_for_tensors(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        return [wait(each) for each in result] if isinstance(result, list | tuple) else wait(result)
 
-        return run_and_wait_for_tensors
-    return call
+    return run_and_wait_for_tensors

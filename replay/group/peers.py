@@ -40,6 +40,9 @@ class Alone:
         """Every rank's `row`, the same everywhere: float64, [size, len(row)]."""
         return torch.tensor([row], dtype=torch.float64)
 
+    def end_capture(self) -> None:
+        """What is to be done in all ranks between the capture of a graph and its first replay."""
+
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in any rank."""
         return bool(self.gather([flag]).any())
@@ -64,6 +67,7 @@ class Peers(Alone):
         self.world = dist.group.WORLD
         self.host = dist.new_group(backend="gloo")
         self.coordinator = cache(self._coordinator)
+        self.coordinators: list[Any] = []
 
     def barrier(self) -> None:
         dist.barrier(self.host)
@@ -82,7 +86,20 @@ class Peers(Alone):
                 stack.enter_context(config.set_current_vllm_config(config.VllmConfig()))
             state = importlib.import_module(STATES[engine])
             ranks = [list(range(self.size))]
-            return state.init_model_parallel_group(ranks, self.rank, self.backend, group_name=name or DEFAULT_NAME)
+            made = state.init_model_parallel_group(ranks, self.rank, self.backend, group_name=name or DEFAULT_NAME)
+            self.coordinators.append(made)
+            return made
+
+    def end_capture(self) -> None:
+        """Tell each other the addresses that vLLM's custom all-reduces were captured with."""
+        for custom in filter(None, map(self.custom_all_reduce, self.coordinators)):
+            custom.register_graph_buffers()
+
+    @staticmethod
+    def custom_all_reduce(group: Any) -> Any:
+        """That of vLLM's coordinator of a group; None where it has none."""
+        custom = getattr(getattr(group, "device_communicator", None), "ca_comm", None)
+        return None if custom is None or custom.disabled else custom
 
     def engine_group(self, engine: str, name: str) -> Any:
         """The `engine`'s coordinator of the group; Skip says why there is none."""

@@ -69,7 +69,7 @@ def time_on_gpu(
         for part in parts.values():
             repeat_run(part.run, len(part.sets))()
         waits = any(standalone[call]["waits"] for call in parts)
-        run, stretches, direct, failure = capture_stretches(order, parts, flow, standalone, restore)
+        run, stretches, direct, failure = capture_stretches(order, parts, flow, standalone, restore, peers)
         blocker = None if waits else gpu_blocker(device)
         if blocker:
             blocker.reset()
@@ -106,7 +106,12 @@ def take_waits_out(
 
 
 def capture_stretches(
-    order: Sequence[int], parts: dict[int, PreparedCall], flow: Flow, standalone: Standalone, restore: Run
+    order: Sequence[int],
+    parts: dict[int, PreparedCall],
+    flow: Flow,
+    standalone: Standalone,
+    restore: Run,
+    peers: Alone,
 ) -> tuple[Run, int, int, str | None]:
     """A function that runs the Program, its number of graphs, invocations outside graphs, and why no graph works."""
     runs: list[Run] = []
@@ -115,7 +120,7 @@ def capture_stretches(
     try:
         for captured, calls in groupby(order, key=lambda call: standalone[call]["method"] == "graph"):
             stretch = RunInTurn([partial(flow.run, parts[call]) if captured else parts[call].run for call in calls])
-            runs.append(capture_graph(stretch, 1) if captured else stretch)
+            runs.append(capture_graph(stretch, 1, peers.end_capture) if captured else stretch)
             graphs += captured
             uncaptured += 0 if captured else len(stretch.steps)
     except CaptureFailed as failure:

@@ -53,8 +53,11 @@ def detect_sync(run: Run) -> str | None:
     return None
 
 
-def capture_graph(run: Run, n: int) -> Run:
-    """A function that replays a graph of `n` runs. It was replayed once, which uploads it to the GPU."""
+def capture_graph(run: Run, n: int, captured: Run = do_nothing) -> Run:
+    """A function that replays a graph of `n` runs. It was replayed once, which uploads it to the GPU.
+
+    `captured`: what must happen before that.
+    """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     gc.disable()  # a collection that frees another graph's memory would end the capture
@@ -69,6 +72,7 @@ def capture_graph(run: Run, n: int) -> Run:
         raise CaptureFailed(str(error).splitlines()[0][:REASON_LENGTH]) from None
     finally:
         gc.enable()
+    captured()
     graph.replay()
     return lambda: graph.replay()
 

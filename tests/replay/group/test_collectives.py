@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.replay.group.clock import GpuGroupSampler, GroupSampler, time_collective
-from kcap.replay.group.collectives import SUM_ASSUMED, waiting
-from kcap.replay.group.peers import Alone
+from kcap.replay.group.collectives import SUM_ASSUMED, callable_of, waiting
+from kcap.replay.group.peers import Alone, Peers
 from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
 from kcap.replay.timing.device import device_of_rank
@@ -51,6 +51,7 @@ def pair() -> Iterable[GroupedWorker]:
 GATHERED = tensor(128, 32, dtype="bfloat16", storage=1)
 SCATTERED = tensor(32, 32, dtype="bfloat16", storage=1)
 PAIR = Group(2, 1)
+CUSTOM = SimpleNamespace(disabled=False, buffer_ptrs=[100, 200], max_size=1024)
 COLLECTIVES: dict[str, list[Value]] = {
     "c10d::_allgather_base_": [GATHERED, X, PAIR, *WORK],
     "c10d::allgather_": [[[X, tensor(64, 32, dtype="bfloat16", storage=2)]], [X], PAIR, *WORK],
@@ -150,6 +151,48 @@ def test_a_collective_ends_with_the_wait_that_c10d_leaves_to_the_caller() -> Non
         operator: Any = SimpleNamespace(name="c10d::allreduce_", call=lambda result=result: result)
         waiting(operator)()
     assert waited == ["c10d"] * 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "asynchronous", "waits"),
+    [("gloo", "cpu", False, 1), ("nccl", "cuda:0", True, 1), ("nccl", "cuda:0", False, 0), ("nccl", "cpu", False, 1)],
+)
+def test_no_work_is_waited_for_where_there_is_none(backend: str, device: str, asynchronous: bool, waits: int) -> None:
+    """NCCL's synchronous collectives return none that a process survives waiting for."""
+    waited = []
+    work = SimpleNamespace(wait=lambda: waited.append(1))
+    operator: Any = SimpleNamespace(name="c10d::allreduce_", call=lambda: work)
+    peers: Any = SimpleNamespace(backend=backend)
+    named = {"tensors": [tensor(8, device=device)], "async_op": asynchronous}
+    callable_of(operator, named, PAIR, peers)()
+    assert len(waited) == waits
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("reg_buffer", [0, 4711])
+def test_what_a_graph_reduces_in_place_is_copied_outside_one(
+    captured: bool, reg_buffer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    given = []
+    operator: Any = SimpleNamespace(name="_C_custom_ar::all_reduce", call=lambda *args: given.append(args[3:]))
+    group = SimpleNamespace(device_communicator=SimpleNamespace(ca_comm=CUSTOM))
+    peers: Any = SimpleNamespace(rank=1, engine_group=lambda *_: group, custom_all_reduce=Peers.custom_all_reduce)
+    run = callable_of(operator, {"reg_buffer": reg_buffer}, PAIR, peers)
+    run(1, torch.ones(2), torch.ones(2), reg_buffer, 16 if reg_buffer else 0)
+    assert given == [(4711, 16) if reg_buffer else (0, 0) if captured else (200, 1024)]
+
+
+def test_the_ranks_tell_each_other_what_a_graph_was_captured_on() -> None:
+    told = []
+    peers = Peers.__new__(Peers)
+    custom = SimpleNamespace(disabled=False, register_graph_buffers=lambda: told.append(1))
+    communicators = [None, SimpleNamespace(ca_comm=None), SimpleNamespace(ca_comm=custom)]
+    peers.coordinators = [SimpleNamespace(device_communicator=one) for one in communicators]
+    peers.end_capture()
+    custom.disabled = True
+    peers.end_capture()
+    assert told == [1]
 
 
 def test_a_rank_that_hangs_is_ended_with_its_group_at_the_limit(pair: GroupedWorker) -> None:
