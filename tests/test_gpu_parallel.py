@@ -94,6 +94,7 @@ def test_the_last_stage_has_the_logits_beside_its_layers(script: Any, tmp_path: 
 
 def test_each_rank_must_be_explained_by_itself(script: Any, tmp_path: Path) -> None:
     recording = two_ranks(tmp_path / "r")
+    assert failed(script.check_coverage(recording)) == ["GPU time"]
 
     def profiled(*shares: float) -> list[str]:
         steps = [
@@ -135,10 +136,19 @@ def test_a_program_counts_by_its_ranks(script: Any, tmp_path: Path) -> None:
         assert (row.passed, row.what) == (passed, "Program 3")
 
 
-def test_a_plan_must_run_in_each_rank_as_often(script: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["kernel", "region"])
+def test_a_plan_must_run_in_each_rank_as_often(script: Any, tmp_path: Path, kind: str) -> None:
+    """Of a Solution that launches a kernel that is recorded, too, the Call is a region."""
+
     def applied(*counts: int) -> bool:
         calls = [
-            Call(id=rank, operator="solution::a.1", args=[X], counts=[Count(phase="decode", rank=rank, count=count)])
+            Call(
+                id=rank,
+                operator="solution::a.1",
+                kind=kind,
+                args=[X],
+                counts=[Count(phase="decode", rank=rank, count=count)],
+            )
             for rank, count in enumerate(counts)
         ]
         write_recording(tmp_path / "a", Metadata(), calls)

@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -52,6 +52,7 @@ from kcap.schemas.recording.values import Group
 from kcap.schemas.results import coverage
 from kcap.schemas.results.measurement import read_measurements, read_program_measurements
 from kcap.schemas.results.outcome import Outcome, read_outcomes, read_reference_checks
+from kcap.schemas.results.plan import NAMESPACE
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 LLAMA, MOE, TINY = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "kcap/tiny-llama"
@@ -302,10 +303,10 @@ def base(call: Call) -> str:
     return call.operator.split(".")[0]
 
 
-def totals(recording: Recording, of: Callable[[Call], str | None]) -> dict[int, Counter[str]]:
-    """For each rank how often its kernels ran in steps of requests, by what `of` says of a Call; None is left out."""
+def totals(calls: Iterable[Call], of: Callable[[Call], str | None]) -> dict[int, Counter[str]]:
+    """For each rank how often `calls` ran in steps of requests, by what `of` says of a Call; None is left out."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
-    for call in recording.kernels():
+    for call in calls:
         if (name := of(call)) is not None:
             for count in call.counts:
                 found[count.rank][name] += count.count if count.phase != "other" else 0
@@ -320,7 +321,7 @@ def check_ranks(recording: Recording, setup: Setup) -> list[Check]:
     """Of each rank as many kernels as the architecture says; which collectives it ran, in which group, on what."""
     ranks = recording.metadata.ranks
     rows = [Check("ranks", f"{len(ranks)} of {setup.size}", len(ranks) == setup.size)]
-    found = totals(recording, kind_of)
+    found = totals(recording.kernels(), kind_of)
     for place in ranks:
         steps = sum(count for phase, count in place.steps.items() if phase != "other")
         last = setup.last or {} if place.rank == ranks[-1].rank else {}
@@ -358,6 +359,8 @@ def check_groups(recording: Recording, setup: Setup) -> Iterator[Check]:
 
 def check_coverage(recording: Recording) -> list[Check]:
     """The share of each rank's GPU time in the profiled steps that is of recorded calls."""
+    if not (recording.path / coverage.FILE).is_file():
+        return [Check("GPU time", "no step was profiled", False)]
     times: dict[int, list[float]] = {place.rank: [0.0, 0.0] for place in recording.metadata.ranks}
     for step in coverage.read(recording.path / coverage.FILE):
         explained, whole = times.setdefault(step.rank, [0.0, 0.0])
@@ -395,7 +398,7 @@ def check_programs(measured: Path, ranks: int) -> list[Check]:
 
 
 def check_applied(recording: Recording, ranks: int) -> list[Check]:
-    found = totals(recording, lambda call: "solutions" if call.operator.startswith("solution::") else None)
+    found = totals(recording.calls, lambda call: "solutions" if call.namespace == NAMESPACE else None)
     counts = [found[rank]["solutions"] for rank in range(ranks)]
     return [Check("Solutions that ran, by rank", str(counts), counts[0] > 0 and len(set(counts)) == 1)]
 

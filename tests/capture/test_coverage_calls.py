@@ -42,6 +42,20 @@ def test_under_autocast_casts_and_the_call_that_follows_own_their_kernels(profil
     assert (calls(result), differences(result)) == ({"cast": 1, "gemm": 2}, [])
 
 
+def test_a_solution_in_the_place_of_an_operator_is_counted_with_what_it_runs(profile: Profile) -> None:
+    solution = "solution::gemm.0123abcd"
+    profile.op("aten::linear", 10, 90)
+    profile.op(solution, 20, 80)
+    profile.op("aten::empty", 30, 40)
+    profile.launch(60, "product")
+    profile.op("aten::linear", 110, 190)
+    profile.op("aten::empty", 120, 130)
+    profile.launch(160, "gemm")
+    replaced = [Ran(1, "aten::linear", region=True), Ran(2, solution, region=True), Ran(3, "aten::empty")]
+    result = profile.one(*replaced, Ran(4, "triton::product", function="product"), Ran(5, "aten::linear"))
+    assert (calls(result), differences(result)) == ({"product": 4, "gemm": 5}, [])
+
+
 def test_overloads_do_not_hide_a_call(profile: Profile) -> None:
     profile.op("aten::add", 10, 50)
     profile.launch(30, "add")

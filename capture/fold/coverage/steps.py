@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kcap.capture.fold.coverage.trace import Op, Span, Thread, Trace
+from kcap.schemas.results.plan import NAMESPACE
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ class Spans:
 
 
 CAST = "aten::to"
+SOLUTION = f"{NAMESPACE}::"  # runs in place of an operator, and the recorder takes what it runs
 
 
 class ThreadStacks:
@@ -192,6 +194,7 @@ class ThreadStacks:
         self.occurrences: list[Occurrence] = []
         self._nest()
         self._calls_itself = self._find_autocast()
+        self._replaced = {self._above[number] for number, op in enumerate(ops) if op.name.startswith(SOLUTION)}
         for number, op in enumerate(ops):
             self._add(op, self._above[number], spans.at(op.start))
 
@@ -218,7 +221,8 @@ class ThreadStacks:
 
     def _add(self, op: Op, above: int, span: Span | None) -> None:
         name, number = base(op.name), len(self._owners)
-        in_operator = above >= 0 and self._ops[above].name.startswith(ATEN) and above not in self._calls_itself
+        in_operator = above >= 0 and self._ops[above].name.startswith(ATEN)
+        in_operator &= above not in self._calls_itself | self._replaced
         inside = above >= 0 and (self._inside_aten[above] or in_operator)
         owner = self._owners[above] if above >= 0 else None
         if not inside and span is not None and number not in self._calls_itself:
