@@ -194,7 +194,8 @@ class ThreadStacks:
         self.occurrences: list[Occurrence] = []
         self._nest()
         self._calls_itself = self._find_autocast()
-        self._replaced = {self._above[number] for number, op in enumerate(ops) if op.name.startswith(SOLUTION)}
+        replaced = {self._above[number] for number, op in enumerate(ops) if op.name.startswith(SOLUTION)}
+        self._looked_into = self._calls_itself | replaced
         for number, op in enumerate(ops):
             self._add(op, self._above[number], spans.at(op.start))
 
@@ -221,8 +222,7 @@ class ThreadStacks:
 
     def _add(self, op: Op, above: int, span: Span | None) -> None:
         name, number = base(op.name), len(self._owners)
-        in_operator = above >= 0 and self._ops[above].name.startswith(ATEN)
-        in_operator &= above not in self._calls_itself | self._replaced
+        in_operator = above >= 0 and self._ops[above].name.startswith(ATEN) and above not in self._looked_into
         inside = above >= 0 and (self._inside_aten[above] or in_operator)
         owner = self._owners[above] if above >= 0 else None
         if not inside and span is not None and number not in self._calls_itself:
