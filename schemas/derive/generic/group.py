@@ -51,25 +51,21 @@ def constant_axis(size: int) -> str:
 
 
 def representative_rows(axes: Axes, rows: Sequence[Sequence[int]]) -> list[int]:
-    """The rows that represent all: for each way in which axes agree, are 0 or are 1, those with the extreme sizes.
+    """The rows that represent all: for each way in which an axis is 0 or is 1, those with its extreme sizes.
 
-    What an operator does with sizes depends on whether they are equal, 0 or 1 (broadcasting); apart from that the sizes
-    of its outputs grow with those of its inputs.
+    What an operator does with a size depends on whether it is 0 or 1 (broadcasting); apart from that the sizes of its
+    outputs grow with it. Of several axes they may grow with a sum or a product, so that each row tells something.
     """
-    columns = list(axes.variable.values())
-    kinds: dict[tuple[int, ...], list[int]] = {}
-    for index in range(len(rows)):
-        kinds.setdefault(_kind([column[index] for column in columns]), []).append(index)
-    chosen = set()
-    for members in kinds.values():
-        chosen.add(members[0])
-        for column in columns:
-            chosen |= {min(members, key=column.__getitem__), max(members, key=column.__getitem__)}
-    return sorted(chosen)
-
-
-def _kind(sizes: list[int]) -> tuple[int, ...]:
-    return tuple(-1 - size if size < 2 else sizes.index(size) for size in sizes)
+    distinct: dict[tuple[int, ...], int] = {}
+    for index, sizes in enumerate(zip(*axes.variable.values(), strict=True)):
+        distinct.setdefault(sizes, index)
+    if len(axes.variable) > 1:
+        return sorted(distinct.values())
+    kinds: dict[int, list[int]] = {}
+    for (size,) in distinct:
+        kinds.setdefault(min(size, 2), []).append(size)
+    extremes = {(size,) for sizes in kinds.values() for size in (min(sizes), max(sizes))}
+    return sorted({0, *(distinct[sizes] for sizes in extremes)})
 
 
 def axis_constraints(axes: Axes) -> tuple[str, ...]:
