@@ -11,7 +11,7 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcap.errors import FormatError
 from kcap.schemas.derive.fragment.binding import CONVERT, Binding, Nodes, Pointer, bind_buffers, layout_fits
@@ -25,6 +25,7 @@ from kcap.schemas.recording.values import TorchConstant
 SHORT = {CONVERT: "cast", "getitem": "part"}
 TAKEN = frozenset({"torch", "run", "max", "min", "float"})
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
+MEAN, SUM = "aten.mean.dim", "aten.sum.dim_IntList"
 Parameters = Mapping[str, tuple[str, Layout | None]]
 
 
@@ -192,7 +193,7 @@ def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
         outputs = _outputs(nodes, binding)
         if not outputs:
             raise FragmentError("none of what it writes is one of its fragment's operators")
-        return _reference(nodes, binding, outputs)
+        return _reference(_with_sums(nodes, binding, outputs), binding, outputs)
     except FragmentError as error:
         return Unknown(str(error))
 
@@ -242,6 +243,15 @@ def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
         raise FragmentError("its fragment does not say which buffer it writes in place")
     outputs += _unnamed_outputs(nodes, binding, unnamed)
     return sorted(outputs, key=lambda output: int(output[1].path))
+
+
+def _with_sums(nodes: Nodes, binding: Binding, outputs: Outputs) -> Nodes:
+    """Inductor sums in one kernel and divides in those that read the mean: what is no node's buffer holds the sum."""
+    unnamed = {pointer.path for name, pointer in binding.writes.items() if nodes.stored_node(name) is None}
+    operations = nodes.fragment.operations
+    written = [operations[node] for node, pointer in outputs if pointer.path in unnamed and node in operations]
+    sums = {operation.name: replace(operation, target=SUM) for operation in written if operation.target == MEAN}
+    return Nodes(replace(nodes.fragment, operations={**operations, **sums})) if sums else nodes
 
 
 def _unnamed_outputs(nodes: Nodes, binding: Binding, unnamed: dict[str, Pointer]) -> Outputs:

@@ -112,3 +112,16 @@ def test_operators_that_no_reference_may_call_are_refused(operator: str, reason:
     call = launched(tensor("in_ptr0", 8, 4), tensor("in_ptr1", 8, 4), tensor("out_ptr2", 8, 4))
     text = f"{A}{B}{SUB}return %sub\n".replace("torch.ops.aten.sub.Tensor", operator)
     assert reference_from(call, text) == Unknown(reason)
+
+
+def test_a_mean_that_its_readers_divide_is_a_sum_until_then() -> None:
+    ((call, fragment),) = [one for one in KERNELS if "mean_mul_pow_silu" in one[0].operator]
+    reference = reference_from(call, fragment)
+    assert isinstance(reference, FragmentReference)
+    x = torch.ones(16, 8192, dtype=torch.bfloat16)
+    found = compile_reference(reference.source, "fused")(x, x)
+    assert torch.allclose(found, 1024 * torch.ones(16, 8, 1).sigmoid() ** 2)
+    own = fragment.replace("return %buf0", "return %mean").replace("buf0", "buf1")
+    own = own.replace("%arg1_1 = s72\n", "%arg1_1 = s72\n%mean = buf1\n")
+    divided = reference_from(call, own)
+    assert isinstance(divided, FragmentReference) and "aten.mean.dim" in divided.source
