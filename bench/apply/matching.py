@@ -40,7 +40,7 @@ class Matching:
             for path, spec in call.tensors()
         ]
         self._storages = [
-            (path, spec.storage, None if spec.offset is None else spec.offset * spec.bits // 8)
+            (path, spec.storage, None if spec.offset is None else spec.offset * spec.bits // 8, spec.numel)
             for path, spec in call.tensors()
         ]
         self._plain = [
@@ -83,16 +83,21 @@ class Matching:
         )
 
     def _shared_alike(self, values: Values) -> bool:
-        """Whether the same tensors share their memory, as far apart in it as they did."""
+        """Whether the same tensors share their memory, as far apart in it as they did.
+
+        Those of other sizes, which may be free, are as many times as far apart as they are larger: keys' and values'
+        pages, one after the other, in a cache that has more of them.
+        """
         found: dict[int, int] = {}
         starts: dict[int, int] = {}
-        for path, number, offset in self._storages:
+        for path, number, offset, elements in self._storages:
             address = values[path].untyped_storage().data_ptr()
             if found.setdefault(number, address) != address:
                 return False
-            if offset is not None:
+            if offset is not None and values[path].numel():
+                offset = offset * values[path].numel() // elements if elements else offset
                 start = values[path].data_ptr() - offset
-                if values[path].numel() and starts.setdefault(number, start) != start:
+                if starts.setdefault(number, start) != start:
                     return False
         addresses = [address for address in found.values() if address]
         return len(set(addresses)) == len(addresses)

@@ -276,3 +276,16 @@ def test_views_of_one_tensor_must_lie_as_far_apart_as_they_did(tmp_path: Path) -
     assert matching.mismatch({"0": whole[:, :8], "1": whole[:, 8:]}) == ""
     assert matching.mismatch({"0": whole[:, :8], "1": whole[:, 4:12]}) == "which tensors share their memory"
     assert matching.mismatch({"0": whole[:, :8], "1": whole[:, :8]}) == "which tensors share their memory"
+
+
+def test_a_cache_with_more_pages_lies_as_the_recorded_one(tmp_path: Path) -> None:
+    """Keys and values, one after the other in one memory, and what is not so."""
+    cache = torch.randn(2, 3, 4, 8)
+    with torch.no_grad(), kcap.record(tmp_path / "out.kcap"):
+        torch.mul(cache[0], cache[1])
+    (call,) = [call for call in kcap.load(tmp_path / "out.kcap").calls if call.operator == "aten::mul.Tensor"]
+    matching = Matching(call, {"0": {0}, "1": {0}})
+    larger, apart = torch.randn(2, 10, 4, 8), torch.randn(3, 10, 4, 8)
+    assert matching.mismatch({"0": larger[0], "1": larger[1]}) == ""
+    for others in ((larger[1], larger[0]), (larger[0], larger[0]), (apart[0], apart[2]), (apart[0], larger[1])):
+        assert matching.mismatch(dict(zip("01", others, strict=True))) == "which tensors share their memory"
