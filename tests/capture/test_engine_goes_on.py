@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -142,6 +143,19 @@ def test_a_step_that_does_not_count_leaves_no_sample(tmp_path: Path) -> None:
     recording = engine.close()
     highs = [(sample.step, tensor.high) for sample in recording.samples for tensor in sample.tensors.values()]
     assert sorted(highs) == [(0, 0), (1, 1)]
+
+
+def test_layers_that_walk_the_same_pages_are_sampled_once_in_a_step(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.open()
+    others = [torch.full_like(LENGTHS, 50 + number) for number in range(3)]
+    for length in range(2):
+        LENGTHS.fill_(length)
+        engine.step("decode", *[attend] * 6)
+    engine.step("prefill", *(partial(attention, X, lengths) for lengths in others for _ in range(2)))
+    samples = engine.close().samples
+    highs = sorted((sample.step, tensor.high) for sample in samples for tensor in sample.tensors.values())
+    assert highs == [(0, 0), (1, 1), (2, 50), (2, 51), (2, 52)]
 
 
 def test_samples_of_a_call_in_many_graphs_spread_over_the_run(kind: Any, tmp_path: Path) -> None:

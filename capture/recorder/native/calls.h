@@ -127,12 +127,25 @@ const Operator* parent_of(const Thread& t) { return t.top && t.top->entry ? t.to
 
 bool may_sample(const Thread& t) { return t.sampled || !t.stepping; }
 
+// Where the tensors are whose values are sampled; 0 where there are none.
+uint64_t places_of(const Operator& op, c10::ArrayRef<const IValue> inputs) {
+  uint64_t places = 0;
+  for (size_t i = 0; i < std::min(inputs.size(), op.arguments.size()); i++) {
+    if (!inputs[i].isTensor() || !is_sampled(inputs[i].toTensor(), op.arguments[i].keep)) continue;
+    const Tensor& t = inputs[i].toTensor();
+    const auto storage = reinterpret_cast<uintptr_t>(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    places = (places ^ (storage + static_cast<uint64_t>(t.storage_offset()))) * 0x9E3779B97F4A7C15ull;
+  }
+  return places;
+}
+
 void sample_if_due(Thread& t, Entry& e, const Call& call) {
   const size_t phase = phase_of(t);
   Reservoir& reservoir = e.reservoirs[phase];
   if (!reservoir.due()) return;
-  if (!may_sample(t)) reservoir.later();
-  else if (take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken();
+  const uint64_t places = t.stepping ? places_of(*e.op, call.inputs) : 0;
+  if (!may_sample(t) || reservoir.knows(t.epoch, places)) reservoir.later();
+  else if (take_sample(t, e, call.inputs, phase, reservoir.slot())) reservoir.taken(t.epoch, places);
   else reservoir.missed();
 }
 

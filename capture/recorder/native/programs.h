@@ -246,7 +246,7 @@ void sample_graph(Thread& t, const Graph& graph) {
     Reservoir& reservoir = from.call->reservoirs[phase];
     if (!reservoir.due()) continue;
     if (!may_sample(t)) reservoir.later();
-    else if (sample_call(t, from, phase, reservoir.slot(), copied)) reservoir.taken();
+    else if (sample_call(t, from, phase, reservoir.slot(), copied)) reservoir.taken(t.epoch, 0);
     else reservoir.missed();
   }
 }

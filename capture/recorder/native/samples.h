@@ -34,12 +34,17 @@ inline double uniform(uint64_t& state) {  // SplitMix64 (public domain), in (0, 
 // rejections drawn at once: P(none of the next accepted up to m) = (n/m)^k.
 struct Reservoir {
   uint64_t seen = 0, next = 1, state = 0;
+  uint64_t epoch = 0, places = 0;  // of the last one taken: its thread's step, and where its tensors were
   int filled = 0, misses = 0;
 
   bool due() { return C10_UNLIKELY(++seen >= next); }
   int slot() { return filled < kReservoir ? filled : std::min(static_cast<int>(uniform(state) * kReservoir), kReservoir - 1); }
-  void taken() {
+  // Layers walk the same pages: what lies where it lay in the same step tells nothing new, and is copied in vain.
+  bool knows(uint64_t step, uint64_t where) const { return where && where == places && step == epoch; }
+  void taken(uint64_t step, uint64_t where) {
     misses = 0;
+    epoch = step;
+    places = where;
     if (filled < kReservoir) filled++;
     next = filled < kReservoir ? seen + 1 : seen + 1 + static_cast<uint64_t>(static_cast<double>(seen) * (std::pow(uniform(state), -1.0 / kReservoir) - 1.0));
   }
