@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +56,9 @@ LEAST = {"covered": 0.97, "families": 0.95, "replayed": 0.95, "verified": 0.95}
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the zoo. `arguments`: KEY=VALUE of the engine; `program`: which of zoo_programs.py runs it instead."""
+    """A model of the zoo. `arguments`: KEY=VALUE of the engine; `environment`: its variables; `program`: which of
+    zoo_programs.py runs it instead.
+    """
 
     id: str
     layers: int
@@ -64,20 +66,24 @@ class Model:
     arguments: tuple[str, ...] = ()
     program: str | None = None
     input_len: str = "1024,320"
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-# On Hopper vLLM's own choice for unquantized experts are FlashInfer's, which are compiled for over eight minutes first.
+# What vLLM chooses on Hopper for unquantized experts, prefills of gated delta nets and products of FP8 by blocks are
+# FlashInfer's, which are compiled for minutes first (experts: over eight); this is what it has beside them.
 TRITON = ("moe_backend=triton",)
+TRITON_DELTA = ('additional_config={"gdn_prefill_backend":"triton"}',)
+DEEP_GEMM = {"VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
 ZOO = {
-    "qwen3-next": Model("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, "gated delta nets, experts", TRITON),
-    "deepseek-v3": Model("deepseek-ai/DeepSeek-V3", 4, "MLA, grouped routing, FP8 by blocks"),
+    "qwen3-next": Model("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, "gated delta nets, experts", TRITON + TRITON_DELTA),
+    "deepseek-v3": Model("deepseek-ai/DeepSeek-V3", 4, "MLA, grouped routing, FP8 by blocks", environment=DEEP_GEMM),
     "deepseek-v2": Model("deepseek-ai/DeepSeek-V2-Lite", 4, "MLA, shared experts", TRITON),
     "gpt-oss": Model("openai/gpt-oss-20b", 4, "MXFP4 experts, sinks"),
     "falcon-h1": Model("tiiuae/Falcon-H1-7B-Base", 4, "Mamba-2 beside attention"),
     "mamba-2": Model("mistralai/Mamba-Codestral-7B-v0.1", 4, "state space, chunked scan"),
     "mamba": Model("state-spaces/mamba-2.8b-hf", 4, "state space, selective scan"),
     "gemma-2": Model("google/gemma-2-9b", 4, "softcap, sliding window"),
-    "fp8-block": Model("Qwen/Qwen3-8B-FP8", 4, "FP8 by blocks"),
+    "fp8-block": Model("Qwen/Qwen3-8B-FP8", 4, "FP8 by blocks", environment=DEEP_GEMM),
     "awq": Model("Qwen/Qwen2.5-7B-Instruct-AWQ", 4, "4-bit weights"),
     "lora": Model("meta-llama/Llama-3.1-8B", 4, "LoRA adapters", program="lora"),
     "vision": Model("Qwen/Qwen2.5-VL-7B-Instruct", 4, "vision encoder", program="vision"),
@@ -255,7 +261,8 @@ class Zoo:
     def _kcap(self, findings: Findings, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kcap", *words]
         left = max(min(self.until - time.monotonic(), self.patience), 1)
-        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": findings.gpu} if self.gpus > 1 else {})
+        visible = {"CUDA_VISIBLE_DEVICES": findings.gpu} if self.gpus > 1 else {}
+        environment = os.environ | ZOO[findings.name].environment | visible
         pipe = subprocess.PIPE
         with subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
