@@ -201,6 +201,20 @@ def test_in_which_parts_an_output_is_compared_is_all_the_same(monkeypatch, dtype
     assert parts == pytest.approx(whole, rel=1e-6) and min(whole) > 0 and max(parts) < math.inf
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.float8_e4m3fn])
+def test_on_a_gpu_differences_are_those_of_the_cpu(monkeypatch, dtype):
+    monkeypatch.setattr(accuracy, "GPU_TILE", 1000)
+    truth = drawn(1, 300, 100)
+    own, out = ((truth * (1 + RTOL[dtype] * drawn(seed, 300, 100))).to(dtype) for seed in (2, 3))
+    truth[7, 7], own[7, 7], out[7, 7], own[8, 8] = (math.nan,) * 4
+    here, there = difference(out, truth, own), difference(out.cuda(), truth.cuda(), own.cuda())
+    assert [there.error, there.absolute, there.relative] == pytest.approx(
+        [here.error, here.absolute, here.relative], rel=1e-5
+    )
+    assert 0 < here.error < math.inf
+
+
 def test_what_one_large_row_may_be_off_by_is_not_granted_to_the_others():
     truth = drawn(3, 64, 32)
     truth[5] *= 1e9
