@@ -23,7 +23,7 @@ rounded numbers, and may be off by one in one element of sixteen. Packed and sca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +51,8 @@ OWN_RARE, MOST_RARE = 4, 1e-3  # times as many as are so in the reference; of al
 CHOICE_RMS = 4.0  # times the rms of what the scores are rounded by
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TINY = 1e-30
+CPU_TILE, GPU_TILE = 1 << 14, 1 << 25  # elements that are compared at a time
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,11 @@ def difference(
         return INCOMPARABLE
     if not truth.numel():
         return Difference()
-    if out.dtype in RTOL:
-        return _rounded(out, truth, own)
-    return _exact(out, truth, own) if choice is None else _chosen(out, truth, choice)
+    if choice is not None and out.dtype not in RTOL:
+        return _chosen(out, truth, choice)
+    if out.dtype == truth.dtype and torch.equal(raw_bytes(out), raw_bytes(truth)):
+        return Difference()
+    return _rounded(out, truth, own) if out.dtype in RTOL else _exact(out, truth, own)
 
 
 def compare(out: torch.Tensor, reference: torch.Tensor, choice: Choice | None = None) -> Difference:
@@ -147,8 +151,6 @@ def describe_tolerances(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def _exact(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> Difference:
-    if torch.equal(raw_bytes(out), raw_bytes(truth)):
-        return Difference()
     if out.dtype not in INTEGERS:
         return INCOMPARABLE
     differs = out != truth
@@ -157,22 +159,20 @@ def _exact(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> 
     if own is not None:
         between = (out >= torch.minimum(own, truth)) & (out <= torch.maximum(own, truth))
         differs, off = differs & ~between, torch.where(between, 0, off)
-    rare = _rare(own != truth) if own is not None and not torch.equal(own, truth) else 0
+    rare = _rare(int((own != truth).sum()), own.numel()) if own is not None and not torch.equal(own, truth) else 0
     few = max(out.numel() // RMS_SHARE**2, 1) if out.dtype == torch.int8 and float(off.max()) <= 1 else rare
     return Difference(0.0 if int(differs.sum()) <= few else math.inf, worst, relative)
 
 
-def _rare(own_differs: torch.Tensor) -> int:
-    """How many elements a threshold may decide otherwise, where it does so in these of the reference's own."""
-    size = own_differs.numel()
-    return int(min(OWN_RARE * int(own_differs.sum()), MOST_RARE * size) + RARE * size)
+def _rare(own_differs: int, size: int) -> int:
+    """How many of `size` elements a threshold may decide otherwise, where it does so in `own_differs` of its own."""
+    return int(min(OWN_RARE * own_differs, MOST_RARE * size) + RARE * size)
 
 
 def _chosen(out: torch.Tensor, truth: torch.Tensor, choice: Choice) -> Difference:
     """Right are distinct indices whose scores are those of the truth's, each within its rounding."""
-    scores, own = choice.scores, choice.own.double()
-    rows, candidates = scores.shape
-    ours, theirs = out.reshape(rows, -1).long(), truth.reshape(rows, -1).long()
+    count, candidates = choice.scores.shape
+    ours, theirs = out.reshape(count, -1).long(), truth.reshape(count, -1).long()
     worst = float((ours - theirs).abs().max())
     wrong = Difference(math.inf, worst, worst)
     if bool(((ours < 0) | (ours >= candidates)).any()):
@@ -180,6 +180,14 @@ def _chosen(out: torch.Tensor, truth: torch.Tensor, choice: Choice) -> Differenc
     ranked = ours.sort(dim=-1).values
     if bool((ranked[:, 1:] == ranked[:, :-1]).any()):
         return wrong
+    high = max(_tile_size(out.device) // candidates, 1)
+    parts = (slice(row, row + high) for row in range(0, count, high))
+    same = all(_same_scores(ours[rows], theirs[rows], choice, rows) for rows in parts)
+    return Difference(0.0, worst, worst) if same else wrong
+
+
+def _same_scores(ours: torch.Tensor, theirs: torch.Tensor, choice: Choice, rows: slice) -> bool:
+    scores, own = choice.scores[rows].double(), choice.own[rows].double()
     off = torch.where(scores == own, 0.0, (own - scores).abs()).nan_to_num(0.0, posinf=0.0)
     rms = off.pow(2).mean(dim=-1, keepdim=True).sqrt()
     rounding = off.gather(-1, torch.cat([ours, theirs], dim=-1)).amax(dim=-1, keepdim=True) + CHOICE_RMS * rms
@@ -187,47 +195,122 @@ def _chosen(out: torch.Tensor, truth: torch.Tensor, choice: Choice) -> Differenc
     if not choice.ordered:
         got, right = got.sort(dim=-1).values, right.sort(dim=-1).values
     same = (got == right) | ((got - right).abs() <= 2 * rounding) | (got.isnan() & right.isnan())
-    return Difference(0.0, worst, worst) if bool(same.all()) else wrong
+    return bool(same.all())
 
 
 @dataclass(frozen=True)
-class FloatRows:
-    """A floating output beside the truth, each [rows, elements], with zeros where either has no number.
+class FloatNumbers:
+    """A part of a floating output beside the truth and the reference's own, with zeros where either of the first two
+    has no number.
 
-    `element` and `row`: what each element and each row's rms may be off by. `unlike`: where inf or nan are not as they
-    must be, in the output's shape, of which `rare` are allowed; None where there are none.
+    `unlike`: where inf or nan are not as they must be; None where there are none. `own_unlike`: in how many elements
+    the reference's own has inf or nan where the truth has a number, or the other way round.
     """
 
     out: torch.Tensor
     truth: torch.Tensor
-    element: torch.Tensor
-    row: torch.Tensor
+    own: torch.Tensor | None
     unlike: torch.Tensor | None = None
-    rare: int = 0
+    own_unlike: int = 0
 
 
-def float_rows(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None = None) -> FloatRows:
-    """`out` against `truth`, as for `difference`."""
-    rtol, working = RTOL[out.dtype], torch.float64 if out.dtype == torch.float64 else torch.float32
-    wide_out, wide_truth = out.to(working), truth.to(working)
-    rounded = truth.to(out.dtype).to(working)  # inf, where the dtype does not reach as far
-    wide_own = rounded if own is None else own.to(working)
-    most, size = torch.finfo(out.dtype).max, wide_truth.abs()
-    edge = (size > (1 - rtol) * most) & (size < (1 + rtol) * most) & (wide_out * wide_truth.sign() > (1 - rtol) * most)
-    finite, finite_out = rounded.isfinite(), wide_out.isfinite()
-    unlike, rare = None, 0
-    if not bool(finite.all()) or not bool(finite_out.all()):
+class FloatRows:
+    """A floating output beside the truth, as for `difference`: what its rows and elements may be off by, and are.
+
+    All is done a tile at a time, and in two passes: what an element may be off by depends on all rows.
+    """
+
+    def __init__(self, out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None = None) -> None:
+        self.width = out.shape[-1] if out.dim() and out.shape[-1] >= SHORTEST_ROW else out.numel()
+        self.dtype, self._rtol = out.dtype, RTOL[out.dtype]
+        self._out, self._truth = out.reshape(-1, self.width), truth.reshape(-1, self.width)
+        self._own = None if own is None else own.reshape(-1, self.width)
+        self._tiny = max(torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps, TINY)
+        norms = [torch.zeros(len(self._out), 1, dtype=torch.float64, device=out.device) for _ in range(3)]
+        own_worst = torch.zeros_like(norms[0], dtype=self._working)
+        unlike = own_unlike = 0
+        worst, relative = list[torch.Tensor](), list[torch.Tensor]()
+        for rows, columns in self._tiles():
+            numbers = self.numbers(rows, columns)
+            unlike += 0 if numbers.unlike is None else int(numbers.unlike.sum())
+            own_unlike += numbers.own_unlike
+            off = (numbers.out - numbers.truth).abs_()
+            worst.append(off.max())
+            relative.append((off / numbers.truth.abs().clamp_min_(TINY)).max())
+            parts = [numbers.truth, off]
+            if numbers.own is not None:
+                parts.append((numbers.own - numbers.truth).abs_())
+                own_worst[rows] = torch.maximum(own_worst[rows], parts[-1].amax(dim=-1, keepdim=True))
+            for norm, part in zip(norms, parts, strict=False):
+                added = torch.linalg.vector_norm(part, dim=-1, keepdim=True, dtype=torch.float64)
+                norm[rows] = torch.hypot(norm[rows], added)
+        self.unlike = unlike > _rare(own_unlike, out.numel())
+        self.worst, self.relative = float(torch.stack(worst).max()), float(torch.stack(relative).max())
+        self._rms, self._off_rms, own_rms = ((norm / math.sqrt(self.width)).to(self._working) for norm in norms)
+        self._rms.clamp_min_(LEAST_ROW * float(self._rms.median()))
+        self._row, self._own_element = (self._rms * (self._rtol / RMS_SHARE)).clamp_min_(self._tiny), None
+        if own is not None:
+            usual = (own_rms / self._rms.clamp_min(TINY)).median() * self._rms
+            self._row = torch.maximum(self._row, OWN_RMS * torch.maximum(own_rms, usual))
+            self._own_element = OWN_ELEMENT * own_worst
+
+    @property
+    def error(self) -> float:
+        """The larger of the two: of an element, and of a row."""
+        elements = []
+        for rows, columns in self._tiles():
+            numbers = self.numbers(rows, columns)
+            elements.append(((numbers.out - numbers.truth).abs_() / self.allowed(numbers.truth, rows)).max())
+        return max(float(torch.stack(elements).max()), float((self._off_rms / self._row).max()))
+
+    def numbers(self, rows: slice = ALL, columns: slice = ALL) -> FloatNumbers:
+        out, truth = self._out[rows, columns], self._truth[rows, columns]
+        own = None if self._own is None else self._own[rows, columns].to(self._working)
+        wide_out, wide_truth, most = out.to(self._working), truth.to(self._working), torch.finfo(self.dtype).max
+        if all(_within(numbers, most) for numbers in (wide_out, wide_truth, own) if numbers is not None):
+            return FloatNumbers(wide_out, wide_truth, own)
+        rounded = truth.to(self.dtype).to(self._working)  # inf, where the dtype does not reach as far
+        wide_own = rounded if own is None else own
+        size, low, high = wide_truth.abs(), (1 - self._rtol) * most, (1 + self._rtol) * most
+        edge = (size > low) & (size < high) & (wide_out * wide_truth.sign() > low)
+        finite = rounded.isfinite()
         unlike = ~(_same_specials(wide_out, rounded) | _same_specials(wide_out, wide_own) | edge)
-        rare = _rare(wide_own.isfinite() != finite)
-    compared = finite & finite_out
-    wide_own = torch.where(wide_own.isfinite(), wide_own, wide_truth)
-    shape = (-1, out.shape[-1]) if out.dim() and out.shape[-1] >= SHORTEST_ROW else (1, -1)
-    out_rows, truth_rows, own_rows = (
-        torch.where(compared, tensor, 0).reshape(shape) for tensor in (wide_out, wide_truth, wide_own)
-    )
-    tiny = max(torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps, TINY)
-    row, element = _allowed(truth_rows, None if own is None else own_rows, rtol, tiny)
-    return FloatRows(out_rows, truth_rows, element, row, unlike, rare)
+        own_unlike = int((wide_own.isfinite() != finite).sum())
+        compared = finite & wide_out.isfinite()
+        wide_own = torch.where(wide_own.isfinite(), wide_own, wide_truth)
+        wide_out, wide_truth, wide_own = (
+            torch.where(compared, numbers, 0) for numbers in (wide_out, wide_truth, wide_own)
+        )
+        return FloatNumbers(wide_out, wide_truth, None if own is None else wide_own, unlike, own_unlike)
+
+    def allowed(self, truth: torch.Tensor, rows: slice = ALL) -> torch.Tensor:
+        """What each element of `rows` may be off by. `truth`: their FloatNumbers'."""
+        allowed = truth.abs().add_(self._rms[rows]).mul_(self._rtol).add_(self._tiny)
+        return allowed if self._own_element is None else torch.maximum(allowed, self._own_element[rows])
+
+    @property
+    def _working(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def _tiles(self) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns of parts that are compared at a time."""
+        most = _tile_size(self._out.device)
+        wide = min(self.width, most)
+        high = most // wide
+        for row in range(0, len(self._out), high):
+            for column in range(0, self.width, wide):
+                yield slice(row, row + high), slice(column, column + wide)
+
+
+def _tile_size(device: torch.device) -> int:
+    """In elements: a core's cache holds what is made of them, and torch uses no threads for so few; a GPU has room."""
+    return CPU_TILE if device.type == "cpu" else GPU_TILE
+
+
+def _within(numbers: torch.Tensor, most: float) -> bool:
+    """Whether all are numbers of at most that size."""
+    low, high = numbers.aminmax()
+    return bool((low >= -most) & (high <= most))
 
 
 def _same_specials(out: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
@@ -235,32 +318,6 @@ def _same_specials(out: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     return (out.isfinite() & truth.isfinite()) | (out == truth) | (out.isnan() & truth.isnan())
 
 
-def _allowed(
-    truth: torch.Tensor, own: torch.Tensor | None, rtol: float, tiny: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row's rms and of each element. `tiny`: what rounds to nothing in the output's dtype."""
-    rms = _rms(truth)
-    rms.clamp_min_(LEAST_ROW * float(rms.median()))
-    row, element = (rms * (rtol / RMS_SHARE)).clamp_min_(tiny), truth.abs().add_(rms).mul_(rtol).add_(tiny)
-    if own is None:
-        return row, element
-    own_off = (own - truth).abs_()
-    own_row = _rms(own_off)
-    usual = (own_row / rms.clamp_min(TINY)).median() * rms
-    row = torch.maximum(row, OWN_RMS * torch.maximum(own_row, usual))
-    return row, torch.maximum(element, OWN_ELEMENT * own_off.amax(dim=-1, keepdim=True))
-
-
 def _rounded(out: torch.Tensor, truth: torch.Tensor, own: torch.Tensor | None) -> Difference:
-    rows = float_rows(out, truth, own)
-    if rows.unlike is not None and int(rows.unlike.sum()) > rows.rare:
-        return INCOMPARABLE
-    off = (rows.out - rows.truth).abs_()
-    worst, relative = float(off.max()), float((off / rows.truth.abs().clamp_min_(TINY)).max())
-    return Difference(max(float((off / rows.element).max()), float((_rms(off) / rows.row).max())), worst, relative)
-
-
-def _rms(rows: torch.Tensor) -> torch.Tensor:
-    """Of each row, [rows, 1]."""
-    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-    return (norm / math.sqrt(max(rows.shape[-1], 1))).to(rows.dtype)
+    rows = FloatRows(out, truth, own)
+    return INCOMPARABLE if rows.unlike else Difference(rows.error, rows.worst, rows.relative)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kcap.bench.accuracy import INTEGERS, RMS_SHARE, RTOL, SAME, difference, float_rows
+from kcap.bench.accuracy import INTEGERS, RMS_SHARE, RTOL, SAME, FloatRows, difference
 from kcap.replay.rebuild.memory import raw_bytes
 from kcap.schemas.results.outcome import WrongAxis, WrongElements
 
@@ -87,11 +87,13 @@ def _integers(out: torch.Tensor, truth: torch.Tensor) -> _Compared:
 
 def _floating(out: torch.Tensor, truth: torch.Tensor) -> _Compared:
     """Where the truth, rounded to the output's dtype, is inf or nan, only the same is right."""
-    rows = float_rows(out, truth)
-    share = ((rows.out - rows.truth).abs() / rows.element).reshape(out.shape)
-    if rows.unlike is not None:
-        share = torch.where(rows.unlike, torch.inf, share)
-    allowed = torch.where(truth.to(out.dtype).double().isfinite(), rows.element.reshape(out.shape), 0.0)
+    rows = FloatRows(out, truth)
+    numbers = rows.numbers()
+    tolerance = rows.allowed(numbers.truth)
+    share = ((numbers.out - numbers.truth).abs() / tolerance).reshape(out.shape)
+    if numbers.unlike is not None:
+        share = torch.where(numbers.unlike.reshape(out.shape), torch.inf, share)
+    allowed = torch.where(truth.to(out.dtype).double().isfinite(), tolerance.reshape(out.shape), 0.0)
     return _Compared(share, allowed)
 
 

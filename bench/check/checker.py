@@ -12,7 +12,7 @@ from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 import torch
 
 from kcap.bench.accuracy import RTOL, SAME, Choice, compare
-from kcap.bench.check.choices import ChoiceRecorder
+from kcap.bench.check.choices import ChoiceRecorder, RecordedChoice
 from kcap.bench.check.draws import DrawAnswer, DrawRequest, try_draws
 from kcap.replay.calls.runner import error_fields
 from kcap.replay.datasets.reference import compile_reference
@@ -22,6 +22,8 @@ from kcap.schemas.derive.invocation import Invocation, Unrecognized, argument_na
 from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.recording.records import Call, Sample
 from kcap.schemas.recording.values import Group
+
+SEARCHED_PART = 1 << 20  # elements in which a number is looked for at a time
 
 
 class CheckRequest(TypedDict):
@@ -178,8 +180,10 @@ def as_list(outputs: Any) -> list[Any]:
 
 def is_informative(output: Any) -> bool:
     """Whether an output tells something of what made it: an empty one does not, nor one of nan alone."""
-    numbers = torch.as_tensor(output)
-    return bool(numbers.numel()) and not (numbers.dtype in RTOL and bool(numbers.double().isnan().all()))
+    numbers = torch.as_tensor(output).reshape(-1)
+    if numbers.dtype not in RTOL:
+        return bool(numbers.numel())
+    return any(not bool(part.double().isnan().all()) for part in numbers.split(SEARCHED_PART))
 
 
 def compare_outputs(
@@ -189,7 +193,7 @@ def compare_outputs(
     if len(expected) != len(form.outputs):
         return {"status": "failed", "reason": f"the reference returns {len(expected)} of {len(form.outputs)} outputs"}
     errors = {
-        name: compare(torch.as_tensor(out).cpu(), torch.as_tensor(ref).cpu(), _choice(recorder, ref)).error
+        name: _error(torch.as_tensor(out), torch.as_tensor(ref), _recorded_choice(recorder, ref))
         for name, out, ref in zip(form.outputs, actual, expected, strict=True)
     }
     name, error = max(errors.items(), key=lambda item: item[1])
@@ -198,8 +202,19 @@ def compare_outputs(
     return {"status": "differs", "error": error, "reason": f"output {name} is off by {error:.3g} times what is allowed"}
 
 
-def _choice(recorder: ChoiceRecorder | None, output: Any) -> Choice | None:
-    recorded = recorder.choice_of(output) if recorder and isinstance(output, torch.Tensor) else None
-    if recorded is None:
-        return None
-    return Choice(recorded.scores.cpu().double(), recorded.scores.cpu(), recorded.ordered)
+def _recorded_choice(recorder: ChoiceRecorder | None, output: Any) -> RecordedChoice | None:
+    return recorder.choice_of(output) if recorder and isinstance(output, torch.Tensor) else None
+
+
+def _error(out: torch.Tensor, ref: torch.Tensor, chosen: RecordedChoice | None) -> float:
+    """Where `out` is; on the CPU, if there is no memory for that."""
+
+    def on(device: torch.device) -> float:
+        scores = None if chosen is None else chosen.scores.to(device)
+        choice = None if chosen is None or scores is None else Choice(scores, scores, chosen.ordered)
+        return compare(out.to(device), ref.to(device), choice).error
+
+    try:
+        return on(out.device)
+    except torch.OutOfMemoryError:
+        return on(torch.device("cpu"))

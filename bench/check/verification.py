@@ -33,12 +33,14 @@ T = TypeVar("T")
 
 
 class Checkers:
-    """Processes that check `contents`, side by side: one for every four cores, four at most. Each starts when it is
-    needed, and anew after a crash."""
+    """Processes that check `contents`, side by side, with the cores shared out: one for every four cores, four at most.
+    Each starts when it is needed, and anew after a crash."""
 
     def __init__(self, contents: Contents, on: CheckTarget) -> None:
         self.samples = samples_by_call(contents.samples)
-        session, count = _session(contents, on), min(max((os.cpu_count() or 1) // 4, 1), 4)
+        cores = len(os.sched_getaffinity(0))
+        count = min(max(cores // 4, 1), 4)
+        session = _session(contents, on, max(cores // count, 1))
         self._workers = [GroupedWorker(session, CHECK_WORKER, timeout_option=None) for _ in range(count)]
 
     def __enter__(self) -> Checkers:
@@ -128,14 +130,14 @@ def _try_calls(
     return draws
 
 
-def _session(contents: Contents, on: CheckTarget) -> dict[str, Any]:
+def _session(contents: Contents, on: CheckTarget, threads: int) -> dict[str, Any]:
     namespaces = sorted({call.namespace for call in contents.calls} - {"aten", "triton", "cpp"})
     return {
         "device": on.device,
         "home": home_device(contents.calls),
         "root": str(contents.path.resolve()),
         "namespaces": namespaces,
-        "threads": None,
+        "threads": threads,
         "trust": on.trust,
     }
 

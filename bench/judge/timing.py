@@ -24,6 +24,7 @@ from kcap.schemas.results.outcome import Clocked, Status
 
 BATCH_NS = 2_500_000  # the least that a batch lasts,
 WAY_SHARE = 0.02  # and the most that the way there and back is of it
+MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
 LONG_ENOUGH = 0.8  # of what a batch should last
 WAYS = 5  # runs of no invocations
 FEWEST, FEWEST_OF_REFERENCE = 5, 3  # batches
@@ -70,12 +71,13 @@ CHOSEN = 3  # invocations of a batch that are compared
 
 @dataclass
 class Batches:
-    """A candidate's batches of `count` invocations; `samples_us`: the mean time of each. `way_ns`: what the way to its
-    process and back takes. `wrong`: whose fault it is where a run comes to nothing.
+    """A candidate's batches of `count` invocations, of `most` that one may have; `samples_us`: the mean time of each.
+    `way_ns`: what the way to its process and back takes. `wrong`: whose fault it is where a run comes to nothing.
     """
 
     candidate: Candidate
     count: int
+    most: int
     way_ns: float
     cache: Cache = "cold"
     wrong: Callable[[Status, str], Exception] = Rejected
@@ -95,7 +97,7 @@ class Batches:
     def long_enough(self) -> bool:
         """Whether they lasted half as long as they should, as far as memory goes."""
         lasted = median(self.samples_us) * self.count * 1e3
-        return self.count >= self.candidate.most or 2 * lasted >= wanted_ns(self.way_ns)
+        return self.count >= self.most or 2 * lasted >= wanted_ns(self.way_ns)
 
     @property
     def right_count(self) -> int:
@@ -120,6 +122,14 @@ class Batches:
 def wanted_ns(way: float) -> float:
     """What a batch should last."""
     return max(BATCH_NS, way / WAY_SHARE)
+
+
+def guess_count(theirs: Batches, first_ns: int) -> int:
+    """How many invocations of a Solution may last as long as a batch should, by its first run: as many as of the
+    reference, if it is not slower.
+    """
+    lasted = max(first_ns - theirs.way_ns, first_ns / MOST_GROWTH)
+    return max(min(theirs.count, int(FEW * MOST_GUESSED_NS / lasted)), FEW)
 
 
 def size_batches(
@@ -158,7 +168,7 @@ def size_batches(
         count = min(count, most)
         candidate.open(drawn, count)
         if sure and gpu is None:
-            return Batches(candidate, count, way, wrong=wrong)
+            return Batches(candidate, count, most, way, wrong=wrong)
 
     def fitting(lasted: float) -> int:
         each = max(lasted - way, lasted / MOST_GROWTH) / count
@@ -168,6 +178,5 @@ def size_batches(
         count = fitting(lasted)
         candidate.open(drawn, count)
     cold = gpu is None or count * size >= COLD_FACTOR * gpu.l2
-    return Batches(
-        candidate, min(count, fitting(lasted)) if gpu is None else count, way, "cold" if cold else "warm", wrong
-    )
+    count = min(count, fitting(lasted)) if gpu is None else count
+    return Batches(candidate, count, most, way, "cold" if cold else "warm", wrong)

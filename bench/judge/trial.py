@@ -10,7 +10,7 @@ from kcap.bench.accuracy import SAME, Difference, Truth, describe_tolerances, wo
 from kcap.bench.accuracy.wrong_elements import wrong_elements
 from kcap.bench.judge.candidate import FEW, Candidate, fresh_seed
 from kcap.bench.judge.reference import ReferenceOracle, at_fault, comparisons_needed
-from kcap.bench.judge.timing import BATCH_NS, RANDOM, Batch, TimedPair, size_batches, time_both
+from kcap.bench.judge.timing import RANDOM, Batch, TimedPair, guess_count, size_batches, time_both
 from kcap.bench.judge.verdict import (
     CONSTANT,
     STALE,
@@ -23,7 +23,6 @@ from kcap.bench.judge.verdict import (
 )
 from kcap.schemas.results.outcome import Accuracy, WrongElements
 
-MOST_GUESSED_NS = 8 * BATCH_NS  # of a batch, by what the first run took
 MOST_RESIZED = 3  # times that batches are made longer, if others disturbed those that they were sized by
 MOST_COMPARED = 500  # invocations, where outputs are so few that a table of them would often be right
 NOT_FINITE = "has inf or nan where the reference has numbers"
@@ -54,7 +53,7 @@ class Trial:
         self.candidate.open(drawn)
         self._before()
         theirs = size_batches(self.truth.timed, drawn, at_fault, self.reference_count, sure=True)
-        ours = size_batches(self.candidate, drawn, count=self._guess(theirs.count))
+        ours = size_batches(self.candidate, drawn, count=guess_count(theirs, self.first_ns))
         times = time_both(ours, theirs, self.seconds, self._compare_timed)
         for _ in range(MOST_RESIZED):
             if ours.long_enough and theirs.long_enough:
@@ -65,10 +64,6 @@ class Trial:
         self.reference_count = theirs.right_count
         self._compare_more(ours.count)
         return times
-
-    def _guess(self, like_reference: int) -> int:
-        """How many invocations may last as long as a batch should: as many as of the reference, if it is not slower."""
-        return max(min(like_reference, FEW * MOST_GUESSED_NS // self.first_ns), FEW)
 
     @property
     def accuracy(self) -> Accuracy | None:

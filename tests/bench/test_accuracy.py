@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcap.bench import accuracy
 from kcap.bench.accuracy import RTOL, describe_tolerances, difference, worst_accuracy
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -178,6 +179,40 @@ def test_counts_may_lie_between_those_of_two_precisions():
     assert difference(torch.tensor([13, 20]), truth, own).error == math.inf
     assert difference(torch.tensor([11, 21]), truth, own).error == math.inf
     assert difference(torch.tensor([11, 20]), truth, truth).error == math.inf
+
+
+@pytest.mark.parametrize("tile", [7, 64, 1000])
+@pytest.mark.parametrize("special", [None, math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.float8_e4m3fn])
+def test_in_which_parts_an_output_is_compared_is_all_the_same(monkeypatch, dtype, special, tile):
+    if special == math.inf and dtype == torch.float8_e4m3fn:
+        pytest.skip("the dtype has no inf")
+    whole, parts = [], []
+    for shape in ((40, 3), (3, 40), (500,)):
+        truth = drawn(1, *shape)
+        own = (truth * (1 + RTOL[dtype] * drawn(2, *shape))).to(dtype)
+        if special is not None:
+            truth.view(-1)[17], own.view(-1)[18] = special, special
+        out = (truth * (1 + RTOL[dtype] * drawn(3, *shape))).to(dtype)
+        for differences, size in ((whole, 1 << 20), (parts, tile)):
+            monkeypatch.setattr(accuracy, "CPU_TILE", size)
+            for each in (difference(out, truth), difference(out, truth, own)):
+                differences += [each.error, each.absolute, each.relative]
+    assert parts == pytest.approx(whole, rel=1e-6) and min(whole) > 0 and max(parts) < math.inf
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.float8_e4m3fn])
+def test_on_a_gpu_differences_are_those_of_the_cpu(monkeypatch, dtype):
+    monkeypatch.setattr(accuracy, "GPU_TILE", 1000)
+    truth = drawn(1, 300, 100)
+    own, out = ((truth * (1 + RTOL[dtype] * drawn(seed, 300, 100))).to(dtype) for seed in (2, 3))
+    truth[7, 7], own[7, 7], out[7, 7], own[8, 8] = (math.nan,) * 4
+    here, there = difference(out, truth, own), difference(out.cuda(), truth.cuda(), own.cuda())
+    assert [there.error, there.absolute, there.relative] == pytest.approx(
+        [here.error, here.absolute, here.relative], rel=1e-5
+    )
+    assert 0 < here.error < math.inf
 
 
 def test_what_one_large_row_may_be_off_by_is_not_granted_to_the_others():

@@ -8,14 +8,17 @@ import time
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from derived_calls import HIDDEN, METADATA, call, embedding, floats, linear, ranged
 
-from kcap.bench.accuracy import compare
+from kcap.bench.accuracy import Difference, compare
+from kcap.bench.check import checker as checker_module
 from kcap.bench.check import verification
-from kcap.bench.check.checker import Checker, is_informative
+from kcap.bench.check.checker import Checker, compare_outputs, is_informative
 from kcap.bench.check.verification import Checkers, calls_to_check, check_references, tag_definitions, with_status
 from kcap.bench.contents import CheckTarget, open_contents
 from kcap.bench.exports.flashinfer_bench import check_lines
@@ -202,9 +205,10 @@ def test_what_is_checked_side_by_side_is_told_in_order(tmp_path: Path, monkeypat
         time.sleep(0.05 if kernel is kernels[0] else 0)
         return kernel
 
-    monkeypatch.setattr(verification.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(verification.os, "sched_getaffinity", lambda process: range(11))
     with Checkers(contents, CheckTarget()) as checkers:
         found = list(checkers.map(check, kernels))
+        assert [worker.session["threads"] for worker in checkers._workers] == [5, 5]
     assert all(one is kernel for one, kernel in zip(found, kernels, strict=True))
 
 
@@ -228,6 +232,28 @@ def test_a_difference_counts_in_units_of_what_is_allowed() -> None:
     ones = torch.ones(64, dtype=torch.bfloat16)
     assert compare(ones, ones).error == 0.0
     assert compare(ones * 1.01, ones).error < 1.0 < compare(ones * 1.2, ones).error
+
+
+def test_outputs_are_compared_where_they_are_and_on_the_cpu_if_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meta` is in the place of a GPU."""
+    form = cast(KernelInstance, SimpleNamespace(outputs={"C": None}))
+    devices: list[tuple[str, str]] = []
+
+    def compared(out: torch.Tensor, ref: torch.Tensor, _: object) -> Difference:
+        devices.append((out.device.type, ref.device.type))
+        return Difference()
+
+    def too_large(out: torch.Tensor, ref: torch.Tensor, _: object) -> Difference:
+        if "cpu" not in (out.device.type, ref.device.type):
+            raise torch.OutOfMemoryError
+        return Difference(2.0)
+
+    out, ref = torch.empty(7, device="meta"), torch.ones(7)
+    monkeypatch.setattr(checker_module, "compare", compared)
+    assert compare_outputs(form, [out], [ref])["status"] == "agrees" and devices == [("meta", "meta")]
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self if device.type == "meta" else ref)
+    monkeypatch.setattr(checker_module, "compare", too_large)
+    assert compare_outputs(form, [out], [out])["status"] == "differs"
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])

@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcap.bench.judge.driver import protocol
+from kcap.bench.judge.driver.device import Gpu
 from kcap.bench.judge.process import Done
 from kcap.bench.judge.timing import (
     BATCH_NS,
     FEWEST,
     FEWEST_OF_REFERENCE,
     LONG_ENOUGH,
+    MOST_ON_GPU,
     WAY_SHARE,
     Batches,
+    guess_count,
     size_batches,
     time_both,
 )
@@ -77,14 +80,31 @@ def test_what_was_known_of_them_is_not_tried_again_and_what_is_right_is_told():
     assert longer.long_enough
 
 
+def test_on_a_gpu_batches_are_long_enough_where_no_more_fit_into_its_memory_or_a_graph():
+    """Else a short kernel, of which a graph holds too few, would be timed again and again."""
+    for memory, count in ((1 << 40, MOST_ON_GPU), (1 << 30, 256)):
+        played = Played(1_000, way=1_250_000)
+        played.limits.gpu = Gpu(l2=1, memory=memory)
+        made = size_batches(played, SimpleNamespace(bytes=1 << 20))
+        made.take()
+        assert made.count == count < played.most and made.long_enough
+
+
+def test_a_first_run_that_is_nearly_all_way_says_little_of_how_many_fit_into_a_batch():
+    theirs = Batches(Played(1_000), 4096, 4096, way_ns=1_250_000)
+    assert guess_count(theirs, first_ns=1_253_000) > 2500
+    assert guess_count(theirs, first_ns=1_250_000 + 3_000_000) == 20
+    assert guess_count(theirs, first_ns=10**9) == 3
+
+
 def test_nothing_is_taken_off_a_time_and_what_the_way_is_of_it_is_said():
-    made = Batches(Played(10_000), 50, way_ns=100_000)
+    made = Batches(Played(10_000), 50, 8192, way_ns=100_000)
     assert made.take()[0] == 12.0
     assert made.clocked("limit").way_us == 2.0 and made.clocked("limit").median_us == 12.0
 
 
 def test_every_batch_that_counts_is_compared_in_what_nobody_knew_of():
-    ours, theirs, compared = Batches(Played(1e6), 5, 0), Batches(Played(2e6), 5, 0), []
+    ours, theirs, compared = Batches(Played(1e6), 5, 8192, 0), Batches(Played(2e6), 5, 8192, 0), []
     pair = time_both(ours, theirs, 0.001, compared.append)
     assert len(compared) == len(pair.solution.samples_us) >= FEWEST
     assert [(batch.seed, batch.count) for batch in compared] == ours.candidate.ran
@@ -94,10 +114,10 @@ def test_every_batch_that_counts_is_compared_in_what_nobody_knew_of():
 
 
 def test_all_invocations_of_a_batch_are_chosen_in_the_long_run():
-    made = Batches(Played(1e6), 6, 0)
+    made = Batches(Played(1e6), 6, 8192, 0)
     assert {number for _ in range(200) for number in made.take()[1].chosen} == set(range(6))
 
 
 def test_a_run_that_comes_to_nothing_has_no_time():
     with pytest.raises(Rejected, match="it said so"):
-        Batches(Played(1e6, code=protocol.RAISED), 5, 0).take()
+        Batches(Played(1e6, code=protocol.RAISED), 5, 8192, 0).take()
