@@ -158,6 +158,21 @@ def test_a_sample_of_another_context_gives_way_to_the_step_that_is_meant(
     assert content(bound, "seqused_k") == ([100, 100, 0, 0] if kept else [200, 200, 0, 0])
 
 
+def test_the_keys_of_cross_attention_are_not_the_steps(tmp_path: Path) -> None:
+    """Whisper's decoder reads 1,500 frames of each sequence, however many tokens that has."""
+    values = Values()
+    sample = Sample(
+        call=0, phase="decode", step=7, tensors={"3": values([0, 1, 2, 2, 2]), "4": values([1500, 1500, 0, 0])}
+    )
+    step = Step.model_validate({"index": 7, "phase": "decode", "program": 0, "lengths": [13, 9], "queries": [1, 1]})
+    recording = recording_of(tmp_path / "r", [attention(0, 4, 4)], MIXED, [step], [sample], values)
+    bound = bind_call(recording.calls[0], sample, None, recording.value)
+    batches = StepBatches(recording)
+    batches.meant = StepBatch.of_fields({"queries": [1, 1], "lengths": [20, 33], "padded": 4})
+    batches.fill(bound, recording.calls[0], sample)
+    assert content(bound, "seqused_k") == [1500, 1500, 0, 0]
+
+
 def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
     """A vision encoder's images have other tokens; so have more sequences than a call has room for."""
     encoder = attention(0, 3000, 3, page_table=None, seqused_k=None, cu_seqlens_k=TensorSpec((4,), "int32", storage=6))
