@@ -184,6 +184,17 @@ def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
             apply_rule(bound, families.replay_rule_for(bound.operator))
 
 
+def test_windows_of_a_picture_that_only_a_profiled_step_saw_are_known(tmp_path: Path) -> None:
+    """80 sequences of at most 64 rows have 5,120 rows only if each has 64; three of at most 2,000 may be any."""
+    bounds = {"page_table": None, "seqused_k": None, "cu_seqlens_k": TensorSpec((81,), "int32", storage=6)}
+    keys = {name: TensorSpec((5120, 16, 80), "bfloat16", storage=place) for place, name in enumerate("qkv")}
+    windows = attention(0, 5120, 80, **keys, **bounds, max_seqlen_q=64, max_seqlen_k=64)
+    recording = recording_of(tmp_path / "r", [windows], MIXED)
+    bound = filled(recording, 0)
+    apply_rule(bound, families.replay_rule_for(bound.operator))
+    assert content(bound, "cu_seqlens_q") == content(bound, "cu_seqlens_k") == [*range(0, 5121, 64)]
+
+
 def test_a_step_that_lists_no_sequences_gives_none(tmp_path: Path) -> None:
     recording = recording_of(tmp_path / "r", [attention(0, 137, 3)], {"tokens": 137, "sequences": 3})
     assert content(filled(recording, 0), "cu_seqlens_q") is None
