@@ -37,6 +37,7 @@ VALUE_ARGUMENTS = frozenset(
         "lora_token_start_loc",
         "m_indices",
         "masked_m",
+        "output_hs",  # the sizes of slices of a product, vLLM's LoRA
         "permuted_idx_to_expanded_idx",
         "plan.indices",  # FlashInfer's pages; anybody else's `indices` may be token ids
         "pos_ids",

@@ -84,7 +84,8 @@ class StepBatches:
         """Give values to the query starts, lengths and positions of `bound` that have none, and to those of a Sample
         with another context than the step that is meant.
 
-        None to those of other tokens, an encoder's, which are told by the rows of its tensors.
+        None to those of other tokens, an encoder's, which are told by the rows of its tensors, or by the lengths of a
+        Sample that are not those of its own step: the keys of cross attention.
         """
         names = {path: _name(bound, path) for path, _ in bound.tensors()}
         wanted = {
@@ -93,7 +94,9 @@ class StepBatches:
             if len(spec.shape) == 1 and names[path] in OF_SEQUENCES | POSITIONS
         }
         recorded = [bound.contents[path] for path in wanted if names[path] in LENGTHS and path in bound.contents]
+        own = self._own_batch(sample)
         other = self.meant is not None and any(map(self.meant.differs, recorded))
+        other = other and not (own is not None and any(map(own.differs, recorded)))
         missing = wanted if other else {path: wanted[path] for path in wanted if path not in bound.contents}
         batch = self.meant if other else self._batch(call, sample) if missing else None
         rows = {spec.shape[0] for path, spec in bound.tensors() if spec.shape and names[path] not in OF_SEQUENCES}
@@ -105,11 +108,14 @@ class StepBatches:
 
     def _batch(self, call: Call, sample: Sample | None) -> StepBatch | None:
         """Of the Sample's own step; of one that ran the Call where there is no Sample with tensors to contradict it."""
-        if sample is not None and (batch := self._by_step.get((sample.rank, sample.step))) is not None:
+        if (batch := self._own_batch(sample)) is not None:
             return batch
         if sample is not None and sample.tensors:
             return None
         return self.meant or self._by_call.get(call.id)
+
+    def _own_batch(self, sample: Sample | None) -> StepBatch | None:
+        return None if sample is None else self._by_step.get((sample.rank, sample.step))
 
     @cached_property
     def _by_step(self) -> dict[tuple[int, int | None], StepBatch]:

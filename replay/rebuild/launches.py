@@ -11,11 +11,12 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -50,7 +51,7 @@ class Launches:
     def __init__(self, recording: Recording | None, trusted: bool) -> None:
         self.recording = recording
         self.trusted = trusted
-        self.loaded: dict[tuple[str | None, str], Any] = {}
+        self.loaded: dict[Hashable, Any] = {}
 
     @cached_property
     def allowed(self) -> bool:
@@ -89,7 +90,7 @@ class Launches:
             raise Skip(error.reason) from None
 
     def triton(self, call: Call, launch: Launch, text: str, device: str) -> RunnableKernel:
-        kernel = self.load(launch, lambda: load_triton(text, launch.function))
+        kernel = self.load(launch, lambda: specialized(load_triton(text, launch.function), launch))
         check_triton_device(kernel, device)
         parameters = [name for name in kernel.arg_names if name not in launch.constexprs]
         notes = [INTERPRETED_NOTE] if is_interpreted(kernel) else []
@@ -104,7 +105,7 @@ class Launches:
 
     def load(self, launch: Launch, compile_source: Callable[[], Any]) -> Any:
         """The compiled source of `launch`; each is compiled once."""
-        key = launch.kernel, launch.function
+        key = launch.kernel, launch.function, *sorted(launch.types.items()), *launch.unspecialized
         if key not in self.loaded:
             self.loaded[key] = compile_source()
         return self.loaded[key]
@@ -248,6 +249,18 @@ def load_triton(text: str, function: str) -> Any:
     if not hasattr(kernel, "arg_names"):
         raise Skip(f"its source has no Triton kernel called '{function}'")
     return kernel
+
+
+def specialized(kernel: Any, launch: Launch) -> Any:
+    """`kernel`, compiled for the types of `launch`, and without knowledge of its unspecialized parameters."""
+    if is_interpreted(kernel) or not (launch.types or launch.unspecialized):
+        return kernel
+    import triton
+
+    function = FunctionType(kernel.fn.__code__, kernel.fn.__globals__, kernel.fn.__name__, kernel.fn.__defaults__)
+    function.__annotations__ = {**kernel.fn.__annotations__, **launch.types}
+    function.__module__ = kernel.fn.__module__
+    return triton.jit(function, do_not_specialize=launch.unspecialized)
 
 
 def is_interpreted(kernel: Any) -> bool:

@@ -93,7 +93,7 @@ class Tap(_Part):
     detail: str = ""
 
 
-FORMAT = (1, 8)
+FORMAT = (1, 9)
 Mode = Literal["eager", "graph"]
 GraphUse = Literal["eager", "piecewise", "full"]
 ValueField = Annotated[Any, PlainValidator(decode), PlainSerializer(encode)]
@@ -155,7 +155,9 @@ class Launch(Record):
 
     `kernel` names the file in kernels/ (None where no source could be read: `unread` says why), `function` the kernel
     in it. `fragment` names the file there with the ATen operators that a kernel of inductor stands for, where torch
-    told. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default.
+    told. `grid`: blocks in x, y and z. `num_warps`, `num_stages` None: the compiler's default. Since format 1.9, of
+    what inductor compiles without the values: `types` of numbers that are wider than Triton takes them (`i64`), and
+    the parameters that are `unspecialized`: the compiler was not told that 16 divides them.
     """
 
     language: Literal["triton", "cpp", "tvm"] = "triton"
@@ -168,6 +170,8 @@ class Launch(Record):
     num_warps: int | None = None
     num_stages: int | None = None
     options: dict[str, ValueField] = {}
+    types: dict[str, str] = {}
+    unspecialized: list[str] = []
 
     def line(self) -> bytes:
         raise TypeError("a Launch is part of a Call's line")

@@ -191,7 +191,7 @@ class Zoo:
         families = derived_families(recording)
         operators: Counter[str] = Counter()
         for row in of_recording(recording, "kernel").rows:
-            if families.get(row.key, NO_FAMILY) == NO_FAMILY:
+            if row.count and families.get(row.key, NO_FAMILY) == NO_FAMILY:  # families are of what was counted
                 operators[row.name] += row.gpu_us if self.gpus else row.estimated_us
         findings.notes += [f"in no family: {us / total:6.2%}  {name}" for name, us in operators.most_common(12)]
 

@@ -93,11 +93,18 @@ def vision(folder: Path, layers: int) -> None:
         str(folder), max_model_len=4096, hf_overrides=overrides, limit_mm_per_prompt={"image": 1, "video": 0}, **ENGINE
     )
     draw = np.random.default_rng(0)
-    pictures = [Image.fromarray(draw.integers(0, 255, (448, 448 + 224 * (i % 2), 3), np.uint8)) for i in range(4)]
     text = "<|vision_start|><|image_pad|><|vision_end|>" + "what is this? " * 8
-    prompts = [{"prompt": text, "multi_modal_data": {"image": picture}} for picture in pictures]
     for _ in range(TIMES):
-        llm.generate(prompts, SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True), use_tqdm=False)
+        llm.generate(
+            [{"prompt": text, "multi_modal_data": {"image": Image.fromarray(picture)}} for picture in pictures(draw)],
+            SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True),
+            use_tqdm=False,
+        )
+
+
+def pictures(draw: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+    """Others each time: of a picture that it has seen the engine keeps what its encoder made of it."""
+    return [draw.integers(0, 255, (448, 448 + 224 * (i % 2), 3), np.uint8) for i in range(4)]
 
 
 def speech(folder: Path, layers: int) -> None:

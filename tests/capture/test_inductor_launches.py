@@ -157,6 +157,27 @@ def test_the_run_that_finds_the_configuration_counts_once_and_its_benchmarks_nev
     assert tap.health()[0] == "ok" and not heard.failures
 
 
+def test_what_inductor_compiled_for_without_the_values_is_kept(heard: Heard, tap: Inductor) -> None:
+    """A size is an i64 that 16 need not divide, `xnumel` an i32 that it divides; one input is not aligned."""
+    fn = Function("in_ptr0", "in_ptr1", "out_ptr0", "ks0", "xnumel", "XBLOCK", constexprs=(5,))
+    meta = {"grid_type": "Grid1D", "assert_indirect_indexing": True}
+    tuner = CachingAutotuner(fn, [config(XBLOCK=64)], meta, {})
+    pointers = dict.fromkeys(("in_ptr0", "in_ptr1", "out_ptr0"), "*bf16")
+    divisible = [["tt.divisibility", 16]]
+    tuner.triton_meta |= {
+        "signature": {**pointers, "ks0": "i64", "xnumel": "i32", "XBLOCK": "constexpr"},
+        "configs": [{(0,): divisible, (2,): divisible, (4,): divisible}],
+        "enable_fp_fusion": True,
+    }
+    tuner.run(X, X, Y, 48, 960, stream=0)
+    (launch,) = heard.launches
+    assert launch["types"] == {"ks0": "i64"} and launch["unspecialized"] == ["in_ptr1", "ks0"]
+    assert launch["options"] == {"debug": True, "sanitize_overflow": False, "enable_fp_fusion": True}
+    other = CachingAutotuner(fn, [config(XBLOCK=64)], {**meta, "assert_indirect_indexing": False}, {})
+    other.run(X, X, Y, 48, 960, stream=0)
+    assert not heard.launches[1].keys() & {"types", "unspecialized", "options"}, "one source, compiled in two ways"
+
+
 def test_a_benchmark_asked_for_is_no_launch(heard: Heard, tap: Inductor) -> None:
     pointwise(config(XBLOCK=64)).run(X, Y, 1000, stream=0, benchmark_run=True)
     assert not heard.launched_with

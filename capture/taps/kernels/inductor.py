@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.kernels.fragments import Annotations, bound_in, fragment_of
-from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches, keep_fragment
+from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches, Specialization, keep_fragment
 
 NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
 
@@ -103,7 +103,8 @@ class Inductor(CompiledKernels):
         constexprs = {name: constants[name] for name in fixed if name in constants}
         if 0 in grid:
             return kernel, NOTHING, own
-        return kernel, self.launches.launch(kernel, grid, constexprs, config.num_warps, config.num_stages, {}), own
+        compiled = config.num_warps, config.num_stages, _options(tuner), _specialization(tuner, parameters)
+        return kernel, self.launches.launch(kernel, grid, constexprs, *compiled), own
 
 
 def _fragment(tuner: Any) -> str | None:
@@ -127,6 +128,32 @@ def _constants(tuner: Any) -> dict[str, Any]:
         index = key[0] if isinstance(key, tuple) else key
         constants[names[index] if isinstance(index, int) else index] = value
     return constants
+
+
+META_OPTIONS = ("enable_fp_fusion", "launch_cooperative_grid", "launch_pdl")  # inductor has them in its metadata
+
+
+def _options(tuner: Any) -> dict[str, Any]:
+    """The options that inductor compiles with, where Triton's default may differ: indices are asserted with `debug`."""
+    asserts = tuner.inductor_meta.get("assert_indirect_indexing", True) and not tuner.inductor_meta.get("is_hip")
+    options = {"debug": True, "sanitize_overflow": False} if asserts else {}
+    return options | {name: tuner.triton_meta[name] for name in META_OPTIONS if name in tuner.triton_meta}
+
+
+WIDE_TYPES = ("i64", "fp64")  # Triton takes the narrower one where the value fits
+
+
+def _specialization(tuner: Any, parameters: list[str]) -> Specialization:
+    """Inductor tells the types of sizes, and what 16 divides; Triton would see both in the values."""
+    signature, configs = tuner.triton_meta.get("signature", {}), tuner.triton_meta.get("configs")
+    kinds = {name: str(signature.get(name, "")) for name in parameters}
+    types = tuple((name, kind) for name, kind in kinds.items() if kind in WIDE_TYPES)
+    if not configs or not isinstance(configs[0], dict):
+        return Specialization(types)
+    names = tuner.fn.arg_names
+    divisible = {names[key[0]] for key, marks in configs[0].items() if ["tt.divisibility", 16] in marks}
+    free = (name for name, kind in kinds.items() if kind.startswith(("*", "i")) and name not in divisible)
+    return Specialization(types, tuple(free))
 
 
 def _grid(tuner: Any, config: Any, arguments: dict[str, Any]) -> tuple[int, ...]:

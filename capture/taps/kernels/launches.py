@@ -68,6 +68,19 @@ class Kernel:
     fields: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Specialization:
+    """What a kernel was compiled for, where Triton would go by the values: the `types` of numbers, and the parameters
+    that are `unspecialized`."""
+
+    types: tuple[tuple[str, str], ...] = ()
+    unspecialized: tuple[str, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        fields = {"types": dict(self.types), "unspecialized": list(self.unspecialized)}
+        return {name: value for name, value in fields.items() if value}
+
+
 class Launches:
     """The kernels seen by one tap, and their launches."""
 
@@ -128,10 +141,11 @@ class Launches:
         warps: int | None,
         stages: int | None,
         options: dict[str, Any],
+        specialization: Specialization = Specialization(),
     ) -> int | None:
         """The number of a launch; None when there are too many different ones."""
         kinds = tuple(map(type, constexprs.values()))  # 1, 1.0 and True are equal
-        compiled = (tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()))
+        compiled = (tuple(constexprs.values()), kinds, warps, stages, tuple(options.items()), specialization)
         key = (kernel.operator, kernel.fields.get("fragment"), tuple(grid), *compiled)
         try:
             return self._known[key]
@@ -146,6 +160,7 @@ class Launches:
                     **(
                         {"options": {name: constant_value(value) for name, value in options.items()}} if options else {}
                     ),
+                    **specialization.fields(),
                 }
             )
             if number is None:

@@ -158,6 +158,21 @@ def test_a_sample_of_another_context_gives_way_to_the_step_that_is_meant(
     assert content(bound, "seqused_k") == ([100, 100, 0, 0] if kept else [200, 200, 0, 0])
 
 
+def test_the_keys_of_cross_attention_are_not_the_steps(tmp_path: Path) -> None:
+    """Whisper's decoder reads 1,500 frames of each sequence, however many tokens that has."""
+    values = Values()
+    sample = Sample(
+        call=0, phase="decode", step=7, tensors={"3": values([0, 1, 2, 2, 2]), "4": values([1500, 1500, 0, 0])}
+    )
+    step = Step.model_validate({"index": 7, "phase": "decode", "program": 0, "lengths": [13, 9], "queries": [1, 1]})
+    recording = recording_of(tmp_path / "r", [attention(0, 4, 4)], MIXED, [step], [sample], values)
+    bound = bind_call(recording.calls[0], sample, None, recording.value)
+    batches = StepBatches(recording)
+    batches.meant = StepBatch.of_fields({"queries": [1, 1], "lengths": [20, 33], "padded": 4})
+    batches.fill(bound, recording.calls[0], sample)
+    assert content(bound, "seqused_k") == [1500, 1500, 0, 0]
+
+
 def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
     """A vision encoder's images have other tokens; so have more sequences than a call has room for."""
     encoder = attention(0, 3000, 3, page_table=None, seqused_k=None, cu_seqlens_k=TensorSpec((4,), "int32", storage=6))
@@ -167,6 +182,17 @@ def test_sequences_of_an_encoder_are_not_the_steps(tmp_path: Path) -> None:
         assert content(bound, "cu_seqlens_q") is None
         with pytest.raises(Skip, match=r"no step that lists its sequences, holds its query starts"):
             apply_rule(bound, families.replay_rule_for(bound.operator))
+
+
+def test_windows_of_a_picture_that_only_a_profiled_step_saw_are_known(tmp_path: Path) -> None:
+    """80 sequences of at most 64 rows have 5,120 rows only if each has 64; three of at most 2,000 may be any."""
+    bounds = {"page_table": None, "seqused_k": None, "cu_seqlens_k": TensorSpec((81,), "int32", storage=6)}
+    keys = {name: TensorSpec((5120, 16, 80), "bfloat16", storage=place) for place, name in enumerate("qkv")}
+    windows = attention(0, 5120, 80, **keys, **bounds, max_seqlen_q=64, max_seqlen_k=64)
+    recording = recording_of(tmp_path / "r", [windows], MIXED)
+    bound = filled(recording, 0)
+    apply_rule(bound, families.replay_rule_for(bound.operator))
+    assert content(bound, "cu_seqlens_q") == content(bound, "cu_seqlens_k") == [*range(0, 5121, 64)]
 
 
 def test_a_step_that_lists_no_sequences_gives_none(tmp_path: Path) -> None:

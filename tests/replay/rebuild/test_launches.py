@@ -97,7 +97,13 @@ def launched(text: str, function: str, *args: tuple[str, Any], **more: Any) -> C
 
 def add(**more: Any) -> Call:
     tensors = [(name, tensor(200, storage=i)) for i, name in enumerate(("x_ptr", "y_ptr", "out_ptr"))]
-    settings = {"grid": [4, 1, 1], "constexprs": FULL, "num_warps": 4, "num_stages": 2, "options": {"debug": True}}
+    settings = {
+        "grid": [4, 1, 1],
+        "constexprs": FULL,
+        "num_warps": 4,
+        "num_stages": 2,
+        "options": {"debug": True, "sanitize_overflow": False},
+    }
     return launched(ADD, "add", *tensors, ("n", 200), ("scale", 3), **{**settings, **more})
 
 
@@ -135,6 +141,31 @@ def test_a_triton_launch_is_replayed_with_its_constants(recorded: Write) -> None
     assert (code, measurement.get("status", "ok"), measurement["method"]) == (0, "ok", "host"), measurement
     assert "triton::add" in out
     assert "interpreted, not compiled (TRITON_INTERPRET)" in measurement["notes"]
+
+
+def test_a_kernel_is_compiled_for_what_the_engine_compiled_it_for() -> None:
+    """Not for what Triton sees in the values: 2,816 fits into 32 bits, and 16 divides it."""
+    pytest.importorskip("triton")
+    code = f"""
+from kcap.replay.rebuild.launches import load_triton, specialized
+from kcap.schemas.recording.records import Launch
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+import torch
+kernel = load_triton({GATHER!r}, "embedding")
+backend, table = make_backend(GPUTarget("cuda", 90, 32)), torch.zeros(16)
+for fields in ({{}}, {{"types": {{"xnumel": "i64"}}, "unspecialized": ["in_ptr1", "xnumel"]}}):
+    compiled = specialized(kernel, Launch(function="embedding", **fields))
+    bind = create_function_from_signature(compiled.signature, compiled.params, backend)
+    print(*bind(table, table, table, 2816, XBLOCK=32)[1][:4])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300)
+    by_value, as_told = done.stdout.splitlines() if done.returncode == 0 else (done.stderr, "")
+    assert by_value == "('*fp32', 'D') ('*fp32', 'D') ('*fp32', 'D') ('i32', 'D')"
+    assert as_told == "('*fp32', 'D') ('*fp32', None) ('*fp32', 'D') ('i64', None)"
 
 
 @pytest.mark.parametrize("change", [{"SIZES": [4, 6]}, {"KIND": "no dtype"}, {"scale": 4}])

@@ -13,6 +13,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
 from kcap.schemas.derive.families import ReplayRule, rebuilt_argument, replay_rule
 from kcap.schemas.derive.index_arguments import renumber_densely, set_zeros, shrink_caches, table_in_use
 from kcap.schemas.derive.invocation import torch_dtype
+from kcap.schemas.recording.values import TensorSpec
 
 DENSE = ("q", "kcache", "head_size_v", "seqlens_k", "block_table", "softmax_scale", "is_causal")  # FlashMLA's
 CPU_CACHES = ("key_cache", "value_cache")  # [pages, heads, rows of a page, head size]
@@ -78,6 +79,16 @@ def instruction_set(dtype: torch.dtype, page_size: int, head_size: int, kv_dtype
         return str(_get_attn_isa(dtype, page_size, head_size))
 
 
+def set_equal_sequences(bound: BoundCall, starts: str, rows: str, longest: str) -> None:
+    """Set unknown starts of sequences that must all be as long as the longest one, to have all rows: windows of a
+    picture."""
+    spec, size = bound[starts], bound[longest]
+    if not isinstance(spec, TensorSpec) or not isinstance(size, int) or bound.content(starts) is not None:
+        return
+    if (spec.shape[0] - 1) * size == bound.spec(rows).shape[0]:
+        bound.set_content(starts, torch.arange(spec.shape[0]) * size)
+
+
 class PagedAttentionRule(ReplayRule):
     """Attention over caches [pages, rows of a page, heads, head size]; names differ between the kernels."""
 
@@ -86,6 +97,8 @@ class PagedAttentionRule(ReplayRule):
     starts = "cu_seqlens_q"
 
     def prepare(self, bound: BoundCall) -> None:
+        for starts, rows, longest in ((self.starts, "q", "max_seqlen_q"), ("cu_seqlens_k", "k", "max_seqlen_k")):
+            set_equal_sequences(bound, starts, rows, longest)
         if bound[self.starts] is not None and bound.content(self.starts) is None:
             raise Skip(f"{NO_BATCH} holds its query starts")
         if bound[self.table] is not None:

@@ -38,28 +38,30 @@ SPACE = ("depth", "height", "width")  # the last of them are there
 def conv(call: Invocation) -> KernelInstance:
     """`input`: [batch_size, in_channels, …], `weight`: [out_channels, in_channels / groups, …], `bias`: [out_channels].
 
-    Sizes but that of the batch are constant: only they say how large the output is.
+    The batch may be missing. Sizes but that of the batch are constant: only they say how large the output is.
     """
     call.refuse("transposed")
     x, w, bias = call.tensor("input", "self"), call.tensor("weight"), call.optional("bias")
     d, groups = w.dim() - 2, int(call["groups"] or 1)
-    if d not in (1, 2, 3) or x.dim() != w.dim() or {x.dtype, w.dtype} != {x.dtype} or x.dtype not in FLOATS:
+    channels, *places = x.shape[-d - 1 :]
+    batch = ("batch_size",) * (x.dim() - d - 1)
+    if d not in (1, 2, 3) or x.dim() not in (d + 1, d + 2) or {x.dtype, w.dtype} != {x.dtype} or x.dtype not in FLOATS:
         raise Unrecognized("no batch of floats in one to three dimensions")
     stride, padding, dilation = (
         per_dimension(call[name], d, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
     sizes = [
         (size + 2 * p - a * (k - 1) - 1) // s + 1
-        for size, p, a, k, s in zip(x.shape[2:], padding, dilation, w.shape[2:], stride, strict=True)
+        for size, p, a, k, s in zip(places, padding, dilation, w.shape[2:], stride, strict=True)
     ]
-    if min(sizes) < 1 or x.shape[1] != groups * w.shape[1]:
+    if min(sizes) < 1 or channels != groups * w.shape[1]:
         raise Unrecognized("its output has no elements, or its channels are not those of its groups")
     space = SPACE[3 - d :]
-    axes = dict(zip((f"in_{axis}" for axis in space), x.shape[2:], strict=True))
+    axes = dict(zip((f"in_{axis}" for axis in space), places, strict=True))
     axes |= dict(zip((f"kernel_{axis}" for axis in space), w.shape[2:], strict=True))
     axes |= dict(zip((f"out_{axis}" for axis in space), sizes, strict=True))
     inputs = {
-        "input": tensor_arg(x, "batch_size", "in_channels", *(f"in_{axis}" for axis in space)),
+        "input": tensor_arg(x, *batch, "in_channels", *(f"in_{axis}" for axis in space)),
         "weight": tensor_arg(w, "out_channels", "group_channels", *(f"kernel_{axis}" for axis in space)),
     }
     if bias is not None:
@@ -69,14 +71,15 @@ def conv(call: Invocation) -> KernelInstance:
         for letter, values, usual in (("s", stride, 1), ("p", padding, 0), ("d", dilation, 1))
         if any(value != usual for value in values)
     ) + (f"_g{groups}" if groups > 1 else "")
-    out = ("batch_size", "out_channels", *(f"out_{axis}" for axis in space))
+    out = (*batch, "out_channels", *(f"out_{axis}" for axis in space))
     return KernelInstance(
         name=f"conv{d}d{'_bias' if bias is not None else ''}{abbreviate(x.dtype, torch.bfloat16)}"
-        f"_o{w.shape[0]}_c{x.shape[1]}_k{'x'.join(map(str, w.shape[2:]))}{word}_i{'x'.join(map(str, x.shape[2:]))}",
+        f"_o{w.shape[0]}_c{channels}_k{'x'.join(map(str, w.shape[2:]))}{word}_i{'x'.join(map(str, places))}"
+        f"{'' if batch else '_unbatched'}",
         op_type="conv",
         axes={
-            "batch_size": None,
-            "in_channels": x.shape[1],
+            **dict.fromkeys(batch),
+            "in_channels": channels,
             "out_channels": w.shape[0],
             "group_channels": w.shape[1],
             **axes,
@@ -91,7 +94,7 @@ def conv(call: Invocation) -> KernelInstance:
             settings=f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}",
         ),
         description=f"Convolution over {d} dimension{'s' if d > 1 else ''}.",
-        flops=2 * len(x) * math.prod(sizes) * w.numel(),
+        flops=2 * (len(x) if batch else 1) * math.prod(sizes) * w.numel(),
     )
 
 
@@ -111,4 +114,4 @@ def conv_cost(inputs: CostInputs) -> Cost:
     places = math.prod(
         size for axis, size in inputs.sizes.items() if axis.startswith("out_") and axis != "out_channels"
     )
-    return inputs.whole(2 * inputs.sizes["batch_size"] * places * inputs["weight"].numel())
+    return inputs.whole(2 * inputs.sizes.get("batch_size", 1) * places * inputs["weight"].numel())

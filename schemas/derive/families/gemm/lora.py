@@ -3,26 +3,18 @@
 vLLM's Triton kernels, after Punica (arXiv:2310.18547): tokens are sorted by adapter; a token without one keeps what was
 there. The slices of a merged layer (q, k and v) run in one launch, which is given a table of their weights' addresses:
 no argument shows these weights. A single slice's weight is the argument itself; of an expansion it is the first
-adapter's, which the others follow in memory.
+adapter's, which the others follow in memory. Slices of an expansion may have sizes of their own, in a table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate
 
 import torch
 
-from kcap.schemas.derive.bound_call import BoundCall, Inputs, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
-from kcap.schemas.derive.families import (
-    ReplayRule,
-    cost_function,
-    family,
-    rebuilt_argument,
-    replay_rule,
-    valid_input,
-)
-from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, torch_dtype, total_bytes
+from kcap.schemas.derive.families import cost_function, family, valid_input
+from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values, total_bytes
 from kcap.schemas.derive.kernel import (
     KernelInstance,
     TensorArg,
@@ -33,7 +25,6 @@ from kcap.schemas.derive.kernel import (
     tensor_arg,
 )
 from kcap.schemas.derive.workload_draft import WorkloadDraft
-from kcap.schemas.recording.values import TensorSpec
 
 ROWS = """    begins, counts = lora_token_start_loc.tolist(), num_tokens_per_lora.tolist()
     for lora, start, count in zip(lora_ids.tolist(), begins, counts):
@@ -59,15 +50,16 @@ EXPAND = """import torch
 
 @torch.no_grad()
 def run({inputs}):
-    assert lora_b.shape[2:] == ({n}, {r}) and shrunk.shape[0] == {s}
+    assert lora_b.shape[-2:] == ({n}, {r}) and shrunk.shape[0] == {s}
     output_out = output.clone(memory_format=torch.contiguous_format)
 {rows}        for part in range({s}):
-            columns = slice({offset} + part * {n}, {offset} + (part + 1) * {n})
+            columns = {columns}
             a = shrunk[part, rows]{cast}.to(torch.float32)
-            product = (a @ lora_b[part, lora].to(torch.float32).T).to(output.dtype)
+            product = (a @ lora_b[{weight}].to(torch.float32).T).to(output.dtype)
             output_out[rows, columns] = {before}product
     return output_out
 """
+EQUAL_COLUMNS = "slice({offset} + part * {n}, {offset} + (part + 1) * {n})"
 
 INDICES = {
     "token_indices_sorted_by_lora_ids": ("num_tokens", "Rows of tokens, those of one adapter together."),
@@ -85,16 +77,18 @@ def index_inputs(call: Invocation) -> dict[str, TensorArg]:
 
 
 def adapters(call: Invocation, slices: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """The weights, [slices, adapters, rows, columns]; without data where no argument shows them.
-
-    There are as many adapters as `lora_ids` has room for, but for the tokens that have none.
-    """
-    weight, count = call.tensor("lora_ptr"), len(call.tensor("lora_ids")) - 1
+    """The weights, [slices, adapters, rows, columns]; without data where no argument shows them."""
+    weight = call.tensor("lora_ptr")
     if slices > 1 or weight.dim() == 2:
-        return call.weight("lora", (slices, count, rows, columns), dtype)
+        return call.weight("lora", (slices, adapter_count(call), rows, columns), dtype)
     if weight.dtype != dtype or weight.shape[-2:] != (rows, columns):
         raise Unrecognized("its adapters are not of its layer's shape")
     return weight.reshape(1, -1, rows, columns)
+
+
+def adapter_count(call: Invocation) -> int:
+    """As many as `lora_ids` has room for, but for the tokens that have none."""
+    return len(call.tensor("lora_ids")) - 1
 
 
 def adapted(lora_ids: torch.Tensor, num_tokens_per_lora: torch.Tensor) -> tuple[int, int]:
@@ -153,23 +147,32 @@ def expand(call: Invocation) -> KernelInstance:
     if x.dim() != 3 or out.dim() != 2 or out.dtype not in FLOATS or not isinstance(call["ADD_INPUTS"], bool):
         raise Unrecognized("no slices of a low rank and their columns, or its constants are not known")
     s, _, r = x.shape
-    if s > 1 and (call["SAME_STRIDE"] is not True or out.shape[1] != s * n):
-        raise Unrecognized("its slices have sizes of their own, which no argument shows")
+    sizes = slice_sizes(call, s, n)
+    total, width = sum(sizes), out.shape[1]
+    if s > 1 and width != total:
+        raise Unrecognized("its slices do not fill the rows of its output")
     offset = int(call.number("slice_start_loc")) if s == 1 else 0
-    b, adds = adapters(call, s, n, r, out.dtype), call["ADD_INPUTS"]
+    adds, equal = call["ADD_INPUTS"], len(set(sizes)) == 1
+    if equal:
+        lora_b = tensor_arg(adapters(call, s, n, r, out.dtype), "num_slices", "num_loras", "slice_size", "rank")
+    else:
+        joined = call.weight("lora", (adapter_count(call), total, r), out.dtype)
+        lora_b = tensor_arg(joined, "num_loras", "output_size", "rank")
     inputs = {
         "shrunk": tensor_arg(x, *SHRUNK),
-        "lora_b": tensor_arg(b, "num_slices", "num_loras", "slice_size", "rank"),
+        "lora_b": lora_b,
         "output": tensor_arg(out, "num_tokens", "output_size", description="What is there before."),
         **index_inputs(call),
     }
     words = ("_add" if adds else "") + abbreviate(out.dtype, torch.bfloat16) + abbreviate(x.dtype, torch.float32)
-    row = s * r * x.element_size() + (2 if adds else 1) * s * n * out.element_size()
-    width = out.shape[1]
+    row = s * r * x.element_size() + (2 if adds else 1) * total * out.element_size()
+    ends = [*accumulate(sizes)]
+    columns = f"({', '.join(f'slice({end - size}, {end})' for size, end in zip(sizes, ends, strict=True))})[part]"
     return KernelInstance(
-        name=f"lora_expand{words}_s{s}_n{n}_r{r}" + (f"_at{offset}of{width}" if width != s * n else ""),
+        name=f"lora_expand{words}_s{s}_n{n if equal else '_'.join(map(str, sizes))}_r{r}"
+        + (f"_at{offset}of{width}" if width != total else ""),
         op_type="lora_expand",
-        axes={**AXES, "num_slices": s, "rank": r, "slice_size": n, "output_size": width},
+        axes={**AXES, "num_slices": s, "rank": r, "output_size": width, **({"slice_size": n} if equal else {})},
         inputs=inputs,
         outputs={"output_out": lazy_arg(out.dtype, ("num_tokens", "output_size"), lambda: call.tensor("out_ptr"))},
         reference=EXPAND.format(
@@ -177,16 +180,24 @@ def expand(call: Invocation) -> KernelInstance:
             rows=ROWS,
             s=s,
             r=r,
-            n=n,
-            offset=offset,
+            n=n if equal else total,
+            columns=EQUAL_COLUMNS.format(offset=offset, n=n) if equal else columns,
+            weight="part, lora" if equal else "lora, columns",
             cast=f".to(torch.{dtype_name(out.dtype)})" if x.dtype != out.dtype else "",
             before="output[rows, columns] + " if adds else "",
         ),
         description="Each token's row of a low rank times the second matrix of its adapter.",
         constraints=CONSTRAINTS,
-        flops=lambda: 2 * s * r * n * adapted_by(call)[0],
-        touched=lambda: adapted_by(call)[0] * row + adapted_by(call)[1] * s * r * n * b.element_size(),
+        flops=lambda: 2 * r * total * adapted_by(call)[0],
+        touched=lambda: adapted_by(call)[0] * row + adapted_by(call)[1] * total * r * out.element_size(),
     )
+
+
+def slice_sizes(call: Invocation, slices: int, largest: int) -> list[int]:
+    """The columns of each slice of an expansion: all `largest`, or by a table."""
+    if slices == 1 or call["SAME_STRIDE"] is True:
+        return [largest] * slices
+    return [int(size) for size in require_values(call.tensor("output_hs_ptr"), "sizes of its slices").tolist()]
 
 
 @cost_function("lora_shrink", "lora_expand")
@@ -195,6 +206,7 @@ def lora_cost(inputs: CostInputs) -> Cost:
     tokens, used = adapted(inputs.index("lora_ids"), inputs.index("num_tokens_per_lora"))
     shrinks = "lora_a" in inputs
     weight, shrunk = inputs["lora_a" if shrinks else "lora_b"], inputs["shrunk"]
+    weight = weight if weight.dim() == 4 else weight[None]
     row = inputs["x"][:1] if shrinks else shrunk[:, :1]
     written = shrunk[:, :1] if shrinks else inputs["output"][:1, : weight.shape[0] * weight.shape[2]]
     read = tokens * total_bytes(row) + used * total_bytes(weight[:, :1])
@@ -209,7 +221,7 @@ def tokens_of_adapters(draft: WorkloadDraft) -> torch.Tensor:
     """All tokens, in equal parts to as many adapters as there are: [max_active]."""
     weight = draft.first("lora_a", "lora_b") or ""
     (room,), tokens = draft.shape("lora_ids"), draft.shape("token_indices_sorted_by_lora_ids")[0]
-    used = max(min(room, draft.shape(weight)[1]), 1)
+    used = max(min(room, draft.shape(weight)[-3]), 1)
     counts = torch.zeros(room, dtype=torch.int64)
     counts[:used] = (torch.arange(1, used + 1) * tokens // used).diff(prepend=torch.zeros(1, dtype=torch.int64))[:room]
     return counts
@@ -236,65 +248,3 @@ def token_indices(draft: WorkloadDraft, name: str) -> torch.Tensor:
     """Each token once, in any order."""
     (tokens,) = draft.shape(name)
     return draft.distinct(tokens, tokens)
-
-
-class LoraRule(ReplayRule):
-    """The weights are made anew, behind one argument or a table of addresses: recorded addresses are never used."""
-
-    rebuilt_args = ("lora_ptr", "slice_start_loc")
-
-    def slices(self, bound: BoundCall) -> tuple[int, int, int, str]:
-        """The number of slices, rows and columns of a slice's weight, and its dtype."""
-        raise NotImplementedError
-
-    def prepare(self, bound: BoundCall) -> None:
-        """A single slice's weights are an argument like others."""
-        slices, rows, columns, dtype = self.slices(bound)
-        if any(bound[name] not in (rows * columns, None) for name in ("lora_d0_stride", "lora_strides_d0")):
-            raise Skip("its weights do not lie one behind the other")
-        if slices == 1:
-            storage = 1 + max(spec.storage for _, spec in bound.tensors())
-            shape = (self.count(bound), rows, columns)
-            weight = TensorSpec(shape, dtype, device=bound.spec("input_ptr").device, storage=storage)
-            bound.set_value("lora_ptr", weight)
-
-    def count(self, bound: BoundCall) -> int:
-        """As many adapters as `lora_ids` has room for, and as it names."""
-        named = bound.content("lora_ids")
-        room = bound.spec("lora_ids").shape[0] - 1
-        return max(room, 1, 0 if named is None or not named.numel() else int(named.max()) + 1)
-
-    def extra_bytes(self, bound: BoundCall) -> int:
-        slices, rows, columns, dtype = self.slices(bound)
-        size = torch_dtype(dtype, Skip).itemsize
-        return slices * self.count(bound) * rows * columns * size if slices > 1 else 0
-
-    def rebuild_args(self, bound: BoundCall, inputs: Inputs) -> dict[str, Any]:
-        slices, rows, columns, dtype = self.slices(bound)
-        if slices == 1:
-            return {}
-        device = rebuilt_argument(bound, inputs, "input_ptr").device
-        shape = (slices, self.count(bound), rows, columns)
-        weights = (torch.randn(shape, device=device) * columns**-0.5).to(torch_dtype(dtype, Skip))
-        inputs.keep.append(weights)
-        addresses = [weight.data_ptr() for weight in weights]
-        table = torch.tensor(addresses, dtype=torch.uint64, device=device)
-        starts = torch.tensor([part * rows for part in range(slices)], dtype=torch.uint64, device=device)
-        return {"lora_ptr": table, "slice_start_loc": starts}
-
-
-@replay_rule("triton::_lora_shrink_kernel")
-class ShrinkRule(LoraRule):
-    def slices(self, bound: BoundCall) -> tuple[int, int, int, str]:
-        x, (slices, _, rank) = bound.spec("input_ptr"), bound.spec("out_ptr").shape
-        return slices, rank, x.shape[1], x.dtype
-
-
-@replay_rule("triton::_lora_expand_kernel")
-class ExpandRule(LoraRule):
-    def slices(self, bound: BoundCall) -> tuple[int, int, int, str]:
-        """Sizes of slices that differ (a layer's queries, keys and values) lie behind addresses, too."""
-        (slices, _, rank), out, size = bound.spec("input_ptr").shape, bound.spec("out_ptr"), bound.integer("N")
-        if slices > 1 and (isinstance(bound["output_hs_ptr"], TensorSpec) or out.shape[1] != slices * size):
-            raise Skip("its slices have sizes of their own, of which no Sample holds the numbers")
-        return slices, size, rank, out.dtype

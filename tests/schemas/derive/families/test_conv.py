@@ -31,6 +31,8 @@ def test_convolutions_of_aten(d: int, settings: dict[str, Any], with_bias: bool)
     kernel = agrees(f"aten::conv{d}d", run, input=x, weight=w, bias=bias, **whole)
     spread = {name: value * d if isinstance(value, list) else value for name, value in whole.items()}
     inner = {**spread, "transposed": False, "output_padding": [0] * d}
+    single = agrees(f"aten::conv{d}d", run, input=x[0], weight=w, bias=bias, **whole)
+    assert single.name == f"{kernel.name}_unbatched" and single.flops == int(kernel.flops) // 2
     below = agrees("aten::convolution", torch.ops.aten.convolution.default, input=x, weight=w, bias=bias, **inner)
     assert below.key == kernel.key
 
@@ -57,9 +59,20 @@ def test_names_and_costs_of_whispers_first_convolution() -> None:
     assert cost(CostInputs(definition, {"input": x, "weight": w, "bias": bias})).flops == kernel.flops
 
 
+def test_a_convolution_without_a_batch_is_a_definition() -> None:
+    """vLLM's Whisper convolves each recording of sound by itself."""
+    x, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((128, 3000), (1280, 128, 3)))
+    kernel = kernel_of("aten::conv1d", input=x, weight=w, bias=None, stride=[1], padding=[1])
+    definition = checked(kernel)
+    assert definition.var_axes == [] and definition.inputs["input"].shape == ["in_channels", "in_width"]
+    cost = cost_function_for("conv")
+    assert cost is not None and cost(CostInputs(definition, {"input": x, "weight": w})).flops == kernel.flops
+
+
 def test_what_is_not_modelled_is_declined() -> None:
     x, w = torch.empty(1, 4, 9), torch.empty(4, 4, 3)
     assert declined("aten::conv1d", input=x, weight=w, padding="same")
     assert declined("aten::convolution", input=x, weight=w, transposed=True)
-    assert declined("aten::conv1d", input=x[0], weight=w)
+    assert declined("aten::conv1d", input=x[0, 0], weight=w)
+    assert declined("aten::conv1d", input=x[None], weight=w)
     assert declined("aten::conv1d", input=x, weight=torch.empty(4, 4, 10))

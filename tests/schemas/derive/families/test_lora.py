@@ -10,15 +10,17 @@ import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 from interpreted import Launcher, kernels
 
+from kcap.bench.check.checker import invocation_with_inputs
 from kcap.replay.calls.runner import is_persistent_name
 from kcap.replay.datasets.inputs import make_inputs
 from kcap.replay.rebuild.memory import Target, build_inputs
-from kcap.replay.rebuild.rebuild import apply_rule
+from kcap.replay.rebuild.operators import Operator
+from kcap.replay.rebuild.rebuild import ResolvedCall, apply_rule, set_argument
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
 from kcap.schemas.derive.families import cost_function_for, replay_rule_for
 from kcap.schemas.flashinfer.definition import RandomInput, ScalarInput, Workload
-from kcap.schemas.recording.records import Argument
+from kcap.schemas.recording.records import Argument, Call, Launch
 from kcap.schemas.recording.values import TensorSpec
 
 FOLDER = "lora/ops/triton_ops/"
@@ -138,10 +140,79 @@ def test_expand_is_vllms_kernel(launchers: dict[str, Launcher], slices: int, roo
     assert kernel.name == f"lora_expand{'_add' if adds else ''}_fp16_s{slices}_n40_r16{place}"
 
 
+SIZES = [SLICE, 8, 24]  # queries, keys and values
+
+
+def expanded_apart(mapping: list[int], weights: list[torch.Tensor]) -> Arguments:
+    """Slices of SIZES, each with weights of its own, [adapters, rows, columns]."""
+    arguments = expanded(mapping, weights_of(3, SLICE, RANK), SAME_STRIDE=False)
+    arguments["lora_ptr"] = torch.tensor([weight.data_ptr() for weight in weights], dtype=torch.uint64)
+    arguments["out_ptr"] = randn(len(mapping), sum(SIZES), dtype=torch.bfloat16, seed=3)
+    arguments["slice_start_loc"] = torch.tensor([0, 40, 48], dtype=torch.uint64)
+    arguments["output_hs_ptr"] = torch.tensor(SIZES)
+    strides = ([size * RANK for size in SIZES], [RANK] * 3, [1] * 3)
+    return {**arguments, **{f"ls_d{dim}_ptr": torch.tensor(table) for dim, table in enumerate(strides)}}
+
+
+def run_apart(launchers: dict[str, Launcher]) -> Callable[..., None]:
+    def run(**call: Any) -> None:
+        x, out = call["input_ptr"], call["out_ptr"]
+        names = [name for name in call if not name.startswith(("ls_", "output_hs", "ADD", "SAME"))]
+        tables = [call[f"ls_d{dim}_ptr"] for dim in range(3)]
+        launchers["_lora_expand_kernel"][-(-x.shape[1] // 16) * 3, 3, LORAS + 1](
+            *(call[name] for name in names),
+            *(*x.stride(), *tables, *out.stride(), call["output_hs_ptr"]),
+            *(16, 16, 16, True, call["ADD_INPUTS"], True, 3, False, False, False),
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("mapping", BATCHES)
+def test_an_expansion_into_slices_of_several_sizes_is_vllms_kernel(launchers: dict[str, Launcher], mapping: list[int]):
+    weights = [randn(LORAS, size, RANK, dtype=torch.bfloat16, seed=size) for size in SIZES]
+    hidden = {"lora": torch.cat(weights, 1)}
+    kernel = agrees(EXPAND, run_apart(launchers), hidden, **expanded_apart(mapping, weights))
+    assert kernel.name == "lora_expand_add_s3_n40_8_24_r16"
+    definition = checked(kernel)
+    assert definition.const_axes == {"num_slices": 3, "rank": RANK, "output_size": sum(SIZES)}
+    rows = sum(number >= 0 for number in mapping)
+    assert cost_of_instance(kernel).flops == 2 * rows * RANK * sum(SIZES)
+
+
+def test_replay_makes_slices_of_several_sizes(launchers: dict[str, Launcher]):
+    """With weights, strides and starts that agree with the sizes that the Sample holds."""
+    arguments = expanded_apart(BATCHES[1], [torch.empty(LORAS, size, RANK) for size in SIZES])
+    bound, rule = bound_call(EXPAND, arguments), replay_rule_for("triton::_lora_expand_kernel")
+    bound.set_content("output_hs_ptr", torch.tensor(SIZES))
+    apply_rule(bound, rule)
+    inputs = build_inputs(bound, Target("cpu", "cpu"), {})
+    for name, value in rule.rebuild_args(bound, inputs).items():
+        set_argument(bound, inputs, name, value)
+    call = dict(zip([argument.name or "" for argument in bound.args], inputs.args, strict=True))
+    lora = inputs.keep[0].lora
+    assert lora.shape == (LORAS, sum(SIZES), RANK) and rule.extra_bytes(bound) == lora.numel() * 2
+    agrees(EXPAND, run_apart(launchers), {"lora": lora}, **call, ADD_INPUTS=True, SAME_STRIDE=False)
+
+
+def test_hidden_weights_are_those_that_the_reference_gets():
+    """By the name under which a family asks for them."""
+    bound = bound_call(SHRINK, shrunk(BATCHES[1], weights_of(2, RANK, HIDDEN)))
+    rule = replay_rule_for("triton::_lora_shrink_kernel")
+    apply_rule(bound, rule)
+    inputs = build_inputs(bound, Target("cpu", "cpu"), {})
+    set_argument(bound, inputs, "lora_ptr", rule.rebuild_args(bound, inputs)["lora_ptr"])
+    resolved = ResolvedCall(Operator("shrink", lambda: None, None), rule, bound, [], 0)
+    call = Call(id=0, operator=SHRINK, args=bound.args, launch=Launch(function="shrink", constexprs={"SPLIT_K": 1}))
+    lora = invocation_with_inputs(resolved, inputs, call).hidden["lora"]
+    assert [weight.data_ptr() for weight in lora] == inputs.args[1].tolist()
+
+
 def test_what_no_argument_shows_is_declined():
-    """Slices of several sizes (a layer's queries, keys and values), parts of a product, unknown constants."""
+    """Slices of sizes that are not known, parts of a product, unknown constants."""
     pair = weights_of(2, SLICE, RANK)
-    assert declined(EXPAND, **expanded([0, 1], pair, SAME_STRIDE=False))
+    unknown = torch.empty(2, dtype=torch.int64, device="meta")
+    assert declined(EXPAND, **expanded([0, 1], pair, SAME_STRIDE=False, output_hs_ptr=unknown))
     assert declined(EXPAND, **expanded([0, 1], pair, room=3))
     assert declined(EXPAND, **{**expanded([0, 1], pair[:1]), "ADD_INPUTS": None})
     assert declined(SHRINK, **shrunk([0, 1], weights_of(1, RANK, HIDDEN), STORE_PARTIALS=True))
@@ -203,7 +274,7 @@ def test_replay_makes_the_weights_and_their_addresses(launchers: dict[str, Launc
     made, place = rule.rebuild_args(bound, inputs), bound.index("lora_ptr")
     assert place is not None
     inputs.args[place] = made.get("lora_ptr", inputs.args[place])
-    weights = inputs.args[place][None] if slices == 1 else inputs.keep[0]
+    weights = inputs.args[place][None] if slices == 1 else inputs.keep[0].lora
     assert weights.shape == (slices, LORAS, RANK, HIDDEN) and weights.dtype == torch.bfloat16
     assert rule.extra_bytes(bound) == (weights.numel() * 2 if slices > 1 else 0)
     call = dict(zip([argument.name or "" for argument in bound.args], inputs.args, strict=True))
