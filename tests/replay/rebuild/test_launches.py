@@ -168,6 +168,33 @@ for fields in ({{}}, {{"types": {{"xnumel": "i64"}}, "unspecialized": ["in_ptr1"
     assert as_told == "('*fp32', 'D') ('*fp32', None) ('*fp32', 'D') ('i64', None)"
 
 
+ZERO = (
+    HEAD
+    + """
+@triton.jit
+def _zero_kv_blocks_kernel(seg_addrs_ptr, block_ids_ptr, n_blocks, N_SEGS: tl.constexpr, PAGE_SIZE_EL: tl.constexpr,
+                           BLOCK_SIZE: tl.constexpr):
+    block = tl.load(block_ids_ptr + tl.program_id(0) // N_SEGS)
+    segment = tl.load(seg_addrs_ptr + tl.program_id(0) % N_SEGS).to(tl.pointer_type(tl.int32))
+    tl.store(segment + block * PAGE_SIZE_EL + tl.arange(0, BLOCK_SIZE), tl.zeros([BLOCK_SIZE], dtype=tl.int32))
+"""
+)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_caches_behind_addresses_are_zeroed_in_memory_of_the_replays_own(
+    sampled: bool, recorded: Write, values: Values
+) -> None:
+    """Recorded addresses are another process's: written to, they would end this one."""
+    pytest.importorskip("triton")
+    args = [("seg_addrs_ptr", tensor(3, dtype="uint64")), ("block_ids_ptr", tensor(2, dtype="int64", storage=1))]
+    sizes = {"N_SEGS": 3, "PAGE_SIZE_EL": 64, "BLOCK_SIZE": 64}
+    zero = launched(ZERO, "_zero_kv_blocks_kernel", *args, ("n_blocks", 2), grid=[6], constexprs=sizes)
+    sample = Sample(call=0, phase="prefill", tensors={"1": values([40_000, 3])})
+    measurement = only(recorded([zero], ZERO, samples=[sample] if sampled else []))
+    assert measurement.get("status", "ok") == ("ok" if sampled else "skipped"), measurement
+
+
 @pytest.mark.parametrize("change", [{"SIZES": [4, 6]}, {"KIND": "no dtype"}, {"scale": 4}])
 def test_a_wrong_constant_reaches_the_kernel(recorded: Write, change: dict[str, Any]) -> None:
     """Else the test above could pass with constants that are dropped."""
