@@ -26,11 +26,20 @@ from kcap.replay.group.peers import Alone, Peers
 from kcap.replay.timing.blocking import SleepBlocker, gpu_blocker
 from kcap.replay.timing.clock import preemptions, repeat_run
 from kcap.replay.timing.device import ClockWatch, CoolDown
-from kcap.replay.timing.graphs import CaptureFailed, Run, capture_graph, do_nothing, timed_us, timing_stream
+from kcap.replay.timing.graphs import (
+    CaptureFailed,
+    Run,
+    capture_graph,
+    do_nothing,
+    kernel_durations,
+    kernel_runs,
+    timed_us,
+    timing_stream,
+)
 from kcap.replay.timing.rotation import InputSnapshot
 from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT, Budget, Sampled, Timing, sample_until
 from kcap.schemas.derive.bound_call import Inputs, StorageKey
-from kcap.schemas.results.measurement import DISTURBED, Method
+from kcap.schemas.results.measurement import DISTURBED, KernelDuration, Method
 
 MIN_SAMPLE_US = 1000.0  # far above the few microseconds by which ranks leave a barrier apart
 MAX_INVOCATIONS = 64
@@ -67,9 +76,17 @@ class GroupSampler:
         take_sample = partial(self.sample, work, n)
         return sample_until(take_sample, budget, lambda: self.now, lambda: self.slow, min_samples)
 
+    def forget(self) -> None:
+        """What was sampled so far does not count: libraries connect their ranks in the first invocations."""
+        self.waited_us.clear()
+
     @property
     def notes(self) -> list[str]:
         """What is to be said of the times."""
+        return []
+
+    def kernels(self, work: Run, n: int) -> list[KernelDuration]:
+        """The kernels of one of the `n` invocations in `work`, where a profiler sees any."""
         return []
 
     def measured(self, work: Run) -> tuple[int, int, float, bool]:
@@ -102,6 +119,25 @@ class GpuGroupSampler(GroupSampler):
     def split(self, table: torch.Tensor) -> tuple[float, torch.Tensor]:
         elapsed = table[:, 2]
         return float(elapsed.min()), elapsed - elapsed.min()
+
+    def forget(self) -> None:
+        super().forget()
+        if self.blocker:
+            self.blocker.reset()
+
+    def kernels(self, work: Run, n: int) -> list[KernelDuration]:
+        """Of each the shortest duration in any rank, in which it waits for nobody."""
+        self.prepare()
+        self.peers.barrier()
+        try:
+            own = kernel_durations(kernel_runs(work), n)
+        except (RuntimeError, AttributeError, AssertionError):  # of the profiler
+            own = []
+        sizes = self.peers.gather([len(own)])
+        if not own or bool((sizes != len(own)).any()):  # the same in every rank
+            return own
+        shortest = self.peers.gather([kernel.us for kernel in own]).amin(dim=0)
+        return [kernel.model_copy(update={"us": us}) for kernel, us in zip(own, shortest.tolist(), strict=True)]
 
     @property
     def notes(self) -> list[str]:
@@ -139,13 +175,14 @@ def _time(sampler: GroupSampler, run: Run, most: int, budget: Budget) -> tuple[T
     n = max(1, min(round(MIN_SAMPLE_US / max(estimate, 1.0)), most))
     work, method, failure = _batch(sampler, run, n)
     sampler.sample(work, n)
-    sampler.waited_us.clear()
+    sampler.forget()
     before = preemptions()
     series = sampler.sample_until(work, n, budget)
     preempted = sampler.peers.any(preemptions() - before > len(series.samples) / 4)
     notes = [*failure, *sampler.notes, *([DISTURBED] if preempted and method == "host" else [])]
-    timing = Timing(series.samples, n, series.rule, method, "warm", 1, notes, bool(failure), slow=series.slow)
-    return timing, median(sampler.waited_us)
+    waited_us, kernels = median(sampler.waited_us), sampler.kernels(work, n)
+    poisoned, slow = bool(failure), series.slow
+    return Timing(series.samples, n, series.rule, method, "warm", 1, notes, poisoned, None, slow, kernels), waited_us
 
 
 def _batch(sampler: GroupSampler, run: Run, n: int) -> tuple[Run, Method, list[str]]:

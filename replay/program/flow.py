@@ -156,8 +156,11 @@ def read_and_written(part: PreparedCall) -> tuple[list[StorageKey], list[Storage
     for path, spec in part.resolved.bound.tensors():
         names.setdefault(storage_key(spec, part.target), []).append(plain_name(part.resolved.bound.holder(path).name))
     unread = cost.unread_inputs(part.call.operator) if part.call.namespace == "aten" else frozenset[str]()
+    added_to = {plain_name(name) for name in part.resolved.rule.added_to}
     only_written = {
-        key for key, all_names in names.items() if all(n in unread or ONLY_WRITTEN.fullmatch(n) for n in all_names)
+        key
+        for key, all_names in names.items()
+        if all(n in unread or (ONLY_WRITTEN.fullmatch(n) and n not in added_to) for n in all_names)
     }
     keys = [key for key in names if key in part.slots]
     return [key for key in keys if key not in only_written], [key for key in keys if key in only_written]

@@ -184,6 +184,7 @@ class ReplayRule:
     unnamed_args: tuple[str, ...] = ()  # its first arguments, where its schema has no names for them (`_0`, `_1` …)
     rebuilt_args: tuple[str, ...] = ()  # opaque arguments that `rebuild_args` makes; the recorded ones are dropped
     idempotent_writes: tuple[str, ...] = ()  # arguments that are written with the same content each time
+    added_to: tuple[str, ...] = ()  # arguments called outputs that are read, too: the operator adds to them
 
     def prepare(self, bound: BoundCall) -> None:
         """Before anything is allocated: set integer values, shrink what is too large, or raise Skip."""

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +17,16 @@ from handmade import call, request_for, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcap.replay.group import clock
 from kcap.replay.group.clock import GpuGroupSampler, GroupSampler, time_collective
 from kcap.replay.group.collectives import SUM_ASSUMED, callable_of, waiting
 from kcap.replay.group.peers import Alone, Peers
 from kcap.replay.group.workers import GroupedWorker, GroupWorker, _key_for_all_ranks
 from kcap.replay.jobs import REPLAY_WORKER, CallJob, SampleGroup
+from kcap.replay.timing.blocking import SpinBlocker
 from kcap.replay.timing.device import device_of_rank
+from kcap.replay.timing.graphs import KernelRun
+from kcap.replay.timing.sampling import BLOCKER_TIMED_OUT
 from kcap.schemas.derive.bound_call import Inputs
 from kcap.schemas.recording.recording import Call
 from kcap.schemas.recording.values import Group, Opaque, Value
@@ -253,6 +257,41 @@ def test_the_transfer_is_from_the_last_arrival_on_and_the_rest_is_waiting(
     for sampler in (GroupSampler, GpuGroupSampler):
         took, waits = sampler.split(object.__new__(sampler), host)
         assert took == transfer and waits.tolist() == [float(starts.max()) - start for start in starts.tolist()]
+
+
+class OtherRank(Alone):
+    """A group of this rank and one whose kernels last `others` µs."""
+
+    def __init__(self, others: list[float]) -> None:
+        super().__init__("cpu")
+        self.others = others
+
+    def gather(self, row: Sequence[float]) -> torch.Tensor:
+        other = [float(len(self.others))] if len(row) == 1 else self.others
+        return torch.tensor([[*row], other], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("others", "found"), [([2.0, 7.0], [2.0, 3.0]), ([2.0], [5.0, 3.0]), ([], [5.0, 3.0])])
+def test_a_kernel_of_a_collective_takes_the_shortest_time_in_any_rank(
+    others: list[float], found: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = [KernelRun("reduce", 0, 5.0, 1), KernelRun("copy", 9, 3.0, 1)]
+    monkeypatch.setattr(clock, "kernel_runs", lambda work: kernels)
+    sampler = GpuGroupSampler.__new__(GpuGroupSampler)
+    sampler.peers, sampler.prepare = OtherRank(others), lambda: None
+    assert [(kernel.name, kernel.us) for kernel in sampler.kernels(lambda: None, 1)] == list(
+        zip(("reduce", "copy"), found, strict=True)
+    )
+
+
+def test_what_connecting_took_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL connects in the first call, for longer than a kernel holds the GPU back."""
+    sampler = GpuGroupSampler.__new__(GpuGroupSampler)
+    sampler.blocker, sampler.waited_us = SpinBlocker(None, torch.zeros(2, dtype=torch.int32)), [1e6]
+    sampler.blocker.timed_out = True
+    assert sampler.notes == [BLOCKER_TIMED_OUT]
+    sampler.forget()
+    assert (sampler.notes, sampler.waited_us) == ([], [])
 
 
 @pytest.mark.parametrize(("size", "most"), [(2, 64), (4, 32), (8, 21)])

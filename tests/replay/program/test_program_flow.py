@@ -18,7 +18,7 @@ from kcap.replay.program.prepared import Activations, PreparedCall, PreparedCall
 from kcap.replay.rebuild.memory import Target
 from kcap.replay.rebuild.operators import resolve_operator
 from kcap.replay.rebuild.rebuild import Rebuilder
-from kcap.schemas.derive.bound_call import bind_call
+from kcap.schemas.derive.bound_call import ReplayRule, bind_call, replay_rule_for
 from kcap.schemas.recording.recording import Argument, Call
 
 Write = Callable[..., Path]
@@ -105,6 +105,15 @@ def test_what_is_only_written_goes_where_nothing_is_read_and_is_read_next(ran: C
     for inputs, _ in (log[0], log[2], log[3]):
         assert len({place(each) for each in (*inputs.args, *inputs.kwargs.values())}) == 3
     assert place(log[1][0].args[0]) == place(log[0][0].kwargs["out"]) == place(log[2][0].args[0])
+
+
+def test_what_an_operator_adds_to_is_read(ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    """LoRA's expansion adds to the product that was written just before."""
+    monkeypatch.setattr(ReplayRule, "added_to", ("out",))
+    add = into(1, ("self", 0), ("other", 1), ("out", 2))
+    (_, one), (_, two), (_, three), (inputs, _) = ran([linear(0), add], [0, 0, 0, 1]).log
+    assert [place(each) for each in (*inputs.args, inputs.kwargs["out"])] == [place(three), place(two), place(one)]
+    assert replay_rule_for("triton::_lora_expand_kernel").added_to == ("out_ptr",)
 
 
 def test_the_second_output_is_read_second(ran: Callable[..., Ran]) -> None:

@@ -39,6 +39,7 @@ class LoraRule(ReplayRule):
     """The weights are made anew, behind one argument or a table of addresses: recorded addresses are never used."""
 
     rebuilt_args: tuple[str, ...] = ("lora_ptr", "slice_start_loc")
+    added_to = ("out_ptr",)
 
     def slices(self, bound: BoundCall) -> tuple[list[int], int, str]:
         """The rows of each slice's weight, its columns and dtype."""
