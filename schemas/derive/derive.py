@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
+from kcap.errors import FormatError
 from kcap.schemas.derive.families import family_of, recognize
 from kcap.schemas.derive.generic.derive import derive_generic
 from kcap.schemas.derive.generic.family import family_of_work
@@ -16,7 +19,7 @@ from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, f
 from kcap.schemas.flashinfer.definition import DRAFT, Definition
 from kcap.schemas.recording.operators import base_of
 from kcap.schemas.recording.recording import Recording
-from kcap.schemas.recording.records import Call, Metadata, kernel_invocations
+from kcap.schemas.recording.records import Call, Metadata, Sample, kernel_invocations
 
 
 @dataclass
@@ -73,7 +76,7 @@ class FamilyMatches:
 
 def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
     """The same for Calls alone; without a Recording there are no sources of fused kernels."""
-    matches = match_families(calls)
+    matches = match_families(calls, recording)
     generic, refused = derive_generic(matches.rest, recording)
     kernels = _with_names(_join_same([*matches.kernels, *generic]), metadata)
     families = {call: family_of(region)[0] for call, region in matches.covered.items()}
@@ -82,9 +85,9 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families, refused_families)
 
 
-def match_families(calls: Iterable[Call]) -> FamilyMatches:
+def match_families(calls: Iterable[Call], recording: Recording | None = None) -> FamilyMatches:
     """The Definitions of families, under the names that they have there."""
-    recognized, regions, unknown = _sort_calls(calls)
+    recognized, regions, unknown = _sort_calls(calls, recording)
     covered = _covered_by_regions(recognized, regions, unknown)
     rest = [call for call in unknown if call.kind == "kernel" and call.id not in covered]
     exported = recognized + [
@@ -96,15 +99,20 @@ def match_families(calls: Iterable[Call]) -> FamilyMatches:
 RecognizedCalls = list[tuple[Call, KernelInstance]]
 
 
-def _sort_calls(calls: Iterable[Call]) -> tuple[RecognizedCalls, RecognizedCalls, list[Call]]:
+def _sort_calls(
+    calls: Iterable[Call], recording: Recording | None
+) -> tuple[RecognizedCalls, RecognizedCalls, list[Call]]:
     """Kernels and regions that a family recognizes, and Calls of both kinds that none does."""
     recognized: RecognizedCalls = []
     regions: RecognizedCalls = []
     unknown: list[Call] = []
+    samples = {sample.call: sample for sample in recording.samples} if recording else {}
     for call in calls:
         if not call.total or (call.kind == "kernel" and not call.work):
             continue
         kernel = _recognize(call)
+        if kernel is None and recording is not None and call.id in samples:
+            kernel = _recognize(call, _contents(recording, samples[call.id]))
         if kernel is not None:
             (recognized if call.kind == "kernel" else regions).append((call, kernel))
         else:
@@ -112,11 +120,21 @@ def _sort_calls(calls: Iterable[Call]) -> tuple[RecognizedCalls, RecognizedCalls
     return recognized, regions, unknown
 
 
-def _recognize(call: Call) -> KernelInstance | None:
+def _contents(recording: Recording, sample: Sample) -> dict[str, torch.Tensor]:
+    """The integer tensors of a Sample, by path, as far as their files can be read."""
+    try:
+        values = {path: recording.value(tensor) for path, tensor in sample.tensors.items()}
+    except FormatError:
+        return {}
+    return {path: value for path, value in values.items() if value is not None}
+
+
+def _recognize(call: Call, contents: Mapping[str, torch.Tensor] | None = None) -> KernelInstance | None:
+    """`contents`: of integer tensors, by path, without which some kernels do not say what they compute."""
     if family_of(call.operator)[1] is None:
         return None
     try:
-        return recognize(invocation_of(call))
+        return recognize(invocation_of(call, contents))
     except Unrecognized:  # a dtype that this torch lacks
         return None
 

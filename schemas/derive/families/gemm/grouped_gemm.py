@@ -88,7 +88,12 @@ def grouped_mm(call: Invocation) -> KernelInstance:
     )
 
 
-@family("grouped_gemm", "deep_gemm::m_grouped_fp8_gemm_nt_contiguous", "deep_gemm::m_grouped_bf16_gemm_nt_contiguous")
+@family(
+    "grouped_gemm",
+    "deep_gemm::m_grouped_fp8_gemm_nt_contiguous",
+    "deep_gemm::m_grouped_fp8_fp4_gemm_nt_contiguous",
+    "deep_gemm::m_grouped_bf16_gemm_nt_contiguous",
+)
 def contiguous(call: Invocation) -> KernelInstance:
     call.refuse("use_psum_layout")
     ids = call.tensor("m_indices", "grouped_layout")
@@ -105,6 +110,7 @@ def contiguous(call: Invocation) -> KernelInstance:
 @family(
     "grouped_gemm",
     "deep_gemm::m_grouped_fp8_gemm_nt_masked",
+    "deep_gemm::m_grouped_fp8_fp4_gemm_nt_masked",
     "deep_gemm::m_grouped_bf16_gemm_nt_masked",
     "deep_gemm::fp8_m_grouped_gemm_nt_masked",  # as older versions call them
     "deep_gemm::bf16_m_grouped_gemm_nt_masked",

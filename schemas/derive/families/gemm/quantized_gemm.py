@@ -80,7 +80,7 @@ def block_scaling_gemm_of_trtllm(call: Invocation) -> KernelInstance:
     return quantized_gemm_instance(call, a, b, trtllm_group_scales(a_scale, *a.shape), b_scale)
 
 
-@family("quantized_gemm", "deep_gemm::fp8_gemm_nt")
+@family("quantized_gemm", "deep_gemm::fp8_gemm_nt", "deep_gemm::fp8_fp4_gemm_nt")  # one function by two names
 def fp8_gemm_nt(call: Invocation) -> KernelInstance:
     """`a` and `b` are pairs of a matrix and its scales."""
     call.refuse("c")

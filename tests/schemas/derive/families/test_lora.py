@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from agreement import agrees, checked, declined, kernel_of, randn
 from interpreted import Launcher, kernels
+from safetensors.torch import save
 
 from kcap.bench.check.checker import invocation_with_inputs
 from kcap.replay.calls.runner import is_persistent_name
@@ -18,9 +21,11 @@ from kcap.replay.rebuild.operators import Operator
 from kcap.replay.rebuild.rebuild import ResolvedCall, apply_rule, set_argument
 from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import CostInputs, cost_of_instance
+from kcap.schemas.derive.derive import derive
 from kcap.schemas.derive.families import cost_function_for, replay_rule_for
 from kcap.schemas.flashinfer.definition import RandomInput, ScalarInput, Workload
-from kcap.schemas.recording.records import Argument, Call, Launch
+from kcap.schemas.recording.recording import load, write_recording
+from kcap.schemas.recording.records import Argument, Call, Count, Launch, Metadata, Sample, SampledTensor
 from kcap.schemas.recording.values import TensorSpec
 
 FOLDER = "lora/ops/triton_ops/"
@@ -178,6 +183,26 @@ def test_an_expansion_into_slices_of_several_sizes_is_vllms_kernel(launchers: di
     assert definition.const_axes == {"num_slices": 3, "rank": RANK, "output_size": sum(SIZES)}
     rows = sum(number >= 0 for number in mapping)
     assert cost_of_instance(kernel).flops == 2 * rows * RANK * sum(SIZES)
+
+
+def test_the_sizes_of_slices_are_found_in_samples(tmp_path: Path):
+    """No argument shows them in a Call, which has no values."""
+    arguments = expanded_apart(BATCHES[1], [torch.empty(LORAS, size, RANK) for size in SIZES])
+    fixed = {name: arguments.pop(name) for name in ("ADD_INPUTS", "SAME_STRIDE")}
+    args = bound_call(EXPAND, arguments).args
+    place = str([argument.name for argument in args].index("output_hs_ptr"))
+    counts = [Count(phase="decode", count=1)]
+    launch = Launch(function="expand", constexprs=fixed)
+    call = Call(id=0, operator=EXPAND, args=args, launch=launch, counts=counts)
+    content = save({"value": torch.tensor(SIZES)})
+    file = f"{hashlib.sha256(content).hexdigest()}.safetensors"
+    sample = Sample(call=0, phase="decode", tensors={place: SampledTensor(file=file, low=8, high=SLICE)})
+    names = []
+    for number, samples in enumerate(([], [sample])):
+        path = tmp_path / f"{number}.kcap"
+        write_recording(path, Metadata(), [call], samples=samples, values={file: content})
+        names.append([kernel.definition.name for kernel in derive(load(path)).kernels])
+    assert names == [[], ["lora_expand_add_s3_n40_8_24_r16"]]
 
 
 def test_replay_makes_slices_of_several_sizes(launchers: dict[str, Launcher]):

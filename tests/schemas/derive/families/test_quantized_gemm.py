@@ -90,7 +90,8 @@ def test_blocks_of_128(m: int, n: int, k: int):
     agrees("sgl_kernel::fp8_blockwise_scaled_mm", lambda **_: expected, **mats)
 
 
-def test_deep_gemm_as_vllm_calls_it_on_hopper():
+@pytest.mark.parametrize("function", ["fp8_gemm_nt", "fp8_fp4_gemm_nt"])
+def test_deep_gemm_as_vllm_calls_it_on_hopper(function: str):
     """0.22.1: scales of A column by column, rows padded to four; `c` and `recipe` as pybind11 fills them in."""
     m, n, k = 6, 256, 384
     a, b, b_scale = quantized(m, k), quantized(n, k, 1), scales(2, 3)
@@ -99,7 +100,7 @@ def test_deep_gemm_as_vllm_calls_it_on_hopper():
     rest = {"recipe": None, "recipe_a": None, "recipe_b": None, "compiled_dims": "nk", "disable_ue8m0_cast": False}
     out = torch.empty(m, n, dtype=torch.bfloat16)
     kernel = agrees(
-        "deep_gemm::fp8_gemm_nt",
+        f"deep_gemm::{function}",
         lambda d, **_: d.copy_(expected),
         a=[a, a_scale],
         b=[b, b_scale],
@@ -200,3 +201,9 @@ def test_what_is_not_modelled_is_declined():
     whole = {"scale_a": scales(1), "scale_b": scales(1), "bias": None, "out_dtype": torch.bfloat16}
     assert declined("aten::_scaled_mm", self=a, mat2=b.T, scale_result=scales(1), **whole)
     assert declined("aten::_scaled_mm", self=a.bfloat16(), mat2=b.T.bfloat16(), **whole)
+
+
+def test_a_weight_of_four_bits_is_no_product_of_float8():
+    a, d = quantized(4, 256), torch.empty(4, 256, dtype=torch.bfloat16)
+    packed = torch.zeros(256, 128, dtype=torch.int8)
+    assert declined("deep_gemm::fp8_fp4_gemm_nt", a=[a, scales(4, 2)], b=[packed, scales(2, 2)], d=d, c=None)
