@@ -296,3 +296,13 @@ def test_a_kernel_from_inductors_cache_has_the_source_that_it_was_compiled_from(
     CachingAutotuner(revived, [config(XBLOCK=64)], {"grid_type": "Grid1D"}, {}).run(X, Y, 1000, stream=0)
     assert tap.health() == ("ok", "2 kernels") and not heard.failures
     assert len(heard.sources) == 1 and heard.launched_with == 2 * [(0, 0, (X, Y, 1000))]
+
+
+def test_an_autotuner_is_known_as_long_as_it_lives_and_as_it_is_tuned(heard: Heard, tap: Inductor) -> None:
+    tuner = pointwise(config(XBLOCK=64))
+    tuner.run(X, Y, 1000, stream=0)
+    tuner.launchers = [SimpleNamespace(config=config(XBLOCK=128))]  # by coordinate descent
+    tuner.run(X, Y, 1000, stream=0)
+    assert [launch["grid"][0] for launch in heard.launches] == [16, 8] and len(tap._tuned) == 1
+    del tuner
+    assert not tap._tuned

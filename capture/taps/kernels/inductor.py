@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kcap.capture.hooks.imports import when_imported
 from kcap.capture.taps.external import MOST_LAUNCHES, Externals, contained
 from kcap.capture.taps.kernels.fragments import Annotations, bound_in, fragment_of
-from kcap.capture.taps.kernels.launches import CompiledKernels, Kernel, Launches, Specialization, keep_fragment
+from kcap.capture.taps.kernels.launches import CompiledKernels, Launches, Specialization, keep_fragment
 
 NOTHING = -2  # in the place of a launch: a grid of no blocks, which launches nothing
-
-
-Described = tuple[Kernel, int | None, list[int]]  # a kernel, its launch, and which of the arguments are its own
 
 
 class Inductor(CompiledKernels):
@@ -31,8 +30,7 @@ class Inductor(CompiledKernels):
         super().__init__(listener)
         self.launches = Launches(listener)
         self._hooked = False
-        # By a launcher and the numbers among its arguments.
-        self._grids: WeakKeyDictionary[Any, dict[tuple[int, ...], Described]] = WeakKeyDictionary()
+        self._tuned: dict[int, _Tuned] = {}  # by the autotuner's id: finding it must cost next to nothing
         self._annotations = Annotations("torch._inductor.codegen.triton", "TritonScheduling")
 
     def _hook_all(self) -> None:
@@ -57,9 +55,8 @@ class Inductor(CompiledKernels):
         return status, f"{detail}{self._annotations.trouble}"
 
     def _run(self, original: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        interpreted = getattr(tuner, "triton_interpret", False)  # which launches as anybody's Triton
-        if kwargs.get("benchmark_run") or interpreted or not self.listener.listening:
-            return original(tuner, *args, **kwargs)
+        if not self.listener.listening or kwargs.get("benchmark_run") or getattr(tuner, "triton_interpret", False):
+            return original(tuner, *args, **kwargs)  # interpreted, it launches as anybody's Triton
         if len(tuner.launchers) == 1:
             self._launched(tuner, args)
             return original(tuner, *args, **kwargs)
@@ -73,38 +70,68 @@ class Inductor(CompiledKernels):
 
     @contained
     def _launched(self, tuner: Any, args: tuple[Any, ...]) -> None:
-        launches = self._grids.setdefault(tuner, {})
-        numbers = tuple(value for value in args if isinstance(value, int))
-        if numbers not in launches:
-            if len(launches) >= MOST_LAUNCHES:
-                launches.clear()
-            launches[numbers] = self._describe(tuner, args)
-        elif launches[numbers][1] is None:
-            self.launches.lost += 1
-        kernel, launch, own = launches[numbers]
+        tuned = self._tuned.get(id(tuner))
+        if tuned is None or not tuned.is_of(tuner):
+            reference = weakref.ref(tuner, functools.partial(self._forget, id(tuner)))
+            tuned = self._tuned[id(tuner)] = _Tuned(tuner, reference, len(args), self.launches)
+        launch = tuned.launch(args, self.launches)
         if launch is not None and launch != NOTHING:
-            self.listener.launched(kernel.operator, launch, [args[i] for i in own])
+            self.listener.launched(tuned.kernel.operator, launch, tuned.own(args))
 
-    def _describe(self, tuner: Any, args: tuple[Any, ...]) -> Described:
-        names = given_names(tuner)
-        if len(names) != len(args):
-            raise ValueError(f"{tuner.fn.__name__} takes {names}, and was given {len(args)} arguments")
+    def _forget(self, number: int, _: Any) -> None:
+        self._tuned.pop(number, None)
+
+
+class _Tuned:
+    """An autotuner of inductor's that has chosen its configuration: its kernel, and the launches seen, by the numbers
+    among their `given` arguments. It is kept no longer than `reference` is alive."""
+
+    def __init__(self, tuner: Any, reference: weakref.ref[Any], given: int, launches: Launches) -> None:
+        self._reference = reference
+        self.names = given_names(tuner)
+        if len(self.names) != given:
+            raise ValueError(f"{tuner.fn.__name__} takes {self.names}, and was given {given} arguments")
         constants = _constants(tuner)
         absent = {name for name, value in constants.items() if value is None}
         extra = len(tuner.inductor_meta.get("extra_launcher_args", ()))
-        own = [i for i, name in enumerate(names[: len(names) - extra]) if name not in absent]
-        parameters = [names[i] for i in own]
+        own = [i for i, name in enumerate(self.names[: given - extra]) if name not in absent]
+        parameters = [self.names[i] for i in own]
         fixed = [name for name in tuner.fn.arg_names if name not in parameters]
-        kernel = self.launches.kernel(tuner.fn, lambda: (parameters, fixed), lambda: _fragment(tuner))
-        (launcher,) = tuner.launchers
-        config = launcher.config
+        self.own = picker(own)
+        self.kernel = launches.kernel(tuner.fn, lambda: (parameters, fixed), lambda: _fragment(tuner))
+        (self._launcher,) = tuner.launchers
+        config = self._launcher.config
         constants |= config.kwargs
-        grid = _grid(tuner, config, dict(zip(names, args, strict=True)))
-        constexprs = {name: constants[name] for name in fixed if name in constants}
-        if 0 in grid:
-            return kernel, NOTHING, own
-        compiled = config.num_warps, config.num_stages, _options(tuner), _specialization(tuner, parameters)
-        return kernel, self.launches.launch(kernel, grid, constexprs, *compiled), own
+        self._grid = _grid(tuner, config)
+        self._constexprs = {name: constants[name] for name in fixed if name in constants}
+        self._compiled = config.num_warps, config.num_stages, _options(tuner), _specialization(tuner, parameters)
+        self._launches: dict[tuple[int, ...], int | None] = {}
+
+    def is_of(self, tuner: Any) -> bool:
+        """Whether it is of `tuner`, as that is tuned now."""
+        return self._launcher is tuner.launchers[0] and self._reference() is tuner
+
+    def launch(self, args: tuple[Any, ...], launches: Launches) -> int | None:
+        """The number of the launch with these arguments; NOTHING, or None where there are too many."""
+        numbers = tuple([value for value in args if isinstance(value, int)])
+        try:
+            launch = self._launches[numbers]
+        except KeyError:
+            if len(self._launches) >= MOST_LAUNCHES:
+                self._launches.clear()
+            grid = self._grid(dict(zip(self.names, args, strict=True)))
+            launch = NOTHING if 0 in grid else launches.launch(self.kernel, grid, self._constexprs, *self._compiled)
+            self._launches[numbers] = launch
+        else:
+            launches.lost += launch is None
+        return launch
+
+
+def picker(places: list[int]) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
+    """What takes the values at `places` out of a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: [values[place] for place in places]
 
 
 def _fragment(tuner: Any) -> str | None:
@@ -156,10 +183,20 @@ def _specialization(tuner: Any, parameters: list[str]) -> Specialization:
     return Specialization(types, tuple(free))
 
 
-def _grid(tuner: Any, config: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
+def _grid(tuner: Any, config: Any) -> Callable[[dict[str, Any]], tuple[int, ...]]:
+    """What gives the grid for arguments by name, from the same expressions as `GridExpr.eval_slow`, compiled once."""
     from torch._inductor.runtime.triton_heuristics import GridExpr
 
-    return tuple(GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(arguments))
+    grid = GridExpr.from_meta(tuner.inductor_meta, config)
+    lines = [*grid.prefix, f"grid = {grid.x_grid}, {grid.y_grid}, {grid.z_grid}"]
+    code = compile("\n".join(lines), "<grid>", "exec")
+
+    def at(arguments: dict[str, Any]) -> tuple[int, ...]:
+        exec(code, arguments)
+        found: tuple[int, ...] = arguments["grid"]
+        return found
+
+    return at
 
 
 MARK = "__kcap_cpp__"  # on what stands for a kernel: its tap, the kernel, its source
