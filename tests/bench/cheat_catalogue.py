@@ -10,6 +10,7 @@
 # at_most_speedup: 1.3  it may pass only with a speedup that says it gained nothing
 # missed: …             why the judge does not catch it, where it does not yet
 # patient: …            of an honest one: a compiler runs in its first call
+# hasty: …              why the judge that catches it has little patience
 # needs: …              what this test needs: confinement, idle processors, x86_64
 # binding, entry        of C++ and CUDA
 # workloads: 2          on how many it runs (1)

@@ -79,7 +79,7 @@ class Cuda : public Place {
   void prepare(const Run& run, PyObject* callable) override {
     if (captures(run) && captured_ != run.count) capture(run, callable);
     torch_.use(captures(run) ? torch_.own : torch_.usual);
-    fill(run, captures(run), captures(run) ? torch_.stream : nullptr);
+    fill(run, run.count, captures(run), captures(run) ? torch_.stream : nullptr);
     check_cache();
     cuda_.check(cuda_.wait(), "before the batch");
   }
@@ -123,8 +123,8 @@ class Cuda : public Place {
 
   bool captures(const Run& run) const { return run.count > 1 && run.first == 0 && !run.upcast && workload_.graphs; }
 
-  void fill(const Run& run, bool graph, void* stream) {
-    for (uint32_t i = 0; i < run.count; ++i) {
+  void fill(const Run& run, uint32_t count, bool graph, void* stream) {
+    for (uint32_t i = 0; i < count; ++i) {
       for (size_t j = 0; workload_.destination && j < workload_.outputs.size(); ++j)
         cuda_.fill(sets_.output(i, j), 0xFF, workload_.outputs[j].bytes, stream);
       if (graph && !workload_.destination)
@@ -132,7 +132,7 @@ class Cuda : public Place {
           if (plain(tensor) && tensor.is_cuda() && tensor.nbytes())
             cuda_.fill(tensor.mutable_data_ptr(), 0xFF, tensor.nbytes(), stream);
     }
-    for (uint32_t i = 0; i < run.count; ++i)  // after the outputs: one may be an input itself
+    for (uint32_t i = 0; i < count; ++i)  // after the outputs: one may be an input itself
       for (size_t j = 0; j < workload_.inputs.size(); ++j)
         if (auto& input = workload_.inputs[j]; input.is_tensor() && input.bytes)
           cuda_.copy(sets_.input(i, j), content(pool_.base, run, i, j), input.bytes, ON_DEVICE, stream);
@@ -181,9 +181,9 @@ class Cuda : public Place {
     outputs_.clear(), results_.clear(), captured_ = 0;
     graph_ = Torch::call(torch_.make_graph, {}, "a CUDA graph");
     torch_.use(torch_.own);
-    fill(run, false, torch_.stream);
+    fill(run, 1, false, torch_.stream);
     invoke(0, run, callable);
-    fill(run, false, torch_.stream);
+    fill(run, run.count, false, torch_.stream);
     cuda_.check(cuda_.wait(), "before a capture");
     NoCollection still;  // memory of another graph that is freed meanwhile ends a capture
     try {
