@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ from kcap.schemas.recording.values import TorchConstant
 SHORT = {CONVERT: "cast", "getitem": "part"}
 TAKEN = frozenset({"torch", "run", "max", "min", "float"})
 RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal_|seed", re.ASCII)
-MEAN, SUM = "aten.mean.dim", "aten.sum.dim_IntList"
+MEAN, SUM, DIVIDE = "aten.mean.dim", "aten.sum.dim_IntList", "aten.div.Tensor"
+SUM_BUFFER = re.compile(r"buf\d+", re.ASCII)
 Parameters = Mapping[str, tuple[str, Layout | None]]
 
 
@@ -188,7 +190,7 @@ def reference_of(call: Call, recording: Recording) -> FragmentReference | Unknow
 def reference_from(call: Call, text: str) -> FragmentReference | Unknown:
     """The reference for `call` that the fragment `text` describes."""
     try:
-        nodes = Nodes(read_fragment(text))
+        nodes = _with_read_sums(Nodes(read_fragment(text)))
         binding = bind_buffers(call, nodes)
         outputs = _outputs(nodes, binding)
         if not outputs:
@@ -243,6 +245,38 @@ def _outputs(nodes: Nodes, binding: Binding) -> Outputs:
         raise FragmentError("its fragment does not say which buffer it writes in place")
     outputs += _unnamed_outputs(nodes, binding, unnamed)
     return sorted(outputs, key=lambda output: int(output[1].path))
+
+
+def _with_read_sums(nodes: Nodes) -> Nodes:
+    """Inductor sums in one kernel and divides in those that read the mean: what is no node's buffer is such a sum.
+
+    Several are the means' in their order, where there are as many.
+    """
+    fragment = nodes.fragment
+    sums = sorted({name for name in (*fragment.reads, *fragment.writes) if SUM_BUFFER.fullmatch(name)}, key=_number)
+    means = [operation for operation in fragment.operations.values() if operation.target == MEAN]
+    read = {}
+    for buffer, mean in zip(sums, means, strict=False) if len(sums) == len(means) else ():
+        layout, size = nodes.input_buffers.get(buffer), _reduced(nodes, mean)
+        if layout is not None and mean.layout is not None and layout.shape == mean.layout.shape and size:
+            read[mean.name] = replace(mean, target=DIVIDE, args=[Ref(buffer), size], kwargs={})
+    return Nodes(replace(fragment, operations={**fragment.operations, **read})) if read else nodes
+
+
+def _number(buffer: str) -> int:
+    return int(buffer.removeprefix("buf"))
+
+
+def _reduced(nodes: Nodes, mean: Operation) -> int | None:
+    """How many elements each of its results is the mean of; None where that varies."""
+    match mean.args:
+        case [Ref(name=name), [*dims], *_]:
+            operand = nodes.find(name)
+            layout = operand.layout if isinstance(operand, Operation) else None
+            sizes = [layout.shape[dim] for dim in dims if isinstance(dim, int)] if layout else []
+            known = [size for size in sizes if isinstance(size, int)]
+            return math.prod(known) if known and len(known) == len(dims) else None
+    return None
 
 
 def _with_sums(nodes: Nodes, binding: Binding, outputs: Outputs) -> Nodes:
