@@ -14,8 +14,14 @@ MARK = "__kcap__"  # an attribute of every wrapper
 
 
 def namespace(holder: Any) -> dict[str, Any]:
-    """A module's or a class's own names, without waking a module that is to be loaded lazily."""
-    names: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+    """A module's or a class's own names, without waking a module that is to be loaded lazily.
+
+    Not all that says it is a module has a table of them: cffi's libraries do not.
+    """
+    try:
+        names: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return {}
     return names if isinstance(holder, ModuleType) else dict(vars(holder))
 
 

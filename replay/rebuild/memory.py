@@ -256,4 +256,5 @@ def write_leading(target: torch.Tensor, values: torch.Tensor) -> None:
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of its elements in logical order, whatever its strides: uint8, [nbytes]."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # a single element may have any stride
+    return flat.view(torch.uint8)

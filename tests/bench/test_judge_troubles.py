@@ -252,10 +252,10 @@ def run(x, eps):
 
 MIXED = made(
     "mixed",
-    "(x * eps, (x * 100).int(), x > 0)",
+    "(x * eps, (x * 64).int(), x > 0)",
     outputs={"y": of("m n"), "i": of("m n", "int32"), "b": of("m n", "bool")},
 )
-MIXED_SOURCE = "def run(x, eps):\n    y, i, b = x * eps, (x * 100).int(), x > 0\n    {}\n    return y, i, b\n"
+MIXED_SOURCE = "def run(x, eps):\n    y, i, b = x * eps, (x * 64).int(), x > 0\n    {}\n    return y, i, b\n"
 
 
 @pytest.mark.parametrize(

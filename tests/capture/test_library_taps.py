@@ -394,6 +394,23 @@ def test_a_lazy_module_is_not_loaded_by_the_walk(heard: Heard, monkeypatch: pyte
     assert (heard.operators, heard.failures) == (["lib::double"], [])
 
 
+@pytest.mark.usefixtures("package")
+def test_a_module_without_a_table_of_names_is_left_alone(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cffi's libraries, which `cryptography` puts among the modules."""
+
+    class Library:
+        __slots__ = ()
+
+        @property
+        def __class__(self) -> Any:  # type: ignore[override]
+            return types.ModuleType
+
+    monkeypatch.setitem(sys.modules, "kcap_cffi.lib", Library())  # type: ignore[arg-type]
+    tap(heard)
+    load("kcaplib").double(X)
+    assert (heard.operators, heard.failures) == (["lib::double"], [])
+
+
 def test_a_function_and_its_wrapper_can_be_collected(heard: Heard) -> None:
     gone = []
 
