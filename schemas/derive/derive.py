@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -110,9 +110,7 @@ def _sort_calls(
     for call in calls:
         if not call.total or (call.kind == "kernel" and not call.work):
             continue
-        kernel = _recognize(call)
-        if kernel is None and recording is not None and call.id in samples:
-            kernel = _recognize(call, _contents(recording, samples[call.id]))
+        kernel = _recognize(call, recording, samples.get(call.id))
         if kernel is not None:
             (recognized if call.kind == "kernel" else regions).append((call, kernel))
         else:
@@ -129,12 +127,15 @@ def _contents(recording: Recording, sample: Sample) -> dict[str, torch.Tensor]:
     return {path: value for path, value in values.items() if value is not None}
 
 
-def _recognize(call: Call, contents: Mapping[str, torch.Tensor] | None = None) -> KernelInstance | None:
-    """`contents`: of integer tensors, by path, without which some kernels do not say what they compute."""
+def _recognize(call: Call, recording: Recording | None, sample: Sample | None) -> KernelInstance | None:
+    """The integer tensors of `sample` are read where the Call alone does not say what it computes."""
     if family_of(call.operator)[1] is None:
         return None
     try:
-        return recognize(invocation_of(call, contents))
+        kernel = recognize(invocation_of(call))
+        if kernel is None and recording is not None and sample is not None:
+            kernel = recognize(invocation_of(call, _contents(recording, sample)))
+        return kernel
     except Unrecognized:  # a dtype that this torch lacks
         return None
 
