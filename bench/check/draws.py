@@ -8,6 +8,7 @@ all. Runs in the process that checks references (kcap.bench.check.worker).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Required, TypedDict
@@ -19,6 +20,7 @@ from kcap.replay.calls.runner import POISONING_PHRASES
 from kcap.replay.datasets.inputs import definition_dtype, draw_tensor
 from kcap.replay.datasets.reference import argument_order, named_outputs
 from kcap.replay.rebuild.rebuild import SMALL_INTEGERS
+from kcap.schemas.derive.bound_call import RANDOM_BLOCK, fill_repeating
 from kcap.schemas.derive.kernel import CallUse
 from kcap.schemas.flashinfer.definition import Definition, DefinitionTensor, RandomInput, ScalarInput
 from kcap.schemas.recording.recording import Recording
@@ -153,11 +155,18 @@ class _Draws:
         if name in self.recorded.blob:
             return self.recorded.blob[name].clone().to(self.generator.device)
         sizes = self.definition.sizes(tensor.shape or (), self.recorded.workload.axes)
+        elements = math.prod(sizes)
+        block = self._drawn((min(max(elements, 1), RANDOM_BLOCK),), name, tensor.dtype)
+        cells = torch.empty(elements * block.dtype.itemsize, dtype=torch.uint8, device=block.device)
+        fill_repeating(cells, block.view(torch.uint8))
+        return cells.view(block.dtype).view(sizes)
+
+    def _drawn(self, sizes: tuple[int, ...], name: str, dtype: str) -> torch.Tensor:
         if name in self.bounded:
-            return draw_bounded(sizes, tensor.dtype, self.generator)
-        if tensor.dtype in INTEGERS:
-            return _draw_integers(sizes, tensor.dtype, self.integers, self.generator)
-        return draw_tensor(sizes, tensor.dtype, self.generator)
+            return draw_bounded(sizes, dtype, self.generator)
+        if dtype in INTEGERS:
+            return _draw_integers(sizes, dtype, self.integers, self.generator)
+        return draw_tensor(sizes, dtype, self.generator)
 
 
 def draw_bounded(sizes: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
