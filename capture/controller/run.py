@@ -36,6 +36,7 @@ from kcap.capture.fold.recording import fold_session
 from kcap.capture.session import SESSION_VARIABLE, Session
 from kcap.capture.shards.counts import close_shards
 from kcap.capture.taps.kernels.fragments import CACHE_TAG
+from kcap.capture.turns.relay import turns_received
 from kcap.errors import KcapError
 from kcap.schemas.recording.recording import Recording
 from kcap.system.native_build import Unavailable, cache_folder, is_writable
@@ -105,19 +106,20 @@ def run_to_end(command: list[str], session: Session, at: RunControl, log: Path |
 
     Ctrl-C stops it, after its shards are closed. `log`: as in Child.
     """
-    child = Child(command, recorded_environment(session), log)
-    while child.status is None and not at.ending:
-        at.attend(engine_phase(session))
-        child.follow_stop()
-        time.sleep(POLL)
-    ended = child.status
-    at.progress.log = None  # its last line says nothing of what follows
-    if ended is not None:
+    with turns_received(session):
+        child = Child(command, recorded_environment(session), log)
+        while child.status is None and not at.ending:
+            at.attend(engine_phase(session))
+            child.follow_stop()
+            time.sleep(POLL)
+        ended = child.status
+        at.progress.log = None  # its last line says nothing of what follows
+        asked = at.ending_text() if ended is None else ""
+        if ended is None:
+            at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
         end_child(child, at)
+    if ended is not None:
         return ended
-    asked = at.ending_text()
-    at.attend(Phase(f"{at.ending.name}: ending {'the command' if session.command else 'the engine'}"))
-    end_child(child, at)
     click.echo(f"kcap: {asked}: all that was started has ended", err=True)
     return None
 

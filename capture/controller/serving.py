@@ -23,6 +23,7 @@ from kcap.capture.controller.progress import Phase, any_registered, engine_phase
 from kcap.capture.engines import Server, adapters
 from kcap.capture.fold.recording import discard_shards
 from kcap.capture.session import SESSION_VARIABLE, Session
+from kcap.capture.turns.relay import turns_received
 from kcap.errors import CallError, KcapError
 
 READY_POLL = 0.5  # seconds between two looks whether the server serves
@@ -64,9 +65,10 @@ def serve(
     """
     log = log or Path(session.directory) / "server.log"  # gone with the shards, as are secrets in it
     with run.attended(session, working.noted, shown_progress(None)) as at:  # what the server writes is shown anyway
-        server = Child(command, run.recorded_environment(session), log)
         try:
-            failure = _ServerRun(server, client, session, at).whole()
+            with turns_received(session):
+                server = Child(command, run.recorded_environment(session), log)
+                failure = _ServerRun(server, client, session, at).whole()
         except KcapError:
             discard_shards(session)
             raise

@@ -1,4 +1,4 @@
-"""The turns of all server processes, in the order in which they were sent, each with the requests that it ran as."""
+"""The turns of a session's servers, in the order in which they were sent, each with the requests that it ran as."""
 
 from __future__ import annotations
 
@@ -21,30 +21,27 @@ PART = re.compile(
 
 
 def merge_turns(directory: Path, requests: Sequence[Request]) -> tuple[list[Turn], list[str]]:
-    """The turns that a session's processes left, and notes on what could not be read."""
-    turns: list[tuple[str, Turn]] = []
-    notes = []
-    for process, lines in read_lines(directory):
-        damaged = 0
-        for line in lines:
-            try:
-                turns.append((process, Turn.model_validate(orjson.loads(line))))
-            except (orjson.JSONDecodeError, ValidationError):
-                damaged += 1
-        if damaged:
-            notes.append(f"agent trace of {process}: {damaged} torn lines left out")
-    turns.sort(key=lambda entry: (entry[1].sent, entry[0], entry[1].number))
+    """The turns that a session left, and notes on what could not be read."""
+    turns = list[Turn]()
+    damaged = 0
+    for line in read_lines(directory):
+        try:
+            turns.append(Turn.model_validate(orjson.loads(line)))
+        except (orjson.JSONDecodeError, ValidationError):
+            damaged += 1
+    turns.sort(key=lambda turn: (turn.sent, turn.number))
+    notes = [f"agent trace: {damaged} torn lines left out"] if damaged else []
     return _numbered(turns, _by_name(requests)), notes
 
 
-def _numbered(turns: Sequence[tuple[str, Turn]], requests: dict[str, list[int]]) -> list[Turn]:
-    """With numbers of the whole Recording instead of a process's own."""
-    numbers = {(process, turn.number): number for number, (process, turn) in enumerate(turns)}
-    sessions: dict[tuple[str, int], int] = {}
+def _numbered(turns: Sequence[Turn], requests: dict[str, list[int]]) -> list[Turn]:
+    """With numbers in the order in which they were sent, instead of that in which they ended."""
+    numbers = {turn.number: number for number, turn in enumerate(turns)}
+    sessions: dict[int, int] = {}
     numbered = []
-    for number, (process, turn) in enumerate(turns):
-        session = sessions.setdefault((process, turn.session), len(sessions))
-        parent = None if turn.parent is None else numbers.get((process, turn.parent))
+    for number, turn in enumerate(turns):
+        session = sessions.setdefault(turn.session, len(sessions))
+        parent = None if turn.parent is None else numbers.get(turn.parent)
         links = {"number": number, "session": session, "parent": parent, "requests": requests.get(turn.id, [])}
         numbered.append(turn.model_copy(update=links))
     return numbered

@@ -47,6 +47,15 @@ class Exchange:
     request: bytearray = field(default_factory=bytearray)
     answer: bytearray = field(default_factory=bytearray)
 
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return len(self.request) + len(self.answer)
+
+    def drop(self) -> None:
+        """Keep none of its bytes."""
+        self.dropped, self.request, self.answer = True, bytearray(), bytearray()
+
 
 @dataclass(frozen=True)
 class Asked:

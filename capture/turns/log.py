@@ -1,4 +1,4 @@
-"""The turns of a server's process: which conversation each goes on, and the file that they are written to.
+"""The turns of a session's servers: which conversation each goes on, and the file that they are written to.
 
 Only what is new in a conversation is written.
 """
@@ -6,7 +6,6 @@ Only what is new in a conversation is written.
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,14 @@ from kcap.capture.turns.exchange import (
 from kcap.errors import FormatError
 from kcap.schemas.recording.conversations import Conversations, objects
 
-TURNS_ENDING = ".turns"
+TURNS, NOTES = "agent_trace.turns", "agent_trace.notes"  # in the session's directory
 
 
 class TurnLog:
     """Writes a line for each exchange that has ended."""
 
     def __init__(self, session: Session) -> None:
-        stem = session.shard()
-        self._path = stem.with_name(stem.name + TURNS_ENDING)
+        self._path = Path(session.directory) / TURNS
         self._keep_text = session.keep_text
         self._conversations = Conversations(session.hash_key)
         self._number = 0
@@ -42,13 +40,6 @@ class TurnLog:
         """OSError where the disk is full."""
         with self._path.open("ab") as file:
             file.write(orjson.dumps({"t": "turn", **self._members(exchange)}) + b"\n")
-
-    def failed(self, error: Exception) -> None:
-        """Say in the Recording that no further turn is written."""
-        line = {"t": "tap", "name": "agent_trace", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
-        notes = self._path.with_name(self._path.name.removesuffix(TURNS_ENDING) + ".notes")
-        with contextlib.suppress(OSError), notes.open("ab") as file:
-            file.write(orjson.dumps(line) + b"\n")
 
     def _members(self, exchange: Exchange) -> dict[str, Any]:
         number, self._number = self._number, self._number + 1
@@ -85,7 +76,14 @@ class TurnLog:
         return turn
 
 
-def read_lines(directory: Path) -> list[tuple[str, list[bytes]]]:
-    """The lines of every process of a session, by its shard's name; a process's torn last line among them."""
-    paths = sorted(directory.glob(f"*{TURNS_ENDING}"))
-    return [(os.path.splitext(path.name)[0], path.read_bytes().splitlines()) for path in paths]
+def read_lines(directory: Path) -> list[bytes]:
+    """A session's lines; the last one may be torn."""
+    path = directory / TURNS
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def note_failure(session: Session, error: Exception) -> None:
+    """Say in the Recording that no further turn is written."""
+    line = {"t": "tap", "name": "agent_trace", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
+    with contextlib.suppress(OSError), (Path(session.directory) / NOTES).open("ab") as file:
+        file.write(orjson.dumps(line) + b"\n")

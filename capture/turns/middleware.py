@@ -15,7 +15,8 @@ import orjson
 
 from kcap.capture.session import SESSION_VARIABLE, read_session
 from kcap.capture.turns.exchange import APIS, Exchange
-from kcap.capture.turns.log import TurnLog
+from kcap.capture.turns.log import note_failure
+from kcap.capture.turns.relay import ExchangeSender
 
 MOST_BYTES = 64 << 20  # of all exchanges under way; of those beyond, only times and sizes are kept
 EVENT_STREAM = b"text/event-stream"
@@ -31,7 +32,7 @@ class TurnRecorder:
 
     def __init__(self, app: Application) -> None:
         self.app = app
-        self._log: TurnLog | None = None
+        self._log: ExchangeSender | None = None
         self._bytes = 0
         path = os.environ.get(SESSION_VARIABLE)
         try:
@@ -39,7 +40,7 @@ class TurnRecorder:
         except (OSError, orjson.JSONDecodeError, TypeError):
             session = None
         if session is not None and session.agent_trace:
-            self._log = TurnLog(session)
+            self._session, self._log = session, ExchangeSender(session)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         api = APIS.get(scope.get("path", "").removeprefix(scope.get("root_path", "")))
@@ -87,11 +88,11 @@ class TurnRecorder:
         if exchange.ended:
             return
         exchange.ended = time.time()
-        self._bytes -= len(exchange.request) + len(exchange.answer)
+        self._bytes -= exchange.size
         if self._log is None:
             return
         try:
             self._log.add(exchange)
-        except Exception as error:  # a full disk, or what nobody thought of: the server goes on
-            self._log.failed(error)
+        except Exception as error:  # nobody takes it, or what nobody thought of: the server goes on
+            note_failure(self._session, error)
             self._log = None

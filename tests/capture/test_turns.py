@@ -86,6 +86,7 @@ def started(directory: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Se
     session = Session(str(directory), agent_trace=True, hash_key="a key", **more)
     session.write()
     monkeypatch.setenv(SESSION_VARIABLE, str(session.file))
+    monkeypatch.setattr(middleware, "ExchangeSender", log.TurnLog)  # in this process, without the way to another
     return session
 
 
