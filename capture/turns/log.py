@@ -83,7 +83,7 @@ def read_lines(directory: Path) -> list[bytes]:
 
 
 def note_failure(session: Session, error: Exception) -> None:
-    """Say in the Recording that no further turn is written."""
+    """Say in the Recording that no further turn is written; the first reason counts."""
     line = {"t": "tap", "name": "agent_trace", "status": "failed", "detail": f"{type(error).__name__}: {error}"}
-    with contextlib.suppress(OSError), (Path(session.directory) / NOTES).open("ab") as file:
+    with contextlib.suppress(OSError), (Path(session.directory) / NOTES).open("xb") as file:
         file.write(orjson.dumps(line) + b"\n")
