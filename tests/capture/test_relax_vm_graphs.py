@@ -140,7 +140,7 @@ def begins_before(self, function):
     entered(self, function)
 VmSteps.entered = begins_before
 """
-    recording, _, ran = machine.record("late", before=late)
+    recording, _, _ = machine.record("late", before=late)
     assert recording.metadata.steps == {"prefill": 1, "decode": DECODES + LATE - 1, "mixed": 1}, "the last never begins"
     assert counts(recording, "graph")["NT_matmul_kernel"] == 2 * (DECODES - 1 + LATE - 1 - 1)
     assert counts(recording, "eager")["NT_matmul_kernel"] == 2 * 2

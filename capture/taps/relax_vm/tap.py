@@ -1,9 +1,9 @@
 """The tap: what a Relax VM calls, and when its functions begin and end.
 
 A VM tells an instrument of each kernel that it calls. Four things pass it by, and are wrapped: the kernels that the
-paged cache is given when it is made, those that C++ takes from the library itself (`DIRECT`), what a CUDA graph
-launches, and the begin and end of the VM's own functions, which `Steps` needs. C++ finds all of it by global functions of
-TVM, so that an engine in C++ is seen like a program in Python.
+paged cache is given when it is made, those that C++ takes from the library itself (`DIRECT`), what CUDA graphs launch, and
+the begin and end of the VM's own functions, which `Steps` needs. C++ finds all of it by global functions of TVM, so that
+an engine in C++ is seen like a program in Python.
 
 Where the recorder is the native one, calls go to it from C++ (`native.cpp`). Without it Python is told of them all.
 """
