@@ -2,14 +2,15 @@
 
     python scripts/gpu/relax_vm.py (LIBRARY | --build) [--tiny] [--limit SECONDS] [--output DIR]
 
-Runs the small Llama of tests/capture/tvm_llama.py, two layers of Llama-3.1-8B's widths in half precision, plain and under
-`kcap record --check-coverage`: some profiled steps, then decodes of two sequences, whose graphs were captured before, a
+Runs the small Llama of tests/capture/tvm_llama.py, two layers of Llama-3.1-8B's widths in half precision, plain and
+under `kcap record --check-coverage`: some profiled steps; then decodes of two sequences, whose graphs were captured before, a
 mixed step, and decodes of three, whose graphs are captured while they count. Checked are the logits, bit for bit; the
-counts, by what the architecture runs in each step, and of the graphs by their launches; the GPU time that is of
-recorded calls (at least 97 %); how much replays (95 % of the counts), and how near its time is to the engine's; and the
-Definitions of the exported dataset, against the library's kernels. A stage that fails is a line of the table, and the next
-one is tried. LIBRARY comes from `tvm_llama.py build LIBRARY --cuda --llama-8b`, on a machine with nvcc and CUDA's runtime;
-`--build` compiles it here, which needs all of apache-tvm. Exits with 1 if a line is BAD.
+counts, by what the architecture runs in each step, and of the graphs by their launches; the GPU time that is of recorded
+calls (at least 97 %); how much replays (95 % of the counts), and how near its time is to the engine's; and the exported
+Definitions, against the library's kernels. A stage that fails is a line of the table, and the next one is tried.
+
+LIBRARY comes from `tvm_llama.py build LIBRARY --cuda --llama-8b`, on a machine with nvcc and CUDA's runtime; `--build`
+compiles it here, which needs all of apache-tvm. Exits with 1 if a line is BAD.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ def main() -> None:
         parser.error("name a LIBRARY, or pass --build")
     args.output.mkdir(parents=True, exist_ok=True)
     library = (args.library or args.output / "llama.so").resolve()
-    os.environ["LD_LIBRARY_PATH"] = ":".join([*filter(None, [os.environ.get("LD_LIBRARY_PATH")]), cuda_libraries()])
+    folders = (os.environ.get("LD_LIBRARY_PATH"), cuda_libraries())
+    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     runs = Runs(library, args.output, args.tiny, time.monotonic() + args.limit)
     if args.build:
         runs.program("build")

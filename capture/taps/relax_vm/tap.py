@@ -1,9 +1,9 @@
 """The tap: what a Relax VM calls, and when its functions begin and end.
 
 A VM tells an instrument of each kernel that it calls. Four things pass it by, and are wrapped: the kernels that the
-paged cache is given when it is made, those that C++ takes from the library itself (`DIRECT`), what CUDA graphs launch, and
-the begin and end of the VM's own functions, which `Steps` needs. C++ finds all of it by global functions of TVM, so that
-an engine in C++ is seen like a program in Python.
+paged cache is given when it is made, those that C++ takes from the library itself (`DIRECT`), what CUDA graphs
+launch, and the begin and end of the VM's own functions, which `Steps` needs. C++ finds all of it by global functions of
+TVM, so that an engine in C++ is seen like a program in Python.
 
 Where the recorder is the native one, calls go to it from C++ (`native.cpp`). Without it Python is told of them all.
 """
@@ -112,8 +112,7 @@ class RelaxVM:
         """Needs tvm, imported."""
         import tvm_ffi
 
-        wrapped = {LOAD: self._load, LOAD_WORKER: self._load_worker, CREATE_CACHE: self._create_cache}
-        for name, around in {**wrapped, RUN_OR_CAPTURE: self._run_or_capture}.items():
+        for name, around in ((LOAD, self._load), (LOAD_WORKER, self._load_worker), (CREATE_CACHE, self._create_cache)):
             if tvm_ffi.get_global_func(name, allow_missing=True) is not None:
                 self.around_global(name, around)
 
@@ -173,7 +172,16 @@ class RelaxVM:
 
     # Making and wrapping VMs.
 
+    @contained
+    def _hook_graphs(self) -> None:
+        """TVM's runtime for CUDA may come after TVM, but before the first library that needs it."""
+        import tvm_ffi
+
+        if RUN_OR_CAPTURE not in self._globals and tvm_ffi.get_global_func(RUN_OR_CAPTURE, allow_missing=True):
+            self.around_global(RUN_OR_CAPTURE, self._run_or_capture)
+
     def _load(self, original: Function, *args: Any) -> Any:
+        self._hook_graphs()
         library = original(*args)
         return self._executable(library, str(args[0])) or library
 
@@ -193,6 +201,7 @@ class RelaxVM:
         return module_of({EXECUTABLE: load, **own})
 
     def _load_worker(self, original: Function, *args: Any) -> Any:
+        self._hook_graphs()
         vm = original(*args)
         self._instrument(vm, Library(Path(str(args[0])), ""))
         return vm
