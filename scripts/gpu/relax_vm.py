@@ -3,11 +3,12 @@
     python scripts/gpu/relax_vm.py (LIBRARY | --build) [--tiny] [--limit SECONDS] [--output DIR]
 
 Runs the small Llama of tests/capture/tvm_llama.py, two layers of Llama-3.1-8B's widths in half precision, plain and
-under `kcap record --check-coverage`: some profiled steps; then decodes of two sequences, whose graphs were captured before, a
-mixed step, and decodes of three, whose graphs are captured while they count. Checked are the logits, bit for bit; the
-counts, by what the architecture runs in each step, and of the graphs by their launches; the GPU time that is of recorded
-calls (at least 97 %); how much replays (95 % of the counts), and how near its time is to the engine's; and the exported
-Definitions, against the library's kernels. A stage that fails is a line of the table, and the next one is tried.
+under `kcap record --check-coverage`: some profiled steps; then decodes of two sequences, whose graphs were captured
+before, a mixed step, and decodes of three, whose graphs are captured while they count. Checked are the logits, bit for
+bit; the counts, by what the architecture runs in each step, and of the graphs by their launches; the GPU time that is
+of recorded calls (at least 97 %); how much replays (95 % of the counts), and how near its time is to the engine's; and
+the exported Definitions, against the library's kernels. A stage that fails is a line of the table, and the next one is
+tried.
 
 LIBRARY comes from `tvm_llama.py build LIBRARY --cuda --llama-8b`, on a machine with nvcc and CUDA's runtime; `--build`
 compiles it here, which needs all of apache-tvm. Exits with 1 if a line is BAD.
@@ -132,7 +133,8 @@ def parsed(done: subprocess.CompletedProcess[str], *also: int) -> dict[str, Any]
 def of_recording(recording: Recording, decodes: int, late: int, profiled: int) -> Iterator[Check]:
     """What the Recording of a run must hold, of which the first `profiled` steps, a prefill among them, do not count."""
     metadata = recording.metadata
-    taps = [f"{tap.name} {tap.status}: {tap.detail}" for tap in metadata.taps if tap.status in ("failed", "off")]
+    broken = [tap for tap in metadata.taps if tap.status in ("failed", "off")]
+    taps = [f"{tap.name} {tap.status}: {tap.detail}" for tap in broken]
     lacking = "; ".join([*taps, *metadata.notes]) or str(metadata.complete)
     yield Check("the Recording is complete", lacking, metadata.complete and not taps)
     early = decodes - max(profiled - 1, 0)
@@ -147,7 +149,7 @@ def of_recording(recording: Recording, decodes: int, late: int, profiled: int) -
     for call in recording.kernels():
         kind = purpose(call.operator)
         ran[kind] += call.counted("decode")
-        in_graphs[kind] += sum(c.count for c in call.counts if c.phase == "decode" and c.mode == "graph")
+        in_graphs[kind] += sum(count.count for count in call.counts if (count.phase, count.mode) == ("decode", "graph"))
     a_step = {"products": 4 * LAYERS + 1, "norms": 2 * LAYERS + 1, "attentions": LAYERS, "cache updates": LAYERS}
     for kind, each in a_step.items():
         number = each * (early + late)

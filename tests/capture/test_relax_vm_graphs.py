@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 DECODES, LATE = 4, 3  # of two sequences, and of three: a graph for each number
 GRAPHS = 3  # of a decode step: what runs before, between and after the attention of two layers
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "gpu"
 DRIVER = Path(__file__).with_name("cuda_stand_in.c")
 RUN = f"""
 import sys
@@ -144,3 +146,18 @@ VmSteps.entered = begins_before
     assert recording.metadata.steps == {"prefill": 1, "decode": DECODES + LATE - 1, "mixed": 1}, "the last never begins"
     assert counts(recording, "graph")["NT_matmul_kernel"] == 2 * (DECODES - 1 + LATE - 1 - 1)
     assert counts(recording, "eager")["NT_matmul_kernel"] == 2 * 2
+
+
+@pytest.mark.parametrize("late", [LATE, LATE + 1])
+def test_the_script_for_gpus_holds_it_against_the_architecture(
+    recorded: tuple[Recording, str, Counter[str]], monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    for name in ("counts", "fidelity", "marks", "relax_vm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    rows = list(importlib.import_module("relax_vm").of_recording(recorded[0], DECODES, late, 0))
+    assert len(rows) == 9
+    assert [row.what for row in rows if row.passed] == [
+        "the Recording is complete",
+        *(("products in graphs", "norms in graphs") if late > LATE else [row.what for row in rows[1:]]),
+    ]
