@@ -131,7 +131,7 @@ def parsed(done: subprocess.CompletedProcess[str], *also: int) -> dict[str, Any]
 
 
 def of_recording(recording: Recording, decodes: int, late: int, profiled: int) -> Iterator[Check]:
-    """What the Recording of a run must hold, of which the first `profiled` steps, a prefill among them, do not count."""
+    """What the Recording of a run must hold. Its first `profiled` steps, a prefill among them, do not count."""
     metadata = recording.metadata
     broken = [tap for tap in metadata.taps if tap.status in ("failed", "off")]
     taps = [f"{tap.name} {tap.status}: {tap.detail}" for tap in broken]
