@@ -76,7 +76,7 @@ def hook(window: Window) -> None:
 def hook_vm(module: ModuleType, window: Window) -> None:
     """Hook the VM's steps, the cache's sequences and the kernels."""
     steps = VmSteps(window)
-    tap = steps.tap = RelaxVM(window.taps.externals, steps)
+    tap = steps.tap = RelaxVM(window.taps.externals, window.taps.graphs, steps)
     window.taps.add(tap, instead_of="tvm_ffi")
     for name in ("begin_forward", "add_sequence", "remove_sequence", "fork_sequence", "popn"):
         tap.around_global(CACHE + name, functools.partial(_noting, getattr(steps, name)))
@@ -100,7 +100,11 @@ class VmSteps:
         self._window.tap_failed(tap, error)
         self._window.discard()
 
-    def loaded(self) -> None:
+    def loaded(self, cuda: bool) -> None:
+        import torch
+
+        if cuda and torch.cuda.is_available():
+            torch.cuda.init()  # it shares TVM's context: which GPU it is, its clock, and waiting for it come from torch
         if engine := sys.modules.get("mlc_llm"):
             name, version = FRAMEWORK.name, str(getattr(engine, "__version__", ""))
         else:

@@ -109,12 +109,13 @@ int64_t kcap_step_program() {
   return number;
 }
 
-// A capture begins on this thread: `nodes`, whether to note which of the graph's nodes each call adds.
-int kcap_graph_begin(int nodes) {
+// A capture begins on this thread: `nodes`, whether to note which of the graph's nodes each call adds; `stream`, which
+// captures (nullptr: torch's current one).
+int kcap_graph_begin(int nodes, void* stream) {
   return kcap::guarded([&] {
     if (!g->error.empty() || g->closed) return;
     g->count_nodes = nodes != 0;
-    kcap::capture_begin(this_thread());
+    kcap::capture_begin(this_thread(), stream);
   });
 }
 
@@ -122,8 +123,10 @@ int kcap_graph_begin(int nodes) {
 int64_t kcap_graph_nodes() {
   size_t count = 0;
   kcap::guarded([&] {
-    count = kcap::nodes_so_far();
-    if (count && this_thread().capture) this_thread().capture->graph_nodes = kcap::g->banks.describe_capture();
+    const auto& capture = this_thread().capture;
+    if (!capture) return;
+    count = kcap::nodes_so_far(*capture);
+    if (count) capture->graph_nodes = kcap::g->banks.describe_capture(capture->stream);
   });
   return static_cast<int64_t>(count);
 }

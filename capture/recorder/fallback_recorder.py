@@ -157,7 +157,7 @@ class DispatchModeRecorder:
 
     # ---- CUDA graphs: what is called while one is captured does not run, and is not seen ----
 
-    def graph_begin(self, nodes: bool) -> None:
+    def graph_begin(self, nodes: bool, stream: int = 0) -> None:
         self._capturing = True
 
     def graph_nodes(self) -> int:

@@ -98,8 +98,8 @@ class NativeRecorder:
     def replace_end(self) -> None:
         self._quick.kcap_replace(-1)
 
-    def graph_begin(self, nodes: bool) -> None:
-        self._quick.kcap_graph_begin(int(nodes))
+    def graph_begin(self, nodes: bool, stream: int = 0) -> None:
+        self._quick.kcap_graph_begin(int(nodes), stream)
 
     def graph_nodes(self) -> int:
         return int(self._quick.kcap_graph_nodes())
@@ -135,6 +135,7 @@ def _declare(lib: ctypes.PyDLL) -> None:
     lib.kcap_text.argtypes = [text]
     lib.kcap_operator.argtypes = [text, text, small, small]
     lib.kcap_call.argtypes = [number, number, small, text, ctypes.c_void_p, small, small]
+    lib.kcap_graph_begin.argtypes = [small, ctypes.c_void_p]
     lib.kcap_graph_end.argtypes = [text, number]
     lib.kcap_graph_replay.argtypes = [number]
     lib.kcap_private_memory.argtypes = [ctypes.c_void_p, ctypes.c_size_t]

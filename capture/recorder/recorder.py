@@ -64,7 +64,9 @@ class Recorder(Protocol):
     def replace_end(self) -> None: ...
 
     # CUDA graphs. What is called on a thread from `graph_begin` on is the graph's, until it ends or is abandoned.
-    def graph_begin(self, nodes: bool) -> None: ...
+    def graph_begin(self, nodes: bool, stream: int = 0) -> None:
+        """`nodes`: note what each call adds to the graph, which `stream` captures; 0: torch's current one."""
+
     def graph_nodes(self) -> int: ...
     def graph_end(self, info: bytes, nodes: int) -> int:
         """The graph's number, -1 where it cannot be kept. `info`: more members of its line, each after a comma."""

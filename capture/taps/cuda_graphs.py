@@ -1,5 +1,7 @@
 """CUDA graphs: what is called while one is captured is that graph's Program, and each replay runs it once.
 
+torch's are followed by their class; a tap of another library tells of its own.
+
 Nothing dispatches on a replay, so counts are calls × replays. A graph that was captured before kcap was there, or that
 is launched past `CUDAGraph.replay`, is counted or told as unknown.
 """
@@ -104,10 +106,31 @@ class CudaGraphs:
         self.handed_out += 1
         return original(graph, *args, **kwargs)
 
+    # ---- graphs of other libraries than torch: any object that lives as long as the graph stands for it ----
+
+    def capture(self, graph: Any, stream: int, run: Callable[[], Any]) -> Any:
+        """What `run` calls on this thread is `graph`'s, which is being captured on `stream` (0: not known)."""
+        self._began(graph, stream)
+        try:
+            result = run()
+            nodes = self._count_nodes() or 0
+        except BaseException:
+            self._abandon()
+            self._let_go()
+            raise
+        self._ended(graph, nodes)
+        self._let_go()
+        return result
+
+    def launch(self, graph: Any) -> None:
+        """`graph` is about to be launched."""
+        if self._host.open:
+            self._replaying(graph)
+
     # ---- what the tap makes of them ----
 
     @contained
-    def _began(self, graph: Any) -> None:
+    def _began(self, graph: Any, stream: int = 0) -> None:
         self._numbers.pop(graph, None)
         recorder = self._host.for_capture()
         if recorder is None:
@@ -116,7 +139,7 @@ class CudaGraphs:
             self.unseen = recorder.kind
         self._abandon()  # the last one, if it never ended
         self._local.info = _members(self.describe())
-        recorder.graph_begin(self._host.count_nodes)
+        recorder.graph_begin(self._host.count_nodes, stream)
         self._host.capturing += 1
         self._local.capturing = True
 

@@ -142,7 +142,7 @@ LIBRARIES: dict[str, Library] = {
     "flashinfer": Library("flashinfer-python", ("flashinfer",)),
     "flash_attn": Library("flash-attn", ("flash_attn",)),
     "flash_attn_3": Library("flash-attn-3", ("flash_attn_interface",)),
-    "trtllm": Library("tensorrt-llm", ("tensorrt_llm",)),
+    "trtllm": Library("tensorrt-llm", ("tensorrt_llm", "trtllm_kernel")),  # the second: its kernels alone
     "torchvision": Library("torchvision", ("torchvision",)),
     "torchao": Library("torchao", ("torchao",)),
     "xformers": Library("xformers", ("xformers.ops",)),

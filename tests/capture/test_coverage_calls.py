@@ -318,3 +318,22 @@ def test_a_trace_of_a_real_size_takes_seconds_at_most(profile: Profile) -> None:
     assert process_time() - began < 20  # some two seconds; a quadratic search takes minutes
     assert all(kernel.call is not None for each in result for kernel in each.kernels)
     assert sum(len(each.kernels) for each in result) == 16 * per_step
+
+
+def test_the_kernels_of_a_tvm_function_are_its_calls_in_their_order(profile: Profile) -> None:
+    for number in range(2):
+        profile.launch(10 + 20 * number, "softmax_kernel", "softmax_kernel_1", by="cuLaunchKernelEx")
+    profile.launch(50, "softmax2_kernel", "softmax_kernel_of_another")
+    softmax = [Ran(call, "tvm::softmax.12345678", "softmax") for call in (1, 2)]
+    result = profile.one(*softmax, Ran(3, "tvm::softmax2.12345678", "softmax2"))
+    assert [(kernel.name, kernel.call) for kernel in result.kernels] == [
+        *(("softmax_kernel", 1), ("softmax_kernel_1", 1), ("softmax_kernel", 2), ("softmax_kernel_1", 2)),
+        *(("softmax2_kernel", 3), ("softmax_kernel_of_another", None)),
+    ]
+    assert differences(result) == []
+
+
+def test_a_source_called_like_a_kernel_of_tvms_is_no_function_of_it(profile: Profile) -> None:
+    profile.launch(10, "norm_kernel")
+    result = profile.one(Ran(1, "triton::norm.ab", "norm"))
+    assert calls(result) == {"norm_kernel": None}

@@ -103,14 +103,15 @@ class _Work:
                 queues[ran.function].append(ran)
         for launch, event in sorted(self._launched, key=lambda pair: (pair[0].at, pair[1].start)):
             function = self._functions.match(event.name)
-            owner = self._nth(function, queues[function]) if function else self._by_stack(launch)
+            owner = self._nth(function, event.name, queues[function]) if function else self._by_stack(launch)
             if isinstance(owner, Ran) and function is None:
                 learnt[event.name].add(owner.base)
             self._plain.append((event, owner))
 
-    def _nth(self, function: str, calls: list[Ran]) -> Ran | str:
-        number = self._function_counts[function]
-        self._function_counts[function] += 1
+    def _nth(self, function: str, kernel: str, calls: list[Ran]) -> Ran | str:
+        counted_as = self._functions.counted_as(function, kernel)
+        number = self._function_counts[counted_as]
+        self._function_counts[counted_as] += 1
         return calls[number] if number < len(calls) else _more(function)
 
     def _by_stack(self, launch: Launch) -> Ran | str:
@@ -160,7 +161,7 @@ class _Work:
                 recorded[ran.base] += 1
             elif ran.function and self._on_gpu:
                 recorded[ran.function] += 1
-                profiled[ran.function] = self._function_counts[ran.function]
+                profiled[ran.function] = self._function_counts[self._functions.counted_as(ran.function)]
         if self._on_gpu:
             recorded[GRAPHS], profiled[GRAPHS] = len(self.step.replayed()), len(self.graphs)
         for name in sorted(recorded | profiled):

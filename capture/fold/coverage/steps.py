@@ -120,29 +120,37 @@ def base(operator: str) -> str:
     return operator.split(".", 1)[0]
 
 
+ATEN = ("aten::", "prim::", "prims::")  # the recorder takes what runs inside one for its detail
+MODULE = "tvm::"  # how the names of a library's functions begin
+
 # What follows a function's name in its kernel's: older Triton's signature, or C++ arguments.
 _SPECIALIZED = re.compile(r"_\d+[cd]\w*|[^\w].*", re.DOTALL)
+_OF_TVM = re.compile(r"(\w+)_kernel(?:_\d+)?", re.ASCII)  # a function's kernels, of which it launches each once
 
 
 class Functions:
     """The functions that these Calls launch, found by the names of kernels."""
 
     def __init__(self, ran: Iterable[Ran]) -> None:
-        self._names = sorted({call.function for call in ran if call.function}, key=len, reverse=True)
+        calls = [call for call in ran if call.function]
+        self._of_tvm = {call.function for call in calls if call.operator.startswith(MODULE)}
+        names = {call.function or "" for call in calls} - self._of_tvm
+        self._names = sorted(names, key=len, reverse=True)
         self._found: dict[str, str | None] = dict(zip(self._names, self._names, strict=True))
 
     def match(self, kernel: str) -> str | None:
-        """The function whose kernel this is: of its very name, or the longest that it specializes."""
+        """The function whose kernel this is: of its very name, the longest that it specializes, or TVM's."""
         if kernel not in self._found:
             names = (name for name in self._names if kernel.startswith(name))
-            self._found[kernel] = next((name for name in names if _SPECIALIZED.fullmatch(kernel, len(name))), None)
+            function = next((name for name in names if _SPECIALIZED.fullmatch(kernel, len(name))), None)
+            of_tvm = _OF_TVM.fullmatch(kernel)
+            self._found[kernel] = of_tvm[1] if of_tvm and of_tvm[1] in self._of_tvm else function
         return self._found[kernel]
 
-
-ATEN = ("aten::", "prim::", "prims::")  # the recorder takes what runs inside one for its detail
-
-
-MODULE = "tvm::"
+    def counted_as(self, function: str, kernel: str = "") -> str:
+        """By what the calls of `function` are counted: of TVM's, which may launch several, by each `kernel`, the first
+        if none is named."""
+        return function if function not in self._of_tvm else kernel or f"{function}_kernel"
 
 
 @dataclass

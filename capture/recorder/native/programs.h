@@ -56,8 +56,8 @@ void count_step(Thread& t, int64_t tokens, int64_t sequences, const char* detail
 
 // ---- while capturing ----
 
-size_t nodes_so_far() {
-  return g->count_nodes.load(std::memory_order_relaxed) ? g->banks.nodes_of_capture() : 0;
+size_t nodes_so_far(const Capture& capture) {
+  return g->count_nodes.load(std::memory_order_relaxed) ? g->banks.nodes_of_capture(capture.stream) : 0;
 }
 
 void add_input(GraphSample& sample, const std::string& path, const Tensor& t, Keep keep) {
@@ -92,7 +92,7 @@ void note_inputs(Capture& capture, Entry& e, const Call& call) {
 void capture_call(Thread& t, Entry& e, const Call& call, bool sampled) {
   if (sampled) note_inputs(*t.capture, e, call);
   if (!g->count_nodes.load(std::memory_order_relaxed)) return;
-  const size_t now = nodes_so_far();
+  const size_t now = nodes_so_far(*t.capture);
   t.capture->nodes.push_back({now, now});
 }
 
@@ -100,12 +100,13 @@ void capture_end_of_call(Thread& t, size_t position) {
   auto& nodes = t.capture->nodes;
   if (nodes.empty()) return;
   nodes.resize(t.program.size());
-  if (position < nodes.size()) nodes[position].end = nodes_so_far();
+  if (position < nodes.size()) nodes[position].end = nodes_so_far(*t.capture);
 }
 
-void capture_begin(Thread& t) {
+void capture_begin(Thread& t, void* stream) {
   adopt_if_new(t);
   t.capture = std::make_unique<Capture>();
+  t.capture->stream = stream;
   t.capture->program.swap(t.program);
   t.capture->top = std::exchange(t.top, nullptr);
   t.capture->aten_depth = std::exchange(t.aten_depth, 0);

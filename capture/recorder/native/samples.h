@@ -304,7 +304,7 @@ class Banks {
       out.data = out.own.data();
       return true;
     }
-    if (!device.is_cuda()) return false;
+    if (!device.is_cuda() || !c10::impl::hasDeviceGuardImpl(device.type())) return false;  // another library's, and a torch for CPUs
     if (bytes == 0) return true;
     const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device).native_handle();
     std::lock_guard<std::mutex> guard(mutex_);
@@ -320,13 +320,14 @@ class Banks {
     return true;
   }
 
-  size_t nodes_of_capture() {
+  // `stream`: that captures; nullptr: torch's current one.
+  size_t nodes_of_capture(Cuda::Handle stream) {
     std::lock_guard<std::mutex> guard(mutex_);
-    return cuda_.ready() ? cuda_.nodes(current_stream()) : 0;
+    return cuda_.ready() ? cuda_.nodes(stream ? stream : current_stream()) : 0;
   }
-  std::vector<GraphNode> describe_capture() {
+  std::vector<GraphNode> describe_capture(Cuda::Handle stream) {
     std::lock_guard<std::mutex> guard(mutex_);
-    return cuda_.ready() ? cuda_.describe(current_stream()) : std::vector<GraphNode>{};
+    return cuda_.ready() ? cuda_.describe(stream ? stream : current_stream()) : std::vector<GraphNode>{};
   }
 
   void add(PendingSample&& sample) {

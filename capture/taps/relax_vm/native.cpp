@@ -29,6 +29,7 @@ namespace {
 // What becomes of a call: nothing, it is recorded, or it is held until its step has begun.
 enum Listening : int { off, recording, holding };
 std::atomic<int> listening{off};
+thread_local bool capturing = false;  // what this thread calls is a CUDA graph's, and waits for no step
 
 // As in recorder/native/external.h.
 enum Kind : uint8_t { none, integer, real, boolean, tensor, text, list, dltensor };
@@ -52,7 +53,7 @@ class Operators : public std::enable_shared_from_this<Operators> {  // of one li
   void called(std::string_view name, const ffi::AnyView* arguments, int32_t count) noexcept {
     try {
       const Operator op = find(name, count);
-      if (listening == recording) record(op, reinterpret_cast<const TVMFFIAny*>(arguments));
+      if (listening == recording || capturing) record(op, reinterpret_cast<const TVMFFIAny*>(arguments));
       else hold(op, arguments);
     } catch (...) {  // of Python's own failures Python knows
       listening = off;
@@ -190,9 +191,12 @@ void listen(int to) {
   if (to != holding) Operators::release(to == recording);
 }
 
+void set_capturing(bool to) { capturing = to; }
+
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(instrument, instrument)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kernel, kernel)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(around, around)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(listen, listen)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(capturing, set_capturing)

@@ -1,9 +1,9 @@
 """The tap: what a Relax VM calls, and when its functions begin and end.
 
-A VM tells an instrument of each kernel that it calls. Three things pass it by, and are wrapped: the kernels that the
-paged cache is given when it is made, those that C++ takes from the library itself (`DIRECT`), and the begin and end of
-the VM's own functions, which `Steps` needs. C++ finds all of it by global functions of TVM, so that an engine in C++ is
-seen like a program in Python.
+A VM tells an instrument of each kernel that it calls. Four things pass it by, and are wrapped: the kernels that the
+paged cache is given when it is made, those that C++ takes from the library itself (`DIRECT`), what CUDA graphs
+launch, and the begin and end of the VM's own functions, which `Steps` needs. C++ finds all of it by global functions of
+TVM, so that an engine in C++ is seen like a program in Python.
 
 Where the recorder is the native one, calls go to it from C++ (`native.cpp`). Without it Python is told of them all.
 """
@@ -11,11 +11,13 @@ Where the recorder is the native one, calls go to it from C++ (`native.cpp`). Wi
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from kcap.capture.taps.cuda_graphs import CudaGraphs
 from kcap.capture.taps.external import Externals, contained
 from kcap.capture.taps.relax_vm.library import (
     CACHE_KERNELS,
@@ -33,6 +35,8 @@ Function = Callable[..., Any]
 
 LOAD = "ffi.Module.load_from_file.so"
 LOAD_WORKER = "runtime.disco.load_vm_module"  # in a worker of tensor parallelism
+RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"  # with a VM, a function, its arguments, a number, a shape
+INVOKE = "vm.builtin.invoke_closure"
 EXECUTABLE = "vm_load_executable"
 RECORDED = "kcap_recorded"  # what a module that stands for a VM has beside the VM's own functions
 OF_EXECUTABLE = ("as_text", "as_python", "stats", "has_function")
@@ -60,8 +64,8 @@ class Kernel:
 class Steps(Protocol):
     """What the adapter makes of a VM's functions."""
 
-    def loaded(self) -> None:
-        """A VM was made."""
+    def loaded(self, cuda: bool) -> None:
+        """A VM was made; `cuda`: its library has kernels for NVIDIA GPUs."""
 
     def entered(self, function: str) -> None:
         """A function of a VM begins, called from outside."""
@@ -73,23 +77,33 @@ class Steps(Protocol):
         """The tap failed: the step under way is not whole."""
 
 
+@dataclass(eq=False)
+class Graph:
+    """Of a VM's `function`, which it keeps, so that no other has its address."""
+
+    function: Any
+
+
 class RelaxVM:
     """Replaces TVM's global functions until `uninstall`. A call between `hold` and `release` waits for its step."""
 
     name = "relax_vm"
 
-    def __init__(self, listener: Externals, steps: Steps) -> None:
+    def __init__(self, listener: Externals, graphs: CudaGraphs, steps: Steps) -> None:
         self.on = True
-        self._listener, self._steps = listener, steps
+        self._listener, self._graphs, self._steps = listener, graphs, steps
         self._globals: dict[str, Any] = {}
         self._native: Any = None
         self._kernels: dict[tuple[str, str, int], Kernel] = {}
         self._library: Library | None = None  # the one that was loaded last
         self._rope: dict[str, dict[str, float]] = {}  # by library: what its cache's kernel has compiled in
         self._held: list[tuple[Kernel, list[Any]]] | None = None
+        self._launches: list[Graph] = []  # held like calls
+        self._capturing = False  # without C++: one thread
+        self._captured: dict[tuple[int, int, tuple[int, ...]], Graph] = {}  # by function, its number, its shape
 
     def failed(self, tap: str, error: BaseException) -> None:
-        self._held = None
+        self._held, self._launches = None, []
         self._listen(OFF)
         self._listener.failed(tap, error)
         self._steps.lost()
@@ -139,7 +153,7 @@ class RelaxVM:
 
     def hold(self) -> None:
         """Keep the calls from now on, with their arguments, until `release`."""
-        self._held = []
+        self._held, self._launches = [], []
         self._listen(HOLDING)
 
     def release(self) -> None:
@@ -148,6 +162,9 @@ class RelaxVM:
         for kernel, values in held or ():
             self._listener.launched(kernel.operator, kernel.launch, values)
         self._listen(RECORDING)
+        launches, self._launches = self._launches, []
+        for graph in launches:
+            self._graphs.launch(graph)
 
     def _listen(self, to: int) -> None:
         if self._native is not None:
@@ -155,7 +172,16 @@ class RelaxVM:
 
     # Making and wrapping VMs.
 
+    @contained
+    def _hook_graphs(self) -> None:
+        """TVM's runtime for CUDA may come after TVM, but before the first library that needs it."""
+        import tvm_ffi
+
+        if RUN_OR_CAPTURE not in self._globals and tvm_ffi.get_global_func(RUN_OR_CAPTURE, allow_missing=True):
+            self.around_global(RUN_OR_CAPTURE, self._run_or_capture)
+
     def _load(self, original: Function, *args: Any) -> Any:
+        self._hook_graphs()
         library = original(*args)
         return self._executable(library, str(args[0])) or library
 
@@ -175,6 +201,7 @@ class RelaxVM:
         return module_of({EXECUTABLE: load, **own})
 
     def _load_worker(self, original: Function, *args: Any) -> Any:
+        self._hook_graphs()
         vm = original(*args)
         self._instrument(vm, Library(Path(str(args[0])), ""))
         return vm
@@ -201,7 +228,7 @@ class RelaxVM:
         import tvm_ffi
 
         self._library = library
-        self._steps.loaded()
+        self._steps.loaded(any(code.kind == "cuda" for imported in vm.imports for code in imported.imports))
         self._listener.source(library.file, library.path.read_bytes())
         if recorder := self._listener.recorder_library:
             try:
@@ -266,6 +293,49 @@ class RelaxVM:
                 wrapped[place] = [self._wrapped(name, given[0], of_cache=True), *given[1:]]
         return wrapped
 
+    def _run_or_capture(self, original: Function, *args: Any) -> Any:
+        run = self._as_graph(*args)
+        return original(*args) if run is None else original(args[0], run, *args[2:])
+
+    @contained
+    def _as_graph(self, vm: Any, function: Any, args: Any, number: int, *shape: Any) -> Function | None:
+        """`function` for TVM to run, at first twice: the second time as it captures it. Later it launches the graph."""
+        import tvm_ffi
+
+        invoke, passes = tvm_ffi.get_global_func(INVOKE), itertools.count()
+        key = function.__chandle__(), int(number), tuple(map(int, shape[0])) if shape else ()
+
+        def run(*inner: Any) -> Any:
+            body = functools.partial(invoke, vm, function, *inner)
+            if next(passes) == 0 or not self.on:
+                return body()
+            graph = self._captured[key] = Graph(function)
+            self._set_capturing(True)
+            try:
+                return self._graphs.capture(graph, self._stream(inner) or 0, body)
+            finally:
+                self._set_capturing(False)
+
+        graph = self._captured.get(key)
+        if graph is not None and self.holding:
+            self._launches += [graph] if len(self._launches) < MOST_HELD else []
+        elif graph is not None:
+            self._graphs.launch(graph)
+        return run
+
+    @contained
+    def _stream(self, args: tuple[Any, ...]) -> int:
+        """That captures what is called with these; 0: not known."""
+        import tvm_ffi
+
+        devices = (arg.device for arg in args if isinstance(arg, tvm_ffi.Tensor))
+        return next((tvm_ffi.get_raw_stream(device) for device in devices if device.type == "cuda"), 0)
+
+    def _set_capturing(self, to: bool) -> None:
+        self._capturing = to
+        if self._native is not None:
+            self._native["capturing"](to)
+
     def _wrapped(self, name: str, function: Function, of_cache: bool = False) -> Any:
         import tvm_ffi
 
@@ -287,7 +357,7 @@ class RelaxVM:
     def _tell(self, library: Library, name: str, args: tuple[Any, ...], of_cache: bool = False) -> None:
         kernel = self._kernel(library, name, len(args), of_cache)
         values = [_value(arg) for arg in args]
-        if self._held is not None:
+        if self._held is not None and not self._capturing:
             self._held += [(kernel, values)] if len(self._held) < MOST_HELD else []
         else:
             self._listener.launched(kernel.operator, kernel.launch, values)
