@@ -105,9 +105,9 @@ def _total_us(calls: Sequence[Call], times: Mapping[int, CallTime], phase: str) 
 class _Choice:
     def __init__(self, recording: Recording, judged: Judged, times: Mapping[int, CallTime], wishes: Wishes) -> None:
         self._judged, self._times, self._wishes = judged, times, wishes
-        problems = problems_of(open_contents(recording.path, allow_truncated=True))
+        problems = problems_of(open_contents(recording.path, allow_truncated=True), engine_forms=True)
         assert problems.derived is not None  # of a Recording
-        self._kernels = {kernel.definition.name: kernel for kernel in problems.derived.kernels}
+        self._kernels = {kernel.definition.name: kernel for kernel in problems.derived.definitions}
         self._workloads: dict[tuple[str, int], set[str]] = defaultdict(set)
         for count in (count for problem in problems.problems for count in problem.counts):
             self._workloads[count.definition, count.call].add(count.workload)
@@ -173,6 +173,8 @@ class _Choice:
             outputs=views.outputs,
             returned=views.returned,
             several=views.several,
+            hints=views.hints,
+            padding=views.padding,
             engine_us=engine_us,
             solution_us=solution_us,
         )
