@@ -28,7 +28,7 @@ def plan_of(recording: Recording, *solutions: Solution, us: float = 5.0, engine_
     """All Solutions PASSED with `us` on every Workload; each of the engine's kernels takes `engine_us`."""
     workloads = {
         problem.definition.name: list(problem.workloads)
-        for problem in problems_of(open_contents(recording.path, allow_truncated=True)).problems
+        for problem in problems_of(open_contents(recording.path, allow_truncated=True), engine_forms=True).problems
     }
     outcomes = {
         f"{solution.definition}/{solution.author}/{solution.name}": {

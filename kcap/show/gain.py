@@ -176,7 +176,7 @@ def gains(recording: Recording, times: Mapping[int, CallTime], source: str, deri
 
 
 def gain_groups(derived: Derived) -> dict[int, tuple[str, str | None, bool]]:
-    """Of each Call (by id) the row of Gains that it is in: its Definition (of two, that with the engine's arguments), or
+    """Of each Call (by id) the row of Gains that it is in: its Definition (of two that of the engine's arguments), or
     the family that it is a part of; that family; and whether it is the former."""
     of_families = {call: (family, family, False) for call, family in derived.family_of().items()}
     of_definitions = {
