@@ -160,6 +160,15 @@ def test_its_inputs_are_views_of_what_the_engine_passes(recorded: Recording) -> 
         views_of(paged.definition, paged.uses[0])
 
 
+def test_one_for_lists_of_pages_is_told_what_to_be_written_for(recorded: Recording) -> None:
+    names = [kernel.definition.name for kernel in derive(recorded).kernels if "gqa_paged" in kernel.definition.name]
+    left_out = {
+        one.definition: one.reason for one in plan_of(recorded, *(python_solution(n, SOLUTION) for n in names)).left_out
+    }
+    assert left_out["gqa_paged_decode_h32_kv8_d128_ps16"].endswith(f"{NAME} takes what the engine passes")
+    assert left_out["gqa_paged_prefill_causal_h32_kv8_d128_ps16"] == "prefill: hardly a batch has the sizes of another"
+
+
 def test_it_writes_where_the_engine_looks_and_nowhere_else(placed: Placed) -> None:
     """The output is a part of a larger tensor; the log-sum-exp is natural and [heads, tokens]."""
     for _ in range(4):
