@@ -17,13 +17,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kcap
 from kcap.bench.apply.process import place
 from kcap.bench.apply.seams import Operators, Placed, Replacements, without_none
+from kcap.bench.apply.trial import _try
 from kcap.bench.apply.views import NoView, views_of
+from kcap.replay.rebuild.operators import resolve_operator
+from kcap.replay.rebuild.rebuild import Rebuilder
 from kcap.schemas.derive.derive import derive
 from kcap.schemas.recording.recording import Recording
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TensorSpec
 from kcap.schemas.results.plan import Plan, plan_bytes, read_plan
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the real operator is there")
 SCHEMA = """fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out,
     Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k,
     int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k,
@@ -31,6 +35,11 @@ SCHEMA = """fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Ten
     Tensor? v_descale, float softmax_scale, bool is_causal, int window_size_left, int window_size_right, float softcap,
     bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin,
     Tensor? s_aux, int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"""
+SCHEDULE = """get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, int num_heads_k,
+    int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,
+    Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? leftpad_k, int? page_size, int max_seqlen_k_new,
+    bool is_causal, int window_size_left, int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa,
+    int sm_margin) -> Tensor"""
 NAME = "gqa_table_decode_h32_kv8_d128_ps16"
 SEQUENCES, HEADS, KV_HEADS, DIM, PAGE, PAGES, COLUMNS = 16, 32, 8, 128, 16, 64, 128
 SCALE = 0.08838834764831845
@@ -66,13 +75,17 @@ def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> list
     return [out, lse, torch.full((32, 2), MARK), torch.full((32, 2), MARK)]
 
 
-@pytest.fixture(autouse=True)
-def operator() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def operators() -> Iterator[None]:
     library = torch.library.Library("_vllm_fa3_C", "FRAGMENT")
     library.define(SCHEMA)
     library.impl("fwd", flash, "CPU")
+    library.define(SCHEDULE)
+    library.impl("get_scheduler_metadata", lambda *given: torch.zeros(49, dtype=torch.int32), "CPU")
+    resolve_operator.cache_clear()
     yield
     library._destroy()
+    resolve_operator.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +103,25 @@ def on_cpu(call: Call) -> Call:
     values = [replace(a.value, device="cpu") if isinstance(a.value, TensorSpec) else a.value for a in call.args]
     args = [arg.model_copy(update={"value": value}) for arg, value in zip(call.args, values, strict=True)]
     return call.model_copy(update={"args": args})
+
+
+def placed_alone(recorded: Recording, source: str, folder: Path) -> Placed:
+    (one,) = place(plan_on_cpu(recorded, source), folder)
+    return one
+
+
+@pytest.mark.parametrize(("source", "reason"), [(SOLUTION, None), (WRONG, "its output 0 is off by")])
+def test_it_is_tried_alone_on_each_recorded_batch(
+    recorded: Recording, tmp_path: Path, source: str, reason: str | None
+) -> None:
+    """The cache is cut to the pages in use; one of the batches is padded."""
+    one = placed_alone(recorded, source, tmp_path)
+    rebuilder = Rebuilder("cpu", "cpu", recorded.path)
+    samples = [sample for sample in recorded.samples if sample.call == one.replacement.call.id]
+    assert samples
+    for sample in samples:
+        found = _try(one, rebuilder, rebuilder.resolve(one.replacement.call, sample), slower=True)
+        assert found == reason if reason is None else str(found).startswith(reason)
 
 
 @pytest.fixture
