@@ -81,14 +81,20 @@ class Problems:
     derived: Derived | None = None
 
 
-def problems_of(contents: Contents) -> Problems:
-    """A Recording's Definitions and Workloads, derived; a dataset's, as they are."""
+def problems_of(contents: Contents, engine_forms: bool = False) -> Problems:
+    """A Recording's Definitions and Workloads, derived; a dataset's, as they are.
+
+    `engine_forms`: also those whose inputs are the engine's own; their Calls then are in two Problems.
+    """
     if contents.dataset is not None:
         return Problems(problems_of_dataset(contents.dataset), LossLedger())
     ledger = LossLedger()
     derived = derive_calls(contents.calls, contents.metadata, contents.recording)
     samples = samples_by_call(contents.samples)
     problems = [problem for kernel in derived.kernels if (problem := _problem(kernel, samples, contents, ledger))]
+    if engine_forms:  # what cannot be made of them was told of their Calls already
+        forms = (_problem(kernel, samples, contents, LossLedger()) for kernel in derived.engine_forms)
+        problems += [problem for problem in forms if problem]
     _lose_the_rest(derived, problems, {call.id: call for call in contents.kernels}, ledger)
     return Problems(problems, ledger, derived)
 

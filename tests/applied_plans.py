@@ -26,9 +26,15 @@ def python_solution(definition: str, source: str, name: str = "mine") -> Solutio
 
 def plan_of(recording: Recording, *solutions: Solution, us: float = 5.0, engine_us: float = 10.0) -> Plan:
     """All Solutions PASSED with `us` on every Workload; each of the engine's kernels takes `engine_us`."""
+    times = {call.id: CallTime({count.phase: engine_us for count in call.counts}, None) for call in recording.kernels()}
+    return make_plan(recording, passed(recording, *solutions, us=us), times, Wishes(slower=us > engine_us))
+
+
+def passed(recording: Recording, *solutions: Solution, us: float = 5.0) -> Judged:
+    """All Solutions PASSED with `us` on every Workload."""
     workloads = {
         problem.definition.name: list(problem.workloads)
-        for problem in problems_of(open_contents(recording.path, allow_truncated=True)).problems
+        for problem in problems_of(open_contents(recording.path, allow_truncated=True), engine_forms=True).problems
     }
     outcomes = {
         f"{solution.definition}/{solution.author}/{solution.name}": {
@@ -41,6 +47,4 @@ def plan_of(recording: Recording, *solutions: Solution, us: float = 5.0, engine_
         for solution in solutions
     }  # fmt: skip
     run = RunRecord(kcap="0", path=str(recording.path), identity="", device="cpu", machine=Machine())
-    judged = Judged(Path("judged"), run, dict(zip(outcomes, solutions, strict=True)), outcomes)
-    times = {call.id: CallTime({count.phase: engine_us for count in call.counts}, None) for call in recording.kernels()}
-    return make_plan(recording, judged, times, Wishes(slower=us > engine_us))
+    return Judged(Path("judged"), run, dict(zip(outcomes, solutions, strict=True)), outcomes)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from applied_plans import passed, python_solution
 
 import kcap
 from kcap.bench.apply.choice import read_judged
@@ -80,9 +82,33 @@ def test_plans_that_are_to_be_found_out_differ_in_that_alone(script: Any, llama_
         "greedy_sampling_v128256",
     }  # fmt: skip
     right = plans["gemm_bf16_n28672_k4096_example"].replacements
+    assert script.TOGETHER not in plans  # nobody judged attention then
     odd = script.odd_ones(plans)
     wrong, useless = odd["gemm_bf16_n28672_k4096_wrong"], odd["useless"]
     assert [one.call for one in wrong.replacements] == [one.call for one in right]
     assert {one.solution for one in wrong.replacements} == wrong.solutions.keys() != {one.solution for one in right}
     assert [one.call.args[0].value.shape for one in useless.replacements] == [(17, 4096)]
     assert [one.solution for one in useless.replacements] == [one.solution for one in right]
+
+
+def test_one_plan_has_an_operator_a_fused_kernel_and_attention(script: Any, llama_on_h100: Path) -> None:
+    """Of what was judged on the H100, and of attention as if it had been."""
+    recording, judged = kcap.load(llama_on_h100 / "model.kcap"), read_judged(llama_on_h100 / "judged")
+    name, text = next(made for made in script.examples_of(recording) if made[0].startswith("gqa_table_decode_"))
+    solution = python_solution(name.removesuffix("_example"), text, name)
+    spec = solution.spec.model_copy(update={"destination_passing_style": True})
+    attention = passed(recording, solution.model_copy(update={"spec": spec}))
+    both = replace(
+        judged,
+        solutions={**judged.solutions, **attention.solutions},
+        outcomes={**judged.outcomes, **attention.outcomes},
+    )
+    plans = dict(script.make_plans(recording, both, llama_on_h100))
+    together = plans[script.TOGETHER]
+    assert {(one.seam, one.call.operator.partition("::")[0]) for one in together.replacements} == {
+        ("operator", "aten"), ("operator", "_vllm_fa3_C"), ("launch", "triton"),
+    }  # fmt: skip
+    odd = script.odd_ones(plans)
+    assert odd.keys() == {"gemm_bf16_n28672_k4096_wrong", script.USELESS, f"{solution.definition}_wrong"}
+    (wrong,) = odd[f"{solution.definition}_wrong"].solutions.values()
+    assert wrong.sources[0].content.rstrip().endswith("output.view(-1)[::1000].neg_()")

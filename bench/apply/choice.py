@@ -105,9 +105,13 @@ def _total_us(calls: Sequence[Call], times: Mapping[int, CallTime], phase: str) 
 class _Choice:
     def __init__(self, recording: Recording, judged: Judged, times: Mapping[int, CallTime], wishes: Wishes) -> None:
         self._judged, self._times, self._wishes = judged, times, wishes
-        problems = problems_of(open_contents(recording.path, allow_truncated=True))
+        problems = problems_of(open_contents(recording.path, allow_truncated=True), engine_forms=True)
         assert problems.derived is not None  # of a Recording
-        self._kernels = {kernel.definition.name: kernel for kernel in problems.derived.kernels}
+        self._formless = problems.derived.formless
+        self._engine_forms = {
+            use.call.id: kernel.definition.name for kernel in problems.derived.engine_forms for use in kernel.uses
+        }
+        self._kernels = {kernel.definition.name: kernel for kernel in problems.derived.definitions}
         self._workloads: dict[tuple[str, int], set[str]] = defaultdict(set)
         for count in (count for problem in problems.problems for count in problem.counts):
             self._workloads[count.definition, count.call].add(count.workload)
@@ -162,7 +166,7 @@ class _Choice:
         try:
             views = views_of(kernel.definition, use)
         except NoView as error:
-            return str(error)
+            return self._why_no_view(use.call, error)
         return Replacement(
             call=use.call,
             seam=seam,
@@ -173,9 +177,16 @@ class _Choice:
             outputs=views.outputs,
             returned=views.returned,
             several=views.several,
+            hints=views.hints,
+            padding=views.padding,
             engine_us=engine_us,
             solution_us=solution_us,
         )
+
+    def _why_no_view(self, call: Call, error: NoView) -> str:
+        if form := self._engine_forms.get(call.id):
+            return f"{error}: {form} takes what the engine passes"
+        return self._formless.get(call.id) or str(error)
 
     def _engine_us(self, call: Call) -> Mapping[str, float]:
         return self._times[call.id].us if call.id in self._times else {}

@@ -24,11 +24,12 @@ def with_items(path: str, value: Any) -> dict[str, Any]:
 
 
 class Matching:
-    """What an invocation of `call` looks like. Values that the Call does not know may be anything, and so may the sizes
-    of the dimensions `free`, by argument."""
+    """What an invocation of `call` looks like. Values that the Call does not know may be anything, and so may the
+    arguments `hints`, by path, and the sizes of the dimensions `free`, by argument."""
 
-    def __init__(self, call: Call, free: Mapping[str, Collection[int]] = NOTHING) -> None:
+    def __init__(self, call: Call, free: Mapping[str, Collection[int]] = NOTHING, hints: Collection[str] = ()) -> None:
         self._free = free
+        tensors = [(path, spec) for path, spec in call.tensors() if path.partition(".")[0] not in hints]
         self._tensors = [
             (
                 path,
@@ -37,14 +38,16 @@ class Matching:
                 getattr(torch, spec.dtype),
                 spec.device.split(":")[0],
             )
-            for path, spec in call.tensors()
+            for path, spec in tensors
         ]
         self._storages = [
             (path, spec.storage, None if spec.offset is None else spec.offset * spec.bits // 8, spec.numel)
-            for path, spec in call.tensors()
+            for path, spec in tensors
         ]
         self._plain = [
-            (str(index), argument.value) for index, argument in enumerate(call.args) if _is_known(argument.value)
+            (str(index), argument.value)
+            for index, argument in enumerate(call.args)
+            if _is_known(argument.value) and str(index) not in hints
         ]
         self._constants = dict(call.launch.constexprs) if call.launch else {}
 

@@ -22,7 +22,7 @@ from kcap.bench.apply.matching import Matching, Values, with_items
 from kcap.capture.taps.libraries.library import Calls
 from kcap.errors import KcapError
 from kcap.schemas.recording.operators import DEFAULT, to_trace
-from kcap.schemas.results.plan import Replacement, Scalar, TensorView
+from kcap.schemas.results.plan import NewTensor, Replacement, Scalar, TensorView
 
 Function = Callable[..., Any]
 MOST_COPIED = 256 << 20  # bytes, for one comparison: a cache of gigabytes is not copied
@@ -55,13 +55,15 @@ class Placed:
     matching: Matching = field(init=False)
 
     def __post_init__(self) -> None:
-        self.matching = Matching(self.replacement.call, self.replacement.free)
+        self.matching = Matching(self.replacement.call, self.replacement.free, self.replacement.hints)
 
     def run(self, values: Values) -> Any:
         """Run the Solution on the call's arguments, and return what the operator would."""
         one = self.replacement
         results = [
             torch.empty_strided(new.shape, new.strides, dtype=getattr(torch, new.dtype), device=self._device(values))
+            if isinstance(new, NewTensor)
+            else _view(new, values, ())
             for new in one.returned
         ]
         inputs = [_input(source, values) for source in one.inputs]
@@ -90,9 +92,17 @@ class Placed:
         return result
 
     def outputs(self, values: Values, result: Any) -> list[torch.Tensor]:
-        """The Definition's outputs, where the operator, or the Solution, has left them."""
+        """The Definition's outputs, where the operator, or the Solution, has left them; zeros in padding."""
         results = list(result) if isinstance(result, tuple | list) else [result]
-        return [_view(view, values, results) for view in self.replacement.outputs]
+        outputs = [_view(view, values, results) for view in self.replacement.outputs]
+        padding = self.replacement.padding
+        if padding is None:
+            return outputs
+        places = (_view(padding.lengths, values, ()) == 0).nonzero().flatten()
+        return [
+            output if dim is None else output.index_fill(dim, places.to(output.device), 0)
+            for output, dim in zip(outputs, padding.dims, strict=True)
+        ]
 
     def _take(self, made: Any, outputs: Sequence[torch.Tensor]) -> None:
         """Put what the Solution returned where the engine looks for it; what was written in place is there already."""
@@ -294,7 +304,7 @@ class Operators:
 
         def override(keys: Any, *args: Any, **kwargs: Any) -> Any:
             def run_original() -> Any:
-                return original.call_boxed(keys, *args, **kwargs)
+                return without_none(original.call_boxed(keys, *args, **kwargs))
 
             if not replacements.active:
                 return run_original()
@@ -317,10 +327,18 @@ def why_not_overridden(schema: Any, one: Replacement) -> str:
     base = schema.name.split("::")[-1]
     if torch._C._should_allow_numbers_as_tensors(base):
         return "torch passes numbers to it as tensors, which a kernel in Python does not get as such"
+    if one.several and len(schema.returns) == 1:
+        return ""  # a list, whose length no schema tells
     new = sum(returned.alias_info is None for returned in schema.returns)
-    if new != len(one.returned):
-        return f"it returns {new} new tensors, of which the Definition has {len(one.returned)}"
+    known = sum(isinstance(returned, NewTensor) for returned in one.returned)
+    if new != known:
+        return f"it returns {new} new tensors, of which the Definition has {known}"
     return ""
+
+
+def without_none(result: Any) -> Any:
+    """What an operator returned, with empty tensors for undefined ones in a list: torch takes those from C++ alone."""
+    return [torch.empty(0) if item is None else item for item in result] if isinstance(result, list) else result
 
 
 def written_returns(schema: Any, values: Values) -> Any:

@@ -2,12 +2,13 @@
 
 Told from the Call alone, on tensors without data: the Definition's binding makes each input from the arguments, and
 what it makes is a view of one of them, a number, or neither. The last has no place in a plan: an input that is computed
-from values (the indices of pages from a block table) would have to be computed anew in each step.
+from values (the indices of pages from a block table) would have to be computed anew in each step. Such a Call may have
+another Definition, of the engine's own arguments (`Derived.engine_forms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from kcap.schemas.derive.kernel import CallUse, KernelInstance, TensorArg, dtype
 from kcap.schemas.flashinfer.definition import Definition
 from kcap.schemas.recording.records import Call
 from kcap.schemas.recording.values import TensorSpec, TorchConstant
-from kcap.schemas.results.plan import NewTensor, Scalar, TensorView
+from kcap.schemas.results.plan import NewTensor, Padding, Scalar, TensorView
 
 POOLS = frozenset({"num_pages", "num_states"})  # axes whose size is what memory allows, not what is computed
 
@@ -35,8 +36,10 @@ class Views:
 
     inputs: list[TensorView | Scalar]
     outputs: list[TensorView]
-    returned: list[NewTensor]
+    returned: list[NewTensor | TensorView]
     several: bool
+    hints: list[str]
+    padding: Padding | None
 
 
 def views_of(definition: Definition, use: CallUse) -> Views:
@@ -52,15 +55,12 @@ def views_of(definition: Definition, use: CallUse) -> Views:
         result, form = _with_result(use, invocation, form)
     except (Unrecognized, Skip) as error:
         raise NoView(str(error)) from None
-    owners |= {_storage(tensor): ("", index, tensor) for index, tensor in enumerate(result.tensors)}
+    returned = [_returned(tensor, owners) for tensor in result.tensors]
+    owners = {_storage(tensor): ("", index, tensor) for index, tensor in enumerate(result.tensors)} | owners
     outputs = [_output(name, form.outputs[name], owners) for name in definition.outputs]
-    _check_all_written(call, result, outputs)
-    return Views(
-        inputs,
-        outputs,
-        [NewTensor(shape=list(t.shape), strides=list(t.stride()), dtype=dtype_name(t.dtype)) for t in result.tensors],
-        result.several,
-    )
+    _check_all_written(call, form.operator.unwritten, returned, outputs)
+    hints = [str(index) for index, name in enumerate(argument_names(call)) if name in form.operator.hints]
+    return Views(inputs, outputs, returned, result.several, hints, _padding(definition, form, inputs))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class _Result:
 def _with_result(use: CallUse, invocation: Invocation, form: KernelInstance) -> tuple[_Result, KernelInstance]:
     """What the operator returns, where an output is made of that, and the form that knows it."""
     if not all(map(_is_known, form.outputs.values())):
-        invocation.result = _run_without_data(use.call, invocation)
+        returned = form.operator.returned
+        invocation.result = _run_without_data(use.call, invocation) if returned is None else returned()
         several = isinstance(invocation.result, tuple | list)
         tensors = tuple(invocation.result) if several else (invocation.result,)
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
@@ -106,13 +107,43 @@ def _on_meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, TorchConstant) and value.kind == "device" else value
 
 
-def _check_all_written(call: Call, result: _Result, outputs: Sequence[TensorView]) -> None:
+def _returned(tensor: torch.Tensor, owners: Owners) -> NewTensor | TensorView:
+    """A result of the operator: an argument, or new."""
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    if (owner := owners.get(_storage(tensor))) is None:
+        return NewTensor(shape=shape, strides=strides, dtype=dtype_name(tensor.dtype))
+    path, _, whole = owner
+    offset = tensor.storage_offset() - whole.storage_offset()
+    return TensorView(argument=path, shape=shape, strides=strides, offset=offset)
+
+
+def _padding(definition: Definition, form: KernelInstance, inputs: Sequence[TensorView | Scalar]) -> Padding | None:
+    name = form.operator.lengths
+    if not name:
+        return None
+    lengths, (axis,) = inputs[list(definition.inputs).index(name)], form.inputs[name].shape or ()
+    assert isinstance(lengths, TensorView)
+    shapes = [form.outputs[output].shape or () for output in definition.outputs]
+    return Padding(lengths=lengths, dims=[shape.index(axis) if axis in shape else None for shape in shapes])
+
+
+def _check_all_written(
+    call: Call,
+    unwritten: Collection[str],
+    returned: Sequence[NewTensor | TensorView],
+    outputs: Sequence[TensorView],
+) -> None:
     """NoView where the operator writes or returns what is no output of the Definition."""
     written = {view.argument.partition(".")[0] for view in outputs if view.argument is not None}
-    for index, argument in enumerate(call.args):
-        if argument.written and isinstance(argument.value, TensorSpec) and str(index) not in written:
-            raise NoView(f"it writes its argument {argument.name or index}, which is no output of the Definition")
-    if missing := set(range(len(result.tensors))) - {view.result for view in outputs}:
+    for index, (name, argument) in enumerate(zip(argument_names(call), call.args, strict=True)):
+        if (
+            argument.written
+            and isinstance(argument.value, TensorSpec)
+            and {name, str(index)}.isdisjoint({*unwritten, *written})
+        ):
+            raise NoView(f"it writes its argument {name}, which is no output of the Definition")
+    new = {index for index, one in enumerate(returned) if isinstance(one, NewTensor) and 0 not in one.shape}
+    if missing := new - {view.result for view in outputs}:
         raise NoView(f"result {missing.pop()} is no output of the Definition")
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     if session.root is None:
         raise CallError("only the Definitions of a Recording can be checked")
     derived, rebuilder = derive(load(session.root)), session.rebuilder()
-    checker = Checker(derived.kernels, rebuilder, derived.refused, session.peers.rank if session.peers else 0)
+    checker = Checker(derived.definitions, rebuilder, derived.refused, session.peers.rank if session.peers else 0)
 
     def check(message: dict[str, Any]) -> dict[str, Any]:
         sample = sample_of_request(message)

@@ -95,7 +95,7 @@ class RecordingSubject(Subject):
         derived = self.problems.derived
         if derived is None or self.contents.recording is None:
             return []
-        kernels = [kernel for kernel in derived.kernels if kernel.definition.name in names]
+        kernels = [kernel for kernel in derived.definitions if kernel.definition.name in names]
         with Checkers(self.contents, on) as checkers:
             return list(check_references(checkers, replace(derived, kernels=kernels)))
 
@@ -114,7 +114,7 @@ def open_subject(path: Path, trust: bool) -> Subject:
     contents = open_contents(path, allow_truncated=True)
     if not contents.calls:
         raise CallError(f"{path}: holds no calls")
-    problems = problems_of(contents)
+    problems = problems_of(contents, engine_forms=True)
     return RecordingSubject(
         path,
         {problem.definition.name: problem.definition for problem in problems.problems},

@@ -59,13 +59,15 @@ NO_TIME = CallTime({}, None)
 class Gain:
     """A Definition's kernels, or an operator's that has none. Microseconds of all invocations, by phase.
 
-    `floor_us`: at the floor, at most what they take; `unknown_us`: of those whose floor is not known.
+    `floor_us`: at the floor, at most what they take; `unknown_us`: of those whose floor is not known. `closed`: why
+    none can be replaced though its operator could be.
     """
 
     name: str
     family: str | None
     has_definition: bool
     seams: set[Seam] = field(default_factory=set)
+    closed: str = ""
     count: Counter[str] = field(default_factory=Counter)
     engine_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     floor_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -122,6 +124,7 @@ class Gains:
             "family": row.family,
             "definition": row.has_definition,
             "seams": sorted(row.seams),
+            "closed": "" if row.seams else row.closed,
             "times_floor": row.times_floor,
             "unknown_us": row.unknown_us,
             "phases": {
@@ -145,13 +148,15 @@ def gains(recording: Recording, times: Mapping[int, CallTime], source: str, deri
     """What could be gained of `recording`, whose Calls (by id) take `times`; `derived`: its Definitions, if known."""
     from kcap.schemas.derive.derive import derive  # needs torch
 
-    groups, rows = gain_groups(derived or derive(recording)), dict[str, Gain]()
+    derived = derived or derive(recording)
+    groups, rows = gain_groups(derived), dict[str, Gain]()
     untimed = 0
     for call in recording.kernels():
         name, family, defined = groups.get(call.id, (call.operator, None, False))
         row = rows.setdefault(name, Gain(name, family, defined))
-        if (seam := seam_of(call)) is not None:
+        if (seam := seam_of(call)) is not None and call.id not in derived.formless:
             row.seams.add(seam)
+        row.closed = derived.formless.get(call.id, row.closed)
         time = times.get(call.id, NO_TIME)
         for count in call.counts:
             row.count.update({count.phase: count.count, ALL_PHASES: count.count})
@@ -171,11 +176,13 @@ def gains(recording: Recording, times: Mapping[int, CallTime], source: str, deri
 
 
 def gain_groups(derived: Derived) -> dict[int, tuple[str, str | None, bool]]:
-    """Of each Call (by id) the row of Gains that it is in: its Definition, or the family that it is a part of; that
-    family; and whether it is the former."""
+    """Of each Call (by id) the row of Gains that it is in: its Definition (of two that of the engine's arguments), or
+    the family that it is a part of; that family; and whether it is the former."""
     of_families = {call: (family, family, False) for call, family in derived.family_of().items()}
     of_definitions = {
-        use.call.id: (kernel.definition.name, kernel.family, True) for kernel in derived.kernels for use in kernel.uses
+        use.call.id: (kernel.definition.name, kernel.family, True)
+        for kernel in derived.definitions
+        for use in kernel.uses
     }
     return {**of_families, **of_definitions}
 

@@ -14,7 +14,7 @@ from kcap.schemas.derive.families import family_of, recognize
 from kcap.schemas.derive.generic.derive import derive_generic
 from kcap.schemas.derive.generic.family import family_of_work
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, invocation_of
-from kcap.schemas.derive.kernel import CallUse, DerivedDefinition, KernelInstance
+from kcap.schemas.derive.kernel import BindInvocation, CallUse, DerivedDefinition, KernelInstance
 from kcap.schemas.flashinfer.calling_record import CallingRecord, KernelCount, framework_of
 from kcap.schemas.flashinfer.definition import DRAFT, Definition
 from kcap.schemas.recording.operators import base_of
@@ -28,13 +28,21 @@ class Derived:
 
     `refused`: Calls (by id) that no Definition can hold, with the reason; `refused_families`: of these those whose
     family is known. `covered`: Calls inside a region that has a Definition, with its family; they have none of their
-    own.
+    own. `engine_forms`: of Calls in `kernels` whose inputs are computed from the engine's arguments, the Definitions
+    that take these as they are; `formless`: why a Call (by id) has none.
     """
 
     kernels: list[DerivedDefinition]
     refused: dict[int, str] = field(default_factory=dict)
     covered: dict[int, str] = field(default_factory=dict)
     refused_families: dict[int, str] = field(default_factory=dict)
+    engine_forms: list[DerivedDefinition] = field(default_factory=list)
+    formless: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def definitions(self) -> list[DerivedDefinition]:
+        """All that a Solution may be written for: a Call may be in two of them."""
+        return [*self.kernels, *self.engine_forms]
 
     def family_of(self) -> dict[int, str]:
         """The named family of each Call that has one, by the Call's id."""
@@ -67,11 +75,13 @@ def derive(recording: Recording) -> Derived:
 @dataclass(frozen=True)
 class FamilyMatches:
     """`kernels`: Definitions of families. `covered`: kernels (by id) inside a region that has one, with its operator;
-    `rest`: all other kernels that do work."""
+    `rest`: all other kernels that do work. `engine_forms`, `formless`: as in Derived."""
 
     kernels: list[DerivedDefinition]
     covered: dict[int, str]
     rest: list[Call]
+    engine_forms: list[DerivedDefinition]
+    formless: dict[int, str]
 
 
 def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording | None = None) -> Derived:
@@ -82,7 +92,12 @@ def derive_calls(calls: Iterable[Call], metadata: Metadata, recording: Recording
     families = {call: family_of(region)[0] for call, region in matches.covered.items()}
     undefined = (call for call in matches.rest if call.id in refused)
     refused_families = {call.id: family for call in undefined if (family := family_of_work(call, recording))}
-    return Derived(sorted(kernels, key=lambda k: (-k.total, k.definition.name)), refused, families, refused_families)
+    forms = _with_names(matches.engine_forms, metadata)
+    return Derived(_by_total(kernels), refused, families, refused_families, _by_total(forms), matches.formless)
+
+
+def _by_total(kernels: list[DerivedDefinition]) -> list[DerivedDefinition]:
+    return sorted(kernels, key=lambda kernel: (-kernel.total, kernel.definition.name))
 
 
 def match_families(calls: Iterable[Call], recording: Recording | None = None) -> FamilyMatches:
@@ -93,7 +108,15 @@ def match_families(calls: Iterable[Call], recording: Recording | None = None) ->
     exported = recognized + [
         (call, kernel) for call, kernel in regions if base_of(call.operator) in set(covered.values())
     ]
-    return FamilyMatches(_kernels_of_families(exported), covered, rest)
+    forms = [(call, kernel.engine_form) for call, kernel in exported if isinstance(kernel.engine_form, KernelInstance)]
+    formless = {call.id: kernel.engine_form for call, kernel in exported if isinstance(kernel.engine_form, str)}
+    return FamilyMatches(
+        _kernels_of_families(exported, bind_family),
+        covered,
+        rest,
+        _kernels_of_families(forms, bind_engine_form),
+        formless,
+    )
 
 
 RecognizedCalls = list[tuple[Call, KernelInstance]]
@@ -153,12 +176,12 @@ def _covered_by_regions(recognized: RecognizedCalls, regions: RecognizedCalls, u
     return {call.id: parent for call in kernels if (parent := base_of(call.parent or "")) in closed}
 
 
-def _kernels_of_families(calls: RecognizedCalls) -> list[DerivedDefinition]:
+def _kernels_of_families(calls: RecognizedCalls, bind: BindInvocation) -> list[DerivedDefinition]:
     groups: dict[Hashable, list[CallUse]] = defaultdict(list)
     instances: dict[Hashable, KernelInstance] = {}
     for call, instance in calls:
         instances.setdefault(instance.key, instance)
-        groups[instance.key].append(CallUse(call, bind_family))
+        groups[instance.key].append(CallUse(call, bind))
     return [
         DerivedDefinition(instances[key].definition(), instances[key].family, tuple(uses))
         for key, uses in groups.items()
@@ -170,6 +193,13 @@ def bind_family(invocation: Invocation) -> KernelInstance:
     if kernel is None:
         raise Unrecognized(f"{invocation.operator} with these values is not its family's")
     return kernel
+
+
+def bind_engine_form(invocation: Invocation) -> KernelInstance:
+    form = bind_family(invocation).engine_form
+    if not isinstance(form, KernelInstance):
+        raise Unrecognized(form or f"{invocation.operator} has no other form")
+    return form
 
 
 def content_hash(definition: Definition) -> bytes:
@@ -195,7 +225,7 @@ def _with_names(kernels: list[DerivedDefinition], metadata: Metadata) -> list[De
     names: dict[str, int] = defaultdict(int)
     for kernel in kernels:
         names[kernel.definition.name] += 1
-    generic = [kernel.uses[0].bind is not bind_family for kernel in kernels]
+    generic = [kernel.uses[0].bind not in (bind_family, bind_engine_form) for kernel in kernels]
     return [
         _with_name_and_tags(kernel, numbered or names[kernel.definition.name] > 1, metadata)
         for kernel, numbered in zip(kernels, generic, strict=True)

@@ -38,13 +38,29 @@ class TensorArg:
 
 
 @dataclass(frozen=True)
+class OperatorFacts:
+    """What the engine's operator does that its Definition does not say; names are of the operator's arguments.
+
+    `hints`: arguments that change how it computes, and not what. `unwritten`: those that its schema calls written, and
+    that it does not write. `returned`: what it returns, in tensors without data; None where torch knows that.
+    `lengths`: an input of the Definition whose zeros are padding: the operator leaves those rows as they were.
+    """
+
+    hints: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
+    returned: Callable[[], list[torch.Tensor]] | None = None
+    lengths: str = ""
+
+
+@dataclass(frozen=True)
 class KernelInstance:
     """One Call as a kernel of a family. `axes`: a number is constant in the model, None varies.
 
     `reference` is the text of a module with `run(*inputs) -> outputs`. `flops` counts a multiplication and an addition
     as two; `touched`: bytes that one invocation must read and write, None: all of its inputs and outputs. `random`: it
     draws random numbers, so that two runs agree only in distribution. `in_place`: inputs that may be written, and the
-    output of each, where the names do not say so (`Definition.written_inputs`).
+    output of each, where the names do not say so (`Definition.written_inputs`). `engine_form`: the same kernel with the
+    engine's own arguments for inputs, where this one's are computed from their values; or why it has no such form.
     """
 
     name: str
@@ -60,6 +76,8 @@ class KernelInstance:
     touched: LazyValue | None = None
     random: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
+    operator: OperatorFacts = field(default=OperatorFacts(), compare=False)
+    engine_form: KernelInstance | str | None = field(default=None, compare=False)
     family: str = field(default="", compare=False)
 
     @property

@@ -70,13 +70,22 @@ class NewTensor(_Part):
     dtype: str
 
 
+class Padding(_Part):
+    """A batch may be padded: where `lengths` is 0, what the operator leaves is nobody's. `dims`: of each output the
+    dimension that goes along with `lengths`; None: none does."""
+
+    lengths: TensorView
+    dims: list[int | None]
+
+
 class Replacement(_Part):
     """A Solution in the place of one Call.
 
     `solution`: the SHA-256 of the Solution. `workloads`: those for which it was judged. `inputs`, `outputs`: the
     Definition's, in its order, as views of what the engine passes. `returned`: what the operator returns, `several`:
-    as a tuple. `engine_us`: of one invocation of the engine's kernel, by phase; `solution_us`: of the Solution, as the
-    judge has it.
+    as a tuple; what is empty there is used by nobody. `hints`: paths of arguments that say how the operator computes,
+    and not what: they may differ from the Call's. `engine_us`: of one invocation of the engine's kernel, by phase;
+    `solution_us`: of the Solution, as the judge has it.
     """
 
     call: Call
@@ -86,8 +95,10 @@ class Replacement(_Part):
     workloads: list[str]
     inputs: list[TensorView | Scalar]
     outputs: list[TensorView]
-    returned: list[NewTensor] = []
+    returned: list[NewTensor | TensorView] = []
     several: bool = False
+    hints: list[str] = []
+    padding: Padding | None = None
     engine_us: Mapping[str, Time]
     solution_us: Time
 

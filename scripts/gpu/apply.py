@@ -6,9 +6,11 @@ Records the model as vLLM serves it, compiled and in CUDA graphs, and measures i
 Definitions that the engine spends most of its decode steps in, and makes two Solutions of each, without anybody's
 ideas: the reference as it is, and the reference compiled by inductor. On a GPU those in bench/solutions/examples are
 Solutions, too, one of them also at half its pace. All are judged, and each is put into the engine by a plan of its own,
-slower ones too; `chosen` is the plan that `kcap apply` makes of all of them. Two more are to be found out: one that is
-wrong in one element of a thousand, which no judge would let pass, and one for a batch that never comes. All plans are
-compared in one engine, the chosen one then in N pairs of fresh ones. What lies in DIR already is not made anew.
+slower ones too; `chosen` is the plan that `kcap apply` makes of all of them, and `together` has an example for a
+registered operator, for a kernel that inductor fused and for attention at once. More are to be found out: products and
+attention that are wrong in one element of a thousand, which no judge would let pass, and one for a batch that never
+comes. All plans are compared in one engine, the chosen one then in N pairs of fresh ones. What lies in DIR already is
+not made anew.
 
 Prints a table last: the change of a decode step by the judge's times, the change that was measured with its interval,
 the share of steps that ran a Solution, and what the logits differ by. Exits with 1 unless every plan but the useless
@@ -53,7 +55,9 @@ EXAMPLES = {  # by what the name of a Definition begins with
     "fused_add_rms_norm_bf16_": "add_rms_norm",
     "cache_update_": "cache_update",
     "greedy_sampling_": "argmax",
+    "gqa_table_decode_h": "decode_attention",
 }
+TOGETHER_OF = ("gemm_bf16_", "fused_add_rms_norm_bf16_", "gqa_table_decode_h")
 TWICE = """
 
 _once = run
@@ -77,7 +81,7 @@ LOAD = ("--num-prompts", "16")
 RECORDED = ("--input-len", "64", "--output-len", "32")
 COMPARED = ("--input-len", "80", "--output-len", "1200")  # in prefill it has shapes that were not recorded
 PRODUCT = "aten::mm.out"
-USELESS, CHOSEN = "useless", "chosen"
+USELESS, CHOSEN, TOGETHER = "useless", "chosen", "together"
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def examples_of(recording: Recording) -> Iterator[tuple[str, str]]:
     """The name and text of each example that is for a Definition of the Recording; the first twice as slow, too."""
     folder = Path(kcap.__file__).parent / "bench" / "solutions" / "examples"
     twice = ""
-    for definition in (kernel.definition for kernel in derive(recording).kernels):
+    for definition in (kernel.definition for kernel in derive(recording).definitions):
         example = next((example for start, example in EXAMPLES.items() if definition.name.startswith(start)), None)
         if example is None or (example == "add_rms_norm" and len(definition.inputs) != 3):
             continue
@@ -209,11 +213,18 @@ def examples_of(recording: Recording) -> Iterator[tuple[str, str]]:
 
 
 def make_plans(recording: Recording, judged: Judged, output: Path) -> Iterator[tuple[str, Plan]]:
-    """The plan that is chosen of all, and one for each Solution alone, slower ones too."""
+    """The plan that is chosen of all, one for each Solution alone and one of examples together, slower ones too."""
     times, _ = known_times(recording, output / "measurements.jsonl") or ({}, "")
     yield CHOSEN, make_plan(recording, judged, times, Wishes())
-    for name in sorted({solution.name for solution in judged.solutions.values()}):
-        yield name, make_plan(recording, judged, times, Wishes([name], slower=True))
+    names = sorted({solution.name for solution in judged.solutions.values()})
+    alone = {name: make_plan(recording, judged, times, Wishes([name], slower=True)) for name in names}
+    yield from alone.items()
+    best = []
+    for start in TOGETHER_OF:
+        put_in = [n for n in names if n.startswith(start) and n.endswith("_example") and alone[n].replacements]
+        best += [max(put_in, key=lambda name: alone[name].saved_us("decode"))] if put_in else []
+    if len(best) == len(TOGETHER_OF):
+        yield TOGETHER, make_plan(recording, judged, times, Wishes(best, slower=True))
 
 
 def tried_alone(plans: dict[str, Plan]) -> Iterator[tuple[str, Plan]]:
@@ -232,23 +243,32 @@ def tried_alone(plans: dict[str, Plan]) -> Iterator[tuple[str, Plan]]:
 
 
 def odd_ones(plans: dict[str, Plan]) -> dict[str, Plan]:
-    """Plans that are to be found out: a product that is wrong, and one for a batch that does not come."""
-    products = (plan for name, plan in plans.items() if name.startswith("gemm_") and name.endswith("_example"))
-    right = next((plan for plan in products if {one.call.operator for one in plan.replacements} == {PRODUCT}), None)
-    if right is None:
-        return {}
+    """Plans that are to be found out: a product and attention that are wrong, and a product for a batch that does not
+    come."""
+    odd = {}
+    examples = [plan for name, plan in plans.items() if name.endswith("_example")]
+    product = next((plan for plan in examples if {one.call.operator for one in plan.replacements} == {PRODUCT}), None)
+    if product is not None:
+        odd |= spoilt(product)
+        longer = [one.model_copy(update={"call": one_row_more(one.call)}) for one in product.replacements]
+        odd[USELESS] = product.only(longer)
+    for plan in examples:
+        if any(one.definition.startswith("gqa_table_decode_") for one in plan.replacements):
+            odd |= spoilt(plan)
+    return odd
+
+
+def spoilt(right: Plan) -> dict[str, Plan]:
+    """By its name, a plan with the first output of its one Solution wrong in one element of a thousand."""
     (solution,) = right.solutions.values()
     (source,) = solution.sources
     arguments = source.content[source.content.rindex("def run(") + len("def run(") :].partition(")")[0]
-    wrong = source.content + WRONG.format(arguments=arguments, output=arguments.rpartition(", ")[2])
+    first = arguments.split(", ")[-len(right.replacements[0].outputs)]
+    wrong = source.content + WRONG.format(arguments=arguments, output=first)
     solution = solution.model_copy(update={"sources": [source.model_copy(update={"content": wrong})]})
     replacements = [one.model_copy(update={"solution": solution.sha256}) for one in right.replacements]
-    return {
-        f"{replacements[0].definition}_wrong": right.model_copy(
-            update={"solutions": {solution.sha256: solution}, "replacements": replacements}
-        ),
-        USELESS: right.only([one.model_copy(update={"call": one_row_more(one.call)}) for one in right.replacements]),
-    }
+    changed = {"solutions": {solution.sha256: solution}, "replacements": replacements}
+    return {f"{replacements[0].definition}_wrong": right.model_copy(update=changed)}
 
 
 def one_row_more(product: Call) -> Call:

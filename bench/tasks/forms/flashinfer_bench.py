@@ -58,7 +58,7 @@ def passable(draft: TaskDraft) -> Problem:
     if not isinstance(subject, RecordingSubject) or subject.problems.derived is None:
         return draft.problem
     derived = subject.problems.derived
-    kernels = [kernel for kernel in derived.kernels if kernel.definition.name == draft.definition.name]
+    kernels = [kernel for kernel in derived.definitions if kernel.definition.name == draft.definition.name]
     problems = Problems([replace(draft.problem)], LossLedger(), replace(derived, kernels=kernels))
     on = CheckTarget(draft.request.device, draft.request.trust)
     request = ExportRequest(subject.contents, draft.request.output, checked_on=on)

@@ -39,6 +39,25 @@ expected = torch.zeros(2, 64, 2, 8)
 for cache, new in zip(expected, (k, v)):
     cache[[5, 33]] = new[[0, 2]]
 assert torch.equal(caches.flatten(1, 2), expected)
+
+heads, dim, page = 4, 32, 16
+lengths, table = torch.tensor([0, 1, 16, 17, 600]), torch.full((5, 40), -1)
+cells = torch.randperm(5 * 40)
+for row, (length, own) in enumerate(zip(lengths.tolist(), cells.chunk(5))):
+    table[row, : -(-length // page)] = own[: -(-length // page)]
+for order in [(0, 1, 2, 3, 4), (0, 1, 3, 2, 4), (0, 1, 3, 4, 2)]:  # tokens first, heads first, tokens last
+    whole = torch.randn([(2, 200, page, 2, dim)[axis] for axis in order])
+    caches = whole.permute([order.index(axis) for axis in range(5)])
+    q = torch.randn(5, heads, 2 * dim)[..., :dim]
+    output, lse = torch.full((7, heads, dim), 7.0)[1:6], torch.empty(heads, 5)
+    example("decode_attention")(q, *caches, table, lengths, 0.2, output, lse)
+    assert (output._base[[0, -1]] == 7.0).all()
+    for row, length in enumerate(lengths.tolist()):
+        k, v = (cache[table[row, : -(-length // page)]].flatten(0, 1)[:length] for cache in caches)
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        logits = torch.einsum("hd,khd->hk", q[row], k) * 0.2
+        torch.testing.assert_close(output[row], torch.einsum("hk,khd->hd", logits.softmax(-1), v))
+        torch.testing.assert_close(lse[:, row], logits.logsumexp(-1))
 """
 
 

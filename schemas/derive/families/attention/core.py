@@ -31,6 +31,7 @@ def attend(q, k, v, sm_scale{sinks}):
     return torch.cat(outputs), torch.cat(lses)
 '''
 
+PREFILL = "prefill: hardly a batch has the sizes of another"  # why no kernel of it can be replaced
 SCALE_DESCRIPTION = "Softmax scale. Default is (1/sqrt(head_dim))."
 LSE_DESCRIPTION = "The 2-based log-sum-exp of attention logits."
 SINKS_DESCRIPTION = "A logit of each head that no key has: it takes its share of the softmax."

@@ -11,7 +11,7 @@ import re
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import cost_function
 from kcap.schemas.derive.families.attention.core import attended_pairs, first_key_seen
-from kcap.schemas.derive.families.attention.pages import Pages
+from kcap.schemas.derive.families.attention.pages import Pages, table_pages
 
 
 @cost_function("gqa_paged")
@@ -60,6 +60,8 @@ def read_of_sinks(inputs: CostInputs) -> int:
 
 def pages_of(inputs: CostInputs, page_size: int) -> Pages:
     """A last page of unknown length counts as one row."""
+    if "block_table" in inputs:
+        return table_pages(inputs.index("block_table"), inputs.index("seq_lens"), page_size)
     starts, indices = inputs.index("kv_indptr"), inputs.index("kv_indices")
     used = (starts.diff() > 0).long()
     last = inputs.index("kv_last_page_len") * used if "kv_last_page_len" in inputs else used

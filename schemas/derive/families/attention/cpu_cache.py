@@ -16,6 +16,15 @@ CODE_AT = 64  # bytes from the start of cpu_attention::AttentionMetadata
 GROUP = 16
 
 
+TILED = "its cache may lie in AMX's tiles, of which no view has tokens and heads"
+
+
+def may_be_tiled(unpacked: torch.Tensor) -> bool:
+    """Whether vLLM lays such a cache, [pages, rows of a page, heads, dim], out for AMX where a machine has that."""
+    rows, dim = unpacked.shape[1], unpacked.shape[3]
+    return unpacked.dtype == torch.bfloat16 and not rows % 32 and not dim % 32
+
+
 def unpacked_caches(
     key: torch.Tensor, value: torch.Tensor, layout: torch.Tensor | str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:

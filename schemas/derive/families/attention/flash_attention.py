@@ -11,13 +11,19 @@ import torch
 
 from kcap.schemas.derive.families import family
 from kcap.schemas.derive.families.attention.core import AttentionVariant, base2_lse, refuse_unless_one
-from kcap.schemas.derive.families.attention.gqa_paged import PagedAttention, paged_attention
+from kcap.schemas.derive.families.attention.gqa_paged import (
+    SINKS_LSE,
+    PagedAttention,
+    PageTable,
+    paged_attention,
+)
 from kcap.schemas.derive.families.attention.gqa_ragged import RaggedAttention, ragged_attention
 from kcap.schemas.derive.families.attention.mla_paged import LatentAttention, latent_attention
 from kcap.schemas.derive.families.attention.pages import PagedBatch, table_pages
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
-from kcap.schemas.derive.kernel import KernelInstance
+from kcap.schemas.derive.kernel import KernelInstance, OperatorFacts
 
+SPLIT_SUMS = {"_vllm_fa3_C::fwd": 2, "_vllm_fa2_C::varlen_fwd": 0}  # results beside the output and its log-sum-exp
 UNMODELLED = (
     *("k_new", "v_new", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k", "rotary_cos"),
     *("rotary_sin", "attention_chunk", "alibi_slopes", "p_dropout", "cp_tot_seqused_k"),
@@ -86,12 +92,34 @@ def _with_table(call: Invocation, attention: RaggedAttention, table: torch.Tenso
             k=attention.k,
             v=attention.v,
             batch=_batch(call, attention, table),
+            table=_page_table(call, attention, table),
             scale=attention.scale,
             output=attention.output,
             lse=attention.lse,
             variant=attention.variant,
         )
     )
+
+
+HINTS = ("max_seqlen_k", "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata")
+SGLANG = "what it returns beside its output is not known"
+
+
+def _page_table(call: Invocation, attention: RaggedAttention, table: torch.Tensor) -> PageTable | str:
+    """Its schema calls the queries written, which only a rotation in the kernel does (refused). Of what it returns the
+    output is the argument, and the sums of its splits are nobody's: here they are empty."""
+    if attention.lse is None:
+        return SINKS_LSE
+    if call.base not in SPLIT_SUMS:
+        return SGLANG
+
+    def returned() -> list[torch.Tensor]:
+        q, out = attention.q, call["out"]
+        lse = torch.empty(q.shape[1], len(q), dtype=torch.float32, device=q.device)
+        sums = [torch.empty(0, dtype=torch.float32, device=q.device) for _ in range(SPLIT_SUMS[call.base])]
+        return [torch.empty_like(q) if out is None else out, lse, *sums]
+
+    return PageTable(table, call.tensor("seqused_k"), OperatorFacts(HINTS, ("q",), returned), lambda: call.result[1])
 
 
 def _latent(call: Invocation, attention: RaggedAttention, table: torch.Tensor, q_nope: torch.Tensor) -> KernelInstance:

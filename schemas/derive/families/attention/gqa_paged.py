@@ -3,6 +3,9 @@
 An operator that returns no log-sum-exp gets a Definition without `lse`, with `nolse` in its name. Rows of
 padding, which operators leave as they were, are zero as in the reference.
 
+A decode has a second Definition, gqa_table_decode, whose inputs are what the engine itself passes: its table of pages
+and the sequences' lengths. A kernel for that can take the operator's place without anything computed before it.
+
 Launches of which two make one kernel are left out: the 3D path of vLLM's Triton kernel (segments, then their reduction)
 and SGLang's decode (`_fwd_grouped_kernel_stage1`, `_fwd_kernel_stage2`; vLLM's are in `parts`). So is SGLang's
 extension, which reads old keys from the cache and new ones from beside it: FlashInfer has no form for that.
@@ -19,16 +22,25 @@ from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
     CAUSAL,
     LSE_DESCRIPTION,
+    PREFILL,
     SCALE_DESCRIPTION,
     AttentionVariant,
     MakeTensor,
     refuse_quantized,
     refuse_unless_one,
 )
-from kcap.schemas.derive.families.attention.cpu_cache import unpacked_caches
+from kcap.schemas.derive.families.attention.cpu_cache import TILED, may_be_tiled, unpacked_caches
 from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_pages, table_pages
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
-from kcap.schemas.derive.kernel import KernelInstance, TensorArg, abbreviate, lazy_arg, scalar_arg, tensor_arg
+from kcap.schemas.derive.kernel import (
+    KernelInstance,
+    OperatorFacts,
+    TensorArg,
+    abbreviate,
+    lazy_arg,
+    scalar_arg,
+    tensor_arg,
+)
 
 GATHER = """    for b in range(kv_indptr.shape[0] - 1):
         pages = kv_indices[int(kv_indptr[b]) : int(kv_indptr[b + 1])].long()
@@ -36,6 +48,12 @@ GATHER = """    for b in range(kv_indptr.shape[0] - 1):
         if len(pages) == 0 or rows.start == rows.stop:
             continue
         num_kv = {num_kv}
+"""
+
+TABLE_GATHER = """    for b, num_kv in enumerate(seq_lens.tolist()):
+        pages, rows = block_table[b, : -(-num_kv // {ps})].long(), slice(b, b + 1)
+        if num_kv == 0:
+            continue
 """
 
 REFERENCE = """import math
@@ -57,13 +75,31 @@ def run({arguments}):
 """
 
 CACHE_AXES = ("num_pages", "page_size", "num_kv_heads", "head_dim")
+TABLE_DESCRIPTION = "Pages of each sequence in their order. What its length does not reach may be anything, -1 too."
+LENGTHS_DESCRIPTION = "Tokens of each sequence; 0: a row of padding, whose output is 0."
+NATURAL_LSE_DESCRIPTION = "The natural log-sum-exp of attention logits; minus infinity in padding."
+
+LISTED = "its list of pages is planned on the host"
+NOT_ONE_QUERY = "a padded prefill has the same arguments"
+SINKS_LSE = "sinks: what its log-sum-exp is beside them is not documented"
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """What an engine passes to a decode. `pages`: [sequences or more, pages], `lengths`: [sequences], of which each has
+    one query, in that order. `lse`: natural, [heads, tokens], if the operator returns it."""
+
+    pages: torch.Tensor
+    lengths: torch.Tensor
+    operator: OperatorFacts
+    lse: MakeTensor | None = None
 
 
 @dataclass(frozen=True)
 class PagedAttention:
     """One invocation. `q`: [tokens, heads, dim], `k`, `v`: [pages, rows of a page, kv heads, dim].
 
-    `output`: [tokens, heads, dim], `lse`: base 2, [tokens, heads].
+    `output`: [tokens, heads, dim], `lse`: base 2, [tokens, heads]. `table`: of a decode; or why it has none.
     """
 
     q: torch.Tensor
@@ -74,47 +110,116 @@ class PagedAttention:
     output: MakeTensor
     lse: MakeTensor | None = None
     variant: AttentionVariant = CAUSAL
+    table: PageTable | str | None = None
 
 
 def paged_attention(attention: PagedAttention) -> KernelInstance:
     """A decode or a prefill as a kernel instance."""
-    (_, h, d), (ps, kv) = attention.q.shape, attention.k.shape[1:3]
     refuse_quantized(attention.q, attention.k, attention.v)
-    if attention.k.shape != attention.v.shape or d != attention.k.shape[3]:
+    if attention.k.shape != attention.v.shape or attention.q.shape[2] != attention.k.shape[3]:
         raise Unrecognized("its values have a size of their own")
     batch = attention.batch
-    variant = attention.variant
+    form = _Form(
+        kind="paged_decode" if batch.decode else "paged_prefill",
+        indices=batch.inputs(),
+        axes=batch.axes,
+        constraints=batch.constraints,
+        gather=gather_source(batch),
+        outputs=attention_outputs(batch, attention.q.dtype, "head_dim", attention.output, attention.lse),
+        lse="lse",
+    )
+    return replace(_instance(attention, form), engine_form=_engine_form(attention))
+
+
+def _engine_form(attention: PagedAttention) -> KernelInstance | str | None:
+    """The same with the engine's own arguments, or why there is no such form."""
+    batch, table = attention.batch, attention.table
+    if not batch.decode:
+        return PREFILL
+    if not isinstance(table, PageTable):
+        return table
+    rows, lse = "batch_size", table.lse
+    outputs = attention_outputs(batch, attention.q.dtype, "head_dim", attention.output, None)
+    if lse is not None:
+        outputs["lse"] = lazy_arg(
+            "float32",
+            ("num_qo_heads", rows),
+            lambda: batch.without_padding(lse().T, -float("inf")).T,
+            NATURAL_LSE_DESCRIPTION,
+        )
+    form = _Form(
+        kind="table_decode",
+        indices={
+            "block_table": lazy_arg(
+                table.pages.dtype, (rows, "max_pages"), lambda: reached(table, batch.pages.page_size), TABLE_DESCRIPTION
+            ),
+            "seq_lens": tensor_arg(table.lengths, rows, description=LENGTHS_DESCRIPTION),
+        },
+        axes={rows: None, "num_pages": None, "page_size": batch.pages.page_size, "max_pages": None},
+        constraints=(),
+        gather=TABLE_GATHER.format(ps=batch.pages.page_size),
+        outputs=outputs,
+        lse="(lse * math.log(2.0)).T.contiguous()",
+    )
+    return replace(_instance(attention, form), operator=replace(table.operator, lengths="seq_lens"))
+
+
+def reached(table: PageTable, page_size: int) -> torch.Tensor:
+    """The table's rows with -1 in what no sequence reaches; without data as they are."""
+    rows = table.pages[: len(table.lengths)]
+    if rows.is_meta or table.lengths.is_meta:
+        return rows
+    page = torch.arange(rows.shape[1], device=rows.device)
+    return torch.where(page[None, :] * page_size < table.lengths[:, None], rows, -1)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """In which a Definition has the batch: `gather` is the head of its reference's loop over sequences, `lse` what that
+    returns as log-sum-exp."""
+
+    kind: str
+    indices: dict[str, TensorArg]
+    axes: dict[str, int | None]
+    constraints: tuple[str, ...]
+    gather: str
+    outputs: dict[str, TensorArg]
+    lse: str
+
+
+def _instance(attention: PagedAttention, form: _Form) -> KernelInstance:
+    (_, h, d), (ps, kv) = attention.q.shape, attention.k.shape[1:3]
+    batch, variant = attention.batch, attention.variant
     if batch.decode:  # its one query stands at the last key
         variant = replace(variant, causal=False, right=-1)
     inputs = {
         "q": tensor_arg(attention.q, batch.axis, "num_qo_heads", "head_dim"),
         "k_cache": tensor_arg(attention.k, *CACHE_AXES),
     }
-    inputs |= {"v_cache": tensor_arg(attention.v, *CACHE_AXES), **batch.inputs()}
+    inputs |= {"v_cache": tensor_arg(attention.v, *CACHE_AXES), **form.indices}
     inputs |= {"sm_scale": scalar_arg(attention.scale, description=SCALE_DESCRIPTION), **variant.inputs()}
     words = ("_causal" if variant.causal else "") + variant.words
-    words += ("" if attention.lse else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
-    kind = "decode" if batch.decode else "prefill"
+    words += ("" if "lse" in form.outputs else "_nolse") + abbreviate(attention.q.dtype, torch.bfloat16)
     text = REFERENCE.format(
         attend=variant.attend_source(),
         arguments=", ".join(inputs),
         sinks=", sinks" if variant.has_sinks else "",
-        gather=gather_source(batch),
-        returned="output, lse" if attention.lse else "output",
+        gather=form.gather,
+        returned=f"output, {form.lse}" if "lse" in form.outputs else "output",
         h=h,
         kv=kv,
         d=d,
         ps=ps,
     )
     return KernelInstance(
-        name=f"gqa_paged_{kind}{words}_h{h}_kv{kv}_d{d}_ps{ps}",
+        name=f"gqa_{form.kind}{words}_h{h}_kv{kv}_d{d}_ps{ps}",
         op_type="gqa_paged",
-        axes={"num_qo_heads": h, "num_kv_heads": kv, "head_dim": d, **batch.axes},
+        axes={"num_qo_heads": h, "num_kv_heads": kv, "head_dim": d, **form.axes},
         inputs=inputs,
-        outputs=attention_outputs(batch, attention.q.dtype, "head_dim", attention.output, attention.lse),
+        outputs=form.outputs,
         reference=text,
-        description=f"Batched Grouped Query Attention {kind} with a paged KV cache.",
-        constraints=batch.constraints,
+        description=f"Batched Grouped Query Attention {form.kind.rpartition('_')[2]} with a paged KV cache.",
+        constraints=form.constraints,
         flops=lambda: 4 * h * d * attention.variant.pairs(batch.pages.lengths(), batch.queries()),
         touched=lambda: _touched(attention),
     )
@@ -156,6 +261,7 @@ def cpu_attention(call: Invocation) -> KernelInstance:
     call.refuse("alibi_slopes", "dynamic_causal")
     q, lengths, window = call.tensor("query"), call.tensor("seq_lens"), int(call.number("sliding_window_size"))
     k, v = unpacked_caches(call.tensor("key_cache"), call.tensor("value_cache"), call.optional("scheduler_metadata"))
+    table = PageTable(call.tensor("block_table"), lengths, OperatorFacts(hints=("scheduler_metadata",)))
     return paged_attention(
         PagedAttention(
             q=q,
@@ -163,10 +269,11 @@ def cpu_attention(call: Invocation) -> KernelInstance:
             v=v,
             batch=PagedBatch(
                 tokens=len(q),
-                pages=table_pages(call.tensor("block_table"), lengths, k.shape[1]),
+                pages=table_pages(table.pages, lengths, k.shape[1]),
                 starts=call.tensor("query_start_loc"),
-                decode=len(q) == len(lengths),
+                decode=len(q) == len(lengths),  # none is padded: each sequence has a query
             ),
+            table=TILED if may_be_tiled(k) else table,
             scale=float(call.number("scale")),
             output=lambda: call.tensor("output"),
             variant=AttentionVariant(
@@ -204,6 +311,7 @@ def _wrapped(call: Invocation, indptr: str, indices: str, last: str, starts: tor
             starts=starts,
             decode=starts is None,
         ),
+        table=LISTED,
         scale=flashinfer_wrapper.planned_softmax_scale(call, q.shape[-1]),
         output=lambda: flashinfer_wrapper.wrapper_result(call, 0),
         lse=(lambda: flashinfer_wrapper.wrapper_result(call, 1)) if call["return_lse"] else None,
@@ -242,6 +350,7 @@ def unified_attention(call: Invocation) -> KernelInstance:
             k=k,
             v=call.tensor("value_cache_ptr"),
             batch=batch,
+            table=NOT_ONE_QUERY,
             scale=float(call.number("scale")),
             output=lambda: call.tensor("output_ptr").view(q.shape),
             variant=AttentionVariant(

@@ -15,6 +15,7 @@ from kcap.schemas.derive.families.attention import flashinfer_wrapper
 from kcap.schemas.derive.families.attention.core import (
     CAUSAL,
     LSE_DESCRIPTION,
+    PREFILL,
     SCALE_DESCRIPTION,
     AttentionVariant,
     MakeTensor,
@@ -116,6 +117,7 @@ def ragged_attention(attention: RaggedAttention) -> KernelInstance:
         constraints=("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"),
         flops=lambda: _flops(attention, h, d + vo),
         touched=lambda: _touched(attention),
+        engine_form=PREFILL,
     )
 
 

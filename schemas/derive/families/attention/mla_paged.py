@@ -101,6 +101,7 @@ def latent_attention(attention: LatentAttention) -> KernelInstance:
         constraints=batch.constraints,
         flops=lambda: 2 * h * (2 * c + p) * variant.pairs(batch.pages.lengths(), batch.queries()),
         touched=lambda: _touched(attention),
+        engine_form="latent attention: no form with the engine's table",
     )
 
 

@@ -141,7 +141,7 @@ class PagedBatch:
         return self.pages.indptr()
 
     def without_padding(self, rows: torch.Tensor, padding: float) -> torch.Tensor:
-        """A decode's `rows` [tokens, …] with `padding` in those of sequences without tokens."""
-        if not self.decode:
+        """A decode's `rows` [tokens, …] with `padding` in those of sequences without tokens; without data as it is."""
+        if not self.decode or rows.is_meta:
             return rows
         return torch.where(self.used().to(rows.device).reshape(-1, *[1] * (rows.dim() - 1)), rows, padding)

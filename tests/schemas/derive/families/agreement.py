@@ -46,19 +46,26 @@ def checked(kernel: KernelInstance) -> Definition:
 def agrees(
     operator: str, run: Callable[..., Any], hidden: dict[str, torch.Tensor] | None = None, **arguments: Any
 ) -> KernelInstance:
-    """The kernel instance, once its reference returned what `run(**arguments)` returns or writes to its arguments."""
+    """The kernel instance, once its reference returned what `run(**arguments)` returns or writes to its arguments; so
+    did that of its other form, if it has one."""
     invocation = Invocation(operator, arguments, hidden or {})
     kernel = recognize(invocation)
     assert kernel is not None, f"no family takes {operator}"
+    forms = [form for form in (kernel, kernel.engine_form) if isinstance(form, KernelInstance)]
+    references = [referred(form) for form in forms]
+    invocation.result = run(**arguments)
+    for form, expected in zip(forms, references, strict=True):
+        result = compare_outputs(form, [slot.get() for slot in form.outputs.values()], expected)
+        assert result["status"] == "agrees", (form.name, result)
+    return kernel
+
+
+def referred(kernel: KernelInstance) -> list[Any]:
+    """What the reference makes of the invocation."""
     definition = checked(kernel)
     inputs = [copy_of(slot.get()) for slot in kernel.inputs.values()]
     kernel.sizes(dict(zip(kernel.inputs, inputs, strict=True)))
-    expected = as_list(compile_reference(definition.reference, definition.name)(*inputs))
-    invocation.result = run(**arguments)
-    actual = [slot.get() for slot in kernel.outputs.values()]
-    result = compare_outputs(kernel, actual, expected)
-    assert result["status"] == "agrees", result
-    return kernel
+    return as_list(compile_reference(definition.reference, definition.name)(*inputs))
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paging import Batch, batch, starts
 
-from kcap.schemas.derive.cost import Cost, cost_of_instance, distinct_bytes
+from kcap.schemas.derive.cost import Cost, CostInputs, cost_function_for, cost_of_instance, distinct_bytes
 from kcap.schemas.derive.families.attention.core import attended_pairs
 from kcap.schemas.derive.families.attention.pages import table_pages
+from kcap.schemas.derive.kernel import KernelInstance
 from kcap.schemas.recording.values import Group
 
 BF16, FP8, FLOAT, INT, LONG = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32, torch.int64
@@ -145,6 +146,23 @@ def test_pages_that_sequences_share_are_read_once():
     assert apart.flops == least.flops == 4 * 8 * 64 * 76
     assert least.bytes == 2 * 64 * (2 * 2 * 40 + 2 * 8 * 2) + 4 * 8 * 2
     assert apart.bytes - least.bytes == 2 * 64 * 2 * 2 * 36
+
+
+def test_both_forms_of_a_decode_cost_the_same():
+    """Of an invocation, and of a Workload; one of the sequences is padding."""
+    padded = batch([1, 1, 1], [40, 100, 0], 16)
+    kernel = kernel_of("_vllm_fa3_C::fwd", **flash(padded, window_size_left=12))
+    form = kernel.engine_form
+    assert isinstance(form, KernelInstance)
+    least = cost_of_instance(kernel)
+    assert cost_of_instance(form) == least and least.flops == 4 * 8 * 64 * 2 * 13
+    of_workload = cost_function_for("gqa_paged")
+    assert of_workload is not None
+    costs = [
+        of_workload(CostInputs(each.definition(), {name: slot.get() for name, slot in each.inputs.items()}))
+        for each in (kernel, form)
+    ]
+    assert costs[0] == costs[1] and costs[0].flops == least.flops
 
 
 def test_attention_whose_lengths_are_not_known_counts_nothing():

@@ -12,6 +12,7 @@ from paging import Batch, attention, batch, share_of_keys, starts, tokens_of
 
 from kcap.schemas.derive.families.attention.gqa_paged import flashinfer_prefill
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
+from kcap.schemas.derive.kernel import KernelInstance
 
 Arguments = dict[str, Any]
 HEADS, KV_HEADS, DIM = 8, 2, 64
@@ -208,6 +209,10 @@ def test_padding_of_a_graphs_decode_is_zero():
     }
     kernel = agrees("_vllm_fa3_C::fwd", flash_attention(requests), **{**arguments, **padded})
     assert kernel.outputs["output"].get()[2:].abs().max() == 0
+    form = engine_form(kernel)
+    assert form.inputs["block_table"].get()[:, :3].tolist() == [
+        [*requests.table[0, :2].tolist(), -1], [requests.table[1, 0].item(), -1, -1], [-1] * 3, [-1] * 3
+    ]  # fmt: skip
     assert kernel.touched() == (2 * KV_HEADS * 25 + 2 * HEADS * 2) * DIM * 2 + 4 * HEADS * 2
 
 
@@ -244,11 +249,13 @@ def test_unified_attention_in_triton(window: int):
     assert declined(operator, **tensors, scale=0.1), "nothing tells whether there is a window"
 
 
-def test_names_and_axes_of_llama_are_flashinfers():
-    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
-    arguments = {
+
+def llama() -> Arguments:
+    """A decode of 16 sequences in a graph."""
+    return {
         "q": meta(16, 32, 128),
         "k": meta(57056, 16, 8, 128),
         "v": meta(57056, 16, 8, 128),
@@ -262,6 +269,44 @@ def test_names_and_axes_of_llama_are_flashinfers():
         "window_size_left": -1,
         "window_size_right": -1,
     }
+
+
+def engine_form(kernel: KernelInstance) -> KernelInstance:
+    assert isinstance(kernel.engine_form, KernelInstance), kernel.engine_form
+    return kernel.engine_form
+
+
+def test_a_decode_has_a_form_with_the_engines_own_table():
+    form = engine_form(kernel_of("_vllm_fa3_C::fwd", **llama()))
+    assert checked(form).name == "gqa_table_decode_h32_kv8_d128_ps16"
+    assert " ".join(form.inputs) == "q k_cache v_cache block_table seq_lens sm_scale"
+    assert form.outputs["lse"].shape == ("num_qo_heads", "batch_size")
+    assert form.operator.returned is not None
+    assert [tuple(tensor.shape) for tensor in form.operator.returned()] == [(16, 32, 128), (32, 16), (0,), (0,)]
+    windowed = kernel_of("_vllm_fa2_C::varlen_fwd", **{**llama(), "window_size_left": 12})
+    assert engine_form(windowed).name == "gqa_table_decode_window12_h32_kv8_d128_ps16"
+
+
+def test_attention_whose_operator_cannot_be_replaced_says_why(vllm: Callable[..., Any]):
+    def why(operator: str, **arguments: Any) -> Any:
+        return kernel_of(operator, **arguments).engine_form
+
+    table = {**llama(), "q": meta(40, 32, 128), "out": meta(40, 32, 128), "max_seqlen_q": 9}
+    assert why("_vllm_fa3_C::fwd", **table) == "prefill: hardly a batch has the sizes of another"
+    ragged = {**table, "page_table": None, "seqused_k": None, "cu_seqlens_k": meta(17, dtype=torch.int32)}
+    flat = {"k": meta(40, 8, 128), "v": meta(40, 8, 128)}
+    assert str(why("_vllm_fa3_C::fwd", **{**ragged, **flat})).startswith("prefill")
+    assert str(why("_vllm_fa3_C::fwd", **llama(), s_aux=meta(32))).startswith("sinks")
+    assert str(why("sgl_kernel::fwd", **llama())).startswith("what it returns")
+    latent = {"q": meta(16, 32, 64), "k": meta(9, 16, 1, 64), "v": meta(9, 16, 1, 512), "q_v": meta(16, 32, 512)}
+    assert str(why("_vllm_fa3_C::fwd", **{**llama(), **latent})).startswith("latent attention")
+    requests = batch([1, 1], [90, 64], 32)
+    assert "AMX" in why("_C::cpu_attention_with_kv_cache", **on_cpu(requests, torch.bfloat16))
+    engine_form(kernel_of("_C::cpu_attention_with_kv_cache", **on_cpu(requests, torch.float32)))
+
+
+def test_names_and_axes_of_llama_are_flashinfers():
+    arguments = llama()
     decode = checked(kernel_of("_vllm_fa3_C::fwd", **arguments))
     assert decode.name == "gqa_paged_decode_h32_kv8_d128_ps16"
     assert " ".join(decode.inputs) == "q k_cache v_cache kv_indptr kv_indices kv_last_page_len sm_scale"
