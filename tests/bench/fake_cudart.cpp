@@ -7,6 +7,8 @@ extern "C" {
 int cudaSetDevice(int) { return 0; }
 int cudaMalloc(void** to, size_t size) { *to = std::malloc(size); return 0; }
 int cudaFree(void* memory) { std::free(memory); return 0; }
+int cudaMallocHost(void** to, size_t size) { *to = std::malloc(size); return 0; }
+int cudaFreeHost(void* memory) { std::free(memory); return 0; }
 int cudaMemcpyAsync(void* to, const void* from, size_t size, int, void*) { std::memcpy(to, from, size); return 0; }
 int cudaMemsetAsync(void* to, int value, size_t size, void*) { std::memset(to, value, size); return 0; }
 int cudaDeviceSynchronize() { return 0; }

@@ -41,6 +41,11 @@ def double_once(x, y):
         double(x, y)
 
 
+def double_changing_the_last(x, y):
+    double(x, y)
+    floats(x)[-1] = 0
+
+
 def double_in_place(x, y):
     floats(x)[:] = 0
     double(x, y)

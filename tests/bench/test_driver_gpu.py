@@ -96,6 +96,17 @@ def test_changed_inputs_are_told_by_name(start, drawn):
     assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
 
 
+def test_the_last_element_of_a_large_input_may_not_be_changed(start):
+    """It is looked at in parts."""
+    rows = (80 << 20) // 4 // 4
+    with open_input_pool(DOUBLE, workload(DOUBLE, "w", rows), None, None, on_gpu=True) as large:
+        one = start("double_changing_the_last")
+        one.open(large, sets=1)
+        assert one.run(1, range(1)).report.code == protocol.FINE
+        answer = one.deliver([0])
+        assert (answer.code, answer.text) == (protocol.INPUT, "changed its input x")
+
+
 def test_what_cannot_be_captured_is_to_be_started_again(start, drawn):
     one = start("refuses_capture")
     one.open(drawn, sets=4)

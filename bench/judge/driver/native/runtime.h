@@ -15,6 +15,8 @@ struct Runtime {
   int (*set_device)(int) = nullptr;
   int (*allocate)(void**, size_t) = nullptr;
   int (*release)(void*) = nullptr;
+  int (*allocate_pinned)(void**, size_t) = nullptr;
+  int (*release_pinned)(void*) = nullptr;
   int (*copy)(void*, const void*, size_t, int, void*) = nullptr;
   int (*fill)(void*, int, size_t, void*) = nullptr;
   int (*wait)() = nullptr;
@@ -34,6 +36,8 @@ struct Runtime {
     find(set_device, "cudaSetDevice");
     find(allocate, "cudaMalloc");
     find(release, "cudaFree");
+    find(allocate_pinned, "cudaMallocHost");
+    find(release_pinned, "cudaFreeHost");
     find(copy, "cudaMemcpyAsync");
     find(fill, "cudaMemsetAsync");
     find(wait, "cudaDeviceSynchronize");
