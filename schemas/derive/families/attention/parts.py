@@ -17,7 +17,7 @@ from kcap.schemas.derive.bound_call import BoundCall, Skip
 from kcap.schemas.derive.cost import Cost, CostInputs
 from kcap.schemas.derive.families import ReplayRule, cost_function, family, replay_rule
 from kcap.schemas.derive.families.attention.core import CAP, SCALE_DESCRIPTION, refuse_quantized
-from kcap.schemas.derive.families.attention.replay_rules import use_dense_pages
+from kcap.schemas.derive.families.attention.replay_rules import use_dense_pages, use_dense_slots
 from kcap.schemas.derive.invocation import FLOATS, Invocation, Unrecognized, require_values
 from kcap.schemas.derive.kernel import KernelInstance, abbreviate, lazy_arg, scalar_arg, tensor_arg
 
@@ -181,7 +181,7 @@ class SplitRule(ReplayRule):
 
     def prepare(self, bound: BoundCall) -> None:
         if bound.index("Req_to_tokens") is None:
-            return
+            return use_dense_slots(bound, "kv_indptr", "kv_indices", ("K_Buffer", "V_Buffer"))
         pages = bound.spec("K_Buffer").shape
         if len(pages) != 4:
             raise Skip("its buffers do not say how many rows a page has")

@@ -35,6 +35,25 @@ def use_dense_pages(bound: BoundCall, table: str, lengths: str, page_size: int, 
     shrink_caches(bound, caches, pages)
 
 
+def use_dense_slots(bound: BoundCall, starts: str, slots: str, caches: tuple[str, ...]) -> None:
+    """The same of a list of slots, which `starts` says the end of, as FlashInfer names its pages."""
+    ends, recorded = bound.content(starts), bound.content(slots)
+    if ends is None or recorded is None:
+        raise Skip(f"no Sample holds its '{slots}'")
+    dense, count = renumber_densely(recorded[: int(ends[-1])])
+    bound.set_content(slots, torch.nn.functional.pad(dense, (0, len(recorded) - len(dense))))
+    shrink_caches(bound, caches, count)
+
+
+@replay_rule("triton::_fwd_kernel")
+class ExtendRule(ReplayRule):
+    """SGLang's prefill beside what is cached; other kernels of this name take no list of slots."""
+
+    def prepare(self, bound: BoundCall) -> None:
+        if isinstance(bound["kv_indices"], TensorSpec):
+            use_dense_slots(bound, "kv_indptr", "kv_indices", ("K_Buffer", "V_Buffer"))
+
+
 @replay_rule("_C::cpu_attention_with_kv_cache")
 class CpuAttention(ReplayRule):
     """The scheduler's metadata points into itself, so it is rebuilt from the Sample's lengths."""

@@ -4,6 +4,7 @@ decode."""
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,3 +170,22 @@ def test_replay_cuts_the_cache_to_the_pages_in_use():
     apply_rule(bound, replay_rule_for("triton::_fwd_grouped_kernel_stage1"))
     assert bound.spec("K_Buffer").shape == (4, PAGE, 1, 48) and bound.spec("V_Buffer").shape == (4, PAGE, 1, 32)
     assert bound.spec("K_Buffer").storage == bound.spec("V_Buffer").storage
+
+
+@pytest.mark.parametrize("operator", ["_fwd_grouped_kernel_stage1", "_fwd_kernel"])
+def test_replay_cuts_the_cache_to_the_slots_in_use(operator):
+    """SGLang's kernels list them in a buffer that is longer."""
+    cache = TensorSpec((900, 8, 128), "bfloat16", storage=1)
+    values = {
+        "K_Buffer": cache,
+        "V_Buffer": replace(cache, storage=2),
+        "kv_indptr": TensorSpec((3,), "int32", storage=3),
+        "kv_indices": TensorSpec((9,), "int64", storage=4),
+    }
+    bound = BoundCall(operator, [Argument(name=name, value=value) for name, value in values.items()])
+    bound.set_content("kv_indptr", torch.tensor([0, 3, 5], dtype=torch.int32))
+    bound.set_content("kv_indices", torch.tensor([800, 7, 5, 7, 899, 3, 3, 3, 3]))
+    apply_rule(bound, replay_rule_for(f"triton::{operator}"))
+    assert bound.spec("K_Buffer").shape == bound.spec("V_Buffer").shape == (4, 8, 128)
+    slots = bound.content("kv_indices")
+    assert slots is not None and slots[:5].tolist() == [2, 1, 0, 1, 3] and len(slots) == 9 and int(slots.max()) < 4
