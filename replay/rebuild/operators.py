@@ -1,8 +1,11 @@
-"""The callable behind a Call's name: a registered operator, or one of an engine's own operator classes.
+"""The callable behind a Call's name: a registered operator, a library's function, or an engine's own operator class.
 
 An operator is looked up in torch's table only, by its whole name: nothing is resolved attribute by attribute, so no
 other Python object can be reached. The library that registers a namespace is imported in the worker, when the first
 Call needs it, and never in the command's own process.
+
+A function of FlashInfer's or DeepGEMM's (`flashinfer::rmsnorm`) is looked up by its name among what the library
+exports, if a family knows it. One that runs on a plan of its own is not: a Recording has the plan's arguments alone.
 
 An engine's class (`sglang_op::RMSNorm`) is a region and not timed, but the reference of its Definition is compared with
 it: a new object gets the attributes of the recorded one. A name is looked up only among the classes that derive from
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 
 from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.derive.families import family_of
 from kcap.schemas.recording.operators import DEFAULT, OperatorError, to_trace, why_not_called
 from kcap.schemas.recording.recording import Call
 
@@ -134,12 +138,21 @@ LIBRARIES: dict[str, Library] = {
     "_vllm_fa3_C": _VLLM_FLASH,
     "_flashmla_C": Library("vllm", ("vllm.third_party.flashmla.flash_mla_interface",)),
     "sgl_kernel": Library("sgl-kernel", ("sgl_kernel",)),
-    "sglang": Library("sglang", ("sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding")),
+    "sglang": Library(
+        "sglang",
+        (
+            "sglang.srt.layers.activation",
+            "sglang.srt.layers.rotary_embedding",
+            "sglang.jit_kernel.kvcache",  # 0.5.15
+            "sglang.kernels.ops.kvcache.kvcache",
+        ),
+    ),
     "sglang_op": Library(
         "sglang",
         ("sglang.srt.layers.layernorm", "sglang.srt.layers.activation", "sglang.srt.layers.rotary_embedding.factory"),
     ),
     "flashinfer": Library("flashinfer-python", ("flashinfer",)),
+    "deep_gemm": Library("deep-gemm", ("deep_gemm", "vllm.third_party.deep_gemm")),
     "flash_attn": Library("flash-attn", ("flash_attn",)),
     "flash_attn_3": Library("flash-attn-3", ("flash_attn_interface",)),
     "trtllm": Library("tensorrt-llm", ("tensorrt_llm", "trtllm_kernel")),  # the second: its kernels alone
@@ -168,6 +181,39 @@ def _import_error(module: str) -> str | None:
     except Exception as error:  # a library that does not load on this machine may raise anything
         return f"import {module}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     return None
+
+
+FUNCTIONS = ("flashinfer", "deep_gemm")  # namespaces of functions that a library may not register
+
+
+WRITTEN = {  # arguments by how their names begin, of an operator or of all others of its namespace
+    "flashinfer": ("out",),
+    "deep_gemm": ("d",),
+    "flashinfer::fused_add_rmsnorm": ("input", "residual"),
+    "flashinfer::gemma_fused_add_rmsnorm": ("input", "residual"),
+    "flashinfer::apply_rope_with_cos_sin_cache_inplace": ("query", "key"),
+    "flashinfer::append_paged_kv_cache": ("paged_kv_cache",),
+}
+
+
+def resolve_function(call: Call) -> Operator:
+    """The library's function that `call` is of, or the operator that it registers; Skip says why there is none."""
+    load_library(call.namespace)
+    if is_registered(call.operator, ""):
+        return resolve_operator(call.operator)
+    name = call.operator.removeprefix(f"{call.namespace}::")
+    if family_of(call.operator)[1] is None or not name.isidentifier():
+        raise Skip(f"{call.operator} is no function that can be called with what was recorded")
+    modules = LIBRARIES[call.namespace].modules
+    function = next((one for module in modules if callable(one := _attribute(module, name))), None)
+    if function is None:
+        raise Skip(f"the library here has no function {name}")
+    names = [argument.name or "" for argument in call.args]
+
+    def run(*values: Any) -> Any:
+        return function(**dict(zip(names, values, strict=True)))
+
+    return Operator(call.operator, run, Parameters.of(names, WRITTEN.get(call.operator, WRITTEN[call.namespace])))
 
 
 BASES = {

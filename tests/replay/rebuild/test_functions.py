@@ -1,0 +1,96 @@
+"""A library's function that a tap recorded runs by its name, where a family knows it; nothing else can be named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from kcap.replay.rebuild import operators
+from kcap.replay.rebuild.rebuild import Rebuilder
+from kcap.schemas.derive.bound_call import Skip
+from kcap.schemas.recording.recording import Argument, Call
+from kcap.schemas.recording.values import TensorSpec, Value
+
+
+def fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    residual += input
+    input.copy_(residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps) * weight)
+
+
+def fp8_gemm_nt(a: list[torch.Tensor], b: list[torch.Tensor], d: torch.Tensor) -> None:
+    d.copy_((a[0].float() * a[1]) @ (b[0].float() * b[1]).T)
+
+
+@pytest.fixture(autouse=True)
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = {"flashinfer": fused_add_rmsnorm, "vllm.third_party.deep_gemm": fp8_gemm_nt}
+    for name, function in exported.items():
+        module = ModuleType(name)
+        vars(module).update(
+            {function.__name__: function, "download": print, "BatchDecodeWithPagedKVCacheWrapper": dict}
+        )
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def call(operator: str, **values: Value) -> Call:
+    return Call(id=0, operator=operator, args=[Argument(name=name, value=value) for name, value in values.items()])
+
+
+def test_it_is_rebuilt_and_runs_with_what_was_recorded() -> None:
+    row = TensorSpec((3, 8), "float32", storage=0)
+    recorded = call(
+        "flashinfer::fused_add_rmsnorm",
+        input=row,
+        residual=TensorSpec((3, 8), "float32", storage=1),
+        weight=TensorSpec((8,), "float32", storage=2),
+        eps=1e-5,
+    )
+    rebuilder = Rebuilder("cpu", "cpu", None)
+    resolved = rebuilder.resolve(recorded, None)
+    inputs = rebuilder.build(resolved)
+    x, residual, weight, _ = (value.clone() if isinstance(value, torch.Tensor) else value for value in inputs.args)
+    resolved.operator.call(*inputs.args, **inputs.kwargs)
+    torch.testing.assert_close(inputs.args[1], x + residual)
+    torch.testing.assert_close(inputs.args[0], torch.nn.functional.rms_norm(x + residual, (8,), weight, 1e-5))
+    written = [parameter.name for parameter in resolved.operator.schema.arguments if parameter.alias_info]
+    assert written == ["input", "residual"]
+
+
+def test_a_copy_inside_an_engine_will_do() -> None:
+    codes, scale = TensorSpec((4, 8), "float8_e4m3fn", storage=0), TensorSpec((4, 1), "float32", storage=1)
+    recorded = call(
+        "deep_gemm::fp8_gemm_nt", a=[codes, scale], b=[codes, scale], d=TensorSpec((4, 4), "float32", storage=2)
+    )
+    rebuilder = Rebuilder("cpu", "cpu", None)
+    resolved = rebuilder.resolve(recorded, None)
+    inputs = rebuilder.build(resolved)
+    resolved.operator.call(*inputs.args, **inputs.kwargs)
+    wide = inputs.args[0][0].float() * inputs.args[0][1]
+    torch.testing.assert_close(inputs.args[2], wide @ wide.T)
+    assert [parameter.name for parameter in resolved.operator.schema.arguments if parameter.alias_info] == ["d"]
+
+
+@pytest.mark.parametrize(
+    "operator, reason",
+    [
+        ("flashinfer::download", "no function that can be called"),
+        ("flashinfer::norm.rmsnorm", "no function that can be called"),
+        ("flashinfer::BatchDecodeWithPagedKVCacheWrapper.run", "no function that can be called"),
+        ("flashinfer::rmsnorm", "has no function rmsnorm"),
+    ],
+)
+def test_nothing_else_can_be_named(operator: str, reason: str) -> None:
+    with pytest.raises(Skip, match=reason):
+        operators.resolve_function(call(operator, x=1))
+
+
+def test_without_the_library_it_is_said_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("deep_gemm", "vllm.third_party.deep_gemm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(Skip, match="needs deep-gemm"):
+        operators.resolve_function(call("deep_gemm::fp8_gemm_nt", x=1))
