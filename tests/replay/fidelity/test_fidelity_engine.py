@@ -132,6 +132,15 @@ def test_what_a_rank_waits_in_a_collective_for_the_last_one_is_told_apart(tmp_pa
     assert kind.span is not None and (kind.span.peers_us, kind.span.own_us) == (12.5, 142.5 - 12.5)
 
 
+def test_what_both_ranks_wait_in_the_first_collective_of_a_step_is_no_transfer(tmp_path: Path) -> None:
+    """A link that had nothing to do takes long to come back. Of two invocations none is the usual one."""
+    ranks = [[reduced(call, us, 200.0 * place) for place, us in enumerate((97, 4, 5))] for call in (3, 4)]
+    kind = of_two_ranks(tmp_path / "three", *(on_rank(rank, *kernels) for rank, kernels in enumerate(ranks)))
+    assert [dict(waits) for waits in kind.waits] == [{0: 92, 1: 0, 2: 0}] * 2 and kind.by_call[3].us == 14
+    fewer = of_two_ranks(tmp_path / "two", *(on_rank(rank, *kernels[:2]) for rank, kernels in enumerate(ranks)))
+    assert fewer.waited_us == 0
+
+
 def test_a_collective_that_not_all_of_its_ranks_profiled_keeps_its_time(tmp_path: Path) -> None:
     steps = [on_rank(0, reduced(3, 30, 0), index=0), on_rank(1, reduced(4, 10, 0), index=1)]
     assert of_two_ranks(tmp_path / "steps", *steps).waited_us == 0
