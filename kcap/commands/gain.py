@@ -37,7 +37,8 @@ def command(path: Path, measurements: Path | None, top: int | None, as_json: boo
     A row is a Definition, or an operator that has none: its share of the GPU time, that time over the device's floor,
     the most that any kernel in its place could save of each phase and of the whole mix that was recorded, and its
     seam: where the engine lets itself be given another kernel (a registered operator, a Triton launch, a library's
-    function). Times are those of kcap replay, or of the steps that kcap record --check-coverage profiled.
+    function). Attention that cannot be replaced says why. Times are those of kcap replay, or of the steps that kcap
+    record --check-coverage profiled.
     """
     if measurements is not None:
         _check_file(measurements)

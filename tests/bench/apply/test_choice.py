@@ -53,8 +53,8 @@ def test_it_must_have_been_judged_for_all_axes_of_the_call(
     """But not for all values: a second Workload of the Call was not judged, and has the same axes, or others."""
     honest = choice.problems_of
 
-    def with_another(contents: Contents) -> Problems:
-        problems = honest(contents)
+    def with_another(contents: Contents, engine_forms: bool) -> Problems:
+        problems = honest(contents, engine_forms)
         for problem in problems.problems:
             if problem.definition.name == name:
                 ((_, workload),) = problem.workloads.items()

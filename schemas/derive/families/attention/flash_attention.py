@@ -11,15 +11,10 @@ import torch
 
 from kcap.schemas.derive.families import family
 from kcap.schemas.derive.families.attention.core import AttentionVariant, base2_lse, refuse_unless_one
-from kcap.schemas.derive.families.attention.gqa_paged import (
-    SINKS_LSE,
-    PagedAttention,
-    PageTable,
-    paged_attention,
-)
+from kcap.schemas.derive.families.attention.gqa_paged import SINKS_LSE, PagedAttention, paged_attention
 from kcap.schemas.derive.families.attention.gqa_ragged import RaggedAttention, ragged_attention
 from kcap.schemas.derive.families.attention.mla_paged import LatentAttention, latent_attention
-from kcap.schemas.derive.families.attention.pages import PagedBatch, table_pages
+from kcap.schemas.derive.families.attention.pages import PagedBatch, PageTable, table_pages
 from kcap.schemas.derive.invocation import Invocation, Unrecognized
 from kcap.schemas.derive.kernel import KernelInstance, OperatorFacts
 

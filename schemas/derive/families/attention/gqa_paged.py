@@ -30,7 +30,7 @@ from kcap.schemas.derive.families.attention.core import (
     refuse_unless_one,
 )
 from kcap.schemas.derive.families.attention.cpu_cache import TILED, may_be_tiled, unpacked_caches
-from kcap.schemas.derive.families.attention.pages import PagedBatch, listed_pages, table_pages
+from kcap.schemas.derive.families.attention.pages import PagedBatch, PageTable, listed_pages, table_pages
 from kcap.schemas.derive.invocation import Invocation, Unrecognized, total_bytes
 from kcap.schemas.derive.kernel import (
     KernelInstance,
@@ -82,17 +82,6 @@ NATURAL_LSE_DESCRIPTION = "The natural log-sum-exp of attention logits; minus in
 LISTED = "its list of pages is planned on the host"
 NOT_ONE_QUERY = "a padded prefill has the same arguments"
 SINKS_LSE = "sinks: what its log-sum-exp is beside them is not documented"
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """What an engine passes to a decode. `pages`: [sequences or more, pages], `lengths`: [sequences], of which each has
-    one query, in that order. `lse`: natural, [heads, tokens], if the operator returns it."""
-
-    pages: torch.Tensor
-    lengths: torch.Tensor
-    operator: OperatorFacts
-    lse: MakeTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +140,7 @@ def _engine_form(attention: PagedAttention) -> KernelInstance | str | None:
         kind="table_decode",
         indices={
             "block_table": lazy_arg(
-                table.pages.dtype, (rows, "max_pages"), lambda: reached(table, batch.pages.page_size), TABLE_DESCRIPTION
+                table.pages.dtype, (rows, "max_pages"), lambda: table.reached(batch), TABLE_DESCRIPTION
             ),
             "seq_lens": tensor_arg(table.lengths, rows, description=LENGTHS_DESCRIPTION),
         },
@@ -162,15 +151,6 @@ def _engine_form(attention: PagedAttention) -> KernelInstance | str | None:
         lse="(lse * math.log(2.0)).T.contiguous()",
     )
     return replace(_instance(attention, form), operator=replace(table.operator, lengths="seq_lens"))
-
-
-def reached(table: PageTable, page_size: int) -> torch.Tensor:
-    """The table's rows with -1 in what no sequence reaches; without data as they are."""
-    rows = table.pages[: len(table.lengths)]
-    if rows.is_meta or table.lengths.is_meta:
-        return rows
-    page = torch.arange(rows.shape[1], device=rows.device)
-    return torch.where(page[None, :] * page_size < table.lengths[:, None], rows, -1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 FlashInfer names pages by `kv_indptr` (where each sequence's begin), `kv_indices` and `kv_last_page_len`; vLLM's and
 SGLang's kernels take a table [sequences, pages] and the sequences' lengths. A batch with one query a sequence is a
-decode, any other a prefill (mixed batches too). A CUDA graph's batch ends with rows of padding.
+decode, any other a prefill (mixed batches too). A CUDA graph's batch ends with rows of padding. A PageTable is of a
+Definition that takes the table itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from kcap.schemas.derive.families.attention.core import MakeTensor, first_key_seen
 from kcap.schemas.derive.invocation import Unrecognized, require_values
-from kcap.schemas.derive.kernel import TensorArg, lazy_arg
+from kcap.schemas.derive.kernel import OperatorFacts, TensorArg, lazy_arg
 
 
 @dataclass(frozen=True)
@@ -133,15 +134,39 @@ class PagedBatch:
         return self.starts.to(torch.int32)
 
     def kv_indptr(self) -> torch.Tensor:
-        """Where each sequence's pages begin; Unrecognized for a decode in which a sequence has not one query."""
+        """Where each sequence's pages begin."""
+        self.check_queries()
+        return self.pages.indptr()
+
+    def check_queries(self) -> None:
+        """Unrecognized for a decode in which a sequence has not one query."""
         if self.decode and self.starts is not None:
             rows = torch.arange(self.tokens, device=self.starts.device)
             if bool(((require_values(self.starts, "query starts")[:-1] != rows) & self.used()).any()):
                 raise Unrecognized("a sequence of its decode has not one query")
-        return self.pages.indptr()
 
     def without_padding(self, rows: torch.Tensor, padding: float) -> torch.Tensor:
         """A decode's `rows` [tokens, …] with `padding` in those of sequences without tokens; without data as it is."""
         if not self.decode or rows.is_meta:
             return rows
         return torch.where(self.used().to(rows.device).reshape(-1, *[1] * (rows.dim() - 1)), rows, padding)
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """What an engine passes to a decode. `pages`: [sequences or more, pages], `lengths`: [sequences], of which each has
+    one query, in that order. `lse`: natural, [heads, tokens], if the operator returns it."""
+
+    pages: torch.Tensor
+    lengths: torch.Tensor
+    operator: OperatorFacts
+    lse: MakeTensor | None = None
+
+    def reached(self, batch: PagedBatch) -> torch.Tensor:
+        """A row for each sequence of `batch`, with -1 in what it does not reach; without data a view of the table."""
+        rows = self.pages[: len(self.lengths)]
+        if rows.is_meta:
+            return rows
+        batch.check_queries()
+        page = torch.arange(rows.shape[1], device=rows.device)
+        return torch.where(page * batch.pages.page_size < self.lengths[:, None], rows, -1)

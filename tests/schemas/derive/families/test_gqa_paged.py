@@ -384,3 +384,5 @@ def test_a_decode_whose_sequences_have_not_one_query_each_is_refused():
     kernel = kernel_of("_vllm_fa3_C::fwd", **{**flash(requests, torch.bfloat16, 16), "max_seqlen_q": 1})
     with pytest.raises(Unrecognized, match="not one query"):
         kernel.inputs["kv_indptr"].get()
+    with pytest.raises(Unrecognized, match="not one query"):
+        engine_form(kernel).inputs["block_table"].get()
