@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from kcap.bench.apply.views import NoView, views_of
+from kcap.bench.apply.views import POOLS, NoView, views_of
 from kcap.bench.contents import open_contents
 from kcap.bench.problems import problems_of
 from kcap.bench.run.output import OUTCOMES_FILE, read_run, solution_key
@@ -116,7 +116,7 @@ class _Choice:
         for count in (count for problem in problems.problems for count in problem.counts):
             self._workloads[count.definition, count.call].add(count.workload)
         self._axes = {
-            uuid: tuple(sorted(workload.axes.items()))
+            uuid: tuple(sorted((axis, size) for axis, size in workload.axes.items() if axis not in POOLS))
             for problem in problems.problems
             for uuid, workload in problem.workloads.items()
         }

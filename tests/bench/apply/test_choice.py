@@ -46,11 +46,11 @@ def test_of_several_the_fastest_goes_in(recording: Recording, name: str) -> None
     assert [left.reason for left in made.left_out] == ["another is faster"]
 
 
-@pytest.mark.parametrize(("axes", "goes_in"), [({}, True), ({"n0": 5}, False)])
+@pytest.mark.parametrize(("axes", "goes_in"), [({}, True), ({"num_pages": 5}, True), ({"n0": 5}, False)])
 def test_it_must_have_been_judged_for_all_axes_of_the_call(
     recording: Recording, name: str, monkeypatch: pytest.MonkeyPatch, axes: dict[str, int], goes_in: bool
 ) -> None:
-    """But not for all values: a second Workload of the Call was not judged, and has the same axes, or others."""
+    """But not for all values, nor sizes of a cache: a second Workload was not judged, and has these axes, or others."""
     honest = choice.problems_of
 
     def with_another(contents: Contents, engine_forms: bool) -> Problems:
